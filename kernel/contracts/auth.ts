@@ -1,0 +1,43 @@
+import type { FastifyRequest } from 'fastify'
+import { type App, capability } from '#kernel'
+
+/** RBAC roles, weakest first. Specification 2.3. */
+export const roles = ['member', 'admin', 'owner'] as const
+export type TenantRole = (typeof roles)[number]
+export const roleAtLeast = (role: TenantRole, needed: TenantRole): boolean =>
+  roles.indexOf(role) >= roles.indexOf(needed)
+
+/** Who makes a request: found by the guard, never taken from what the client claims. */
+export interface Caller {
+  readonly tenantId: string
+  readonly role: TenantRole
+  /** `tak_…` of the key, or the name of the service on the signed plane. */
+  readonly keyId: string
+}
+
+/**
+ * Protects a Fastify scope: every route in it needs `access(role)`, and every request is authenticated before its
+ * handler. Guards work per plugin scope, never by URL text.
+ */
+export interface Guard {
+  protect(app: App): void
+  /** The caller of a request that passed `protect`; throws when the route was never protected. */
+  callerOf(request: FastifyRequest): Caller
+}
+
+/** Bearer keys of the conductor's public listener. Specification 5.1. */
+export const ApiGuard = capability<Guard>('conductor.api-guard')
+/** HMAC signatures of the conductor's internal listener, chat-gateway family; every caller acts as admin of the signed tenant. Specification 5.3. */
+export const InternalGuard = capability<Guard>('conductor.internal-guard')
+
+/** Mints and checks `ao_<env>_<43 base62><6 base62 CRC32>` tokens; hashes them with the pepper. */
+export interface Tokens {
+  mint(): string
+  /** False for text that cannot be a token of ours: saves the look-up. */
+  wellFormed(token: string): boolean
+  /** HMAC-SHA256(pepper, `<domain>\0<token>`). */
+  hash(domain: TokenDomain, token: string): Buffer
+}
+/** Published-agent keys and tenant keys hash under different domains, so one can never be used as the other. */
+export type TokenDomain = 'ao:pub-key:v1' | 'ao:tenant-key:v1'
+export const Tokens = capability<Tokens>('core.tokens')

@@ -1,0 +1,69 @@
+import { capability } from '#kernel'
+
+export interface Statement {
+  /** Prepared once per connection under this name; the same name must always mean the same text. */
+  readonly name?: string
+  readonly text: string
+  readonly values?: readonly unknown[]
+}
+
+declare const tenanted: unique symbol
+declare const untenanted: unique symbol
+
+interface Transaction {
+  /** Runs one statement; resolves to its rows. */
+  query<Row extends object>(statement: Statement): Promise<Row[]>
+}
+
+/** A transaction in which row security shows one tenant's rows. Store functions take it first. */
+export interface TenantTx extends Transaction {
+  readonly tenantId: string
+  readonly [tenanted]: true
+}
+
+/** A transaction without a tenant: row security hides every tenanted row. For migrations, sweeps and untenanted tables. */
+export interface SystemTx extends Transaction {
+  readonly [untenanted]: true
+}
+
+/**
+ * The one door to PostgreSQL. Failures of the connection itself are thrown as AppError `unavailable` (503, retryable);
+ * a statement's own failure keeps its SQLSTATE in `code`.
+ */
+export interface Database {
+  /** Opens a transaction with `app.tenant_id` set inside it, and commits when `work` resolves. */
+  tenant<T>(tenantId: string, work: (tx: TenantTx) => Promise<T>): Promise<T>
+  system<T>(work: (tx: SystemTx) => Promise<T>): Promise<T>
+  /**
+   * The fast path of a unit of work whose statements do not depend on each other's rows in JavaScript: one transaction,
+   * one network round trip, tenant set first. Resolves to the rows of each statement. All or nothing.
+   */
+  batch<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows>
+  /** The same without a tenant, e.g. the key lookup that finds out the tenant. `settings` are made local to the transaction. */
+  systemBatch<Rows extends object[][]>(
+    statements: readonly Statement[],
+    settings?: Readonly<Record<string, string>>,
+  ): Promise<Rows>
+  /** Listens to a NOTIFY channel; the listener gets the payload. Survives reconnects; notifications while away are lost. */
+  listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
+}
+
+export const Database = capability<Database>('core.database')
+
+/** SQLSTATE of an error raised by a statement, e.g. `23505` for a unique violation. */
+export const sqlState = (error: unknown): string | undefined => {
+  const code = (error as { code?: unknown } | undefined)?.code
+  return typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) ? code : undefined
+}
+
+/** Name of the violated constraint, when PostgreSQL names one. */
+export const violatedConstraint = (error: unknown): string | undefined => {
+  const name = (error as { constraint?: unknown } | undefined)?.constraint
+  return typeof name === 'string' ? name : undefined
+}
+
+/** Where a server started by this role listens, e.g. the embedded one of development. `database` uses it when it has no DSN. */
+export interface DatabaseServer {
+  readonly dsn: string
+}
+export const DatabaseServer = capability<DatabaseServer>('core.database-server')

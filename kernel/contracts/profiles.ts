@@ -1,0 +1,92 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { capability } from '#kernel'
+import type { TenantTx } from './database.ts'
+
+export const profileName = Type.String({
+  pattern: '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
+  description: 'Name of the profile, unique in its tenant.',
+})
+
+export const ProfileLimits = Type.Object(
+  {
+    maxSteps: Type.Optional(
+      Type.Integer({ minimum: 1, maximum: 200, description: 'Model calls in one run; 16 unless given.' }),
+    ),
+    maxOutputTokens: Type.Optional(Type.Integer({ minimum: 1, description: 'Output tokens of one model call.' })),
+    timeoutSeconds: Type.Optional(
+      Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 unless given.' }),
+    ),
+    maxCostCents: Type.Optional(Type.Integer({ minimum: 1 })),
+  },
+  { additionalProperties: false },
+)
+
+/** What a client writes. */
+export const ProfileInput = Type.Object(
+  {
+    name: profileName,
+    id: Type.Optional(Type.String({ pattern: '^[A-Za-z0-9_-]{1,128}$' })),
+    runtime: Type.Optional(
+      Type.String({
+        pattern: '^[a-z][a-z0-9_-]{0,31}$',
+        default: 'general',
+        description: '`general`, `runtime_a`, `runtime_b`, or one that a plugin adds.',
+      }),
+    ),
+    model: Type.Optional(
+      Type.String({
+        pattern: '^[a-z0-9-]+/.+$',
+        maxLength: 200,
+        default: 'builtin/demo',
+        description: '`provider/model`.',
+      }),
+    ),
+    instructions: Type.Optional(Type.String({ maxLength: 200_000, default: '' })),
+    tools: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 200, default: [] })),
+    skills: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 100, default: [] })),
+    mcpServers: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 50, default: [] })),
+    workerMode: Type.Optional(Type.Union([Type.Literal('static'), Type.Literal('sandbox')], { default: 'static' })),
+    sandbox: Type.Optional(
+      Type.Object(
+        {
+          provider: Type.String(),
+          template: Type.Optional(Type.String()),
+          resources: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+        },
+        { additionalProperties: false },
+      ),
+    ),
+    limits: Type.Optional(ProfileLimits),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    workerPlacement: Type.Optional(Type.Unknown({ description: 'Computed on read; ignored on write.' })),
+  },
+  { additionalProperties: false },
+)
+export type ProfileInput = Static<typeof ProfileInput>
+
+/** What is stored, broadcast to runners and snapshotted into sessions. */
+export const Profile = Type.Object({
+  name: profileName,
+  id: Type.String(),
+  runtime: Type.String(),
+  model: Type.String(),
+  instructions: Type.String(),
+  tools: Type.Array(Type.String()),
+  skills: Type.Array(Type.String()),
+  mcpServers: Type.Array(Type.String()),
+  workerMode: Type.Union([Type.Literal('static'), Type.Literal('sandbox')]),
+  sandbox: Type.Optional(Type.Unknown()),
+  limits: ProfileLimits,
+  metadata: Type.Record(Type.String(), Type.Unknown()),
+  createdAt: Type.String({ format: 'date-time' }),
+  updatedAt: Type.String({ format: 'date-time' }),
+})
+export type Profile = Static<typeof Profile>
+
+/** Read access to profiles, for the plugins that run or publish them. */
+export interface Profiles {
+  find(tenantId: string, name: string): Promise<Profile | undefined>
+  /** The same inside a transaction the caller already has. */
+  findIn(tx: TenantTx, name: string): Promise<Profile | undefined>
+}
+export const Profiles = capability<Profiles>('conductor.profiles')

@@ -1,0 +1,26 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { Profile } from './profiles.ts'
+
+/** What a sidecar gets to execute one run: the body of `POST /run`. Specification 4.23. */
+export const RunEnvelope = Type.Object(
+  {
+    runId: Type.String(),
+    sessionId: Type.String(),
+    tenantId: Type.String(),
+    /** The session's snapshot, taken when the session was created. */
+    profile: Profile,
+    prompt: Type.String(),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    /** Streamable-HTTP MCP endpoint of the session; absent when its toolkit is empty. */
+    sessionMcpUrl: Type.Optional(Type.String()),
+    sessionMcpToken: Type.Optional(Type.String()),
+    /** The vendor's conversation handle, when a former run of this session reported one. */
+    runtimeSessionId: Type.Optional(Type.String()),
+    /** Stamp of the first event that the sidecar writes. */
+    firstSeq: Type.Integer({ minimum: 1 }),
+    /** Milliseconds left for the run when the envelope was sent: durations survive clocks that disagree. */
+    timeoutMs: Type.Integer({ minimum: 1 }),
+  },
+  { additionalProperties: true },
+)
+export type RunEnvelope = Static<typeof RunEnvelope>

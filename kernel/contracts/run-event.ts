@@ -1,0 +1,158 @@
+import { type Static, type TObject, type TProperties, Type } from '@sinclair/typebox'
+
+/** The event types of specification 2.8. */
+export const eventTypes = [
+  'progress',
+  'session_init',
+  'assistant',
+  'tool_call',
+  'tool_result',
+  'usage',
+  'result',
+  'error',
+] as const
+export type EventType = (typeof eventTypes)[number]
+
+// Open objects: a newer runtime may add fields, and every hop must pass them on.
+const open = <T extends TProperties>(properties: T): TObject<T> =>
+  Type.Object(properties, { additionalProperties: true })
+
+export const ProgressEvent = open({
+  type: Type.Literal('progress'),
+  stage: Type.String(),
+  message: Type.Optional(Type.String()),
+})
+export const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
+/** A chunk of model text; the chunks of a run joined are its text. */
+export const AssistantEvent = open({ type: Type.Literal('assistant'), text: Type.String(), delta: Type.Literal(true) })
+export const ToolCallEvent = open({
+  type: Type.Literal('tool_call'),
+  id: Type.String(),
+  name: Type.String(),
+  arguments: Type.Unknown(),
+})
+export const ToolResultEvent = open({
+  type: Type.Literal('tool_result'),
+  id: Type.String(),
+  name: Type.String(),
+  ok: Type.Boolean(),
+  content: Type.String(),
+})
+export const UsageEvent = open({
+  type: Type.Literal('usage'),
+  inputTokens: Type.Integer(),
+  outputTokens: Type.Integer(),
+  cachedTokens: Type.Optional(Type.Integer()),
+  model: Type.String(),
+  costCents: Type.Optional(Type.Number()),
+})
+/** The final answer. Ends the run as `ok`. */
+export const ResultEvent = open({ type: Type.Literal('result'), text: Type.String(), finishReason: Type.String() })
+/** Unrecoverable. Ends the run as `error` (or `cancelled`, `interrupted` when the conductor wrote it for that reason). */
+export const ErrorEvent = open({
+  type: Type.Literal('error'),
+  code: Type.String(),
+  message: Type.String(),
+  retryable: Type.Optional(Type.Boolean()),
+})
+
+/** What a runtime yields: an event without its stamps. */
+export const RuntimeEvent = Type.Union([
+  ProgressEvent,
+  SessionInitEvent,
+  AssistantEvent,
+  ToolCallEvent,
+  ToolResultEvent,
+  UsageEvent,
+  ResultEvent,
+  ErrorEvent,
+])
+export type RuntimeEvent = Static<typeof RuntimeEvent>
+export type Usage = Omit<Static<typeof UsageEvent>, 'type'>
+
+/** What travels and is stored: `type, runId, sessionId, seq, at`, then the payload. `seq` counts from 1 within a run. */
+export interface EventStamp {
+  readonly runId: string
+  readonly sessionId: string
+  readonly seq: number
+  /** ISO 8601 UTC. */
+  readonly at: string
+}
+export type RunEvent = RuntimeEvent & EventStamp
+
+/**
+ * Writes stamped lines in the canonical field order (`type` first), which later hops rely on to pass lines on without
+ * parsing. One per run and hop; `next` is the seq of the next line.
+ */
+export interface EventEncoder {
+  readonly next: number
+  line(event: RuntimeEvent): string
+}
+
+export function createEventEncoder(
+  runId: string,
+  sessionId: string,
+  firstSeq: number,
+  now: () => number = Date.now,
+): EventEncoder {
+  const middle = `","runId":${JSON.stringify(runId)},"sessionId":${JSON.stringify(sessionId)},"seq":`
+  let seq = firstSeq
+  let ms = 0
+  let at = ''
+  return {
+    get next() {
+      return seq
+    },
+    line(event) {
+      const time = now()
+      if (time !== ms) {
+        ms = time
+        at = new Date(time).toISOString()
+      }
+      const head = `{"type":"${event.type}${middle}${seq++},"at":"${at}"`
+      // The hot case is written by hand: one string to escape, nothing to walk.
+      if (event.type === 'assistant') return `${head},"text":${JSON.stringify(event.text)},"delta":true}\n`
+      const { type: _, ...payload } = event
+      const body = JSON.stringify(payload)
+      return body === '{}' ? `${head}}\n` : `${head},${body.slice(1)}\n`
+    },
+  }
+}
+
+const prefix = Buffer.from('{"type":"')
+
+/** The type of a line, from its first bytes; parses only a line that is not in canonical order. Undefined: not an event. */
+export function peekType(line: Buffer): EventType | undefined {
+  if (line.length > prefix.length && line.compare(prefix, 0, prefix.length, 0, prefix.length) === 0) {
+    const end = line.indexOf(0x22, prefix.length)
+    const type = line.toString('latin1', prefix.length, end < 0 ? prefix.length : end)
+    if (isEventType(type)) return type
+  }
+  const type = (parseLine(line) as { type?: unknown } | undefined)?.type
+  return typeof type === 'string' && isEventType(type) ? type : undefined
+}
+
+/** True when the line carries `seq` as its stamp in canonical position, i.e. it can be passed on as it is. */
+export function hasStamp(line: Buffer, runId: string, seq: number): boolean {
+  const at = line.indexOf('"runId":"')
+  if (at < 0 || at > 40) return false
+  const head = line.toString('utf8', at, Math.min(line.length, at + 400))
+  return head.startsWith(`"runId":"${runId}","sessionId":"`) && head.includes(`","seq":${seq},"at":"`)
+}
+
+const isEventType = (type: string): type is EventType => (eventTypes as readonly string[]).includes(type)
+
+/** The parsed line, or undefined when it is not a JSON object. */
+export function parseLine(line: Buffer): Record<string, unknown> | undefined {
+  try {
+    const value: unknown = JSON.parse(line.toString('utf8'))
+    return typeof value === 'object' && value !== null && !Array.isArray(value)
+      ? (value as Record<string, unknown>)
+      : undefined
+  } catch {
+    return undefined
+  }
+}
+
+export const isTerminalType = (type: string | undefined): type is 'result' | 'error' =>
+  type === 'result' || type === 'error'

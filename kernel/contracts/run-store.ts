@@ -1,0 +1,104 @@
+import { capability } from '#kernel'
+import type { Profile } from './profiles.ts'
+import type { Usage } from './run-event.ts'
+import type { LogChunk, RunStatus, RunSummary, SubTask, TerminalRunStatus } from './runs.ts'
+import type { Session } from './sessions.ts'
+import type { StateBundle } from './runtime.ts'
+
+/** Proof of ownership of a session's one run. Every later write carries it; an older epoch is refused. */
+export interface Claim {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly runId: string
+  readonly epoch: number
+}
+
+export interface StartRun {
+  readonly tenantId: string
+  readonly runId: string
+  readonly sessionId: string
+  readonly task: SubTask
+  /** Present when the session is new: its snapshot is stored with it. */
+  readonly create?: Profile
+}
+
+export type StartOutcome =
+  | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession }
+  /** The run id is taken: the caller attaches to it or answers 409, as its contract says. */
+  | { readonly kind: 'exists'; readonly run: RunSummary }
+  | { readonly kind: 'busy' }
+  | { readonly kind: 'no_session' }
+  | { readonly kind: 'other_profile'; readonly profile: string }
+
+export interface DurableSession {
+  readonly id: string
+  readonly profile: Profile
+  readonly status: Session['status']
+  readonly runtimeSessionId?: string
+  /** Count of saved state bundles; 0 means none yet. */
+  readonly stateRev: number
+}
+
+export interface FinishRun {
+  readonly claim: Claim
+  readonly status: TerminalRunStatus
+  readonly sessionStatus: 'idle' | 'errored'
+  readonly result?: string
+  readonly error?: { readonly code: string; readonly message: string }
+  readonly usage?: Usage
+  readonly runtimeSessionId?: string
+  /** Events not stored yet, the terminal one included: made durable in the same transaction, before anyone sees it. */
+  readonly tail: LogChunk | undefined
+}
+
+/**
+ * Sessions, runs and their event logs, with the claim that makes one run per session true across all conductors.
+ * PostgreSQL and memory serve the same contract and pass the same suite.
+ */
+export interface RunStore {
+  /** One transaction: creates or claims the session and inserts the run. */
+  start(run: StartRun): Promise<StartOutcome>
+  /** Appends consecutive events. False: the claim was lost; stop writing. */
+  append(claim: Claim, chunk: LogChunk): Promise<boolean>
+  /** Compare-and-set to a terminal status, releasing the claim. False: somebody else ended the run first; nothing was written. */
+  finish(end: FinishRun): Promise<boolean>
+  /** Steals the run from its owner, whoever that is: raises the epoch, so that the owner's writes are refused, then ends it. */
+  steal(
+    tenantId: string,
+    runId: string,
+    status: TerminalRunStatus,
+    reason: { code: string; message: string },
+  ): Promise<boolean>
+  findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
+  /** Newest first. */
+  listRuns(tenantId: string, filter: RunFilter): Promise<{ runs: RunSummary[]; total: number }>
+  /** Stored chunks that contain events after `afterSeq`, oldest first, at most about 1 MiB; `status` as of the same instant. */
+  readLog(
+    tenantId: string,
+    runId: string,
+    afterSeq: number,
+  ): Promise<{ chunks: LogChunk[]; status: RunStatus } | undefined>
+  findSession(tenantId: string, sessionId: string): Promise<DurableSession | undefined>
+  getSession(tenantId: string, sessionId: string): Promise<Session | undefined>
+  listSessions(tenantId: string, filter: Page & { q?: string }): Promise<{ sessions: Session[]; total: number }>
+  /** idle or errored -> shutdown. 'running' when a run is under way, undefined when unknown. */
+  shutdownSession(tenantId: string, sessionId: string): Promise<'shutdown' | 'running' | undefined>
+  saveState(tenantId: string, sessionId: string, bundle: StateBundle): Promise<void>
+  loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
+  /** Ends runs whose owner is dead as `interrupted`, one terminal event each. Returns how many. Safe to run anywhere, any time. */
+  sweepOrphans(): Promise<number>
+  /** Called when this process's own claims were lost (it was frozen past its lease): abort every run of these ids. */
+  onFenced(listener: () => void): void
+}
+
+export interface Page {
+  readonly limit?: number
+  readonly offset?: number
+}
+export interface RunFilter extends Page {
+  readonly profile?: string
+  readonly sessionId?: string
+  readonly status?: RunStatus
+}
+
+export const RunStore = capability<RunStore>('conductor.run-store')

@@ -1,0 +1,96 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { capability, slot } from '#kernel'
+import { Profile } from './profiles.ts'
+import type { StateBundle } from './runtime.ts'
+import type { ToolResult, ToolSpec } from './tools.ts'
+
+/** Body of `POST /runner/runs`. */
+export const ExecuteRun = Type.Object(
+  {
+    runId: Type.String(),
+    sessionId: Type.String(),
+    prompt: Type.String(),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    firstSeq: Type.Integer({ minimum: 1 }),
+    timeoutMs: Type.Integer({ minimum: 1 }),
+    runtimeSessionId: Type.Optional(Type.String()),
+    /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
+    create: Type.Optional(Type.Object({ profile: Profile })),
+  },
+  { additionalProperties: true },
+)
+export type ExecuteRun = Static<typeof ExecuteRun>
+
+export const RunnerInfo = Type.Object({
+  hash: Type.String(),
+  capabilities: Type.Array(Type.String(), { description: 'Runtimes; empty means all of them.' }),
+  capabilitiesKnown: Type.Boolean(),
+  substrates: Type.Array(Type.String()),
+  defaultSubstrate: Type.Optional(Type.String()),
+  substratesKnown: Type.Boolean(),
+})
+export type RunnerInfo = Static<typeof RunnerInfo>
+
+/** A session as the runner holds it in memory. `status`: 0 idle, 1 running, 2 errored, 3 shutdown on the wire. */
+export interface RunnerSession {
+  readonly id: string
+  readonly tenantId: string
+  readonly profile: Profile
+  /** The tools the session may use: the profile's list cut to the registry when the session was created; never changes. */
+  readonly tools: readonly string[]
+  readonly status: 'idle' | 'running' | 'errored' | 'shutdown'
+  readonly createdAt: string
+  readonly lastUsedAt: string
+  readonly runtimeSessionId?: string
+  readonly activeRunId?: string
+}
+
+/**
+ * Conductor to one runner: over HTTP, or in process when both live in one kernel. Failures are AppErrors:
+ * `unknown_session` 404, `session_busy` 409, `unknown_profile` 404, `runner_unreachable` 503 retryable.
+ */
+export interface RunnerLink {
+  /** First 8 hex of SHA-256 of the runner's base URL. In process it is known once the kernel listens. */
+  readonly hash: string
+  info(signal?: AbortSignal): Promise<RunnerInfo>
+  putProfile(tenantId: string, profile: Profile): Promise<void>
+  deleteProfile(tenantId: string, name: string): Promise<void>
+  getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
+  /** Shuts the session down, and its MCP endpoint with it. Idempotent. */
+  deleteSession(tenantId: string, sessionId: string): Promise<void>
+  /** Idempotent: no-op when the runner already has the session. `bundle` absent: starts with an empty conversation. */
+  hydrate(tenantId: string, sessionId: string, profile: Profile, bundle?: StateBundle): Promise<void>
+  exportState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
+  /**
+   * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
+   * `error` was cut. Aborting `signal` aborts the sidecar's turn.
+   */
+  execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterable<Buffer>
+}
+
+/** A runner in the same kernel as the conductor; at most one entry, named `local`. */
+export const LocalRunners = slot<RunnerLink>('conductor.local-runners')
+
+/** The runners this conductor knows. */
+export interface RunnerPool {
+  /** The runner for a new session: supports the runtime, is live, has the fewest running runs. AppError 503 `no_runner` when none. */
+  place(runtime: string): RunnerLink
+  /** The runner that owns a session, by the hash in its id. Undefined: this pool does not know it. */
+  owner(sessionId: string): RunnerLink | undefined
+  all(): readonly RunnerLink[]
+}
+export const RunnerPool = capability<RunnerPool>('conductor.runner-pool')
+
+/** The sessions of one runner process, for the plugins that serve them (wire, MCP). */
+export interface RunnerSessions {
+  /** Undefined for an unknown session. No tenant check: callers compare `tenantId` where the caller has one. */
+  get(sessionId: string): RunnerSession | undefined
+  list(): readonly RunnerSession[]
+  toolSpecs(session: RunnerSession): ToolSpec[]
+  /** AppError 403 `tool_not_allowed` outside the session's toolkit. */
+  invokeTool(session: RunnerSession, name: string, input: unknown, signal: AbortSignal): Promise<ToolResult>
+}
+export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
+
+/** The runner's own link, as its wire routes serve it. */
+export const RunnerCore = capability<RunnerLink>('runner.core')

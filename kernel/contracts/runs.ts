@@ -1,0 +1,76 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { capability } from '#kernel'
+import { UsageEvent } from './run-event.ts'
+
+export const runStatuses = ['running', 'ok', 'error', 'cancelled', 'interrupted'] as const
+export type RunStatus = (typeof runStatuses)[number]
+export type TerminalRunStatus = Exclude<RunStatus, 'running'>
+
+/** One task for a profile: the body of `POST /api/runs`. Ids are checked by the service, which answers as the specification says. */
+export const SubTask = Type.Object(
+  {
+    id: Type.Optional(Type.String({ description: 'Client run id: 1-128 letters, digits, underscore, hyphen.' })),
+    sessionId: Type.Optional(Type.String({ description: 'Reuse this session.' })),
+    profile: Type.String(),
+    prompt: Type.String({ minLength: 1, maxLength: 1_000_000 }),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+  },
+  { additionalProperties: false },
+)
+export type SubTask = Static<typeof SubTask>
+
+/** The `202` of `POST /api/runs`. */
+export const RunAccepted = Type.Object({ runId: Type.String(), sessionId: Type.String(), status: Type.String() })
+export type RunAccepted = Static<typeof RunAccepted>
+
+export const RunSummary = Type.Object({
+  runId: Type.String(),
+  sessionId: Type.String(),
+  status: Type.String(),
+  subTask: Type.Object({
+    id: Type.String(),
+    sessionId: Type.String(),
+    profile: Type.String(),
+    prompt: Type.String(),
+    metadata: Type.Optional(Type.Unknown()),
+  }),
+  startedAt: Type.String({ format: 'date-time' }),
+  finishedAt: Type.Optional(Type.String({ format: 'date-time' })),
+  error: Type.Optional(Type.Object({ code: Type.String(), message: Type.String() })),
+  result: Type.Optional(Type.String()),
+  usage: Type.Optional(Type.Omit(UsageEvent, ['type'])),
+  costCents: Type.Optional(Type.Number()),
+})
+export type RunSummary = Static<typeof RunSummary>
+
+/** Consecutive events of one run as bytes: `count` NDJSON lines, the first with stamp `firstSeq`. */
+export interface LogChunk {
+  readonly firstSeq: number
+  readonly count: number
+  readonly lines: Buffer
+}
+
+/**
+ * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,
+ * over the signed internal plane otherwise.
+ */
+export interface RunDispatch {
+  /**
+   * Starts a run and follows its events from the first one in the same round trip. The caller chooses `task.id`, so a
+   * repeated call after a lost answer attaches to the run that exists. AppErrors of the contract: `unknown_profile: <name>` 400,
+   * `session_busy` 409, `not_found` 404, 402 codes, `upstream` 502 when the conductor cannot be reached.
+   */
+  start(tenantId: string, task: SubTask & { id: string }, signal: AbortSignal): Promise<StartedRun>
+  /** Replays a run's events after `afterSeq`, then follows them until the terminal one. Resumes by itself after a cut, and gives up with `upstream` 502. */
+  follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk>
+  /** Undefined for an unknown run. */
+  find(tenantId: string, runId: string): Promise<RunSummary | undefined>
+  /** Idempotent. A finished run keeps its status. */
+  cancel(tenantId: string, runId: string): Promise<void>
+  /** Rejects when dispatch is not possible now: for readiness. */
+  ping(): Promise<void>
+}
+export interface StartedRun extends RunAccepted {
+  readonly events: AsyncIterable<LogChunk>
+}
+export const RunDispatch = capability<RunDispatch>('gateway.run-dispatch')

@@ -1,0 +1,61 @@
+import type { Static, TObject } from '@sinclair/typebox'
+import { definePlugin, type Plugin, slot } from '#kernel'
+import { type ModelProvider, Models } from './model.ts'
+import type { RunEnvelope } from './run-envelope.ts'
+import type { RuntimeEvent } from './run-event.ts'
+
+/** An opaque copy of a session's conversation, enough to go on with it on another host. */
+export interface StateBundle {
+  readonly bytes: Uint8Array
+  /** `application/json` for `general`, `application/gzip` for the vendor runtimes. */
+  readonly contentType: string
+  readonly runtimeSessionId?: string
+}
+
+/**
+ * Executes runs against a model. The host (run-host) keeps the promises: it ends every stream with exactly one `result`
+ * or `error`, turns a throw into `error`, stamps and orders events, enforces the deadline through `signal`, and counts.
+ * An adapter only speaks to its vendor.
+ */
+export interface Runtime {
+  readonly contract: 'runtime/1'
+  /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
+  run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
+  /** The session's state, or undefined when there is none. */
+  exportState?(sessionId: string): Promise<StateBundle | undefined>
+  /** Takes over a session from a bundle. Throws AppError 400 on a corrupt one, and then changes nothing. */
+  hydrate?(sessionId: string, bundle: StateBundle): Promise<void>
+  /** Forgets a session: it was shut down. */
+  forget?(sessionId: string): Promise<void>
+}
+
+export const Runtimes = slot<Runtime>('sidecar.runtimes')
+
+export interface RuntimeContext<C> {
+  readonly config: C
+  /** The role's model providers, by the name before the slash of a profile's `model`. */
+  readonly models: ReadonlyMap<string, ModelProvider>
+  onStop(fn: () => Promise<void>): void
+}
+
+/** A runtime adapter as a plugin: `name` is what a profile's `runtime` says. */
+export function defineRuntime<C extends TObject>(spec: {
+  readonly name: string
+  readonly config?: C
+  create(ctx: RuntimeContext<Static<C>>): Promise<Runtime>
+}): Plugin {
+  return definePlugin<TObject, { models: typeof Models }, { runtimes: typeof Runtimes }>({
+    name: `runtime-${spec.name}`,
+    ...(spec.config ? { config: spec.config } : {}),
+    requires: { models: Models },
+    provides: { runtimes: Runtimes },
+    async setup(ctx) {
+      const runtime = await spec.create({
+        config: ctx.config as Static<C>,
+        models: ctx.deps.models,
+        onStop: (fn) => ctx.onStop(fn),
+      })
+      return { runtimes: { [spec.name]: runtime } }
+    },
+  })
+}

@@ -1,0 +1,35 @@
+import { slot } from '#kernel'
+
+export type SigningFamily = 'chat-gateway' | 'vfs'
+
+export interface SignedParts {
+  readonly tenant: string
+  readonly method: string
+  /** The request-target exactly as sent, query included. */
+  readonly target: string
+  readonly body: Uint8Array
+}
+
+export const signedHeaders = {
+  signature: 'x-chat-gateway-signature',
+  timestamp: 'x-chat-gateway-timestamp',
+  nonce: 'x-chat-gateway-nonce',
+  keyId: 'x-chat-gateway-key-id',
+  tenant: 'x-chat-gateway-tenant',
+} as const
+
+/** Signs and verifies requests of the internal plane (AO-HMAC-SHA256-V1) with one family of keys. Specification 5.3. */
+export interface Signer {
+  sign(parts: SignedParts): Record<string, string>
+  /**
+   * Checks header form, clock skew (60 s), body size, signature under CURRENT or PREVIOUS, then the nonce, in that order.
+   * Rejects with AppError `unauthorized` (401) or, when the nonce store is away, `unavailable` (503).
+   */
+  verify(
+    headers: Readonly<Record<string, string | string[] | undefined>>,
+    parts: Omit<SignedParts, 'tenant'>,
+  ): Promise<{ tenant: string }>
+}
+
+/** Keyed by family. Absent when the role has no key for it. */
+export const Signers = slot<Signer>('core.signers')

@@ -1,0 +1,46 @@
+import { capability, slot } from '#kernel'
+
+/** Who calls a tool, from the runner's own records: a model cannot choose any of it. */
+export interface ToolContext {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly profileName: string
+  /** The run under way in the session; '' when the tool is invoked outside one. */
+  readonly runId: string
+  /** How many delegations led here; 0 for a run submitted by a client. */
+  readonly depth: number
+  readonly signal: AbortSignal
+}
+
+export interface ToolResult {
+  readonly ok: boolean
+  readonly content: string
+}
+
+/** A JSON Schema object. */
+export type JsonSchema = Readonly<Record<string, unknown>>
+
+export interface ToolSpec {
+  readonly name: string
+  readonly description: string
+  readonly inputSchema: JsonSchema
+}
+
+/** A tool of the platform, executed in the runner on behalf of a session. A throw becomes `{ok: false}` with a plain sentence. */
+export interface PlatformTool extends ToolSpec {
+  /** `input` already satisfies `inputSchema`. */
+  execute(input: Readonly<Record<string, unknown>>, context: ToolContext): Promise<ToolResult>
+}
+
+/** Keyed by tool name. */
+export const PlatformTools = slot<PlatformTool>('runner.tools')
+
+/** Every platform tool of this runner, validated and bounded in time and output. */
+export interface Toolkit {
+  /** All tools, or those of `names` that exist, sorted by name. */
+  specs(names?: readonly string[]): ToolSpec[]
+  has(name: string): boolean
+  /** Never rejects for a tool's own failure. An unknown tool or input against its schema is `{ok: false}`. */
+  invoke(name: string, input: unknown, context: ToolContext): Promise<ToolResult>
+}
+export const Toolkit = capability<Toolkit>('runner.toolkit')

@@ -1,0 +1,135 @@
+import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+
+export interface AppErrorOptions {
+  /** A sentence for people; never the text of an unknown exception. */
+  readonly message?: string
+  /** Fields merged into the error body, e.g. `checkout_path`. */
+  readonly detail?: Readonly<Record<string, unknown>>
+  readonly headers?: Readonly<Record<string, string>>
+  /** The same request may succeed later; said where the error is thrown, never guessed from text. */
+  readonly retryable?: boolean
+  readonly cause?: unknown
+}
+
+/** An error that a caller of the service sees. `code` is the string on the wire. Match by `code`, not `instanceof`. */
+export class AppError extends Error {
+  readonly code: string
+  readonly status: number
+  readonly detail: Readonly<Record<string, unknown>>
+  readonly headers: Readonly<Record<string, string>>
+  readonly retryable: boolean
+  readonly sentence: string | undefined
+  constructor(code: string, status: number, options: AppErrorOptions = {}) {
+    super(options.message ?? code, { cause: options.cause })
+    this.name = 'AppError'
+    this.code = code
+    this.status = status
+    this.detail = options.detail ?? {}
+    this.headers = options.headers ?? {}
+    this.retryable = options.retryable ?? false
+    this.sentence = options.message
+  }
+}
+
+/** A row of a plugin's error table: `const notPublished = appError('not_published', 404, 'Publish the profile first.')`. */
+export const appError =
+  (code: string, status: number, message?: string) =>
+  (options: AppErrorOptions = {}): AppError =>
+    new AppError(code, status, { ...(message === undefined ? {} : { message }), ...options })
+
+export const notFound = appError('not_found', 404)
+export const forbidden = appError('forbidden', 403, 'Your role does not allow this.')
+export const unauthorized = appError('unauthorized', 401)
+export const conflict = appError('conflict', 409)
+export const unavailable = appError('unavailable', 503)
+
+export const isAppError = (error: unknown): error is AppError =>
+  error instanceof Error && error.name === 'AppError' && 'status' in error && 'code' in error
+
+interface Issue {
+  readonly path: string
+  readonly message: string
+}
+
+// Fastify's own failures, by code: what the caller did wrong and what to do about it.
+const known: Readonly<Record<string, { code: string; message: string }>> = {
+  FST_ERR_CTP_BODY_TOO_LARGE: {
+    code: 'body_too_large',
+    message: 'The request body is larger than this route accepts.',
+  },
+  FST_ERR_CTP_INVALID_MEDIA_TYPE: { code: 'unsupported_media_type', message: 'Send the body as application/json.' },
+  FST_ERR_CTP_INVALID_JSON_BODY: { code: 'invalid_request', message: 'The body is not valid JSON.' },
+  FST_ERR_CTP_INVALID_CONTENT_LENGTH: { code: 'invalid_request', message: 'Content-Length does not match the body.' },
+}
+
+function asAppError(error: FastifyError | AppError): AppError | undefined {
+  if (isAppError(error)) return error
+  if (error.validation) {
+    const issues: Issue[] = error.validation.map((v) => ({
+      path: `${error.validationContext ?? 'body'}${v.instancePath}${missing(v.params)}`,
+      message: v.message ?? 'is invalid',
+    }))
+    const first = issues[0]
+    return new AppError('invalid_request', 400, {
+      message: first ? `${first.path} ${first.message}` : 'The request is invalid.',
+      detail: { issues },
+    })
+  }
+  const entry = known[error.code]
+  if (entry) return new AppError(entry.code, error.statusCode ?? 400, { message: entry.message })
+  if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500) {
+    return new AppError('invalid_request', error.statusCode)
+  }
+  return undefined
+}
+
+const missing = (params: unknown): string => {
+  const name = (params as { missingProperty?: unknown } | undefined)?.missingProperty
+  return typeof name === 'string' ? `/${name}` : ''
+}
+
+/** The body every failure answers with: the contract's `error` string first, then what helps a person. */
+export function errorBody(error: AppError, requestId: string): Record<string, unknown> {
+  return {
+    error: error.code,
+    request_id: requestId,
+    ...(error.sentence === undefined ? {} : { message: error.sentence }),
+    ...error.detail,
+  }
+}
+
+/** The one error handler of every listener. Anything that is not an AppError is a bug: logged whole, answered as `internal`. */
+export function handleError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
+  const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
+  const app =
+    asAppError(raised as FastifyError) ?? new AppError('internal', 500, { message: 'Something went wrong here.' })
+  if (app.status >= 500)
+    request.log.error({ err: error, route: request.routeOptions.url }, `request failed: ${app.code}`)
+  void reply.code(app.status).headers(app.headers)
+  send(request, reply, app)
+}
+
+/** Same shape for a path that no route serves. */
+export function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
+  void reply.code(404)
+  send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
+}
+
+function send(request: FastifyRequest, reply: FastifyReply, error: AppError): void {
+  const body = errorBody(error, request.id)
+  if (request.headers.accept?.includes('application/problem+json')) {
+    void reply
+      .type('application/problem+json')
+      .send(
+        JSON.stringify({
+          type: 'about:blank',
+          title: error.code,
+          status: error.status,
+          detail: error.sentence,
+          ...body,
+        }),
+      )
+  } else {
+    void reply.type('application/json').send(JSON.stringify(body))
+  }
+}

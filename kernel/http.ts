@@ -1,0 +1,164 @@
+import { randomBytes } from 'node:crypto'
+import Fastify, {
+  LogController,
+  type FastifyBaseLogger,
+  type FastifyContextConfig,
+  type FastifyInstance,
+  type FastifySchemaCompiler,
+  type FastifyTypeProvider,
+  type RawReplyDefaultExpression,
+  type RawRequestDefaultExpression,
+  type RawServerDefault,
+} from 'fastify'
+import swagger from '@fastify/swagger'
+import type { Static, TSchema } from '@sinclair/typebox'
+import { Ajv } from 'ajv'
+import { AppError, handleError, handleNotFound } from './errors.ts'
+import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
+
+/** Infers body, params, query and reply from TypeBox schemas, without a package or global declarations. */
+export interface TypeBox extends FastifyTypeProvider {
+  validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
+  serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
+}
+
+/** A Fastify scope with the TypeBox type provider: what `routes()` hands to a plugin. */
+export type App = FastifyInstance<
+  RawServerDefault,
+  RawRequestDefaultExpression,
+  RawReplyDefaultExpression,
+  FastifyBaseLogger,
+  TypeBox
+>
+
+/** Says who may call a route, e.g. `app.get('/x', { ...access('member'), schema }, handler)`. A route without it fails the boot. */
+export const access = (who: string): { config: FastifyContextConfig } => ({
+  config: { access: who } as FastifyContextConfig,
+})
+
+/** What a route declared with `access`. */
+export const accessOf = (config: unknown): string | undefined => {
+  const who = (config as { access?: unknown } | undefined)?.access
+  return typeof who === 'string' ? who : undefined
+}
+
+/** Headers larger than this are refused with 431: four times what any client of ours sends. */
+const maxHeaderSize = 16 * 1024
+/** Default for JSON bodies; routes that take more say so with their own `bodyLimit`. */
+const bodyLimit = 1024 * 1024
+/** Deeper JSON parses but overflows the stack when it is written again. */
+const maxJsonDepth = 64
+/** Fastify waits for ever by default. Streaming answers are not affected: this bounds the arrival of the request. */
+const requestTimeout = 30_000
+
+export interface Listener {
+  readonly app: App
+  readonly streams: StreamRegistry
+}
+
+/** Builds one listener with everything that cuts across plugins: ids, limits, parsing, errors, OpenAPI, open streams. */
+export async function createListener(name: string, log: FastifyBaseLogger, logRequests: boolean): Promise<Listener> {
+  const app = Fastify({
+    loggerInstance: log,
+    logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
+    bodyLimit,
+    requestTimeout,
+    http: { maxHeaderSize },
+    genReqId: () => `req_${randomBytes(9).toString('base64url')}`,
+    requestIdHeader: false,
+    routerOptions: { maxParamLength: 1024 },
+  }).withTypeProvider<TypeBox>()
+  const streams = createStreamRegistry()
+  app.decorate(streamRegistryKey, streams)
+  app.setValidatorCompiler(validators())
+  app.setErrorHandler(handleError)
+  app.setNotFoundHandler(handleNotFound)
+  app.removeContentTypeParser('application/json')
+  app.addContentTypeParser('application/json', { parseAs: 'buffer' }, async (_request: unknown, body: Buffer) =>
+    parseJson(body),
+  )
+  await app.register(swagger, openapi(name))
+  app.addHook('onRoute', (route) => {
+    if (route.method === 'HEAD' || (Array.isArray(route.method) && route.method.every((m) => m === 'HEAD'))) return
+    const who = accessOf(route.config)
+    if (who === undefined) {
+      throw new Error(`route ${String(route.method)} ${route.url} does not say who may call it; add access('...')`)
+    }
+  })
+  app.addHook('onRequest', async (request, reply) => {
+    void reply.header('x-request-id', request.id)
+  })
+  if (logRequests) {
+    app.addHook('onResponse', async (request, reply) => {
+      const ms = Math.round(reply.elapsedTime * 10) / 10
+      request.log.info(
+        { method: request.method, route: request.routeOptions.url, status: reply.statusCode, ms },
+        'request',
+      )
+    })
+  }
+  // close() waits for open responses, so streams are ended first, each with the terminal bytes its owner writes.
+  app.addHook('preClose', async () => streams.end())
+  app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
+  return { app, streams }
+}
+
+/** Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. */
+function validators(): FastifySchemaCompiler<unknown> {
+  const literal = new Ajv({ useDefaults: true, allowUnionTypes: true, strict: false })
+  const coercing = new Ajv({ useDefaults: true, coerceTypes: 'array', allowUnionTypes: true, strict: false })
+  return ({ schema, httpPart }) => (httpPart === 'body' ? literal : coercing).compile(schema as object)
+}
+
+function openapi(name: string): NonNullable<Parameters<typeof swagger>[1]> {
+  return {
+    openapi: {
+      openapi: '3.1.0',
+      info: { title: `Agent Orc ${name}`, version: '1' },
+      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
+    },
+    transform: ({ schema, url, route }) => {
+      const who = accessOf(route.config)
+      const secured = who === undefined || who === 'public' ? {} : { security: [{ bearer: [] }], 'x-access': who }
+      return { schema: { ...schema, ...secured } as typeof schema, url }
+    },
+    hideUntagged: false,
+  }
+}
+
+/** Parses a JSON body. An empty one is `undefined`: the contract has routes whose body is optional. */
+export function parseJson(body: Buffer): unknown {
+  if (body.length === 0) return undefined
+  const depth = jsonDepth(body)
+  if (depth > maxJsonDepth) {
+    throw new AppError('invalid_request', 400, { message: `The body nests deeper than ${maxJsonDepth} levels.` })
+  }
+  try {
+    return JSON.parse(body.toString('utf8'), guardPrototype(body))
+  } catch {
+    throw new AppError('invalid_request', 400, { message: 'The body is not valid JSON.' })
+  }
+}
+
+// The reviver costs a call per key, so it is only used when the bytes mention the dangerous name at all.
+function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
+  if (!body.includes('__proto__') && !body.includes('\\u005f')) return undefined
+  return (key, value) => (key === '__proto__' ? undefined : value)
+}
+
+/** Nesting depth of JSON text, counted without parsing it. */
+function jsonDepth(body: Buffer): number {
+  let depth = 0
+  let deepest = 0
+  let inString = false
+  for (let i = 0; i < body.length; i++) {
+    const c = body[i]
+    if (inString) {
+      if (c === 0x5c) i++
+      else if (c === 0x22) inString = false
+    } else if (c === 0x22) inString = true
+    else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
+    else if (c === 0x7d || c === 0x5d) depth--
+  }
+  return deepest
+}

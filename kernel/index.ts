@@ -1,0 +1,40 @@
+// The public contract of the kernel: everything a plugin may import from it.
+export {
+  type Capability,
+  capability,
+  type Consumed,
+  definePlugin,
+  maybe,
+  type Plugin,
+  type PluginContext,
+  type PluginSpec,
+  type Provided,
+  slot,
+} from './plugin.ts'
+export { BootError, type Entry, type ListenerConfig, type Origin, plan, type Role } from './plan.ts'
+export { boot, type BootOptions, type Running } from './boot.ts'
+export { access, accessOf, type App, type TypeBox } from './http.ts'
+export {
+  AppError,
+  appError,
+  type AppErrorOptions,
+  conflict,
+  errorBody,
+  forbidden,
+  isAppError,
+  notFound,
+  unauthorized,
+  unavailable,
+} from './errors.ts'
+export {
+  type Chunk,
+  lastEventId,
+  ndjson,
+  sse,
+  sseFrame,
+  stream,
+  type StreamEnd,
+  type StreamOptions,
+} from './streams.ts'
+export { createLineQueue, type LineQueue, linesOf, maxLineBytes, OversizedLineError, wholeLines } from './lines.ts'
+export { Base64Secret, CommaList, Duration, Settings } from './settings.ts'

@@ -1,0 +1,87 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { type Static, type TObject, type TSchema, Type } from '@sinclair/typebox'
+import type { Registry } from 'prom-client'
+import type { App } from './http.ts'
+
+type Mode = 'one' | 'maybe' | 'many'
+
+/** A typed name for something plugins share. It carries no code, so depending on it couples nobody. */
+export interface Capability<T, M extends Mode = 'one'> {
+  readonly id: string
+  readonly mode: M
+  readonly _type?: T
+}
+
+/** Names a thing that exactly one plugin of a role provides. */
+export const capability = <T>(id: string): Capability<T> => ({ id, mode: 'one' })
+
+/** Names a slot: many plugins may each add named entries, e.g. every runtime adapter adds itself. */
+export const slot = <T>(id: string): Capability<T, 'many'> => ({ id, mode: 'many' })
+
+/** Consumes a capability that a role may leave out, e.g. billing in development. */
+export const maybe = <T>(c: Capability<T>): Capability<T, 'maybe'> => ({ id: c.id, mode: 'maybe' })
+
+type AnyCapability = Capability<unknown, Mode>
+export type Refs = Readonly<Record<string, AnyCapability>>
+
+export type Consumed<R extends Refs> = {
+  readonly [K in keyof R]: R[K] extends Capability<infer T, infer M>
+    ? M extends 'many'
+      ? ReadonlyMap<string, T>
+      : M extends 'maybe'
+        ? T | undefined
+        : T
+    : never
+}
+
+export type Provided<P extends Refs> = {
+  [K in keyof P]: P[K] extends Capability<infer T, infer M> ? (M extends 'many' ? Record<string, T> : T) : never
+}
+
+/** Any version of the plugin contract; the loader refuses a version it does not speak. */
+export const pluginApi = 1
+
+export interface PluginContext<C = unknown, R extends Refs = Refs> {
+  /** The plugin's own settings: validated, defaulted and coerced by its schema. */
+  readonly config: C
+  readonly deps: Consumed<R>
+  readonly log: FastifyBaseLogger
+  /** This kernel's metrics registry: `new Counter({ ..., registers: [ctx.metrics] })`. */
+  readonly metrics: Registry
+  /** Names of the listeners that this role declares and has switched on. */
+  readonly listeners: readonly string[]
+  /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */
+  urlOf(listener: string): string
+  /** Mounts routes in a private scope of a named listener. A name nobody declared fails the boot; one switched off mounts nothing. */
+  routes(listener: string, mount: (app: App) => Promise<void>): void
+  /** Runs after every plugin is set up and mounted, before the listeners accept connections. */
+  onStart(fn: () => Promise<void>): void
+  /** Runs on stop, in reverse order of registration, after the listeners closed. Register it right after acquiring. */
+  onStop(fn: () => Promise<void>): void
+}
+
+export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
+  readonly api: typeof pluginApi
+  readonly name: string
+  readonly config: C
+  readonly requires: R
+  readonly provides: P
+  setup(ctx: PluginContext<Static<C>, R>): Promise<Provided<P>>
+}
+
+export type Plugin = PluginSpec<TObject, Refs, Refs>
+
+const noConfig = Type.Object({}, { additionalProperties: false })
+type NoConfig = typeof noConfig
+
+/**
+ * Declares a plugin: what it needs, what it gives, and how it is wired. A forgotten or misshapen capability is a
+ * compile error, because `provides` and the object that `setup` returns share their keys.
+ */
+export function definePlugin<
+  C extends TObject = NoConfig,
+  R extends Refs = Record<never, never>,
+  P extends Refs = Record<never, never>,
+>(spec: Pick<PluginSpec<C, R, P>, 'name' | 'setup'> & Partial<PluginSpec<C, R, P>>): Plugin {
+  return { api: pluginApi, config: noConfig, requires: {}, provides: {}, ...spec } as unknown as Plugin
+}

@@ -1,0 +1,37 @@
+import { type TSchema, Type } from '@sinclair/typebox'
+
+// Setting types that the environment can fill: they take text and give the plugin something better.
+
+const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 }
+
+/** `25s`, `5m`, `500ms`: milliseconds for the plugin. */
+export const Duration = (fallback: string, description?: string) =>
+  Type.Transform(
+    Type.String({ pattern: '^\\d+(ms|s|m|h|d)$', default: fallback, ...(description ? { description } : {}) }),
+  )
+    .Decode((text): number => {
+      const [, amount, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text)!
+      return Number(amount) * units[unit!]!
+    })
+    .Encode((ms) => `${ms}ms`)
+
+/** `a, b`: a list for the plugin; empty when absent. */
+export const CommaList = (description?: string) =>
+  Type.Transform(Type.String({ default: '', ...(description ? { description } : {}) }))
+    .Decode((text): string[] =>
+      text
+        .split(',')
+        .map((part) => part.trim())
+        .filter((part) => part !== ''),
+    )
+    .Encode((list) => list.join(','))
+
+/** A secret in base64 of at least 32 bytes: a Buffer for the plugin. */
+export const Base64Secret = (description?: string) =>
+  Type.Transform(Type.String({ pattern: '^[A-Za-z0-9+/_-]{43,}={0,2}$', ...(description ? { description } : {}) }))
+    .Decode((text): Buffer => Buffer.from(text, 'base64'))
+    .Encode((bytes) => bytes.toString('base64'))
+
+/** A plugin's settings: an object that refuses names it does not know. */
+export const Settings = <P extends Record<string, TSchema>>(properties: P) =>
+  Type.Object(properties, { additionalProperties: false })

@@ -1,0 +1,173 @@
+import { once } from 'node:events'
+import type { ServerResponse } from 'node:http'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+
+/** Bytes of one or more whole frames (SSE) or lines (NDJSON). */
+export type Chunk = string | Uint8Array
+
+/** Why a stream's signal aborted: its client left, or this server is stopping. */
+export type StreamEnd = 'client_gone' | 'shutdown'
+
+/** A reader that stays unwritable for this long is dropped: it may not hold memory for ever. */
+const unwritableMs = 30_000
+/** How long streams get to write their last frame when the server stops. */
+const drainMs = 5_000
+/** SSE comment that keeps proxies from closing an idle stream. */
+export const ping = ': ping\n\n'
+
+interface Open {
+  readonly abort: AbortController
+  readonly raw: ServerResponse
+  readonly heartbeat: string | undefined
+  readonly heartbeatMs: number
+  lastWrite: number
+  /** Since when the socket refuses more bytes; undefined while it takes them. */
+  blockedSince: number | undefined
+  done: Promise<void>
+}
+
+/** The open streams of one listener: one timer for every heartbeat and slow reader, and an orderly end on shutdown. */
+export interface StreamRegistry {
+  readonly size: number
+  add(stream: Open): () => void
+  end(): Promise<void>
+}
+
+export const streamRegistryKey = Symbol('agent-orc.streams')
+
+export function createStreamRegistry(): StreamRegistry {
+  const open = new Set<Open>()
+  let wheel: NodeJS.Timeout | undefined
+  const turn = (): void => {
+    const now = Date.now()
+    for (const s of open) {
+      if (s.blockedSince !== undefined) {
+        if (now - s.blockedSince > unwritableMs) s.raw.destroy()
+      } else if (s.heartbeat !== undefined && now - s.lastWrite >= s.heartbeatMs) {
+        s.lastWrite = now
+        s.raw.write(s.heartbeat)
+      }
+    }
+  }
+  return {
+    get size() {
+      return open.size
+    },
+    add(stream) {
+      open.add(stream)
+      wheel ??= setInterval(turn, 1_000).unref()
+      return () => {
+        open.delete(stream)
+        if (open.size === 0) {
+          clearInterval(wheel)
+          wheel = undefined
+        }
+      }
+    },
+    async end() {
+      const ending = [...open]
+      for (const s of ending) s.abort.abort('shutdown' satisfies StreamEnd)
+      const late = setTimeout(() => ending.forEach((s) => s.raw.destroy()), drainMs)
+      await Promise.allSettled(ending.map((s) => s.done))
+      clearTimeout(late)
+    },
+  }
+}
+
+export interface StreamOptions {
+  readonly contentType: string
+  readonly status?: number
+  readonly headers?: Readonly<Record<string, string>>
+  /** Written when nothing else was for `heartbeatMs` (15 s unless given). */
+  readonly heartbeat?: string
+  readonly heartbeatMs?: number
+}
+
+/**
+ * Answers with a stream. `source` gets a signal that aborts when the client leaves or the server stops (its reason is a
+ * `StreamEnd`); on shutdown it may still yield its terminal bytes. Back-pressure: the source is not pulled while the
+ * socket is full. Headers already set on the reply (CORS, request id) are kept. Nobody else touches `reply.raw`.
+ */
+export function stream(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  options: StreamOptions,
+  source: (signal: AbortSignal) => AsyncIterable<Chunk>,
+): Promise<void> {
+  const registry = reply.server.getDecorator<StreamRegistry>(streamRegistryKey)
+  const raw = reply.raw
+  reply.hijack()
+  const open: Open = {
+    abort: new AbortController(),
+    raw,
+    heartbeat: options.heartbeat,
+    heartbeatMs: options.heartbeatMs ?? 15_000,
+    lastWrite: Date.now(),
+    blockedSince: undefined,
+    done: Promise.resolve(),
+  }
+  raw.once('close', () => {
+    if (!raw.writableFinished) open.abort.abort('client_gone' satisfies StreamEnd)
+  })
+  raw.writeHead(options.status ?? 200, {
+    ...(reply.getHeaders() as Record<string, string>),
+    'content-type': options.contentType,
+    'cache-control': 'no-store',
+    'x-accel-buffering': 'no',
+    ...options.headers,
+  })
+  raw.flushHeaders()
+  const remove = registry.add(open)
+  open.done = pump(open, source)
+    .catch((err: unknown) => {
+      if (!open.abort.signal.aborted) request.log.error({ err }, 'stream failed')
+      raw.destroy()
+    })
+    .finally(remove)
+  return open.done
+}
+
+async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<Chunk>): Promise<void> {
+  const { raw, abort } = open
+  for await (const chunk of source(abort.signal)) {
+    if (raw.destroyed) return
+    open.lastWrite = Date.now()
+    if (!raw.write(chunk)) {
+      open.blockedSince = open.lastWrite
+      // A client that goes away emits 'close' and never 'drain'.
+      await once(raw, 'drain', { signal: abort.signal }).catch(() => {})
+      open.blockedSince = undefined
+    }
+  }
+  await new Promise<void>((resolve) => {
+    if (raw.destroyed) resolve()
+    else raw.end(resolve).once('close', resolve)
+  })
+}
+
+/** Server-Sent Events: `source` yields whole frames made with `sseFrame`. */
+export const sse = (
+  request: FastifyRequest,
+  reply: FastifyReply,
+  source: (signal: AbortSignal) => AsyncIterable<Chunk>,
+  options: Partial<StreamOptions> = {},
+): Promise<void> => stream(request, reply, { contentType: 'text/event-stream', heartbeat: ping, ...options }, source)
+
+/** Newline-delimited JSON: `source` yields whole lines. */
+export const ndjson = (
+  request: FastifyRequest,
+  reply: FastifyReply,
+  source: (signal: AbortSignal) => AsyncIterable<Chunk>,
+  options: Partial<StreamOptions> = {},
+): Promise<void> => stream(request, reply, { contentType: 'application/x-ndjson', ...options }, source)
+
+/** One SSE frame. `data` is JSON text: JSON escapes CR and LF, so it is always one line. */
+export const sseFrame = (event: string, data: string, id?: number): string =>
+  id === undefined ? `event: ${event}\ndata: ${data}\n\n` : `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
+
+/** The sequence number of a `Last-Event-ID` header; anything else means from the beginning. */
+export function lastEventId(request: FastifyRequest): number {
+  const header = request.headers['last-event-id']
+  const value = typeof header === 'string' && /^\d{1,15}$/.test(header) ? Number(header) : 0
+  return Number.isSafeInteger(value) ? value : 0
+}

@@ -1,0 +1,2 @@
+// What tests of this repository and of third parties import: `agent-orc/testing`.
+export { fake, testKernel, type TestKernel } from './kernel.ts'

@@ -1,0 +1,56 @@
+import type { TestContext } from 'node:test'
+import { boot, type BootOptions, type Capability, definePlugin, type Entry, type Plugin, type Running } from '#kernel'
+import { createLogger } from '../logger.ts'
+
+export interface TestKernel extends Running {
+  /** What was logged, as parsed JSON lines: for tests that promise something is or is not logged. */
+  readonly logs: readonly Record<string, unknown>[]
+}
+
+export interface TestKernelOptions extends BootOptions {
+  /** Names of the listeners to open on free ports; all five of the standard roles unless given. */
+  readonly listeners?: readonly string[]
+  readonly requests?: boolean
+}
+
+const standard = ['conductor', 'internal', 'gateway', 'runner', 'sidecar']
+
+/**
+ * Boots the real kernel with the given plugins (or entries, to give one a config) and stops it after the test. Opens no
+ * port unless `listen` is true: call routes with `kernel.listeners.conductor.inject(...)`.
+ */
+export async function testKernel(
+  t: Pick<TestContext, 'after'>,
+  plugins: readonly (Plugin | Entry)[],
+  options: TestKernelOptions = {},
+): Promise<TestKernel> {
+  const logs: Record<string, unknown>[] = []
+  const log = createLogger('test', 'debug', { write: (line: string) => void logs.push(JSON.parse(line)) })
+  const running = await boot(
+    {
+      name: 'test',
+      listeners: Object.fromEntries(
+        (options.listeners ?? standard).map((name) => [name, { host: '127.0.0.1', port: 0 }]),
+      ),
+      plugins: plugins.map((p) => ('plugin' in p ? p : { name: p.name, plugin: p })),
+      log: { requests: options.requests ?? false },
+    },
+    { listen: false, log, ...options },
+  )
+  t.after(() => running.stop())
+  return { ...running, logs }
+}
+
+let fakes = 0
+
+/** A plugin that provides a ready-made value for a capability: `fake(RunDispatch, {...})`. For a slot give `{name: value}`. */
+export function fake<T, M extends 'one' | 'many'>(
+  token: Capability<T, M>,
+  value: M extends 'many' ? Record<string, T> : T,
+): Plugin {
+  return definePlugin({
+    name: `fake-${token.id}-${++fakes}`,
+    provides: { value: token as Capability<unknown, 'one'> },
+    setup: async () => ({ value }),
+  })
+}
