@@ -92,5 +92,13 @@ export interface RunnerSessions {
 }
 export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
 
-/** The runner's own link, as its wire routes serve it. */
-export const RunnerCore = capability<RunnerLink>('runner.core')
+/** The runner's own link and what only its wire routes need on top of it. */
+export interface RunnerService extends RunnerLink {
+  /** The broadcast profiles of a tenant, by name. */
+  profiles(tenantId: string): readonly Profile[]
+  /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
+  createSession(tenantId: string, profileName: string): RunnerSession
+  /** Ends a run under way with an `error` event `cancelled`. Idempotent. */
+  cancelRun(tenantId: string, runId: string): void
+}
+export const RunnerCore = capability<RunnerService>('runner.core')
