@@ -3,7 +3,7 @@ import type { FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
 import { type App, createListener, type Listener } from './http.ts'
 import { createLogger } from './logger.ts'
-import { BootError, plan, type Role, settings } from './plan.ts'
+import { BootError, type ListenerConfig, plan, type Role, settings, shownAt } from './plan.ts'
 
 export interface Running {
   readonly role: string
@@ -42,13 +42,13 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
   const stops: (() => Promise<void>)[] = []
   let stopping: Promise<void> | undefined
   const stop = (): Promise<void> => (stopping ??= unwind())
+  const ended = new AbortController()
   const unwind = async (): Promise<void> => {
-    const closing = [...listeners.values()].map((l) => () => l.app.close())
+    ended.abort()
     const failures: unknown[] = []
-    // Listeners close together: a request inside one role may still need another listener of it to finish.
-    for (const r of await Promise.allSettled(closing.map((close) => close()))) {
-      if (r.status === 'rejected') failures.push(r.reason)
-    }
+    // In the order the role declares them, outermost first: a request under way in one may still need the next to finish.
+    for (const { app } of listeners.values())
+      await app.close().then(undefined, (error: unknown) => failures.push(error))
     for (const fn of stops.toReversed()) await fn().catch((error: unknown) => failures.push(error))
     if (failures.length > 0) throw new AggregateError(failures, `role '${role.name}' did not stop cleanly`)
   }
@@ -73,6 +73,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
         deps: deps as never,
         log: log.child({ plugin: name }),
         metrics,
+        stopping: ended.signal,
         listeners: [...listeners.keys()],
         urlOf(listener) {
           const url = urls[listener]
@@ -90,6 +91,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
       })
       for (const [key, c] of Object.entries(plugin.provides)) {
         const value = (made as Record<string, unknown>)[key]
+        if (value === undefined) throw new Error(`setup returned nothing for '${key}' (${c.id})`)
         if (c.mode !== 'many') built.set(c.id, value)
         else addEntries(slots, c.id, value as Record<string, unknown>)
       }
@@ -107,19 +109,37 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
     if (options.listen ?? true) {
       for (const [name, { app }] of listeners) {
         at = `listen ${name}`
-        const { host, port } = role.listeners[name]!
-        urls[name] = await app.listen({ host, port: port!, backlog: 4096 })
+        urls[name] = await open(app, role.listeners[name]!)
       }
     }
   } catch (cause) {
     await stop().catch(() => {})
-    throw cause instanceof BootError ? cause : new BootError(role.name, [`${at}: ${(cause as Error).message}`], cause)
+    if (cause instanceof BootError) throw cause
+    throw new BootError(role.name, [`${at}: ${cause instanceof Error ? cause.message : String(cause)}`], cause)
   }
   return {
     role: role.name,
     listeners: Object.fromEntries([...listeners].map(([name, l]) => [name, l.app as never])),
     urls,
     stop,
+  }
+}
+
+async function open(app: App, config: ListenerConfig): Promise<string> {
+  const { host, port } = config
+  try {
+    return await app.listen({ host, port: port!, backlog: 4096 })
+  } catch (error) {
+    const reasons: Readonly<Record<string, string>> = {
+      EADDRINUSE: 'is in use by another process',
+      EACCES: 'is not open to this user',
+      EADDRNOTAVAIL: 'is no address of this machine',
+    }
+    const reason = reasons[(error as NodeJS.ErrnoException).code ?? '']
+    if (reason === undefined) throw error
+    const variables = config.origin?.variables ?? []
+    const change = variables.length > 0 ? `; set ${variables.join(' or ')}` : ''
+    throw new Error(`${host}:${port} ${reason}${change}${shownAt(config.origin)}`, { cause: error })
   }
 }
 

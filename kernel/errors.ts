@@ -1,3 +1,4 @@
+import type { Socket } from 'node:net'
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 
 export interface AppErrorOptions {
@@ -115,20 +116,50 @@ export function handleNotFound(request: FastifyRequest, reply: FastifyReply): vo
   send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
 }
 
+// What the HTTP parser refuses before there is a request.
+const refused: Readonly<Record<string, { status: string; code: string; message: string }>> = {
+  HPE_HEADER_OVERFLOW: {
+    status: '431 Request Header Fields Too Large',
+    code: 'headers_too_large',
+    message: 'The request headers are larger than 16 KiB.',
+  },
+  ERR_HTTP_REQUEST_TIMEOUT: {
+    status: '408 Request Timeout',
+    code: 'request_timeout',
+    message: 'The request did not arrive in time.',
+  },
+}
+
+/** Answers on the raw socket what never became a request, in the same shape as every other error. */
+export function handleClientError(error: Error & { code?: string }, socket: Socket): void {
+  // A reset peer or a response that has begun cannot be answered.
+  if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
+    socket.destroy(error)
+    return
+  }
+  const { status, code, message } = refused[error.code ?? ''] ?? {
+    status: '400 Bad Request',
+    code: 'invalid_request',
+    message: 'This is not valid HTTP.',
+  }
+  const body = JSON.stringify({ error: code, message })
+  socket.end(
+    `HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+  )
+}
+
 function send(request: FastifyRequest, reply: FastifyReply, error: AppError): void {
   const body = errorBody(error, request.id)
   if (request.headers.accept?.includes('application/problem+json')) {
-    void reply
-      .type('application/problem+json')
-      .send(
-        JSON.stringify({
-          type: 'about:blank',
-          title: error.code,
-          status: error.status,
-          detail: error.sentence,
-          ...body,
-        }),
-      )
+    void reply.type('application/problem+json').send(
+      JSON.stringify({
+        type: 'about:blank',
+        title: error.code,
+        status: error.status,
+        detail: error.sentence,
+        ...body,
+      }),
+    )
   } else {
     void reply.type('application/json').send(JSON.stringify(body))
   }

@@ -13,7 +13,7 @@ import Fastify, {
 import swagger from '@fastify/swagger'
 import type { Static, TSchema } from '@sinclair/typebox'
 import { Ajv } from 'ajv'
-import { AppError, handleError, handleNotFound } from './errors.ts'
+import { AppError, handleClientError, handleError, handleNotFound, unavailable } from './errors.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
 
 /** Infers body, params, query and reply from TypeBox schemas, without a package or global declarations. */
@@ -56,6 +56,9 @@ export interface Listener {
   readonly streams: StreamRegistry
 }
 
+const stopping = (options: Parameters<typeof unavailable>[0]): AppError =>
+  unavailable({ ...options, message: 'This server is stopping; try again.', retryable: true })
+
 /** Builds one listener with everything that cuts across plugins: ids, limits, parsing, errors, OpenAPI, open streams. */
 export async function createListener(name: string, log: FastifyBaseLogger, logRequests: boolean): Promise<Listener> {
   const app = Fastify({
@@ -67,6 +70,10 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     genReqId: () => `req_${randomBytes(9).toString('base64url')}`,
     requestIdHeader: false,
     routerOptions: { maxParamLength: 1024 },
+    // Their default bodies have another shape than every other error of ours.
+    return503OnClosing: false,
+    frameworkErrors: handleError,
+    clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
   const streams = createStreamRegistry()
   app.decorate(streamRegistryKey, streams)
@@ -87,6 +94,7 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   })
   app.addHook('onRequest', async (request, reply) => {
     void reply.header('x-request-id', request.id)
+    if (streams.ending) throw stopping({ headers: { connection: 'close', 'retry-after': '1' } })
   })
   if (logRequests) {
     app.addHook('onResponse', async (request, reply) => {
@@ -142,7 +150,7 @@ export function parseJson(body: Buffer): unknown {
 
 // The reviver costs a call per key, so it is only used when the bytes mention the dangerous name at all.
 function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
-  if (!body.includes('__proto__') && !body.includes('\\u005f')) return undefined
+  if (!body.includes('__proto__') && !body.includes('\\u005')) return undefined
   return (key, value) => (key === '__proto__' ? undefined : value)
 }
 

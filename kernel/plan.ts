@@ -1,4 +1,5 @@
-import { Value } from '@sinclair/typebox/value'
+import type { TSchema } from '@sinclair/typebox'
+import { Value, type ValueError } from '@sinclair/typebox/value'
 import { type Plugin, pluginApi } from './plugin.ts'
 
 /** One use of a plugin. `name` is the key in the role file, so one plugin can be used twice (two signing families). */
@@ -21,6 +22,8 @@ export interface ListenerConfig {
   readonly host: string
   /** Undefined when the role declares the listener and leaves it off. */
   readonly port: number | undefined
+  /** Where the port came from, so that a port that is taken can say what changes it. */
+  readonly origin?: Origin
 }
 
 /** What a config file resolves to. A role is data: which plugins, with which config, on which ports. */
@@ -29,6 +32,8 @@ export interface Role {
   readonly listeners: Readonly<Record<string, ListenerConfig>>
   readonly plugins: readonly Entry[]
   readonly log?: { readonly level?: string; readonly requests?: boolean }
+  /** How long a process gives this role to stop before it exits anyway; milliseconds. */
+  readonly shutdownGrace?: number
 }
 
 export class BootError extends Error {
@@ -46,27 +51,39 @@ export function settings(entry: Entry): unknown {
   return Value.Default(plugin.config, Value.Convert(plugin.config, structuredClone(config ?? {})))
 }
 
-function configProblems(entry: Entry): string[] {
+/** What is wrong with a plugin's settings, one sentence each, in words an operator can act on; never a value, it may be a secret. */
+export function configProblems(entry: Entry): string[] {
+  return problemsOf(`${entry.name}: config.`, entry.plugin.config, settings(entry), entry.where)
+}
+
+/** The same for any schema; `label` goes before the dotted path. */
+export function problemsOf(label: string, schema: TSchema, value: unknown, where?: (path: string) => Origin): string[] {
   const seen = new Set<string>()
   const problems: string[] = []
-  for (const error of Value.Errors(entry.plugin.config, settings(entry))) {
+  for (const error of Value.Errors(schema, value)) {
     // One sentence per setting: a missing property is reported by TypeBox both as absent and as of the wrong type.
     if (seen.has(error.path)) continue
     seen.add(error.path)
-    const origin = entry.where?.(error.path)
+    const origin = where?.(error.path)
     const set = origin && origin.variables.length > 0 ? `; set ${origin.variables.join(' or ')}` : ''
-    const at = origin ? ` (${origin.at})` : ''
-    problems.push(`${entry.name}: config${error.path.replaceAll('/', '.')} ${sentence(error.message)}${set}${at}`)
+    problems.push(`${label}${error.path.slice(1).replaceAll('/', '.')} ${sentence(error)}${set}${shownAt(origin)}`)
   }
   return problems
 }
 
-const sentence = (message: string): string =>
-  message === 'Unexpected property'
-    ? 'is not a setting of this plugin'
-    : message === 'Expected required property'
-      ? 'is required'
-      : message.replace(/^Expected/, 'expects')
+export const shownAt = (origin: Origin | undefined): string => (origin ? ` (${origin.at})` : '')
+
+function sentence({ message, schema }: ValueError): string {
+  if (message === 'Unexpected property') {
+    return `is not a setting here; known: ${Object.keys((schema as { properties?: object }).properties ?? {}).join(', ') || 'none'}`
+  }
+  if (message === 'Expected required property') return 'is required'
+  // Set by the types of settings.ts: a pattern means nothing to an operator.
+  if (typeof schema['expects'] === 'string') return `expects ${schema['expects']}`
+  const choices = (schema['anyOf'] as readonly TSchema[] | undefined)?.map((s) => s['const'] as unknown)
+  if (choices?.every((c) => c !== undefined)) return `expects one of ${choices.join(', ')}`
+  return message.replace(/^Expected/, 'expects')
+}
 
 /** Pure: checks the whole role and returns its entries in start order, or throws with every problem found. */
 export function plan(role: Role): Entry[] {
@@ -75,11 +92,12 @@ export function plan(role: Role): Entry[] {
   const names = new Set<string>()
   for (const entry of role.plugins) {
     const { name, plugin } = entry
-    if (names.has(name)) problems.push(`${name}: listed twice`)
+    const here = shownAt(entry.where?.(''))
+    if (names.has(name)) problems.push(`${name}: listed twice${here}`)
     names.add(name)
     if (plugin.api !== pluginApi) {
       problems.push(
-        `${name}: speaks plugin api ${String(plugin.api)}, this kernel speaks ${pluginApi}; update the plugin`,
+        `${name}: speaks plugin api ${String(plugin.api)}, this kernel speaks ${pluginApi}; update the plugin${here}`,
       )
       continue
     }
@@ -87,7 +105,7 @@ export function plan(role: Role): Entry[] {
     for (const c of Object.values(plugin.provides)) {
       const others = makers.get(c.id) ?? []
       if (others.length > 0 && c.mode === 'one') {
-        problems.push(`${name}: '${c.id}' is already provided by ${others[0]!.name}; remove one of them`)
+        problems.push(`${name}: '${c.id}' is already provided by ${others[0]!.name}; remove one of them${here}`)
       }
       makers.set(c.id, [...others, entry])
     }
@@ -102,7 +120,9 @@ export function plan(role: Role): Entry[] {
     for (const c of Object.values(entry.plugin.requires)) {
       const from = makers.get(c.id) ?? []
       if (from.length === 0 && c.mode === 'one') {
-        problems.push(`${entry.name}: nothing in this role provides '${c.id}'; add a plugin that does`)
+        problems.push(
+          `${entry.name}: nothing in this role provides '${c.id}'; add a plugin that does${shownAt(entry.where?.(''))}`,
+        )
       }
       for (const maker of from) visit(maker, [...path, entry])
     }

@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { type Static, type TObject, type TSchema, Type } from '@sinclair/typebox'
+import { type StaticDecode, type TObject, type TSchema, Type } from '@sinclair/typebox'
 import type { Registry } from 'prom-client'
 import type { App } from './http.ts'
 
@@ -48,6 +48,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   readonly log: FastifyBaseLogger
   /** This kernel's metrics registry: `new Counter({ ..., registers: [ctx.metrics] })`. */
   readonly metrics: Registry
+  /** Aborts when the kernel begins to stop, before any listener closes: pass it into loops, and stop reporting readiness. */
+  readonly stopping: AbortSignal
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
   /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */
@@ -66,7 +68,7 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
   readonly config: C
   readonly requires: R
   readonly provides: P
-  setup(ctx: PluginContext<Static<C>, R>): Promise<Provided<P>>
+  setup(ctx: PluginContext<StaticDecode<C>, R>): Promise<Provided<P>>
 }
 
 export type Plugin = PluginSpec<TObject, Refs, Refs>

@@ -7,7 +7,12 @@ const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h:
 /** `25s`, `5m`, `500ms`: milliseconds for the plugin. */
 export const Duration = (fallback: string, description?: string) =>
   Type.Transform(
-    Type.String({ pattern: '^\\d+(ms|s|m|h|d)$', default: fallback, ...(description ? { description } : {}) }),
+    Type.String({
+      pattern: '^\\d+(ms|s|m|h|d)$',
+      default: fallback,
+      expects: 'a duration such as 500ms, 25s or 5m',
+      ...(description ? { description } : {}),
+    }),
   )
     .Decode((text): number => {
       const [, amount, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text)!
@@ -28,7 +33,13 @@ export const CommaList = (description?: string) =>
 
 /** A secret in base64 of at least 32 bytes: a Buffer for the plugin. */
 export const Base64Secret = (description?: string) =>
-  Type.Transform(Type.String({ pattern: '^[A-Za-z0-9+/_-]{43,}={0,2}$', ...(description ? { description } : {}) }))
+  Type.Transform(
+    Type.String({
+      pattern: '^[A-Za-z0-9+/_-]{43,}={0,2}$',
+      expects: 'base64 of at least 32 bytes (openssl rand -base64 32)',
+      ...(description ? { description } : {}),
+    }),
+  )
     .Decode((text): Buffer => Buffer.from(text, 'base64'))
     .Encode((bytes) => bytes.toString('base64'))
 

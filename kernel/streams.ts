@@ -1,4 +1,3 @@
-import { once } from 'node:events'
 import type { ServerResponse } from 'node:http'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 
@@ -29,6 +28,8 @@ interface Open {
 /** The open streams of one listener: one timer for every heartbeat and slow reader, and an orderly end on shutdown. */
 export interface StreamRegistry {
   readonly size: number
+  /** True once `end` was called: no new stream may outlive it. */
+  readonly ending: boolean
   add(stream: Open): () => void
   end(): Promise<void>
 }
@@ -38,6 +39,7 @@ export const streamRegistryKey = Symbol('agent-orc.streams')
 export function createStreamRegistry(): StreamRegistry {
   const open = new Set<Open>()
   let wheel: NodeJS.Timeout | undefined
+  let ending = false
   const turn = (): void => {
     const now = Date.now()
     for (const s of open) {
@@ -49,14 +51,24 @@ export function createStreamRegistry(): StreamRegistry {
       }
     }
   }
+  const finish = (s: Open): NodeJS.Timeout => {
+    s.abort.abort('shutdown' satisfies StreamEnd)
+    return setTimeout(() => s.raw.destroy(), drainMs)
+  }
   return {
     get size() {
       return open.size
     },
+    get ending() {
+      return ending
+    },
     add(stream) {
       open.add(stream)
       wheel ??= setInterval(turn, 1_000).unref()
+      // Its request was under way when the end came: it gets the same terms as those that were open.
+      const late = ending ? finish(stream) : undefined
       return () => {
+        clearTimeout(late)
         open.delete(stream)
         if (open.size === 0) {
           clearInterval(wheel)
@@ -65,11 +77,14 @@ export function createStreamRegistry(): StreamRegistry {
       }
     },
     async end() {
-      const ending = [...open]
-      for (const s of ending) s.abort.abort('shutdown' satisfies StreamEnd)
-      const late = setTimeout(() => ending.forEach((s) => s.raw.destroy()), drainMs)
-      await Promise.allSettled(ending.map((s) => s.done))
-      clearTimeout(late)
+      ending = true
+      await Promise.all(
+        [...open].map(async (s) => {
+          const late = finish(s)
+          await s.done
+          clearTimeout(late)
+        }),
+      )
     },
   }
 }
@@ -106,9 +121,12 @@ export function stream(
     blockedSince: undefined,
     done: Promise.resolve(),
   }
-  raw.once('close', () => {
+  const gone = (): void => {
     if (!raw.writableFinished) open.abort.abort('client_gone' satisfies StreamEnd)
-  })
+  }
+  // A client may have left while the handler was still deciding: its 'close' has been and gone.
+  if (raw.destroyed) gone()
+  else raw.once('close', gone)
   raw.writeHead(options.status ?? 200, {
     ...(reply.getHeaders() as Record<string, string>),
     'content-type': options.contentType,
@@ -134,8 +152,7 @@ async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<C
     open.lastWrite = Date.now()
     if (!raw.write(chunk)) {
       open.blockedSince = open.lastWrite
-      // A client that goes away emits 'close' and never 'drain'.
-      await once(raw, 'drain', { signal: abort.signal }).catch(() => {})
+      await drained(raw)
       open.blockedSince = undefined
     }
   }
@@ -144,6 +161,16 @@ async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<C
     else raw.end(resolve).once('close', resolve)
   })
 }
+
+// A client that goes away emits 'close' and never 'drain'. Shutdown does not end the wait: a full socket takes no last words.
+const drained = (raw: ServerResponse): Promise<void> =>
+  new Promise((resolve) => {
+    const done = (): void => {
+      raw.off('drain', done).off('close', done)
+      resolve()
+    }
+    raw.on('drain', done).on('close', done)
+  })
 
 /** Server-Sent Events: `source` yields whole frames made with `sseFrame`. */
 export const sse = (
