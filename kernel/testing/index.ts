@@ -1,2 +1,3 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
 export { fake, testKernel, type TestKernel } from './kernel.ts'
+export { databasePlugin, freshDatabase } from './database.ts'

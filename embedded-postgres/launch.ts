@@ -1,0 +1,99 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process'
+import { promisify } from 'node:util'
+
+/** The customary uid and gid of `nobody`, for PostgreSQL refuses to run as root. */
+const nobody = 65534
+
+/** How a PostgreSQL binary is run on this machine. */
+export interface Launch {
+  /** Programs put before the binary, e.g. `setpriv`. */
+  readonly prefix: readonly string[]
+  /** Set when root gives its rights up for good: the data directory then has to belong to this uid. */
+  readonly uid?: number
+  /** True when a shell watches our end of its standard input, and stops PostgreSQL when that closes. */
+  readonly watchdog: boolean
+}
+
+/** What this machine can do; tests give other answers than the machine. */
+export interface Machine {
+  readonly root: boolean
+  works(command: string, ...args: string[]): Promise<boolean>
+}
+
+// Nothing of the caller's environment (PGDATA, PGHOST, credentials) may reach the server.
+const env = { PATH: '/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin', LC_ALL: 'C' }
+
+const run = promisify(execFile)
+const here: Machine = {
+  root: process.getuid?.() === 0,
+  works: (command, ...args) =>
+    run(command, args, { env }).then(
+      () => true,
+      () => false,
+    ),
+}
+
+const asNobody = ['--user', `--map-user=${nobody}`, `--map-group=${nobody}`]
+const dieWithParent = ['--pdeathsig', 'INT']
+
+// `wait` returns when PostgreSQL ends by itself; `cat` returns when our end of the pipe closes, also by kill -9.
+const watch = `exec 3<&0
+"$@" 3<&- </dev/null & server=$!
+(cat <&3 >/dev/null; kill -INT "$server") 2>/dev/null & dog=$!
+exec 3<&-
+wait "$server"; code=$?
+kill "$dog" 2>/dev/null
+exit "$code"`
+
+/**
+ * Chooses how to run PostgreSQL so that it is not root and does not outlive this process, even after kill -9: a user
+ * namespace for root where the kernel allows one, another uid otherwise; a parent-death signal where util-linux is
+ * installed, a watching shell otherwise (macOS).
+ */
+export async function chooseLaunch(machine: Machine = here): Promise<Launch> {
+  const signal = await machine.works('setpriv', ...dieWithParent, 'true')
+  const ending = signal ? ['setpriv', ...dieWithParent] : ['/bin/sh', '-c', watch, 'watchdog']
+  if (!machine.root) return { prefix: ending, watchdog: !signal }
+  if (await machine.works('unshare', ...asNobody, 'true')) {
+    return { prefix: ['unshare', ...asNobody, ...ending], watchdog: !signal }
+  }
+  return { prefix: ending, uid: nobody, watchdog: !signal }
+}
+
+/** Starts a binary in its own session, so that Ctrl-C in a terminal reaches the caller alone, which stops PostgreSQL last. */
+export function launch(how: Launch, binary: string, args: readonly string[]): ChildProcess {
+  const [command, ...before] = [...how.prefix, binary]
+  return spawn(command!, [...before, ...args], {
+    detached: true,
+    stdio: [how.watchdog ? 'pipe' : 'ignore', 'ignore', 'pipe'],
+    env,
+    ...(how.uid === undefined ? {} : { uid: how.uid, gid: how.uid }),
+    cwd: '/',
+  })
+}
+
+/** Asks for a fast shutdown: sessions are disconnected, open transactions rolled back, files closed properly. */
+export function interrupt(how: Launch, child: ChildProcess): void {
+  if (how.watchdog) child.stdin?.end()
+  else child.kill('SIGINT')
+}
+
+/** Resolves when the program has ended; `output` is the end of what it said. */
+export function exited(
+  child: ChildProcess,
+  log?: (line: string) => void,
+): Promise<{ code: number | null; output: string }> {
+  let output = ''
+  let rest = ''
+  child.stderr?.setEncoding('utf8').on('data', (text: string) => {
+    output = (output + text).slice(-4_000)
+    if (!log) return
+    const lines = (rest + text).split('\n')
+    rest = lines.pop()!
+    for (const line of lines) log(line)
+  })
+  return new Promise((resolve) => {
+    child.on('error', (error) => resolve({ code: null, output: error.message }))
+    child.on('close', (code) => resolve({ code, output }))
+  })
+}

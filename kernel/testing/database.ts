@@ -1,0 +1,133 @@
+import { randomBytes } from 'node:crypto'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { TestContext } from 'node:test'
+import pg from 'pg'
+import type { Entry, Plugin } from '#kernel'
+import { startPostgres } from '#embedded-postgres'
+
+/** A server with a migrated template database, as the test script hands it to every test process. */
+export interface TestServer {
+  /** A role that may create databases but is no superuser, in a database that is never cloned. */
+  readonly dsn: string
+  readonly template: string
+}
+
+// Commits of a test need not survive a power cut, and 20 databases share these connections.
+const settings = { fsync: 'off', synchronous_commit: 'off', full_page_writes: 'off', max_connections: '300' }
+
+// Names of the variables by which scripts/test.ts passes the one server on to its children.
+const dsnVariable = 'AGENT_ORC_TEST_DSN'
+const templateVariable = 'AGENT_ORC_TEST_TEMPLATE'
+
+export const serverVariables = (server: TestServer): Record<string, string> => ({
+  [dsnVariable]: server.dsn,
+  [templateVariable]: server.template,
+})
+
+const open = async <T>(dsn: string, work: (client: pg.Client) => Promise<T>): Promise<T> => {
+  const client = new pg.Client({ connectionString: dsn })
+  await client.connect()
+  try {
+    return await work(client)
+  } finally {
+    await client.end()
+  }
+}
+
+/** The DSN of another database of the same server and role. */
+function inDatabase(dsn: string, database: string): string {
+  const url = new URL(dsn)
+  url.pathname = `/${encodeURIComponent(database)}`
+  return url.href
+}
+
+const uniqueName = (kind: string): string => `ao_${kind}_${randomBytes(6).toString('hex')}`
+
+/**
+ * Starts the server of a test run, or uses the developer's own, and migrates a template database. Here and in
+ * scripts/test.ts the environment is read although plugins may not: no role file stands behind a test run.
+ */
+export async function startTestServer(): Promise<{ server: TestServer; unref(): void; stop(): Promise<void> }> {
+  const own = process.env['AGENT_ORC_TEST_POSTGRES'] || process.env['POSTGRES_DSN']
+  const started = own ? { dsn: own, unref() {}, stop: async () => {} } : await startEmbedded()
+  try {
+    const template = uniqueName('template')
+    await createTemplate(started.dsn, template)
+    const stop = async (): Promise<void> => {
+      if (own) await open(own, (client) => client.query(`DROP DATABASE IF EXISTS ${template} WITH (FORCE)`))
+      await started.stop()
+    }
+    return { server: { dsn: started.dsn, template }, unref: started.unref, stop }
+  } catch (error) {
+    await started.stop()
+    throw error
+  }
+}
+
+async function startEmbedded(): Promise<{ dsn: string; unref(): void; stop(): Promise<void> }> {
+  const directory = await mkdtemp(join(tmpdir(), 'ao-test-'))
+  const remove = (): Promise<void> => rm(directory, { recursive: true, force: true })
+  try {
+    const postgres = await startPostgres({ dataDir: join(directory, 'postgres'), settings })
+    await open(postgres.adminDsn(), (client) => client.query('ALTER ROLE agent_orc CREATEDB'))
+    return { dsn: postgres.dsn(), unref: () => postgres.unref(), stop: () => postgres.stop().finally(remove) }
+  } catch (error) {
+    await remove()
+    throw error
+  }
+}
+
+async function createTemplate(dsn: string, template: string): Promise<void> {
+  await open(dsn, async (client) => {
+    const { rows } = await client.query<{ name: string; superuser: boolean; may: boolean }>(
+      'SELECT rolname AS name, rolsuper OR rolbypassrls AS superuser, rolcreatedb AS may FROM pg_roles WHERE rolname = current_user',
+    )
+    const { name, superuser, may } = rows[0]!
+    if (superuser || !may) {
+      throw new Error(
+        `Tests need a role that creates databases and obeys row security: ALTER ROLE "${name}" CREATEDB NOSUPERUSER NOBYPASSRLS`,
+      )
+    }
+    await client.query(`CREATE DATABASE ${template}`)
+  })
+  const database = inDatabase(dsn, template)
+  const { migrate } = (await load('plugins/database/migrate.ts')) as { migrate(dsn: string): Promise<string[]> }
+  await migrate(database)
+  await open(database, (client) =>
+    client.query(`INSERT INTO tenants (id, name) VALUES ('acme', 'Acme'), ('globex', 'Globex')`),
+  )
+}
+
+/** Loaded by address, not by import: the kernel depends on no plugin, only its test harness puts one to use. */
+const load = (path: string): Promise<unknown> => import(new URL(`../../${path}`, import.meta.url).href)
+
+// One server per process, whichever test asks first: with a bare `node --test file` nobody else can hold it.
+let ofThisProcess: Promise<TestServer> | undefined
+
+async function testServer(): Promise<TestServer> {
+  const dsn = process.env[dsnVariable]
+  const template = process.env[templateVariable]
+  if (dsn && template) return { dsn, template }
+  const { server, unref, stop } = await startTestServer()
+  unref()
+  process.once('beforeExit', () => void stop())
+  return server
+}
+
+/** The DSN of a new, migrated database with the tenants `default`, `acme` and `globex`, dropped after the test. */
+export async function freshDatabase(t: Pick<TestContext, 'after'>): Promise<string> {
+  const { dsn, template } = await (ofThisProcess ??= testServer())
+  const name = uniqueName('test')
+  await open(dsn, (client) => client.query(`CREATE DATABASE ${name} TEMPLATE ${template} STRATEGY file_copy`))
+  // Forced: a test that failed may have left connections, and its own message matters more than theirs.
+  t.after(() => open(dsn, (client) => client.query(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`)))
+  return inDatabase(dsn, name)
+}
+
+/** The database plugin on a fresh database, for a test kernel. */
+export async function databasePlugin(dsn: string): Promise<Entry> {
+  const { default: plugin } = (await load('plugins/database/index.ts')) as { default: Plugin }
+  return { name: 'database', plugin, config: { dsn, migrate: false } }
+}
