@@ -1,0 +1,113 @@
+import { createHash, createHmac, createSecretKey, type KeyObject, randomBytes, timingSafeEqual } from 'node:crypto'
+import { isAppError, unauthorized, unavailable } from '#kernel'
+import type { Kv } from '#contracts/kv'
+import { signedHeaders, type SignedParts, type Signer, type SigningFamily } from '#contracts/signing'
+
+/** How far a sender's clock may be off, either way. */
+const maxSkewSeconds = 60
+/** A nonce is remembered for both sides of the skew: a request dated 60 s ahead stays valid for 120 s. */
+const nonceTtlMs = 125_000
+const maxBodyBytes = 1024 * 1024
+const minKeyBytes = 32
+
+// Exactly one well-formed value each: Node joins repeated headers with a comma, which no form allows.
+const forms = {
+  signature: /^v1,[A-Za-z0-9+/]{43}=$/,
+  timestamp: /^[1-9][0-9]{0,11}$/,
+  nonce: /^[A-Za-z0-9_-]{22}$/,
+  keyId: /^[A-Za-z0-9_-]{1,64}$/,
+  tenant: /^[A-Za-z0-9_.-]{1,128}$/,
+} as const
+type Field = keyof typeof forms
+
+export interface SignerOptions {
+  readonly family: SigningFamily
+  readonly current: Buffer
+  readonly previous?: Buffer
+  readonly kv: Kv
+  /** Told why a request was refused; the caller only ever learns `unauthorized`. */
+  readonly onRefused: (reason: string, keyId: string | undefined) => void
+  /** Milliseconds since the epoch; tests move it. */
+  readonly now?: () => number
+}
+
+/** AO-HMAC-SHA256-V1. Specification 5.3. */
+export function createSigner(options: SignerOptions): Signer {
+  const { family, kv, onRefused, now = Date.now } = options
+  const seconds = (): number => Math.floor(now() / 1000)
+  const current = keyOf(options.current)
+  const keys = options.previous ? [current, keyOf(options.previous)] : [current]
+  // In memory, nonces are forgotten by a restart, so nothing that was signed before it may be accepted.
+  const earliest = kv.backend === 'memory' ? seconds() : 0
+
+  return {
+    sign(parts) {
+      const fields = {
+        timestamp: String(seconds()),
+        nonce: randomBytes(16).toString('base64url'),
+        keyId: 'CURRENT',
+        tenant: parts.tenant,
+      }
+      return named({ ...fields, signature: signature(current, signedText(family, fields, parts)) })
+    },
+    async verify(headers, parts) {
+      const fields = parse(headers)
+      const refuse = (reason: string): Error => {
+        onRefused(reason, fields?.keyId)
+        return unauthorized()
+      }
+      if (!fields) throw refuse('a signed header is missing, repeated or malformed')
+      const at = Number(fields.timestamp)
+      if (Math.abs(seconds() - at) > maxSkewSeconds) throw refuse('the timestamp is more than 60 s off')
+      if (at < earliest) throw refuse('the request was signed before this process started')
+      if (parts.body.byteLength > maxBodyBytes) throw refuse('the body is larger than 1 MiB')
+      // The key id is only a hint: during a rotation, a sender not yet restarted still calls the old key CURRENT.
+      const text = signedText(family, fields, parts)
+      if (!keys.some((key) => equal(fields.signature, signature(key, text)))) {
+        throw refuse('the signature matches no key of this family')
+      }
+      const fresh = await kv.claim(`ao:nonce:${family}:${fields.nonce}`, nonceTtlMs).catch((cause: unknown) => {
+        throw isAppError(cause) ? cause : unavailable({ cause, retryable: true })
+      })
+      if (!fresh) throw refuse('the nonce was used before')
+      return { tenant: fields.tenant }
+    },
+  }
+}
+
+function keyOf(bytes: Buffer): KeyObject {
+  if (bytes.length < minKeyBytes)
+    throw new Error(`a signing key needs at least ${minKeyBytes} bytes, got ${bytes.length}`)
+  return createSecretKey(bytes)
+}
+
+const parse = (headers: Parameters<Signer['verify']>[0]): Record<Field, string> | undefined => {
+  const fields: Partial<Record<Field, string>> = {}
+  for (const field of Object.keys(forms) as Field[]) {
+    const value = headers[signedHeaders[field]]
+    if (typeof value !== 'string' || !forms[field].test(value)) return undefined
+    fields[field] = value
+  }
+  return fields as Record<Field, string>
+}
+
+const named = (fields: Record<Field, string>): Record<string, string> =>
+  Object.fromEntries((Object.keys(fields) as Field[]).map((field) => [signedHeaders[field], fields[field]]))
+
+function signedText(
+  family: SigningFamily,
+  { keyId, timestamp, nonce, tenant }: Record<Exclude<Field, 'signature'>, string>,
+  { method, target, body }: Omit<SignedParts, 'tenant'>,
+): string {
+  const bodyHash = createHash('sha256').update(body).digest('hex')
+  return ['AO-HMAC-SHA256-V1', family, keyId, timestamp, nonce, tenant, method.toUpperCase(), target, bodyHash].join(
+    '\n',
+  )
+}
+
+const signature = (key: KeyObject, text: string): string =>
+  `v1,${createHmac('sha256', key).update(text).digest('base64')}`
+
+/** Compares text, not decoded bytes: several base64 texts decode to one value, and only one of them was signed. */
+const equal = (a: string, b: string): boolean =>
+  a.length === b.length && timingSafeEqual(Buffer.from(a), Buffer.from(b))

@@ -1,0 +1,223 @@
+import assert from 'node:assert/strict'
+import { createHash, createHmac, randomBytes } from 'node:crypto'
+import { test } from 'node:test'
+import { unavailable } from '#kernel'
+import type { Kv } from '#contracts/kv'
+import { signedHeaders, type Signer } from '#contracts/signing'
+import { createSigner, type SignerOptions } from '../signer.ts'
+
+const key = Buffer.from(Array.from({ length: 32 }, (_, i) => i))
+const request = { method: 'POST', target: '/api/runs?x=1', body: Buffer.from('{"profile":"p","runId":"r1"}') }
+const time = 1_760_000_000
+const vector = {
+  [signedHeaders.signature]: 'v1,M+9lfqYvpilGDkCgAVWt2YMugugRR+IokOjFDYsi0CE=',
+  [signedHeaders.timestamp]: String(time),
+  [signedHeaders.nonce]: 'A'.repeat(22),
+  [signedHeaders.keyId]: 'CURRENT',
+  [signedHeaders.tenant]: 'acme',
+}
+const denied = { code: 'unauthorized', status: 401 }
+
+function memoryKv(backend: Kv['backend'] = 'redis'): Kv {
+  const claimed = new Set<string>()
+  return {
+    backend,
+    claim: async (name) => !claimed.has(name) && (claimed.add(name), true),
+    hit: async () => ({ allowed: true, count: 1, retryAfterMs: 0 }),
+    publish() {},
+    subscribe: () => () => {},
+  }
+}
+
+const signer = (more: Partial<SignerOptions> = {}): Signer =>
+  createSigner({
+    family: 'chat-gateway',
+    current: key,
+    kv: memoryKv(),
+    onRefused() {},
+    now: () => time * 1000,
+    ...more,
+  })
+
+const signed = (by: Signer): Record<string, string> => by.sign({ ...request, tenant: 'acme' })
+
+test('the test vector of the format verifies', async () => {
+  assert.deepEqual(await signer().verify(vector, request), { tenant: 'acme' })
+})
+
+test('what is signed is nine lines: format, family, key id, timestamp, nonce, tenant, method, target, body hash', () => {
+  const headers = signed(signer())
+  const bodyHash = createHash('sha256').update(request.body).digest('hex')
+  const nonce = headers[signedHeaders.nonce]
+  const text = `AO-HMAC-SHA256-V1\nchat-gateway\nCURRENT\n${time}\n${nonce}\nacme\nPOST\n/api/runs?x=1\n${bodyHash}`
+  assert.equal(headers[signedHeaders.signature], `v1,${createHmac('sha256', key).update(text).digest('base64')}`)
+  assert.match(nonce!, /^[A-Za-z0-9_-]{22}$/)
+})
+
+test('a request that was signed verifies once: its nonce cannot be replayed', async () => {
+  const one = signer()
+  const headers = signed(one)
+  await one.verify(headers, request)
+  await assert.rejects(one.verify(headers, request), denied)
+})
+
+test('a nonce used at one conductor is refused by another that shares the store', async () => {
+  const kv = memoryKv()
+  const [a, b] = [signer({ kv }), signer({ kv })]
+  const headers = signed(a)
+  await a.verify(headers, request)
+  await assert.rejects(b.verify(headers, request), denied)
+})
+
+test('a refused request does not use up its nonce', async () => {
+  const one = signer()
+  const headers = signed(one)
+  await assert.rejects(one.verify(headers, { ...request, target: '/api/runs?x=2' }), denied)
+  await one.verify(headers, request)
+})
+
+test('changing any one character of any signed header is refused', async () => {
+  const one = signer()
+  const headers = signed(one)
+  for (const [name, value] of Object.entries(headers)) {
+    for (let i = 0; i < value.length; i++) {
+      for (const c of ['0', '1', 'B', 'z', ' ', '\n', '']) {
+        if (value[i] === c) continue
+        const mutated = { ...headers, [name]: value.slice(0, i) + c + value.slice(i + 1) }
+        await assert.rejects(one.verify(mutated, request), denied, `${name} at ${i}`)
+      }
+    }
+  }
+  await one.verify(headers, request)
+})
+
+test('the bits that base64 does not use are part of the signature', async () => {
+  // `0CE=`, `0CF=`, `0CG=` and `0CH=` decode to the same bytes.
+  for (const last of ['F', 'G', 'H']) {
+    const other = {
+      ...vector,
+      [signedHeaders.signature]: vector[signedHeaders.signature]!.replace('0CE=', `0C${last}=`),
+    }
+    await assert.rejects(signer().verify(other, request), denied)
+  }
+})
+
+test('changing method, target or body is refused', async () => {
+  for (const change of [
+    { method: 'DELETE' },
+    { target: '/api/runs?x=1&' },
+    { target: '/api/%72uns?x=1' },
+    { target: '/api/runs' },
+    { body: Buffer.from('{"profile":"p","runId":"r1"} ') },
+    { body: Buffer.alloc(0) },
+  ]) {
+    await assert.rejects(signer().verify(vector, { ...request, ...change }), denied)
+  }
+})
+
+test('a missing, repeated or malformed header is refused', async () => {
+  for (const name of Object.values(signedHeaders)) {
+    const value = vector[name]!
+    for (const bad of [
+      undefined,
+      '',
+      [value],
+      [value, value],
+      `${value}, ${value}`,
+      `${value} `,
+      ` ${value}`,
+      `${value}\0`,
+    ]) {
+      await assert.rejects(signer().verify({ ...vector, [name]: bad }, request), denied, `${name}: ${String(bad)}`)
+    }
+  }
+})
+
+test('a clock may be 60 s off either way, and not 61', async () => {
+  for (const [off, passes] of [
+    [60, true],
+    [-60, true],
+    [61, false],
+    [-61, false],
+  ] as const) {
+    const headers = signed(signer({ now: () => (time + off) * 1000 }))
+    const verified = signer().verify(headers, request)
+    if (passes) await verified
+    else await assert.rejects(verified, denied, `${off} s`)
+  }
+})
+
+test('a body over 1 MiB is refused', async () => {
+  const big = { ...request, body: Buffer.alloc(1024 * 1024 + 1) }
+  const one = signer()
+  await assert.rejects(one.verify(one.sign({ ...big, tenant: 'acme' }), big), denied)
+})
+
+test('a signature of the other key family is refused', async () => {
+  const vfs = signer({ family: 'vfs' })
+  await assert.rejects(signer().verify(signed(vfs), request), denied)
+  await assert.rejects(vfs.verify(signed(signer()), request), denied)
+})
+
+test('every order of restarts that the rotation runbook allows verifies', async () => {
+  const [old, fresh] = [randomBytes(32), randomBytes(32)]
+  const steps = {
+    before: { current: old },
+    during: { current: fresh, previous: old },
+    after: { current: fresh },
+  }
+  const orders = [
+    ['before', 'before'],
+    ['before', 'during'],
+    ['during', 'during'],
+    ['during', 'after'],
+    ['after', 'during'],
+    ['after', 'after'],
+  ] as const
+  for (const [gateway, conductor] of orders) {
+    const headers = signed(signer(steps[gateway]))
+    await signer(steps[conductor]).verify(headers, request)
+  }
+  await assert.rejects(signer(steps.after).verify(signed(signer(steps.before)), request), denied)
+})
+
+test('a key id is a hint: any well-formed one that was signed verifies', async () => {
+  const text = [
+    'AO-HMAC-SHA256-V1',
+    'chat-gateway',
+    'PREVIOUS',
+    time,
+    'A'.repeat(22),
+    'acme',
+    'GET',
+    '/',
+    createHash('sha256').digest('hex'),
+  ]
+  const signature = `v1,${createHmac('sha256', key).update(text.join('\n')).digest('base64')}`
+  const headers = { ...vector, [signedHeaders.keyId]: 'PREVIOUS', [signedHeaders.signature]: signature }
+  await signer().verify(headers, { method: 'GET', target: '/', body: Buffer.alloc(0) })
+})
+
+test('when the nonce store is away the answer is 503, never a pass', async () => {
+  for (const error of [unavailable(), new Error('ECONNREFUSED')]) {
+    const kv: Kv = { ...memoryKv(), claim: () => Promise.reject(error) }
+    await assert.rejects(signer({ kv }).verify(vector, request), { code: 'unavailable', status: 503 })
+  }
+})
+
+test('a nonce is remembered for 125 s: both sides of the clock skew', async () => {
+  const claims: [string, number][] = []
+  const kv: Kv = { ...memoryKv(), claim: async (name, ttl) => claims.push([name, ttl]) > 0 }
+  await signer({ kv }).verify(vector, request)
+  assert.deepEqual(claims, [[`ao:nonce:chat-gateway:${'A'.repeat(22)}`, 125_000]])
+})
+
+test('with nonces in memory, nothing signed before the process started is accepted', async () => {
+  await assert.rejects(signer({ kv: memoryKv('memory'), now: () => (time + 1) * 1000 }).verify(vector, request), denied)
+  await signer({ kv: memoryKv('memory') }).verify(vector, request)
+})
+
+test('a key of less than 32 bytes is refused', () => {
+  assert.throws(() => signer({ current: Buffer.alloc(31) }), /at least 32 bytes/)
+  assert.throws(() => signer({ previous: Buffer.alloc(31) }), /at least 32 bytes/)
+})
