@@ -1,0 +1,58 @@
+import { existsSync, statSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { dirname, join, resolve } from 'node:path'
+import { fileURLToPath, pathToFileURL } from 'node:url'
+import type { Plugin } from './plugin.ts'
+
+/** The folder that holds `plugins/`, `runtimes/` and `providers/`. */
+export const root = fileURLToPath(new URL('..', import.meta.url))
+
+/**
+ * Finds and imports the plugin that a role file names. `use` is `plugins/x`, `runtimes/x` or `providers/x` of this
+ * repository, a path relative to the role file, or a package. Throws an Error whose message is a sentence.
+ */
+export async function loadPlugin(use: string, roleFile: string): Promise<Plugin> {
+  const url = urlOf(use, roleFile)
+  const module = await import(url).catch((error: unknown) => {
+    throw new Error(`'${use}' fails to load: ${error instanceof Error ? error.message : String(error)}`, {
+      cause: error,
+    })
+  })
+  const plugin: unknown = module.default
+  if (!isPlugin(plugin)) throw new Error(`'${use}' is not a plugin: its default export must come from definePlugin()`)
+  return plugin
+}
+
+function urlOf(use: string, roleFile: string): string {
+  const ours = /^(plugins|runtimes|providers)\/[^/]/.test(use)
+  if (!ours && !use.startsWith('./') && !use.startsWith('../')) return packageUrl(use, roleFile)
+  const path = ours ? join(root, use) : resolve(dirname(roleFile), use)
+  const file = ['', '.ts', '.js', '/index.ts', '/index.js'].map((end) => path + end).find(isFile)
+  if (file === undefined) throw new Error(`'${use}' is not there: looked for ${path} as a file and for its index.ts`)
+  return pathToFileURL(file).href
+}
+
+const isFile = (path: string): boolean => existsSync(path) && statSync(path).isFile()
+
+function packageUrl(name: string, roleFile: string): string {
+  try {
+    return pathToFileURL(createRequire(roleFile).resolve(name)).href
+  } catch {
+    // A package that only exports to `import` is invisible to require.resolve; this way looks beside Agent Orc itself.
+    try {
+      return import.meta.resolve(name)
+    } catch {
+      throw new Error(`'${name}' is no installed package: npm install it, or write ./${name} for a file`)
+    }
+  }
+}
+
+// Not instanceof: a third party's copy of definePlugin makes plugins too.
+const isPlugin = (value: unknown): value is Plugin =>
+  typeof value === 'object' &&
+  value !== null &&
+  'api' in value &&
+  'name' in value &&
+  typeof value.name === 'string' &&
+  'setup' in value &&
+  typeof value.setup === 'function'

@@ -1,0 +1,96 @@
+import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, type Pair, parseDocument } from 'yaml'
+import type { Origin } from './plan.ts'
+
+/** A YAML file with the environment filled in, which still knows where each value came from. */
+export interface RoleDocument {
+  readonly value: unknown
+  /** Everything wrong with the text itself, each with its line. */
+  readonly problems: readonly string[]
+  /** Origin of the value at a JSON pointer, or of the nearest thing around it. */
+  where(pointer: string): Origin
+}
+
+export type Environment = Readonly<Record<string, string | undefined>>
+
+const reference = /\$\$\{|\$\{([^}]*)\}/g
+const form = /^([A-Za-z_][A-Za-z0-9_]*(?:\|[A-Za-z_][A-Za-z0-9_]*)*)(?::-(.*))?$/s
+
+/** What a key dropped by an empty substitution leaves behind. */
+const dropped = Symbol('dropped')
+
+/**
+ * Reads YAML and fills in `${A|B:-default}`: the first of A and B that is set and not empty, else the default. A key whose
+ * whole value comes out empty is dropped, as if it were not in the file. `$${` is a literal `${`.
+ */
+export function readRoleDocument(text: string, file: string, env: Environment): RoleDocument {
+  const lines = new LineCounter()
+  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false, uniqueKeys: true })
+  const origins = new Map<string, Origin>()
+  const at = (offset: number): string => `${file}:${lines.linePos(offset).line}`
+  const problems = document.errors.map((error) =>
+    error.code === 'DUPLICATE_KEY'
+      ? `this key is already in its map (${at(error.pos[0])})`
+      : `not valid YAML: ${error.message} (${at(error.pos[0])})`,
+  )
+
+  const fill = (source: string, offset: number, variables: string[]): string =>
+    source.replace(reference, (whole, inside: string | undefined) => {
+      if (inside === undefined) return '${'
+      const match = form.exec(inside)
+      if (!match) {
+        problems.push(`${whole} is not of the form \${NAME}, \${NAME|OTHER} or \${NAME:-default} (${at(offset)})`)
+        return ''
+      }
+      const names = match[1]!.split('|')
+      variables.push(...names)
+      return names.map((name) => env[name]).find((value) => value !== undefined && value !== '') ?? match[2] ?? ''
+    })
+
+  const read = (node: Node | null, pointer: string, offset: number): unknown => {
+    const start = node?.range?.[0] ?? offset
+    const variables: string[] = []
+    if (!origins.has(pointer)) origins.set(pointer, { at: at(offset), variables })
+    if (isMap<Node, Node | null>(node)) {
+      return Object.fromEntries(node.items.map((pair) => readPair(pair, pointer)).filter(([, v]) => v !== dropped))
+    }
+    if (isSeq<Node>(node)) {
+      return node.items
+        .map((item, i) => read(item, `${pointer}/${i}`, item.range?.[0] ?? start))
+        .filter((v) => v !== dropped)
+    }
+    if (isAlias(node)) {
+      problems.push(`anchors and aliases are not read in role files: write the value out (${at(start)})`)
+      return dropped
+    }
+    if (!isScalar(node)) return null
+    if (typeof node.value !== 'string') return node.value
+    const filled = fill(node.value, start, variables)
+    return filled === '' && node.value !== '' ? dropped : filled
+  }
+
+  const readPair = ({ key, value }: Pair<Node, Node | null>, parent: string): [string, unknown] => {
+    const name = isScalar(key) ? String(key.value) : ''
+    const offset = key.range?.[0] ?? 0
+    if (!isScalar(key)) problems.push(`a key must be plain text (${at(offset)})`)
+    const found = read(value, `${parent}/${escapePointer(name)}`, offset)
+    // `health:` with nothing after it is a plugin without settings; any other bare key is as if it were not there.
+    if (found === null) return [name, parent === '/plugins' || parent === '/listeners' ? {} : dropped]
+    return [name, found]
+  }
+
+  const value = problems.length > 0 ? {} : read(document.contents, '', 0)
+  return {
+    value: value === dropped ? {} : value,
+    problems,
+    where(pointer) {
+      for (let p = pointer; ; p = p.slice(0, p.lastIndexOf('/'))) {
+        const origin = origins.get(p)
+        if (origin) return origin
+        if (p === '') return { at: file, variables: [] }
+      }
+    },
+  }
+}
+
+/** RFC 6901, as TypeBox writes paths. */
+export const escapePointer = (name: string): string => name.replaceAll('~', '~0').replaceAll('/', '~1')

@@ -1,0 +1,116 @@
+import { readFile } from 'node:fs/promises'
+import { relative, resolve } from 'node:path'
+import { type Static, Type } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
+import { loadPlugin } from './config-modules.ts'
+import { type Environment, escapePointer, readRoleDocument, type RoleDocument } from './config-yaml.ts'
+import { BootError, configProblems, type Entry, problemsOf, type Role, shownAt } from './plan.ts'
+import { Duration, Settings } from './settings.ts'
+
+export { root } from './config-modules.ts'
+export type { Environment } from './config-yaml.ts'
+
+/** The one place where the process environment is read. */
+export const environment = (): Environment => process.env
+
+const Listener = Type.Object(
+  {
+    host: Type.String({ minLength: 1, default: '127.0.0.1', description: 'Address to listen on.' }),
+    port: Type.Optional(
+      Type.Integer({
+        minimum: 0,
+        maximum: 65_535,
+        description: 'TCP port; 0 picks a free one. Empty: the listener is declared and off.',
+      }),
+    ),
+  },
+  // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
+  { additionalProperties: false, default: {} },
+)
+
+/** What may stand beside a plugin's own settings. */
+export const EntryKeys = {
+  use: Type.Optional(
+    Type.String({
+      minLength: 1,
+      description:
+        'plugins/x, runtimes/x or providers/x of this repository, ./path, or a package. Without it: plugins/<key>.',
+    }),
+  ),
+  unless: Type.Optional(Type.String({ description: 'Leaves this entry out when it comes out as any text.' })),
+}
+
+/** A role file, without the settings of its plugins: those are checked by each plugin's own schema. */
+export const RoleFile = Settings({
+  role: Type.String({ pattern: '^[a-z][a-z0-9-]*$', expects: 'a name of lower-case letters, digits and hyphens' }),
+  listeners: Type.Record(Type.String(), Listener, { default: {}, description: 'Named HTTP listeners.' }),
+  log: Type.Optional(
+    Settings({
+      level: Type.Union(
+        ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'].map((level) => Type.Literal(level)),
+        { default: 'info' },
+      ),
+      requests: Type.Boolean({ default: false, description: 'One log line for each answered request.' }),
+    }),
+  ),
+  shutdownGrace: Duration('25s', 'How long stopping may take before the process exits anyway.'),
+  plugins: Type.Record(Type.String(), Type.Object(EntryKeys), { description: 'What this role is made of.' }),
+})
+
+export interface LoadOptions {
+  readonly env: Environment
+}
+
+/** Reads a role file, fills in the environment and imports its plugins. Throws a BootError with every problem found. */
+export async function loadRole(file: string, options: LoadOptions): Promise<Role> {
+  const path = resolve(file)
+  const shown = relative('', path).startsWith('..') ? path : relative('', path)
+  const text = await readFile(path, 'utf8').catch((error: NodeJS.ErrnoException) => {
+    throw new BootError(shown, [error.code === 'ENOENT' ? 'there is no such file' : `cannot be read: ${error.code}`])
+  })
+  const document = readRoleDocument(text, shown, options.env)
+  if (document.problems.length > 0) throw new BootError(shown, document.problems)
+  const value = Value.Default(RoleFile, Value.Convert(RoleFile, document.value))
+  const problems = problemsOf('', RoleFile, value, document.where)
+  const plugins = (value as Partial<Static<typeof RoleFile>>).plugins ?? {}
+  const entries: Entry[] = []
+  for (const [name, given] of Object.entries(plugins)) {
+    // Already reported as no map.
+    if (typeof given !== 'object' || given === null) continue
+    const { use, unless, ...config } = given
+    if (unless !== undefined) continue
+    const where = originsUnder(document, `/plugins/${escapePointer(name)}`)
+    try {
+      const plugin = await loadPlugin(String(use ?? `plugins/${name}`), path)
+      entries.push({ name, plugin, config, where })
+    } catch (error) {
+      problems.push(`${name}: ${(error as Error).message}${shownAt(where(''))}`)
+    }
+  }
+  // The settings of what could be loaded are wrong or right regardless of the rest: say everything in one go.
+  if (problems.length > 0) throw new BootError(shown, [...problems, ...entries.flatMap(configProblems)])
+  return toRole(Value.Decode(RoleFile, value), entries, document)
+}
+
+function toRole(
+  file: ReturnType<typeof Value.Decode<typeof RoleFile>>,
+  plugins: Entry[],
+  document: RoleDocument,
+): Role {
+  const listeners = Object.entries(file.listeners).map(([name, { host, port }]) => {
+    const origin = document.where(`/listeners/${escapePointer(name)}/port`)
+    return [name, { host, port, origin }] as const
+  })
+  return {
+    name: file.role,
+    listeners: Object.fromEntries(listeners),
+    plugins,
+    shutdownGrace: file.shutdownGrace,
+    ...(file.log ? { log: file.log } : {}),
+  }
+}
+
+const originsUnder =
+  (document: RoleDocument, pointer: string): NonNullable<Entry['where']> =>
+  (path) =>
+    document.where(pointer + path)
