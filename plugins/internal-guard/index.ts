@@ -1,0 +1,19 @@
+import { definePlugin } from '#kernel'
+import { InternalGuard } from '#contracts/auth'
+import { Signers } from '#contracts/signing'
+import { createInternalGuard } from './guard.ts'
+
+export default definePlugin({
+  name: 'internal-guard',
+  requires: { signers: Signers },
+  provides: { guard: InternalGuard },
+  async setup({ deps, listeners }) {
+    const signer = deps.signers.get('chat-gateway')
+    if (!signer && listeners.includes('internal')) {
+      throw new Error(
+        'the internal listener is on (INTERNAL_PORT) but nothing can verify its requests; set CHAT_GATEWAY_SIGNING_KEY_CURRENT',
+      )
+    }
+    return { guard: createInternalGuard(signer) }
+  },
+})
