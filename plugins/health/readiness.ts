@@ -1,0 +1,55 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import type { ReadinessCheck } from '#contracts/health'
+
+/** A part that does not answer in time cannot serve a request either. */
+const timeoutMs = 3_000
+
+export interface Readiness {
+  readonly ready: boolean
+  /** `ok`, or what is wrong, by the name of the check. */
+  readonly checks: Readonly<Record<string, string>>
+}
+
+/** Runs all checks at once. Probes that arrive meanwhile share the answer: a hanging database must not collect checks. */
+export function createReadiness(
+  checks: ReadonlyMap<string, ReadinessCheck>,
+  stopping: AbortSignal,
+  log: FastifyBaseLogger,
+): () => Promise<Readiness> {
+  let running: Promise<Readiness> | undefined
+  let wasReady = true
+  const run = async (): Promise<Readiness> => {
+    const results = await Promise.all(
+      [...checks].map(async ([name, check]) => [name, await outcome(check, log)] as const),
+    )
+    const ready = results.every(([, result]) => result === 'ok')
+    if (ready !== wasReady) log.warn({ checks: Object.fromEntries(results) }, ready ? 'ready again' : 'not ready')
+    wasReady = ready
+    return { ready, checks: Object.fromEntries(results) }
+  }
+  return async () => {
+    if (stopping.aborted) return { ready: false, checks: { process: 'stopping' } }
+    running ??= run().finally(() => {
+      running = undefined
+    })
+    const answer = await running
+    return stopping.aborted ? { ready: false, checks: { process: 'stopping' } } : answer
+  }
+}
+
+async function outcome(check: ReadinessCheck, log: FastifyBaseLogger): Promise<string> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<string>((resolve) => {
+    timer = setTimeout(resolve, timeoutMs, `no answer in ${timeoutMs / 1_000} s`)
+  })
+  try {
+    return await Promise.race([check().then(() => 'ok'), late])
+  } catch (err) {
+    log.debug({ err }, 'readiness check failed')
+    // The text of an unknown exception may hold addresses; `/readyz` is open to everybody.
+    return isAppError(err) ? (err.sentence ?? err.code) : 'failed'
+  } finally {
+    clearTimeout(timer)
+  }
+}

@@ -1,0 +1,38 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, appError, errorBody } from '#kernel'
+import type { Readiness } from './readiness.ts'
+
+const notReady = appError('not_ready', 503)
+
+const Checks = Type.Record(Type.String(), Type.String(), { description: '`ok`, or what is wrong.' })
+const Ready = Type.Object({ ready: Type.Literal(true), checks: Checks })
+const NotReady = Type.Object({
+  error: Type.Literal('not_ready'),
+  request_id: Type.String(),
+  ready: Type.Literal(false),
+  checks: Checks,
+})
+
+export async function livenessRoutes(app: App): Promise<void> {
+  const schema = { tags: ['health'], summary: 'Process liveness.', response: { 200: Type.String() } }
+  app.get('/healthz', { ...access('public'), schema }, async (_request, reply) =>
+    reply.type('text/plain; charset=utf-8').send('ok'),
+  )
+}
+
+export const readinessRoutes =
+  (readiness: () => Promise<Readiness>) =>
+  async (app: App): Promise<void> => {
+    const schema = {
+      tags: ['health'],
+      summary: 'Readiness to serve; 503 as soon as the process is stopping.',
+      response: { 200: Ready, 503: NotReady },
+    }
+    app.get('/readyz', { ...access('public'), schema }, async (request, reply) => {
+      const { ready, checks } = await readiness()
+      void reply.header('cache-control', 'no-store')
+      if (ready) return reply.send({ ready: true, checks })
+      // Not thrown: a probe that fails every few seconds is no error of the request.
+      return reply.code(503).send(errorBody(notReady({ detail: { ready, checks } }), request.id) as never)
+    })
+  }

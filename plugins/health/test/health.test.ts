@@ -1,0 +1,102 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { AppError } from '#kernel'
+import { ReadinessChecks } from '#contracts/health'
+import { fake, testKernel } from '#testing'
+import health from '../index.ts'
+
+test('/healthz answers the text ok and asks no part', async (t) => {
+  let asked = 0
+  const check = async (): Promise<void> => void asked++
+  const kernel = await testKernel(t, [health, fake(ReadinessChecks, { database: check })])
+  for (const name of ['conductor', 'gateway', 'runner', 'internal']) {
+    const reply = await kernel.listeners[name]!.inject('/healthz')
+    assert.equal(reply.statusCode, 200)
+    assert.match(String(reply.headers['content-type']), /^text\/plain/)
+    assert.equal(reply.body, 'ok')
+  }
+  assert.equal(asked, 0)
+})
+
+test('/healthz of the sidecar listener is left to the sidecar, /readyz is not', async (t) => {
+  const kernel = await testKernel(t, [health])
+  assert.equal((await kernel.listeners.sidecar!.inject('/healthz')).statusCode, 404)
+  assert.deepEqual((await kernel.listeners.sidecar!.inject('/readyz')).json(), { ready: true, checks: {} })
+})
+
+test('/readyz is 200 when every check passes and 503 naming those that do not', async (t) => {
+  let broken = false
+  const kernel = await testKernel(t, [
+    health,
+    fake(ReadinessChecks, {
+      kv: async () => {},
+      database: async () => {
+        if (broken) throw new AppError('unavailable', 503, { message: 'The database does not answer.' })
+      },
+    }),
+  ])
+  const gateway = kernel.listeners.gateway!
+  assert.deepEqual((await gateway.inject('/readyz')).json(), { ready: true, checks: { kv: 'ok', database: 'ok' } })
+  broken = true
+  const reply = await gateway.inject('/readyz')
+  assert.equal(reply.statusCode, 503)
+  const { request_id: id, ...body } = reply.json()
+  assert.equal(typeof id, 'string')
+  assert.deepEqual(body, {
+    error: 'not_ready',
+    ready: false,
+    checks: { kv: 'ok', database: 'The database does not answer.' },
+  })
+  broken = false
+  assert.equal((await gateway.inject('/readyz')).statusCode, 200)
+})
+
+test('/readyz never shows the text of an unknown exception', async (t) => {
+  const failing = async (): Promise<void> => {
+    throw new Error('connect ECONNREFUSED 10.1.2.3:5432')
+  }
+  const kernel = await testKernel(t, [health, fake(ReadinessChecks, { database: failing })])
+  const reply = await kernel.listeners.conductor!.inject('/readyz')
+  assert.equal(reply.json().checks.database, 'failed')
+  assert.doesNotMatch(reply.body, /10\.1\.2\.3/)
+})
+
+test('/readyz names a check that does not answer within 3 s, and probes meanwhile share one check', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let asked = 0
+  const hangs = (): Promise<void> => {
+    asked++
+    return new Promise(() => {})
+  }
+  const kernel = await testKernel(t, [health, fake(ReadinessChecks, { kv: hangs })])
+  const replies = [kernel.listeners.gateway!.inject('/readyz'), kernel.listeners.runner!.inject('/readyz')]
+  const turn = setInterval(() => t.mock.timers.tick(3_000), 5)
+  const [one, two] = await Promise.all(replies)
+  clearInterval(turn)
+  assert.equal(one!.json().checks.kv, 'no answer in 3 s')
+  assert.equal(two!.statusCode, 503)
+  assert.equal(asked, 1)
+})
+
+test('/readyz is 503 as soon as the process is stopping, also when its answer was under way', async (t) => {
+  let release = (): void => {}
+  let began = (): void => {}
+  const started = new Promise<void>((resolve) => {
+    began = resolve
+  })
+  const slow = (): Promise<void> => {
+    began()
+    return new Promise((resolve) => {
+      release = resolve
+    })
+  }
+  const kernel = await testKernel(t, [health, fake(ReadinessChecks, { kv: slow })])
+  const reply = kernel.listeners.gateway!.inject('/readyz')
+  await started
+  const stopped = kernel.stop()
+  release()
+  const answer = await reply
+  await stopped
+  assert.equal(answer.statusCode, 503)
+  assert.deepEqual(answer.json().checks, { process: 'stopping' })
+})
