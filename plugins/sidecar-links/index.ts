@@ -1,0 +1,40 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Settings } from '#kernel'
+import { LocalSidecars, Sidecars } from '#contracts/sidecar'
+import { createHttpSidecar } from './http-link.ts'
+import { createSidecars, type Known } from './sidecars.ts'
+
+const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
+
+/** The runner's way to its sidecars: over HTTP where a URL is configured, else in process. */
+export default definePlugin({
+  name: 'sidecar-links',
+  config: Settings({
+    url: url('One sidecar for every runtime.'),
+    general: url('The sidecar of `general`, instead of the shared one.'),
+    runtimeA: url('The sidecar of `runtime_a`, instead of the shared one.'),
+    runtimeB: url('The sidecar of `runtime_b`, instead of the shared one.'),
+  }),
+  requires: { local: LocalSidecars },
+  provides: { sidecars: Sidecars },
+  async setup(ctx) {
+    const { config } = ctx
+    const byUrl = new Map<string, Known>()
+    const at = (address: string): Known => {
+      const known = byUrl.get(address)
+      if (known) return known
+      const link = createHttpSidecar(address)
+      ctx.onStop(() => link.close())
+      const added = { link, url: address }
+      byUrl.set(address, added)
+      return added
+    }
+    const own = new Map<string, Known>()
+    if (config.general) own.set('general', at(config.general))
+    if (config.runtimeA) own.set('runtime_a', at(config.runtimeA))
+    if (config.runtimeB) own.set('runtime_b', at(config.runtimeB))
+    const local = ctx.deps.local.get('local')
+    const shared = config.url ? at(config.url) : local && { link: local, url: '' }
+    return { sidecars: createSidecars(own, shared) }
+  },
+})
