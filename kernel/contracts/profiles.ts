@@ -2,8 +2,13 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '#kernel'
 import type { TenantTx } from './database.ts'
 
+const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$'
+const nameForm = new RegExp(namePattern)
+/** False for text that cannot name a profile, so that a path with it is unknown without a look-up. */
+export const isProfileName = (text: string): boolean => nameForm.test(text)
+
 export const profileName = Type.String({
-  pattern: '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$',
+  pattern: namePattern,
   description: 'Name of the profile, unique in its tenant.',
 })
 

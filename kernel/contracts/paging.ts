@@ -1,0 +1,36 @@
+import { Type } from '@sinclair/typebox'
+
+/** Query of every paged list. Without `limit` the whole list is returned. Specification 4.1. */
+export const PageQuery = Type.Object({
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200, description: 'Absent: the whole list.' })),
+  offset: Type.Optional(
+    Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Used with `limit`.' }),
+  ),
+})
+
+export interface Page {
+  readonly limit?: number
+  readonly offset?: number
+}
+
+/** Values for `LIMIT $a OFFSET $b`: PostgreSQL reads a null limit as none. */
+export const pageValues = ({ limit, offset = 0 }: Page): [limit: number | null, offset: number] =>
+  limit === undefined ? [null, 0] : [limit, offset]
+
+/** `X-Total-Count`, and for a page the `Link` to its neighbours with every other query parameter kept. */
+export function pageHeaders(url: string, { limit, offset = 0 }: Page, total: number): Record<string, string> {
+  const count = { 'x-total-count': String(total) }
+  if (limit === undefined) return count
+  const link = (start: number, rel: string): string => {
+    const [path = '', query] = url.split('?', 2)
+    const params = new URLSearchParams(query)
+    params.set('limit', String(limit))
+    params.set('offset', String(start))
+    return `<${path}?${params.toString()}>; rel="${rel}"`
+  }
+  const links = [
+    ...(offset > 0 ? [link(Math.max(0, offset - limit), 'prev')] : []),
+    ...(offset + limit < total ? [link(offset + limit, 'next')] : []),
+  ]
+  return links.length > 0 ? { ...count, link: links.join(', ') } : count
+}
