@@ -32,7 +32,7 @@ async function startTargets(processes: Processes, options: Options): Promise<Tar
 
 async function measure(run: RunJob, targets: readonly Target[], options: Options): Promise<TargetResult[]> {
   await sleep(idleMs)
-  const idle = new Map(targets.map((target) => [target, usageOf(target.roots())]))
+  const idle = new Map(targets.map((target) => [target, usageOf(target.roots(), target.postgresRoots?.())]))
   const builtin = new Map<Target, Awaited<ReturnType<typeof measureBuiltin>>>()
   for (const target of targets) builtin.set(target, await measureBuiltin(run, target))
   // Every target runs once unmeasured, or the first cell of the first round would measure the compiler.
@@ -104,18 +104,23 @@ function print(results: readonly TargetResult[], options: Options, seconds: numb
 
 async function main(options: Options): Promise<void> {
   const processes = createProcesses()
-  const interrupted = (): void => {
+  let interrupted = false
+  const interrupt = (): void => {
+    interrupted = true
     say('stopping')
     void processes.stop().then(() => process.exit(130))
   }
-  process.once('SIGINT', interrupted)
-  process.once('SIGTERM', interrupted)
+  process.once('SIGINT', interrupt)
+  process.once('SIGTERM', interrupt)
   const began = performance.now()
   try {
     const run = createLoad(processes.fork(new URL('client.ts', import.meta.url).pathname))
     const targets = await startTargets(processes, options)
     const results = await measure(run, targets, options)
     print(results, options, Math.round((performance.now() - began) / 1000))
+  } catch (error) {
+    // What fails while everything is being stopped is not worth a word.
+    if (!interrupted) throw error
   } finally {
     await processes.stop()
   }

@@ -54,9 +54,9 @@ export async function measureCell(
     ...(cell.continueConversation ? { continueConversation: true } : {}),
   }
   const warm = await run({ ...job, durationMs: warmMs })
-  const before = usageOf(target.roots())
+  const before = usageOf(target.roots(), target.postgresRoots?.())
   const result = await run({ ...job, durationMs: ms })
-  const after = usageOf(target.roots())
+  const after = usageOf(target.roots(), target.postgresRoots?.())
   complain(target, cell.name, warm)
   complain(target, cell.name, result)
   return {
@@ -113,7 +113,7 @@ export async function measureSlow(
   streams: number,
   settleMs: number,
 ): Promise<SlowStreams> {
-  const before = usageOf(target.roots())
+  const before = usageOf(target.roots(), target.postgresRoots?.())
   const opened = Promise.withResolvers<void>()
   const running = run(
     { ...target.chat('slow', false), clients: streams, expect: {}, timed: true, tellOpened: true },
@@ -121,7 +121,7 @@ export async function measureSlow(
   )
   await Promise.race([opened.promise, running])
   await sleep(settleMs)
-  const open = usageOf(target.roots())
+  const open = usageOf(target.roots(), target.postgresRoots?.())
   const result = await running
   complain(target, 'slow streams', result)
   return {

@@ -107,10 +107,30 @@ export interface Usage {
 const msPerTick = 10
 const pageKb = 4
 
-/** Reads the process trees below `roots` from /proc; undefined where there is none (any system but Linux). */
-export function usageOf(roots: readonly number[]): Usage | undefined {
+/**
+ * Reads the process trees below `roots` from /proc, and PostgreSQL's processes below `postgresRoots` too; undefined where
+ * there is no /proc (any system but Linux).
+ */
+export function usageOf(roots: readonly number[], postgresRoots: readonly number[] = []): Usage | undefined {
   const processes = readProc()
   if (!processes) return undefined
+  const own = treeOf(roots, processes)
+  const total = { nodeCpuMs: 0, postgresCpuMs: 0, nodeRssMb: 0, postgresPssMb: 0 }
+  for (const pid of new Set([...own, ...treeOf(postgresRoots, processes)])) {
+    const p = processes.get(pid)
+    if (!p) continue
+    if (p.postgres) {
+      total.postgresCpuMs += p.cpuMs
+      total.postgresPssMb += pssMb(pid)
+    } else if (own.has(pid)) {
+      total.nodeCpuMs += p.cpuMs
+      total.nodeRssMb += p.rssMb
+    }
+  }
+  return total
+}
+
+function treeOf(roots: readonly number[], processes: ReadonlyMap<number, Proc>): Set<number> {
   const tree = new Set(roots)
   for (let grown = true; grown;) {
     grown = false
@@ -121,19 +141,7 @@ export function usageOf(roots: readonly number[]): Usage | undefined {
       }
     }
   }
-  const total = { nodeCpuMs: 0, postgresCpuMs: 0, nodeRssMb: 0, postgresPssMb: 0 }
-  for (const pid of tree) {
-    const p = processes.get(pid)
-    if (!p) continue
-    if (p.postgres) {
-      total.postgresCpuMs += p.cpuMs
-      total.postgresPssMb += pssMb(pid)
-    } else {
-      total.nodeCpuMs += p.cpuMs
-      total.nodeRssMb += p.rssMb
-    }
-  }
-  return total
+  return tree
 }
 
 interface Proc {

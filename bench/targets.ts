@@ -13,6 +13,8 @@ export interface Target {
   readonly bootMs: number
   /** Roots of its process trees; the stand-in is not among them, except for itself. */
   roots(): number[]
+  /** Roots of trees of which only PostgreSQL's processes belong to the target. */
+  postgresRoots?(): number[]
   chat(model: ModelName, sync: boolean): Chat
   /** A streamed chat with an agent on the builtin provider. */
   readonly builtin?: Chat
