@@ -1,0 +1,55 @@
+import { createHmac, createSecretKey, randomBytes, timingSafeEqual } from 'node:crypto'
+import { unauthorized } from '#kernel'
+import type { Caller, Tokens } from '#contracts/auth'
+
+/** Finds the caller of a request from its raw headers (name, value, name, value…), or throws `unauthorized`. */
+export type Authenticate = (rawHeaders: readonly string[]) => Promise<Caller>
+
+/** Finds a live key by its hash; undefined when unknown, revoked, expired, or of a deleted tenant. */
+export interface KeyLookup {
+  find(hash: Buffer): Promise<Caller | undefined>
+}
+
+export interface AuthenticateOptions {
+  readonly tokens: Tokens
+  /** Undefined in a role without a database: then only the bootstrap key is a key. */
+  readonly keys: KeyLookup | undefined
+  readonly bootstrap: { readonly key: string; readonly tenantId: string } | undefined
+}
+
+// RFC 9110 token68: nothing that a quote, a comma or a control character could end early.
+const bearer = /^Bearer +([A-Za-z0-9._~+/-]+=*)$/i
+
+export function createAuthenticate({ tokens, keys, bootstrap }: AuthenticateOptions): Authenticate {
+  const isBootstrap = bootstrap && secretEqual(bootstrap.key)
+  return async (rawHeaders) => {
+    const token = bearerOf(rawHeaders)
+    if (token === undefined) throw refused()
+    if (bootstrap && isBootstrap?.(token)) return { tenantId: bootstrap.tenantId, role: 'owner', keyId: 'bootstrap' }
+    if (!keys || !tokens.wellFormed(token)) throw refused()
+    const caller = await keys.find(tokens.hash('ao:tenant-key:v1', token))
+    if (!caller) throw refused()
+    return caller
+  }
+}
+
+const refused = () => unauthorized({ headers: { 'www-authenticate': 'Bearer' } })
+
+/** Read from the raw headers, because Node silently keeps the first of two Authorization headers. */
+function bearerOf(rawHeaders: readonly string[]): string | undefined {
+  let value: string | undefined
+  for (let i = 0; i < rawHeaders.length; i += 2) {
+    if (rawHeaders[i]!.toLowerCase() !== 'authorization') continue
+    if (value !== undefined) return undefined
+    value = rawHeaders[i + 1]
+  }
+  return value === undefined ? undefined : bearer.exec(value)?.[1]
+}
+
+/** Compares with a secret in constant time, whatever the lengths: both sides are hashed under a key nobody knows. */
+function secretEqual(secret: string): (text: string) => boolean {
+  const key = createSecretKey(randomBytes(32))
+  const digest = (text: string): Buffer => createHmac('sha256', key).update(text).digest()
+  const expected = digest(secret)
+  return (text) => timingSafeEqual(digest(text), expected)
+}

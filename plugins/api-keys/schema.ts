@@ -1,0 +1,45 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { roles } from '#contracts/auth'
+
+const Role = Type.Union(
+  roles.map((role) => Type.Literal(role)),
+  { description: 'At most the role of the key that asks; its role when absent.' },
+)
+const Time = Type.String({ format: 'date-time' })
+const MaybeTime = Type.Union([Time, Type.Null()])
+
+export const IssueBody = Type.Object(
+  {
+    label: Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'What the key is for.' }),
+    role: Type.Optional(Role),
+    expiresAt: Type.Optional(
+      Type.String({
+        pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
+        description: 'ISO 8601 with a zone, in the future; the key never expires when absent.',
+      }),
+    ),
+  },
+  { additionalProperties: false },
+)
+export type IssueBody = Static<typeof IssueBody>
+
+export const KeyMetadata = Type.Object({
+  id: Type.String(),
+  label: Type.String(),
+  role: Role,
+  createdAt: Time,
+  createdBy: Type.String({ description: 'The key that minted this one, `bootstrap`, or a command.' }),
+  lastUsedAt: MaybeTime,
+  expiresAt: MaybeTime,
+  revokedAt: MaybeTime,
+})
+export type KeyMetadata = Static<typeof KeyMetadata>
+
+export const IssuedKey = Type.Object({
+  ...KeyMetadata.properties,
+  token: Type.String({ description: 'Shown once, here.' }),
+})
+export type IssuedKey = Static<typeof IssuedKey>
+
+export const IdParams = Type.Object({ id: Type.String() })
+export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

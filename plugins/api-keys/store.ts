@@ -1,0 +1,84 @@
+import type { Database } from '#contracts/database'
+import { type Page, pageValues } from '#contracts/paging'
+import type { TenantRole } from '#contracts/auth'
+import type { KeyMetadata } from './schema.ts'
+
+interface Row {
+  id: string
+  label: string
+  role: TenantRole
+  created_at: Date
+  created_by: string
+  last_used_at: Date | null
+  expires_at: Date | null
+  revoked_at: Date | null
+}
+
+const columns = 'id, label, role, created_at, created_by, last_used_at, expires_at, revoked_at'
+
+const toMetadata = (row: Row): KeyMetadata => ({
+  id: row.id,
+  label: row.label,
+  role: row.role,
+  createdAt: row.created_at.toISOString(),
+  createdBy: row.created_by,
+  lastUsedAt: row.last_used_at?.toISOString() ?? null,
+  expiresAt: row.expires_at?.toISOString() ?? null,
+  revokedAt: row.revoked_at?.toISOString() ?? null,
+})
+
+export interface NewKey {
+  readonly id: string
+  readonly label: string
+  readonly role: TenantRole
+  readonly hash: Buffer
+  readonly createdBy: string
+  readonly expiresAt: Date | undefined
+}
+
+/** Undefined when the tenant does not exist or was deleted. */
+export async function insertKey(database: Database, tenantId: string, key: NewKey): Promise<KeyMetadata | undefined> {
+  const insert = {
+    text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at)
+           SELECT id, $2, $3, $4, $5::bytea, $6, $7::timestamptz FROM tenants WHERE id = $1 AND deleted_at IS NULL
+           RETURNING ${columns}`,
+    values: [tenantId, key.id, key.label, key.role, key.hash, key.createdBy, key.expiresAt ?? null],
+  }
+  const [[row]] = await database.batch<[Row[]]>(tenantId, [insert])
+  return row && toMetadata(row)
+}
+
+/** Newest first. `createdBy` undefined shows every key of the tenant. */
+export async function listKeys(
+  database: Database,
+  tenantId: string,
+  createdBy: string | undefined,
+  page: Page,
+): Promise<{ keys: KeyMetadata[]; total: number }> {
+  const visible = 'tenant_id = $1 AND ($2::text IS NULL OR created_by = $2)'
+  const values = [tenantId, createdBy ?? null]
+  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+    {
+      text: `SELECT ${columns} FROM tenant_api_keys WHERE ${visible} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`,
+      values: [...values, ...pageValues(page)],
+    },
+    { text: `SELECT count(*)::int AS total FROM tenant_api_keys WHERE ${visible}`, values },
+  ])
+  return { keys: rows.map(toMetadata), total: count!.total }
+}
+
+/** False when there is no such key to the eyes of `createdBy`. Revoking twice keeps the first time. */
+export async function revokeKey(
+  database: Database,
+  tenantId: string,
+  createdBy: string | undefined,
+  id: string,
+): Promise<boolean> {
+  const update = {
+    text: `UPDATE tenant_api_keys SET revoked_at = COALESCE(revoked_at, now())
+           WHERE tenant_id = $1 AND ($2::text IS NULL OR created_by = $2) AND id = $3 RETURNING id`,
+    values: [tenantId, createdBy ?? null, id],
+  }
+  const [rows] = await database.batch<[object[]]>(tenantId, [update])
+  return rows.length > 0
+}
