@@ -1,0 +1,31 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Settings } from '#kernel'
+import { ApiGuard, Tokens } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { Profiles } from '#contracts/profiles'
+import { keyRoutes } from './keys.routes.ts'
+import { publishingRoutes } from './routes.ts'
+import { createPublishingService } from './service.ts'
+
+export default definePlugin({
+  name: 'publishing',
+  config: Settings({
+    publicHost: Type.Optional(
+      Type.String({
+        pattern: '^[A-Za-z0-9.:\\[\\]-]+$',
+        description: 'CHAT_GATEWAY_PUBLIC_HOST: host, and port if any, under which clients reach the gateway.',
+      }),
+    ),
+  }),
+  requires: { guard: ApiGuard, database: Database, profiles: Profiles, tokens: Tokens },
+  async setup({ config, deps, routes }) {
+    const { guard, database, profiles, tokens } = deps
+    const service = createPublishingService({ database, profiles, tokens, publicHost: config.publicHost })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      publishingRoutes(app, guard, service)
+      keyRoutes(app, guard, service)
+    })
+    return {}
+  },
+})

@@ -1,0 +1,84 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { profileName } from '#contracts/profiles'
+
+export const slugPattern = '^[a-z0-9][a-z0-9-]{0,62}$'
+
+const knobs = {
+  allowedOrigins: Type.Optional(
+    Type.Array(Type.String({ maxLength: 300 }), {
+      maxItems: 100,
+      uniqueItems: true,
+      description: 'Exact `scheme://host[:port]`. Checked only when a request carries `Origin`.',
+    }),
+  ),
+  rateLimitRpm: Type.Optional(
+    Type.Integer({ minimum: 1, maximum: 100_000, description: 'Requests a minute per key.' }),
+  ),
+  syncMaxDurationSeconds: Type.Optional(Type.Integer({ minimum: 1, maximum: 600 })),
+  exposeToolEvents: Type.Optional(Type.Boolean({ description: 'Whether streams show `tool` events.' })),
+}
+
+export const PublishBody = Type.Object(
+  {
+    slug: Type.Optional(
+      Type.String({ pattern: slugPattern, description: "Made from the profile's name when absent." }),
+    ),
+    ...knobs,
+  },
+  { additionalProperties: false },
+)
+export type PublishBody = Static<typeof PublishBody>
+
+export const PatchBody = Type.Object(
+  {
+    ...knobs,
+    enabled: Type.Optional(Type.Boolean({ description: '`false` is a kill switch that keeps the history.' })),
+    slug: Type.Optional(Type.Unknown({ description: 'Refused: a slug never changes. Unpublish and publish again.' })),
+  },
+  { additionalProperties: false },
+)
+export type PatchBody = Static<typeof PatchBody>
+
+export const PublishedAgent = Type.Object({
+  id: Type.String(),
+  tenantId: Type.String(),
+  profileName,
+  slug: Type.String(),
+  visibility: Type.String(),
+  authMode: Type.String(),
+  allowedOrigins: Type.Array(Type.String()),
+  rateLimitRpm: Type.Integer(),
+  syncMaxDurationSeconds: Type.Integer(),
+  exposeToolEvents: Type.Boolean(),
+  enabled: Type.Boolean(),
+  publicUrl: Type.Optional(Type.String()),
+})
+export type PublishedAgent = Static<typeof PublishedAgent>
+
+export const KeyBody = Type.Object(
+  { label: Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'Free text.' }) },
+  { additionalProperties: false },
+)
+
+const Time = Type.String({ format: 'date-time' })
+const MaybeTime = Type.Union([Time, Type.Null()])
+
+export const KeyMetadata = Type.Object({
+  id: Type.String(),
+  publishedId: Type.String(),
+  label: Type.String(),
+  createdAt: Time,
+  lastUsedAt: MaybeTime,
+  revokedAt: MaybeTime,
+})
+export type KeyMetadata = Static<typeof KeyMetadata>
+
+export const IssuedKey = Type.Object({
+  ...KeyMetadata.properties,
+  token: Type.String({ description: 'Shown once, here.' }),
+})
+export type IssuedKey = Static<typeof IssuedKey>
+
+export const NameParams = Type.Object({ name: Type.String() })
+export const KeyParams = Type.Object({ name: Type.String(), keyId: Type.String() })
+export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

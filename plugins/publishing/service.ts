@@ -1,0 +1,99 @@
+import type { Tokens } from '#contracts/auth'
+import type { Database } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import type { Page } from '#contracts/paging'
+import type { Profiles } from '#contracts/profiles'
+import { notPublished, slugFixed, unknownKey, unknownProfile } from './errors.ts'
+import { insertKey, listKeys, revokeKey } from './keys.store.ts'
+import { checkOrigins } from './origins.ts'
+import type { IssuedKey, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
+import { type AgentRow, findAgent, insertAgent, listAgents, unpublishAgent, updateAgent } from './store.ts'
+
+const defaults = { rateLimitRpm: 60, syncMaxDurationSeconds: 60 }
+
+export interface PublishingOptions {
+  readonly database: Database
+  readonly profiles: Pick<Profiles, 'find'>
+  readonly tokens: Tokens
+  /** Undefined: answers carry no `publicUrl`. */
+  readonly publicHost: string | undefined
+}
+
+/** Publishing of profiles and the keys of published agents. Specification 2.1, 2.2, 4.4. */
+export function createPublishingService({ database, profiles, tokens, publicHost }: PublishingOptions) {
+  const toAgent = (tenantId: string, row: AgentRow): PublishedAgent => ({
+    id: row.id,
+    tenantId,
+    profileName: row.profile_name,
+    slug: row.slug,
+    visibility: row.visibility,
+    authMode: row.auth_mode,
+    allowedOrigins: row.allowed_origins,
+    rateLimitRpm: row.rate_limit_rpm,
+    syncMaxDurationSeconds: row.sync_max_duration_seconds,
+    exposeToolEvents: row.expose_tool_events,
+    enabled: row.enabled,
+    ...(publicHost === undefined ? {} : { publicUrl: `https://${publicHost}/v1/chat/${tenantId}/${row.slug}` }),
+  })
+
+  return {
+    async publish(tenantId: string, profile: string, body: PublishBody): Promise<PublishedAgent> {
+      const { allowedOrigins = [] } = body
+      checkOrigins(allowedOrigins)
+      if (!(await profiles.find(tenantId, profile))) throw unknownProfile()
+      const row = await insertAgent(database, tenantId, {
+        id: newId('pub'),
+        profile_name: profile,
+        slug: body.slug ?? slugOf(profile),
+        allowed_origins: allowedOrigins,
+        rate_limit_rpm: body.rateLimitRpm ?? defaults.rateLimitRpm,
+        sync_max_duration_seconds: body.syncMaxDurationSeconds ?? defaults.syncMaxDurationSeconds,
+        expose_tool_events: body.exposeToolEvents ?? false,
+      })
+      return toAgent(tenantId, row)
+    },
+    async list(tenantId: string, page: Page): Promise<{ agents: PublishedAgent[]; total: number }> {
+      const { agents, total } = await listAgents(database, tenantId, page)
+      return { agents: agents.map((row) => toAgent(tenantId, row)), total }
+    },
+    async find(tenantId: string, profile: string): Promise<PublishedAgent> {
+      return toAgent(tenantId, found(await findAgent(database, tenantId, profile)))
+    },
+    async change(tenantId: string, profile: string, body: PatchBody): Promise<PublishedAgent> {
+      if ('slug' in body) throw slugFixed()
+      checkOrigins(body.allowedOrigins ?? [])
+      return toAgent(tenantId, found(await updateAgent(database, tenantId, profile, body)))
+    },
+    async unpublish(tenantId: string, profile: string): Promise<void> {
+      if (!(await unpublishAgent(database, tenantId, profile))) throw notPublished()
+    },
+    async issueKey(tenantId: string, profile: string, label: string): Promise<IssuedKey> {
+      const token = tokens.mint()
+      const hash = tokens.hash('ao:pub-key:v1', token)
+      const key = found(await insertKey(database, tenantId, profile, { id: newId('key'), label, hash }))
+      return { ...key, token }
+    },
+    listKeys: async (tenantId: string, profile: string, page: Page) =>
+      found(await listKeys(database, tenantId, profile, page)),
+    async revokeKey(tenantId: string, profile: string, id: string): Promise<void> {
+      if (!keyIdForm.test(id) || !(await revokeKey(database, tenantId, profile, id))) throw unknownKey()
+    },
+  }
+}
+export type PublishingService = ReturnType<typeof createPublishingService>
+
+// Other text cannot be an id of ours, and some of it PostgreSQL would refuse.
+const keyIdForm = /^key_[0-9a-z]{1,64}$/
+
+function found<T>(value: T | undefined): T {
+  if (value === undefined) throw notPublished()
+  return value
+}
+
+/** `My.Agent_2` becomes `my-agent-2`. A profile's name begins with a letter or digit, so a slug is never empty. */
+export const slugOf = (profile: string): string =>
+  profile
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, '-')
+    .slice(0, 63)
+    .replace(/-$/, '')
