@@ -1,0 +1,51 @@
+import closeWithGrace from 'close-with-grace'
+import { boot, type BootOptions, type Role, type Running } from '#kernel'
+
+export interface Served {
+  readonly running: readonly Running[]
+  /** Resolves never: the process ends by a signal. Awaiting it keeps a command from returning. */
+  readonly forever: Promise<never>
+  stop(): Promise<void>
+}
+
+/**
+ * Boots roles side by side in this process and stops them on SIGINT, SIGTERM, or a bug nobody caught. A second signal, or the
+ * end of the grace, ends the process at once.
+ */
+export async function serve(roles: readonly Role[], options: BootOptions = {}): Promise<Served> {
+  const running: Running[] = []
+  let booting: Promise<unknown> = Promise.resolve()
+  const stop = async (): Promise<void> => {
+    // A role that is still booting can only be stopped once it is up.
+    await booting.catch(() => {})
+    await Promise.all(running.splice(0).map((role) => role.stop()))
+  }
+  const grace = Math.max(...roles.map((role) => role.shutdownGrace ?? 25_000))
+  const handle = closeWithGrace({ delay: grace, logger: { error: report } }, async ({ err, signal }) => {
+    if (err) report(err)
+    else if (signal) report(`${signal}: stopping (again to stop at once)`)
+    await stop()
+  })
+  stopWithParent()
+  try {
+    for (const role of roles) {
+      const one = boot(role, options)
+      booting = one
+      running.push(await one)
+    }
+  } catch (error) {
+    handle.uninstall()
+    await stop()
+    throw error
+  }
+  return { running: [...running], forever: new Promise(() => {}), stop }
+}
+
+const report = (what: unknown): void => console.error(what instanceof Error ? what : `agent-orc: ${String(what)}`)
+
+/** Under an older Node, bin/agent-orc.js is our parent and holds a channel to us; its death must not leave us behind. */
+function stopWithParent(): void {
+  if (!process.channel) return
+  process.once('disconnect', () => process.kill(process.pid, 'SIGTERM'))
+  process.channel.unref()
+}
