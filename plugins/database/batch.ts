@@ -1,0 +1,145 @@
+import type { Connection } from 'pg'
+import type { Statement } from '#contracts/database'
+import { encodeValue, parserFor, type WireValue } from './values.ts'
+
+interface Columns {
+  readonly names: readonly string[]
+  readonly parsers: readonly ((text: string) => unknown)[]
+  /** A row without values: copying it gives all rows of the statement one hidden class. */
+  readonly blank: Readonly<Record<string, null>>
+}
+
+interface PreparedStatement {
+  readonly text: string
+  columns: Columns | undefined
+}
+
+/** The named statements of one connection. */
+export type Prepared = Map<string, PreparedStatement>
+
+interface Step {
+  readonly name: string
+  readonly text: string
+  readonly values: WireValue[]
+  prepared: PreparedStatement | undefined
+  columns: Columns | undefined
+  readonly rows: object[]
+}
+
+interface RowDescription {
+  readonly fields: readonly { readonly name: string; readonly dataTypeID: number }[]
+}
+
+export interface BatchResult {
+  readonly rows: object[][]
+  /** The last statement's command tag, e.g. `COMMIT`. */
+  readonly tag: string
+}
+
+type Done = (error?: Error) => void
+
+const noColumns: Columns = { names: [], parsers: [], blank: {} }
+
+/**
+ * Several statements in one network write, ended by one Sync: PostgreSQL runs them as one implicit transaction and skips
+ * the rest after the first error. Against `BEGIN … COMMIT` through pg's pipeline mode this saves two statements, all but
+ * one ReadyForQuery, and from the second use on the description of the rows.
+ */
+export class Batch {
+  /** The name by which pg calls back, and which it wraps with its read timeout. */
+  callback: Done = () => {}
+  readonly #prepared: Prepared
+  readonly #steps: Step[]
+  #at = 0
+  #tag = ''
+  #unreadable: Error | undefined
+
+  /** Throws, before anything is sent, on a value that cannot be encoded and on a name used for two texts. */
+  constructor(statements: readonly Statement[], prepared: Prepared) {
+    this.#prepared = prepared
+    this.#steps = statements.map(({ name = '', text, values = [] }) => {
+      const known = prepared.get(name)
+      if (known && known.text !== text) throw new Error(`The statement name '${name}' is used for two different texts.`)
+      return { name, text, values: values.map(encodeValue), prepared: undefined, columns: undefined, rows: [] }
+    })
+  }
+
+  submit(connection: Connection): void {
+    connection.stream.cork()
+    for (const step of this.#steps) {
+      let known = this.#prepared.get(step.name)
+      if (!known) {
+        if (step.name !== '') {
+          // Whether an earlier batch that failed got as far as preparing it is unknown; closing nothing is no error.
+          connection.close({ type: 'S', name: step.name }, true)
+          known = { text: step.text, columns: undefined }
+          this.#prepared.set(step.name, known)
+          step.prepared = known
+        }
+        connection.parse({ name: step.name, text: step.text, types: [] }, true)
+      }
+      connection.bind({ portal: '', statement: step.name, values: step.values }, true)
+      step.columns = known?.columns
+      if (!step.columns) connection.describe({ type: 'P', name: '' }, true)
+      connection.execute({}, true)
+    }
+    connection.sync()
+    connection.stream.uncork()
+  }
+
+  handleRowDescription({ fields }: RowDescription): void {
+    this.#steps[this.#at]!.columns = {
+      names: fields.map((field) => field.name),
+      parsers: fields.map((field) => parserFor(field.dataTypeID)),
+      blank: Object.fromEntries(fields.map((field) => [field.name, null])),
+    }
+  }
+
+  handleDataRow({ fields }: { readonly fields: readonly (string | null)[] }): void {
+    const step = this.#steps[this.#at]!
+    const { names, parsers, blank } = step.columns!
+    const row: Record<string, unknown> = { ...blank }
+    try {
+      for (let i = 0; i < fields.length; i++) {
+        const text = fields[i]
+        if (text !== null) row[names[i]!] = parsers[i]!(text!)
+      }
+    } catch (error) {
+      // Thrown here it would end the process: this runs inside the socket's data event.
+      this.#unreadable ??= error as Error
+    }
+    step.rows.push(row)
+  }
+
+  handleCommandComplete({ text }: { readonly text: string }): void {
+    const step = this.#steps[this.#at++]!
+    this.#tag = text
+    if (step.prepared) step.prepared.columns = step.columns ?? noColumns
+  }
+
+  handleEmptyQuery(): void {
+    this.#at++
+  }
+
+  handleError(error: Error): void {
+    for (const step of this.#steps) if (step.prepared) this.#prepared.delete(step.name)
+    this.callback(error)
+  }
+
+  // Not before: a deferred constraint fails after the last statement has completed, and only now is the commit done.
+  handleReadyForQuery(): void {
+    this.callback()
+  }
+
+  /** What came back, once the callback was called without an error. */
+  result(): BatchResult {
+    if (this.#unreadable) throw this.#unreadable
+    return { rows: this.#steps.map((step) => step.rows), tag: this.#tag }
+  }
+
+  handleCopyInResponse({ stream }: Connection): void {
+    stream.destroy(new Error('COPY is not a statement of a batch'))
+  }
+
+  handleCopyData(): void {}
+}

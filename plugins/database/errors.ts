@@ -1,0 +1,35 @@
+import { type AppError, appError } from '#kernel'
+import { sqlState } from '#contracts/database'
+
+const away = appError('unavailable', 503, 'The database does not answer; try again shortly.')
+const busy = appError('unavailable', 503, 'All database connections are in use; try again shortly.')
+
+// Class 08 connection exceptions, 57P0x shutdowns, 53300 too many connections, 25P03 idle in a transaction for too long.
+const connectionStates = /^(08|57P0|53300|25P03)/
+
+/** True when the connection failed, not the statement: the connection is of no further use, and another may do. */
+export function isConnectionFailure(error: unknown): boolean {
+  const state = sqlState(error)
+  const { severity, syscall } = error as { severity?: string; syscall?: string }
+  // Node's and pg's own errors (refused, reset, terminated, timed out) carry no SQLSTATE, though EPIPE looks like one.
+  if (state === undefined || syscall !== undefined) return true
+  return connectionStates.test(state) || severity === 'FATAL' || severity === 'PANIC'
+}
+
+// The type of a result changed under a prepared statement, by a migration of a newer release. A new connection prepares anew.
+export const isStalePlan = (error: unknown): boolean =>
+  sqlState(error) === '0A000' && (error as Error).message.includes('cached plan must not change result type')
+
+export const databaseAway = (cause: unknown): AppError => away({ retryable: true, cause })
+
+export const poolExhausted = (cause: unknown): AppError => busy({ retryable: true, cause })
+
+/** A statement's own error, fit for a log: what PostgreSQL says about the values of the row is left out. */
+export function statementError(error: Error): Error {
+  const known = error as Error & { detail?: string; where?: string }
+  delete known.detail
+  delete known.where
+  // It was made inside a socket event; from here its stack leads to the caller.
+  Error.captureStackTrace(error, statementError)
+  return error
+}

@@ -1,0 +1,48 @@
+import { Type } from '@sinclair/typebox'
+import { Gauge } from 'prom-client'
+import { definePlugin, maybe, Settings } from '#kernel'
+import { Database, DatabaseServer } from '#contracts/database'
+import { ReadinessChecks } from '#contracts/health'
+import { createListener } from './listener.ts'
+import { migrate } from './migrate.ts'
+import { openPool } from './pool.ts'
+import { createReadinessCheck } from './readiness.ts'
+import { awaitSchema, checkServer } from './server.ts'
+import { createTransactions } from './transactions.ts'
+
+export default definePlugin({
+  name: 'database',
+  config: Settings({
+    dsn: Type.Optional(Type.String({ description: 'Address of the PostgreSQL server; the embedded one when absent.' })),
+    migrate: Type.Boolean({ default: true, description: 'Bring the schema up to date at boot; false waits for it.' }),
+    poolSize: Type.Integer({ minimum: 1, maximum: 1_000, default: 10 }),
+  }),
+  requires: { server: maybe(DatabaseServer) },
+  provides: { database: Database, readiness: ReadinessChecks },
+  async setup({ config, deps, log, metrics, onStop }) {
+    const dsn = config.dsn ?? deps.server?.dsn
+    if (dsn === undefined)
+      throw new Error('no PostgreSQL server: set POSTGRES_DSN, or add the plugin embedded-postgres')
+    await checkServer(dsn, log)
+    if (config.migrate) {
+      for (const name of await migrate(dsn)) log.info(`applied migration ${name}`)
+    } else await awaitSchema(dsn, log)
+    const pool = await openPool(dsn, config.poolSize, (error) => log.warn({ err: error }, 'an idle connection broke'))
+    onStop(() => pool.close())
+    const listener = createListener(dsn, log)
+    onStop(() => listener.close())
+    new Gauge({
+      name: 'agent_orc_database_connections',
+      help: 'Pool connections in use, and callers waiting for one.',
+      labelNames: ['state'],
+      registers: [metrics],
+      collect() {
+        const { inUse, waiting } = pool.counts()
+        this.set({ state: 'in_use' }, inUse)
+        this.set({ state: 'waiting' }, waiting)
+      },
+    })
+    const database: Database = { ...createTransactions(pool), listen: listener.listen }
+    return { database, readiness: { database: createReadinessCheck(database) } }
+  },
+})

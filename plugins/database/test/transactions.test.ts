@@ -1,0 +1,138 @@
+import assert from 'node:assert/strict'
+import { type TestContext, test } from 'node:test'
+import { isAppError } from '#kernel'
+import { sqlState, type TenantTx } from '#contracts/database'
+import { freshDatabase } from '#testing'
+import { openPool } from '../pool.ts'
+import { createTransactions } from '../transactions.ts'
+
+async function open(t: TestContext, size = 1) {
+  const dsn = await freshDatabase(t)
+  const pool = await openPool(dsn, size, () => {})
+  t.after(() => pool.close())
+  const database = createTransactions(pool)
+  await database.systemBatch([{ text: 'CREATE TABLE notes (id int PRIMARY KEY)' }])
+  const ids = async () => (await database.systemBatch([{ text: 'SELECT id FROM notes ORDER BY id' }]))[0]
+  return { ...database, pool, ids }
+}
+
+const insert = (id: number) => ({ name: 'insert', text: 'INSERT INTO notes VALUES ($1)', values: [id] })
+const boom = new Error('boom')
+
+test('a transaction sets its tenant, commits when its work resolves, and gives the value on', async (t) => {
+  const { tenant, ids } = await open(t)
+  const value = await tenant('acme', async (tx) => {
+    assert.equal(tx.tenantId, 'acme')
+    await tx.query(insert(1))
+    return tx.query({
+      text: `SELECT current_setting('app.tenant_id') AS id, pg_current_xact_id_if_assigned() IS NULL AS fresh`,
+    })
+  })
+  assert.deepEqual(value, [{ id: 'acme', fresh: false }])
+  assert.deepEqual(await ids(), [{ id: 1 }])
+})
+
+test('a transaction rolls back when its work throws, and the error is the one thrown', async (t) => {
+  const { tenant, ids, pool } = await open(t)
+  await assert.rejects(
+    tenant('acme', async (tx) => {
+      await tx.query(insert(1))
+      throw boom
+    }),
+    boom,
+  )
+  await assert.rejects(
+    tenant('acme', () => Promise.reject(boom)),
+    boom,
+  )
+  assert.deepEqual(await ids(), [])
+  assert.deepEqual(pool.counts(), { inUse: 0, waiting: 0 })
+})
+
+test('a commit that became a rollback rejects, although the work swallowed the error', async (t) => {
+  const { tenant, ids } = await open(t)
+  await assert.rejects(
+    tenant('acme', async (tx) => {
+      await tx.query(insert(1))
+      await tx.query({ text: 'SELECT 1/0' }).catch(() => {})
+      return 'fine'
+    }),
+    (error: Error) => /rolled back/.test(error.message) && sqlState(error.cause) === '22012',
+  )
+  assert.deepEqual(await ids(), [])
+})
+
+test('an opening whose first statement fails is still one transaction', async (t) => {
+  const { system, ids } = await open(t)
+  await assert.rejects(
+    system(async (tx) => {
+      await tx.query({ text: 'SELECT 1/0' }).catch(() => {})
+      await tx.query(insert(1))
+    }),
+    (error) => sqlState(error) === '25P02',
+  )
+  await assert.rejects(
+    system(async (tx) => {
+      // Never sent: nothing has begun, and what follows must not run outside a transaction.
+      await tx.query({ text: 'SELECT $1', values: [1n, { toJSON: () => assert.fail('unreadable') }] }).catch(() => {})
+      await tx.query(insert(2))
+      throw boom
+    }),
+    boom,
+  )
+  assert.deepEqual(await ids(), [])
+})
+
+test('queries started together run in order, and those not awaited belong to the transaction', async (t) => {
+  const { tenant, ids } = await open(t)
+  await tenant('acme', async (tx) => {
+    await Promise.all([tx.query(insert(1)), tx.query(insert(2)), tx.query(insert(3))])
+    void tx.query(insert(4))
+  })
+  assert.deepEqual(await ids(), [{ id: 1 }, { id: 2 }, { id: 3 }, { id: 4 }])
+})
+
+test('a transaction that leaked out of its function refuses to work', async (t) => {
+  const { tenant, ids } = await open(t)
+  let leaked: TenantTx | undefined
+  await tenant('acme', async (tx) => void (leaked = tx))
+  await assert.rejects(leaked!.query(insert(1)), /transaction is over/)
+  assert.deepEqual(await ids(), [])
+})
+
+test('a connection that the server ends is a retryable 503, and the next one works', async (t) => {
+  const { tenant, ids, pool } = await open(t)
+  const kill = { text: 'SELECT pg_terminate_backend(pg_backend_pid())' }
+  await assert.rejects(
+    tenant('acme', async (tx) => {
+      await tx.query(insert(1))
+      await tx.query(kill)
+    }),
+    (error) => isAppError(error) && error.code === 'unavailable' && error.status === 503 && error.retryable,
+  )
+  assert.deepEqual(await ids(), [])
+  assert.deepEqual(pool.counts(), { inUse: 0, waiting: 0 })
+})
+
+test('a statement that takes too long keeps its code', async (t) => {
+  const { tenant } = await open(t)
+  await assert.rejects(
+    tenant('acme', async (tx) => {
+      await tx.query({ text: `SELECT set_config('statement_timeout', '20', true)` })
+      await tx.query({ text: 'SELECT pg_sleep(60)' })
+    }),
+    (error) => sqlState(error) === '57014',
+  )
+})
+
+test('connections have the limits that keep one caller from holding the database', async (t) => {
+  const { systemBatch } = await open(t)
+  const names = ['statement_timeout', 'idle_in_transaction_session_timeout', 'application_name', 'TimeZone']
+  const [rows] = await systemBatch<[{ value: string }[]]>([
+    { text: 'SELECT current_setting(name) AS value FROM unnest($1::text[]) AS name', values: [names] },
+  ])
+  assert.deepEqual(
+    rows.map((row) => row.value),
+    ['30s', '1min', 'agent-orc', 'UTC'],
+  )
+})
