@@ -1,0 +1,20 @@
+import { Value } from '@sinclair/typebox/value'
+import { RuntimeEvent } from '#contracts/run-event'
+
+/** An event of a sidecar that does not stamp its lines: what the specification leaves open is filled in. Undefined: it is none. */
+export function readEvent(line: Record<string, unknown>): RuntimeEvent | undefined {
+  const { runId: _run, sessionId: _session, seq: _seq, at: _at, ...event } = line
+  const filled = { ...defaults.get(String(event['type'])), ...event }
+  return Value.Check(RuntimeEvent, filled) ? filled : undefined
+}
+
+/** Fields that such a sidecar may leave out, because the specification names only `type`. */
+const defaults: ReadonlyMap<string, Record<string, unknown>> = new Map([
+  ['progress', { stage: 'sidecar' }],
+  ['assistant', { delta: true }],
+  ['tool_call', { arguments: {} }],
+  ['tool_result', { ok: true, name: '', content: '' }],
+  ['usage', { inputTokens: 0, outputTokens: 0, model: '' }],
+  ['result', { text: '', finishReason: 'stop' }],
+  ['error', { code: 'sidecar_error', message: 'The run failed.' }],
+])

@@ -1,0 +1,163 @@
+import { isAppError } from '#kernel'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { ExecuteRun } from '#contracts/runner'
+import type { SidecarLink } from '#contracts/sidecar'
+import { type EndReason, sentences } from './errors.ts'
+import { createRelay } from './relay.ts'
+import type { Held } from './sessions.ts'
+
+/** What the sidecar gets above its own deadline to end the run itself, with the partial turn committed. */
+const graceMs = 2_000
+/** How long a sidecar may take to unwind a turn that was aborted, before its session is free again. */
+const unwindMs = 1_000
+
+/** One run under way. */
+export interface Turn {
+  readonly session: Held
+  readonly signal: AbortSignal
+  /** Ends the run for this reason; the first one counts. */
+  end(reason: EndReason): void
+  /** Resolves when nothing of the run is left. */
+  readonly over: Promise<void>
+}
+
+export interface TurnOptions {
+  readonly session: Held
+  readonly run: ExecuteRun
+  /** Chosen before the run starts, so that a missing sidecar is an `error` event of the run as well. */
+  readonly sidecar: () => SidecarLink
+  readonly sessionMcpUrl: string | undefined
+  /** The session is free: called once, before the terminal line can be seen. */
+  readonly onFree: (status: 'idle' | 'errored') => void
+  readonly log: { warn(fields: object, message: string): void }
+}
+
+export interface StartedTurn extends Turn {
+  readonly chunks: AsyncGenerator<Buffer>
+}
+
+/**
+ * Runs one turn on a sidecar. The promises kept here, whatever the sidecar does: the first line is ours, stamps are
+ * consecutive, the stream ends with exactly one `result` or `error`, and it ends soon after the deadline or an abort.
+ */
+export function startTurn({ session, run, sidecar, sessionMcpUrl, onFree, log }: TurnOptions): StartedTurn {
+  const abort = new AbortController()
+  let reason: EndReason | undefined
+  let wake: (() => void) | undefined
+  let finished: (() => void) | undefined
+  let free = false
+  const over = new Promise<void>((resolve) => {
+    finished = resolve
+  })
+  const release = (terminal: 'result' | 'error'): void => {
+    if (free) return
+    free = true
+    clearTimeout(deadline)
+    onFree(terminal === 'result' ? 'idle' : 'errored')
+  }
+  const end = (why: EndReason): void => {
+    if (free || reason) return
+    reason = why
+    abort.abort(new Error(sentences[why]))
+    wake?.()
+  }
+  const deadline = setTimeout(end, Math.min(run.timeoutMs + graceMs, 2 ** 31 - 1), 'timeout')
+  const relay = createRelay(run.runId, session.id, run.firstSeq, {
+    onHandle(handle) {
+      session.runtimeSessionId = handle
+    },
+    onEnd: release,
+  })
+  /** The next chunk, or undefined as soon as the turn is ended from here: a sidecar may ignore its signal. */
+  const nextOf = (source: AsyncIterator<Buffer>): Promise<IteratorResult<Buffer> | undefined> =>
+    new Promise((resolve, reject) => {
+      if (reason) return resolve(undefined)
+      wake = () => resolve(undefined)
+      source.next().then(resolve, reject)
+    })
+
+  async function* chunks(): AsyncGenerator<Buffer> {
+    let source: AsyncIterator<Buffer> | undefined
+    try {
+      const accepted = relay.own({ type: 'progress', stage: 'runner_accepted' })
+      let first: Promise<IteratorResult<Buffer> | undefined> | undefined
+      let failure: unknown
+      try {
+        const chunksOf = sidecar().run(envelopeOf(session, run, relay.next, sessionMcpUrl), abort.signal)
+        source = chunksOf[Symbol.asyncIterator]()
+        // Asked before our own line is read, so that the sidecar works meanwhile.
+        first = nextOf(source)
+        first.catch(() => {})
+      } catch (error) {
+        failure = error
+      }
+      yield accepted
+      try {
+        if (failure !== undefined) throw failure
+        for (let read = await first; read && !read.done; read = await nextOf(source!)) {
+          const chunk = relay.pass(read.value)
+          if (relay.endedBy === 'runner') abort.abort(new Error(sentences.bad_event))
+          if (chunk.length > 0) yield chunk
+          if (relay.endedBy) return
+        }
+      } catch (error) {
+        failure = error
+      }
+      if (relay.endedBy) return
+      if (failure !== undefined && !reason) yield endOf(failure)
+      else yield relay.end(reason ?? 'sidecar_lost')
+    } finally {
+      // Left early: whoever read this is gone, and the sidecar must not go on for nobody.
+      if (!relay.endedBy) end('cancelled')
+      release('error')
+      if (source) await unwind(source, abort, relay.endedBy === 'sidecar')
+      finished!()
+    }
+  }
+  const endOf = (failure: unknown): Buffer => {
+    if (isAppError(failure)) {
+      return relay.fail(failure.code, failure.sentence ?? sentences.sidecar_lost, failure.retryable)
+    }
+    if (failure instanceof Error && failure.name === 'OversizedLineError') return relay.end('bad_event')
+    log.warn({ err: failure, runId: run.runId }, 'a sidecar stream failed')
+    return relay.end('sidecar_lost')
+  }
+  return { session, signal: abort.signal, end, over, chunks: chunks() }
+}
+
+function envelopeOf(session: Held, run: ExecuteRun, firstSeq: number, sessionMcpUrl: string | undefined): RunEnvelope {
+  const handle = run.runtimeSessionId ?? session.runtimeSessionId
+  return {
+    runId: run.runId,
+    sessionId: session.id,
+    tenantId: session.tenantId,
+    profile: session.profile,
+    prompt: run.prompt,
+    ...(run.metadata ? { metadata: run.metadata } : {}),
+    ...(sessionMcpUrl === undefined ? {} : { sessionMcpUrl }),
+    ...(handle === undefined ? {} : { runtimeSessionId: handle }),
+    firstSeq,
+    timeoutMs: run.timeoutMs,
+  }
+}
+
+/**
+ * Leaves a sidecar's stream. After its own terminal line it is read to its end, which keeps its connection for the next
+ * run. A sidecar that takes longer than `unwindMs` is left to its aborted signal.
+ */
+async function unwind(source: AsyncIterator<Buffer>, abort: AbortController, toItsEnd: boolean): Promise<void> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<void>((resolve) => {
+    timer = setTimeout(() => {
+      abort.abort(new Error('the sidecar did not end its stream'))
+      resolve()
+    }, unwindMs)
+  })
+  const leave = async (): Promise<void> => {
+    let over = !toItsEnd
+    while (!over) over = (await source.next()).done === true
+    await source.return?.()
+  }
+  await Promise.race([leave().catch(() => {}), late])
+  clearTimeout(timer)
+}

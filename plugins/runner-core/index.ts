@@ -1,0 +1,50 @@
+import { Type } from '@sinclair/typebox'
+import { CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { runnerHash } from '#contracts/ids'
+import { LocalRunners, RunnerCore, RunnerSessions } from '#contracts/runner'
+import { Sidecars } from '#contracts/sidecar'
+import { Toolkit } from '#contracts/tools'
+import { createRunner } from './service.ts'
+
+const sweepEveryMs = 60_000
+/** How long runs get to end when the runner stops; their readers may be gone. */
+const stopMs = 5_000
+
+const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
+
+/** The sessions of one runner and the runs in them. */
+export default definePlugin({
+  name: 'runner-core',
+  config: Settings({
+    baseUrl: url(
+      "Where conductors reach this runner; its hash is part of session ids. The runner listener's own URL unless given.",
+    ),
+    mcpBaseUrl: url('Where sidecars reach the session MCP endpoint; the base URL unless given.'),
+    capabilities: CommaList('Runtimes this runner takes; those its sidecars report unless given.'),
+    maxSessions: Type.Integer({ default: 100_000, minimum: 1 }),
+    idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
+  }),
+  requires: { sidecars: Sidecars, toolkit: Toolkit },
+  provides: { core: RunnerCore, locals: LocalRunners, sessions: RunnerSessions },
+  async setup(ctx) {
+    const { config, deps, log } = ctx
+    let hash: string | undefined
+    const baseUrl = (): string => config.baseUrl ?? ctx.urlOf('runner')
+    const mcpBaseUrl = (): string => (config.mcpBaseUrl ?? baseUrl()).replace(/\/+$/, '')
+    const runner = createRunner({
+      sidecars: deps.sidecars,
+      toolkit: deps.toolkit,
+      hash: () => (hash ??= runnerHash(baseUrl())),
+      mcpBaseUrl,
+      capabilities: config.capabilities,
+      limits: { max: config.maxSessions, idleTtlMs: config.idleTtl },
+      log,
+    })
+    const sweeping = setInterval(() => runner.sweep(), sweepEveryMs)
+    ctx.onStop(async () => {
+      clearInterval(sweeping)
+      await Promise.race([runner.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
+    })
+    return { core: runner.link, locals: { local: runner.link }, sessions: runner.sessions }
+  },
+})

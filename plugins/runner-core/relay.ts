@@ -1,0 +1,150 @@
+import {
+  createEventEncoder,
+  type EventEncoder,
+  hasStamp,
+  isTerminalType,
+  parseLine,
+  peekType,
+  type RuntimeEvent,
+} from '#contracts/run-event'
+import { maxLineBytes } from '#kernel'
+import { type EndReason, sentences } from './errors.ts'
+import { readEvent } from './events.ts'
+
+export interface RelayHooks {
+  /** The vendor's conversation handle, when the sidecar reports one. */
+  readonly onHandle: (runtimeSessionId: string) => void
+  /** Called before the terminal line is handed on: whoever sees it may start the session's next run at once. */
+  readonly onEnd: (terminal: 'result' | 'error') => void
+}
+
+/**
+ * Watches one run's stream line by line without parsing its deltas. Lines that carry our stamps go on as the bytes they
+ * came in; a sidecar that does not stamp (seen at its first line) has every line parsed and stamped here.
+ */
+export interface Relay {
+  /** Who wrote the terminal line; once set, nothing may follow. */
+  readonly endedBy: 'sidecar' | 'runner' | undefined
+  /** Seq of the next line. */
+  readonly next: number
+  /** A line of the runner's own. */
+  own(event: RuntimeEvent): Buffer
+  /** What of a chunk goes on. After a line that is no event this holds the `error` that ends the run. */
+  pass(chunk: Buffer): Buffer
+  /** The line that ends a run which did not end itself. */
+  end(reason: EndReason): Buffer
+  fail(code: string, message: string, retryable: boolean): Buffer
+}
+
+export function createRelay(runId: string, sessionId: string, firstSeq: number, hooks: RelayHooks): Relay {
+  let encoder: EventEncoder = createEventEncoder(runId, sessionId, firstSeq)
+  let next = firstSeq
+  let stamped: boolean | undefined
+  let endedBy: Relay['endedBy']
+  const write = (event: RuntimeEvent): Buffer => {
+    if (encoder.next !== next) encoder = createEventEncoder(runId, sessionId, next)
+    const line = Buffer.from(encoder.line(event))
+    next++
+    return line
+  }
+  const finish = (by: 'sidecar' | 'runner', terminal: 'result' | 'error'): void => {
+    endedBy = by
+    hooks.onEnd(terminal)
+  }
+  const fail = (code: string, message: string, retryable: boolean): Buffer => {
+    finish('runner', 'error')
+    return write({ type: 'error', code, message, ...(retryable ? { retryable } : {}) })
+  }
+  const end = (reason: EndReason): Buffer => fail(reason, sentences[reason], mayRetry.has(reason))
+  /** True when the line may go on as it is. */
+  const sound = (line: Buffer): boolean => {
+    // A delta is only looked at from both ends: it is nine lines in ten, and parsing it at every hop costs threefold.
+    if (isDelta(line)) return line[line.length - 1] === closingBrace
+    const type = peekType(line)
+    const event = type && parseLine(line)
+    if (!event || !hasStamp(line, runId, next)) return false
+    if (type === 'session_init') takeHandle(event['runtimeSessionId'])
+    if (isTerminalType(type)) finish('sidecar', type)
+    return true
+  }
+  const takeHandle = (handle: unknown): void => {
+    if (typeof handle === 'string' && handle !== '') hooks.onHandle(handle)
+  }
+  const passStamped = (chunk: Buffer): Buffer => {
+    let start = 0
+    while (start < chunk.length) {
+      const newline = chunk.indexOf(0x0a, start)
+      const stop = newline < 0 ? chunk.length : newline
+      if (!sound(chunk.subarray(start, stop))) return Buffer.concat([chunk.subarray(0, start), end('bad_event')])
+      next++
+      start = stop + 1
+      if (endedBy) return chunk.subarray(0, start)
+    }
+    return chunk
+  }
+  /** JSON can nest so deep that it parses and still overflows the stack when written. */
+  const writable = (event: RuntimeEvent): Buffer | undefined => {
+    try {
+      return write(event)
+    } catch {
+      return undefined
+    }
+  }
+  const restamp = (chunk: Buffer): Buffer => {
+    const out: Buffer[] = []
+    for (const line of chunk.toString('utf8').split('\n')) {
+      if (line.trim() === '') continue
+      const said = parseLine(Buffer.from(line))
+      const event = said && readEvent(said)
+      if (!event) return Buffer.concat([...out, end('bad_event')])
+      if (event.type === 'session_init') takeHandle(event.runtimeSessionId)
+      const written = writable(event)
+      if (!written) return Buffer.concat([...out, end('bad_event')])
+      if (isTerminalType(event.type)) finish('sidecar', event.type)
+      out.push(written)
+      if (endedBy) break
+    }
+    return Buffer.concat(out)
+  }
+  return {
+    get endedBy() {
+      return endedBy
+    },
+    get next() {
+      return next
+    },
+    own: write,
+    pass(chunk) {
+      if (oversized(chunk)) return end('bad_event')
+      stamped ??= hasStamp(firstLine(chunk), runId, next)
+      return stamped ? passStamped(chunk) : restamp(chunk)
+    },
+    end,
+    fail,
+  }
+}
+
+const closingBrace = 0x7d
+const deltaHead = Buffer.from('{"type":"assistant","runId":"')
+const isDelta = (line: Buffer): boolean =>
+  line.length > deltaHead.length && line.compare(deltaHead, 0, deltaHead.length, 0, deltaHead.length) === 0
+
+const firstLine = (chunk: Buffer): Buffer => {
+  const end = chunk.indexOf(0x0a)
+  return end < 0 ? chunk : chunk.subarray(0, end)
+}
+
+/** A link that cuts lines bounds them itself; an in-process one may not. */
+function oversized(chunk: Buffer): boolean {
+  if (chunk.length <= maxLineBytes) return false
+  for (let start = 0; start < chunk.length;) {
+    const end = chunk.indexOf(0x0a, start)
+    if ((end < 0 ? chunk.length : end) - start > maxLineBytes) return true
+    if (end < 0) return false
+    start = end + 1
+  }
+  return false
+}
+
+/** Nothing is wrong with the run itself: another attempt may succeed. */
+const mayRetry: ReadonlySet<EndReason> = new Set(['sidecar_lost', 'runner_stopping'])

@@ -1,0 +1,196 @@
+import { newSessionId } from '#contracts/ids'
+import type { Profile } from '#contracts/profiles'
+import type { ExecuteRun, RunnerInfo, RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
+import type { StateBundle } from '#contracts/runtime'
+import type { Sidecars } from '#contracts/sidecar'
+import type { Toolkit } from '#contracts/tools'
+import { sessionBusy, toolNotAllowed, unknownProfile, unknownSession } from './errors.ts'
+import { type StartedTurn, startTurn, type Turn } from './execute.ts'
+import { createProfileBook } from './profiles.ts'
+import { createSessionTable, type Held, type SessionLimits } from './sessions.ts'
+
+export interface RunnerOptions {
+  readonly sidecars: Sidecars
+  readonly toolkit: Toolkit
+  /** Known once the kernel listens. */
+  readonly hash: () => string
+  /** Under which sidecars reach the session MCP endpoint. */
+  readonly mcpBaseUrl: () => string
+  /** Runtimes this runner announces; empty: those that its sidecars report. */
+  readonly capabilities: readonly string[]
+  readonly limits: Omit<SessionLimits, 'onEvict'>
+  readonly log: { warn(fields: object, message: string): void }
+}
+
+export interface Runner {
+  readonly link: RunnerService
+  readonly sessions: RunnerSessions
+  sweep(): void
+  /** Ends every run under way with `runner_stopping`. */
+  stop(): Promise<void>
+}
+
+export function createRunner(options: RunnerOptions): Runner {
+  const { sidecars, toolkit, log } = options
+  const profiles = createProfileBook()
+  const turns = new Map<Held, Turn>()
+  const hydrating = new Map<Held, Promise<void>>()
+  /** Best effort: a sidecar forgets idle sessions by itself too. */
+  const forget = (session: RunnerSession): void => {
+    const { runtime } = session.profile
+    const told = (async () => sidecars.forRuntime(runtime).forget(runtime, session.id))()
+    told.catch((err: unknown) => log.warn({ err, sessionId: session.id }, 'a sidecar was not told to forget a session'))
+  }
+  const table = createSessionTable({ ...options.limits, onEvict: forget })
+  const create = (tenantId: string, id: string, profile: Profile): Held =>
+    table.create(tenantId, id, profile, Object.freeze(toolkit.specs(profile.tools).map((spec) => spec.name)))
+
+  const begin = (tenantId: string, run: ExecuteRun): StartedTurn => {
+    let session = table.find(tenantId, run.sessionId)
+    if (!session) {
+      if (!run.create) throw unknownSession()
+      session = create(tenantId, run.sessionId, run.create.profile)
+    }
+    if (session.status === 'running' || hydrating.has(session)) throw sessionBusy()
+    const held = session
+    const turn = startTurn({
+      session: held,
+      run,
+      sidecar: () => sidecars.forRuntime(held.profile.runtime),
+      sessionMcpUrl: held.tools.length === 0 ? undefined : `${options.mcpBaseUrl()}/runner/sessions/${held.id}/mcp`,
+      onFree(status) {
+        if (held.status !== 'shutdown') {
+          held.status = status
+          table.touch(held)
+        }
+        delete held.activeRunId
+      },
+      log,
+    })
+    held.status = 'running'
+    held.activeRunId = run.runId
+    table.touch(held)
+    turns.set(held, turn)
+    return turn
+  }
+
+  const bring = async (session: Held, bundle: StateBundle): Promise<void> => {
+    const { runtime } = session.profile
+    try {
+      await sidecars.forRuntime(runtime).hydrate(runtime, session.id, bundle)
+    } catch (error) {
+      table.remove(session)
+      throw error
+    }
+  }
+
+  const link: RunnerService = {
+    get hash() {
+      return options.hash()
+    },
+    async info(): Promise<RunnerInfo> {
+      const capabilities = options.capabilities.length > 0 ? options.capabilities : await sidecars.runtimes()
+      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
+      const capabilitiesKnown = capabilities.length > 0
+      return {
+        hash: options.hash(),
+        capabilities: [...capabilities],
+        capabilitiesKnown,
+        substrates: [],
+        substratesKnown: true,
+      }
+    },
+    async putProfile(tenantId, profile) {
+      profiles.put(tenantId, profile)
+    },
+    async deleteProfile(tenantId, name) {
+      profiles.delete(tenantId, name)
+    },
+    profiles: (tenantId) => profiles.list(tenantId),
+    createSession(tenantId, name) {
+      const profile = profiles.get(tenantId, name)
+      if (!profile) throw unknownProfile()
+      let id = newSessionId(options.hash())
+      // 32 random bits do collide in a full table.
+      while (table.any(id)) id = newSessionId(options.hash())
+      return create(tenantId, id, profile)
+    },
+    getSession: async (tenantId, id) => table.find(tenantId, id),
+    async deleteSession(tenantId, id) {
+      const session = table.find(tenantId, id)
+      if (!session) return
+      table.remove(session)
+      const turn = turns.get(session)
+      turn?.end('session_shutdown')
+      void Promise.resolve(turn?.over).then(() => forget(session))
+    },
+    async hydrate(tenantId, id, profile, bundle) {
+      const present = table.find(tenantId, id)
+      // Whoever comes second must not be told "ready" while the first one is still bringing the conversation.
+      if (present) return hydrating.get(present)
+      const session = create(tenantId, id, profile)
+      if (!bundle) return
+      if (bundle.runtimeSessionId !== undefined) session.runtimeSessionId = bundle.runtimeSessionId
+      const bringing = bring(session, bundle)
+      hydrating.set(session, bringing)
+      await bringing.finally(() => hydrating.delete(session))
+    },
+    async exportState(tenantId, id) {
+      const session = table.find(tenantId, id)
+      if (!session) throw unknownSession()
+      const { runtime } = session.profile
+      const bundle = await sidecars.forRuntime(runtime).exportState(runtime, id)
+      if (!bundle || bundle.runtimeSessionId !== undefined || session.runtimeSessionId === undefined) return bundle
+      return { ...bundle, runtimeSessionId: session.runtimeSessionId }
+    },
+    cancelRun(tenantId, runId) {
+      for (const [session, turn] of turns) {
+        if (session.tenantId === tenantId && session.activeRunId === runId) turn.end('cancelled')
+      }
+    },
+    async *execute(tenantId, run, signal) {
+      if (signal.aborted) return
+      const turn = begin(tenantId, run)
+      const onAbort = (): void => turn.end(signal.reason === 'shutdown' ? 'runner_stopping' : 'cancelled')
+      signal.addEventListener('abort', onAbort, { once: true })
+      try {
+        yield* turn.chunks
+      } finally {
+        signal.removeEventListener('abort', onAbort)
+        if (turns.get(turn.session) === turn) turns.delete(turn.session)
+      }
+    },
+  }
+
+  const sessions: RunnerSessions = {
+    get: (id) => table.any(id),
+    list: () => [...table.all()],
+    toolSpecs: (session) => toolkit.specs(session.tools),
+    async invokeTool(session, name, input, signal) {
+      if (!session.tools.includes(name)) {
+        throw toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
+      }
+      const turn = turns.get(session as Held)
+      return toolkit.invoke(name, input, {
+        tenantId: session.tenantId,
+        sessionId: session.id,
+        profileName: session.profile.name,
+        runId: session.activeRunId ?? '',
+        depth: 0,
+        // A cancelled run stops the tool it is waiting for, whoever holds the connection.
+        signal: turn ? AbortSignal.any([signal, turn.signal]) : signal,
+      })
+    },
+  }
+
+  return {
+    link,
+    sessions,
+    sweep: () => table.sweep(),
+    async stop() {
+      const ending = [...turns.values()]
+      for (const turn of ending) turn.end('runner_stopping')
+      await Promise.all(ending.map((turn) => turn.over))
+    },
+  }
+}

@@ -1,0 +1,276 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { AppError, maxLineBytes } from '#kernel'
+import { answer, codeOf, collect, execute, hang, type Line, profile, run, runnerOf, types, until } from './fixtures.ts'
+
+const consecutive = (lines: readonly Line[], first = 1): void => {
+  assert.deepEqual(
+    lines.map((line) => line['seq']),
+    lines.map((_, i) => first + i),
+  )
+  const terminals = lines.filter((line) => line['type'] === 'result' || line['type'] === 'error')
+  assert.equal(terminals.length, 1)
+  assert.equal(lines.at(-1), terminals[0])
+}
+
+test("a run begins with the runner's own progress line and passes the sidecar's on", async (t) => {
+  const f = await runnerOf(t, answer)
+  const lines = await execute(f, { firstSeq: 5 })
+  assert.deepEqual(types(lines), ['progress', 'assistant', 'result'])
+  assert.equal(lines[0]!['stage'], 'runner_accepted')
+  consecutive(lines, 5)
+  assert.equal(f.envelopes[0]!.firstSeq, 6)
+  assert.equal(f.envelopes[0]!.tenantId, 'acme')
+  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'idle')
+})
+
+test('stamped chunks go on as the very bytes they came in', async (t) => {
+  const sent: Buffer[] = []
+  const f = await runnerOf(t, async function* (_envelope, events) {
+    for (const text of ['a', 'b']) {
+      sent.push(Buffer.from(events.line({ type: 'assistant', text, delta: true })))
+      yield sent.at(-1)!
+    }
+    sent.push(Buffer.from(events.line({ type: 'result', text: 'ab', finishReason: 'stop' })))
+    yield sent.at(-1)!
+  })
+  const got: Buffer[] = []
+  for await (const chunk of f.core.execute('acme', run(), new AbortController().signal)) got.push(chunk)
+  assert.deepEqual(Buffer.concat(got.slice(1)), Buffer.concat(sent))
+})
+
+test('a stream that ends without a terminal line gets an error with the next seq', async (t) => {
+  const f = await runnerOf(t, async function* (_envelope, events) {
+    yield (
+      events.line({ type: 'assistant', text: 'a', delta: true }) +
+      events.line({ type: 'assistant', text: 'b', delta: true })
+    )
+  })
+  const lines = await execute(f)
+  assert.deepEqual(types(lines), ['progress', 'assistant', 'assistant', 'error'])
+  assert.equal(codeOf(lines), 'sidecar_lost')
+  assert.equal(lines.at(-1)!['retryable'], true)
+  consecutive(lines)
+  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'errored')
+})
+
+test('an errored session may run again', async (t) => {
+  let calls = 0
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (calls++ > 0) yield* answer(envelope, events, signal)
+  })
+  assert.equal(codeOf(await execute(f)), 'sidecar_lost')
+  assert.equal((await execute(f, { runId: 'r2' })).at(-1)!['type'], 'result')
+})
+
+test('a sidecar that cannot be reached is an error event with its code', async (t) => {
+  const f = await runnerOf(t, async function* () {
+    yield* []
+    throw new AppError('sidecar_unreachable', 503, { message: 'Away.', retryable: true })
+  })
+  const lines = await execute(f)
+  const last = lines.at(-1)!
+  assert.deepEqual([last['code'], last['message'], last['retryable']], ['sidecar_unreachable', 'Away.', true])
+  consecutive(lines)
+})
+
+test('an unknown exception never reaches the wire', async (t) => {
+  const f = await runnerOf(t, async function* () {
+    yield* []
+    throw new Error('secret inside')
+  })
+  assert.ok(!JSON.stringify(await execute(f)).includes('secret'))
+})
+
+const bad: Record<string, string> = {
+  'text that is no JSON': 'not json\n',
+  'JSON that is no event': '{"type":"surprise"}\n',
+  'an event without its stamp': '{"type":"usage","inputTokens":1,"outputTokens":1,"model":"m"}\n',
+  'a torn delta': '{"type":"assistant","runId":"r1","sessionId":"s","seq":3,"at":"x","text":"a\n',
+  'an empty line': '\n',
+}
+for (const [name, line] of Object.entries(bad)) {
+  test(`${name} in a stamped stream ends the run as bad_event and aborts the sidecar`, async (t) => {
+    const f = await runnerOf(t, async function* (_envelope, events, signal) {
+      yield events.line({ type: 'assistant', text: 'a', delta: true }) + line
+      if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve))
+    })
+    const lines = await execute(f)
+    assert.deepEqual(types(lines), ['progress', 'assistant', 'error'])
+    assert.equal(codeOf(lines), 'bad_event')
+    consecutive(lines)
+    assert.equal(f.signals[0]!.aborted, true)
+  })
+}
+
+test('an oversized line ends the run as bad_event', async (t) => {
+  const f = await runnerOf(t, async function* (_envelope, events) {
+    yield events.line({ type: 'assistant', text: 'x'.repeat(maxLineBytes), delta: true })
+  })
+  const lines = await execute(f)
+  assert.equal(codeOf(lines), 'bad_event')
+  consecutive(lines)
+})
+
+test('what a sidecar sends after its terminal line is dropped', async (t) => {
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    yield* answer(envelope, events, signal)
+    yield events.line({ type: 'result', text: 'again', finishReason: 'stop' })
+  })
+  const merged = await runnerOf(t, async function* (_envelope, events) {
+    yield (
+      events.line({ type: 'result', text: '1', finishReason: 'stop' }) +
+      events.line({ type: 'error', code: 'x', message: 'y' })
+    )
+  })
+  for (const fixture of [f, merged]) {
+    const lines = await execute(fixture)
+    assert.equal(lines.at(-1)!['type'], 'result')
+    consecutive(lines)
+  }
+})
+
+test('lines of a sidecar that does not stamp are parsed, completed and stamped', async (t) => {
+  const f = await runnerOf(t, async function* () {
+    yield '{"type":"session_init","runtimeSessionId":"v-1","extra":[1]}\n\n{"text":"hé","type":"assistant"}\n'
+    yield '{"type":"tool_call","id":"t","name":"calculate","seq":99,"runId":"forged"}\r\n{"type":"result","text":"hé"}\n'
+  })
+  const lines = await execute(f)
+  assert.deepEqual(types(lines), ['progress', 'session_init', 'assistant', 'tool_call', 'result'])
+  consecutive(lines)
+  assert.ok(lines.every((line) => line['runId'] === 'r1' && line['sessionId'] === run().sessionId))
+  assert.deepEqual(lines[1]!['extra'], [1])
+  assert.deepEqual([lines[2]!['text'], lines[2]!['delta']], ['hé', true])
+  assert.equal(lines[4]!['finishReason'], 'stop')
+  assert.equal((await f.core.getSession('acme', run().sessionId))!.runtimeSessionId, 'v-1')
+})
+
+test('a line of such a sidecar that is no event ends the run as bad_event', async (t) => {
+  const deep = `{"type":"tool_call","id":"t","name":"n","arguments":${'['.repeat(200_000)}${']'.repeat(200_000)}}\n`
+  for (const line of ['hello\n', '{"type":"assistant","text":7}\n', '[]\n', deep]) {
+    const f = await runnerOf(t, async function* () {
+      yield `{"type":"assistant","text":"a"}\n${line}`
+    })
+    const lines = await execute(f)
+    assert.deepEqual(types(lines), ['progress', 'assistant', 'error'], line.slice(0, 40))
+    assert.equal(codeOf(lines), 'bad_event')
+    consecutive(lines)
+  }
+})
+
+test("session_init keeps the vendor's handle for the session's next run", async (t) => {
+  const f = await runnerOf(t, async function* (_envelope, events) {
+    yield events.line({ type: 'session_init', runtimeSessionId: 'vendor-9' })
+    yield events.line({ type: 'result', text: '', finishReason: 'stop' })
+  })
+  await execute(f)
+  await execute(f, { runId: 'r2' })
+  assert.equal(f.envelopes[0]!.runtimeSessionId, undefined)
+  assert.equal(f.envelopes[1]!.runtimeSessionId, 'vendor-9')
+})
+
+test('one run per session: the second is session_busy, and the session is free when the result is seen', async (t) => {
+  const f = await runnerOf(t, answer)
+  const chunks = f.core.execute('acme', run(), new AbortController().signal)[Symbol.asyncIterator]()
+  await chunks.next()
+  await assert.rejects(execute(f, { runId: 'r2' }), { code: 'session_busy', status: 409 })
+  await chunks.next()
+  const terminal = (await chunks.next()).value as Buffer
+  assert.match(terminal.toString(), /"type":"result"/)
+  // Not read to its end yet: a conductor may start the next run as soon as it saw the terminal line.
+  assert.equal((await execute(f, { runId: 'r2' })).at(-1)!['type'], 'result')
+  assert.equal((await chunks.next()).done, true)
+})
+
+test("an unknown session and another tenant's answer the same", async (t) => {
+  const f = await runnerOf(t, answer)
+  await execute(f)
+  const { create: _, ...reuse } = run()
+  const failures: unknown[] = []
+  for (const [tenant, task] of [
+    ['globex', reuse],
+    ['globex', run()],
+    ['acme', { ...reuse, sessionId: 'sess-00000000-0000ffff' }],
+  ] as const) {
+    await collect(f.core.execute(tenant, task, new AbortController().signal)).catch((error: AppError) =>
+      failures.push({ code: error.code, status: error.status, message: error.message, detail: error.detail }),
+    )
+  }
+  const same = { code: 'unknown_session', status: 404, message: 'unknown_session', detail: {} }
+  assert.deepEqual(failures, [same, same, same])
+})
+
+test("aborting the signal aborts the sidecar's turn and ends the run", async (t) => {
+  const f = await runnerOf(t, hang)
+  const abort = new AbortController()
+  const lines = execute(f, {}, abort.signal)
+  await until(() => f.signals.length > 0)
+  abort.abort()
+  assert.equal(codeOf(await lines), 'cancelled')
+  assert.equal(f.signals[0]!.aborted, true)
+})
+
+test('a reader that leaves early aborts the turn and frees the session', async (t) => {
+  const f = await runnerOf(t, hang)
+  for await (const _ of f.core.execute('acme', run(), new AbortController().signal)) break
+  assert.equal(f.signals[0]!.aborted, true)
+  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'errored')
+})
+
+test('cancelRun ends the run of that tenant only, with an error event', async (t) => {
+  const f = await runnerOf(t, hang)
+  const lines = execute(f)
+  await until(() => f.signals.length > 0)
+  f.core.cancelRun('globex', 'r1')
+  assert.equal(f.signals[0]!.aborted, false)
+  f.core.cancelRun('acme', 'r1')
+  f.core.cancelRun('acme', 'r1')
+  assert.equal(codeOf(await lines), 'cancelled')
+})
+
+test('a sidecar that ignores its deadline and its signal is cut off as timeout', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const f = await runnerOf(t, async function* (_envelope, events) {
+    yield events.line({ type: 'assistant', text: 'a', delta: true })
+    await new Promise(() => {})
+  })
+  const lines: Line[] = []
+  const reading = (async () => {
+    for await (const chunk of f.core.execute('acme', run({ timeoutMs: 1000 }), new AbortController().signal)) {
+      lines.push(JSON.parse(chunk.toString()) as Line)
+    }
+  })()
+  await until(() => lines.length === 2)
+  t.mock.timers.tick(1_000)
+  assert.equal(f.signals[0]!.aborted, false, "the sidecar's own deadline comes first")
+  t.mock.timers.tick(2_000)
+  await until(() => lines.length === 3)
+  assert.equal(codeOf(lines), 'timeout')
+  // The sidecar never unwinds: it is given a second, then left.
+  await until(() => {
+    t.mock.timers.tick(1_000)
+    return f.signals[0]!.aborted
+  })
+  t.mock.timers.tick(1_000)
+  await reading
+  consecutive(lines)
+})
+
+test('a stopping runner ends its runs with runner_stopping', async (t) => {
+  const f = await runnerOf(t, hang)
+  const lines = execute(f)
+  await until(() => f.signals.length > 0)
+  await f.stop()
+  assert.equal(codeOf(await lines), 'runner_stopping')
+})
+
+test('the MCP address travels only with a toolkit that is not empty', async (t) => {
+  const f = await runnerOf(t, answer)
+  await execute(f)
+  await execute(f, {
+    sessionId: 'sess-00000000-00000002',
+    create: { profile: profile('q', ['calculate', 'unknown_tool']) },
+  })
+  assert.equal(f.envelopes[0]!.sessionMcpUrl, undefined)
+  assert.equal(f.envelopes[1]!.sessionMcpUrl, 'http://runner.test:7060/runner/sessions/sess-00000000-00000002/mcp')
+})
