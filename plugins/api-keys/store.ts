@@ -7,11 +7,11 @@ interface Row {
   id: string
   label: string
   role: TenantRole
-  created_at: Date
+  created_at: string
   created_by: string
-  last_used_at: Date | null
-  expires_at: Date | null
-  revoked_at: Date | null
+  last_used_at: string | null
+  expires_at: string | null
+  revoked_at: string | null
 }
 
 const columns = 'id, label, role, created_at, created_by, last_used_at, expires_at, revoked_at'
@@ -20,11 +20,11 @@ const toMetadata = (row: Row): KeyMetadata => ({
   id: row.id,
   label: row.label,
   role: row.role,
-  createdAt: row.created_at.toISOString(),
+  createdAt: row.created_at,
   createdBy: row.created_by,
-  lastUsedAt: row.last_used_at?.toISOString() ?? null,
-  expiresAt: row.expires_at?.toISOString() ?? null,
-  revokedAt: row.revoked_at?.toISOString() ?? null,
+  lastUsedAt: row.last_used_at,
+  expiresAt: row.expires_at,
+  revokedAt: row.revoked_at,
 })
 
 export interface NewKey {

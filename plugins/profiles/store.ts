@@ -8,8 +8,8 @@ interface Row {
   name: string
   id: string
   document: ProfileDocument
-  created_at: Date
-  updated_at: Date
+  created_at: string
+  updated_at: string
 }
 
 const columns = 'name, id, document, created_at, updated_at'
@@ -18,8 +18,8 @@ const toProfile = ({ name, id, document, created_at, updated_at }: Row): Profile
   name,
   id,
   ...document,
-  createdAt: created_at.toISOString(),
-  updatedAt: updated_at.toISOString(),
+  createdAt: created_at,
+  updatedAt: updated_at,
 })
 
 const find = (tenantId: string, name: string): Statement => ({

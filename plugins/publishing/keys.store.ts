@@ -6,18 +6,18 @@ interface KeyRow {
   id: string
   published_id: string
   label: string
-  created_at: Date
-  last_used_at: Date | null
-  revoked_at: Date | null
+  created_at: string
+  last_used_at: string | null
+  revoked_at: string | null
 }
 
 const toMetadata = (row: KeyRow): KeyMetadata => ({
   id: row.id,
   publishedId: row.published_id,
   label: row.label,
-  createdAt: row.created_at.toISOString(),
-  lastUsedAt: row.last_used_at?.toISOString() ?? null,
-  revokedAt: row.revoked_at?.toISOString() ?? null,
+  createdAt: row.created_at,
+  lastUsedAt: row.last_used_at,
+  revokedAt: row.revoked_at,
 })
 
 export interface NewKey {

@@ -1,0 +1,216 @@
+import assert from 'node:assert/strict'
+import { connect } from 'node:net'
+import { test, type TestContext } from 'node:test'
+import { access, definePlugin, type Entry, unavailable } from '#kernel'
+import { ApiGuard, roles, type TenantRole, Tokens } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { fake, testKernel } from '#testing'
+import apiGuard from '../index.ts'
+
+const hashOf = (token: string): Buffer => Buffer.from(`hash of ${token}`)
+const tokens: Tokens = {
+  mint: () => 'ao_dev_new',
+  wellFormed: (token) => token.startsWith('ao_dev_'),
+  hash: (domain, token) => hashOf(`${domain} ${token}`),
+}
+
+/** Answers the look-up as the table would, and counts round trips. */
+function fakeDatabase(keys: Record<string, TenantRole>) {
+  const calls: { text: string; settings: unknown }[] = []
+  const database = {
+    async systemBatch(statements: readonly { text: string; values: readonly Buffer[] }[], settings: unknown) {
+      calls.push({ text: statements[0]!.text, settings })
+      const found = Object.keys(keys).find((token) =>
+        statements[0]!.values[0]!.equals(hashOf(`ao:tenant-key:v1 ${token}`)),
+      )
+      return [
+        found === undefined ? [] : [{ tenant_id: 'acme', id: `tak_${keys[found]}`, role: keys[found], stale: false }],
+      ]
+    },
+  }
+  return { calls, database: database as unknown as Database }
+}
+
+const routes = (levels: readonly string[] = roles) =>
+  definePlugin({
+    name: 'routes',
+    requires: { guard: ApiGuard },
+    async setup({ deps, routes }) {
+      routes('conductor', async (app) => {
+        deps.guard.protect(app)
+        for (const level of levels) app.get(`/${level}`, access(level), async (request) => deps.guard.callerOf(request))
+        app.post('/write', access('admin'), async () => 'written')
+      })
+      routes('conductor', async (app) => {
+        app.get('/open', access('public'), async () => 'open')
+        app.get('/forgotten', access('public'), async (request) => deps.guard.callerOf(request))
+      })
+      return {}
+    },
+  })
+
+const keys = { ao_dev_m: 'member', ao_dev_a: 'admin', ao_dev_o: 'owner' } as const
+
+async function conductor(t: TestContext, config: Record<string, string> = {}, listen = false) {
+  const { calls, database } = fakeDatabase(keys)
+  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config }
+  const kernel = await testKernel(t, [guard, routes(), fake(Tokens, tokens), fake(Database, database)], { listen })
+  const get = (url: string, authorization?: string, headers: Record<string, string> = {}) =>
+    kernel.listeners['conductor']!.inject({ url, headers: { ...headers, ...(authorization ? { authorization } : {}) } })
+  return { kernel, get, calls }
+}
+
+test('a bearer key acts in its own tenant with its own role', async (t) => {
+  const { get } = await conductor(t)
+  assert.deepEqual((await get('/member', 'Bearer ao_dev_a')).json(), {
+    tenantId: 'acme',
+    role: 'admin',
+    keyId: 'tak_admin',
+  })
+  assert.equal((await get('/member', 'bearer  ao_dev_a')).statusCode, 200)
+})
+
+test('each role reaches exactly the routes of its level and below', async (t) => {
+  const { get } = await conductor(t)
+  for (const [token, role] of Object.entries(keys)) {
+    for (const level of roles) {
+      const allowed = roles.indexOf(role) >= roles.indexOf(level)
+      const reply = await get(`/${level}`, `Bearer ${token}`)
+      assert.equal(reply.statusCode, allowed ? 200 : 403, `${role} on ${level}`)
+      if (!allowed) assert.equal(reply.json().error, 'forbidden')
+    }
+  }
+})
+
+test('no key, an unknown key and a malformed header are all the same 401', async (t) => {
+  const { get, calls } = await conductor(t)
+  const bad = [
+    undefined,
+    '',
+    'Bearer',
+    'Bearer ',
+    'Basic ao_dev_m',
+    'ao_dev_m',
+    'Bearer "ao_dev_m"',
+    "Bearer 'ao_dev_m'",
+    'Bearer ao_dev_m,',
+    'Bearer ao_dev_m, Bearer ao_dev_m',
+    'Bearer ao_dev_m ao_dev_m',
+    'Bearer ao_dev_m\0',
+    'Bearer\tao_dev_m',
+    'Bearer xo_dev_m',
+    `Bearer ao_dev_${'m'.repeat(8_000)}`,
+  ]
+  for (const header of bad) {
+    const reply = await get('/member', header)
+    assert.equal(reply.statusCode, 401, String(header))
+    assert.deepEqual(Object.keys(reply.json()), ['error', 'request_id'])
+    assert.equal(reply.headers['www-authenticate'], 'Bearer')
+  }
+  // Only what could be a key of ours costs a look-up.
+  assert.equal(calls.length, 1)
+})
+
+test('two Authorization headers, or one over the header limit, never authenticate', async (t) => {
+  const { kernel } = await conductor(t, {}, true)
+  const { hostname, port } = new URL(kernel.urls['conductor']!)
+  const status = (head: string) =>
+    new Promise<string>((resolve, reject) => {
+      const socket = connect(Number(port), hostname, () => socket.write(head))
+      socket.on('data', (data) => resolve(String(data).split(' ')[1]!)).on('error', reject)
+      t.after(() => socket.destroy())
+    })
+  const request = (...lines: string[]) => ['GET /member HTTP/1.1', 'Host: x', ...lines, '', ''].join('\r\n')
+  const good = 'Authorization: Bearer ao_dev_m'
+  assert.equal(await status(request(good)), '200')
+  assert.equal(await status(request(good, good)), '401')
+  assert.equal(await status(request('AUTHORIZATION: Bearer ao_dev_x', good)), '401')
+  assert.equal(await status(request(`Authorization: Bearer ${'a'.repeat(4 * 1024 * 1024)}`)), '431')
+})
+
+test('every request looks its key up, in one round trip, by the hash under row security', async (t) => {
+  const { get, calls } = await conductor(t)
+  await get('/member', 'Bearer ao_dev_m')
+  await get('/member', 'Bearer ao_dev_m')
+  assert.equal(calls.length, 2)
+  assert.deepEqual(calls[0]!.settings, { 'app.auth_hash': hashOf('ao:tenant-key:v1 ao_dev_m').toString('hex') })
+})
+
+test('X-Tenant-ID is ignored, in any spelling', async (t) => {
+  const { get } = await conductor(t)
+  for (const name of ['X-Tenant-ID', 'x-tenant-id', 'X-TENANT-Id']) {
+    assert.equal((await get('/member', 'Bearer ao_dev_m', { [name]: 'globex' })).json().tenantId, 'acme')
+  }
+})
+
+test('a request is authenticated before its body is looked at', async (t) => {
+  const { kernel } = await conductor(t)
+  const post = (authorization: string) =>
+    kernel.listeners['conductor']!.inject({
+      method: 'POST',
+      url: '/write',
+      headers: { authorization, 'content-type': 'application/json' },
+      body: '{',
+    })
+  assert.equal((await post('Bearer ao_dev_x')).statusCode, 401)
+  assert.equal((await post('Bearer ao_dev_m')).statusCode, 403)
+  assert.equal((await post('Bearer ao_dev_a')).statusCode, 400)
+})
+
+test('escapes in the path and HEAD go through the same guard', async (t) => {
+  const { kernel } = await conductor(t)
+  for (const [method, url] of [
+    ['GET', '/%6dember'],
+    ['HEAD', '/member'],
+  ] as const) {
+    assert.equal((await kernel.listeners['conductor']!.inject({ method, url })).statusCode, 401)
+  }
+})
+
+test('the bootstrap key is owner of the bootstrap tenant, and needs no database', async (t) => {
+  const { get } = await conductor(t, { bootstrapKey: 'first-key', bootstrapTenant: 'globex' })
+  assert.deepEqual((await get('/owner', 'Bearer first-key')).json(), {
+    tenantId: 'globex',
+    role: 'owner',
+    keyId: 'bootstrap',
+  })
+  assert.equal((await get('/owner', 'Bearer first-kez')).statusCode, 401)
+  assert.equal((await get('/owner', 'Bearer first-key-and-more')).statusCode, 401)
+
+  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'first-key' } }
+  const without = await testKernel(t, [guard, routes(), fake(Tokens, tokens)])
+  const call = (key: string) =>
+    without.listeners['conductor']!.inject({ url: '/owner', headers: { authorization: `Bearer ${key}` } })
+  assert.equal((await call('first-key')).json().tenantId, 'default')
+  assert.equal((await call('ao_dev_o')).statusCode, 401)
+})
+
+test('a bootstrap key that no header could carry refuses the boot', async (t) => {
+  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'two words' } }
+  await assert.rejects(testKernel(t, [guard, fake(Tokens, tokens)]), /bootstrapKey/)
+})
+
+test('when the database is away the answer is 503, never a pass', async (t) => {
+  const database = { systemBatch: () => Promise.reject(unavailable()) } as unknown as Database
+  const kernel = await testKernel(t, [apiGuard, routes(), fake(Tokens, tokens), fake(Database, database)])
+  const reply = await kernel.listeners['conductor']!.inject({
+    url: '/member',
+    headers: { authorization: 'Bearer ao_dev_m' },
+  })
+  assert.equal(reply.statusCode, 503)
+})
+
+test('a route of a protected scope without a role refuses the boot', async (t) => {
+  for (const level of ['public', 'agent-key', 'service', 'root']) {
+    await assert.rejects(
+      testKernel(t, [apiGuard, routes([level]), fake(Tokens, tokens)]),
+      new RegExp(`GET /${level} is in a protected scope`),
+    )
+  }
+})
+
+test('other scopes are not touched, and a route that was never protected fails loudly', async (t) => {
+  const { get } = await conductor(t)
+  assert.equal((await get('/open')).body, 'open')
+  assert.equal((await get('/forgotten', 'Bearer ao_dev_o')).statusCode, 500)
+})
