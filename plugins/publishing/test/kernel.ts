@@ -1,0 +1,59 @@
+import { createHash } from 'node:crypto'
+import type { TestContext } from 'node:test'
+import { definePlugin } from '#kernel'
+import { ApiGuard, type Guard, Tokens } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { type Profile, Profiles } from '#contracts/profiles'
+import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
+import publishing from '../index.ts'
+
+/** The caller is who the test says; that keys become callers is the guard's own test. */
+const openGuard: Guard = {
+  protect() {},
+  callerOf: ({ headers }) => ({ tenantId: String(headers['tenant']), role: 'admin', keyId: 'tak_test' }),
+}
+
+export function countingTokens(): Tokens {
+  let minted = 0
+  return {
+    mint: () => `ao_test_${++minted}`,
+    wellFormed: () => true,
+    hash: (domain, token) => createHash('sha256').update(`${domain} ${token}`).digest(),
+  }
+}
+
+/** The plugin on a real database, with profiles put into the table that its foreign key points to. */
+export async function conductor(t: TestContext, config: Record<string, string> = {}, tokens = countingTokens()) {
+  const found: Database[] = []
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { database: Database },
+    provides: { profiles: Profiles },
+    setup: async ({ deps }) => {
+      found.push(deps.database)
+      const find = async (tenantId: string, name: string): Promise<Profile | undefined> => {
+        const select = { text: 'SELECT name FROM profiles WHERE name = $1', values: [name] }
+        return (await deps.database.batch<[Profile[]]>(tenantId, [select]))[0][0]
+      }
+      return { profiles: { find, findIn: (tx, name) => find(tx.tenantId, name) } }
+    },
+  })
+  const kernel = await testKernel(t, [
+    await databasePlugin(await freshDatabase(t)),
+    fake(ApiGuard, openGuard),
+    fake(Tokens, tokens),
+    { name: 'publishing', plugin: publishing, config },
+    probe,
+  ])
+  const database = found[0]!
+  const call = (method: 'GET' | 'POST' | 'PATCH' | 'DELETE', url: string, body?: object, tenant = 'acme') =>
+    kernel.listeners['conductor']!.inject({ method, url, headers: { tenant }, ...(body ? { body } : {}) })
+  const profile = (name: string, tenant = 'acme') =>
+    database.batch(tenant, [
+      {
+        text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ($1, $2, $2, '{}')`,
+        values: [tenant, name],
+      },
+    ])
+  return { call, profile, database, tokens }
+}

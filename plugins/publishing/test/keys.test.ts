@@ -1,0 +1,166 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { AppError } from '#kernel'
+import type { Tokens } from '#contracts/auth'
+import { conductor, countingTokens } from './kernel.ts'
+
+test('a key is answered once with its token, and stored as a hash of the published-key domain', async (t) => {
+  const { call, profile, database, tokens } = await conductor(t)
+  await profile('p')
+  const agent = (await call('POST', '/api/profiles/p/publish', {})).json()
+  const reply = await call('POST', '/api/profiles/p/keys', { label: 'web site' })
+  assert.equal(reply.statusCode, 201)
+  assert.equal(reply.headers['cache-control'], 'no-store')
+  const { id, createdAt, ...rest } = reply.json()
+  assert.match(id, /^key_/)
+  assert.match(createdAt, /Z$/)
+  assert.deepEqual(rest, {
+    publishedId: agent.id,
+    label: 'web site',
+    lastUsedAt: null,
+    revokedAt: null,
+    token: 'ao_test_1',
+  })
+  const select = {
+    text: `SELECT encode(key_hash, 'hex') AS hash, published_agent_keys::text AS row FROM published_agent_keys`,
+  }
+  const [[row]] = await database.batch<[{ hash: string; row: string }[]]>('acme', [select])
+  assert.equal(row!.hash, tokens.hash('ao:pub-key:v1', 'ao_test_1').toString('hex'))
+  assert.ok(!row!.row.includes('ao_test_1'))
+})
+
+test('lists show active and revoked keys as metadata only', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  const [first, second] = [
+    (await call('POST', '/api/profiles/p/keys', { label: 'one' })).json(),
+    (await call('POST', '/api/profiles/p/keys', { label: 'two' })).json(),
+  ]
+  await call('DELETE', `/api/profiles/p/keys/${first.id}`)
+  const reply = await call('GET', '/api/profiles/p/keys')
+  const keys = reply.json<{ id: string; revokedAt: string | null }[]>()
+  assert.deepEqual(Object.keys(keys[0]!), ['id', 'publishedId', 'label', 'createdAt', 'lastUsedAt', 'revokedAt'])
+  assert.deepEqual(
+    keys.map(({ id, revokedAt }) => [id, revokedAt !== null]),
+    [
+      [second.id, false],
+      [first.id, true],
+    ],
+  )
+  const page = await call('GET', '/api/profiles/p/keys?limit=1&offset=1')
+  assert.deepEqual([page.json().length, page.headers['x-total-count']], [1, '2'])
+})
+
+test('revoke answers 204, again and again, and keeps the first time', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  const { id } = (await call('POST', '/api/profiles/p/keys', { label: 'l' })).json()
+  const revokedAt = async (): Promise<string> => (await call('GET', '/api/profiles/p/keys')).json()[0].revokedAt
+  assert.equal((await call('DELETE', `/api/profiles/p/keys/${id}`)).statusCode, 204)
+  const first = await revokedAt()
+  assert.match(first, /Z$/)
+  assert.equal((await call('DELETE', `/api/profiles/p/keys/${id}`)).statusCode, 204)
+  assert.equal(await revokedAt(), first)
+})
+
+test('keys of a profile that is not published are 404 not_published', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  for (const name of ['p', 'nobody', '%00']) {
+    const issue = await call('POST', `/api/profiles/${name}/keys`, { label: 'l' })
+    assert.deepEqual([issue.statusCode, issue.json().error], [404, 'not_published'])
+    const list = await call('GET', `/api/profiles/${name}/keys`)
+    assert.deepEqual([list.statusCode, list.json().error], [404, 'not_published'])
+  }
+})
+
+test('keys die with their publication, and can still be revoked after it', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  const { id } = (await call('POST', '/api/profiles/p/keys', { label: 'l' })).json()
+  await call('DELETE', '/api/profiles/p/published')
+  assert.equal((await call('DELETE', `/api/profiles/p/keys/${id}`)).statusCode, 204)
+  await call('POST', '/api/profiles/p/publish', {})
+  assert.deepEqual((await call('GET', '/api/profiles/p/keys')).json(), [])
+})
+
+test('a key of another profile or tenant answers exactly like one that does not exist', async (t) => {
+  const { call, profile } = await conductor(t)
+  for (const [name, tenant] of [
+    ['p', 'acme'],
+    ['q', 'acme'],
+    ['p', 'globex'],
+  ] as const) {
+    await profile(name, tenant)
+    await call('POST', `/api/profiles/${name}/publish`, {}, tenant)
+  }
+  const sibling = (await call('POST', '/api/profiles/q/keys', { label: 'l' })).json()
+  const foreign = (await call('POST', '/api/profiles/p/keys', { label: 'l' }, 'globex')).json()
+  for (const id of [sibling.id, foreign.id, 'key_nothing', '%00', 'x']) {
+    const reply = await call('DELETE', `/api/profiles/p/keys/${id}`)
+    assert.deepEqual(
+      [reply.statusCode, reply.json().error, Object.keys(reply.json())],
+      [404, 'not_found', ['error', 'request_id']],
+      id,
+    )
+  }
+  assert.equal((await call('GET', '/api/profiles/p/keys', undefined, 'globex')).json()[0].revokedAt, null)
+  assert.equal((await call('GET', '/api/profiles/q/keys')).json()[0].revokedAt, null)
+})
+
+test("another tenant's published agent answers exactly like a profile that does not exist", async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('theirs', 'globex')
+  await call('POST', '/api/profiles/theirs/publish', {}, 'globex')
+  const requests = [
+    ['POST', 'publish', {}],
+    ['GET', 'published'],
+    ['PATCH', 'published', { enabled: false }],
+    ['DELETE', 'published'],
+    ['GET', 'keys'],
+    ['POST', 'keys', { label: 'l' }],
+  ] as const
+  for (const [method, path, body] of requests) {
+    const [foreign, unknown] = [
+      await call(method, `/api/profiles/theirs/${path}`, body),
+      await call(method, `/api/profiles/nobody/${path}`, body),
+    ]
+    assert.equal(foreign.statusCode, 404, `${method} ${path}`)
+    assert.deepEqual({ ...foreign.json<object>(), request_id: '' }, { ...unknown.json<object>(), request_id: '' })
+  }
+  assert.deepEqual((await call('GET', '/api/published')).json(), [])
+  assert.equal((await call('GET', '/api/profiles/theirs/published', undefined, 'globex')).json().enabled, true)
+})
+
+test('a malformed label is 400', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  for (const body of [
+    {},
+    { label: '' },
+    { label: 1 },
+    { label: 'a\0' },
+    { label: 'x'.repeat(201) },
+    { label: 'l', role: 'owner' },
+  ]) {
+    assert.equal((await call('POST', '/api/profiles/p/keys', body)).statusCode, 400, JSON.stringify(body))
+  }
+})
+
+test('without a pepper, issuing answers with what the hashing says, and publishing works', async (t) => {
+  const broken: Tokens = {
+    ...countingTokens(),
+    hash() {
+      throw new AppError('key_hashing_unavailable', 503)
+    },
+  }
+  const { call, profile } = await conductor(t, {}, broken)
+  await profile('p')
+  assert.equal((await call('POST', '/api/profiles/p/publish', {})).statusCode, 201)
+  const reply = await call('POST', '/api/profiles/p/keys', { label: 'l' })
+  assert.deepEqual([reply.statusCode, reply.json().error], [503, 'key_hashing_unavailable'])
+})
