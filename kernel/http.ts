@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import type { Server } from 'node:http'
 import Fastify, {
   LogController,
   type FastifyBaseLogger,
@@ -106,9 +107,19 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     })
   }
   // close() waits for open responses, so streams are ended first, each with the terminal bytes its owner writes.
-  app.addHook('preClose', async () => streams.end())
+  app.addHook('preClose', async () => {
+    endKeepAlive(app.server)
+    await streams.end()
+  })
   app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
   return { app, streams }
+}
+
+/** A connection that was busy when the server closed would be kept for 72 s after its answer, and hold the close as long. */
+function endKeepAlive(server: Server): void {
+  if (!server.listening) return
+  const sweep = setInterval(() => server.closeIdleConnections(), 50)
+  server.once('close', () => clearInterval(sweep))
 }
 
 /** Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. */
