@@ -1,6 +1,7 @@
 import type { LanguageModelV4 } from '@ai-sdk/provider'
 import type { Static, TObject } from '@sinclair/typebox'
 import { definePlugin, type Plugin, slot } from '#kernel'
+import { createModelConnections, type ModelFetch } from './model-fetch.ts'
 
 /**
  * A source of language models. The model contract is the AI SDK's provider specification v4, so every provider package
@@ -15,18 +16,29 @@ export interface ModelProvider {
 /** Keyed by the provider name that a profile's `model` starts with. */
 export const Models = slot<ModelProvider>('sidecar.models')
 
+export interface ModelProviderContext {
+  /** Keep-alive connections to model servers, closed when the role stops: pass it to the provider package. */
+  readonly fetch: ModelFetch
+  onStop(fn: () => Promise<void>): void
+}
+
 export function defineModelProvider<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
   /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
-  create(config: Static<C>): Promise<ModelProvider | undefined>
+  create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
 }): Plugin {
   return definePlugin<TObject, Record<never, never>, { models: typeof Models }>({
     name: `model-${spec.name}`,
     ...(spec.config ? { config: spec.config } : {}),
     provides: { models: Models },
     async setup(ctx) {
-      const provider = await spec.create(ctx.config as Static<C>)
+      const connections = createModelConnections()
+      ctx.onStop(connections.close)
+      const provider = await spec.create(ctx.config as Static<C>, {
+        fetch: connections.fetch,
+        onStop: (fn) => ctx.onStop(fn),
+      })
       return { models: provider ? { [spec.name]: provider } : {} }
     },
   })

@@ -109,12 +109,13 @@ export function createEventEncoder(
         ms = time
         at = new Date(time).toISOString()
       }
-      const head = `{"type":"${event.type}${middle}${seq++},"at":"${at}"`
+      const head = (): string => `{"type":"${event.type}${middle}${seq++},"at":"${at}"`
       // The hot case is written by hand: one string to escape, nothing to walk.
-      if (event.type === 'assistant') return `${head},"text":${JSON.stringify(event.text)},"delta":true}\n`
+      if (event.type === 'assistant') return `${head()},"text":${JSON.stringify(event.text)},"delta":true}\n`
       const { type: _, ...payload } = event
+      // Before the stamp is taken: a payload that cannot be written must not leave a gap.
       const body = JSON.stringify(payload)
-      return body === '{}' ? `${head}}\n` : `${head},${body.slice(1)}\n`
+      return body === '{}' ? `${head()}}\n` : `${head()},${body.slice(1)}\n`
     },
   }
 }

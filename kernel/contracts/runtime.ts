@@ -1,4 +1,5 @@
 import type { Static, TObject } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, type Plugin, slot } from '#kernel'
 import { type ModelProvider, Models } from './model.ts'
 import type { RunEnvelope } from './run-envelope.ts'
@@ -35,6 +36,7 @@ export interface RuntimeContext<C> {
   readonly config: C
   /** The role's model providers, by the name before the slash of a profile's `model`. */
   readonly models: ReadonlyMap<string, ModelProvider>
+  readonly log: FastifyBaseLogger
   onStop(fn: () => Promise<void>): void
 }
 
@@ -53,6 +55,7 @@ export function defineRuntime<C extends TObject>(spec: {
       const runtime = await spec.create({
         config: ctx.config as Static<C>,
         models: ctx.deps.models,
+        log: ctx.log,
         onStop: (fn) => ctx.onStop(fn),
       })
       return { runtimes: { [spec.name]: runtime } }

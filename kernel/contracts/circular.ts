@@ -1,0 +1,30 @@
+/** Deeper than any honest value; what is below is cut, because writing it would overflow the stack. */
+const maxDepth = 64
+
+/**
+ * A copy of `value` that JSON can write: a reference to one of its own ancestors becomes the text `[circular]`
+ * (specification 4.23), a bigint its digits, and what nests deeper than 64 levels `[too deep]`.
+ */
+export function withoutCycles(value: unknown): unknown {
+  return copy(value, [])
+}
+
+function copy(value: unknown, above: readonly object[]): unknown {
+  if (typeof value === 'bigint') return value.toString()
+  if (typeof value !== 'object' || value === null) return value
+  if (above.includes(value)) return '[circular]'
+  if (above.length === maxDepth) return '[too deep]'
+  const path = [...above, value]
+  if (Array.isArray(value)) return value.map((item) => copy(item, path))
+  if ('toJSON' in value && typeof value.toJSON === 'function') return copy(value.toJSON(), path)
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, copy(item, path)]))
+}
+
+/** JSON text of any value; the copy is only made when the plain way fails. */
+export function safeStringify(value: unknown): string {
+  try {
+    return JSON.stringify(value) ?? 'null'
+  } catch {
+    return JSON.stringify(withoutCycles(value)) ?? 'null'
+  }
+}
