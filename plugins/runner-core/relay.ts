@@ -68,7 +68,7 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
     return true
   }
   const takeHandle = (handle: unknown): void => {
-    if (typeof handle === 'string' && handle !== '') hooks.onHandle(handle)
+    if (typeof handle === 'string' && sendable.test(handle)) hooks.onHandle(handle)
   }
   const passStamped = (chunk: Buffer): Buffer => {
     let start = 0
@@ -124,6 +124,8 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
   }
 }
 
+/** A handle travels in a header of the state routes. */
+const sendable = /^[\x21-\x7e]{1,1024}$/
 const closingBrace = 0x7d
 const deltaHead = Buffer.from('{"type":"assistant","runId":"')
 const isDelta = (line: Buffer): boolean =>

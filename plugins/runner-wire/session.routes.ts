@@ -1,0 +1,70 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { access, type App, isAppError } from '#kernel'
+import type { RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
+import type { Sidecars } from '#contracts/sidecar'
+import { encodeSessionStatus } from '#contracts/wire/runner'
+import { CreateSession, SessionHealth, SessionParams, TenantHeaders, WireSession } from './schema.ts'
+import { sessionOf, tenantOf } from './tenant.ts'
+
+const wire = (session: RunnerSession): Static<typeof WireSession> => ({
+  ...session,
+  tools: [...session.tools],
+  runtime: session.profile.runtime,
+  status: encodeSessionStatus(session.status),
+})
+
+export function sessionRoutes(app: App, core: RunnerService, sessions: RunnerSessions, sidecars: Sidecars): void {
+  app.get(
+    '/runner/sessions',
+    { ...access('network'), schema: { headers: TenantHeaders, response: { 200: Type.Array(WireSession) } } },
+    async (request) => {
+      const tenantId = tenantOf(request)
+      return sessions
+        .list()
+        .filter((session) => session.tenantId === tenantId)
+        .map(wire)
+    },
+  )
+
+  app.post(
+    '/runner/sessions',
+    { ...access('network'), schema: { headers: TenantHeaders, body: CreateSession, response: { 201: WireSession } } },
+    async (request, reply) =>
+      reply.code(201).send(wire(core.createSession(tenantOf(request), request.body.profileName))),
+  )
+
+  app.get(
+    '/runner/sessions/:id',
+    {
+      ...access('network'),
+      schema: { headers: TenantHeaders, params: SessionParams, response: { 200: WireSession } },
+    },
+    async (request) => wire(sessionOf(sessions, tenantOf(request), request.params.id)),
+  )
+
+  app.delete(
+    '/runner/sessions/:id',
+    { ...access('network'), schema: { headers: TenantHeaders, params: SessionParams } },
+    async (request, reply) => {
+      await core.deleteSession(tenantOf(request), request.params.id)
+      return reply.code(204).send()
+    },
+  )
+
+  app.get(
+    '/runner/sessions/:id/health',
+    {
+      ...access('network'),
+      schema: { headers: TenantHeaders, params: SessionParams, response: { 200: SessionHealth } },
+    },
+    async (request) => {
+      const session = sessionOf(sessions, tenantOf(request), request.params.id)
+      try {
+        await sidecars.forRuntime(session.profile.runtime).health()
+        return { healthy: true }
+      } catch (error) {
+        return { healthy: false, error: (isAppError(error) && error.sentence) || 'The sidecar does not answer.' }
+      }
+    },
+  )
+}

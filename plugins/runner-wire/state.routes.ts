@@ -1,0 +1,65 @@
+import { access, type App, isAppError } from '#kernel'
+import type { Profile } from '#contracts/profiles'
+import type { RunnerService } from '#contracts/runner'
+import type { StateBundle } from '#contracts/runtime'
+import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
+import { badState, exportFailed, noState, unknownProfile } from './errors.ts'
+import { Hydrate, SessionParams, TenantHeaders } from './schema.ts'
+import { tenantOf } from './tenant.ts'
+
+/** The runner's state-bundle size cap. Specification 7. */
+const maxStateBytes = 64 * 1024 * 1024
+/** Base64 of the largest bundle, and room for the rest of the body. */
+const maxHydrateBytes = Math.ceil(maxStateBytes / 3) * 4 + 1024 * 1024
+/** What a bundle is when its sender does not say. Specification 4.23. */
+const contentTypeOf = (profile: Profile): string =>
+  profile.runtime === 'general' ? 'application/json' : 'application/gzip'
+
+/** Sessions out of and into this runner's memory. Specification 4.22. */
+export function stateRoutes(app: App, core: RunnerService, log: { warn(fields: object, message: string): void }): void {
+  app.post(
+    '/runner/sessions/hydrate',
+    { ...access('network'), bodyLimit: maxHydrateBytes, schema: { headers: TenantHeaders, body: Hydrate } },
+    async (request, reply) => {
+      const { body } = request
+      const tenantId = tenantOf(request)
+      const profile = body.profile ?? core.profiles(tenantId).find(({ name }) => name === body.profileName)
+      if (!profile || profile.name !== body.profileName) throw unknownProfile()
+      const bytes = body.stateB64 === undefined ? undefined : decode(body.stateB64)
+      const bundle: StateBundle | undefined = bytes && {
+        bytes,
+        contentType: body.contentType ?? contentTypeOf(profile),
+        ...(body.runtimeSessionId === undefined ? {} : { runtimeSessionId: body.runtimeSessionId }),
+      }
+      await core.hydrate(tenantId, body.sessionId, profile, bundle)
+      return reply.code(204).send()
+    },
+  )
+
+  app.get(
+    '/runner/sessions/:id/state',
+    { ...access('network'), schema: { headers: TenantHeaders, params: SessionParams } },
+    async (request, reply) => {
+      const { id } = request.params
+      const bundle = await core.exportState(tenantOf(request), id).catch((error: unknown) => {
+        if (isAppError(error) && error.status === 404) throw error
+        log.warn({ err: error, sessionId: id }, 'a state export failed')
+        throw exportFailed({ cause: error })
+      })
+      if (!bundle) throw noState()
+      if (bundle.bytes.byteLength > maxStateBytes) {
+        throw exportFailed({ message: "The session's state is larger than 64 MiB." })
+      }
+      if (bundle.runtimeSessionId !== undefined) {
+        void reply.header(runtimeSessionIdHeader, bundle.runtimeSessionId)
+      }
+      return reply.type(bundle.contentType).send(Buffer.from(bundle.bytes))
+    },
+  )
+}
+
+/** Node skips what is not base64, so the text is checked first; both alphabets are taken, padding may be missing. */
+function decode(text: string): Buffer {
+  if (!/^[A-Za-z0-9+/_-]*={0,2}$/.test(text) || text.replace(/=+$/, '').length % 4 === 1) throw badState()
+  return Buffer.from(text, 'base64')
+}

@@ -1,0 +1,58 @@
+import { availableParallelism } from 'node:os'
+import type { Static } from '@sinclair/typebox'
+import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
+import type { Topology } from './schema.ts'
+
+type Topology = Static<typeof Topology>
+type Slot = Topology['sidecars'][number]
+
+export function processSnapshot(): Topology['process'] {
+  const memory = process.memoryUsage()
+  return {
+    allocBytes: memory.heapUsed,
+    sysBytes: memory.rss,
+    heapInuseBytes: memory.heapTotal,
+    // Node has no goroutines, and a zero would read as a measurement.
+    numGoroutine: null,
+    numCPU: availableParallelism(),
+    uptimeSeconds: Math.round(process.uptime()),
+  }
+}
+
+const probeMs = 1_000
+/** How long a success counts as recent: then a failed probe is `degraded`, not `unreachable`. */
+const recentMs = 60_000
+
+interface Seen {
+  readonly health: SidecarHealth
+  readonly at: number
+}
+
+/** Probes each distinct sidecar once per call, however many runtimes share it. */
+export function createSidecarWatch(sidecars: Sidecars, now: () => number = Date.now): () => Promise<Slot[]> {
+  const lastSeen = new WeakMap<SidecarLink, Seen>()
+  const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
+    const health = await link.health(AbortSignal.timeout(probeMs)).catch(() => undefined)
+    if (health) lastSeen.set(link, { health, at: now() })
+    const seen = lastSeen.get(link)
+    if (!seen || (!health && now() - seen.at > recentMs)) return { state: 'unreachable', observedInstances: null }
+    const { instance, inflight } = seen.health
+    return {
+      state: health?.ok ? 'live' : 'degraded',
+      observedInstances: [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
+    }
+  }
+  return async () => {
+    await sidecars.runtimes()
+    const probes = new Map<SidecarLink, ReturnType<typeof probe>>()
+    return Promise.all(
+      sidecars.slots().map(async ({ runtime, mode, url }): Promise<Slot> => {
+        if (mode === 'stub') return { runtime, kind: 'stub', state: 'stub', url, observedInstances: [] }
+        const link = sidecars.forRuntime(runtime)
+        const probing = probes.get(link) ?? probe(link)
+        probes.set(link, probing)
+        return { runtime, kind: 'sidecar', url, ...(await probing) }
+      }),
+    )
+  }
+}

@@ -1,0 +1,55 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/webStandardStreamableHttp.js'
+import { Type } from '@sinclair/typebox'
+import { access, type App, appError } from '#kernel'
+import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+import { createSessionServer } from './server.ts'
+
+const unknownSession = appError('unknown_session', 404)
+const methodNotAllowed = appError('method_not_allowed', 405, 'This endpoint keeps no streams: send POST.')
+
+const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
+
+/**
+ * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
+ * path. The runner network is trusted; sessions of sandbox workers need a token of their own (specification 5.4).
+ */
+export function mcpRoutes(app: App, sessions: RunnerSessions): void {
+  app.post('/runner/sessions/:id/mcp', { ...access('network'), schema: { params: Params } }, async (request, reply) => {
+    const session = sessions.get(request.params.id)
+    // Specification 3.1: the endpoint exists only while the session is idle or running.
+    if (session?.status !== 'idle' && session?.status !== 'running') throw unknownSession()
+    return answer(request, reply, sessions, session)
+  })
+  // No stream to open and no MCP session to end: the transport's specification asks for 405.
+  const refuse = async (): Promise<never> => {
+    throw methodNotAllowed({ headers: { allow: 'POST' } })
+  }
+  app.get('/runner/sessions/:id/mcp', { ...access('network'), schema: { params: Params, hide: true } }, refuse)
+  app.delete('/runner/sessions/:id/mcp', { ...access('network'), schema: { params: Params, hide: true } }, refuse)
+}
+
+/** The SDK's web-standard transport gives its answer as a value, so the reply stays the kernel's: no hijacking. */
+async function answer(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  sessions: RunnerSessions,
+  session: RunnerSession,
+): Promise<FastifyReply> {
+  const transport = new WebStandardStreamableHTTPServerTransport({ enableJsonResponse: true })
+  const server = createSessionServer(sessions, session)
+  // Closing aborts the tool calls under way: their caller is gone.
+  reply.raw.once('close', () => void server.close())
+  await server.connect(transport)
+  const headers = Object.entries(request.headers).filter(
+    (entry): entry is [string, string] => typeof entry[1] === 'string',
+  )
+  const response = await transport.handleRequest(
+    new Request(`http://runner${request.url}`, { method: 'POST', headers }),
+    { parsedBody: request.body },
+  )
+  return reply
+    .code(response.status)
+    .headers(Object.fromEntries(response.headers))
+    .send(await response.text())
+}

@@ -1,0 +1,33 @@
+import { Server } from '@modelcontextprotocol/sdk/server/index.js'
+import {
+  CallToolRequestSchema,
+  ErrorCode,
+  ListToolsRequestSchema,
+  McpError,
+  type Tool,
+} from '@modelcontextprotocol/sdk/types.js'
+import { isAppError } from '#kernel'
+import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+
+/** One MCP server for one request: it holds no state, so any request may reach any connection. */
+export function createSessionServer(sessions: RunnerSessions, session: RunnerSession): Server {
+  const server = new Server({ name: 'agent-orc-runner', version: '1' }, { capabilities: { tools: {} } })
+  server.setRequestHandler(ListToolsRequestSchema, () => ({
+    tools: sessions.toolSpecs(session).map(({ name, description, inputSchema }) => ({
+      name,
+      description,
+      inputSchema: inputSchema as Tool['inputSchema'],
+    })),
+  }))
+  server.setRequestHandler(CallToolRequestSchema, async ({ params }, { signal }) => {
+    const result = await sessions
+      .invokeTool(session, params.name, params.arguments ?? {}, signal)
+      .catch((error: unknown) => {
+        // Outside the toolkit is the caller's mistake, not a tool's failure: the model must not mistake it for a result.
+        if (isAppError(error)) throw new McpError(ErrorCode.InvalidParams, error.sentence ?? error.code)
+        throw new McpError(ErrorCode.InternalError, 'The tool could not be called.')
+      })
+    return { content: [{ type: 'text', text: result.content }], isError: !result.ok }
+  })
+  return server
+}

@@ -1,0 +1,148 @@
+import assert from 'node:assert/strict'
+import { request as httpRequest } from 'node:http'
+import { test, type TestContext } from 'node:test'
+import { setImmediate as turn } from 'node:timers/promises'
+import { Client } from '@modelcontextprotocol/sdk/client/index.js'
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
+import { AppError } from '#kernel'
+import { type RunnerSession, RunnerSessions } from '#contracts/runner'
+import { fake, testKernel } from '#testing'
+import sessionMcp from '../index.ts'
+
+interface Call {
+  readonly session: string
+  readonly name: string
+  readonly input: unknown
+  readonly signal: AbortSignal
+}
+
+async function endpoint(t: TestContext) {
+  const calls: Call[] = []
+  const session = (id: string, status: RunnerSession['status'], tools: string[]) =>
+    [id, { id, tenantId: 'acme', status, tools } as unknown as RunnerSession] as const
+  const known = new Map([
+    session('idle', 'idle', ['calculate']),
+    session('running', 'running', ['calculate', 'slow']),
+    session('errored', 'errored', ['calculate']),
+  ])
+  const kernel = await testKernel(
+    t,
+    [
+      sessionMcp,
+      fake(RunnerSessions, {
+        get: (id) => known.get(id),
+        list: () => [...known.values()],
+        toolSpecs: ({ tools }) =>
+          tools.map((name) => ({
+            name,
+            description: `Does ${name}.`,
+            inputSchema: { type: 'object', properties: { x: { type: 'string' } }, additionalProperties: false },
+          })),
+        async invokeTool({ id, tools }, name, input, signal) {
+          if (!tools.includes(name)) throw new AppError('tool_not_allowed', 403, { message: `Not allowed: ${name}.` })
+          calls.push({ session: id, name, input, signal })
+          if (name === 'slow') await new Promise((resolve) => signal.addEventListener('abort', resolve))
+          return { ok: name !== 'calculate' || input !== null, content: `did ${JSON.stringify(input)}` }
+        },
+      }),
+    ],
+    { listen: true, listeners: ['runner'] },
+  )
+  const url = (id: string): string => `${kernel.urls['runner']}/runner/sessions/${id}/mcp`
+  return { kernel, calls, url }
+}
+
+async function connect(t: TestContext, url: string): Promise<Client> {
+  const client = new Client({ name: 'test', version: '1' })
+  const transport = new StreamableHTTPClientTransport(new URL(url))
+  await client.connect(transport as Parameters<Client['connect']>[0])
+  t.after(() => client.close())
+  return client
+}
+
+test("an MCP client lists the session's toolkit and calls a tool", async (t) => {
+  const { url, calls } = await endpoint(t)
+  const client = await connect(t, url('idle'))
+  const { tools } = await client.listTools()
+  assert.deepEqual(tools, [
+    {
+      name: 'calculate',
+      description: 'Does calculate.',
+      inputSchema: { type: 'object', properties: { x: { type: 'string' } }, additionalProperties: false },
+    },
+  ])
+  const result = await client.callTool({ name: 'calculate', arguments: { x: '1+1' } })
+  assert.deepEqual(result.content, [{ type: 'text', text: 'did {"x":"1+1"}' }])
+  assert.equal(result.isError, false)
+  assert.deepEqual(
+    calls.map(({ session, name, input }) => ({ session, name, input })),
+    [{ session: 'idle', name: 'calculate', input: { x: '1+1' } }],
+  )
+})
+
+test('a tool outside the toolkit is an MCP error', async (t) => {
+  const { url, calls } = await endpoint(t)
+  const client = await connect(t, url('idle'))
+  await assert.rejects(client.callTool({ name: 'slow' }), { code: -32602, message: /Not allowed: slow/ })
+  assert.deepEqual(calls, [])
+})
+
+test('the endpoint exists only while the session is idle or running', async (t) => {
+  const { kernel } = await endpoint(t)
+  const bodies = []
+  for (const id of ['errored', 'unknown']) {
+    const reply = await kernel.listeners['runner']!.inject({
+      method: 'POST',
+      url: `/runner/sessions/${id}/mcp`,
+      payload: { jsonrpc: '2.0', id: 1, method: 'tools/list' },
+    })
+    assert.equal(reply.statusCode, 404)
+    const { request_id: _, ...body } = reply.json<Record<string, unknown>>()
+    bodies.push(body)
+  }
+  assert.deepEqual(bodies, [{ error: 'unknown_session' }, { error: 'unknown_session' }])
+})
+
+test('GET and DELETE answer 405', async (t) => {
+  const { kernel } = await endpoint(t)
+  for (const method of ['GET', 'DELETE'] as const) {
+    const reply = await kernel.listeners['runner']!.inject({ method, url: '/runner/sessions/idle/mcp' })
+    assert.equal(reply.statusCode, 405)
+    assert.equal(reply.headers['allow'], 'POST')
+  }
+})
+
+test('a malformed message is answered as JSON-RPC, a client without the right Accept is 406', async (t) => {
+  const { kernel } = await endpoint(t)
+  const send = (payload: object, accept: string) =>
+    kernel.listeners['runner']!.inject({
+      method: 'POST',
+      url: '/runner/sessions/idle/mcp',
+      headers: { accept },
+      payload,
+    })
+  const malformed = await send({ hello: 1 }, 'application/json, text/event-stream')
+  assert.equal(malformed.statusCode, 400)
+  assert.equal(malformed.json<{ error: { code: number } }>().error.code, -32700)
+  const refused = await send({ jsonrpc: '2.0', id: 1, method: 'tools/list' }, 'application/json')
+  assert.equal(refused.statusCode, 406)
+  const notified = await send(
+    { jsonrpc: '2.0', method: 'notifications/initialized' },
+    'application/json, text/event-stream',
+  )
+  assert.equal(notified.statusCode, 202)
+  assert.equal(notified.body, '')
+})
+
+test('a caller that goes away aborts its tool call', async (t) => {
+  const { url, calls } = await endpoint(t)
+  const request = httpRequest(url('running'), {
+    method: 'POST',
+    headers: { 'content-type': 'application/json', accept: 'application/json, text/event-stream' },
+  })
+  request.on('error', () => {})
+  request.end(JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'tools/call', params: { name: 'slow' } }))
+  while (calls.length === 0) await turn()
+  request.destroy()
+  while (!calls[0]!.signal.aborted) await turn()
+})
