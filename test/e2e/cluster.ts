@@ -1,0 +1,228 @@
+import { type ChildProcess, spawn } from 'node:child_process'
+import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
+import { createInterface } from 'node:readline'
+import type { TestContext } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { freshDatabase, type ModelServer, startModelServer } from '#testing'
+
+/** `single`: every plugin in one process, hops are function calls. `four`: one process per role, hops are HTTP. */
+export type Form = 'single' | 'four'
+export const forms: readonly Form[] = ['single', 'four']
+export type RoleName = 'dev' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
+
+const root = fileURLToPath(new URL('../../', import.meta.url))
+
+interface Process {
+  readonly child: ChildProcess
+  readonly urls: Record<string, string>
+  readonly output: string[]
+}
+
+export interface Cluster {
+  readonly form: Form
+  readonly model: ModelServer
+  readonly conductorUrl: string
+  readonly gatewayUrl: string
+  readonly internalUrl: string
+  readonly signingKey: Buffer
+  readonly dsn: string
+  /** The process that plays a role: in the single form it is always the same one. */
+  pid(role: Exclude<RoleName, 'dev'>): number
+  /** kill -9, and wait until it is gone. */
+  kill(role: Exclude<RoleName, 'dev'>): Promise<void>
+  /** Starts a killed role again on the port it had. `env` replaces settings of the first start. */
+  start(role: Exclude<RoleName, 'dev'>, env?: Record<string, string>): Promise<void>
+  /** Calls the conductor as the owner of tenant `default`. */
+  api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }>
+  /** Creates a profile on the stand-in model and publishes it. */
+  agent(name: string, options?: AgentOptions): Promise<Agent>
+  /** What the processes logged, for a failing test. */
+  output(): string
+}
+
+export interface AgentOptions {
+  readonly tools?: readonly string[]
+  readonly limits?: Record<string, number>
+  readonly publish?: Record<string, unknown>
+  readonly model?: string
+}
+
+export interface Agent {
+  readonly profile: string
+  readonly slug: string
+  readonly url: string
+  readonly key: string
+  readonly keyId: string
+}
+
+/** Starts the service the way an operator does: role files, environment, one process or four; all of it stops after the test. */
+export async function startCluster(t: TestContext, form: Form, extra: Record<string, string> = {}): Promise<Cluster> {
+  const dsn = await freshDatabase(t)
+  const model = await startModelServer(t)
+  const signingKey = randomBytes(32)
+  const bootstrapKey = `bootstrap-${randomBytes(16).toString('hex')}`
+  const base: Record<string, string> = {
+    PATH: process.env.PATH ?? '',
+    HOME: process.env.HOME ?? '',
+    POSTGRES_DSN: dsn,
+    AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
+    AGENT_ORC_BOOTSTRAP_KEY: bootstrapKey,
+    CHAT_GATEWAY_SIGNING_KEY_CURRENT: signingKey.toString('base64'),
+    GATEWAY_RATE_LIMIT_BACKEND: 'memory',
+    OPENAI_API_KEY: 'stand-in',
+    OPENAI_BASE_URL: model.url,
+    LOG_LEVEL: 'warn',
+    ...extra,
+  }
+  const running = new Map<RoleName, Process>()
+  const settings = new Map<RoleName, Record<string, string>>()
+  t.after(async () => {
+    for (const { child } of running.values()) child.kill('SIGKILL')
+    await Promise.all([...running.values()].map(({ child }) => gone(child)))
+  })
+
+  const launch = async (role: RoleName, env: Record<string, string>): Promise<Process> => {
+    const started = await spawnRole(role, { ...base, ...env })
+    running.set(role, started)
+    const ports: Record<string, string> = {}
+    for (const [listener, url] of Object.entries(started.urls)) ports[portVariable(role, listener)] = new URL(url).port
+    settings.set(role, { ...env, ...ports })
+    return started
+  }
+
+  if (form === 'single') {
+    const ports = Object.fromEntries(
+      ['CONDUCTOR', 'GATEWAY', 'RUNNER', 'SIDECAR', 'INTERNAL'].map((n) => [`AGENT_ORC_${n}_PORT`, '0']),
+    )
+    await launch('dev', ports)
+  } else {
+    const sidecar = await launch('sidecar', { PORT: '0' })
+    const runner = await launch('runner', { RUNNER_PORT: '0', SIDECAR_URL: sidecar.urls.sidecar! })
+    const conductor = await launch('conductor', { PORT: '0', INTERNAL_PORT: '0', RUNNER_URLS: runner.urls.runner! })
+    await launch('gateway', { PORT: '0', CONDUCTOR_INTERNAL_URL: conductor.urls.internal! })
+  }
+  const process_ = (role: Exclude<RoleName, 'dev'>): RoleName => (form === 'single' ? 'dev' : role)
+  const url = (role: Exclude<RoleName, 'dev'>, listener: string): string => running.get(process_(role))!.urls[listener]!
+
+  const cluster: Cluster = {
+    form,
+    model,
+    dsn,
+    signingKey,
+    get conductorUrl() {
+      return url('conductor', 'conductor')
+    },
+    get gatewayUrl() {
+      return url('gateway', 'gateway')
+    },
+    get internalUrl() {
+      return url('conductor', 'internal')
+    },
+    pid: (role) => running.get(process_(role))!.child.pid!,
+    async kill(role) {
+      const { child } = running.get(process_(role))!
+      child.kill('SIGKILL')
+      await gone(child)
+    },
+    async start(role, env = {}) {
+      const name = process_(role)
+      await launch(name, { ...settings.get(name), ...env })
+    },
+    async api(method, path, body) {
+      const response = await fetch(`${cluster.conductorUrl}${path}`, {
+        method,
+        headers: {
+          authorization: `Bearer ${bootstrapKey}`,
+          ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+        },
+        ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      })
+      const text = await response.text()
+      return {
+        status: response.status,
+        body: (text.startsWith('{') || text.startsWith('[') ? JSON.parse(text) : text) as never,
+      }
+    },
+    async agent(name, options = {}) {
+      const must = async (method: string, path: string, body: unknown): Promise<Record<string, string>> => {
+        const reply = await cluster.api<Record<string, string>>(method, path, body)
+        if (reply.status !== 201) throw new Error(`${method} ${path}: ${reply.status} ${JSON.stringify(reply.body)}`)
+        return reply.body
+      }
+      await must('POST', '/api/profiles', {
+        name,
+        model: options.model ?? 'openai/stand-in',
+        instructions: 'Be brief.',
+        tools: options.tools ?? [],
+        ...(options.limits ? { limits: options.limits } : {}),
+      })
+      const published = await must('POST', `/api/profiles/${name}/publish`, {
+        rateLimitRpm: 10_000,
+        ...options.publish,
+      })
+      const key = await must('POST', `/api/profiles/${name}/keys`, { label: 'test' })
+      return {
+        profile: name,
+        slug: published.slug!,
+        url: `${cluster.gatewayUrl}/v1/chat/default/${published.slug!}`,
+        key: key.token!,
+        keyId: key.id!,
+      }
+    },
+    output: () => [...running].map(([role, p]) => `--- ${role}\n${p.output.join('')}`).join('\n'),
+  }
+  return cluster
+}
+
+const portVariable = (role: RoleName, listener: string): string =>
+  role === 'dev'
+    ? `AGENT_ORC_${listener.toUpperCase()}_PORT`
+    : listener === 'internal'
+      ? 'INTERNAL_PORT'
+      : role === 'runner'
+        ? 'RUNNER_PORT'
+        : 'PORT'
+
+async function spawnRole(role: RoleName, env: Record<string, string>): Promise<Process> {
+  const child = spawn(process.execPath, ['bin/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`], {
+    cwd: root,
+    env,
+    stdio: ['ignore', 'pipe', 'pipe'],
+  })
+  const output: string[] = []
+  child.stderr.setEncoding('utf8').on('data', (text: string) => void output.push(text))
+  const exited = once(child, 'exit').then(() => {
+    throw new Error(`role ${role} stopped before it was ready:\n${output.join('')}`)
+  })
+  exited.catch(() => {})
+  const ready = async (): Promise<Record<string, string>> => {
+    for await (const line of createInterface({ input: child.stdout })) {
+      const message = JSON.parse(line) as { ready?: boolean; urls?: Record<string, string> }
+      if (message.ready && message.urls) return message.urls
+    }
+    return exited
+  }
+  const urls = await Promise.race([ready(), exited])
+  child.stdout.resume()
+  return { child, urls, output }
+}
+
+const gone = async (child: ChildProcess): Promise<void> => {
+  if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
+}
+
+/** Polls until `check` returns something; fails with a sentence after `seconds`. The bound is generous: it only ends a test that would hang. */
+export async function eventually<T>(
+  what: string,
+  check: () => Promise<T | undefined | false>,
+  seconds = 30,
+): Promise<T> {
+  const end = Date.now() + seconds * 1000
+  for (;;) {
+    const value = await check()
+    if (value !== undefined && value !== false) return value
+    if (Date.now() > end) throw new Error(`did not happen within ${seconds} s: ${what}`)
+    await new Promise((resolve) => setTimeout(resolve, 50))
+  }
+}
