@@ -35,7 +35,8 @@ CREATE TABLE runs (
   profile text NOT NULL,
   status text NOT NULL CHECK (status IN ('running', 'ok', 'error', 'cancelled', 'interrupted')),
   prompt text NOT NULL,
-  metadata jsonb,
+  -- json, not jsonb: text of a client or a model may hold \u0000, which jsonb refuses.
+  metadata json,
   claim_owner text NOT NULL,
   claim_epoch bigint NOT NULL,
   started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -43,7 +44,7 @@ CREATE TABLE runs (
   result text,
   error_code text,
   error_message text,
-  usage jsonb,
+  usage json,
   PRIMARY KEY (tenant_id, id),
   CONSTRAINT runs_finished CHECK ((status = 'running') = (finished_at IS NULL))
 );

@@ -1,0 +1,244 @@
+import type { Profile } from '#contracts/profiles'
+import { createEventEncoder } from '#contracts/run-event'
+import type { Claim, DurableSession, FinishRun, RunStore, StartRun } from '#contracts/run-store'
+import type { LogChunk, RunStatus, RunSummary } from '#contracts/runs'
+import type { StateBundle } from '#contracts/runtime'
+import type { Session } from '#contracts/sessions'
+
+interface StoredRun {
+  summary: RunSummary & { status: RunStatus }
+  readonly tenantId: string
+  epoch: number
+  readonly log: LogChunk[]
+}
+
+interface StoredSession {
+  dto: Session
+  readonly profile: Profile
+  claimRun: string | undefined
+  epoch: number
+  runtimeSessionId: string | undefined
+  stateRev: number
+  state: StateBundle | undefined
+}
+
+/** Finished runs, and sessions at rest, kept per process; the oldest give way. */
+const kept = 10_000
+/** About what one read of a log returns. */
+const readBytes = 1024 * 1024
+
+const keyOf = (tenantId: string, id: string): string => `${tenantId}\n${id}`
+const now = (): string => new Date().toISOString()
+
+export function createMemoryRunStore(limit = kept): RunStore {
+  // Insertion order is age: for runs since they finished, for sessions since they were last used.
+  const running = new Map<string, StoredRun>()
+  const finished = new Map<string, StoredRun>()
+  const sessions = new Map<string, StoredSession>()
+  // Newest last, whatever became of them since.
+  const started = new Map<string, StoredRun>()
+
+  const runOf = (tenantId: string, runId: string): StoredRun | undefined => started.get(keyOf(tenantId, runId))
+  const claimed = (claim: Claim): StoredRun | undefined => {
+    const run = running.get(keyOf(claim.tenantId, claim.runId))
+    return run?.epoch === claim.epoch ? run : undefined
+  }
+  const touch = (key: string, session: StoredSession): void => {
+    sessions.delete(key)
+    sessions.set(key, session)
+    if (sessions.size <= limit) return
+    for (const [oldest, { claimRun }] of sessions) {
+      if (claimRun !== undefined) continue
+      sessions.delete(oldest)
+      return
+    }
+  }
+  const retire = (key: string, run: StoredRun): void => {
+    running.delete(key)
+    finished.set(key, run)
+    for (const oldest of finished.keys()) {
+      if (finished.size <= limit) return
+      finished.delete(oldest)
+      started.delete(oldest)
+    }
+  }
+  const last = (run: StoredRun): number => {
+    const chunk = run.log.at(-1)
+    return chunk ? chunk.firstSeq + chunk.count - 1 : 0
+  }
+  const durable = (session: StoredSession): DurableSession => ({
+    id: session.dto.id,
+    profile: session.profile,
+    status: session.dto.status,
+    ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
+    stateRev: session.stateRev,
+  })
+
+  const begin = (run: StartRun, session: StoredSession): Claim => {
+    const { tenantId, runId, sessionId, task } = run
+    const at = now()
+    session.epoch++
+    session.claimRun = runId
+    session.dto = {
+      ...session.dto,
+      status: 'running',
+      lastUsedAt: at,
+      lastPrompt: task.prompt.slice(0, 4_000),
+      runCount: session.dto.runCount + 1,
+    }
+    const { profile, prompt, metadata } = task
+    const stored: StoredRun = {
+      tenantId,
+      epoch: session.epoch,
+      log: [],
+      summary: {
+        runId,
+        sessionId,
+        status: 'running',
+        subTask: { id: runId, sessionId, profile, prompt, ...(metadata === undefined ? {} : { metadata }) },
+        startedAt: at,
+      },
+    }
+    running.set(keyOf(tenantId, runId), stored)
+    started.set(keyOf(tenantId, runId), stored)
+    touch(keyOf(tenantId, sessionId), session)
+    return { tenantId, sessionId, runId, epoch: session.epoch }
+  }
+
+  const end = (run: StoredRun, how: Omit<FinishRun, 'claim'>): void => {
+    const { runId, sessionId } = run.summary
+    if (how.tail) run.log.push(how.tail)
+    run.summary = {
+      ...run.summary,
+      status: how.status,
+      finishedAt: now(),
+      ...(how.error ? { error: how.error } : {}),
+      ...(how.result === undefined ? {} : { result: how.result }),
+      ...(how.usage ? { usage: how.usage } : {}),
+      ...(how.usage?.costCents === undefined ? {} : { costCents: how.usage.costCents }),
+    }
+    retire(keyOf(run.tenantId, runId), run)
+    const key = keyOf(run.tenantId, sessionId)
+    const session = sessions.get(key)
+    if (session?.claimRun !== runId) return
+    session.claimRun = undefined
+    session.runtimeSessionId = how.runtimeSessionId ?? session.runtimeSessionId
+    session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: how.status, lastUsedAt: now() }
+    touch(key, session)
+  }
+
+  return {
+    async start(run) {
+      const { tenantId, runId, sessionId, task } = run
+      const taken = runOf(tenantId, runId)
+      if (taken) return { kind: 'exists', run: taken.summary }
+      let session = sessions.get(keyOf(tenantId, sessionId))
+      if (run.create) {
+        if (session) return { kind: 'busy' }
+        const at = now()
+        const { name: profile, runtime } = run.create
+        session = {
+          dto: { id: sessionId, profile, runtime, status: 'idle', createdAt: at, lastUsedAt: at, runCount: 0 },
+          profile: run.create,
+          claimRun: undefined,
+          epoch: 0,
+          runtimeSessionId: undefined,
+          stateRev: 0,
+          state: undefined,
+        }
+      }
+      if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
+      if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
+      if (session.claimRun !== undefined) return { kind: 'busy' }
+      return { kind: 'started', claim: begin(run, session), session: durable(session) }
+    },
+    async append(claim, chunk) {
+      const run = claimed(claim)
+      run?.log.push(chunk)
+      return run !== undefined
+    },
+    async finish({ claim, ...how }) {
+      const run = claimed(claim)
+      if (run) end(run, how)
+      return run !== undefined
+    },
+    async steal(tenantId, runId, status, reason) {
+      const run = running.get(keyOf(tenantId, runId))
+      if (!run) return false
+      run.epoch++
+      const firstSeq = last(run) + 1
+      const line = createEventEncoder(runId, run.summary.sessionId, firstSeq).line({ type: 'error', ...reason })
+      const tail = { firstSeq, count: 1, lines: Buffer.from(line) }
+      end(run, { status, sessionStatus: 'idle', error: reason, tail })
+      return true
+    },
+    async findRun(tenantId, runId) {
+      return runOf(tenantId, runId)?.summary
+    },
+    async listRuns(tenantId, filter) {
+      const matching = [...started.values()]
+        .filter(
+          (run) =>
+            run.tenantId === tenantId &&
+            (filter.profile === undefined || run.summary.subTask.profile === filter.profile) &&
+            (filter.sessionId === undefined || run.summary.sessionId === filter.sessionId) &&
+            (filter.status === undefined || run.summary.status === filter.status),
+        )
+        .map((run) => run.summary)
+        .toReversed()
+      const from = filter.offset ?? 0
+      return { runs: matching.slice(from, from + (filter.limit ?? matching.length)), total: matching.length }
+    },
+    async readLog(tenantId, runId, afterSeq) {
+      const run = runOf(tenantId, runId)
+      if (!run) return undefined
+      const chunks: LogChunk[] = []
+      let bytes = 0
+      for (const chunk of run.log) {
+        if (chunk.firstSeq + chunk.count <= afterSeq + 1) continue
+        if (bytes >= readBytes) break
+        bytes += chunk.lines.length
+        chunks.push(chunk)
+      }
+      return { chunks, status: run.summary.status }
+    },
+    async findSession(tenantId, sessionId) {
+      const session = sessions.get(keyOf(tenantId, sessionId))
+      return session && durable(session)
+    },
+    async getSession(tenantId, sessionId) {
+      return sessions.get(keyOf(tenantId, sessionId))?.dto
+    },
+    async listSessions(tenantId, filter) {
+      const q = filter.q?.toLowerCase() ?? ''
+      const matching = [...sessions]
+        .filter(([key, { dto }]) => key === keyOf(tenantId, dto.id) && dto.status !== 'shutdown')
+        .map(([, { dto }]) => dto)
+        .filter((dto) => dto.id.toLowerCase().includes(q) || dto.profile.toLowerCase().includes(q))
+        .sort((a, b) => (a.createdAt === b.createdAt ? (a.id < b.id ? 1 : -1) : a.createdAt < b.createdAt ? 1 : -1))
+      const from = filter.offset ?? 0
+      return { sessions: matching.slice(from, from + (filter.limit ?? matching.length)), total: matching.length }
+    },
+    async shutdownSession(tenantId, sessionId) {
+      const session = sessions.get(keyOf(tenantId, sessionId))
+      if (!session) return undefined
+      if (session.claimRun !== undefined) return 'running'
+      session.dto = { ...session.dto, status: 'shutdown' }
+      session.state = undefined
+      return 'shutdown'
+    },
+    async saveState(tenantId, sessionId, bundle) {
+      const session = sessions.get(keyOf(tenantId, sessionId))
+      if (!session || session.dto.status === 'shutdown') return
+      session.state = bundle
+      session.stateRev++
+      session.runtimeSessionId = bundle.runtimeSessionId ?? session.runtimeSessionId
+    },
+    async loadState(tenantId, sessionId) {
+      return sessions.get(keyOf(tenantId, sessionId))?.state
+    },
+    // Claims die with the only process that can hold them: there is nobody else to sweep, and nobody to fence.
+    sweepOrphans: async () => 0,
+    onFenced() {},
+  }
+}

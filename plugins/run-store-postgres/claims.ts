@@ -1,0 +1,189 @@
+import { unavailable } from '#kernel'
+import { type Database, sqlState, type Statement } from '#contracts/database'
+import type { Claim, FinishRun, StartOutcome, StartRun } from '#contracts/run-store'
+import type { LogChunk } from '#contracts/runs'
+import { type DurableRow, type RunRow, runColumns, storable, toDurable, toRun } from './rows.ts'
+
+// A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
+const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = $7 AND NOT dead)'
+
+// The run goes first: when its id is taken nothing is inserted at all, and no session is left behind.
+const create = {
+  name: 'run-start-new',
+  text: `
+    WITH run AS (
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1 WHERE ${ownerLives}
+      ON CONFLICT DO NOTHING RETURNING id
+    )
+    INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
+                          claim_owner, claim_run, claim_epoch)
+    SELECT $1, $3, $4, $8, $9::jsonb, 'running', $10, 1, $7, $2, 1 FROM run
+    RETURNING id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, 1 AS epoch`,
+}
+
+const claim = {
+  name: 'run-start-claim',
+  text: `
+    WITH claimed AS (
+      UPDATE sessions
+      SET status = 'running', claim_owner = $7, claim_run = $2, claim_epoch = claim_epoch + 1,
+          last_used_at = now(), last_prompt = $8, run_count = run_count + 1
+      WHERE tenant_id = $1 AND id = $3 AND profile = $4 AND status IN ('idle', 'errored')
+        AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2) AND ${ownerLives}
+      RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, claim_epoch
+    ), run AS (
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch FROM claimed
+    )
+    SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, claim_epoch::int AS epoch
+    FROM claimed`,
+}
+
+const whyNot = {
+  name: 'run-start-why-not',
+  text: `
+    SELECT s.profile, s.status, s.claim_owner, i.id IS NULL OR i.dead OR i.lease_until < now() AS orphaned
+    FROM sessions s LEFT JOIN instances i ON i.id = s.claim_owner
+    WHERE s.tenant_id = $1 AND s.id = $2`,
+}
+
+export const runById = {
+  name: 'run-by-id',
+  text: `SELECT ${runColumns} FROM runs WHERE tenant_id = $1 AND id = $2`,
+}
+
+// The share lock makes an append and the end of its run wait for each other, so nothing lands behind the terminal event.
+// A conflict is our own retry after a lost answer: only the holder of the epoch writes this log.
+const append = {
+  name: 'run-append',
+  text: `
+    WITH owned AS (
+      SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2 AND status = 'running' AND claim_epoch = $3 FOR SHARE
+    ), added AS (
+      INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+      SELECT $1, $2, $4, $5, $6 FROM owned ON CONFLICT DO NOTHING
+    )
+    SELECT 1 FROM owned`,
+}
+
+const finish = {
+  name: 'run-finish',
+  text: `
+    WITH ended AS (
+      UPDATE runs
+      SET status = $4, finished_at = clock_timestamp(), result = $5, error_code = $6, error_message = $7, usage = $8::json
+      WHERE tenant_id = $1 AND id = $2 AND status = 'running' AND claim_epoch = $3
+      RETURNING id, session_id
+    ), released AS (
+      UPDATE sessions s
+      SET status = $9, claim_owner = NULL, claim_run = NULL, last_run_status = $4, last_used_at = now(),
+          runtime_session_id = coalesce($10, s.runtime_session_id)
+      FROM ended WHERE s.tenant_id = $1 AND s.id = ended.session_id AND s.claim_run = ended.id
+    ), tail AS (
+      INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+      SELECT $1, $2, $11::int, $12::int, $13::bytea FROM ended WHERE $11::int IS NOT NULL
+    )
+    SELECT id FROM ended`,
+}
+
+/** The statement that starts a run, and the whole transaction with it. */
+export function startStatement(run: StartRun, owner: string): Statement {
+  const { tenantId, runId, sessionId, task } = run
+  const prompt = storable(task.prompt)
+  const metadata = task.metadata === undefined ? null : JSON.stringify(task.metadata)
+  const common = [tenantId, runId, sessionId, task.profile, prompt, metadata, owner]
+  // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
+  const preview = prompt.slice(0, 4_000)
+  return run.create
+    ? { ...create, values: [...common, run.create.runtime, JSON.stringify(run.create), preview] }
+    : { ...claim, values: [...common, preview] }
+}
+
+export const appendStatement = (c: Claim, chunk: LogChunk): Statement => ({
+  ...append,
+  values: [c.tenantId, c.runId, c.epoch, chunk.firstSeq, chunk.count, chunk.lines],
+})
+
+export function finishStatement(end: FinishRun): Statement {
+  const { claim: c, tail } = end
+  return {
+    ...finish,
+    values: [
+      c.tenantId,
+      c.runId,
+      c.epoch,
+      end.status,
+      end.result === undefined ? null : storable(end.result),
+      end.error === undefined ? null : storable(end.error.code),
+      end.error === undefined ? null : storable(end.error.message),
+      end.usage === undefined ? null : JSON.stringify(end.usage),
+      end.sessionStatus,
+      end.runtimeSessionId === undefined ? null : storable(end.runtimeSessionId),
+      tail?.firstSeq ?? null,
+      tail?.count ?? null,
+      tail?.lines ?? null,
+    ],
+  }
+}
+
+export interface StartDeps {
+  readonly db: Database
+  readonly owner: () => string
+  /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
+  readonly beat: () => Promise<void>
+  /** Ends the runs of a tenant whose owner is dead. */
+  readonly endOrphans: (tenantId: string, owner: string) => Promise<number>
+}
+
+type StartRow = DurableRow & { epoch: number }
+interface WhyNotRow {
+  readonly profile: string
+  readonly status: DurableRow['status']
+  readonly claim_owner: string | null
+  readonly orphaned: boolean
+}
+
+export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
+  const { db } = deps
+  const { tenantId, runId, sessionId } = run
+  // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
+  for (let attempt = 0; attempt < 4; attempt++) {
+    const owner = deps.owner()
+    const [started] = await db.batch<[StartRow[]]>(tenantId, [startStatement(run, owner)]).catch((error: unknown) => {
+      // The id was taken between the look and the insert, or a session id drawn at random is in use.
+      if (sqlState(error) === '23505') return [[]]
+      throw error
+    })
+    const row = started?.[0]
+    if (row) {
+      return {
+        kind: 'started',
+        claim: { tenantId, sessionId, runId, epoch: row.epoch },
+        session: { ...toDurable(row), status: 'running' },
+      }
+    }
+    const [runs, sessions] = await db.batch<[RunRow[], WhyNotRow[]]>(tenantId, [
+      { ...runById, values: [tenantId, runId] },
+      { ...whyNot, values: [tenantId, sessionId] },
+    ])
+    const taken = runs[0]
+    if (taken) return { kind: 'exists', run: toRun(taken) }
+    const session = sessions[0]
+    if (run.create) {
+      if (session) return { kind: 'busy' }
+      await deps.beat()
+      continue
+    }
+    if (!session || session.status === 'shutdown') return { kind: 'no_session' }
+    if (session.profile !== run.task.profile) return { kind: 'other_profile', profile: session.profile }
+    if (session.status !== 'running') {
+      await deps.beat()
+      continue
+    }
+    if (!session.orphaned || session.claim_owner === null) return { kind: 'busy' }
+    await deps.endOrphans(tenantId, session.claim_owner)
+  }
+  if (!run.create) return { kind: 'busy' }
+  throw unavailable({ message: 'This server cannot claim runs now; try again.', retryable: true })
+}

@@ -1,0 +1,32 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Duration, Settings } from '#kernel'
+import { Database } from '#contracts/database'
+import { RunStore } from '#contracts/run-store'
+import { createPostgresRunStore } from './store.ts'
+
+/** Sessions, runs and event logs in PostgreSQL; this process's claims live as long as its row in `instances`. */
+export default definePlugin({
+  name: 'run-store-postgres',
+  config: Settings({
+    // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
+    heartbeat: Type.Optional(Duration('4s', 'How often this process renews its lease.')),
+    lease: Type.Optional(
+      Duration('12s', 'A process that has not renewed for this long is dead: its runs are interrupted.'),
+    ),
+    sweep: Type.Optional(Duration('2s', 'How often this process looks for dead ones.')),
+  }),
+  requires: { database: Database },
+  provides: { store: RunStore },
+  async setup(ctx) {
+    const { heartbeat = 4_000, lease = 12_000, sweep = 2_000 } = ctx.config
+    const store = createPostgresRunStore(ctx.deps.database, {
+      heartbeatMs: heartbeat,
+      leaseMs: lease,
+      sweepMs: sweep,
+      log: ctx.log,
+    })
+    ctx.onStart(() => store.open())
+    ctx.onStop(() => store.close())
+    return { store }
+  },
+})

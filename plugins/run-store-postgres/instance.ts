@@ -1,0 +1,75 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database } from '#contracts/database'
+import { newId } from '#contracts/ids'
+
+const register = {
+  name: 'instance-register',
+  text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() + $2 * interval '1 millisecond')`,
+}
+const renew = {
+  name: 'instance-renew',
+  text: `UPDATE instances SET lease_until = now() + $2 * interval '1 millisecond' WHERE id = $1 AND NOT dead RETURNING id`,
+}
+const retire = {
+  name: 'instance-retire',
+  text: `UPDATE instances SET dead = true, lease_until = least(lease_until, now()) WHERE id = $1`,
+}
+
+export interface InstanceOptions {
+  readonly heartbeatMs: number
+  readonly leaseMs: number
+  readonly log: FastifyBaseLogger
+}
+
+/** This process as the owner of claims: a row that its heartbeat renews in database time. */
+export interface Instance {
+  /** Changes when the process was fenced: it comes back as another owner. */
+  readonly id: string
+  open(): Promise<void>
+  /** Renews the lease. Finding the row dead or gone, it registers anew and tells the listeners that all claims were lost. */
+  beat(): Promise<void>
+  onFenced(listener: () => void): void
+  close(): Promise<void>
+}
+
+export function createInstance(db: Database, options: InstanceOptions): Instance {
+  const { heartbeatMs, leaseMs, log } = options
+  const listeners: (() => void)[] = []
+  let id = newId('inst')
+  let timer: NodeJS.Timeout | undefined
+  let beating: Promise<void> | undefined
+  const enrol = (): Promise<unknown> => db.systemBatch([{ ...register, values: [id, leaseMs] }])
+  const renewOrFence = async (): Promise<void> => {
+    const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [id, leaseMs] }])
+    if (renewed.length > 0) return
+    const lost = id
+    id = newId('inst')
+    // Listeners first: whatever this process still runs belongs to nobody, even if enrolling fails and is tried again.
+    for (const listener of listeners) listener()
+    log.warn({ instance: lost, successor: id }, 'this process was declared dead; its runs were given up')
+    await enrol()
+  }
+  return {
+    get id() {
+      return id
+    },
+    async open() {
+      await enrol()
+      timer = setInterval(() => {
+        this.beat().catch((err: unknown) => log.warn({ err }, 'the lease could not be renewed'))
+      }, heartbeatMs).unref()
+    },
+    beat() {
+      return (beating ??= renewOrFence().finally(() => {
+        beating = undefined
+      }))
+    },
+    onFenced: (listener) => void listeners.push(listener),
+    async close() {
+      if (timer === undefined) return
+      clearInterval(timer)
+      await beating?.catch(() => {})
+      await db.systemBatch([{ ...retire, values: [id] }])
+    },
+  }
+}

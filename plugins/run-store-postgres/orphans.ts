@@ -1,0 +1,153 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database, TenantTx } from '#contracts/database'
+import { createEventEncoder } from '#contracts/run-event'
+import type { TerminalRunStatus } from '#contracts/runs'
+import { finishStatement } from './claims.ts'
+
+const taking = (which: string): string => `
+  WITH taken AS (
+    UPDATE runs SET claim_epoch = claim_epoch + 1, claim_owner = $3
+    WHERE tenant_id = $1 AND ${which} AND status = 'running'
+    RETURNING id, session_id, claim_epoch
+  ), session AS (
+    UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = $3
+    FROM taken WHERE s.tenant_id = $1 AND s.id = taken.session_id AND s.claim_run = taken.id
+  )
+  SELECT id, session_id, claim_epoch::int AS epoch FROM taken`
+
+const takeOne = { name: 'run-take-one', text: taking('id = $2') }
+/** How many runs one transaction of a sweep ends: it holds their locks and their events meanwhile. */
+const sweepSize = 200
+// SKIP LOCKED: several conductors may sweep at once, and each takes what no other has.
+const takeOrphans = {
+  name: 'run-take-orphans',
+  text: taking(`id IN (
+      SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND status = 'running'
+      LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`),
+}
+const nextSeqs = {
+  name: 'run-next-seqs',
+  text: `SELECT run_id, max(first_seq + count) AS next FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2) GROUP BY run_id`,
+}
+
+interface Taken {
+  readonly id: string
+  readonly session_id: string
+  readonly epoch: number
+}
+interface Reason {
+  readonly code: string
+  readonly message: string
+}
+
+/** Ends what was taken from its owner, each with one terminal event behind its last stored one. */
+async function endTaken(tx: TenantTx, taken: Taken[], status: TerminalRunStatus, reason: Reason): Promise<number> {
+  if (taken.length === 0) return 0
+  const { tenantId } = tx
+  const seqs = await tx.query<{ run_id: string; next: number }>({
+    ...nextSeqs,
+    values: [tenantId, taken.map((run) => run.id)],
+  })
+  const next = new Map(seqs.map((row) => [row.run_id, row.next]))
+  for (const run of taken) {
+    const firstSeq = next.get(run.id) ?? 1
+    const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
+    await tx.query(
+      finishStatement({
+        claim: { tenantId, sessionId: run.session_id, runId: run.id, epoch: run.epoch },
+        status,
+        sessionStatus: 'idle',
+        error: reason,
+        tail: { firstSeq, count: 1, lines: Buffer.from(line) },
+      }),
+    )
+  }
+  return taken.length
+}
+
+/** Takes one run from whoever holds it and ends it. One transaction: a failure leaves the owner in its rights. */
+export const stealRun = (
+  db: Database,
+  thief: string,
+  tenantId: string,
+  runId: string,
+  status: TerminalRunStatus,
+  reason: Reason,
+): Promise<boolean> =>
+  db.tenant(tenantId, async (tx) => {
+    const taken = await tx.query<Taken>({ ...takeOne, values: [tenantId, runId, thief] })
+    return (await endTaken(tx, taken, status, reason)) > 0
+  })
+
+const interrupted: Reason = {
+  code: 'interrupted',
+  message: 'The server that executed this run went away before it ended.',
+}
+
+// Conductors only: a gateway's row dies too, and is the gateway's to sweep.
+const markDead = {
+  name: 'instance-mark-dead',
+  text: `UPDATE instances SET dead = true WHERE kind = 'conductor' AND NOT dead AND lease_until < now()`,
+}
+const markOneDead = {
+  name: 'instance-mark-one-dead',
+  text: `UPDATE instances SET dead = true WHERE id = $1 AND NOT dead AND lease_until < now()`,
+}
+const isAlive = { name: 'instance-is-alive', text: `SELECT 1 FROM instances WHERE id = $1 AND NOT dead` }
+// A start that read `NOT dead` an instant before the mark may commit after the first sweep: the second one finds it.
+const listDead = {
+  name: 'instance-list-dead',
+  text: `SELECT id, lease_until < now() - interval '1 minute' AS settled FROM instances WHERE kind = 'conductor' AND dead`,
+}
+const forget = { name: 'instance-forget', text: `DELETE FROM instances WHERE id = ANY($1)` }
+// Row security hides every run from a transaction without a tenant, so a sweep goes from tenant to tenant.
+const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
+
+export interface Orphans {
+  sweep(): Promise<number>
+  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
+  endOf(tenantId: string, owner: string): Promise<number>
+}
+
+export function createOrphans(db: Database, self: () => string, log: FastifyBaseLogger): Orphans {
+  const sweptOnce = new Set<string>()
+  let sweeping: Promise<number> | undefined
+  const sweepTenant = async (tenantId: string, owner: string): Promise<number> => {
+    let total = 0
+    for (;;) {
+      const ended = await db.tenant(tenantId, async (tx) => {
+        const taken = await tx.query<Taken>({ ...takeOrphans, values: [tenantId, owner, self()] })
+        return endTaken(tx, taken, 'interrupted', interrupted)
+      })
+      total += ended
+      if (ended < sweepSize) return total
+    }
+  }
+  const sweepAll = async (): Promise<number> => {
+    const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
+    const due = dead.filter((row) => row.settled || !sweptOnce.has(row.id))
+    if (due.length === 0) return 0
+    const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
+    let total = 0
+    for (const tenant of tenants) for (const { id } of due) total += await sweepTenant(tenant.id, id)
+    for (const { id } of due) sweptOnce.add(id)
+    const settled = due.filter((row) => row.settled).map((row) => row.id)
+    if (settled.length > 0) await db.systemBatch([{ ...forget, values: [settled] }])
+    for (const id of settled) sweptOnce.delete(id)
+    if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
+    return total
+  }
+  return {
+    sweep: () =>
+      (sweeping ??= sweepAll().finally(() => {
+        sweeping = undefined
+      })),
+    async endOf(tenantId, owner) {
+      const [, alive] = await db.systemBatch<[object[], object[]]>([
+        { ...markOneDead, values: [owner] },
+        { ...isAlive, values: [owner] },
+      ])
+      return alive.length > 0 ? 0 : sweepTenant(tenantId, owner)
+    },
+  }
+}

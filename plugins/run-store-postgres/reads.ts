@@ -1,0 +1,100 @@
+import type { Database } from '#contracts/database'
+import type { RunFilter, RunStore } from '#contracts/run-store'
+import type { RunStatus } from '#contracts/runs'
+import { runById } from './claims.ts'
+import {
+  type ChunkRow,
+  type DurableRow,
+  durableColumns,
+  type RunRow,
+  runColumns,
+  sessionColumns,
+  type SessionRow,
+  toChunk,
+  toDurable,
+  toRun,
+  toSession,
+} from './rows.ts'
+
+const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($3::text IS NULL OR session_id = $3)
+  AND ($4::text IS NULL OR status = $4)`
+// Unnamed: planned with the values, so that the filter that is there picks its index.
+const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $5 OFFSET $6`
+const countRuns = `SELECT count(*)::int AS total FROM runs WHERE ${runMatches}`
+
+// One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
+const logAfter = {
+  name: 'run-log-after',
+  text: `
+    SELECT r.status, e.first_seq, e.count, e.lines
+    FROM runs r LEFT JOIN LATERAL (
+      SELECT * FROM (
+        SELECT *, sum(octet_length(page.lines)) OVER (ORDER BY page.first_seq) - octet_length(page.lines) AS before
+        FROM (
+          SELECT first_seq, count, lines FROM run_events
+          WHERE tenant_id = r.tenant_id AND run_id = r.id AND first_seq + count > $3 + 1 AND first_seq >= coalesce((
+            SELECT max(first_seq) FROM run_events WHERE tenant_id = r.tenant_id AND run_id = r.id AND first_seq <= $3 + 1
+          ), 1)
+          ORDER BY first_seq LIMIT 256
+        ) page
+      ) sized WHERE before < 1048576
+    ) e ON true
+    WHERE r.tenant_id = $1 AND r.id = $2 ORDER BY e.first_seq`,
+}
+
+const durableById = {
+  name: 'session-durable',
+  text: `SELECT ${durableColumns} FROM sessions WHERE tenant_id = $1 AND id = $2`,
+}
+const sessionById = {
+  name: 'session-by-id',
+  text: `SELECT ${sessionColumns} FROM sessions WHERE tenant_id = $1 AND id = $2`,
+}
+// "Live session records": what was shut down is history.
+const sessionMatches = `tenant_id = $1 AND status <> 'shutdown' AND ($2::text IS NULL
+  OR position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0)`
+const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatches}
+  ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`
+const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessionMatches}`
+
+type Reads = Pick<RunStore, 'findRun' | 'listRuns' | 'readLog' | 'findSession' | 'getSession' | 'listSessions'>
+
+export const createReads = (db: Database): Reads => ({
+  async findRun(tenantId, runId) {
+    const [rows] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
+    return rows[0] && toRun(rows[0])
+  },
+  async listRuns(tenantId, filter: RunFilter) {
+    const matching = [tenantId, filter.profile ?? null, filter.sessionId ?? null, filter.status ?? null]
+    const [count, rows] = await db.batch<[{ total: number }[], RunRow[]]>(tenantId, [
+      { text: countRuns, values: matching },
+      { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
+    ])
+    return { runs: rows.map(toRun), total: count[0]?.total ?? 0 }
+  },
+  async readLog(tenantId, runId, afterSeq) {
+    type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
+    const [rows] = await db.batch<[LogRow[]]>(tenantId, [{ ...logAfter, values: [tenantId, runId, afterSeq] }])
+    if (!rows[0]) return undefined
+    return {
+      status: rows[0].status,
+      chunks: rows.flatMap((row) => (row.first_seq === null ? [] : [toChunk(row)])),
+    }
+  },
+  async findSession(tenantId, sessionId) {
+    const [rows] = await db.batch<[DurableRow[]]>(tenantId, [{ ...durableById, values: [tenantId, sessionId] }])
+    return rows[0] && toDurable(rows[0])
+  },
+  async getSession(tenantId, sessionId) {
+    const [rows] = await db.batch<[SessionRow[]]>(tenantId, [{ ...sessionById, values: [tenantId, sessionId] }])
+    return rows[0] && toSession(rows[0])
+  },
+  async listSessions(tenantId, filter) {
+    const matching = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
+    const [count, rows] = await db.batch<[{ total: number }[], SessionRow[]]>(tenantId, [
+      { text: countSessions, values: matching },
+      { text: listSessions, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
+    ])
+    return { sessions: rows.map(toSession), total: count[0]?.total ?? 0 }
+  },
+})

@@ -1,0 +1,97 @@
+import type { Profile } from '#contracts/profiles'
+import type { Usage } from '#contracts/run-event'
+import type { DurableSession } from '#contracts/run-store'
+import type { LogChunk, RunStatus, RunSummary } from '#contracts/runs'
+import type { Session, SessionStatus } from '#contracts/sessions'
+
+export interface RunRow {
+  readonly id: string
+  readonly session_id: string
+  readonly profile: string
+  readonly status: RunStatus
+  readonly prompt: string
+  readonly metadata: unknown
+  readonly started_at: Date | string
+  readonly finished_at: Date | string | null
+  readonly result: string | null
+  readonly error_code: string | null
+  readonly error_message: string | null
+  readonly usage: Usage | null
+}
+export const runColumns =
+  'id, session_id, profile, status, prompt, metadata, started_at, finished_at, result, error_code, error_message, usage'
+
+export interface SessionRow {
+  readonly id: string
+  readonly profile: string
+  readonly runtime: string
+  readonly status: SessionStatus
+  readonly created_at: Date | string
+  readonly last_used_at: Date | string
+  readonly last_prompt: string | null
+  readonly last_run_status: string | null
+  readonly run_count: number
+}
+export const sessionColumns =
+  'id, profile, runtime, status, created_at, last_used_at, last_prompt, last_run_status, run_count'
+
+export interface DurableRow {
+  readonly id: string
+  readonly profile_snapshot: Profile
+  readonly status: SessionStatus
+  readonly runtime_session_id: string | null
+  readonly state_rev: number
+}
+export const durableColumns = 'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev'
+
+export interface ChunkRow {
+  readonly first_seq: number
+  readonly count: number
+  readonly lines: Buffer
+}
+
+const iso = (time: Date | string): string => new Date(time).toISOString()
+
+export const toRun = (row: RunRow): RunSummary => ({
+  runId: row.id,
+  sessionId: row.session_id,
+  status: row.status,
+  subTask: {
+    id: row.id,
+    sessionId: row.session_id,
+    profile: row.profile,
+    prompt: row.prompt,
+    ...(row.metadata === null ? {} : { metadata: row.metadata }),
+  },
+  startedAt: iso(row.started_at),
+  ...(row.finished_at === null ? {} : { finishedAt: iso(row.finished_at) }),
+  ...(row.error_code === null ? {} : { error: { code: row.error_code, message: row.error_message ?? '' } }),
+  ...(row.result === null ? {} : { result: row.result }),
+  ...(row.usage === null ? {} : { usage: row.usage }),
+  ...(row.usage?.costCents === undefined ? {} : { costCents: row.usage.costCents }),
+})
+
+export const toSession = (row: SessionRow): Session => ({
+  id: row.id,
+  profile: row.profile,
+  runtime: row.runtime,
+  status: row.status,
+  createdAt: iso(row.created_at),
+  lastUsedAt: iso(row.last_used_at),
+  ...(row.last_prompt === null ? {} : { lastPrompt: row.last_prompt }),
+  ...(row.last_run_status === null ? {} : { lastRunStatus: row.last_run_status }),
+  runCount: row.run_count,
+})
+
+export const toDurable = (row: DurableRow): DurableSession => ({
+  id: row.id,
+  profile: row.profile_snapshot,
+  status: row.status,
+  ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
+  stateRev: row.state_rev,
+})
+
+export const toChunk = (row: ChunkRow): LogChunk => ({ firstSeq: row.first_seq, count: row.count, lines: row.lines })
+
+/** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
+export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')

@@ -1,0 +1,62 @@
+import type { Database } from '#contracts/database'
+import type { RunStore } from '#contracts/run-store'
+import { storable } from './rows.ts'
+
+const shutdown = {
+  name: 'session-shutdown',
+  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2 AND status IN ('idle', 'errored') RETURNING id`,
+}
+const statusOf = { name: 'session-status', text: `SELECT status FROM sessions WHERE tenant_id = $1 AND id = $2` }
+
+// Bundle and count move together; a session that is gone or shut down keeps nothing.
+const save = {
+  name: 'session-save-state',
+  text: `
+    WITH kept AS (
+      UPDATE sessions SET state_rev = state_rev + 1, runtime_session_id = coalesce($5, runtime_session_id)
+      WHERE tenant_id = $1 AND id = $2 AND status <> 'shutdown' RETURNING id
+    )
+    INSERT INTO session_state (tenant_id, session_id, content_type, bytes, runtime_session_id)
+    SELECT $1, $2, $3, $4, $5 FROM kept
+    ON CONFLICT (tenant_id, session_id) DO UPDATE
+    SET content_type = excluded.content_type, bytes = excluded.bytes,
+        runtime_session_id = excluded.runtime_session_id, saved_at = now()`,
+}
+const load = {
+  name: 'session-load-state',
+  text: `SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = $1 AND session_id = $2`,
+}
+
+interface StateRow {
+  readonly content_type: string
+  readonly bytes: Buffer
+  readonly runtime_session_id: string | null
+}
+
+type State = Pick<RunStore, 'shutdownSession' | 'saveState' | 'loadState'>
+
+export const createState = (db: Database): State => ({
+  async shutdownSession(tenantId, sessionId) {
+    const [, rows] = await db.batch<[object[], { status: string }[]]>(tenantId, [
+      { ...shutdown, values: [tenantId, sessionId] },
+      { ...statusOf, values: [tenantId, sessionId] },
+    ])
+    const status = rows[0]?.status
+    return status === undefined ? undefined : status === 'shutdown' ? 'shutdown' : 'running'
+  },
+  async saveState(tenantId, sessionId, bundle) {
+    const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
+    const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
+    await db.batch(tenantId, [{ ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle] }])
+  },
+  async loadState(tenantId, sessionId) {
+    const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
+    const row = rows[0]
+    if (!row) return undefined
+    return {
+      bytes: row.bytes,
+      contentType: row.content_type,
+      ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
+    }
+  },
+})

@@ -1,0 +1,125 @@
+import { Agent, type Dispatcher, request } from 'undici'
+import { AppError, wholeLines } from '#kernel'
+import { runnerHash } from '#contracts/ids'
+import { RunnerInfo, type RunnerLink, type RunnerSession } from '#contracts/runner'
+import { decodeSessionStatus, tenantHeader } from '#contracts/wire/runner'
+import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
+import { runnerFailed, runnerUnreachable } from './errors.ts'
+
+/** How long a runner may take over anything but a run. */
+const callTimeoutMs = 10_000
+
+/** Connections of one conductor to its runners. Unbounded: a bounded pool makes the next stream wait for another to end. */
+export const createRunnerAgent = (): Agent =>
+  new Agent({ connections: null, pipelining: 1, keepAliveTimeout: 30_000, connect: { timeout: 3_000 } })
+
+interface Call {
+  readonly tenantId?: string
+  readonly body?: unknown
+  readonly signal?: AbortSignal
+  /** The answer may take as long as its reader likes: deadlines come down as `signal`. */
+  readonly endless?: boolean
+}
+
+/** The runner behind a URL. Its hash is what it reports itself; until it was asked, what its URL would give. */
+export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
+  const base = baseUrl.replace(/\/+$/, '')
+  let hash = runnerHash(baseUrl)
+  const call = async (method: Dispatcher.HttpMethod, path: string, options: Call = {}) => {
+    const { tenantId, body, signal, endless } = options
+    const bound = endless ? signal : AbortSignal.any([AbortSignal.timeout(callTimeoutMs), ...(signal ? [signal] : [])])
+    try {
+      return await request(`${base}${path}`, {
+        dispatcher: agent,
+        method,
+        headers: {
+          ...(tenantId === undefined ? {} : { [tenantHeader]: tenantId }),
+          ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+        },
+        body: body === undefined ? null : JSON.stringify(body),
+        headersTimeout: 0,
+        bodyTimeout: 0,
+        ...(bound ? { signal: bound } : {}),
+      })
+    } catch (cause) {
+      signal?.throwIfAborted()
+      throw runnerUnreachable({ cause, retryable: true })
+    }
+  }
+  const done = async (answer: Dispatcher.ResponseData): Promise<void> => {
+    if (answer.statusCode >= 300) throw await refusal(answer)
+    await answer.body.dump()
+  }
+  const segment = encodeURIComponent
+  return {
+    get hash() {
+      return hash
+    },
+    async info(signal) {
+      const info = (await json(await call('GET', '/runner/info', signal ? { signal } : {}))) as RunnerInfo
+      if (typeof info.hash !== 'string' || !Array.isArray(info.capabilities)) throw runnerFailed()
+      hash = info.hash
+      return info
+    },
+    async putProfile(tenantId, profile) {
+      await done(await call('POST', '/runner/profiles', { tenantId, body: profile }))
+    },
+    async deleteProfile(tenantId, name) {
+      const answer = await call('DELETE', `/runner/profiles/${segment(name)}`, { tenantId })
+      if (answer.statusCode === 404) return void (await answer.body.dump())
+      await done(answer)
+    },
+    async getSession(tenantId, sessionId) {
+      const answer = await call('GET', `/runner/sessions/${segment(sessionId)}`, { tenantId })
+      if (answer.statusCode === 404) return void (await answer.body.dump())
+      const session = (await json(answer)) as Omit<RunnerSession, 'status'> & { status: number }
+      return { ...session, status: decodeSessionStatus(session.status) ?? 'errored' }
+    },
+    async deleteSession(tenantId, sessionId) {
+      const answer = await call('DELETE', `/runner/sessions/${segment(sessionId)}`, { tenantId })
+      if (answer.statusCode === 404) return void (await answer.body.dump())
+      await done(answer)
+    },
+    async hydrate(tenantId, sessionId, profile, bundle) {
+      const body = {
+        profileName: profile.name,
+        sessionId,
+        profile,
+        ...(bundle ? { stateB64: Buffer.from(bundle.bytes).toString('base64'), contentType: bundle.contentType } : {}),
+        ...(bundle?.runtimeSessionId === undefined ? {} : { runtimeSessionId: bundle.runtimeSessionId }),
+      }
+      await done(await call('POST', '/runner/sessions/hydrate', { tenantId, body }))
+    },
+    async exportState(tenantId, sessionId) {
+      const answer = await call('GET', `/runner/sessions/${segment(sessionId)}/state`, { tenantId })
+      if (answer.statusCode === 404) return void (await answer.body.dump())
+      if (answer.statusCode >= 300) throw await refusal(answer)
+      const handle = answer.headers[runtimeSessionIdHeader]
+      return {
+        bytes: await answer.body.bytes(),
+        contentType: String(answer.headers['content-type'] ?? 'application/octet-stream'),
+        ...(typeof handle === 'string' && handle !== '' ? { runtimeSessionId: handle } : {}),
+      }
+    },
+    async *execute(tenantId, run, signal) {
+      const answer = await call('POST', '/runner/runs', { tenantId, body: run, signal, endless: true })
+      if (answer.statusCode >= 300) throw await refusal(answer)
+      yield* wholeLines(answer.body)
+    },
+  }
+}
+
+async function json(answer: Dispatcher.ResponseData): Promise<unknown> {
+  if (answer.statusCode >= 300) throw await refusal(answer)
+  return answer.body.json().catch((cause: unknown) => {
+    throw runnerFailed({ cause })
+  })
+}
+
+/** The runner's own error, under its own code; anything that is not one of ours is a broken runner. */
+async function refusal(answer: Dispatcher.ResponseData): Promise<AppError> {
+  const body = (await answer.body.json().catch(() => undefined)) as { error?: unknown; message?: unknown } | undefined
+  if (typeof body?.error !== 'string') return runnerFailed({ detail: { status: answer.statusCode } })
+  const message = typeof body.message === 'string' ? { message: body.message } : {}
+  return new AppError(body.error, answer.statusCode, { ...message, retryable: answer.statusCode === 503 })
+}

@@ -1,0 +1,25 @@
+import { AppError, appError } from '#kernel'
+
+/** The name is part of the string that the specification shows. Specification 4.8. */
+export const unknownProfile = (name: string): AppError => new AppError(`unknown_profile: ${name}`, 400)
+export const invalidRunId = appError(
+  'invalid run id',
+  400,
+  'A run id is 1-128 letters, digits, underscores and hyphens.',
+)
+export const invalidSessionId = appError(
+  'invalid session id',
+  400,
+  'A session id is 1-128 letters, digits, underscores and hyphens.',
+)
+export const runExists = appError('conflict', 409, 'A run with this id exists.')
+export const sessionBusy = appError('session_busy', 409, 'The session is executing another run.')
+export const profileMismatch = appError(
+  'session_profile_mismatch',
+  409,
+  'The session was created with another profile.',
+)
+export const unknownRun = appError('not_found', 404, 'No such run.')
+export const unknownSession = appError('not_found', 404, 'No such session, or it was shut down.')
+export const ownerAway = appError('runner_unreachable', 503, 'The runner of this session is not known here; try again.')
+export const hydrationFailed = appError('hydration_failed', 503, 'The session could not be restored; try again.')

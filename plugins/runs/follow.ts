@@ -1,0 +1,62 @@
+import type { Kv } from '#contracts/kv'
+import type { RunStore } from '#contracts/run-store'
+import type { LogChunk } from '#contracts/runs'
+import { after, endsLog, lastSeqOf } from './chunks.ts'
+import { unknownRun } from './errors.ts'
+
+/** How often a watcher of another process's run looks, and how often when that process wakes it through Redis. */
+const pollMs = 250
+const wokenPollMs = 2_000
+
+export const runChannel = (runId: string): string => `run:${runId}`
+
+/** Replays and follows a run that this process does not execute: the store is the truth, a wake-up only hurries. */
+export async function* followStored(
+  store: RunStore,
+  kv: Kv,
+  tenantId: string,
+  runId: string,
+  afterSeq: number,
+  signal: AbortSignal,
+): AsyncGenerator<LogChunk> {
+  let cursor = afterSeq
+  let wakes = 0
+  let resume: (() => void) | undefined
+  const wake = (): void => {
+    wakes++
+    resume?.()
+  }
+  const shared = kv.backend === 'redis'
+  const unsubscribe = shared ? kv.subscribe(runChannel(runId), wake) : () => {}
+  signal.addEventListener('abort', wake)
+  try {
+    while (!signal.aborted) {
+      const before = wakes
+      const page = await store.readLog(tenantId, runId, cursor)
+      if (!page) throw unknownRun()
+      let moved = false
+      for (const chunk of page.chunks) {
+        const part = after(chunk, cursor)
+        if (!part) continue
+        moved = true
+        cursor = lastSeqOf(part)
+        yield part
+        if (endsLog(part)) return
+      }
+      if (moved) continue
+      if (page.status !== 'running') return
+      if (wakes !== before || signal.aborted) continue
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, shared ? wokenPollMs : pollMs)
+        resume = () => {
+          clearTimeout(timer)
+          resolve()
+        }
+      })
+      resume = undefined
+    }
+  } finally {
+    unsubscribe()
+    signal.removeEventListener('abort', wake)
+  }
+}

@@ -1,0 +1,166 @@
+import { access, type App, lastEventId, ndjson, sse, sseFrame } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
+import { parseLine, peekType } from '#contracts/run-event'
+import type { RunFilter, RunStore } from '#contracts/run-store'
+import { type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
+import { EventsQuery, NoContent, ProfileParams, RunDetail, RunList, RunListQuery, RunParams } from './schema.ts'
+import type { RunService } from './service.ts'
+import { Terminated } from './terminate.ts'
+
+const tags = ['runs']
+
+/** One listener's way of saying who may call, and whether a repeated run id joins the run that exists. */
+export interface Plane {
+  readonly guard: Guard
+  readonly who: { readonly read: string; readonly write: string }
+  readonly attach: boolean
+}
+
+/** What a gateway needs too: the same handlers on the public and on the signed listener. */
+export function runRoutes(app: App, service: RunService, { guard, who, attach }: Plane): void {
+  app.post(
+    '/api/runs',
+    { ...access(who.write), schema: { tags, body: SubTask, response: { 202: RunAccepted } } },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const accepted = await service.start(tenantId, request.body, attach)
+      if (!request.headers.accept?.includes('application/x-ndjson')) return reply.code(202).send(accepted)
+      const headers = { 'x-run-id': accepted.runId, 'x-session-id': accepted.sessionId }
+      const { runId } = accepted
+      await ndjson(request, reply, (signal) => bytes(service.follow(tenantId, runId, 0, signal)), {
+        status: 202,
+        headers,
+      })
+      return reply
+    },
+  )
+  app.get(
+    '/api/runs/:id',
+    { ...access(who.read), schema: { tags, params: RunParams, response: { 200: RunDetail } } },
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      const run = await service.find(tenantId, request.params.id)
+      const events: unknown[] = []
+      for await (const chunk of service.events(tenantId, run.runId))
+        for (const line of lines(chunk)) events.push(parseLine(line.bytes))
+      return { ...run, events }
+    },
+  )
+  app.get(
+    '/api/runs/:id/stream',
+    {
+      ...access(who.read),
+      schema: {
+        tags,
+        params: RunParams,
+        description: 'Server-Sent Events: `event` is the type, `id` the seq. Replays what was, then follows.',
+        produces: ['text/event-stream'],
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id } = request.params
+      if (!service.executes(tenantId, id)) await service.find(tenantId, id)
+      await sse(request, reply, (signal) => frames(service.follow(tenantId, id, lastEventId(request), signal)))
+      return reply
+    },
+  )
+  app.get(
+    '/api/runs/:id/events',
+    {
+      ...access(who.read),
+      schema: {
+        tags,
+        params: RunParams,
+        querystring: EventsQuery,
+        description: 'The raw event log as JSON lines, `session_init` included. Replays what was, then follows.',
+        produces: ['application/x-ndjson'],
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id } = request.params
+      const after = request.query.after ?? 0
+      if (!service.executes(tenantId, id)) await service.find(tenantId, id)
+      await ndjson(request, reply, (signal) => bytes(service.follow(tenantId, id, after, signal)))
+      return reply
+    },
+  )
+  app.delete(
+    '/api/runs/:id',
+    { ...access(who.write), schema: { tags, params: RunParams, response: { 204: NoContent } } },
+    async (request, reply) => {
+      await service.cancel(guard.callerOf(request).tenantId, request.params.id)
+      return reply.code(204).send()
+    },
+  )
+}
+
+/** What only the public listener serves. */
+export function publicRunRoutes(app: App, service: RunService, store: RunStore, guard: Guard): void {
+  const list = async (
+    tenantId: string,
+    url: string,
+    page: Page,
+    filter: Omit<RunFilter, 'limit' | 'offset'>,
+  ): Promise<{ runs: Awaited<ReturnType<RunStore['listRuns']>>['runs']; headers: Record<string, string> }> => {
+    const { limit, offset } = page
+    const paged = limit === undefined ? {} : { limit, offset: offset ?? 0 }
+    const { runs, total } = await store.listRuns(tenantId, { ...filter, ...paged })
+    return { runs, headers: pageHeaders(url, page, total) }
+  }
+  app.get(
+    '/api/runs',
+    { ...access('member'), schema: { tags, querystring: RunListQuery, response: { 200: RunList } } },
+    async (request, reply) => {
+      const { status, ...page } = request.query
+      const { tenantId } = guard.callerOf(request)
+      const { runs, headers } = await list(tenantId, request.url, page, status === undefined ? {} : { status })
+      return reply.headers(headers).send(runs)
+    },
+  )
+  app.get(
+    '/api/profiles/:name/runs',
+    {
+      ...access('member'),
+      schema: { tags, params: ProfileParams, querystring: PageQuery, response: { 200: RunList } },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const profile = request.params.name
+      const { runs, headers } = await list(tenantId, request.url, request.query, { profile })
+      return reply.headers(headers).send(runs)
+    },
+  )
+  app.post(
+    '/api/runs/:id/terminate',
+    { ...access('admin'), schema: { tags, params: RunParams, response: { 200: Terminated } } },
+    async (request) => service.terminate(guard.callerOf(request).tenantId, request.params.id),
+  )
+}
+
+async function* bytes(chunks: AsyncIterable<LogChunk>): AsyncGenerator<Buffer> {
+  for await (const chunk of chunks) yield chunk.lines
+}
+
+// The vendor's conversation handle is for the raw log only. Specification 2.8.
+async function* frames(chunks: AsyncIterable<LogChunk>): AsyncGenerator<string> {
+  for await (const chunk of chunks) {
+    let out = ''
+    for (const line of lines(chunk)) {
+      const type = peekType(line.bytes)
+      if (type !== undefined && type !== 'session_init') out += sseFrame(type, line.bytes.toString('utf8'), line.seq)
+    }
+    if (out !== '') yield out
+  }
+}
+
+function* lines(chunk: LogChunk): Generator<{ seq: number; bytes: Buffer }> {
+  let start = 0
+  for (let i = 0; i < chunk.count; i++) {
+    const end = chunk.lines.indexOf(0x0a, start)
+    yield { seq: chunk.firstSeq + i, bytes: chunk.lines.subarray(start, end < 0 ? chunk.lines.length : end) }
+    start = end + 1
+  }
+}

@@ -1,0 +1,100 @@
+import { hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
+import type { LogChunk } from '#contracts/runs'
+
+/** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
+export type Ending =
+  | { readonly status: 'ok'; readonly result: string; readonly line: Buffer }
+  | {
+      readonly status: 'error' | 'cancelled' | 'interrupted'
+      readonly code: string
+      readonly message: string
+      readonly line?: Buffer
+    }
+
+/** Takes over what a runner streams: passes lines on as they are and parses only what the run must remember. */
+export interface RunnerEvents {
+  readonly usage: Usage | undefined
+  readonly runtimeSessionId: string | undefined
+  /** Whole lines in; what may be passed on, and the ending when it was among them. Nothing is read after an ending. */
+  read(bytes: Buffer): { readonly passed: LogChunk | undefined; readonly ending: Ending | undefined }
+}
+
+const broken: Ending = { status: 'error', code: 'runner_protocol', message: 'The runner sent a line that is no event.' }
+const misplaced: Ending = {
+  status: 'error',
+  code: 'runner_protocol',
+  message: 'The runner sent an event out of its place.',
+}
+
+export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvents {
+  let seq = firstSeq
+  let usage: Usage | undefined
+  let runtimeSessionId: string | undefined
+  const understand = (type: string, line: Buffer): Ending | undefined => {
+    const event = parseLine(line)
+    if (!event) return broken
+    if (type === 'session_init') {
+      if (typeof event['runtimeSessionId'] === 'string') runtimeSessionId = event['runtimeSessionId']
+      return undefined
+    }
+    if (type === 'usage') {
+      usage = add(usage, event)
+      return undefined
+    }
+    const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
+    if (type === 'result') return { status: 'ok', result: text(event['text']), line: withEnd }
+    return {
+      status: 'error',
+      code: text(event['code'], 'runtime'),
+      message: text(event['message']),
+      line: withEnd,
+    }
+  }
+  return {
+    get usage() {
+      return usage
+    },
+    get runtimeSessionId() {
+      return runtimeSessionId
+    },
+    read(bytes) {
+      const first = seq
+      let start = 0
+      let ending: Ending | undefined
+      while (start < bytes.length) {
+        const end = bytes.indexOf(0x0a, start)
+        const line = bytes.subarray(start, end < 0 ? bytes.length : end)
+        const type = end < 0 ? undefined : peekType(line)
+        if (type === undefined) ending = broken
+        // The first stamp proves that runner and conductor count alike; from then on lines are counted.
+        else if (seq === firstSeq && !hasStamp(line, runId, seq)) ending = misplaced
+        else if (type === 'session_init' || type === 'usage' || type === 'result' || type === 'error')
+          ending = understand(type, line)
+        if (ending) break
+        seq++
+        start = end + 1
+      }
+      const count = seq - first
+      return { passed: count === 0 ? undefined : { firstSeq: first, count, lines: bytes.subarray(0, start) }, ending }
+    },
+  }
+}
+
+const text = (value: unknown, fallback = ''): string => (typeof value === 'string' ? value : fallback)
+const tokens = (value: unknown): number => (typeof value === 'number' && Number.isFinite(value) ? value : 0)
+
+/** A run of several model calls reports usage several times: the run's usage is their sum, under the last model's name. */
+function add(sum: Usage | undefined, event: Record<string, unknown>): Usage {
+  const cached = tokens(sum?.cachedTokens) + tokens(event['cachedTokens'])
+  const cost =
+    sum?.costCents === undefined && event['costCents'] === undefined
+      ? undefined
+      : tokens(sum?.costCents) + tokens(event['costCents'])
+  return {
+    inputTokens: tokens(sum?.inputTokens) + tokens(event['inputTokens']),
+    outputTokens: tokens(sum?.outputTokens) + tokens(event['outputTokens']),
+    ...(cached > 0 ? { cachedTokens: cached } : {}),
+    model: text(event['model'], sum?.model),
+    ...(cost === undefined ? {} : { costCents: cost }),
+  }
+}

@@ -1,0 +1,23 @@
+import { Type } from '@sinclair/typebox'
+import { PageQuery } from '#contracts/paging'
+import { RunSummary, runStatuses } from '#contracts/runs'
+
+export const RunParams = Type.Object({ id: Type.String({ description: 'Id of the run.' }) })
+export const ProfileParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
+
+export const RunList = Type.Array(RunSummary, { description: 'Newest first.' })
+export const RunDetail = Type.Composite([
+  RunSummary,
+  Type.Object({ events: Type.Array(Type.Unknown(), { description: 'RunEvents so far, in order.' }) }),
+])
+
+export const RunListQuery = Type.Composite([
+  PageQuery,
+  Type.Object({ status: Type.Optional(Type.Union(runStatuses.map((status) => Type.Literal(status)))) }),
+])
+export const EventsQuery = Type.Object({
+  after: Type.Optional(
+    Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Only events behind this `seq`.' }),
+  ),
+})
+export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'Done.' })

@@ -1,0 +1,267 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { type AppError, unavailable } from '#kernel'
+import { isClientId, newId, newSessionId } from '#contracts/ids'
+import type { Kv } from '#contracts/kv'
+import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
+import type { StartOutcome, RunStore } from '#contracts/run-store'
+import type { RunnerLink, RunnerPool } from '#contracts/runner'
+import type { LogChunk, RunAccepted, RunSummary, SubTask } from '#contracts/runs'
+import {
+  invalidRunId,
+  invalidSessionId,
+  ownerAway,
+  profileMismatch,
+  runExists,
+  sessionBusy,
+  unknownProfile,
+  unknownRun,
+  unknownSession,
+} from './errors.ts'
+import { execute, type Execution, type ExecutionDeps, type Stop } from './execution.ts'
+import { followStored, runChannel } from './follow.ts'
+import { createStateSaver } from './state-saver.ts'
+import { type Terminated, terminateRun } from './terminate.ts'
+import { within } from './timing.ts'
+
+export interface RunServiceDeps {
+  readonly store: RunStore
+  readonly profiles: Profiles
+  readonly runners: RunnerPool
+  readonly kv: Kv
+  readonly log: FastifyBaseLogger
+  readonly deadlineGraceMs: number
+  readonly windDownMs: number
+  readonly drainMs: number
+}
+
+export interface RunService {
+  /** Starts a run. `attach`: a run of this id and the same task is a repeated call and is joined; otherwise 409 `conflict`. */
+  start(tenantId: string, task: SubTask, attach: boolean): Promise<RunAccepted>
+  /** Replays, then follows. Takes hold of a run under way at once, so that its memory serves a reader that comes later. */
+  follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncGenerator<LogChunk>
+  executes(tenantId: string, runId: string): boolean
+  find(tenantId: string, runId: string): Promise<RunSummary>
+  /** The events so far, as they are in this instant. */
+  events(tenantId: string, runId: string): AsyncGenerator<LogChunk>
+  cancel(tenantId: string, runId: string): Promise<void>
+  terminate(tenantId: string, runId: string): Promise<Terminated>
+  /** Lets runs end for a while, interrupts the rest, and saves the sessions that rest. */
+  close(): Promise<void>
+  readonly closing: boolean
+}
+
+/** Where a conductor asks whichever other one executes a run to cancel it. */
+const cancelChannel = 'runs:cancel'
+/** How long a caller waits for a cancelled run to be over before it is answered all the same. Specification 4.8. */
+const drainWaitMs = 2_000
+/** How long a start waits to hear whether the runner still knows the session, before it answers that the run is accepted. */
+const dispatchWaitMs = 2_000
+/** One timer looks after the deadlines of all runs. */
+const deadlineTickMs = 250
+
+const cancelled: Stop = { status: 'cancelled', code: 'cancelled', message: 'The run was cancelled.' }
+const timedOut: Stop = { status: 'error', code: 'timeout', message: 'The run took longer than its profile allows.' }
+const stopping: Stop = {
+  status: 'interrupted',
+  code: 'interrupted',
+  message: 'The server that executed this run was stopped.',
+}
+const fenced: Stop = {
+  status: 'interrupted',
+  code: 'interrupted',
+  message: 'The server that executed this run had been declared dead.',
+}
+
+const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
+
+export function createRunService(deps: RunServiceDeps): RunService {
+  const { store, runners, kv } = deps
+  const active = new Map<string, Execution>()
+  const givingUp = new AbortController()
+  const saver = createStateSaver(store, deps.log)
+  let closing = false
+  let wheel: NodeJS.Timeout | undefined
+
+  const executing: ExecutionDeps = {
+    ...deps,
+    givingUp: givingUp.signal,
+    announce: ({ runId }) => {
+      if (kv.backend === 'redis') kv.publish(runChannel(runId), '')
+    },
+  }
+  const turn = (): void => {
+    const now = Date.now()
+    for (const run of active.values()) if (now > run.deadline) run.stop(timedOut)
+  }
+  store.onFenced(() => {
+    for (const run of active.values()) run.stop(fenced)
+  })
+  const unsubscribe =
+    kv.backend === 'redis' ? kv.subscribe(cancelChannel, (key) => active.get(key)?.stop(cancelled)) : () => {}
+
+  const begin = (outcome: StartOutcome & { kind: 'started' }, task: SubTask, link: RunnerLink, created: boolean) => {
+    const { claim, session } = outcome
+    const key = keyOf(claim.tenantId, claim.runId)
+    saver.busy(claim.tenantId, claim.sessionId)
+    const run = execute(executing, { claim, task, session, link, created })
+    active.set(key, run)
+    wheel ??= setInterval(turn, deadlineTickMs).unref()
+    void run.done.then(() => {
+      active.delete(key)
+      saver.rest(claim.tenantId, claim.sessionId, link)
+      if (active.size > 0) return
+      clearInterval(wheel)
+      wheel = undefined
+    })
+    return run
+  }
+  const profileOf = async (tenantId: string, name: string): Promise<Profile> => {
+    const profile = isProfileName(name) ? await deps.profiles.find(tenantId, name) : undefined
+    if (!profile) throw unknownProfile(name)
+    return profile
+  }
+  const accepted = (runId: string, sessionId: string): RunAccepted => ({ runId, sessionId, status: 'running' })
+  const join = (run: RunSummary, task: SubTask, attach: boolean): RunAccepted => {
+    const same =
+      run.subTask.profile === task.profile &&
+      run.subTask.prompt === task.prompt.replaceAll('\0', '\uFFFD') &&
+      (task.sessionId === undefined || task.sessionId === run.sessionId)
+    if (!attach || !same) throw runExists()
+    return { runId: run.runId, sessionId: run.sessionId, status: run.status }
+  }
+
+  const startNew = async (tenantId: string, runId: string, task: SubTask, attach: boolean): Promise<RunAccepted> => {
+    const profile = await profileOf(tenantId, task.profile)
+    const link = runners.place(profile.runtime)
+    // 32 random bits per runner: a session id that is in use is drawn again.
+    for (let attempt = 0; attempt < 5; attempt++) {
+      const sessionId = newSessionId(link.hash)
+      const outcome = await store.start({ tenantId, runId, sessionId, task, create: profile })
+      if (outcome.kind === 'exists') return join(outcome.run, task, attach)
+      if (outcome.kind !== 'started') continue
+      begin(outcome, task, link, true)
+      return accepted(runId, sessionId)
+    }
+    throw unavailable({ message: 'No session could be created; try again.', retryable: true })
+  }
+  /** Why a session cannot be used, the profile being looked at first: a task that could never run is the client's mistake. */
+  const refusal = async (tenantId: string, task: SubTask, error: AppError): Promise<AppError> => {
+    await profileOf(tenantId, task.profile)
+    return error
+  }
+  const startIn = async (
+    tenantId: string,
+    runId: string,
+    sessionId: string,
+    task: SubTask,
+    attach: boolean,
+  ): Promise<RunAccepted> => {
+    const link = runners.owner(sessionId)
+    if (!link) {
+      const session = await store.findSession(tenantId, sessionId)
+      const known = session !== undefined && session.status !== 'shutdown'
+      throw await refusal(tenantId, task, known ? ownerAway() : unknownSession())
+    }
+    const outcome = await store.start({ tenantId, runId, sessionId, task })
+    if (outcome.kind === 'exists') return join(outcome.run, task, attach)
+    if (outcome.kind === 'busy') throw sessionBusy()
+    if (outcome.kind === 'no_session') throw await refusal(tenantId, task, unknownSession())
+    if (outcome.kind === 'other_profile') throw await refusal(tenantId, task, profileMismatch())
+    const run = begin(outcome, task, link, false)
+    // The specification wants a session that could not be restored answered with 503, not found out from the stream.
+    if (await within(run.dispatched, dispatchWaitMs)) {
+      const failure = await run.dispatched
+      if (failure?.code === 'hydration_failed') throw failure
+    }
+    return accepted(runId, sessionId)
+  }
+
+  const service: RunService = {
+    get closing() {
+      return closing
+    },
+    async start(tenantId, task, attach) {
+      const { id: runId = newId('run'), sessionId } = task
+      if (!isClientId(runId)) throw invalidRunId()
+      if (sessionId !== undefined && !isClientId(sessionId)) throw invalidSessionId()
+      if (closing) throw unavailable({ message: 'This server is stopping; try again.', retryable: true })
+      return sessionId === undefined
+        ? startNew(tenantId, runId, task, attach)
+        : startIn(tenantId, runId, sessionId, task, attach)
+    },
+    executes: (tenantId, runId) => active.has(keyOf(tenantId, runId)),
+    follow(tenantId, runId, afterSeq, signal) {
+      const run = active.get(keyOf(tenantId, runId))
+      return run ? run.log.follow(afterSeq, signal) : followStored(store, kv, tenantId, runId, afterSeq, signal)
+    },
+    async find(tenantId, runId) {
+      const run = isClientId(runId) ? await store.findRun(tenantId, runId) : undefined
+      if (!run) throw unknownRun()
+      return run
+    },
+    async *events(tenantId, runId) {
+      const live = active.get(keyOf(tenantId, runId))
+      const last = live?.log.lastSeq ?? Number.POSITIVE_INFINITY
+      const never = new AbortController()
+      let cursor = 0
+      if (live) {
+        for await (const chunk of live.log.follow(0, never.signal)) {
+          yield chunk
+          cursor = chunk.firstSeq + chunk.count - 1
+          if (cursor >= last) return
+        }
+        return
+      }
+      for (;;) {
+        const page = await store.readLog(tenantId, runId, cursor)
+        const end = page?.chunks.at(-1)
+        if (!page || !end) return
+        yield* page.chunks
+        cursor = end.firstSeq + end.count - 1
+      }
+    },
+    async cancel(tenantId, runId) {
+      const key = keyOf(tenantId, runId)
+      const run = active.get(key)
+      if (run) {
+        run.stop(cancelled)
+        await within(run.done, drainWaitMs)
+        return
+      }
+      const stored = await service.find(tenantId, runId)
+      if (stored.status !== 'running') return
+      // Another conductor executes it. Asked over Redis it ends the run itself; else the run is taken from it.
+      if (kv.backend === 'redis') {
+        kv.publish(cancelChannel, key)
+        const gone = new AbortController()
+        const ended = (async () => {
+          for await (const chunk of followStored(store, kv, tenantId, runId, 0, gone.signal)) void chunk
+        })()
+        const drained = await within(ended, drainWaitMs)
+        gone.abort()
+        if (drained) return
+      }
+      await store.steal(tenantId, runId, 'cancelled', cancelled)
+    },
+    terminate: (tenantId, runId) =>
+      terminateRun(
+        { store, drainWaitMs, local: active.get(keyOf(tenantId, runId)), reason: cancelled },
+        tenantId,
+        runId,
+      ),
+    async close() {
+      closing = true
+      unsubscribe()
+      const all = Promise.all([...active.values()].map((run) => run.done))
+      if (!(await within(all, deps.drainMs))) {
+        for (const run of active.values()) run.stop(stopping)
+        // A store that is away cannot be waited for: its sweep ends these runs once this process's lease is over.
+        if (!(await within(all, deps.windDownMs + 1_000))) givingUp.abort()
+        await all
+      }
+      await within(saver.drain(), deps.drainMs)
+      clearInterval(wheel)
+    },
+  }
+  return service
+}

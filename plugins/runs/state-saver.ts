@@ -1,0 +1,84 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { RunStore } from '#contracts/run-store'
+import type { RunnerLink } from '#contracts/runner'
+
+/** A session that rests this long is saved: a conversation under way would be saved again after each answer. */
+const restMs = 1_000
+const concurrency = 4
+/** Sessions waiting to be saved; beyond it the oldest are only as safe as their runner. */
+const maxWaiting = 50_000
+
+interface Waiting {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly link: RunnerLink
+  readonly due: number
+}
+
+/** Copies the conversations of resting sessions from their runners to the store, behind everything else. */
+export interface StateSaver {
+  /** A run of the session ended. */
+  rest(tenantId: string, sessionId: string, link: RunnerLink): void
+  /** A run of the session began: what is exported now would be half a turn. */
+  busy(tenantId: string, sessionId: string): void
+  /** Saves what waits, now; for a graceful stop. */
+  drain(): Promise<void>
+}
+
+export function createStateSaver(store: RunStore, log: FastifyBaseLogger, delayMs = restMs): StateSaver {
+  // In order of `due`, because every session waits equally long.
+  const waiting = new Map<string, Waiting>()
+  const saving = new Map<string, Promise<void>>()
+  let timer: NodeJS.Timeout | undefined
+  let draining = false
+  const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
+
+  const save = async ({ tenantId, sessionId, link }: Waiting): Promise<void> => {
+    try {
+      const bundle = await link.exportState(tenantId, sessionId)
+      if (bundle) await store.saveState(tenantId, sessionId, bundle)
+    } catch (err) {
+      // The next run of the session brings another chance; until then its runner still has the conversation.
+      log.warn({ err, sessionId }, 'the state of a session could not be saved')
+    }
+  }
+  const pump = (): void => {
+    clearTimeout(timer)
+    timer = undefined
+    for (const [key, entry] of waiting) {
+      const wait = entry.due - Date.now()
+      if (!draining && wait > 0) {
+        timer = setTimeout(pump, wait).unref()
+        return
+      }
+      if (saving.size >= concurrency) return
+      // An older export of the same session is still on its way: it must not arrive after the newer one.
+      if (saving.has(key)) continue
+      waiting.delete(key)
+      saving.set(
+        key,
+        save(entry).finally(() => {
+          saving.delete(key)
+          pump()
+        }),
+      )
+    }
+  }
+  return {
+    rest(tenantId, sessionId, link) {
+      const key = keyOf(tenantId, sessionId)
+      waiting.delete(key)
+      waiting.set(key, { tenantId, sessionId, link, due: Date.now() + delayMs })
+      if (waiting.size > maxWaiting) waiting.delete(waiting.keys().next().value!)
+      if (timer === undefined) pump()
+    },
+    busy(tenantId, sessionId) {
+      waiting.delete(keyOf(tenantId, sessionId))
+    },
+    async drain() {
+      draining = true
+      pump()
+      while (saving.size > 0) await Promise.race(saving.values())
+    },
+  }
+}

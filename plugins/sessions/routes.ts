@@ -1,0 +1,62 @@
+import { access, type App } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
+import type { RunStore } from '#contracts/run-store'
+import { Session } from '#contracts/sessions'
+import { NoContent, SessionList, SessionListQuery, SessionParams, SessionRuns } from './schema.ts'
+import type { SessionService } from './service.ts'
+
+const tags = ['sessions']
+
+/** One listener's way of saying who may call. */
+export interface Plane {
+  readonly guard: Guard
+  readonly who: { readonly read: string; readonly write: string }
+}
+
+/** What a gateway needs too: the same handlers on the public and on the signed listener. */
+export function sessionRoutes(app: App, service: SessionService, { guard, who }: Plane): void {
+  app.get(
+    '/api/sessions/:id',
+    { ...access(who.read), schema: { tags, params: SessionParams, response: { 200: Session } } },
+    async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
+  )
+  app.delete(
+    '/api/sessions/:id',
+    { ...access(who.write), schema: { tags, params: SessionParams, response: { 204: NoContent } } },
+    async (request, reply) => {
+      await service.shutdown(guard.callerOf(request).tenantId, request.params.id)
+      return reply.code(204).send()
+    },
+  )
+}
+
+/** What only the public listener serves. */
+export function publicSessionRoutes(app: App, service: SessionService, store: RunStore, guard: Guard): void {
+  app.get(
+    '/api/sessions',
+    { ...access('member'), schema: { tags, querystring: SessionListQuery, response: { 200: SessionList } } },
+    async (request, reply) => {
+      const { q, ...page } = request.query
+      const filter = { ...whole(page), ...(q === undefined ? {} : { q }) }
+      const { sessions, total } = await store.listSessions(guard.callerOf(request).tenantId, filter)
+      return reply.headers(pageHeaders(request.url, page, total)).send(sessions)
+    },
+  )
+  app.get(
+    '/api/sessions/:id/runs',
+    {
+      ...access('member'),
+      schema: { tags, params: SessionParams, querystring: PageQuery, response: { 200: SessionRuns } },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id: sessionId } = await service.get(tenantId, request.params.id)
+      const { runs, total } = await store.listRuns(tenantId, { sessionId, ...whole(request.query) })
+      return reply.headers(pageHeaders(request.url, request.query, total)).send(runs)
+    },
+  )
+}
+
+/** An offset alone does not make a page: without `limit` the list is whole. */
+const whole = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })

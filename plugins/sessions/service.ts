@@ -1,0 +1,30 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isClientId } from '#contracts/ids'
+import type { RunStore } from '#contracts/run-store'
+import type { RunnerPool } from '#contracts/runner'
+import type { Session } from '#contracts/sessions'
+import { sessionBusy, unknownSession } from './errors.ts'
+
+export interface SessionService {
+  get(tenantId: string, sessionId: string): Promise<Session>
+  /** Ends the session here and on its runner. Idempotent; 409 `session_busy` while a run is under way. */
+  shutdown(tenantId: string, sessionId: string): Promise<void>
+}
+
+export const createSessionService = (store: RunStore, runners: RunnerPool, log: FastifyBaseLogger): SessionService => ({
+  async get(tenantId, sessionId) {
+    const session = isClientId(sessionId) ? await store.getSession(tenantId, sessionId) : undefined
+    if (!session) throw unknownSession()
+    return session
+  },
+  async shutdown(tenantId, sessionId) {
+    const state = isClientId(sessionId) ? await store.shutdownSession(tenantId, sessionId) : undefined
+    if (state === undefined) throw unknownSession()
+    if (state === 'running') throw sessionBusy()
+    // The row decides: no run starts in the session again. A runner that is away forgets it when it restarts.
+    await runners
+      .owner(sessionId)
+      ?.deleteSession(tenantId, sessionId)
+      .catch((err: unknown) => log.warn({ err, sessionId }, 'a runner could not be told that a session is over'))
+  },
+})
