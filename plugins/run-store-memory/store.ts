@@ -154,7 +154,8 @@ export function createMemoryRunStore(limit = kept): RunStore {
     },
     async append(claim, chunk) {
       const run = claimed(claim)
-      run?.log.push(chunk)
+      // The same chunk again is a repeated call.
+      if (run && chunk.firstSeq > last(run)) run.log.push(chunk)
       return run !== undefined
     },
     async finish({ claim, ...how }) {
