@@ -2,6 +2,7 @@ import { existsSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { dirname, join, resolve } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
+import { Kind } from '@sinclair/typebox'
 import type { Plugin } from './plugin.ts'
 
 /** The folder that holds `plugins/`, `runtimes/` and `providers/`. */
@@ -20,6 +21,7 @@ export async function loadPlugin(use: string, roleFile: string): Promise<Plugin>
   })
   const plugin: unknown = module.default
   if (!isPlugin(plugin)) throw new Error(`'${use}' is not a plugin: its default export must come from definePlugin()`)
+  if (!(Kind in plugin.config)) throw new Error(`'${use}' declares settings that are no TypeBox schema`)
   return plugin
 }
 
@@ -54,5 +56,8 @@ const isPlugin = (value: unknown): value is Plugin =>
   'api' in value &&
   'name' in value &&
   typeof value.name === 'string' &&
+  'config' in value &&
+  typeof value.config === 'object' &&
+  value.config !== null &&
   'setup' in value &&
   typeof value.setup === 'function'

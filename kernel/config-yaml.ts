@@ -24,14 +24,11 @@ const dropped = Symbol('dropped')
  */
 export function readRoleDocument(text: string, file: string, env: Environment): RoleDocument {
   const lines = new LineCounter()
-  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false, uniqueKeys: true })
+  // Keys given twice are found below: the parser names the line before the second one.
+  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false, uniqueKeys: false })
   const origins = new Map<string, Origin>()
   const at = (offset: number): string => `${file}:${lines.linePos(offset).line}`
-  const problems = document.errors.map((error) =>
-    error.code === 'DUPLICATE_KEY'
-      ? `this key is already in its map (${at(error.pos[0])})`
-      : `not valid YAML: ${error.message} (${at(error.pos[0])})`,
-  )
+  const problems = document.errors.map((error) => `not valid YAML: ${error.message} (${at(error.pos[0])})`)
 
   const fill = (source: string, offset: number, variables: string[]): string =>
     source.replace(reference, (whole, inside: string | undefined) => {
@@ -49,7 +46,7 @@ export function readRoleDocument(text: string, file: string, env: Environment): 
   const read = (node: Node | null, pointer: string, offset: number): unknown => {
     const start = node?.range?.[0] ?? offset
     const variables: string[] = []
-    if (!origins.has(pointer)) origins.set(pointer, { at: at(offset), variables })
+    origins.set(pointer, { at: at(offset), variables })
     if (isMap<Node, Node | null>(node)) {
       return Object.fromEntries(node.items.map((pair) => readPair(pair, pointer)).filter(([, v]) => v !== dropped))
     }
@@ -71,8 +68,10 @@ export function readRoleDocument(text: string, file: string, env: Environment): 
   const readPair = ({ key, value }: Pair<Node, Node | null>, parent: string): [string, unknown] => {
     const name = isScalar(key) ? String(key.value) : ''
     const offset = key.range?.[0] ?? 0
+    const pointer = `${parent}/${escapePointer(name)}`
+    if (origins.has(pointer)) problems.push(`'${name}' is in its map twice (${at(offset)})`)
     if (!isScalar(key)) problems.push(`a key must be plain text (${at(offset)})`)
-    const found = read(value, `${parent}/${escapePointer(name)}`, offset)
+    const found = read(value, pointer, offset)
     // `health:` with nothing after it is a plugin without settings; any other bare key is as if it were not there.
     if (found === null) return [name, parent === '/plugins' || parent === '/listeners' ? {} : dropped]
     return [name, found]
@@ -80,7 +79,7 @@ export function readRoleDocument(text: string, file: string, env: Environment): 
 
   const value = problems.length > 0 ? {} : read(document.contents, '', 0)
   return {
-    value: value === dropped ? {} : value,
+    value: value === dropped ? {} : (value ?? {}),
     problems,
     where(pointer) {
       for (let p = pointer; ; p = p.slice(0, p.lastIndexOf('/'))) {
