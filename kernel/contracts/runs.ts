@@ -69,6 +69,8 @@ export interface RunDispatch {
   cancel(tenantId: string, runId: string): Promise<void>
   /** Rejects when dispatch is not possible now: for readiness. */
   ping(): Promise<void>
+  /** Fields for the gateway's `chat-gateway.ready` line, e.g. `conductor_internal_url`. Absent when dispatch is in process. */
+  readonly about?: Readonly<Record<string, unknown>>
 }
 export interface StartedRun extends RunAccepted {
   readonly events: AsyncIterable<LogChunk>

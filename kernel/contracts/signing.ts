@@ -20,6 +20,8 @@ export const signedHeaders = {
 
 /** Signs and verifies requests of the internal plane (AO-HMAC-SHA256-V1) with one family of keys. Specification 5.3. */
 export interface Signer {
+  /** True while a previous key still verifies, i.e. during a rotation. */
+  readonly hasPreviousKey?: boolean
   sign(parts: SignedParts): Record<string, string>
   /**
    * Checks header form, clock skew (60 s), body size, signature under CURRENT or PREVIOUS, then the nonce, in that order.
