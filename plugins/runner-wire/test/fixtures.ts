@@ -1,0 +1,154 @@
+import type { TestContext } from 'node:test'
+import { AppError } from '#kernel'
+import type { Profile } from '#contracts/profiles'
+import { type ExecuteRun, RunnerCore, type RunnerService, type RunnerSession, RunnerSessions } from '#contracts/runner'
+import type { StateBundle } from '#contracts/runtime'
+import { type SidecarLink, Sidecars } from '#contracts/sidecar'
+import { Toolkit, type ToolSpec } from '#contracts/tools'
+import { fake, testKernel } from '#testing'
+import runnerWire from '../index.ts'
+
+export const profile = (name = 'p', over: Partial<Profile> = {}): Profile => ({
+  name,
+  id: `prof_${name}`,
+  runtime: 'general',
+  model: 'builtin/demo',
+  instructions: '',
+  tools: ['calculate'],
+  skills: [],
+  mcpServers: [],
+  workerMode: 'static',
+  limits: { maxSteps: 3 },
+  metadata: { team: 'blue' },
+  createdAt: '2026-01-01T00:00:00.000Z',
+  updatedAt: '2026-01-01T00:00:00.000Z',
+  ...over,
+})
+
+export interface Hydrated {
+  readonly tenantId: string
+  readonly id: string
+  readonly profile: Profile
+  readonly bundle: StateBundle | undefined
+}
+
+/** A core that keeps sessions and profiles and runs what `script` says. */
+export async function wireOf(
+  t: TestContext,
+  script: (run: ExecuteRun, signal: AbortSignal) => AsyncIterable<string> = async function* () {},
+  listen = false,
+) {
+  const profiles = new Map<string, Profile>()
+  const sessions = new Map<string, RunnerSession>()
+  const states = new Map<string, StateBundle | AppError | Error>()
+  const hydrated: Hydrated[] = []
+  const cancelled: string[] = []
+  const health = { failing: false }
+  const spec: ToolSpec = { name: 'calculate', description: 'Calculates.', inputSchema: { type: 'object' } }
+  const unknown = () => new AppError('unknown_session', 404)
+  const add = (tenantId: string, id: string, over: Partial<RunnerSession> = {}): RunnerSession => {
+    const at = '2026-01-01T00:00:00.000Z'
+    const session: RunnerSession = {
+      id,
+      tenantId,
+      profile: profile(),
+      tools: ['calculate'],
+      status: 'idle',
+      createdAt: at,
+      lastUsedAt: at,
+      ...over,
+    }
+    sessions.set(id, session)
+    return session
+  }
+  const core: RunnerService = {
+    hash: 'abcdef01',
+    info: async () => ({
+      hash: 'abcdef01',
+      capabilities: ['general'],
+      capabilitiesKnown: true,
+      substrates: [],
+      substratesKnown: true,
+    }),
+    putProfile: async (tenant, p) => void profiles.set(`${tenant}/${p.name}`, p),
+    deleteProfile: async (tenant, name) => void profiles.delete(`${tenant}/${name}`),
+    profiles: (tenant) => [...profiles].filter(([key]) => key.startsWith(`${tenant}/`)).map(([, p]) => p),
+    createSession(tenant, name) {
+      if (!profiles.has(`${tenant}/${name}`)) throw new AppError('unknown_profile', 404)
+      return add(tenant, 'sess-abcdef01-00000001', { profile: profiles.get(`${tenant}/${name}`)! })
+    },
+    getSession: async (_tenant, id) => sessions.get(id),
+    async deleteSession(tenant, id) {
+      if (sessions.get(id)?.tenantId === tenant) sessions.delete(id)
+    },
+    async hydrate(tenantId, id, p, bundle) {
+      if ((sessions.get(id)?.tenantId ?? tenantId) !== tenantId) throw unknown()
+      hydrated.push({ tenantId, id, profile: p, bundle })
+    },
+    async exportState(tenant, id) {
+      if (sessions.get(id)?.tenantId !== tenant) throw unknown()
+      const state = states.get(id)
+      if (state instanceof Error) throw state
+      return state
+    },
+    cancelRun: (tenant, runId) => void cancelled.push(`${tenant}/${runId}`),
+    async *execute(tenant, run, signal) {
+      if (!run.create && sessions.get(run.sessionId)?.tenantId !== tenant) throw unknown()
+      for await (const text of script(run, signal)) yield Buffer.from(text)
+    },
+  }
+  const sidecar = {
+    async health() {
+      if (health.failing) throw new AppError('sidecar_unreachable', 503, { message: 'The sidecar cannot be reached.' })
+      return { ok: true, runtime: 'all', runtimes: ['general'], instance: 'i-7', inflight: 2 }
+    },
+  } as unknown as SidecarLink
+  const kernel = await testKernel(
+    t,
+    [
+      runnerWire,
+      fake(RunnerCore, core),
+      fake(RunnerSessions, {
+        get: (id) => sessions.get(id),
+        list: () => [...sessions.values()],
+        toolSpecs: () => [spec],
+        async invokeTool({ tools }, name, input) {
+          if (!tools.includes(name)) throw new AppError('tool_not_allowed', 403)
+          return input === undefined
+            ? { ok: false, content: 'No input.' }
+            : { ok: true, content: JSON.stringify(input) }
+        },
+      }),
+      fake(Sidecars, {
+        forRuntime: () => sidecar,
+        runtimes: async () => ['general'],
+        slots: () => [
+          { runtime: 'general', mode: 'sidecar', url: 'http://sidecar:7070' },
+          { runtime: 'runtime_a', mode: 'stub', url: '' },
+        ],
+      }),
+      fake(Toolkit, { specs: () => [spec], has: () => true, invoke: async () => ({ ok: true, content: '' }) }),
+    ],
+    { listeners: ['runner'], listen },
+  )
+  const app = kernel.listeners['runner']!
+  const call = async (
+    method: 'GET' | 'POST' | 'DELETE',
+    url: string,
+    { tenant = 'acme', body }: { tenant?: string; body?: unknown } = {},
+  ) => {
+    const reply = await app.inject({
+      method,
+      url,
+      headers: tenant === '' ? {} : { 'x-tenant-id': tenant },
+      ...(body === undefined ? {} : { payload: body as object }),
+    })
+    return reply
+  }
+  return { kernel, call, add, sessions, states, hydrated, cancelled, health }
+}
+
+export const runBody = { runId: 'r1', sessionId: 's1', prompt: 'hi', firstSeq: 1, timeoutMs: 1000 }
+export const until = async (condition: () => boolean): Promise<void> => {
+  while (!condition()) await new Promise((resolve) => setImmediate(resolve))
+}
