@@ -1,5 +1,17 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
 export { fake, testKernel, type TestKernel } from './kernel.ts'
 export { databasePlugin, freshDatabase } from './database.ts'
+export { runStorePlugin } from './run-store.ts'
 export { chunkOf, testRunStore } from './run-store-suite.ts'
 export { redisForTests } from './redis.ts'
+export {
+  type ModelReply,
+  type ModelRequest,
+  type ModelRequestBody,
+  type ModelServer,
+  type ModelServerOptions,
+  startModelServer,
+} from './model-server.ts'
+export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, textOf } from './runs.ts'
+export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'
+export { bareSidecar, sidecarAt } from './sidecar-link.ts'

@@ -1,0 +1,179 @@
+import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import type { TestContext } from 'node:test'
+import { anthropicWire, chatWire, type Frames, type Wire } from './model-wire.ts'
+
+/** What the stand-in answers to one request. */
+export interface ModelReply {
+  /** The whole text, cut into `deltas` pieces; 20 words unless given. */
+  readonly text?: string
+  /** Number of text deltas; one per word unless given. */
+  readonly deltas?: number
+  /** Milliseconds before each delta; 0 sends everything in one write. */
+  readonly delayMs?: number
+  readonly toolCalls?: readonly { readonly id?: string; readonly name: string; readonly arguments: unknown }[]
+  /** Answers with this HTTP status and an error body instead of a stream. */
+  readonly status?: number
+  /** Writes an error frame into the stream after the text, and no finish. */
+  readonly inBandError?: string
+  /** Destroys the socket after this many text deltas. */
+  readonly resetAfter?: number
+  /** Stays silent after this many text deltas until the client closes. */
+  readonly hangAfter?: number
+  /** Stays silent before any header. */
+  readonly hang?: boolean
+}
+
+/** One request as it was received, and how it ended. */
+export interface ModelRequest {
+  readonly path: string
+  readonly headers: IncomingHttpHeaders
+  readonly body: ModelRequestBody
+  /** True once the client closed the connection before the answer was complete. */
+  readonly closedEarly: boolean
+  /** `performance.now()` of that moment. */
+  readonly closedAt: number | undefined
+  /** Resolves when the answer is complete or its connection closed. */
+  readonly ended: Promise<void>
+}
+
+/** The part of a chat request that tests look at; both wires share it. */
+export interface ModelRequestBody {
+  readonly model: string
+  readonly stream?: boolean
+  readonly max_tokens?: number
+  readonly messages: readonly { readonly role: string; readonly content: unknown; readonly [more: string]: unknown }[]
+  readonly [more: string]: unknown
+}
+
+export interface ModelServer {
+  /** `http://127.0.0.1:<port>/v1`: the base URL of both providers. */
+  readonly url: string
+  /** Every request so far, oldest first; not kept when `record` is false. */
+  readonly requests: readonly ModelRequest[]
+  /** Replies to the next requests, one each; after them `reply` of the options answers. */
+  next(...replies: ModelReply[]): void
+  stop(): Promise<void>
+}
+
+export interface ModelServerOptions {
+  /** The answer to every request that `next` did not prepare. */
+  readonly reply?: ModelReply | ((request: ModelRequestBody) => ModelReply)
+  /** False for benchmarks: nothing is remembered. */
+  readonly record?: boolean
+  readonly port?: number
+}
+
+/**
+ * A stand-in for a model server on a free port of 127.0.0.1: OpenAI chat completions and model list, Anthropic messages.
+ * Stopped after the test when `t` is given.
+ */
+export async function startModelServer(
+  t?: Pick<TestContext, 'after'>,
+  options: ModelServerOptions = {},
+): Promise<ModelServer> {
+  const requests: ModelRequest[] = []
+  const prepared: ModelReply[] = []
+  const replyTo = (body: ModelRequestBody): ModelReply =>
+    prepared.shift() ?? (typeof options.reply === 'function' ? options.reply(body) : (options.reply ?? {}))
+  const record = (request: IncomingMessage, response: ServerResponse, body: ModelRequestBody): void => {
+    if (options.record === false) return
+    const { promise, resolve } = Promise.withResolvers<void>()
+    const entry = {
+      path: request.url!,
+      headers: request.headers,
+      body,
+      closedEarly: false,
+      closedAt: undefined as number | undefined,
+      ended: promise,
+    }
+    response.once('close', () => {
+      if (!response.writableFinished) {
+        entry.closedEarly = true
+        entry.closedAt = performance.now()
+      }
+      resolve()
+    })
+    requests.push(entry)
+  }
+  // A benchmark asks for the same answer thousands of times: it is encoded once.
+  const encoded = new Map<string, Buffer>()
+  const whole = (key: string, frames: () => Frames): Buffer | string => {
+    if (options.record !== false) return frames().all()
+    const known = encoded.get(key) ?? Buffer.from(frames().all())
+    encoded.set(key, known)
+    return known
+  }
+  const server = createServer(async (request, response) => {
+    const wire = wires[request.url!]
+    if (request.url === '/v1/models') return json(response, 200, { object: 'list', data: [{ id: 'stand-in' }] })
+    if (!wire || request.method !== 'POST') return json(response, 404, { error: { message: 'no such route' } })
+    const chunks: Buffer[] = []
+    for await (const chunk of request) chunks.push(chunk as Buffer)
+    const body = JSON.parse(Buffer.concat(chunks).toString('utf8')) as ModelRequestBody
+    record(request, response, body)
+    await answer(wire, response, body, replyTo(body), whole)
+  })
+  await new Promise<void>((resolve) => server.listen(options.port ?? 0, '127.0.0.1', 4096, resolve))
+  const stop = async (): Promise<void> => {
+    const closed = new Promise((resolve) => server.close(resolve))
+    server.closeAllConnections()
+    await closed
+  }
+  t?.after(stop)
+  return {
+    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/v1`,
+    requests,
+    next: (...replies) => void prepared.push(...replies),
+    stop,
+  }
+}
+
+const wires: Readonly<Record<string, Wire>> = { '/v1/chat/completions': chatWire, '/v1/messages': anthropicWire }
+
+const twentyWords = 'one two three four five six seven eight nine ten '.repeat(2).trimEnd()
+
+function json(response: ServerResponse, status: number, body: unknown): void {
+  response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body))
+}
+
+async function answer(
+  wire: Wire,
+  response: ServerResponse,
+  body: ModelRequestBody,
+  reply: ModelReply,
+  whole: (key: string, frames: () => Frames) => Buffer | string,
+): Promise<void> {
+  if (reply.hang) return
+  if (reply.status !== undefined) return json(response, reply.status, wire.error(`stand-in says ${reply.status}`))
+  const text = reply.text ?? (reply.toolCalls ? '' : twentyWords)
+  if (body.stream !== true) return json(response, 200, wire.whole(body, text, reply))
+  const encode = (): Frames => wire.frames(body, pieces(text, reply.deltas), reply)
+  response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-cache' })
+  if (!reply.delayMs && reply.resetAfter === undefined && reply.hangAfter === undefined) {
+    response.end(whole(`${wire.name} ${body.model} ${JSON.stringify(reply)}`, encode))
+    return
+  }
+  const frames = encode()
+  response.write(frames.head)
+  for (const [index, delta] of frames.deltas.entries()) {
+    if (reply.resetAfter === index) return void response.destroy()
+    if (reply.hangAfter === index) return
+    if (reply.delayMs) await new Promise((resolve) => setTimeout(resolve, reply.delayMs))
+    if (response.destroyed) return
+    if (!response.write(delta)) await drained(response)
+  }
+  if (reply.hangAfter !== undefined) return
+  if (reply.resetAfter !== undefined) return void response.destroy()
+  response.end(frames.tail)
+}
+
+const drained = (response: ServerResponse): Promise<void> =>
+  new Promise((resolve) => void response.once('drain', resolve).once('close', resolve))
+
+/** Text in `count` pieces that join to it: words when no count is given, the text over and over when it is too short. */
+function pieces(text: string, count: number | undefined): string[] {
+  const words = text.match(/\S+\s*|\s+/g) ?? []
+  if (count === undefined) return words
+  return Array.from({ length: count }, (_, i) => words[i % words.length] ?? 'x ')
+}

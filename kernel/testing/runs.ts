@@ -1,0 +1,99 @@
+import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
+import type { TestContext } from 'node:test'
+import { Value } from '@sinclair/typebox/value'
+import { definePlugin, type Entry, linesOf, type Plugin } from '#kernel'
+import type { Profile } from '#contracts/profiles'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import { isTerminalType, parseLine, type RunEvent, RuntimeEvent } from '#contracts/run-event'
+import { type Runtime, Runtimes } from '#contracts/runtime'
+import type { SidecarLink } from '#contracts/sidecar'
+import { testKernel } from './kernel.ts'
+
+const profile: Profile = {
+  name: 'test',
+  id: 'test',
+  runtime: 'general',
+  model: 'builtin/demo',
+  instructions: '',
+  tools: [],
+  skills: [],
+  mcpServers: [],
+  workerMode: 'static',
+  limits: {},
+  metadata: {},
+  createdAt: '2026-01-01T00:00:00.000Z',
+  updatedAt: '2026-01-01T00:00:00.000Z',
+}
+
+export type EnvelopeFields = Partial<Omit<RunEnvelope, 'profile'>> & { readonly profile?: Partial<Profile> }
+
+/** A valid run envelope with fresh ids; `fields` are laid over it. */
+export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
+  return {
+    runId: `run_${randomBytes(8).toString('hex')}`,
+    sessionId: `sess-00000000-${randomBytes(4).toString('hex')}`,
+    tenantId: 'default',
+    prompt: 'hello',
+    firstSeq: 1,
+    timeoutMs: 30_000,
+    ...fields,
+    profile: { ...profile, ...fields.profile },
+  }
+}
+
+/** Every event of a run. Fails when one is not a stamped event of the contract, or the stamps have a gap. */
+export async function collectRun(
+  link: Pick<SidecarLink, 'run'>,
+  envelope: RunEnvelope,
+  signal: AbortSignal = new AbortController().signal,
+  onEvent: (event: RunEvent) => void = () => {},
+): Promise<RunEvent[]> {
+  const events: RunEvent[] = []
+  for await (const chunk of link.run(envelope, signal)) {
+    assert.equal(chunk.at(-1), 0x0a, 'a chunk holds whole lines')
+    for (const line of linesOf(chunk)) {
+      const event = parseLine(line)
+      assert.ok(event && Value.Check(RuntimeEvent, event), `not an event of the contract: ${line.toString('utf8')}`)
+      const stamped = event as RunEvent
+      assert.equal(stamped.runId, envelope.runId)
+      assert.equal(stamped.sessionId, envelope.sessionId)
+      assert.equal(stamped.seq, envelope.firstSeq + events.length, 'stamps count up without a gap')
+      events.push(stamped)
+      onEvent(stamped)
+    }
+  }
+  return events
+}
+
+/** The last event of a run. Fails unless it is the only `result` or `error`. */
+export function terminalOf(events: readonly RunEvent[]): Extract<RunEvent, { type: 'result' | 'error' }> {
+  const terminals = events.filter((event) => isTerminalType(event.type))
+  assert.equal(terminals.length, 1, 'a run has exactly one result or error')
+  assert.equal(events.at(-1), terminals[0], 'nothing follows the result or error')
+  return terminals[0] as Extract<RunEvent, { type: 'result' | 'error' }>
+}
+
+/** The text of a run: its deltas joined. */
+export const textOf = (events: readonly RunEvent[]): string =>
+  events.map((event) => (event.type === 'assistant' ? event.text : '')).join('')
+
+/** Boots `plugins` in a test kernel and takes the runtime `name` out of it. */
+export async function runtimeOf(
+  t: Pick<TestContext, 'after'>,
+  name: string,
+  plugins: readonly (Plugin | Entry)[],
+): Promise<Runtime> {
+  let found: Runtime | undefined
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { runtimes: Runtimes },
+    async setup(ctx) {
+      found = ctx.deps.runtimes.get(name)
+      return {}
+    },
+  })
+  await testKernel(t, [...plugins, probe], { listeners: [] })
+  assert.ok(found, `no plugin adds a runtime '${name}'`)
+  return found
+}

@@ -1,0 +1,31 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Settings } from '#kernel'
+import { Runtimes } from '#contracts/runtime'
+import { LocalSidecars } from '#contracts/sidecar'
+import { healthRoutes, runRoutes } from './routes.ts'
+import { createRunHost } from './host.ts'
+import { localLink } from './link.ts'
+import { createMetrics } from './metrics.ts'
+import { createRunner } from './runs.ts'
+import { stateRoutes } from './state-routes.ts'
+
+/** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
+export default definePlugin({
+  name: 'run-host',
+  config: Settings({
+    mode: Type.String({ default: 'all', description: 'The runtime this sidecar serves, or all of the role.' }),
+  }),
+  requires: { runtimes: Runtimes },
+  provides: { links: LocalSidecars },
+  async setup(ctx) {
+    const runs = createRunner(ctx.log, createMetrics(ctx.metrics))
+    const host = createRunHost(ctx.config.mode, ctx.deps.runtimes, runs)
+    ctx.onStop(runs.stop)
+    ctx.routes('sidecar', async (app) => {
+      healthRoutes(app, host)
+      runRoutes(app, host)
+      await app.register(stateRoutes(host))
+    })
+    return { links: { local: localLink(host) } }
+  },
+})

@@ -1,0 +1,35 @@
+import { createAnthropic } from '@ai-sdk/anthropic'
+import { Type } from '@sinclair/typebox'
+import { Settings } from '#kernel'
+import { defineModelProvider } from '#contracts/model'
+
+/** Models behind the Anthropic messages API, or a compatible server by `baseUrl`. */
+export default defineModelProvider({
+  name: 'anthropic',
+  config: Settings({
+    apiKey: Type.Optional(Type.String({ description: 'Sent as x-api-key.' })),
+    baseUrl: Type.Optional(
+      Type.String({
+        pattern: '^(https?://.+)?$',
+        expects: 'an http or https URL',
+        description: 'With or without its final /v1; https://api.anthropic.com when only the key is set.',
+      }),
+    ),
+  }),
+  async create({ apiKey, baseUrl }, { fetch }) {
+    if (!apiKey && !baseUrl) return undefined
+    const provider = createAnthropic({
+      baseURL: versioned(baseUrl || 'https://api.anthropic.com'),
+      // Without one the package would look into the environment, which belongs to the role file alone.
+      apiKey: apiKey || 'none',
+      fetch,
+    })
+    return { contract: 'model/1', model: (modelId) => provider(modelId) }
+  },
+})
+
+// The vendor's own tools take the address without /v1, the provider package with it: one variable serves both.
+const versioned = (url: string): string => {
+  const base = url.replace(/\/+$/, '')
+  return base.endsWith('/v1') ? base : `${base}/v1`
+}

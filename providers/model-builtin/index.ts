@@ -1,0 +1,18 @@
+import { AppError } from '#kernel'
+import { defineModelProvider } from '#contracts/model'
+import { demoModel } from './model.ts'
+
+/** `builtin/demo`: answers by rules, so that a fresh installation talks without any key. It says what it is. */
+export default defineModelProvider({
+  name: 'builtin',
+  async create() {
+    const demo = demoModel()
+    return {
+      contract: 'model/1',
+      model(modelId) {
+        if (modelId === 'demo') return demo
+        throw new AppError('unknown_model', 400, { message: `The provider 'builtin' has one model: demo.` })
+      },
+    }
+  },
+})

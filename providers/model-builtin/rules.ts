@@ -1,0 +1,127 @@
+import type { LanguageModelV4CallOptions, LanguageModelV4Prompt } from '@ai-sdk/provider'
+import { arithmeticIn } from './arithmetic.ts'
+
+export interface Response {
+  readonly text: string
+  readonly calls: readonly { readonly id: string; readonly name: string; readonly input: Record<string, string> }[]
+}
+
+type Tools = NonNullable<LanguageModelV4CallOptions['tools']>
+
+const identity =
+  'I am the built-in demo responder, not a language model: I follow a few simple rules so that Agent Orc answers ' +
+  'before a model is configured.'
+
+const say = (text: string): Response => ({ text, calls: [] })
+
+/** What the rules make of a conversation: a text, or tool calls whose results it is asked about next. */
+export function respond(prompt: LanguageModelV4Prompt, tools: Tools): Response {
+  const results = resultsOf(prompt)
+  if (results.length > 0) return say(withResults(results))
+  const said = userTexts(prompt)
+  const text = said.at(-1) ?? ''
+  const remembered = fromHistory(text, said.slice(0, -1))
+  if (remembered !== undefined) return say(remembered)
+  const call = toolFor(text, tools)
+  if (call) return { text: '', calls: [{ id: `builtin_${prompt.length}`, ...call }] }
+  if (asksWho.test(text)) return say(`${identity} ${abilities(tools)}`)
+  const introduced = nameIn(text)
+  if (introduced !== undefined)
+    return say(`Nice to meet you, ${introduced}. I will remember your name in this session.`)
+  return say(`${identity} You said: "${shorten(text)}". ${abilities(tools)}`)
+}
+
+const asksWho = /\b(who|what)\s+are\s+you\b|\bare you (an? )?(ai|bot|language model|llm|human)\b/i
+
+const nameIn = (text: string): string | undefined => /\bmy name is ([\p{L}\p{N}_'-]{1,64})/iu.exec(text)?.[1]
+
+/** Answers that only need what was said before in this conversation. */
+function fromHistory(text: string, before: readonly string[]): string | undefined {
+  if (/\b(what('s| is)|do you (know|remember)) my name\b/i.test(text)) {
+    const name = before.map(nameIn).findLast((found) => found !== undefined)
+    return name === undefined ? 'You have not told me your name yet.' : `Your name is ${name}.`
+  }
+  if (/\bwhat did i (say|ask|write|tell you)\b|\bwhat was my (last|first|previous) (message|question)\b/i.test(text)) {
+    const earlier = /\bfirst\b/i.test(text) ? before[0] : before.at(-1)
+    return earlier === undefined
+      ? 'This is the first message of our conversation.'
+      : `Before this message you said: "${shorten(earlier)}".`
+  }
+  return undefined
+}
+
+/** The tool that a message calls for, when the profile has it. */
+function toolFor(text: string, tools: Tools): { name: string; input: Record<string, string> } | undefined {
+  const expression = arithmeticIn(text)
+  if (expression !== undefined && has(tools, 'calculate')) {
+    return { name: 'calculate', input: argument(tools, 'calculate', expression) }
+  }
+  if (asksTime.test(text) && has(tools, 'current_time')) {
+    const zone = /\b[A-Z][a-z]+\/[A-Z][A-Za-z_]+\b|\bUTC\b/.exec(text)?.[0]
+    return { name: 'current_time', input: zone === undefined ? {} : argument(tools, 'current_time', zone) }
+  }
+  if (asksDocs.test(text) && has(tools, 'search_docs')) {
+    return { name: 'search_docs', input: argument(tools, 'search_docs', text.slice(0, 500)) }
+  }
+  return undefined
+}
+
+const asksTime =
+  /\bwhat('s| is) the (current )?(time|date)\b|\bwhat (time|day|date) is it\b|\b(current|today'?s) (time|date)\b/i
+const asksDocs = /\b(agent[- ]?orc|docs?|documentation|manual|handbook)\b|\bhow (do|can|should) (i|we|you)\b/i
+
+const has = (tools: Tools, name: string): boolean => tools.some((tool) => tool.name === name)
+
+/** The tool's own schema names its argument, so a tool may rename it without breaking the demo. */
+function argument(tools: Tools, name: string, value: string): Record<string, string> {
+  const tool = tools.find((candidate) => candidate.name === name)
+  const schema = tool?.type === 'function' ? tool.inputSchema : undefined
+  const key = schema?.required?.[0] ?? Object.keys(schema?.properties ?? {})[0]
+  return key === undefined ? {} : { [key]: value }
+}
+
+interface Result {
+  readonly name: string
+  readonly ok: boolean
+  readonly text: string
+}
+
+/** The tool results at the end of the conversation: what the model was called again for. */
+function resultsOf(prompt: LanguageModelV4Prompt): Result[] {
+  const last = prompt.at(-1)
+  if (last?.role !== 'tool') return []
+  return last.content.flatMap((part) => {
+    if (part.type !== 'tool-result') return []
+    const { output } = part
+    const text =
+      'value' in output ? (typeof output.value === 'string' ? output.value : JSON.stringify(output.value)) : ''
+    return [{ name: part.toolName, ok: !output.type.startsWith('error'), text }]
+  })
+}
+
+const withResults = (results: readonly Result[]): string =>
+  results.map(({ name, ok, text }) => (ok ? intro(name, text) : `The tool ${name} failed: ${text}`)).join('\n')
+
+const intro = (name: string, text: string): string => {
+  if (name === 'calculate') return `The result is ${text}.`
+  if (name === 'current_time') return `The current time is ${text}.`
+  if (name === 'search_docs') return `I found this in the documentation:\n${text}`
+  return `The tool ${name} answered: ${text}`
+}
+
+const userTexts = (prompt: LanguageModelV4Prompt): string[] =>
+  prompt.flatMap((message) =>
+    message.role === 'user' ? [message.content.map((part) => (part.type === 'text' ? part.text : '')).join('')] : [],
+  )
+
+const abilities = (tools: Tools): string => {
+  const can = [
+    has(tools, 'calculate') ? 'do arithmetic' : '',
+    has(tools, 'current_time') ? 'tell the time' : '',
+    has(tools, 'search_docs') ? 'search the documentation' : '',
+    'recall what you said before',
+  ].filter((part) => part !== '')
+  return `I can ${can.join(', ')}. For real answers set OPENAI_API_KEY, OPENAI_BASE_URL or ANTHROPIC_API_KEY and the profile's model.`
+}
+
+const shorten = (text: string): string => (text.length > 500 ? `${text.slice(0, 500)}…` : text)

@@ -1,0 +1,30 @@
+import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
+import { Type } from '@sinclair/typebox'
+import { Settings } from '#kernel'
+import { defineModelProvider } from '#contracts/model'
+
+/** Models behind the OpenAI chat completions API: OpenAI itself, or any compatible server by `baseUrl`. */
+export default defineModelProvider({
+  name: 'openai',
+  config: Settings({
+    apiKey: Type.Optional(Type.String({ description: 'Sent as a bearer token. Many local servers need none.' })),
+    baseUrl: Type.Optional(
+      Type.String({
+        pattern: '^(https?://.+)?$',
+        expects: 'an http or https URL',
+        description: 'Ends before /chat/completions; https://api.openai.com/v1 when only the key is set.',
+      }),
+    ),
+  }),
+  async create({ apiKey, baseUrl }, { fetch }) {
+    if (!apiKey && !baseUrl) return undefined
+    const provider = createOpenAICompatible({
+      name: 'openai',
+      baseURL: baseUrl || 'https://api.openai.com/v1',
+      includeUsage: true,
+      fetch,
+      ...(apiKey ? { apiKey } : {}),
+    })
+    return { contract: 'model/1', model: (modelId) => provider.chatModel(modelId) }
+  },
+})

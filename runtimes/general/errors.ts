@@ -1,0 +1,90 @@
+import { APICallError } from '@ai-sdk/provider'
+import { appError, isAppError } from '#kernel'
+import type { RuntimeEvent } from '#contracts/run-event'
+
+export const unknownModel = appError('unknown_model', 400)
+export const maxStepsReached = appError('max_steps', 422)
+export const toolServerUnavailable = appError(
+  'tool_server_unavailable',
+  503,
+  "The session's tool server cannot be reached.",
+)
+export const corruptState = appError('invalid_state', 400, 'The body is not a state bundle of the general runtime.')
+
+interface FailureOptions {
+  /** A client may try the run again. */
+  readonly retryable?: boolean
+  /** The same call may work in a moment. */
+  readonly transient?: boolean
+  /** For the log; never the text of the exception, which may quote keys or prompts. */
+  readonly details?: Readonly<Record<string, unknown>>
+  readonly cause?: unknown
+}
+
+/** A model call that failed, with the sentence that a client sees. */
+export class ModelFailure extends Error {
+  readonly retryable: boolean
+  readonly transient: boolean
+  readonly details: Readonly<Record<string, unknown>>
+  constructor(sentence: string, options: FailureOptions = {}) {
+    super(sentence, { cause: options.cause })
+    this.name = 'ModelFailure'
+    this.retryable = options.retryable ?? false
+    this.transient = options.transient ?? false
+    this.details = options.details ?? {}
+  }
+}
+
+/** Whatever a provider throws, as a failure with a sentence: an HTTP status, a broken connection, or something unknown. */
+export function modelFailure(error: unknown): ModelFailure {
+  if (error instanceof ModelFailure) return error
+  if (!APICallError.isInstance(error)) {
+    return new ModelFailure('The call of the model failed.', { cause: error, details: { err: error } })
+  }
+  const { statusCode: status, isRetryable: transient } = error
+  const cause = (error.cause as { code?: unknown } | undefined)?.code
+  const options = { cause: error, retryable: transient, transient, details: { status, cause } }
+  if (status === undefined) return new ModelFailure('The model server cannot be reached.', options)
+  // A 2xx with a failure behind it: the answer broke off, or was not what the provider reads.
+  if (status < 300) {
+    const sentence = transient
+      ? 'The connection to the model server broke.'
+      : 'The model server sent an invalid answer.'
+    return new ModelFailure(sentence, options)
+  }
+  return new ModelFailure(`The model server answered ${status}${reason(error.data)}.`, options)
+}
+
+/** The model server said inside its stream that it failed. */
+export const reported = (error: unknown): ModelFailure =>
+  APICallError.isInstance(error)
+    ? modelFailure(error)
+    : new ModelFailure(`The model server reported an error while it answered${reason(error)}.`, {
+        cause: error,
+        retryable: true,
+      })
+
+/** The vendor's own code, e.g. ` (model_not_found)`: a plain word says what to fix and cannot carry a key. */
+function reason(data: unknown): string {
+  const error = (data as { error?: unknown } | undefined)?.error ?? data
+  const { code, type } = (typeof error === 'object' && error !== null ? error : {}) as {
+    code?: unknown
+    type?: unknown
+  }
+  const word = [code, type].find((value) => typeof value === 'string' && /^[a-z][a-z_]{2,63}$/.test(value))
+  return word === undefined ? '' : ` (${String(word)})`
+}
+
+/** The terminal event of a failed run. Anything else than a failure of a known kind is a bug, and goes on to the host. */
+export function errorEvent(
+  error: unknown,
+  log: (details: Readonly<Record<string, unknown>>) => void,
+): Extract<RuntimeEvent, { type: 'error' }> {
+  if (error instanceof ModelFailure) {
+    log({ reason: error.message, ...error.details })
+    return { type: 'error', code: 'model_error', message: error.message, retryable: error.retryable }
+  }
+  if (!isAppError(error)) throw error
+  const retryable = error.retryable ? { retryable: true } : {}
+  return { type: 'error', code: error.code, message: error.sentence ?? 'The run failed.', ...retryable }
+}
