@@ -4,7 +4,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { loadPlugin } from './config-modules.ts'
 import { type Environment, escapePointer, readRoleDocument, type RoleDocument } from './config-yaml.ts'
-import { BootError, configProblems, type Entry, problemsOf, type Role, shownAt } from './plan.ts'
+import { BootError, configProblems, type Entry as RoleEntry, problemsOf, type Role, shownAt } from './plan.ts'
 import { Duration, Settings } from './settings.ts'
 
 export { root } from './config-modules.ts'
@@ -28,8 +28,8 @@ const Listener = Type.Object(
   { additionalProperties: false, default: {} },
 )
 
-/** What may stand beside a plugin's own settings. */
-export const EntryKeys = {
+/** One entry under `plugins`; the settings beside `use` belong to the plugin. */
+export const Entry = Type.Object({
   use: Type.Optional(
     Type.String({
       minLength: 1,
@@ -37,8 +37,7 @@ export const EntryKeys = {
         'plugins/x, runtimes/x or providers/x of this repository, ./path, or a package. Without it: plugins/<key>.',
     }),
   ),
-  unless: Type.Optional(Type.String({ description: 'Leaves this entry out when it comes out as any text.' })),
-}
+})
 
 /** A role file, without the settings of its plugins: those are checked by each plugin's own schema. */
 export const RoleFile = Settings({
@@ -54,7 +53,7 @@ export const RoleFile = Settings({
     }),
   ),
   shutdownGrace: Duration('25s', 'How long stopping may take before the process exits anyway.'),
-  plugins: Type.Record(Type.String(), Type.Object(EntryKeys), { description: 'What this role is made of.' }),
+  plugins: Type.Record(Type.String(), Entry, { description: 'What this role is made of.' }),
 })
 
 export interface LoadOptions {
@@ -73,12 +72,11 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   const value = Value.Default(RoleFile, Value.Convert(RoleFile, document.value))
   const problems = problemsOf('', RoleFile, value, document.where)
   const plugins = (value as Partial<Static<typeof RoleFile>>).plugins ?? {}
-  const entries: Entry[] = []
+  const entries: RoleEntry[] = []
   for (const [name, given] of Object.entries(plugins)) {
     // Already reported as no map.
     if (typeof given !== 'object' || given === null) continue
-    const { use, unless, ...config } = given
-    if (unless !== undefined) continue
+    const { use, ...config } = given
     const where = originsUnder(document, `/plugins/${escapePointer(name)}`)
     try {
       const plugin = await loadPlugin(String(use ?? `plugins/${name}`), path)
@@ -94,7 +92,7 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
 
 function toRole(
   file: ReturnType<typeof Value.Decode<typeof RoleFile>>,
-  plugins: Entry[],
+  plugins: RoleEntry[],
   document: RoleDocument,
 ): Role {
   const listeners = Object.entries(file.listeners).map(([name, { host, port }]) => {
@@ -111,6 +109,6 @@ function toRole(
 }
 
 const originsUnder =
-  (document: RoleDocument, pointer: string): NonNullable<Entry['where']> =>
+  (document: RoleDocument, pointer: string): NonNullable<RoleEntry['where']> =>
   (path) =>
     document.where(pointer + path)

@@ -213,12 +213,6 @@ plugins:
   )
 })
 
-test('an entry is left out when its `unless` comes out as text', async (t) => {
-  const { load } = await folder(t, one('unless: ${POSTGRES_DSN}', 'dataDir: x'))
-  assert.deepEqual((await load()).plugins[0]!.config, { dataDir: 'x' })
-  assert.deepEqual((await load({ POSTGRES_DSN: 'postgres://x' })).plugins, [])
-})
-
 test('text that is not YAML, a key given twice, and an alias are refused with their line', async (t) => {
   const problemsOf = async (text: string): Promise<string[]> => (await folder(t, { 'role.yaml': text })).problems()
   assert.deepEqual(await problemsOf('role: test\nplugins:\n  a:\n  b:\n  a:\n'), [

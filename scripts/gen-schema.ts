@@ -1,0 +1,95 @@
+// `npm run gen-schema` writes config/role.schema.json from the settings of every plugin here, so that editors complete
+// and check role files. `--check` fails when the committed file is stale.
+import { glob, readFile, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { Entry, RoleFile, root } from '../kernel/config.ts'
+import { loadPlugin } from '../kernel/config-modules.ts'
+
+type Json = Record<string, unknown>
+
+/** Any value may also come from the environment; only plain text already allows that. */
+const substitution = { type: 'string', pattern: '\\$\\{' }
+
+/** The schema for what stands in the file: before substitution, without what only the kernel understands. */
+function written(schema: Json): Json {
+  const { properties, anyOf, items, patternProperties, ...rest } = schema
+  const described = Object.fromEntries(Object.entries(rest).filter(([key, value]) => isForEditors(key, value)))
+  if (schema['type'] === 'object') {
+    const values = (properties ?? {}) as Record<string, Json>
+    const patterns = patternProperties as Record<string, Json> | undefined
+    return {
+      ...described,
+      properties: mapValues(values, written),
+      ...(patterns ? { additionalProperties: written(Object.values(patterns)[0]!) } : {}),
+    }
+  }
+  if (schema['type'] === 'array') return { ...described, items: written(items as Json) }
+  const { description, ...type } = described
+  const value = anyOf ? { enum: (anyOf as Json[]).map((choice) => choice['const']) } : type
+  const free = schema['type'] === 'string' && schema['pattern'] === undefined
+  return { ...(description ? { description } : {}), ...(free ? value : { anyOf: [value, substitution] }) }
+}
+
+/** `expects` is for our own sentences; what is required may be left out where a default fills it in. */
+const isForEditors = (key: string, value: unknown): boolean =>
+  key !== 'expects' && key !== 'required' && (key !== 'default' || typeof value !== 'object' || Array.isArray(value))
+
+const mapValues = (values: Record<string, Json>, map: (value: Json) => Json): Record<string, Json> =>
+  Object.fromEntries(Object.entries(values).map(([key, value]) => [key, map(value)]))
+
+/** An entry of a role file: a plugin's settings with `use` beside them, or nothing at all. */
+function entry(config: Json): Json {
+  const { properties, ...settings } = written(config)
+  const beside = written(JSON.parse(JSON.stringify(Entry)) as Json)['properties'] as Json
+  return { ...settings, type: ['object', 'null'], properties: { ...beside, ...(properties as Json) } }
+}
+
+async function roleSchema(): Promise<Json> {
+  const uses: string[] = []
+  for await (const file of glob('{plugins,runtimes,providers}/*/index.ts', { cwd: root })) {
+    uses.push(file.replaceAll('\\', '/').replace(/\/index\.ts$/, ''))
+  }
+  const definitions: Record<string, Json> = {}
+  for (const use of uses.sort()) {
+    const { config } = await loadPlugin(use, join(root, 'config/role.yaml'))
+    definitions[use] = entry(JSON.parse(JSON.stringify(config)) as Json)
+  }
+  const reference = (use: string): Json => ({ $ref: `#/$defs/${use.replaceAll('/', '~1')}` })
+  const bare = uses.filter((use) => use.startsWith('plugins/'))
+  const role = written(JSON.parse(JSON.stringify(RoleFile)) as Json)
+  const properties = role['properties'] as Record<string, Json>
+  const { description } = properties['plugins']!
+  return {
+    $schema: 'https://json-schema.org/draft/2020-12/schema',
+    title: 'Agent Orc role file',
+    ...role,
+    required: ['role', 'plugins'],
+    properties: {
+      ...properties,
+      plugins: {
+        description,
+        type: 'object',
+        properties: Object.fromEntries(bare.map((use) => [use.slice('plugins/'.length), reference(use)])),
+        additionalProperties: {
+          type: 'object',
+          required: ['use'],
+          properties: { use: { anyOf: [{ enum: uses }, { type: 'string' }] } },
+          allOf: uses.map((use) => ({
+            if: { required: ['use'], properties: { use: { const: use } } },
+            // oxlint-disable-next-line unicorn/no-thenable -- a word of JSON Schema
+            then: reference(use),
+          })),
+        },
+      },
+    },
+    $defs: definitions,
+  }
+}
+
+const file = join(root, 'config/role.schema.json')
+const text = `${JSON.stringify(await roleSchema(), null, 2)}\n`
+if (!process.argv.includes('--check')) await writeFile(file, text)
+else if ((await readFile(file, 'utf8').catch(() => '')) !== text) {
+  console.error('config/role.schema.json is stale: run npm run gen-schema')
+  process.exitCode = 1
+}

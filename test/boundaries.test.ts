@@ -1,0 +1,108 @@
+import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
+import { glob } from 'node:fs/promises'
+import { dirname, join, relative, resolve } from 'node:path'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+const isTest = (file: string): boolean => file.endsWith('.test.ts') || file.includes('/test/')
+
+/** What may be replaced by configuration: nothing else may know its folder. */
+const unitOf = (file: string): string | undefined => /^(plugins|runtimes|providers)\/[^/]+/.exec(file)?.[0]
+
+const sources = async (...patterns: string[]): Promise<string[]> => {
+  const files: string[] = []
+  for await (const file of glob(patterns, { cwd: root })) files.push(file)
+  return files.sort()
+}
+
+/** Comments go first: they may speak of imports and of variables. */
+const codeOf = async (file: string): Promise<string> =>
+  (await readFile(join(root, file), 'utf8')).replaceAll(/\/\*[^]*?\*\/|^\s*\/\/.*$/gm, '')
+
+const importsOf = async (file: string): Promise<string[]> => {
+  const code = await codeOf(file)
+  const statements = code.matchAll(/\b(?:from|import)\s*\(?\s*'([^']+)'/g)
+  return [...statements].map((match) => match[1]!)
+}
+
+/** Where an import leads, as a path in this repository; undefined for libraries. */
+const target = (file: string, specifier: string): string | undefined =>
+  specifier.startsWith('.') ? relative(root, resolve(root, dirname(file), specifier)) : undefined
+
+const offences = async (files: string[], wrong: (file: string, specifier: string) => boolean): Promise<string[]> => {
+  const found: string[] = []
+  for (const file of files) {
+    for (const specifier of await importsOf(file)) {
+      if (wrong(file, specifier)) found.push(`${file} imports ${specifier}`)
+    }
+  }
+  return found
+}
+
+test('a unit imports the kernel, contracts, libraries and itself, never another unit', async () => {
+  const files = await sources('{plugins,runtimes,providers}/**/*.ts')
+  assert.ok(files.length > 50, 'the units were found')
+  const wrong = await offences(files, (file, specifier) => {
+    const own = unitOf(file)
+    const to = target(file, specifier)
+    if (to !== undefined) return unitOf(to) !== own
+    if (!specifier.startsWith('#')) return false
+    if (specifier === '#kernel' || specifier.startsWith('#contracts/')) return false
+    // The launcher is a library of its own; only its plugin starts it.
+    if (specifier === '#embedded-postgres') return own !== 'plugins/embedded-postgres'
+    return !(specifier === '#testing' && isTest(file))
+  })
+  assert.deepEqual(wrong, [])
+})
+
+test('the kernel and its contracts know no unit, and contracts know only the kernel’s public side', async () => {
+  const kernel = await sources('kernel/**/*.ts')
+  const outside = await offences(
+    kernel.filter((file) => !isTest(file) && !file.startsWith('kernel/testing/')),
+    (file, specifier) => {
+      const to = target(file, specifier)
+      return to !== undefined && !to.startsWith('kernel/')
+    },
+  )
+  assert.deepEqual(outside, [])
+  const inside = await offences(await sources('kernel/contracts/**/*.ts'), (file, specifier) => {
+    const to = target(file, specifier)
+    return to !== undefined && !to.startsWith('kernel/contracts/')
+  })
+  assert.deepEqual(inside, [])
+})
+
+test('contracts do no I/O: of Node they import only what computes', async () => {
+  const pure = ['node:buffer', 'node:crypto', 'node:util']
+  const wrong = await offences(
+    (await sources('kernel/contracts/**/*.ts')).filter((file) => !isTest(file)),
+    (_file, specifier) => specifier.startsWith('node:') && !pure.includes(specifier),
+  )
+  assert.deepEqual(wrong, [])
+})
+
+test('process.env is read in kernel/config*.ts alone', async () => {
+  const files = await sources('{kernel,plugins,runtimes,providers,cli,embedded-postgres}/**/*.ts')
+  const found: string[] = []
+  for (const file of files) {
+    if (/^kernel\/config[^/]*\.ts$/.test(file) || isTest(file) || file.startsWith('kernel/testing/')) continue
+    if (/\bprocess\.env\b|\benv\b[^'\n]*from 'node:process'/.test(await codeOf(file))) found.push(file)
+  }
+  assert.deepEqual(found, [])
+})
+
+test('no module of a unit or of the kernel keeps state: top-level let and mutable collections are refused', async () => {
+  const files = await sources('{kernel,plugins,runtimes,providers}/**/*.ts')
+  const found: string[] = []
+  for (const file of files) {
+    if (isTest(file) || file.startsWith('kernel/testing/')) continue
+    for (const line of (await codeOf(file)).split('\n')) {
+      if (/^(export )?let /.test(line) || /^(export )?const \w+(: [^=]+)? = new (Map|Set|WeakMap|WeakSet)(<[^(]*>)?\(\)/.test(line)) {
+        found.push(`${file}: ${line.trim()}`)
+      }
+    }
+  }
+  assert.deepEqual(found, [])
+})

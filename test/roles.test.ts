@@ -1,0 +1,61 @@
+import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { parseEnv } from 'node:util'
+import { BootError, plan } from '#kernel'
+import { loadRole } from '../kernel/config.ts'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+const file = (name: string): string => join(root, 'config', `${name}.yaml`)
+const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
+
+for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'dev']) {
+  test(`config/${name}.yaml plans with the sample environment`, async () => {
+    const role = await loadRole(file(name), { env: sample })
+    assert.equal(role.name, name)
+    assert.equal(plan(role).length, role.plugins.length)
+  })
+
+  test(`config/${name}.yaml listens on loopback only, and starts with the schema line for editors`, async () => {
+    const role = await loadRole(file(name), { env: sample })
+    for (const { host } of Object.values(role.listeners)) assert.equal(host, '127.0.0.1')
+    assert.match(await readFile(file(name), 'utf8'), /^# yaml-language-server: \$schema=\.\/role\.schema\.json\n/)
+  })
+}
+
+test('dev starts the embedded PostgreSQL unless POSTGRES_DSN names a server, and the database follows it', async () => {
+  const server = async (env: object): Promise<unknown> => {
+    const order = plan(await loadRole(file('dev'), { env: { ...sample, AGENT_ORC_DATA: '/data', ...env } }))
+    const names = order.map((entry) => entry.name)
+    assert.ok(names.indexOf('embedded-postgres') < names.indexOf('database'))
+    assert.deepEqual(order.find((entry) => entry.name === 'database')!.config, {})
+    return order.find((entry) => entry.name === 'embedded-postgres')!.config
+  }
+  assert.deepEqual(await server({ POSTGRES_DSN: '' }), { data: '/data/postgres' })
+  assert.deepEqual(await server({ POSTGRES_DSN: 'postgres://x' }), { data: '/data/postgres', dsn: 'postgres://x' })
+})
+
+test('the documented default ports hold, and the internal listener is off unless INTERNAL_PORT is set', async () => {
+  const ports = async (name: string): Promise<Record<string, number | undefined>> => {
+    const role = await loadRole(file(name), { env: { ...sample, INTERNAL_PORT: '' } })
+    return Object.fromEntries(Object.entries(role.listeners).map(([listener, { port }]) => [listener, port]))
+  }
+  assert.deepEqual(await ports('conductor'), { conductor: 8080, internal: undefined })
+  assert.deepEqual(await ports('gateway'), { gateway: 8090 })
+  assert.deepEqual(await ports('runner'), { runner: 7060 })
+  assert.deepEqual(await ports('sidecar'), { sidecar: 7070 })
+  assert.deepEqual(await ports('dev'), { gateway: 8090, conductor: 8080, internal: 0, runner: 7060, sidecar: 7070 })
+})
+
+test('a gateway without its variables says everything that is missing, with the lines', async () => {
+  await assert.rejects(
+    async () => plan(await loadRole(file('gateway'), { env: {} })),
+    (error: unknown) => {
+      assert.ok(error instanceof BootError)
+      assert.match(error.message, /set CONDUCTOR_INTERNAL_URL \(.*config\/gateway\.yaml:\d+\)/)
+      return true
+    },
+  )
+})
