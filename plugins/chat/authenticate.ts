@@ -1,0 +1,81 @@
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import type { Tokens } from '#contracts/auth'
+import type { Database } from '#contracts/database'
+import { type Agent, allowedOrigins, findByKey } from './agents.store.ts'
+import { invalidKey, notPublished, originNotAllowed } from './errors.ts'
+import { allow } from './origin.ts'
+
+/** Who chats: found by the key, within the tenant and agent that the URL names. */
+export interface Caller {
+  readonly tenantId: string
+  readonly keyId: string
+  readonly agent: Agent
+}
+
+export interface Authenticator {
+  authenticate(request: FastifyRequest, reply: FastifyReply): Promise<void>
+  /** The caller of a request that passed `authenticate`; throws when the route was never protected. */
+  callerOf(request: FastifyRequest): Caller
+  /** True when the agent of the URL exists and lists `origin`: for preflights, which carry no key. */
+  admits(request: FastifyRequest, origin: string): Promise<boolean>
+}
+
+// Nothing else can name a tenant or a slug, and PostgreSQL refuses some texts outright.
+const name = /^[A-Za-z0-9_.-]{1,128}$/
+const bearer = /^bearer +([^\s,]+)$/i
+
+interface Dependencies {
+  readonly database: Database
+  readonly tokens: Tokens
+  readonly log: FastifyBaseLogger
+  onKeyUsed(tenantId: string, keyId: string): void
+}
+
+export function createAuthenticator({ database, tokens, log, onKeyUsed }: Dependencies): Authenticator {
+  const callers = new WeakMap<FastifyRequest, Caller>()
+
+  const find = async (request: FastifyRequest): Promise<Caller | undefined> => {
+    const { tenant: tenantId, agent: slug } = request.params as { tenant: string; agent: string }
+    const token = bearer.exec(request.headers.authorization ?? '')?.[1]
+    if (token === undefined || !name.test(tenantId) || !tokens.wellFormed(token)) return undefined
+    const hash = tokens.hash('ao:pub-key:v1', token)
+    const found = await findByKey(database, tenantId, hash).catch((err: unknown) => {
+      log.error({ err, request_id: request.id }, 'auth.lookup_failed')
+      throw err
+    })
+    if (found?.agent.slug !== slug) return undefined
+    if (found.unrecorded) onKeyUsed(tenantId, found.keyId)
+    return { tenantId, keyId: found.keyId, agent: found.agent }
+  }
+
+  const admits = async (request: FastifyRequest, origin: string): Promise<boolean> => {
+    const { tenant: tenantId, agent: slug } = request.params as { tenant: string; agent: string }
+    if (!name.test(tenantId) || !name.test(slug)) return false
+    return (await allowedOrigins(database, tenantId, slug)).includes(origin)
+  }
+
+  return {
+    admits,
+    async authenticate(request, reply) {
+      const { origin } = request.headers
+      const caller = await find(request)
+      if (!caller) {
+        // Without these headers a browser would show its user a network failure instead of the 401.
+        if (origin !== undefined && (await admits(request, origin))) allow(reply, origin)
+        throw invalidKey()
+      }
+      if (origin !== undefined) {
+        // Exact, as browsers serialise it: `null`, a longer host or a user part is another origin.
+        if (!caller.agent.allowedOrigins.includes(origin)) throw originNotAllowed()
+        allow(reply, origin)
+      }
+      if (!caller.agent.active) throw notPublished()
+      callers.set(request, caller)
+    },
+    callerOf(request) {
+      const caller = callers.get(request)
+      if (!caller) throw new Error(`route ${request.routeOptions.url ?? request.url} is not behind authenticate`)
+      return caller
+    },
+  }
+}

@@ -1,0 +1,104 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Duration, Settings } from '#kernel'
+import { Tokens } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { Kv } from '#contracts/kv'
+import { RunDispatch } from '#contracts/runs'
+import { createAuthenticator } from './authenticate.ts'
+import { chatRoutes } from './chat.routes.ts'
+import { createInstance } from './instance.ts'
+import { createMetrics } from './metrics.ts'
+import { createNotes } from './notes.ts'
+import { preflightRoutes } from './origin.ts'
+import { createHitCounter, createKeyLimit } from './rate-limit.ts'
+import { runRoutes } from './runs.routes.ts'
+import { commitOutcome, createChatService, outcomeOfFailure } from './service.ts'
+import { createSweep } from './sweep.ts'
+import { createSyncWaits } from './sync-wait.ts'
+import { createWatchers } from './watchers.ts'
+
+/** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
+export default definePlugin({
+  name: 'chat',
+  config: Settings({
+    rateLimitBackend: Type.Union([Type.Literal('redis'), Type.Literal('memory')], {
+      default: 'redis',
+      description: 'GATEWAY_RATE_LIMIT_BACKEND: `redis` counts in the key-value store, `memory` in this process.',
+    }),
+    publicHost: Type.Optional(Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: logged on boot.' })),
+    heartbeat: Duration('15s', 'Silence after which an open stream gets a `: ping`.'),
+    drain: Duration('20s', 'What synchronous calls under way get to finish when the server stops.'),
+  }),
+  requires: { database: Database, tokens: Tokens, kv: Kv, dispatch: RunDispatch },
+  async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
+    const { database, tokens, kv, dispatch } = deps
+    // Said at boot, not at the first chat: without the pepper no key could be checked.
+    tokens.hash('ao:pub-key:v1', '')
+    const metrics = createMetrics(registry, () => watchers.size)
+    const watchers = createWatchers({
+      dispatch,
+      log,
+      outcomeOf(err) {
+        const outcome = outcomeOfFailure(err)
+        log.warn({ err, code: outcome.code }, 'chat.start_watcher_failed')
+        return outcome
+      },
+      async commit(watcher, outcome) {
+        const stored = await commitOutcome(database, watcher, outcome)
+        // A run that was refused for a busy session never was.
+        if (stored.refusal?.code !== 'conversation_busy') metrics.ended(stored)
+        return stored
+      },
+    })
+    const instance = createInstance(database, log)
+    const chats = createChatService({
+      database,
+      dispatch,
+      log,
+      watchers,
+      owner: () => instance.id,
+      onDoubt: (tenantId) => sweep.doubt(tenantId),
+    })
+    const sweep = createSweep({ database, dispatch, instance, watchers, beginning: chats.beginning, log })
+    const notes = createNotes({ database, watchers, log })
+    const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, onKeyUsed: notes.keyUsed })
+    const countHit = createHitCounter({
+      backend: config.rateLimitBackend,
+      kv,
+      log,
+      onFallback: metrics.limitFallback,
+    })
+    const waits = createSyncWaits(stopping, config.drain)
+
+    routes('gateway', async (app) => {
+      metrics.observe(app)
+      app.addHook('onRequest', async (_request, reply) => {
+        void reply.header('vary', 'Origin')
+      })
+      preflightRoutes(app, { admits })
+      await app.register(async (guarded) => {
+        guarded.addHook('onRequest', authenticate)
+        const limit = await createKeyLimit(guarded, callerOf, countHit)
+        chatRoutes(guarded, { chats, waits, callerOf, limit, heartbeatMs: config.heartbeat })
+        runRoutes(guarded, { database, dispatch, watchers, callerOf, heartbeatMs: config.heartbeat })
+      })
+    })
+    onStart(async () => {
+      await instance.open()
+      notes.start()
+      sweep.start()
+      const { publicHost: public_host, rateLimitBackend } = config
+      const rate_limit_backend = rateLimitBackend === 'memory' ? 'memory' : kv.backend
+      log.info({ ...dispatch.about, rate_limit_backend, public_host }, 'chat-gateway.ready')
+    })
+    onStop(async () => {
+      const swept = sweep.stop()
+      const left = watchers.size
+      await watchers.close()
+      await swept
+      await notes.stop()
+      await instance.close(left > 0)
+    })
+    return {}
+  },
+})

@@ -1,0 +1,86 @@
+import rateLimit from '@fastify/rate-limit'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import type { App } from '#kernel'
+import type { Hit, Kv } from '#contracts/kv'
+import type { Caller } from './authenticate.ts'
+import { rateLimited } from './errors.ts'
+import { createSlidingWindow } from './sliding-window.ts'
+
+const windowSeconds = 60
+
+export type CountHit = (key: string, limit: number, windowSeconds: number) => Hit | Promise<Hit>
+
+interface Backend {
+  readonly backend: 'redis' | 'memory'
+  readonly kv: Kv
+  readonly log: FastifyBaseLogger
+  onFallback(): void
+}
+
+/** Counts in the key-value store, or in this process when told so or while the store is away: stricter or looser, never unlimited. */
+export function createHitCounter({ backend, kv, log, onFallback }: Backend): CountHit {
+  const local = createSlidingWindow()
+  if (backend === 'memory') return local.hit
+  let away = false
+  return async (key, limit, seconds) => {
+    try {
+      const hit = await kv.hit(key, limit, seconds)
+      away = false
+      return hit
+    } catch (err) {
+      if (!away) log.warn({ err }, 'the rate-limit store is away; every gateway counts for itself')
+      away = true
+      onFallback()
+      return local.hit(key, limit, seconds)
+    }
+  }
+}
+
+/**
+ * The limit of each key, as a hook for routes behind `authenticate`. @fastify/rate-limit calls the counter through its
+ * store interface and works out what is left; its own hook is not used, because it runs before there is a key.
+ */
+export async function createKeyLimit(
+  app: App,
+  callerOf: (request: FastifyRequest) => Caller,
+  countHit: CountHit,
+): Promise<(request: FastifyRequest, reply: FastifyReply) => Promise<void>> {
+  class HitStore {
+    incr(
+      key: string,
+      done: (error: Error | null, result?: { current: number; ttl: number }) => void,
+      windowMs: number,
+      max: number,
+    ): void {
+      const counted = async (): Promise<Hit> => countHit(key, max, windowMs / 1_000)
+      counted().then(
+        // A refused hit is not counted, so the plugin is told of one over the limit.
+        (hit) => done(null, { current: hit.allowed ? hit.count : max + 1, ttl: hit.allowed ? windowMs : hit.retryAfterMs }),
+        (error: Error) => done(error),
+      )
+    }
+    child(): HitStore {
+      return this
+    }
+  }
+  await app.register(rateLimit, { global: false, store: HitStore })
+  const check = app.createRateLimit({
+    timeWindow: windowSeconds * 1_000,
+    // The purpose is part of the key: several limiters may share one store.
+    keyGenerator: (request) => {
+      const { tenantId, keyId } = callerOf(request)
+      return `ao:chat-key:${tenantId}:${keyId}`
+    },
+    max: (request) => callerOf(request).agent.rateLimitRpm,
+  })
+  return async (request, reply) => {
+    const result = await check(request)
+    // The plugin's name for an allow-listed key; there is no such list here.
+    if (result.isAllowed) return
+    const { max, remaining, ttlInSeconds, isExceeded } = result
+    void reply
+      .header('ratelimit-policy', `"key";q=${max};w=${windowSeconds}`)
+      .header('ratelimit', `"key";r=${isExceeded ? 0 : remaining};t=${ttlInSeconds}`)
+    if (isExceeded) throw rateLimited({ headers: { 'retry-after': String(Math.max(1, ttlInSeconds)) }, retryable: true })
+  }
+}

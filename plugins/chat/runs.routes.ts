@@ -1,0 +1,110 @@
+import type { FastifyRequest } from 'fastify'
+import { access, type App, lastEventId, notFound, sse } from '#kernel'
+import type { Database } from '#contracts/database'
+import type { RunDispatch } from '#contracts/runs'
+import type { Caller } from './authenticate.ts'
+import { conversationNotFound } from './errors.ts'
+import { readHistory } from './history.store.ts'
+import { outcomeError, terminalFrame } from './outcome.ts'
+import { followElsewhere } from './resume.ts'
+import { findRun, type StoredRun } from './runs.store.ts'
+import { ConversationParams, EventStream, History, HistoryQuery, RunAnswer, RunParams, RunPending } from './schema.ts'
+import type { Watcher, Watchers } from './watchers.ts'
+
+interface Dependencies {
+  readonly database: Database
+  readonly dispatch: RunDispatch
+  readonly watchers: Watchers
+  callerOf(request: FastifyRequest): Caller
+  readonly heartbeatMs: number
+}
+
+const tags = ['chat']
+const publicRunId = /^prun_[0-9a-z]{25}$/
+const conversationId = /^conv_[0-9a-z]{25}$/
+
+/** What a client may ask about its runs and conversations. Those of another agent do not exist for it. */
+export function runRoutes(app: App, { database, dispatch, watchers, callerOf, heartbeatMs }: Dependencies): void {
+  const watched = ({ tenantId, agent }: Caller, id: string): Watcher | undefined => {
+    const watcher = watchers.get(id)
+    return watcher?.tenantId === tenantId && watcher.publishedId === agent.id ? watcher : undefined
+  }
+  const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
+    const run = publicRunId.test(id) ? await findRun(database, tenantId, id) : undefined
+    if (run?.publishedId !== agent.id) throw notFound()
+    return run
+  }
+
+  app.get(
+    '/v1/chat/:tenant/:agent/runs/:publicRunId',
+    {
+      ...access('agent-key'),
+      schema: { tags, params: RunParams, response: { 200: RunAnswer, 202: RunPending } },
+    },
+    async (request, reply) => {
+      const caller = callerOf(request)
+      const run = await stored(caller, request.params.publicRunId)
+      const ids = { public_run_id: run.publicRunId, conversation_id: run.conversationId }
+      if (!run.outcome) {
+        // The watcher knows sooner than the row.
+        const started = run.status === 'running' || watched(caller, run.publicRunId)?.sessionId !== undefined
+        return reply.code(202).send({ ...ids, status: started ? 'running' : 'dispatching' })
+      }
+      if (run.outcome.status !== 'ok') throw outcomeError(run, run.outcome)
+      return reply.send({ ...ids, message: run.outcome.message, status: 'ok' })
+    },
+  )
+  app.get(
+    '/v1/chat/:tenant/:agent/runs/:publicRunId/stream',
+    {
+      ...access('agent-key'),
+      // HEAD would follow the run to its end to say nothing.
+      exposeHeadRoute: false,
+      schema: { tags, params: RunParams, response: { 200: EventStream } },
+    },
+    async (request, reply) => {
+      const caller = callerOf(request)
+      const after = lastEventId(request)
+      const watcher = watched(caller, request.params.publicRunId)
+      const run = watcher ?? (await stored(caller, request.params.publicRunId))
+      void reply.header('x-public-run-id', run.publicRunId).header('x-conversation-id', run.conversationId)
+      if (watcher) return sse(request, reply, (signal) => watcher.log.follow(after, signal), { heartbeatMs })
+      const { outcome } = run as StoredRun
+      const source = (signal: AbortSignal): AsyncGenerator<string> =>
+        outcome
+          ? once(terminalFrame(run, outcome))
+          : followElsewhere({ database, dispatch }, run as StoredRun, caller.agent.exposeToolEvents, after, signal)
+      return sse(request, reply, source, { heartbeatMs })
+    },
+  )
+  app.delete(
+    '/v1/chat/:tenant/:agent/runs/:publicRunId',
+    { ...access('agent-key'), schema: { tags, params: RunParams } },
+    async (request, reply) => {
+      const run = await stored(callerOf(request), request.params.publicRunId)
+      // A finished run keeps its status.
+      if (!run.outcome) await dispatch.cancel(run.tenantId, run.runId)
+      return reply.code(204).send()
+    },
+  )
+  app.get(
+    '/v1/chat/:tenant/:agent/conversations/:id',
+    {
+      ...access('agent-key'),
+      schema: { tags, params: ConversationParams, querystring: HistoryQuery, response: { 200: History } },
+    },
+    async (request) => {
+      const { tenantId, agent } = callerOf(request)
+      const { limit, include } = request.query
+      const { id } = request.params
+      const options = { limit, withErrors: include === 'errors' }
+      const history = conversationId.test(id) ? await readHistory(database, tenantId, agent.id, id, options) : undefined
+      if (!history) throw conversationNotFound()
+      return history
+    },
+  )
+}
+
+async function* once(frame: string): AsyncGenerator<string> {
+  yield frame
+}
