@@ -1,0 +1,138 @@
+import { isIP } from 'node:net'
+import { Agent, type Dispatcher, request } from 'undici'
+import { appError, isAppError } from '#kernel'
+import type { PlatformTool } from '#contracts/tools'
+import { ForbiddenAddressError, guardedLookup, isPublicAddress, type Resolve, systemResolve } from './addresses.ts'
+
+const maxBytes = 1024 * 1024
+const refused = appError('http_fetch', 400)
+const refuse = (message: string): never => {
+  throw refused({ message })
+}
+
+export interface HttpFetchOptions {
+  readonly timeoutMs: number
+  /** Empty: any public host. `example.com` or `.example.com` (with its subdomains). */
+  readonly allowHosts: readonly string[]
+  readonly resolve?: Resolve
+  /** Which addresses may be connected to; public ones unless a test says otherwise. */
+  readonly permits?: (address: string) => boolean
+}
+
+/** `http_fetch`: reads public text from the web, and nothing else. Invariant N1: literals and look-ups are both checked. */
+export function createHttpFetch(options: HttpFetchOptions): { tool: PlatformTool; close(): Promise<void> } {
+  const permits = options.permits ?? isPublicAddress
+  const agent = new Agent({
+    connect: { lookup: guardedLookup(options.resolve ?? systemResolve, permits), timeout: options.timeoutMs },
+    headersTimeout: options.timeoutMs,
+    bodyTimeout: options.timeoutMs,
+    maxHeaderSize: 16 * 1024,
+    // One call, one connection: nothing of one tenant's call is left for another's.
+    pipelining: 0,
+  })
+  const tool: PlatformTool = {
+    name: 'http_fetch',
+    description:
+      'Reads a public http or https URL with GET and returns its text. Redirects are reported, not followed.',
+    inputSchema: {
+      type: 'object',
+      properties: { url: { type: 'string', maxLength: 2_048, description: 'For example https://example.com/page.' } },
+      required: ['url'],
+      additionalProperties: false,
+    },
+    async execute(input, { signal }) {
+      const url = checked(input['url'] as string, options.allowHosts, permits)
+      const within = AbortSignal.any([signal, AbortSignal.timeout(options.timeoutMs)])
+      try {
+        return { ok: true, content: await read(url, agent, within) }
+      } catch (error) {
+        if (isAppError(error)) throw error
+        return refuse(explain(error, within))
+      }
+    },
+  }
+  return { tool, close: () => agent.destroy() }
+}
+
+/** The URL when it may be read. WHATWG parsing turns 0x7f.1, 2130706433 and their kin into plain addresses first. */
+function checked(text: string, allowHosts: readonly string[], permits: (address: string) => boolean): URL {
+  const url = URL.canParse(text) ? new URL(text) : refuse('This is not a URL.')
+  if (url.protocol !== 'http:' && url.protocol !== 'https:') refuse('Only http and https URLs can be read.')
+  if (url.username !== '' || url.password !== '') refuse('A URL with credentials is not read.')
+  const host = url.hostname
+    .replace(/^\[|\]$/g, '')
+    .replace(/\.$/, '')
+    .toLowerCase()
+  // Sockets do not look a literal up, so the guard of the look-up never sees it.
+  if (isIP(host) !== 0 && !permits(host)) refuse('This address is not public.')
+  if (allowHosts.length > 0 && !allowHosts.some((allowed) => matches(host, allowed.toLowerCase()))) {
+    refuse('This host is not among those that may be read.')
+  }
+  return url
+}
+
+const matches = (host: string, allowed: string): boolean =>
+  allowed.startsWith('.') ? host === allowed.slice(1) || host.endsWith(allowed) : host === allowed
+
+async function read(url: URL, dispatcher: Dispatcher, signal: AbortSignal): Promise<string> {
+  const { statusCode, headers, body } = await request(url, {
+    dispatcher,
+    signal,
+    headers: {
+      accept: 'text/*, application/json, application/xml;q=0.9',
+      'accept-encoding': 'identity',
+      'user-agent': 'agent-orc',
+    },
+  })
+  try {
+    const location = headers['location']
+    if (statusCode >= 300 && statusCode < 400 && typeof location === 'string') {
+      return `Status ${statusCode}: the page moved to ${URL.canParse(location, url.href) ? new URL(location, url.href).href : location}`
+    }
+    const type = String(headers['content-type'] ?? 'text/plain').toLowerCase()
+    if (!isText(type)) refuse(`The answer is not text but ${type.split(';')[0]}.`)
+    // Unpacking could turn a small answer into a huge one, and nobody asked for it.
+    if (headers['content-encoding'] !== undefined && headers['content-encoding'] !== 'identity') {
+      refuse('The answer is compressed, although that was not asked for.')
+    }
+    const { bytes, cut } = await readSome(body)
+    const text = decode(bytes, type)
+    return `Status ${statusCode}\n\n${text}${cut ? '\n[The answer was cut here: it is longer than 1 MiB.]' : ''}`
+  } finally {
+    body.on('error', () => {}).destroy()
+  }
+}
+
+async function readSome(body: AsyncIterable<Buffer>): Promise<{ bytes: Buffer; cut: boolean }> {
+  const parts: Buffer[] = []
+  let size = 0
+  for await (const part of body) {
+    parts.push(part)
+    size += part.length
+    if (size > maxBytes) return { bytes: Buffer.concat(parts).subarray(0, maxBytes), cut: true }
+  }
+  return { bytes: Buffer.concat(parts), cut: false }
+}
+
+const isText = (type: string): boolean =>
+  /^(text\/|application\/(json|xml|xhtml\+xml|javascript|x-ndjson|yaml|x-yaml|toml)\b|[a-z]+\/[^;]+\+(json|xml)\b)/.test(
+    type,
+  )
+
+function decode(bytes: Buffer, type: string): string {
+  try {
+    return new TextDecoder(/charset="?([\w-]+)/.exec(type)?.[1] ?? 'utf-8').decode(bytes)
+  } catch {
+    return bytes.toString('utf8')
+  }
+}
+
+/** A sentence for the model; the text of an unknown error may name what lies inside the network. */
+function explain(error: unknown, signal: AbortSignal): string {
+  const { cause } = error as { cause?: unknown }
+  if (error instanceof ForbiddenAddressError || cause instanceof ForbiddenAddressError)
+    return 'This address is not public.'
+  if (signal.aborted) return 'The page took too long.'
+  const code = (error as { code?: unknown }).code
+  return code === 'ENOTFOUND' ? 'There is no host of that name.' : 'The page could not be read.'
+}

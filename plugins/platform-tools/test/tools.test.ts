@@ -1,0 +1,111 @@
+import assert from 'node:assert/strict'
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import { Ajv } from 'ajv'
+import { capability, definePlugin } from '#kernel'
+import { type PlatformTool, PlatformTools } from '#contracts/tools'
+import { testKernel } from '#testing'
+import { timeIn } from '../current-time.ts'
+import platformTools from '../index.ts'
+import { context } from './context.ts'
+
+async function toolsOf(t: TestContext, config: object = {}): Promise<ReadonlyMap<string, PlatformTool>> {
+  let tools: ReadonlyMap<string, PlatformTool> = new Map()
+  const Done = capability<true>('test.done')
+  const taker = definePlugin({
+    name: 'taker',
+    requires: { tools: PlatformTools },
+    provides: { done: Done },
+    async setup(ctx) {
+      tools = ctx.deps.tools
+      return { done: true as const }
+    },
+  })
+  await testKernel(t, [{ name: 'platform-tools', plugin: platformTools, config }, taker])
+  return tools
+}
+
+test('the four tools carry schemas that compile and names that match their entry', async (t) => {
+  const tools = await toolsOf(t)
+  assert.deepEqual([...tools.keys()].sort(), ['calculate', 'current_time', 'http_fetch', 'search_docs'])
+  for (const [name, tool] of tools) {
+    assert.equal(tool.name, name)
+    new Ajv().compile(tool.inputSchema)
+  }
+})
+
+test('current_time answers in UTC and in a named zone, summer time included', () => {
+  assert.deepEqual(timeIn('UTC', new Date('2026-01-02T03:04:05.678Z')), {
+    utc: '2026-01-02T03:04:05.678Z',
+    timeZone: 'UTC',
+    local: '2026-01-02T03:04:05+00:00',
+    weekday: 'Friday',
+  })
+  assert.equal(timeIn('Europe/Berlin', new Date('2026-01-01T23:30:00Z'))['local'], '2026-01-02T00:30:00+01:00')
+  assert.equal(timeIn('Europe/Berlin', new Date('2026-07-01T12:00:00Z'))['local'], '2026-07-01T14:00:00+02:00')
+  assert.equal(timeIn('Asia/Kathmandu', new Date('2026-07-01T12:00:00Z'))['local'], '2026-07-01T17:45:00+05:45')
+  assert.equal(timeIn('America/St_Johns', new Date('2026-01-01T12:00:00Z'))['local'], '2026-01-01T08:30:00-03:30')
+})
+
+test('current_time refuses a zone that does not exist', async (t) => {
+  const tool = (await toolsOf(t)).get('current_time')!
+  await assert.rejects(tool.execute({ timeZone: 'Mars/Olympus' }, context()), { code: 'unknown_time_zone' })
+  assert.equal((await tool.execute({}, context())).ok, true)
+})
+
+type Hit = { title: string; file: string; excerpt: string }
+
+async function docs(t: TestContext): Promise<string> {
+  const root = await mkdtemp(join(tmpdir(), 'docs-'))
+  t.after(() => rm(root, { recursive: true }))
+  await mkdir(join(root, 'docs', 'adr'), { recursive: true })
+  await writeFile(join(root, 'README.md'), '# Welcome\nAn orchestration server.\n\n## Install\nRun `npm ci`.\n')
+  await writeFile(
+    join(root, 'docs', 'guide.md'),
+    '# Profiles\nA profile defines an agent.\n\n```sh\n# not a heading\n```\n\n## Publishing ##\nPublish profiles; then mint keys.\n',
+  )
+  await writeFile(
+    join(root, 'docs', 'adr', '1.md'),
+    `# Claims\n${'filler words here. '.repeat(200)}lease epoch ${'and more. '.repeat(200)}`,
+  )
+  await writeFile(join(root, 'docs', 'data.json'), '{"profile": true}')
+  return root
+}
+
+test('search_docs ranks sections by heading and text', async (t) => {
+  const tool = (await toolsOf(t, { docs: await docs(t) })).get('search_docs')!
+  const search = async (query: string, limit = 5) =>
+    JSON.parse((await tool.execute({ query, limit }, context())).content) as Hit[]
+  const hits = await search('profile')
+  assert.deepEqual(
+    hits.map((hit) => [hit.title, hit.file]),
+    [
+      ['Profiles', 'docs/guide.md'],
+      ['Publishing', 'docs/guide.md'],
+    ],
+  )
+  assert.match(hits[0]!.excerpt, /A profile defines an agent\./)
+  assert.deepEqual(
+    (await search('INSTALL')).map((hit) => hit.title),
+    ['Install'],
+  )
+  assert.equal((await search('profile', 1)).length, 1)
+  const [claims] = await search('epoch lease')
+  assert.equal(claims!.file, 'docs/adr/1.md')
+  assert.match(claims!.excerpt, /lease epoch/)
+  assert.ok(claims!.excerpt.length < 700)
+  assert.equal((await tool.execute({ query: 'zebra' }, context())).content, 'Nothing was found.')
+})
+
+test('search_docs answers from the documentation of this repository', async (t) => {
+  const tool = (await toolsOf(t)).get('search_docs')!
+  const hits = JSON.parse((await tool.execute({ query: 'agent', limit: 20 }, context())).content) as Hit[]
+  assert.ok(hits.some((hit) => hit.file === 'README.md'))
+})
+
+test('search_docs without documentation finds nothing', async (t) => {
+  const tool = (await toolsOf(t, { docs: join(tmpdir(), 'there-is-no-such-folder') })).get('search_docs')!
+  assert.deepEqual(await tool.execute({ query: 'x' }, context()), { ok: true, content: 'Nothing was found.' })
+})
