@@ -14,6 +14,7 @@ import Fastify, {
 import swagger from '@fastify/swagger'
 import type { Static, TSchema } from '@sinclair/typebox'
 import { Ajv } from 'ajv'
+import formats from 'ajv-formats'
 import { AppError, handleClientError, handleError, handleNotFound, unavailable } from './errors.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
 
@@ -124,8 +125,10 @@ function endKeepAlive(server: Server): void {
 
 /** Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. */
 function validators(): FastifySchemaCompiler<unknown> {
-  const literal = new Ajv({ useDefaults: true, allowUnionTypes: true, strict: false })
-  const coercing = new Ajv({ useDefaults: true, coerceTypes: 'array', allowUnionTypes: true, strict: false })
+  const options = { useDefaults: true, allowUnionTypes: true, strict: false } as const
+  const literal = new Ajv(options)
+  const coercing = new Ajv({ ...options, coerceTypes: 'array' })
+  for (const ajv of [literal, coercing]) formats.default(ajv)
   return ({ schema, httpPart }) => (httpPart === 'body' ? literal : coercing).compile(schema as object)
 }
 

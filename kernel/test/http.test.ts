@@ -12,7 +12,11 @@ const echo = definePlugin({
     ctx.routes('gateway', async (app) => {
       const open = Type.Object({}, { additionalProperties: true })
       const strict = Type.Object(
-        { size: Type.Optional(Type.Integer()), mode: Type.String({ default: 'quick' }) },
+        {
+          size: Type.Optional(Type.Integer()),
+          at: Type.Optional(Type.String({ format: 'date-time' })),
+          mode: Type.String({ default: 'quick' }),
+        },
         { additionalProperties: false },
       )
       const query = Type.Object({ limit: Type.Integer(), tag: Type.Optional(Type.Array(Type.String())) })
@@ -136,6 +140,8 @@ test('bodies are taken literally and unknown fields refused; text of the URL is 
   assert.deepEqual((await strict({ size: 60 })).json(), { size: 60, mode: 'quick' })
   assert.equal((await strict({ size: '60' })).statusCode, 400)
   assert.equal((await strict({ colour: 'red' })).statusCode, 400)
+  assert.equal((await strict({ at: '2026-02-03T04:05:06Z' })).statusCode, 200)
+  assert.equal((await strict({ at: 'yesterday' })).statusCode, 400)
   assert.deepEqual((await app.inject('/query?limit=5&tag=a')).json(), { limit: 5, tag: ['a'] })
   assert.equal((await app.inject('/query?limit=five')).statusCode, 400)
 })
