@@ -136,7 +136,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
         if (read.ending) return (ending = read.ending)
         if (wait) await wait
       }
-      return lostStream
+      return stopped ?? lostStream
     } catch (error) {
       if (stopped) return stopped
       if (isAppError(error) && !seen) {

@@ -1,0 +1,212 @@
+import { randomBytes } from 'node:crypto'
+import type { TestContext } from 'node:test'
+import { definePlugin, type Entry, type Plugin } from '#kernel'
+import { fake, runStorePlugin, testKernel, type TestKernel } from '#testing'
+import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
+import { Kv } from '#contracts/kv'
+import { type Profile, Profiles } from '#contracts/profiles'
+import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
+import { RunStore } from '#contracts/run-store'
+import { type ExecuteRun, type RunnerLink, RunnerPool } from '#contracts/runner'
+import { RunDispatch } from '#contracts/runs'
+import type { StateBundle } from '#contracts/runtime'
+import runs from '../index.ts'
+
+/** What the fake runner does with a run: yields events, or raw bytes where a test needs them wrong. */
+export type Script = (run: ExecuteRun, signal: AbortSignal) => AsyncIterable<RuntimeEvent | Buffer>
+
+export const profileNamed = (name: string, limits: Profile['limits'] = {}): Profile => ({
+  name,
+  id: `prof_${name}`,
+  runtime: 'general',
+  model: 'builtin/demo',
+  instructions: '',
+  tools: [],
+  skills: [],
+  mcpServers: [],
+  workerMode: 'static',
+  limits,
+  metadata: {},
+  createdAt: '2026-01-01T00:00:00.000Z',
+  updatedAt: '2026-01-01T00:00:00.000Z',
+})
+
+export const text = (words: string): RuntimeEvent => ({ type: 'assistant', text: words, delta: true })
+export const result = (words: string): RuntimeEvent => ({ type: 'result', text: words, finishReason: 'stop' })
+
+export const chat: Script = async function* (run) {
+  yield { type: 'session_init', runtimeSessionId: `vendor-${run.sessionId}` }
+  yield text('Hello, ')
+  yield text('world.')
+  yield { type: 'usage', inputTokens: 3, outputTokens: 2, model: 'demo', costCents: 0.5 }
+  yield result('Hello, world.')
+}
+
+export const untilAborted = (signal: AbortSignal): Promise<void> =>
+  new Promise((resolve) => {
+    if (signal.aborted) resolve()
+    else signal.addEventListener('abort', () => resolve(), { once: true })
+  })
+
+/** Says one thing and then waits to be stopped. */
+export const endless: Script = async function* (_run, signal) {
+  yield text('working')
+  await untilAborted(signal)
+}
+
+/** A runner whose sessions live in a set, and whose runs follow a script. */
+export class FakeRunner implements RunnerLink {
+  readonly hash = 'aaaaaaaa'
+  script: Script = chat
+  readonly executed: ExecuteRun[] = []
+  readonly known = new Set<string>()
+  readonly hydrated: { sessionId: string; bundle: StateBundle | undefined }[] = []
+  readonly exported: string[] = []
+  aborted = 0
+  onExecute: (run: ExecuteRun) => void = () => {}
+  onHydrate: () => void = () => {}
+  info = async () => ({
+    hash: this.hash,
+    capabilities: [],
+    capabilitiesKnown: true,
+    substrates: [],
+    substratesKnown: true,
+  })
+  putProfile = async () => {}
+  deleteProfile = async () => {}
+  getSession = async () => undefined
+  deleteSession = async () => {}
+  async hydrate(_tenantId: string, sessionId: string, _profile: Profile, bundle?: StateBundle): Promise<void> {
+    this.onHydrate()
+    this.known.add(sessionId)
+    this.hydrated.push({ sessionId, bundle })
+  }
+  async exportState(_tenantId: string, sessionId: string): Promise<StateBundle> {
+    this.exported.push(sessionId)
+    return { bytes: Buffer.from(`state of ${sessionId}`), contentType: 'application/json' }
+  }
+  async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
+    this.executed.push(run)
+    this.onExecute(run)
+    if (run.create) this.known.add(run.sessionId)
+    const encoder = createEventEncoder(run.runId, run.sessionId, run.firstSeq)
+    signal.addEventListener('abort', () => this.aborted++)
+    for await (const event of this.script(run, signal)) {
+      yield Buffer.isBuffer(event) ? event : Buffer.from(encoder.line(event))
+    }
+  }
+}
+
+/** Bearer `<tenant>` or `<tenant>:<role>`; everything else about authentication is another plugin's. */
+const guard = (): Guard => {
+  const callers = new WeakMap<object, Caller>()
+  return {
+    protect: (app) => {
+      app.addHook('onRequest', async (request) => {
+        const [tenantId = 'acme', role = 'owner'] = (request.headers.authorization ?? 'acme').split(':')
+        callers.set(request, { tenantId, role: role as Caller['role'], keyId: 'tak_test' })
+      })
+    },
+    callerOf: (request) => callers.get(request)!,
+  }
+}
+
+export const memoryKv = (): Kv => ({
+  backend: 'memory',
+  claim: async () => true,
+  hit: async () => ({ allowed: true, count: 1, retryAfterMs: 0 }),
+  publish() {},
+  subscribe: () => () => {},
+})
+
+/** A Redis that several kernels share. */
+export function sharedKv(): Kv {
+  const listeners = new Map<string, Set<(message: string) => void>>()
+  return {
+    ...memoryKv(),
+    backend: 'redis',
+    publish: (channel, message) => {
+      for (const listener of listeners.get(channel) ?? []) queueMicrotask(() => listener(message))
+    },
+    subscribe(channel, listener) {
+      const set = listeners.get(channel) ?? new Set()
+      listeners.set(channel, set.add(listener))
+      return () => void set.delete(listener)
+    },
+  }
+}
+
+export interface Stage {
+  readonly kernel: TestKernel
+  readonly runner: FakeRunner
+  readonly store: RunStore
+  readonly dispatch: RunDispatch
+}
+
+export interface StageOptions {
+  readonly runner?: FakeRunner
+  readonly store?: RunStore
+  readonly wrap?: (store: RunStore) => RunStore
+  readonly kv?: Kv
+  readonly profiles?: readonly Profile[]
+  readonly config?: Record<string, string>
+  readonly listen?: boolean
+}
+
+/** The runs plugin on a fake runner and the run store in memory. */
+export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions = {}): Promise<Stage> {
+  const runner = options.runner ?? new FakeRunner()
+  const profiles = options.profiles ?? [profileNamed('writer'), profileNamed('other')]
+  const find = async (_tenant: unknown, name: string) => profiles.find((p) => p.name === name)
+  const got: { store?: RunStore; dispatch?: RunDispatch } = {}
+  const grab = definePlugin({
+    name: 'grab',
+    requires: { dispatch: RunDispatch, store: RunStore },
+    async setup(ctx) {
+      Object.assign(got, ctx.deps)
+      return {}
+    },
+  })
+  const store = options.store ?? (await memoryStore(t))
+  const plugins: (Plugin | Entry)[] = [
+    { name: 'runs', plugin: runs, config: { windDown: '3s', drain: '50ms', ...options.config } },
+    fake(RunStore, options.wrap?.(store) ?? store),
+    fake(Profiles, { find, findIn: find }),
+    fake(RunnerPool, {
+      place: () => runner,
+      owner: (sessionId) => (sessionId.startsWith('sess-ffffffff') ? undefined : runner),
+      all: () => [runner],
+    }),
+    fake(Kv, options.kv ?? memoryKv()),
+    fake(ApiGuard, guard()),
+    fake(InternalGuard, guard()),
+    grab,
+  ]
+  const kernel = await testKernel(t, plugins, { listen: options.listen ?? false })
+  return { kernel, runner, store: got.store!, dispatch: got.dispatch! }
+}
+
+export async function memoryStore(t: Pick<TestContext, 'after'>): Promise<RunStore> {
+  const got: { store?: RunStore } = {}
+  const grab = definePlugin({
+    name: 'grab',
+    requires: { store: RunStore },
+    async setup(ctx) {
+      got.store = ctx.deps.store
+      return {}
+    },
+  })
+  await testKernel(t, [await runStorePlugin(), grab])
+  return got.store!
+}
+
+export const runId = (): string => `run-${randomBytes(6).toString('hex')}`
+
+/** Waits for what must become true; fails with the sentence when the test's own time is over. */
+export async function eventually(sentence: string, check: () => boolean | Promise<boolean>): Promise<void> {
+  const until = Date.now() + 10_000
+  while (!(await check())) {
+    if (Date.now() > until) throw new Error(`never happened: ${sentence}`)
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  }
+}
