@@ -16,7 +16,7 @@ export interface ModelReply {
   readonly status?: number
   /** Writes an error frame into the stream after the text, and no finish. */
   readonly inBandError?: string
-  /** Destroys the socket after this many text deltas. */
+  /** Cuts the connection after this many text deltas, in the middle of the answer. */
   readonly resetAfter?: number
   /** Stays silent after this many text deltas until the client closes. */
   readonly hangAfter?: number
@@ -161,15 +161,13 @@ async function answer(
     if (reply.hangAfter === index) return
     if (reply.delayMs) await new Promise((resolve) => setTimeout(resolve, reply.delayMs))
     if (response.destroyed) return
-    if (!response.write(delta)) await drained(response)
+    // Waits until the bytes are out: what is written just before a cut would be lost with it.
+    await new Promise((resolve) => response.write(delta, resolve))
   }
   if (reply.hangAfter !== undefined) return
   if (reply.resetAfter !== undefined) return void response.destroy()
   response.end(frames.tail)
 }
-
-const drained = (response: ServerResponse): Promise<void> =>
-  new Promise((resolve) => void response.once('drain', resolve).once('close', resolve))
 
 /** Text in `count` pieces that join to it: words when no count is given, the text over and over when it is too short. */
 function pieces(text: string, count: number | undefined): string[] {
