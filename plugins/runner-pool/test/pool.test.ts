@@ -1,0 +1,222 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { test, type TestContext } from 'node:test'
+import { type AppError, definePlugin } from '#kernel'
+import { fake, testKernel } from '#testing'
+import { ReadinessChecks } from '#contracts/health'
+import { runnerHash } from '#contracts/ids'
+import type { Profile } from '#contracts/profiles'
+import { type ExecuteRun, LocalRunners, type RunnerLink, RunnerPool } from '#contracts/runner'
+import runnerPool from '../index.ts'
+
+type Answer = (request: IncomingMessage, body: string, response: ServerResponse) => void | Promise<void>
+
+interface Runner {
+  readonly url: string
+  readonly server: Server
+  answer: Answer
+  capabilities: string[]
+  probes: number
+}
+
+/** A runner as its wire shows it. */
+async function runnerAt(t: TestContext, hash?: string): Promise<Runner> {
+  const server = createServer((request, response) => {
+    void (async () => {
+      let body = ''
+      for await (const part of request) body += String(part)
+      if (request.url !== '/runner/info') return runner.answer(request, body, response)
+      runner.probes++
+      const { capabilities } = runner
+      const info = { capabilities, capabilitiesKnown: true, substrates: [], substratesKnown: true }
+      response.end(JSON.stringify({ hash: hash ?? runnerHash(runner.url), ...info }))
+    })()
+  })
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  const runner: Runner = { url, server, answer: (_q, _b, response) => void response.end(), capabilities: [], probes: 0 }
+  t.after(() => {
+    server.closeAllConnections()
+    server.close()
+  })
+  return runner
+}
+
+async function poolOf(t: TestContext, urls: string, local: Record<string, RunnerLink> = {}, probeInterval = '50ms') {
+  const got: { pool?: RunnerPool; ready?: () => Promise<void> } = {}
+  const grab = definePlugin({
+    name: 'grab',
+    requires: { pool: RunnerPool, checks: ReadinessChecks },
+    async setup(ctx) {
+      got.pool = ctx.deps.pool
+      got.ready = ctx.deps.checks.get('runners')!
+      return {}
+    },
+  })
+  const entry = { name: 'runner-pool', plugin: runnerPool, config: { urls, probeInterval } }
+  await testKernel(t, [entry, fake(LocalRunners, local), grab])
+  return { pool: got.pool!, ready: got.ready! }
+}
+
+async function until(check: () => boolean): Promise<void> {
+  while (!check()) await new Promise((resolve) => setTimeout(resolve, 5))
+}
+
+const run: ExecuteRun = { runId: 'r1', sessionId: 'sess-1', prompt: 'x', firstSeq: 2, timeoutMs: 1_000 }
+const signal = new AbortController().signal
+const live = (pool: RunnerPool, runtime = 'general'): boolean => {
+  try {
+    return pool.place(runtime) !== undefined
+  } catch {
+    return false
+  }
+}
+
+test('a session is placed on a live runner that supports its runtime and has the fewest running runs', async (t) => {
+  const [a, b] = [await runnerAt(t), await runnerAt(t)]
+  b.capabilities = ['runtime_a']
+  const { pool, ready } = await poolOf(t, `${a.url}, ${b.url}`)
+  await ready()
+  assert.equal(pool.place('general').hash, runnerHash(a.url))
+  const busy = pool.all()[0]!
+  a.answer = (_request, _body, response) => void response.write('{"type":"progress"}\n')
+  const stop = new AbortController()
+  const stream = busy.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
+  await stream.next()
+  for (let i = 0; i < 4; i++) assert.equal(pool.place('runtime_a').hash, runnerHash(b.url))
+  stop.abort()
+  await assert.rejects(stream.next())
+  const placed = new Set(Array.from({ length: 4 }, () => pool.place('runtime_a').hash))
+  assert.equal(placed.size, 2)
+})
+
+test('a session belongs to the runner whose hash is in its id, by what the runner reports', async (t) => {
+  const a = await runnerAt(t, '0123abcd')
+  const { pool } = await poolOf(t, a.url)
+  assert.equal(pool.owner('sess-0123abcd-11111111'), pool.all()[0])
+  assert.equal(pool.owner(`sess-${runnerHash(a.url)}-11111111`), undefined)
+  assert.equal(pool.owner('whatever'), undefined)
+})
+
+test('a runner that was never reached is not live, does not fail the boot, and is taken in when it answers', async (t) => {
+  const a = await runnerAt(t)
+  a.server.close()
+  const { pool, ready } = await poolOf(t, a.url)
+  assert.throws(
+    () => pool.place('general'),
+    (e: AppError) => e.code === 'no_runner' && e.status === 503,
+  )
+  await assert.rejects(ready(), /no runner is live/)
+  a.server.listen(Number(new URL(a.url).port), '127.0.0.1')
+  await until(() => live(pool))
+  await ready()
+})
+
+test('one failed probe does not make a runner away, two do, and one success brings it back', async (t) => {
+  const a = await runnerAt(t)
+  const { pool } = await poolOf(t, a.url)
+  assert.ok(live(pool))
+  a.server.close()
+  a.server.closeAllConnections()
+  await until(() => !live(pool))
+  a.server.listen(Number(new URL(a.url).port), '127.0.0.1')
+  await until(() => live(pool))
+})
+
+test('a local runner is live without being asked, even before it knows its address', async (t) => {
+  const local = {
+    get hash(): string {
+      throw new Error('not listening yet')
+    },
+    info: async () => {
+      throw new Error('not listening yet')
+    },
+  } as unknown as RunnerLink
+  const { pool, ready } = await poolOf(t, '', { local })
+  await ready()
+  assert.equal(pool.all().length, 1)
+  assert.ok(pool.place('anything'))
+})
+
+test('a run streams whole lines, and its abort reaches the runner', async (t) => {
+  const a = await runnerAt(t)
+  const { pool } = await poolOf(t, a.url)
+  const link = pool.all()[0]!
+  let asked: { url: string | undefined; tenant: unknown; body: unknown } | undefined
+  const closed = new Promise<void>((resolve) => {
+    a.answer = (request, body, response) => {
+      asked = { url: request.url, tenant: request.headers['x-tenant-id'], body: JSON.parse(body) }
+      response.on('close', resolve)
+      response.write('{"type":"prog')
+      setImmediate(() => response.write('ress"}\n{"type":"assistant"}\n'))
+    }
+  })
+  const stop = new AbortController()
+  const stream = link.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
+  const { value } = await stream.next()
+  assert.equal(String(value), '{"type":"progress"}\n{"type":"assistant"}\n')
+  assert.deepEqual(asked, { url: '/runner/runs', tenant: 'acme', body: run })
+  stop.abort()
+  await assert.rejects(stream.next())
+  await closed
+})
+
+test('errors of a runner keep their code; one that cannot be reached says so', async (t) => {
+  const a = await runnerAt(t)
+  const { pool } = await poolOf(t, a.url)
+  const link = pool.all()[0]!
+  const attempt = () => link.execute('acme', run, signal)[Symbol.asyncIterator]().next()
+  a.answer = (_request, _body, response) => void response.writeHead(404).end('{"error":"unknown_session"}')
+  await assert.rejects(attempt(), (e: AppError) => e.code === 'unknown_session' && e.status === 404)
+  a.answer = (_request, _body, response) => void response.writeHead(500).end('<html>')
+  await assert.rejects(attempt(), (e: AppError) => e.code === 'runner_failed' && e.status === 502)
+  a.server.close()
+  a.server.closeAllConnections()
+  await assert.rejects(attempt(), (e: AppError) => e.code === 'runner_unreachable' && e.retryable)
+})
+
+test('sessions, profiles and state travel as the wire has them', async (t) => {
+  const a = await runnerAt(t)
+  const { pool } = await poolOf(t, a.url)
+  const link = pool.all()[0]!
+  const calls: string[] = []
+  a.answer = (request, body, response) => {
+    calls.push(`${request.method} ${request.url} ${String(request.headers['x-tenant-id'])} ${body}`)
+    if (request.url === '/runner/sessions/sess-1/state') {
+      response.setHeader('x-runtime-session-id', 'vendor-1')
+      response.setHeader('content-type', 'application/gzip')
+      response.end(Buffer.from([0, 1, 255]))
+    } else if (request.url === '/runner/sessions/sess-1' && request.method === 'GET') {
+      response.end('{"id":"sess-1","tenantId":"acme","status":1,"tools":[]}')
+    } else response.writeHead(request.url?.includes('none') ? 404 : 204).end()
+  }
+  const profile = { name: 'p' } as Profile
+  await link.putProfile('acme', profile)
+  await link.deleteProfile('acme', 'p q')
+  await link.deleteSession('acme', 'none')
+  await link.hydrate('acme', 'sess-1', profile, {
+    bytes: Buffer.from('hi'),
+    contentType: 'application/json',
+    runtimeSessionId: 'vendor-1',
+  })
+  assert.deepEqual(calls, [
+    'POST /runner/profiles acme {"name":"p"}',
+    'DELETE /runner/profiles/p%20q acme ',
+    'DELETE /runner/sessions/none acme ',
+    'POST /runner/sessions/hydrate acme {"profileName":"p","sessionId":"sess-1","profile":{"name":"p"},"stateB64":"aGk=","contentType":"application/json","runtimeSessionId":"vendor-1"}',
+  ])
+  assert.equal((await link.getSession('acme', 'sess-1'))?.status, 'running')
+  assert.equal(await link.getSession('acme', 'none'), undefined)
+  const state = await link.exportState('acme', 'sess-1')
+  assert.deepEqual([...state!.bytes], [0, 1, 255])
+  assert.equal(state!.contentType, 'application/gzip')
+  assert.equal(state!.runtimeSessionId, 'vendor-1')
+  assert.equal(await link.exportState('acme', 'none'), undefined)
+})
+
+test('a role with no runner at all does not boot', async (t) => {
+  await assert.rejects(testKernel(t, [runnerPool]), /no runner is configured; set RUNNER_URLS/)
+})
