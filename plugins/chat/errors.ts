@@ -29,5 +29,8 @@ export const stoppingHere = appError(
 
 export const invalidText = (path: string): AppError => {
   const message = 'must not contain NUL characters'
-  return new AppError('invalid_request', 400, { message: `${path} ${message}`, detail: { issues: [{ path, message }] } })
+  return new AppError('invalid_request', 400, {
+    message: `${path} ${message}`,
+    detail: { issues: [{ path, message }] },
+  })
 }

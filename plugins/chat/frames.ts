@@ -6,7 +6,13 @@ const delta = '{"type":"assistant","runId":"'
 const deltaText = ',"text":"'
 const deltaEnd = ',"delta":true}'
 /** Lines that no client sees, told by their first bytes. */
-const silent = ['{"type":"progress"', '{"type":"usage"', '{"type":"session_init"', '{"type":"result"', '{"type":"error"']
+const silent = [
+  '{"type":"progress"',
+  '{"type":"usage"',
+  '{"type":"session_init"',
+  '{"type":"result"',
+  '{"type":"error"',
+]
 
 /**
  * The client's view of the events of `chunk` after `afterSeq`, as SSE frames of specification 4.21.1 with the event's

@@ -17,21 +17,17 @@ export const allow = (reply: FastifyReply, origin: string): FastifyReply =>
 /** Answers CORS preflights. They carry no key, so the agent of the URL decides. */
 export function preflightRoutes(app: App, { admits }: Pick<Authenticator, 'admits'>): void {
   for (const url of ['/v1/chat/:tenant/:agent', '/v1/chat/:tenant/:agent/*']) {
-    app.options(
-      url,
-      { ...access('public'), schema: { hide: true, params: ChatParams } },
-      async (request, reply) => {
-        const { origin } = request.headers
-        if (origin === undefined) return reply.code(204).header('allow', methods).send()
-        // An unknown agent answers like one that does not list the origin.
-        if (!(await admits(request, origin))) throw originNotAllowed()
-        return allow(reply, origin)
-          .code(204)
-          .header('access-control-allow-methods', methods)
-          .header('access-control-allow-headers', headers)
-          .header('access-control-max-age', maxAge)
-          .send()
-      },
-    )
+    app.options(url, { ...access('public'), schema: { hide: true, params: ChatParams } }, async (request, reply) => {
+      const { origin } = request.headers
+      if (origin === undefined) return reply.code(204).header('allow', methods).send()
+      // An unknown agent answers like one that does not list the origin.
+      if (!(await admits(request, origin))) throw originNotAllowed()
+      return allow(reply, origin)
+        .code(204)
+        .header('access-control-allow-methods', methods)
+        .header('access-control-allow-headers', headers)
+        .header('access-control-max-age', maxAge)
+        .send()
+    })
   }
 }

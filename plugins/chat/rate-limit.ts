@@ -1,3 +1,4 @@
+import { callbackify } from 'node:util'
 import rateLimit from '@fastify/rate-limit'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '#kernel'
@@ -45,6 +46,11 @@ export async function createKeyLimit(
   callerOf: (request: FastifyRequest) => Caller,
   countHit: CountHit,
 ): Promise<(request: FastifyRequest, reply: FastifyReply) => Promise<void>> {
+  const count = callbackify(async (key: string, windowMs: number, max: number) => {
+    const hit = await countHit(key, max, windowMs / 1_000)
+    // A refused hit is not counted, so the plugin is told of one over the limit.
+    return hit.allowed ? { current: hit.count, ttl: windowMs } : { current: max + 1, ttl: hit.retryAfterMs }
+  })
   class HitStore {
     incr(
       key: string,
@@ -52,12 +58,7 @@ export async function createKeyLimit(
       windowMs: number,
       max: number,
     ): void {
-      const counted = async (): Promise<Hit> => countHit(key, max, windowMs / 1_000)
-      counted().then(
-        // A refused hit is not counted, so the plugin is told of one over the limit.
-        (hit) => done(null, { current: hit.allowed ? hit.count : max + 1, ttl: hit.allowed ? windowMs : hit.retryAfterMs }),
-        (error: Error) => done(error),
-      )
+      count(key, windowMs, max, done)
     }
     child(): HitStore {
       return this
@@ -81,6 +82,7 @@ export async function createKeyLimit(
     void reply
       .header('ratelimit-policy', `"key";q=${max};w=${windowSeconds}`)
       .header('ratelimit', `"key";r=${isExceeded ? 0 : remaining};t=${ttlInSeconds}`)
-    if (isExceeded) throw rateLimited({ headers: { 'retry-after': String(Math.max(1, ttlInSeconds)) }, retryable: true })
+    if (isExceeded)
+      throw rateLimited({ headers: { 'retry-after': String(Math.max(1, ttlInSeconds)) }, retryable: true })
   }
 }

@@ -51,8 +51,7 @@ export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, ke
     }
     return low
   }
-  const framesOf = (entry: Entry): string =>
-    (entry.frames ??= encodeFrames(entry.chunk, 0, exposeToolEvents))
+  const framesOf = (entry: Entry): string => (entry.frames ??= encodeFrames(entry.chunk, 0, exposeToolEvents))
 
   /** What is in memory after `cursor`, up to a piece, and where that leaves the cursor. */
   const read = (cursor: number): { frames: string; cursor: number } => {

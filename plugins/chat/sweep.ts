@@ -3,7 +3,14 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import type { RunDispatch, RunSummary } from '#contracts/runs'
 import type { Instance } from './instance.ts'
-import { deadGateways, forgetGateways, type Orphan, takeOverLimit, takeOverOrphans, tenantIds } from './orphans.store.ts'
+import {
+  deadGateways,
+  forgetGateways,
+  type Orphan,
+  takeOverLimit,
+  takeOverOrphans,
+  tenantIds,
+} from './orphans.store.ts'
 import { errorOutcome, outcomeOfSummary } from './outcome.ts'
 import type { Watchers } from './watchers.ts'
 
@@ -75,7 +82,7 @@ export function createSweep(deps: Dependencies): Sweep {
   const sweepTenant = async (tenantId: string, counts: Counts): Promise<void> => {
     const isDoubtful = doubtful.delete(tenantId)
     try {
-      for (let more = true; more && !stopped.signal.aborted; ) {
+      for (let more = true; more && !stopped.signal.aborted;) {
         const known = isDoubtful ? [...beginning, ...[...watchers].map((w) => w.publicRunId)] : undefined
         const orphans = await takeOverOrphans(database, tenantId, instance.id, known)
         for (const result of await Promise.all(orphans.map(adopt))) counts[result]++

@@ -21,7 +21,9 @@ export interface Watcher extends PublicRun {
 }
 
 /** A run under way, or one that turned out to be over. */
-export type Source = { readonly sessionId: string; readonly events: AsyncIterable<LogChunk> } | { readonly over: Outcome }
+export type Source =
+  | { readonly sessionId: string; readonly events: AsyncIterable<LogChunk> }
+  | { readonly over: Outcome }
 
 export interface Watchers extends Iterable<Watcher> {
   readonly size: number
@@ -58,7 +60,7 @@ export function createWatchers({ dispatch, log, outcomeOf, commit }: Dependencie
     first: AsyncIterable<LogChunk>,
     signal: AbortSignal,
   ): Promise<Outcome> => {
-    for (let events = first, idle = 0; idle < 2; ) {
+    for (let events = first, idle = 0; idle < 2;) {
       const from = frames.lastSeq
       for await (const chunk of events) {
         const event = terminalEvent(chunk)

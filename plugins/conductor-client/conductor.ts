@@ -1,0 +1,51 @@
+import { Pool } from 'undici'
+import type { Signer } from '#contracts/signing'
+import { exchange, type Reply } from './exchange.ts'
+
+const connectMs = 2_000
+/** Creating a session, or hydrating one, comes before the headers of a new run. */
+const headersMs = 30_000
+/** A silent stream is opened anew after this: a peer that vanished without a word is found out. */
+export const silentMs = 60_000
+
+const nothing = new Uint8Array()
+
+export interface Call {
+  readonly tenantId: string
+  readonly method: 'GET' | 'POST' | 'DELETE'
+  readonly path: string
+  readonly body?: Uint8Array
+  readonly accept?: string
+  readonly signal: AbortSignal
+}
+
+/** The conductor's internal listener. Every call is signed for itself, so a repeated one carries a fresh nonce. */
+export interface Conductor {
+  call(call: Call): Promise<Reply>
+  close(): Promise<void>
+}
+
+export function createConductor(address: URL, signer: Signer): Conductor {
+  const prefix = address.pathname.replace(/\/+$/, '')
+  // No bound on connections: each open run holds one, and a bounded pool would queue one stream behind another.
+  const pool = new Pool(address.origin, {
+    connections: null,
+    pipelining: 1,
+    headersTimeout: headersMs,
+    bodyTimeout: silentMs,
+    keepAliveTimeout: 30_000,
+    connect: { timeout: connectMs },
+  })
+  return {
+    call({ tenantId, method, path, body, accept = 'application/json', signal }) {
+      const target = prefix + path
+      const headers = {
+        ...signer.sign({ tenant: tenantId, method, target, body: body ?? nothing }),
+        accept,
+        ...(body ? { 'content-type': 'application/json' } : {}),
+      }
+      return exchange(pool, { path: target, method, headers, ...(body ? { body } : {}) }, signal)
+    },
+    close: () => pool.destroy(),
+  }
+}

@@ -1,0 +1,40 @@
+import { Type } from '@sinclair/typebox'
+import { CommaList, definePlugin, Settings } from '#kernel'
+import { ReadinessChecks } from '#contracts/health'
+import { RunDispatch } from '#contracts/runs'
+import { Signers } from '#contracts/signing'
+import { conductorAddress } from './address.ts'
+import { createConductor } from './conductor.ts'
+import { createDispatch } from './dispatch.ts'
+
+/** Submits and follows runs of a conductor in another process, over its signed internal listener. */
+export default definePlugin({
+  name: 'conductor-client',
+  config: Settings({
+    url: Type.String({ description: "CONDUCTOR_INTERNAL_URL: the conductor's private address." }),
+    forbiddenDomains: CommaList(
+      'More public domains of your hosting platform, on which the conductor may not be addressed.',
+    ),
+    publicHost: Type.Optional(
+      Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: the gateway itself is no private address either.' }),
+    ),
+  }),
+  requires: { signers: Signers },
+  provides: { dispatch: RunDispatch, checks: ReadinessChecks },
+  async setup({ config, deps, onStop }) {
+    const address = conductorAddress(config.url, config.forbiddenDomains, config.publicHost)
+    const signer = deps.signers.get('chat-gateway')
+    if (!signer) {
+      throw new Error(
+        'requests to the conductor cannot be signed: set CHAT_GATEWAY_SIGNING_KEY_CURRENT to the same key as on the conductor',
+      )
+    }
+    const conductor = createConductor(address, signer)
+    onStop(() => conductor.close())
+    const dispatch = createDispatch(conductor, {
+      conductor_internal_url: address.href,
+      previous_signing_key: signer.hasPreviousKey ?? false,
+    })
+    return { dispatch, checks: { conductor: () => dispatch.ping() } }
+  },
+})
