@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { ExecuteRun } from '#contracts/runner'
@@ -7,9 +8,12 @@ import { createRelay } from './relay.ts'
 import type { Held } from './sessions.ts'
 
 /** What the sidecar gets above its own deadline to end the run itself, with the partial turn committed. */
-const graceMs = 2_000
+const graceMs = 3_000
 /** How long a sidecar may take to unwind a turn that was aborted, before its session is free again. */
 const unwindMs = 1_000
+/** How long a sidecar may refuse a session because it is still leaving the former run. */
+const busyMs = 3_000
+const busyRetryMs = 25
 
 /** One run under way. */
 export interface Turn {
@@ -78,22 +82,29 @@ export function startTurn({ session, run, sidecar, sessionMcpUrl, onFree, log }:
 
   async function* chunks(): AsyncGenerator<Buffer> {
     let source: AsyncIterator<Buffer> | undefined
+    /** Starts the sidecar's turn. It may still be leaving the session's former run, if that one was cut off from here. */
+    const open = async (): Promise<IteratorResult<Buffer> | undefined> => {
+      const until = Date.now() + busyMs
+      const envelope = envelopeOf(session, run, relay.next, sessionMcpUrl)
+      for (;;) {
+        source = sidecar().run(envelope, abort.signal)[Symbol.asyncIterator]()
+        try {
+          return await nextOf(source)
+        } catch (error) {
+          if (!isAppError(error) || error.code !== 'session_busy' || Date.now() > until) throw error
+        }
+        await sleep(busyRetryMs)
+        if (reason) return undefined
+      }
+    }
     try {
       const accepted = relay.own({ type: 'progress', stage: 'runner_accepted' })
-      let first: Promise<IteratorResult<Buffer> | undefined> | undefined
+      // Started before our own line is read, so that the sidecar works meanwhile.
+      const first = open()
+      first.catch(() => {})
+      yield accepted
       let failure: unknown
       try {
-        const chunksOf = sidecar().run(envelopeOf(session, run, relay.next, sessionMcpUrl), abort.signal)
-        source = chunksOf[Symbol.asyncIterator]()
-        // Asked before our own line is read, so that the sidecar works meanwhile.
-        first = nextOf(source)
-        first.catch(() => {})
-      } catch (error) {
-        failure = error
-      }
-      yield accepted
-      try {
-        if (failure !== undefined) throw failure
         for (let read = await first; read && !read.done; read = await nextOf(source!)) {
           const chunk = relay.pass(read.value)
           if (relay.endedBy === 'runner') abort.abort(new Error(sentences.bad_event))

@@ -125,7 +125,7 @@ function bundleOf(bytes: Buffer, { headers }: Reply): StateBundle {
   return {
     bytes,
     contentType: typeof contentType === 'string' ? contentType : 'application/octet-stream',
-    ...(typeof runtimeSessionId === 'string' ? { runtimeSessionId } : {}),
+    ...(typeof runtimeSessionId === 'string' && runtimeSessionId !== '' ? { runtimeSessionId } : {}),
   }
 }
 

@@ -74,6 +74,18 @@ test('a sidecar that cannot be reached is an error event with its code', async (
   consecutive(lines)
 })
 
+test('a sidecar that is still leaving the former run is asked again', async (t) => {
+  let asked = 0
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (asked++ < 2) throw new AppError('session_busy', 409)
+    yield* answer(envelope, events, signal)
+  })
+  const lines = await execute(f)
+  assert.equal(lines.at(-1)!['type'], 'result')
+  consecutive(lines)
+  assert.equal(asked, 3)
+})
+
 test('an unknown exception never reaches the wire', async (t) => {
   const f = await runnerOf(t, async function* () {
     yield* []
@@ -243,7 +255,7 @@ test('a sidecar that ignores its deadline and its signal is cut off as timeout',
   await until(() => lines.length === 2)
   t.mock.timers.tick(1_000)
   assert.equal(f.signals[0]!.aborted, false, "the sidecar's own deadline comes first")
-  t.mock.timers.tick(2_000)
+  t.mock.timers.tick(3_000)
   await until(() => lines.length === 3)
   assert.equal(codeOf(lines), 'timeout')
   // The sidecar never unwinds: it is given a second, then left.
