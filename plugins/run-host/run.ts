@@ -78,7 +78,10 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
   const abort = (reason: Ending): void => {
     if (ended || why) return
     why = reason
-    grace = setTimeout(() => finish(endings[reason]), graceMs)
+    grace = setTimeout(() => {
+      finish(endings[reason])
+      release()
+    }, graceMs)
     wake?.()
     stop.abort()
   }
