@@ -18,7 +18,7 @@ export interface BootOptions {
   /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
   readonly log?: ReturnType<typeof createLogger>
-  /** Told what is being done, for progress on a terminal. */
+  /** Told what begins: the name of each entry before its setup, then `routes`, `start` and `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
 }
 
@@ -96,16 +96,19 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
         else addEntries(slots, c.id, value as Record<string, unknown>)
       }
     }
+    options.onStep?.('routes')
     for (const { plugin, app, mount } of mounts) {
       at = `${plugin}: routes`
       await app.register(mount as never)
     }
     at = 'routes'
     for (const { app } of listeners.values()) await app.ready()
+    options.onStep?.('start')
     for (const { plugin, fn } of starts) {
       at = `${plugin}: start`
       await fn()
     }
+    options.onStep?.('listen')
     if (options.listen ?? true) {
       for (const [name, { app }] of listeners) {
         at = `listen ${name}`
