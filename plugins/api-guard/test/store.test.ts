@@ -88,6 +88,16 @@ test('the last use is recorded behind the request, at most once a minute', async
   assert.equal((await lastUse()).fresh, true)
 })
 
+test('a key used within the last minute costs no write', async () => {
+  const database = {
+    systemBatch: async () => [[{ tenant_id: 'acme', id: 'tak_1', role: 'admin', stale: false }]],
+    batch: () => assert.fail('nothing to write'),
+  } as unknown as Database
+  const lookup = createKeyLookup(database, { warn: assert.fail })
+  assert.deepEqual(await lookup.find(hash), caller)
+  await lookup.settled()
+})
+
 test('a last use that cannot be recorded is logged and costs the request nothing', async () => {
   const logged: unknown[] = []
   const database = {

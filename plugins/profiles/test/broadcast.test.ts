@@ -56,7 +56,7 @@ test('a runner that never answers is given up on, and said so', async () => {
   assert.equal(tries, 32)
 })
 
-test('what changed while an older state was under way arrives last, once', async () => {
+test('what changed while an older state was under way arrives last, once', { timeout: 10_000 }, async () => {
   const got: string[] = []
   const open: (() => void)[] = []
   const { send } = setup(async (model) => {
