@@ -61,7 +61,10 @@ export function createInstance(database: Database, log: FastifyBaseLogger): Inst
       if (timer === undefined) return
       clearInterval(timer)
       await beating?.catch(() => {})
-      await database.systemBatch([{ ...(openRuns ? retire : remove), values: [id] }])
+      await database.systemBatch([{ ...(openRuns ? retire : remove), values: [id] }]).catch((err: unknown) => {
+        // The lease runs out by itself.
+        log.warn({ err }, 'this gateway could not sign off')
+      })
     },
   }
 }

@@ -1,0 +1,267 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { AppError, notFound } from '#kernel'
+import { gateway, publish, sql, until } from './gateway.ts'
+import { fail, finish, say } from './scripted-dispatch.ts'
+
+test('a chat without a conversation begins one and answers with both ids', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const reply = await app.inject({
+    method: 'POST',
+    url: agent.url,
+    headers: agent.auth,
+    payload: { message: 'Hi', metadata: { end_user_id: 'u-1', plan: 'pro' } },
+  })
+  assert.equal(reply.statusCode, 200)
+  const body = reply.json()
+  assert.deepEqual(Object.keys(body).sort(), ['conversation_id', 'message', 'public_run_id'])
+  assert.match(body.conversation_id, /^conv_/)
+  assert.match(body.public_run_id, /^prun_/)
+  assert.equal(body.message, 'Hello')
+  assert.equal(reply.headers['x-public-run-id'], body.public_run_id)
+  assert.equal(reply.headers['x-conversation-id'], body.conversation_id)
+  const [task] = dispatch.started
+  assert.equal(task?.profile, agent.id)
+  assert.equal(task?.prompt, 'Hi')
+  assert.equal(task?.sessionId, undefined)
+  assert.deepEqual(task?.metadata, {
+    end_user_id: 'u-1',
+    plan: 'pro',
+    conversation_id: body.conversation_id,
+    public_run_id: body.public_run_id,
+  })
+  const [stored] = await sql<{ end_user_id: string }>(database, 'acme', 'SELECT end_user_id FROM conversations')
+  assert.equal(stored?.end_user_id, 'u-1')
+})
+
+test('a conversation keeps its session, and its messages in order', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const post = (payload: object) => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  const first = (await post({ message: 'one' })).json()
+  dispatch.script = (task, run) => run().emit(finish(`again ${task.prompt}`))
+  const second = (await post({ message: 'two', conversation_id: first.conversation_id })).json()
+  assert.equal(second.conversation_id, first.conversation_id)
+  assert.notEqual(second.public_run_id, first.public_run_id)
+  assert.equal(dispatch.started[1]?.sessionId, dispatch.runs.get(dispatch.started[0]!.id)?.sessionId)
+  const history = await app.inject({ url: `${agent.url}/conversations/${first.conversation_id}`, headers: agent.auth })
+  assert.deepEqual(
+    history.json().messages.map(({ at, ...message }: { at: string }) => {
+      assert.match(at, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/)
+      return message
+    }),
+    [
+      { role: 'user', content: 'one' },
+      { role: 'assistant', content: 'Hello', public_run_id: first.public_run_id },
+      { role: 'user', content: 'two' },
+      { role: 'assistant', content: 'again two', public_run_id: second.public_run_id },
+    ],
+  )
+})
+
+test('a failed run answers 502 upstream with its ids and nothing internal', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.script = (_task, run) => run().emit(say('so far'), fail('model_error'))
+  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
+  assert.equal(reply.statusCode, 502)
+  const { error, message, public_run_id, conversation_id } = reply.json()
+  assert.equal(error, 'upstream')
+  assert.match(public_run_id, /^prun_/)
+  assert.match(conversation_id, /^conv_/)
+  assert.equal(message, 'The agent could not answer.')
+  assert.doesNotMatch(reply.body, /provider|sess-|http:/)
+})
+
+test('a run longer than syncMaxDurationSeconds answers 504 sync_timeout and goes on', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database, { syncSeconds: 1 })
+  dispatch.script = (_task, run) => run().emit(say('thinking'))
+  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
+  assert.equal(reply.statusCode, 504)
+  const { error, public_run_id, conversation_id } = reply.json()
+  assert.equal(error, 'sync_timeout')
+  assert.match(conversation_id, /^conv_/)
+  const get = () => app.inject({ url: `${agent.url}/runs/${public_run_id}`, headers: agent.auth })
+  const pending = await get()
+  assert.equal(pending.statusCode, 202)
+  assert.deepEqual(pending.json(), { public_run_id, conversation_id, status: 'running' })
+  dispatch.newest().emit(finish('done at last'))
+  await until(async () => (await get()).statusCode === 200)
+  assert.deepEqual((await get()).json(), { public_run_id, conversation_id, message: 'done at last', status: 'ok' })
+  assert.deepEqual(dispatch.cancelled, [])
+})
+
+test('a second message while a run is under way answers 409 conversation_busy and leaves no trace', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.script = (_task, run) => run().emit(say('…'))
+  const post = (payload: object) => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  const first = post({ message: 'one' })
+  await until(() => dispatch.runs.size === 1)
+  const [{ id: conversation_id } = { id: '' }] = await sql<{ id: string }>(
+    database,
+    'acme',
+    'SELECT id FROM conversations',
+  )
+  const second = await post({ message: 'two', conversation_id })
+  assert.equal(second.statusCode, 409)
+  assert.equal(second.json().error, 'conversation_busy')
+  dispatch.newest().emit(finish('one done'))
+  assert.equal((await first).statusCode, 200)
+  dispatch.script = (_task, run) => run().emit(finish('three done'))
+  assert.equal((await post({ message: 'three', conversation_id })).statusCode, 200)
+  const contents = await sql<{ content: string }>(database, 'acme', 'SELECT content FROM messages ORDER BY position')
+  assert.deepEqual(
+    contents.map((row) => row.content),
+    ['one', 'one done', 'three', 'three done'],
+  )
+})
+
+test('a session that is busy at the conductor is a busy conversation too', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const post = (payload: object) => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  const { conversation_id } = (await post({ message: 'one' })).json()
+  dispatch.script = () => {
+    throw new AppError('session_busy', 409)
+  }
+  for (const path of ['', '/stream']) {
+    const reply = await app.inject({
+      method: 'POST',
+      url: agent.url + path,
+      headers: agent.auth,
+      payload: { message: 'two', conversation_id },
+    })
+    assert.equal(reply.statusCode, 409)
+    assert.equal(reply.json().error, 'conversation_busy')
+  }
+  const rows = await sql(database, 'acme', `SELECT 1 FROM messages WHERE content = 'two'`)
+  assert.equal(rows.length, 0)
+  assert.equal((await sql(database, 'acme', 'SELECT 1 FROM public_runs')).length, 1)
+})
+
+test('a conversation whose session was shut down goes on in a fresh session', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const post = (payload: object) => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  const first = (await post({ message: 'one' })).json()
+  dispatch.script = (task, run) => {
+    if (task.sessionId !== undefined) throw notFound()
+    run().emit(finish('fresh'))
+  }
+  const second = await post({ message: 'two', conversation_id: first.conversation_id })
+  assert.deepEqual([second.statusCode, second.json().message], [200, 'fresh'])
+  const [, refused, repeated] = dispatch.started
+  assert.equal(refused?.id, repeated?.id)
+  dispatch.script = (_task, run) => run().emit(finish('pinned'))
+  await post({ message: 'three', conversation_id: first.conversation_id })
+  assert.equal(dispatch.started[3]?.sessionId, dispatch.runs.get(repeated!.id)?.sessionId)
+})
+
+test('an unreachable conductor answers 502 upstream, and the conversation can go on', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.away = true
+  for (const path of ['', '/stream']) {
+    const reply = await app.inject({
+      method: 'POST',
+      url: agent.url + path,
+      headers: agent.auth,
+      payload: { message: 'Hi' },
+    })
+    assert.equal(reply.statusCode, 502)
+    assert.equal(reply.json().error, 'upstream')
+    assert.match(reply.json().public_run_id, /^prun_/)
+    assert.doesNotMatch(reply.body, /10\.0\.0\.1/)
+    dispatch.away = false
+    const { conversation_id } = reply.json()
+    const again = await app.inject({
+      method: 'POST',
+      url: agent.url,
+      headers: agent.auth,
+      payload: { message: 'Hi again', conversation_id },
+    })
+    assert.equal(again.statusCode, 200)
+    dispatch.away = true
+  }
+})
+
+test('a profile that is gone since the key was checked answers 404 not_published', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.script = () => {
+    throw new AppError('unknown_profile: helper', 400)
+  }
+  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
+  assert.deepEqual([reply.statusCode, reply.json().error], [404, 'not_published'])
+})
+
+test('unknown and foreign conversations answer the same 404 conversation_not_found', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const sibling = await publish(database, { slug: 'sibling' })
+  const stranger = await publish(database, { tenant: 'globex' })
+  const conversations = []
+  for (const other of [sibling, stranger]) {
+    const reply = await app.inject({ method: 'POST', url: other.url, headers: other.auth, payload: { message: 'Hi' } })
+    conversations.push(reply.json().conversation_id)
+  }
+  const bodies = new Set()
+  for (const conversation_id of [...conversations, 'conv_0123456789abcdefghjkmnpqr', 'nonsense', 'conv_\0', '']) {
+    const reply = await app.inject({
+      method: 'POST',
+      url: agent.url,
+      headers: agent.auth,
+      payload: { message: 'Hi', conversation_id },
+    })
+    assert.equal(reply.statusCode, 404, conversation_id)
+    const { request_id: _, ...body } = reply.json()
+    bodies.add(JSON.stringify(body))
+  }
+  assert.deepEqual([...bodies], ['{"error":"conversation_not_found"}'])
+})
+
+test('a body that is not a chat is refused as invalid_request', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const bad = [
+    {},
+    { message: '' },
+    { message: 7 },
+    { message: 'nul \0' },
+    { message: 'Hi', conversation_id: 5 },
+    { message: 'Hi', metadata: [] },
+    { message: 'Hi', metadata: { end_user_id: 5 } },
+    { message: 'Hi', metadata: { end_user_id: '\0' } },
+    { message: 'Hi', stream: true },
+  ]
+  for (const payload of bad) {
+    const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+    assert.deepEqual([reply.statusCode, reply.json().error], [400, 'invalid_request'], JSON.stringify(payload))
+  }
+  assert.equal(dispatch.started.length, 0)
+})
+
+test('an answer with characters that PostgreSQL cannot keep is stored without them and sent as it is', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.script = (_task, run) => run().emit(finish('a\0b'))
+  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
+  assert.equal(reply.json().message, 'a\0b')
+  const stored = await app.inject({ url: `${agent.url}/runs/${reply.json().public_run_id}`, headers: agent.auth })
+  assert.equal(stored.json().message, 'a\uFFFDb')
+})
+
+test('calls under way when the server stops get their answer', async (t) => {
+  const { app, kernel, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.script = (_task, run) => void run()
+  const reply = app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
+  await until(() => dispatch.runs.size === 1)
+  const stopped = kernel.stop()
+  dispatch.newest().emit(finish('just in time'))
+  assert.equal((await reply).json().message, 'just in time')
+  await stopped
+})

@@ -1,0 +1,182 @@
+import { createHash, randomBytes } from 'node:crypto'
+import type { TestContext } from 'node:test'
+import { createParser, type EventSourceMessage } from 'eventsource-parser'
+import { type App, definePlugin } from '#kernel'
+import { Tokens } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { type Hit, Kv } from '#contracts/kv'
+import { RunDispatch } from '#contracts/runs'
+import { databasePlugin, fake, freshDatabase, testKernel, type TestKernel } from '#testing'
+import chat from '../index.ts'
+import { createSlidingWindow } from '../sliding-window.ts'
+import { scriptedDispatch, type ScriptedDispatch } from './scripted-dispatch.ts'
+
+const hash = (domain: string, token: string): Buffer => createHash('sha256').update(`${domain}\0${token}`).digest()
+
+/** Tokens of a test: `ao_test_` and anything. */
+const tokens: Tokens = {
+  mint: () => `ao_test_${randomBytes(8).toString('hex')}`,
+  wellFormed: (token) => token.startsWith('ao_test_'),
+  hash,
+}
+
+export interface TestKv extends Kv {
+  away: boolean
+  hits: string[]
+}
+
+export function testKv(backend: 'redis' | 'memory' = 'memory'): TestKv {
+  const counter = createSlidingWindow()
+  const kv: TestKv = {
+    backend,
+    away: false,
+    hits: [],
+    claim: async () => true,
+    async hit(key, limit, seconds): Promise<Hit> {
+      if (kv.away) throw new Error('ECONNREFUSED 127.0.0.1:6379')
+      kv.hits.push(key)
+      return counter.hit(key, limit, seconds)
+    },
+    publish: () => {},
+    subscribe: () => () => {},
+  }
+  return kv
+}
+
+export interface GatewayOptions {
+  readonly dsn?: string
+  readonly dispatch?: ScriptedDispatch
+  readonly kv?: TestKv
+  readonly config?: Record<string, unknown>
+  readonly listen?: boolean
+}
+
+export interface Gateway {
+  readonly kernel: TestKernel
+  readonly app: App
+  readonly database: Database
+  readonly dispatch: ScriptedDispatch
+  readonly kv: TestKv
+  readonly dsn: string
+}
+
+/** The chat plugin on a real database, with a scripted conductor. */
+export async function gateway(t: TestContext, options: GatewayOptions = {}): Promise<Gateway> {
+  // Last opened, first closed: the runner calls its hooks in the order they were made.
+  const closing: (() => unknown)[] = []
+  const hooks = { after: (close: () => unknown) => void closing.unshift(close) } as Pick<TestContext, 'after'>
+  t.after(async () => {
+    for (const close of closing) await close()
+  })
+  const dsn = options.dsn ?? (await freshDatabase(hooks))
+  const dispatch = options.dispatch ?? scriptedDispatch()
+  const kv = options.kv ?? testKv()
+  let database: Database | undefined
+  const peek = definePlugin({
+    name: 'peek',
+    requires: { database: Database },
+    async setup({ deps }) {
+      database = deps.database
+      return {}
+    },
+  })
+  const kernel = await testKernel(
+    hooks,
+    [
+      await databasePlugin(dsn),
+      fake(Tokens, tokens),
+      fake(Kv, kv),
+      fake(RunDispatch, dispatch as RunDispatch),
+      peek,
+      { name: 'chat', plugin: chat, config: options.config ?? {} },
+    ],
+    { listeners: ['gateway'], listen: options.listen ?? false },
+  )
+  return { kernel, app: kernel.listeners['gateway'] as unknown as App, database: database!, dispatch, kv, dsn }
+}
+
+export interface SeedOptions {
+  readonly tenant?: string
+  readonly slug?: string
+  readonly origins?: readonly string[]
+  readonly rpm?: number
+  readonly syncSeconds?: number
+  readonly exposeToolEvents?: boolean
+}
+
+export interface Seeded {
+  readonly tenant: string
+  readonly id: string
+  readonly url: string
+  readonly key: string
+  readonly auth: { readonly authorization: string }
+}
+
+/** A published agent with one key, written straight into the tables. */
+export async function publish(database: Database, options: SeedOptions = {}): Promise<Seeded> {
+  const {
+    tenant = 'acme',
+    slug = 'helper',
+    origins = [],
+    rpm = 1000,
+    syncSeconds = 30,
+    exposeToolEvents = false,
+  } = options
+  const id = `pub_${randomBytes(6).toString('hex')}`
+  await database.batch(tenant, [
+    {
+      text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ($1, $2, $3, '{}')`,
+      values: [tenant, id, id],
+    },
+    {
+      text: `INSERT INTO published_agents (tenant_id, id, profile_name, slug, allowed_origins, rate_limit_rpm,
+               sync_max_duration_seconds, expose_tool_events) VALUES ($1, $2, $2, $3, $4, $5, $6, $7)`,
+      values: [tenant, id, slug, origins, rpm, syncSeconds, exposeToolEvents],
+    },
+  ])
+  const key = await addKey(database, tenant, id)
+  return { tenant, id, key, url: `/v1/chat/${tenant}/${slug}`, auth: { authorization: `Bearer ${key}` } }
+}
+
+export async function addKey(database: Database, tenant: string, publishedId: string): Promise<string> {
+  const key = tokens.mint()
+  await database.batch(tenant, [
+    {
+      text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash) VALUES ($1, $2, $3, 'test', $4::bytea)`,
+      values: [tenant, `key_${key}`, publishedId, hash('ao:pub-key:v1', key)],
+    },
+  ])
+  return key
+}
+
+/** Runs one statement as `tenant` and resolves to its rows. */
+export async function sql<Row extends object>(
+  database: Database,
+  tenant: string,
+  text: string,
+  ...values: unknown[]
+): Promise<Row[]> {
+  const [rows] = await database.batch<[Row[]]>(tenant, [{ text, values }])
+  return rows
+}
+
+export interface Frame {
+  readonly id: string | undefined
+  readonly event: string | undefined
+  readonly data: Record<string, unknown>
+}
+
+/** The events of an SSE body, read by a parser that is not ours. */
+export function framesOf(body: string): Frame[] {
+  const frames: Frame[] = []
+  const parser = createParser({
+    onEvent: ({ id, event, data }: EventSourceMessage) => void frames.push({ id, event, data: JSON.parse(data) }),
+  })
+  parser.feed(body)
+  return frames
+}
+
+/** Resolves when `condition` holds; the test's own time limit is the only other end. */
+export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
+  while (!(await condition())) await new Promise((resolve) => setTimeout(resolve, 5))
+}
