@@ -48,6 +48,7 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
   const { promise: released, resolve: release } = Promise.withResolvers<void>()
   let why: Ending | undefined
   let ended = false
+  let counted = false
   let deadline: NodeJS.Timeout | undefined
   let grace: NodeJS.Timeout | undefined
   let wake: (() => void) | undefined
@@ -85,10 +86,9 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
     wake?.()
     stop.abort()
   }
-  /** True when the run is over. */
-  const take = (event: RuntimeEvent): boolean | Promise<void> => {
-    // A run that is being stopped says nothing more, but what it used is still counted.
-    if (why && event?.type !== 'usage') return isTerminalType(event?.type)
+  /** Undefined: go on. True: the run is over. */
+  const take = (event: RuntimeEvent): true | Promise<void> | undefined => {
+    if (why) return takeLast(event)
     if (isTerminal(event)) {
       finish(event)
       return true
@@ -99,11 +99,22 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
       return true
     }
     const room = queue.push(line)
-    if (room === undefined || why) return false
+    if (room === undefined) return undefined
     return new Promise((resolve) => {
       wake = resolve
       void room.then(resolve)
     })
+  }
+  /** A run that is being stopped says nothing more, but what it used is still counted. */
+  const takeLast = (event: RuntimeEvent): true | Promise<void> => {
+    if (isTerminal(event)) return true
+    const line = event?.type === 'usage' && !counted ? encode(event) : undefined
+    if (typeof line === 'string') {
+      counted = true
+      void queue.push(line)
+    }
+    // An adapter that yields without end would otherwise keep every timer of this process from firing.
+    return new Promise((resolve) => void setImmediate(resolve))
   }
   const drive = async (): Promise<void> => {
     let iterator: AsyncIterator<RuntimeEvent> | undefined
@@ -116,17 +127,20 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
           if (done || ended) break
           const over = take(value)
           if (over === true) break
-          if (over !== false) await over
+          if (over !== undefined) await over
         }
       }
       finish(why ? endings[why] : noTerminal)
     } catch (err) {
       const event = thrown(err)
-      if (event.code === 'runtime_error') log.error({ err, runId: envelope.runId }, 'a runtime threw')
+      if (!why && event.code === 'runtime_error') log.error({ err, runId: envelope.runId }, 'a runtime threw')
       finish(why ? endings[why] : event)
     }
-    // Rejections of an adapter that was told to leave concern nobody any more.
-    await Promise.resolve(iterator?.return?.()).catch(() => {})
+    try {
+      await iterator?.return?.()
+    } catch {
+      // The run has its last event: how its adapter fails to leave concerns nobody any more.
+    }
     clearTimeout(grace)
     release()
   }

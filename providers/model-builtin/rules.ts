@@ -109,9 +109,19 @@ const intro = (name: string, text: string): string => {
   return `The tool ${name} answered: ${text}`
 }
 
+/** What the rules look at of a message: some of the patterns are not linear. */
+const maxLooked = 2_000
+
 const userTexts = (prompt: LanguageModelV4Prompt): string[] =>
   prompt.flatMap((message) =>
-    message.role === 'user' ? [message.content.map((part) => (part.type === 'text' ? part.text : '')).join('')] : [],
+    message.role === 'user'
+      ? [
+          message.content
+            .map((part) => (part.type === 'text' ? part.text : ''))
+            .join('')
+            .slice(0, maxLooked),
+        ]
+      : [],
   )
 
 const abilities = (tools: Tools): string => {

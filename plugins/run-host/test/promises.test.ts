@@ -148,6 +148,21 @@ test(
   },
 )
 
+test('an adapter that yields without end after it was cancelled does not stop the process', { timeout }, async (t) => {
+  const abort = new AbortController()
+  const runtime = scripted(async function* () {
+    for (;;) {
+      yield { type: 'usage', inputTokens: 1, outputTokens: 1, model: 'm' }
+      abort.abort()
+    }
+  })
+  const events = await eventsOf(t, runtime, abort.signal)
+  assert.deepEqual(
+    events.map((e) => (e.type === 'error' ? e.code : e.type)),
+    ['usage', 'usage', 'cancelled'],
+  )
+})
+
 test('a run is aborted when its reader leaves', { timeout }, async (t) => {
   const left = Promise.withResolvers<void>()
   const runtime = scripted(async function* (_prompt, signal) {

@@ -1,0 +1,110 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type { LanguageModelV4CallOptions, LanguageModelV4Prompt, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import { arithmeticIn } from '../arithmetic.ts'
+import { demoModel } from '../model.ts'
+
+const user = (text: string): LanguageModelV4Prompt[number] => ({ role: 'user', content: [{ type: 'text', text }] })
+const assistant = (text: string): LanguageModelV4Prompt[number] => ({
+  role: 'assistant',
+  content: [{ type: 'text', text }],
+})
+const tool = (name: string, property: string) => ({
+  type: 'function' as const,
+  name,
+  inputSchema: {
+    type: 'object' as const,
+    properties: { [property]: { type: 'string' as const } },
+    required: [property],
+  },
+})
+const tools = [tool('calculate', 'expression'), tool('current_time', 'timezone'), tool('search_docs', 'query')]
+
+async function partsOf(options: LanguageModelV4CallOptions): Promise<LanguageModelV4StreamPart[]> {
+  const { stream } = await demoModel().doStream(options)
+  return Array.fromAsync(stream)
+}
+const textOf = (parts: LanguageModelV4StreamPart[]): string =>
+  parts.map((part) => (part.type === 'text-delta' ? part.delta : '')).join('')
+const ask = async (...texts: string[]): Promise<string> => textOf(await partsOf({ prompt: texts.map(user) }))
+const callOf = async (text: string): Promise<string | undefined> => {
+  const part = (await partsOf({ prompt: [user(text)], tools })).find(({ type }) => type === 'tool-call')
+  return part?.type === 'tool-call' ? `${part.toolName} ${part.input}` : undefined
+}
+
+test('the demo responder says that it is no language model, word by word, the same every time', async () => {
+  const parts = await partsOf({ prompt: [user('Tell me a story')] })
+  assert.match(textOf(parts), /^I am the built-in demo responder, not a language model.*You said: "Tell me a story"/)
+  assert.ok(parts.filter(({ type }) => type === 'text-delta').length > 20)
+  assert.deepEqual(await partsOf({ prompt: [user('Tell me a story')] }), parts)
+  assert.match(await ask('Who are you?'), /not a language model/)
+})
+
+test('it remembers the conversation', async () => {
+  const prompt = [user('Hello, my name is Ada'), assistant('Nice to meet you, Ada.'), user('What is my name?')]
+  assert.equal(textOf(await partsOf({ prompt })), 'Your name is Ada.')
+  assert.equal(await ask('What is my name?'), 'You have not told me your name yet.')
+  assert.equal(
+    await ask('The sky is green', 'What did I say before?'),
+    'Before this message you said: "The sky is green".',
+  )
+})
+
+test('it calls the tool that a message calls for, when there is one', async () => {
+  assert.equal(await callOf('What is 17 * 23?'), 'calculate {"expression":"17 * 23"}')
+  assert.equal(await callOf('What is 15% of 80?'), 'calculate {"expression":"80 * 15 / 100"}')
+  assert.equal(await callOf('What time is it in Europe/Berlin?'), 'current_time {"timezone":"Europe/Berlin"}')
+  assert.equal(await callOf('What is the date?'), 'current_time {}')
+  assert.equal(await callOf('How do I publish a profile?'), 'search_docs {"query":"How do I publish a profile?"}')
+  assert.equal(await callOf('Tell me a story'), undefined)
+  assert.match(await ask('What is 17 * 23?'), /not a language model/)
+})
+
+test('it answers with the results of its tools, failed ones included', async () => {
+  const call = { type: 'tool-call' as const, toolCallId: 'a', toolName: 'calculate', input: {} }
+  const answered = (type: 'text' | 'error-text', value: string) =>
+    partsOf({
+      tools,
+      prompt: [
+        user('What is 17 * 23?'),
+        { role: 'assistant', content: [call] },
+        {
+          role: 'tool',
+          content: [{ type: 'tool-result', toolCallId: 'a', toolName: 'calculate', output: { type, value } }],
+        },
+      ],
+    })
+  assert.equal(textOf(await answered('text', '391')), 'The result is 391.')
+  assert.equal(textOf(await answered('error-text', 'no')), 'The tool calculate failed: no')
+})
+
+test('arithmetic is found in a message, and nothing else is taken for it', () => {
+  const found: [string, string | undefined][] = [
+    ['what is 2+2', '2+2'],
+    ['compute (3 + 4) * 2 please', '(3 + 4) * 2'],
+    ['12 times 12', '12 * 12'],
+    ['1,250 divided by 5', '1250 / 5'],
+    ['2.5 percent of 1,000', '1000 * 2.5 / 100'],
+    ['2^10', '2^10'],
+    ['the year 2026', undefined],
+    ['on 2026-11-21', undefined],
+    ['x - y', undefined],
+    [')2+2(', '2+2'],
+  ]
+  for (const [text, expression] of found) assert.equal(arithmeticIn(text), expression, text)
+})
+
+test('usage counts words, and maxOutputTokens cuts the answer', async () => {
+  const parts = await partsOf({ prompt: [user('one two three')], maxOutputTokens: 4 })
+  const finish = parts.at(-1)!
+  assert.ok(finish.type === 'finish')
+  assert.equal(textOf(parts).trim(), 'I am the built-in')
+  assert.deepEqual(
+    [finish.finishReason.unified, finish.usage.inputTokens.total, finish.usage.outputTokens.total],
+    ['length', 3, 4],
+  )
+})
+
+test('a message of a million characters is answered as fast as any other', async () => {
+  for (const text of [' '.repeat(1_000_000), '1'.repeat(1_000_000), '('.repeat(1_000_000)]) await ask(text)
+})
