@@ -1,0 +1,47 @@
+// `npm run openapi` writes docs/openapi/<listener>.json from the routes of the development role. `--check` fails when a
+// committed file is stale. The role is booted for real on a database of its own, because only a plugin that is set up
+// knows its routes; no port is opened.
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { parseEnv } from 'node:util'
+import { boot } from '#kernel'
+import { loadRole, root } from '../kernel/config.ts'
+
+type Json = Record<string, unknown>
+
+/** Paths in alphabetical order: the order in which plugins mount must not show in a diff. */
+function stable(document: Json): string {
+  const paths = Object.entries(document['paths'] as Json).sort(([a], [b]) => (a < b ? -1 : 1))
+  return `${JSON.stringify({ ...document, paths: Object.fromEntries(paths) }, null, 2)}\n`
+}
+
+async function documents(data: string): Promise<Map<string, string>> {
+  const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
+  // The sample servers do not exist: the embedded one and memory stand in.
+  const env = { ...sample, POSTGRES_DSN: '', REDIS_URL: '', SIDECAR_URL: '', AGENT_ORC_DATA: data, LOG_LEVEL: 'error' }
+  const running = await boot(await loadRole(join(root, 'config/dev.yaml'), { env }), { listen: false })
+  try {
+    const found = new Map<string, string>()
+    for (const [name, app] of Object.entries(running.listeners)) {
+      found.set(`docs/openapi/${name}.json`, stable((await app.inject('/openapi.json')).json()))
+    }
+    return found
+  } finally {
+    await running.stop()
+  }
+}
+
+const data = await mkdtemp(join(tmpdir(), 'agent-orc-openapi-'))
+try {
+  for (const [file, text] of await documents(data)) {
+    const path = join(root, file)
+    if (!process.argv.includes('--check')) await writeFile(path, text)
+    else if ((await readFile(path, 'utf8').catch(() => '')) !== text) {
+      console.error(`${file} is stale: run npm run openapi`)
+      process.exitCode = 1
+    }
+  }
+} finally {
+  await rm(data, { recursive: true, force: true })
+}
