@@ -69,6 +69,9 @@ function post(agent: Agent, input: string | URL | Request, init: RequestInit = {
           resolve(new Response(content, { status, statusText: STATUS_CODES[status] ?? '', headers: headers as never }))
         },
         onResponseData(_, chunk) {
+          // After a pause inside a chunk of the transfer coding undici flushes its parser with nothing: enqueued, that would
+          // fill the queue and pause again, for ever.
+          if (chunk.length === 0) return
           body!.enqueue(chunk)
           if (body!.desiredSize! <= 0) controller!.pause()
         },
