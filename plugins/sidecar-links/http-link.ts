@@ -1,4 +1,4 @@
-import { Pool } from 'undici'
+import { type Dispatcher, Pool } from 'undici'
 import { AppError, wholeLines } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
@@ -12,7 +12,9 @@ const maxStateBytes = 64 * 1024 * 1024
 const maxSmallBytes = 64 * 1024
 const healthMs = 2_000
 const connectMs = 5_000
-/** A sidecar answers a run's headers at once; state operations may pack an archive first. */
+/** State operations may pack or unpack an archive. */
+const stateMs = 60_000
+/** A sidecar answers the headers of a run at once. */
 const headersMs = 60_000
 
 /** Runtimes of a sidecar that says `all` and lists nothing: the specification's three. */
@@ -37,20 +39,28 @@ export function createHttpSidecar(url: string): HttpSidecar {
   })
   const statePath = (runtime: string, sessionId: string): string =>
     `${prefix}/state/${encodeURIComponent(sessionId)}?runtime=${encodeURIComponent(runtime)}`
+  /** A short exchange, body included, within its time. */
+  const call = async (
+    ms: number,
+    options: Pick<Dispatcher.DispatchOptions, 'path' | 'method' | 'headers' | 'body'>,
+    { maxBytes = maxSmallBytes, signal }: { maxBytes?: number; signal?: AbortSignal } = {},
+  ): Promise<Answer> => {
+    const limit = AbortSignal.timeout(ms)
+    try {
+      const reply = await exchange(pool, options, signal ? AbortSignal.any([signal, limit]) : limit)
+      return { status: reply.status, headers: reply.headers, bytes: await readBody(reply.body, maxBytes) }
+    } catch (cause) {
+      throw limit.aborted ? sidecarUnreachable({ cause, retryable: true }) : cause
+    }
+  }
   return {
     async health(signal) {
-      const limit = AbortSignal.timeout(healthMs)
-      const within = signal ? AbortSignal.any([signal, limit]) : limit
-      const reply = await exchange(pool, { path: `${prefix}/health`, method: 'GET' }, within).catch(
-        (cause: unknown) => {
-          throw limit.aborted ? sidecarUnreachable({ cause, retryable: true }) : cause
-        },
-      )
-      if (reply.status !== 200) throw await refusal(reply)
-      return healthOf(await readBody(reply.body, maxSmallBytes))
+      const answer = await call(healthMs, { path: `${prefix}/health`, method: 'GET' }, signal ? { signal } : {})
+      if (answer.status !== 200) throw refusal(answer)
+      return healthOf(answer.bytes)
     },
     async *run(envelope, signal) {
-      const reply = await exchange(
+      const { status, headers, body } = await exchange(
         pool,
         {
           path: `${prefix}/run`,
@@ -60,42 +70,38 @@ export function createHttpSidecar(url: string): HttpSidecar {
         },
         signal,
       )
-      if (reply.status !== 200) throw await refusal(reply)
-      yield* wholeLines(reply.body)
+      if (status !== 200) throw refusal({ status, headers, bytes: await readBody(body, maxSmallBytes) })
+      yield* wholeLines(body)
     },
     async exportState(runtime, sessionId) {
-      const reply = await exchange(pool, { path: statePath(runtime, sessionId), method: 'GET' })
-      if (reply.status === 404) {
-        await readBody(reply.body, maxSmallBytes)
-        return undefined
-      }
-      if (reply.status !== 200) throw await refusal(reply)
-      const bytes = await readBody(reply.body, maxStateBytes)
-      if (!bytes) throw stateTooLarge()
-      return bundleOf(bytes, reply)
+      const path = statePath(runtime, sessionId)
+      const answer = await call(stateMs, { path, method: 'GET' }, { maxBytes: maxStateBytes })
+      if (answer.status === 404) return undefined
+      if (answer.status !== 200) throw refusal(answer)
+      if (!answer.bytes) throw stateTooLarge()
+      return bundleOf(answer.bytes, answer)
     },
     async hydrate(runtime, sessionId, bundle) {
       const headers = {
         'content-type': bundle.contentType,
         ...(bundle.runtimeSessionId === undefined ? {} : { [runtimeSessionIdHeader]: bundle.runtimeSessionId }),
       }
-      const reply = await exchange(pool, {
-        path: statePath(runtime, sessionId),
-        method: 'POST',
-        headers,
-        body: bundle.bytes,
-      })
-      if (reply.status !== 204) throw await refusal(reply)
-      await readBody(reply.body, maxSmallBytes)
+      const path = statePath(runtime, sessionId)
+      const answer = await call(stateMs, { path, method: 'POST', headers, body: bundle.bytes })
+      if (answer.status !== 204) throw refusal(answer)
     },
     async forget(runtime, sessionId) {
-      const reply = await exchange(pool, { path: statePath(runtime, sessionId), method: 'DELETE' })
+      const answer = await call(stateMs, { path: statePath(runtime, sessionId), method: 'DELETE' })
       // The specification asks a sidecar for GET and POST only: one that cannot forget has nothing to answer for.
-      if (reply.status >= 500) throw await refusal(reply)
-      await readBody(reply.body, maxSmallBytes)
+      if (answer.status >= 500) throw refusal(answer)
     },
     close: () => pool.destroy(),
   }
+}
+
+interface Answer extends Omit<Reply, 'body'> {
+  /** Undefined when the body was longer than its limit. */
+  readonly bytes: Buffer | undefined
 }
 
 function healthOf(body: Buffer | undefined): SidecarHealth {
@@ -119,7 +125,7 @@ function healthOf(body: Buffer | undefined): SidecarHealth {
   }
 }
 
-function bundleOf(bytes: Buffer, { headers }: Reply): StateBundle {
+function bundleOf(bytes: Buffer, { headers }: Answer): StateBundle {
   const contentType = headers['content-type']
   const runtimeSessionId = headers[runtimeSessionIdHeader]
   return {
@@ -130,13 +136,13 @@ function bundleOf(bytes: Buffer, { headers }: Reply): StateBundle {
 }
 
 /** A sidecar's own error, under its own code. */
-async function refusal(reply: Reply): Promise<AppError> {
-  const said = json(await readBody(reply.body, maxSmallBytes))
+function refusal(answer: Answer): AppError {
+  const said = json(answer.bytes)
   const code = typeof said?.['error'] === 'string' ? said['error'] : 'sidecar_refused'
   const message = said?.['message']
-  const status = reply.status >= 400 && reply.status <= 599 ? reply.status : 502
+  const status = answer.status >= 400 && answer.status <= 599 ? answer.status : 502
   return new AppError(code, status, {
-    message: typeof message === 'string' ? message : `The sidecar answered ${reply.status}.`,
+    message: typeof message === 'string' ? message : `The sidecar answered ${answer.status}.`,
     retryable: status === 503,
   })
 }
