@@ -1,0 +1,116 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { APICallError, type LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import { definePlugin } from '#kernel'
+import { type ModelProvider, Models } from '#contracts/model'
+import { startModelServer, testKernel } from '#testing'
+import provider from '../index.ts'
+
+async function providerWith(t: Pick<TestContext, 'after'>, config: object): Promise<ModelProvider | undefined> {
+  let found: ModelProvider | undefined
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { models: Models },
+    async setup(ctx) {
+      found = ctx.deps.models.get('openai')
+      return {}
+    },
+  })
+  await testKernel(t, [{ name: 'openai', plugin: provider, config }, probe], { listeners: [] })
+  return found
+}
+
+const prompt = [{ role: 'user' as const, content: [{ type: 'text' as const, text: 'hi' }] }]
+const key = 'key-canary'
+
+test('without a key and a base URL the provider is absent', async (t) => {
+  assert.equal(await providerWith(t, {}), undefined)
+  assert.equal(await providerWith(t, { apiKey: '', baseUrl: '' }), undefined)
+  assert.ok(await providerWith(t, { apiKey: key }))
+})
+
+test('a base URL that is none refuses to boot', async (t) => {
+  await assert.rejects(providerWith(t, { baseUrl: 'localhost:1' }), /baseUrl expects an http or https URL/)
+})
+
+test('an answer is streamed with its text, tool calls and usage', async (t) => {
+  const server = await startModelServer(t)
+  server.next({ text: 'one two', toolCalls: [{ id: 'a', name: 'look', arguments: { at: 'it' } }] })
+  const models = await providerWith(t, { apiKey: key, baseUrl: server.url })
+  const { stream } = await models!.model('m').doStream({ prompt, maxOutputTokens: 9 })
+  const parts: LanguageModelV4StreamPart[] = await Array.fromAsync(stream)
+  assert.equal(parts.map((part) => (part.type === 'text-delta' ? part.delta : '')).join(''), 'one two')
+  const call = parts.find((part) => part.type === 'tool-call')!
+  assert.deepEqual([call.toolCallId, call.toolName, JSON.parse(call.input)], ['a', 'look', { at: 'it' }])
+  const finish = parts.find((part) => part.type === 'finish')!
+  assert.equal(finish.finishReason.unified, 'tool-calls')
+  assert.equal(finish.usage.outputTokens.total, 2)
+  const request = server.requests[0]!
+  assert.equal(request.path, '/v1/chat/completions')
+  assert.equal(request.headers['authorization'], 'Bearer key-canary')
+  assert.equal(request.body.max_tokens, 9)
+})
+
+test('an answer that is not streamed arrives whole', async (t) => {
+  const server = await startModelServer(t, { reply: { text: 'one two' } })
+  const models = await providerWith(t, { baseUrl: server.url })
+  const { content } = await models!.model('m').doGenerate({ prompt })
+  assert.deepEqual(
+    content.map((part) => (part.type === 'text' ? part.text : '')),
+    ['one two'],
+  )
+})
+
+test('aborting closes the connection at once, before the first byte and in the middle', async (t) => {
+  const server = await startModelServer(t)
+  const models = await providerWith(t, { baseUrl: server.url })
+  server.next({ text: 'one two', hangAfter: 1 }, { hang: true })
+  const middle = new AbortController()
+  const { stream } = await models!.model('m').doStream({ prompt, abortSignal: middle.signal })
+  const reader = stream.getReader()
+  while ((await reader.read()).value?.type !== 'text-delta');
+  middle.abort()
+  await server.requests[0]!.ended
+  assert.equal(server.requests[0]!.closedEarly, true)
+  await assert.rejects(async () => {
+    while (!(await reader.read()).done);
+  })
+
+  const before = new AbortController()
+  const call = assert.rejects(async () => models!.model('m').doStream({ prompt, abortSignal: before.signal }), {
+    name: 'AbortError',
+  })
+  while (server.requests.length < 2) await new Promise((resolve) => setImmediate(resolve))
+  before.abort()
+  await call
+  await server.requests[1]!.ended
+  assert.equal(server.requests[1]!.closedEarly, true)
+})
+
+test('two hundred streams at once do not wait for each other', async (t) => {
+  const server = await startModelServer(t, { reply: { text: 'one two', hangAfter: 1 } })
+  const models = await providerWith(t, { baseUrl: server.url })
+  const abort = new AbortController()
+  const first = async (): Promise<void> => {
+    const { stream } = await models!.model('m').doStream({ prompt, abortSignal: abort.signal })
+    const reader = stream.getReader()
+    while ((await reader.read()).value?.type !== 'text-delta');
+  }
+  await Promise.all(Array.from({ length: 200 }, first))
+  assert.equal(server.requests.filter(({ closedEarly }) => !closedEarly).length, 200)
+  abort.abort()
+})
+
+test('a failing call says its status and never the key', async (t) => {
+  const server = await startModelServer(t, { reply: { status: 401 } })
+  const models = await providerWith(t, { apiKey: key, baseUrl: server.url })
+  await assert.rejects(
+    async () => models!.model('m').doStream({ prompt }),
+    (error) => {
+      assert.ok(APICallError.isInstance(error))
+      assert.equal(error.statusCode, 401)
+      assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
+      return true
+    },
+  )
+})
