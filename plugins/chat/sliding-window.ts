@@ -52,7 +52,7 @@ export function createSlidingWindow(now: () => number = () => performance.now())
         return { allowed: true, count: count + 1, retryAfterMs: 0 }
       }
       // The oldest second with hits in it leaves the window first.
-      let oldest = second - buckets.length + 1
+      let oldest = Math.max(0, second - buckets.length + 1)
       while (oldest < second && buckets[oldest % buckets.length] === 0) oldest++
       return { allowed: false, count, retryAfterMs: Math.max(1, Math.ceil((oldest + buckets.length) * 1_000 - at)) }
     },

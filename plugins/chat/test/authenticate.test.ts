@@ -1,0 +1,138 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { addKey, gateway, publish, sql, until } from './gateway.ts'
+import { finish } from './scripted-dispatch.ts'
+
+const payload = { message: 'Hi' }
+
+test('a missing, malformed, unknown, revoked or misplaced key answers the same 401 unauthorized on every route', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const sibling = await publish(database, { slug: 'sibling' })
+  const stranger = await publish(database, { tenant: 'globex' })
+  const revoked = await addKey(database, 'acme', agent.id)
+  await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = now() WHERE id = $1', `key_${revoked}`)
+  const headers = [
+    undefined,
+    '',
+    'Bearer',
+    'Bearer ',
+    `Basic ${agent.key}`,
+    agent.key,
+    'Bearer ao_test_unknown',
+    'Bearer sk-not-ours',
+    `Bearer "${agent.key}"`,
+    `Bearer ${agent.key} x`,
+    `Bearer ${agent.key}, Bearer ${agent.key}`,
+    `Bearer ${revoked}`,
+    `Bearer ${sibling.key}`,
+    `Bearer ${stranger.key}`,
+  ]
+  const routes = [
+    { method: 'POST', url: agent.url, payload },
+    { method: 'POST', url: `${agent.url}/stream`, payload },
+    { method: 'GET', url: `${agent.url}/runs/prun_0123456789abcdefghjkmnpqr` },
+    { method: 'GET', url: `${agent.url}/runs/prun_0123456789abcdefghjkmnpqr/stream` },
+    { method: 'DELETE', url: `${agent.url}/runs/prun_0123456789abcdefghjkmnpqr` },
+    { method: 'GET', url: `${agent.url}/conversations/conv_0123456789abcdefghjkmnpqr` },
+    // Nobody's tenant, nobody's agent, and names that cannot exist.
+    { method: 'POST', url: '/v1/chat/nobody/helper', payload },
+    { method: 'POST', url: '/v1/chat/acme%00/helper', payload },
+    { method: 'POST', url: "/v1/chat/acme'--/helper", payload },
+  ] as const
+  const bodies = new Set<string>()
+  for (const route of routes) {
+    for (const authorization of headers) {
+      const reply = await app.inject({ ...route, headers: authorization === undefined ? {} : { authorization } })
+      assert.equal(reply.statusCode, 401, `${route.method} ${route.url} with ${authorization}`)
+      assert.equal(reply.headers['www-authenticate'], 'Bearer')
+      const { request_id: _, ...body } = reply.json()
+      bodies.add(JSON.stringify(body))
+    }
+  }
+  assert.equal(bodies.size, 1)
+  assert.equal(JSON.parse([...bodies][0]!).error, 'unauthorized')
+  for (const url of ['/v1/chat/acme/unknown', '/v1/chat/globex/helper', '/v1/chat/acme/sibling']) {
+    const reply = await app.inject({ method: 'POST', url, headers: agent.auth, payload })
+    assert.equal(reply.statusCode, 401, url)
+  }
+})
+
+test('a key is checked before its request is read', async (t) => {
+  const { app } = await gateway(t)
+  const reply = await app.inject({
+    method: 'POST',
+    url: '/v1/chat/acme/helper',
+    headers: { 'content-type': 'application/json' },
+    payload: '{"message":',
+  })
+  assert.equal(reply.statusCode, 401)
+})
+
+test('a revoked key is refused on the very next request', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  for (let i = 0; i < 20; i++) {
+    assert.equal((await chat()).statusCode, 200)
+    await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = now()')
+    assert.equal((await chat()).statusCode, 401)
+    await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = NULL')
+  }
+})
+
+test('a valid key of an agent that is disabled or unpublished answers 404 not_published', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  await sql(database, 'acme', 'UPDATE published_agents SET enabled = false')
+  assert.deepEqual([(await chat()).statusCode, (await chat()).json().error], [404, 'not_published'])
+  await sql(database, 'acme', 'UPDATE published_agents SET enabled = true')
+  assert.equal((await chat()).statusCode, 200)
+  await sql(database, 'acme', 'UPDATE published_agents SET unpublished_at = now()')
+  assert.deepEqual([(await chat()).statusCode, (await chat()).json().error], [404, 'not_published'])
+  await sql(database, 'acme', 'UPDATE published_agents SET unpublished_at = NULL')
+  await sql(database, 'acme', `UPDATE tenants SET deleted_at = now() WHERE id = 'acme'`)
+  assert.equal((await chat()).statusCode, 401)
+})
+
+test('a key names its agent in any letter case of the scheme', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const headers = { authorization: `bEaReR ${agent.key}` }
+  assert.equal((await app.inject({ method: 'POST', url: agent.url, headers, payload })).statusCode, 200)
+})
+
+test('a request that carries X-Tenant-ID is still of the tenant of its URL', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  dispatch.script = (_task, run) => run().emit(finish('mine'))
+  const headers = { ...agent.auth, 'x-tenant-id': 'globex', 'X-TENANT-ID': 'globex' }
+  assert.equal((await app.inject({ method: 'POST', url: agent.url, headers, payload })).statusCode, 200)
+  assert.equal(dispatch.newest().tenantId, 'acme')
+})
+
+test('the last use of a key is on record, a second later at most', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  await until(async () => {
+    const [row] = await sql<{ used: boolean }>(
+      database,
+      'acme',
+      'SELECT last_used_at IS NOT NULL AS used FROM published_agent_keys',
+    )
+    return row!.used
+  })
+})
+
+test('a look-up that fails is logged without the key, and is no 401', async (t) => {
+  const { app, kernel, database } = await gateway(t)
+  const agent = await publish(database)
+  await sql(database, 'acme', 'ALTER TABLE published_agent_keys RENAME TO hidden')
+  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  assert.equal(reply.statusCode, 500)
+  assert.equal(reply.json().error, 'internal')
+  assert.ok(kernel.logs.some((line) => line['msg'] === 'auth.lookup_failed'))
+  assert.ok(!JSON.stringify(kernel.logs).includes(agent.key))
+})

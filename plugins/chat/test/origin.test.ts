@@ -1,0 +1,108 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { gateway, publish } from './gateway.ts'
+
+const payload = { message: 'Hi' }
+const allowed = 'https://app.example.com'
+const foreign = [
+  'null',
+  '',
+  'https://app.example.com.evil.test',
+  'https://evil.test/https://app.example.com',
+  'https://app.example.com@evil.test',
+  'https://user:pass@app.example.com',
+  'https://app.example.com:444',
+  'https://app.example.com:443',
+  'https://app.example.com/',
+  'https://APP.example.com',
+  'http://app.example.com',
+  'https://sub.app.example.com',
+  'https://app.example.com, https://evil.test',
+  '*',
+]
+
+test('a request whose Origin is not exactly an allowed one answers 403 origin_not_allowed', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed, 'http://localhost:3000'] })
+  for (const origin of foreign) {
+    for (const path of ['', '/stream']) {
+      const reply = await app.inject({
+        method: 'POST',
+        url: agent.url + path,
+        headers: { ...agent.auth, origin },
+        payload,
+      })
+      assert.deepEqual([reply.statusCode, reply.json().error], [403, 'origin_not_allowed'], `'${origin}'`)
+      assert.equal(reply.headers['access-control-allow-origin'], undefined)
+    }
+  }
+  assert.equal(dispatch.started.length, 0)
+  const none = await publish(database, { slug: 'none' })
+  const reply = await app.inject({ method: 'POST', url: none.url, headers: { ...none.auth, origin: allowed }, payload })
+  assert.equal(reply.statusCode, 403)
+})
+
+test('an allowed origin may read the reply, its ids and its limits; without Origin nothing is checked', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed] })
+  for (const path of ['', '/stream']) {
+    const url = agent.url + path
+    const reply = await app.inject({ method: 'POST', url, headers: { ...agent.auth, origin: allowed }, payload })
+    assert.equal(reply.statusCode, 200)
+    assert.equal(reply.headers['access-control-allow-origin'], allowed)
+    assert.equal(reply.headers['vary'], 'Origin')
+    assert.match(String(reply.headers['access-control-expose-headers']), /x-public-run-id.*ratelimit/)
+    assert.equal(reply.headers['access-control-allow-credentials'], undefined)
+    const plain = await app.inject({ method: 'POST', url, headers: agent.auth, payload })
+    assert.equal(plain.statusCode, 200)
+    assert.equal(plain.headers['access-control-allow-origin'], undefined)
+    assert.equal(plain.headers['vary'], 'Origin')
+  }
+})
+
+test('errors too can be read from an allowed origin, the 401 included', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed] })
+  const wrong = { authorization: 'Bearer ao_test_wrong' }
+  const refused = await app.inject({ method: 'POST', url: agent.url, headers: { ...wrong, origin: allowed }, payload })
+  assert.equal(refused.statusCode, 401)
+  assert.equal(refused.headers['access-control-allow-origin'], allowed)
+  const hidden = await app.inject({ method: 'POST', url: agent.url, headers: { ...wrong, origin: 'null' }, payload })
+  assert.equal(hidden.statusCode, 401)
+  assert.equal(hidden.headers['access-control-allow-origin'], undefined)
+  const invalid = await app.inject({
+    method: 'POST',
+    url: agent.url,
+    headers: { ...agent.auth, origin: allowed },
+    payload: {},
+  })
+  assert.equal(invalid.statusCode, 400)
+  assert.equal(invalid.headers['access-control-allow-origin'], allowed)
+})
+
+test('a preflight needs no key: allowed origins get 204, all others and unknown agents 403', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database, { origins: [allowed] })
+  const preflight = (url: string, origin: string) =>
+    app.inject({ method: 'OPTIONS', url, headers: { origin, 'access-control-request-method': 'POST' } })
+  for (const path of ['', '/stream', '/runs/prun_x', '/runs/prun_x/stream', '/conversations/conv_x']) {
+    const reply = await preflight(agent.url + path, allowed)
+    assert.equal(reply.statusCode, 204)
+    assert.equal(reply.headers['access-control-allow-origin'], allowed)
+    assert.match(String(reply.headers['access-control-allow-methods']), /GET.*POST.*DELETE/)
+    assert.match(String(reply.headers['access-control-allow-headers']), /authorization.*content-type.*last-event-id/)
+    assert.equal(reply.headers['vary'], 'Origin')
+  }
+  for (const origin of foreign.filter((o) => o !== ''))
+    assert.equal((await preflight(agent.url, origin)).statusCode, 403)
+  for (const url of [
+    '/v1/chat/acme/unknown',
+    '/v1/chat/nobody/helper',
+    '/v1/chat/acme%00/helper',
+    '/v1/chat/acme/x%00',
+  ]) {
+    assert.equal((await preflight(url, allowed)).statusCode, 403, url)
+  }
+  const plain = await app.inject({ method: 'OPTIONS', url: agent.url })
+  assert.deepEqual([plain.statusCode, plain.headers['allow']], [204, 'GET, POST, DELETE, OPTIONS'])
+})
