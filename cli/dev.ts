@@ -25,8 +25,8 @@ export function addDev(program: Command): void {
       const secrets = await data.secrets()
       const env = { ...devEnvironment(data.folder, secrets), ...nonEmpty(given) }
       const role = await loadRole(join(root, 'config/dev.yaml'), { env: { ...env, ...ports(options.port) } })
-      const { running, forever, stop } = await serve([role], { onStep: (step) => terminal.progress(`  ${step}`) })
-      const urls = running[0]!.urls
+      const served = await serve([role], { onStep: (step) => terminal.progress(`  ${step}`) })
+      const urls = served.running[0]!.urls
       try {
         const seeded = await seed({
           conductorUrl: urls['conductor']!,
@@ -47,10 +47,12 @@ export function addDev(program: Command): void {
         await data.saveReady(line)
         terminal.print(line, () => welcome(line, given, options.data))
       } catch (error) {
-        await stop()
-        throw error
+        if (!served.stopping) {
+          await served.stop()
+          throw error
+        }
       }
-      await forever
+      await served.forever
     })
 }
 

@@ -5,6 +5,8 @@ export interface Served {
   readonly running: readonly Running[]
   /** Resolves never: the process ends by a signal. Awaiting it keeps a command from returning. */
   readonly forever: Promise<never>
+  /** True once a signal came: what fails from then on fails because of it. */
+  readonly stopping: boolean
   stop(): Promise<void>
 }
 
@@ -20,8 +22,11 @@ export async function serve(roles: readonly Role[], options: BootOptions = {}): 
     await booting.catch(() => {})
     await Promise.all(running.splice(0).map((role) => role.stop()))
   }
+  const forever = new Promise<never>(() => {})
+  let stopping = false
   const grace = Math.max(...roles.map((role) => role.shutdownGrace ?? 25_000))
   const handle = closeWithGrace({ delay: grace, logger: { error: report } }, async ({ err, signal }) => {
+    stopping = true
     if (err) report(err)
     else if (signal) report(`${signal}: stopping (again to stop at once)`)
     await stop()
@@ -32,13 +37,22 @@ export async function serve(roles: readonly Role[], options: BootOptions = {}): 
       const one = boot(role, options)
       booting = one
       running.push(await one)
+      if (stopping) await forever
     }
   } catch (error) {
+    if (stopping) await forever
     handle.uninstall()
     await stop()
     throw error
   }
-  return { running: [...running], forever: new Promise(() => {}), stop }
+  return {
+    running: [...running],
+    forever,
+    get stopping() {
+      return stopping
+    },
+    stop,
+  }
 }
 
 const report = (what: unknown): void => console.error(what instanceof Error ? what : `agent-orc: ${String(what)}`)

@@ -112,7 +112,7 @@ export default definePlugin({ name: 'stuck', async setup(ctx) { ctx.onStop(() =>
   const started = start(t, ['start', '--config', file])
   await started.line()
   started.child.kill('SIGINT')
-  await once(started.child.stderr!, 'data')
+  await started.says('SIGINT: stopping')
   started.child.kill('SIGINT')
   assert.equal((await started.finished()).code, 1)
 })

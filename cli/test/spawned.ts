@@ -41,6 +41,10 @@ export function start(t: TestContext, args: readonly string[], env: Record<strin
       if (done) throw new Error(`ended without another line:\n${stderr}`)
       return value as string
     },
+    /** Resolves once this was said on stderr. */
+    async says(text: string): Promise<void> {
+      while (!stderr.includes(text)) await once(child.stderr!, 'data')
+    },
     async finished(): Promise<Finished> {
       const [code] = await closed
       return { code, stdout, stderr }
