@@ -10,7 +10,7 @@ CREATE TABLE sessions (
   -- The profile as it was when the session was created; later edits do not reach it.
   profile_snapshot jsonb NOT NULL,
   status text NOT NULL CHECK (status IN ('idle', 'running', 'errored', 'shutdown')),
-  created_at timestamptz NOT NULL DEFAULT now(),
+  created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
   last_used_at timestamptz NOT NULL DEFAULT now(),
   last_prompt text,
   last_run_status text,

@@ -2,6 +2,7 @@ import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement } from '#contracts/database'
 import type { Claim, FinishRun, StartOutcome, StartRun } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
+import type { GroupCommit } from './group-commit.ts'
 import { type DurableRow, type RunRow, runColumns, storable, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
@@ -129,6 +130,7 @@ export function finishStatement(end: FinishRun): Statement {
 
 export interface StartDeps {
   readonly db: Database
+  readonly commits: GroupCommit
   readonly owner: () => string
   /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
   readonly beat: () => Promise<void>
@@ -144,18 +146,20 @@ interface WhyNotRow {
   readonly orphaned: boolean
 }
 
+/** The id was taken between the look and the insert, or a session id drawn at random is in use. */
+function taken(error: unknown): StartRow[] {
+  if (sqlState(error) === '23505') return []
+  throw error
+}
+
 export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   const { db } = deps
   const { tenantId, runId, sessionId } = run
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const owner = deps.owner()
-    const [started] = await db.batch<[StartRow[]]>(tenantId, [startStatement(run, owner)]).catch((error: unknown) => {
-      // The id was taken between the look and the insert, or a session id drawn at random is in use.
-      if (sqlState(error) === '23505') return [[]]
-      throw error
-    })
-    const row = started?.[0]
+    const started = await deps.commits.run<StartRow>(tenantId, sessionId, startStatement(run, owner)).catch(taken)
+    const row = started[0]
     if (row) {
       return {
         kind: 'started',
@@ -167,8 +171,7 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
       { ...runById, values: [tenantId, runId] },
       { ...whyNot, values: [tenantId, sessionId] },
     ])
-    const taken = runs[0]
-    if (taken) return { kind: 'exists', run: toRun(taken) }
+    if (runs[0]) return { kind: 'exists', run: toRun(runs[0]) }
     const session = sessions[0]
     if (run.create) {
       if (session) return { kind: 'busy' }

@@ -1,6 +1,7 @@
 import type { Database } from '#contracts/database'
 import type { RunStore } from '#contracts/run-store'
 import { appendStatement, finishStatement, startRun } from './claims.ts'
+import { createGroupCommit } from './group-commit.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createOrphans, stealRun } from './orphans.ts'
 import { createReads } from './reads.ts'
@@ -21,7 +22,8 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   const instance = createInstance(db, options)
   const self = (): string => instance.id
   const orphans = createOrphans(db, self, options.log)
-  const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
+  const commits = createGroupCommit(db)
+  const starting = { db, commits, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const sweep = (): void => {
@@ -32,11 +34,13 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     ...createState(db),
     start: (run) => startRun(starting, run),
     async append(claim, chunk) {
-      const [owned] = await db.batch<[object[]]>(claim.tenantId, [appendStatement(claim, chunk)])
+      const { tenantId, sessionId } = claim
+      const owned = await commits.run(tenantId, sessionId, appendStatement(claim, chunk), chunk.lines.length)
       return owned.length > 0
     },
     async finish(end) {
-      const [ended] = await db.batch<[object[]]>(end.claim.tenantId, [finishStatement(end)])
+      const { tenantId, sessionId } = end.claim
+      const ended = await commits.run(tenantId, sessionId, finishStatement(end), end.tail?.lines.length)
       return ended.length > 0
     },
     steal: (tenantId, runId, status, reason) => stealRun(db, self(), tenantId, runId, status, reason),

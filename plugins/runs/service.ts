@@ -241,7 +241,8 @@ export function createRunService(deps: RunServiceDeps): RunService {
         gone.abort()
         if (drained) return
       }
-      await store.steal(tenantId, runId, 'cancelled', cancelled)
+      const { code, message } = cancelled
+      await store.steal(tenantId, runId, 'cancelled', { code, message })
     },
     terminate: (tenantId, runId) =>
       terminateRun(

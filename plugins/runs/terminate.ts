@@ -42,7 +42,8 @@ export async function terminateRun(deps: TerminateDeps, tenantId: string, runId:
   let claimStolen = false
   let durableUpdated = false
   try {
-    claimStolen = !drained && (await store.steal(tenantId, runId, 'cancelled', reason))
+    const { code, message } = reason
+    claimStolen = !drained && (await store.steal(tenantId, runId, 'cancelled', { code, message }))
     if (claimStolen) local?.abandon()
     const run = await store.findRun(tenantId, runId)
     found ||= run !== undefined

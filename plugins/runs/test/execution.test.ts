@@ -212,7 +212,10 @@ test('terminate drains a run that listens, and steals one that does not: its lat
     durableUpdated: true,
     warnings: ['drain_timeout'],
   })
-  assert.equal((await watching).at(-1)?.code, 'cancelled')
+  const { at: _, ...last } = (await watching).at(-1) as Record<string, unknown>
+  const { runId: id, sessionId } = second
+  const message = 'The run was cancelled.'
+  assert.deepEqual(last, { type: 'error', runId: id, sessionId, seq: 3, code: 'cancelled', message })
   release()
   assert.equal((await s.store.findRun('acme', second.runId))?.status, 'cancelled')
   assert.equal((await s.store.getSession('acme', second.sessionId))?.status, 'idle')
