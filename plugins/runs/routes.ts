@@ -4,7 +4,16 @@ import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import { type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
-import { EventsQuery, NoContent, ProfileParams, RunDetail, RunList, RunListQuery, RunParams } from './schema.ts'
+import {
+  EventsQuery,
+  NoContent,
+  ProfileParams,
+  RunDetail,
+  RunDetailQuery,
+  RunList,
+  RunListQuery,
+  RunParams,
+} from './schema.ts'
 import type { RunService } from './service.ts'
 import { Terminated } from './terminate.ts'
 
@@ -37,10 +46,14 @@ export function runRoutes(app: App, service: RunService, { guard, who, attach }:
   )
   app.get(
     '/api/runs/:id',
-    { ...access(who.read), schema: { tags, params: RunParams, response: { 200: RunDetail } } },
+    {
+      ...access(who.read),
+      schema: { tags, params: RunParams, querystring: RunDetailQuery, response: { 200: RunDetail } },
+    },
     async (request) => {
       const { tenantId } = guard.callerOf(request)
       const run = await service.find(tenantId, request.params.id)
+      if (request.query.events === false) return run
       const events: unknown[] = []
       for await (const chunk of service.events(tenantId, run.runId))
         for (const line of lines(chunk)) events.push(parseLine(line.bytes))

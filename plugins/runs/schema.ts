@@ -8,8 +8,13 @@ export const ProfileParams = Type.Object({ name: Type.String({ description: 'Nam
 export const RunList = Type.Array(RunSummary, { description: 'Newest first.' })
 export const RunDetail = Type.Composite([
   RunSummary,
-  Type.Object({ events: Type.Array(Type.Unknown(), { description: 'RunEvents so far, in order.' }) }),
+  Type.Object({ events: Type.Optional(Type.Array(Type.Unknown(), { description: 'RunEvents so far, in order.' })) }),
 ])
+
+/** A gateway asks for the summary alone: a log may be long. */
+export const RunDetailQuery = Type.Object({
+  events: Type.Optional(Type.Boolean({ default: true, description: 'False leaves the events out.' })),
+})
 
 export const RunListQuery = Type.Composite([
   PageQuery,

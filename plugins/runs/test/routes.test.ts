@@ -22,6 +22,7 @@ test('POST /api/runs answers 202 at once and the run is executed, recorded and s
   assert.equal(status, 'running')
   assert.match(sessionId, /^sess-aaaaaaaa-[0-9a-f]{8}$/)
   const { events, ...run } = (await get(s, `/api/runs/${id}`)).json()
+  assert.deepEqual((await get(s, `/api/runs/${id}?events=false`)).json(), run)
   assert.equal(run.status, 'ok')
   assert.equal(run.result, 'Hello, world.')
   assert.deepEqual(run.subTask, { id, sessionId, profile: 'writer', prompt: 'hi', metadata: { a: 1 } })
