@@ -1,0 +1,63 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { pino } from 'pino'
+import type { RunStore } from '#contracts/run-store'
+import type { RunnerLink } from '#contracts/runner'
+import { createStateSaver } from '../state-saver.ts'
+import { eventually } from './stage.ts'
+
+const log = pino({ level: 'silent' })
+
+function scripted() {
+  const exports: { sessionId: string; answer: (state: string | undefined) => void }[] = []
+  const saved: string[] = []
+  const link = {
+    exportState: (_tenant: string, sessionId: string) =>
+      new Promise((resolve) => {
+        const answer = (state: string | undefined): void =>
+          resolve(state === undefined ? undefined : { bytes: Buffer.from(state), contentType: 'application/json' })
+        exports.push({ sessionId, answer })
+      }),
+  } as unknown as RunnerLink
+  const store = {
+    saveState: async (_tenant: string, id: string, bundle: { bytes: Buffer }) =>
+      void saved.push(`${id}=${bundle.bytes}`),
+  } as unknown as RunStore
+  return { exports, saved, link, store }
+}
+
+test('a session that rests is saved once, one that runs again is not, and no more than four are exported at a time', async () => {
+  const { exports, saved, link, store } = scripted()
+  const saver = createStateSaver(store, log, 10)
+  for (let i = 0; i < 3; i++) saver.rest('acme', 's0', link)
+  for (let i = 1; i < 7; i++) saver.rest('acme', `s${i}`, link)
+  saver.busy('acme', 's1')
+  await eventually('exports begin', () => exports.length >= 4)
+  assert.deepEqual(
+    exports.map((e) => e.sessionId),
+    ['s0', 's2', 's3', 's4'],
+  )
+  exports[0]!.answer('zero')
+  exports[1]!.answer(undefined)
+  await eventually('the next ones follow', () => exports.length === 6)
+  for (const e of exports.slice(2)) e.answer('state')
+  await saver.drain()
+  assert.deepEqual(saved.sort(), ['s0=zero', 's3=state', 's4=state', 's5=state', 's6=state'])
+  assert.equal(exports.length, 6)
+})
+
+test('an older export never lands after a newer one of the same session', async () => {
+  const { exports, saved, link, store } = scripted()
+  const saver = createStateSaver(store, log, 1)
+  saver.rest('acme', 's', link)
+  await eventually('the first export begins', () => exports.length === 1)
+  saver.busy('acme', 's')
+  saver.rest('acme', 's', link)
+  const drained = saver.drain()
+  assert.equal(exports.length, 1)
+  exports[0]!.answer('old')
+  await eventually('the second export begins', () => exports.length === 2)
+  exports[1]!.answer('new')
+  await drained
+  assert.deepEqual(saved, ['s=old', 's=new'])
+})
