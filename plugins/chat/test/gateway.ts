@@ -55,6 +55,7 @@ export interface Gateway {
   readonly kernel: TestKernel
   readonly app: App
   readonly database: Database
+  readonly metrics: () => Promise<string>
   readonly dispatch: ScriptedDispatch
   readonly kv: TestKv
   readonly dsn: string
@@ -72,11 +73,13 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
   const dispatch = options.dispatch ?? scriptedDispatch()
   const kv = options.kv ?? testKv()
   let database: Database | undefined
+  let metrics: (() => Promise<string>) | undefined
   const peek = definePlugin({
     name: 'peek',
     requires: { database: Database },
-    async setup({ deps }) {
+    async setup({ deps, metrics: registry }) {
       database = deps.database
+      metrics = () => registry.metrics()
       return {}
     },
   })
@@ -92,7 +95,15 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
     ],
     { listeners: ['gateway'], listen: options.listen ?? false },
   )
-  return { kernel, app: kernel.listeners['gateway'] as unknown as App, database: database!, dispatch, kv, dsn }
+  return {
+    kernel,
+    app: kernel.listeners['gateway'] as unknown as App,
+    database: database!,
+    metrics: metrics!,
+    dispatch,
+    kv,
+    dsn,
+  }
 }
 
 export interface SeedOptions {
