@@ -1,10 +1,11 @@
 import { join } from 'node:path'
 import { type Command, InvalidArgumentError } from 'commander'
+import { BootError } from '#kernel'
 import { environment, type Environment, loadRole, root } from '../kernel/config.ts'
 import { devData, type DevSecrets, type ReadyLine } from './dev-data.ts'
 import { seed } from './dev-seed.ts'
 import { serve } from './serve.ts'
-import { terminalOf } from './terminal.ts'
+import { CliError, terminalOf } from './terminal.ts'
 
 interface DevOptions {
   readonly port?: number
@@ -25,7 +26,10 @@ export function addDev(program: Command): void {
       const secrets = await data.secrets()
       const env = { ...devEnvironment(data.folder, secrets), ...nonEmpty(given) }
       const role = await loadRole(join(root, 'config/dev.yaml'), { env: { ...env, ...ports(options.port) } })
-      const served = await serve([role], { onStep: (step) => terminal.progress(`  ${step}`) })
+      const onStep = (step: string): void => terminal.progress(`  ${step}`)
+      const served = await serve([role], { onStep }).catch((error: unknown) => {
+        throw portIsTaken(error) ? new CliError(`${error.problems.join('\n')}\nor choose free ports: --port 0`) : error
+      })
       const urls = served.running[0]!.urls
       try {
         const seeded = await seed({
@@ -73,6 +77,11 @@ const ports = (first: number | undefined): Environment =>
   first === undefined
     ? {}
     : Object.fromEntries(listeners.map((name, i) => [`AGENT_ORC_${name}_PORT`, String(first === 0 ? 0 : first + i)]))
+
+const portIsTaken = (error: unknown): error is BootError =>
+  error instanceof BootError && codeOf((error.cause as Error | undefined)?.cause) === 'EADDRINUSE'
+
+const codeOf = (error: unknown): string | undefined => (error as NodeJS.ErrnoException | undefined)?.code
 
 const nonEmpty = (env: Environment): Environment =>
   Object.fromEntries(Object.entries(env).filter(([, value]) => value !== ''))

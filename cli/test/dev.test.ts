@@ -43,6 +43,17 @@ test('dev from nothing: one ready line, agents that answer and call tools, and t
   assert.match(events.at(-1).message, /392\.7/)
 
   for (const file of ['secrets.json', 'ready.json']) assert.equal((await stat(join(data, file))).mode & 0o777, 0o600)
+  const port = new URL(ready.gatewayUrl).port
+  const clash = await run(t, ['dev', '--json', '--data', join(data, 'other')], {
+    AGENT_ORC_GATEWAY_PORT: port,
+    AGENT_ORC_CONDUCTOR_PORT: '0',
+    AGENT_ORC_RUNNER_PORT: '0',
+    AGENT_ORC_SIDECAR_PORT: '0',
+  })
+  assert.equal(clash.code, 1)
+  assert.match(clash.stderr, new RegExp(`:${port} is in use by another process; set AGENT_ORC_GATEWAY_PORT`))
+  assert.match(clash.stderr, /or choose free ports: --port 0/)
+
   first.child.kill('SIGTERM')
   const ended = await first.finished()
   assert.equal(ended.code, 0, ended.stderr)
