@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
-import type { RunDispatch, RunSummary, StartedRun, SubTask } from '#contracts/runs'
+import type { LogChunk, RunDispatch, RunSummary, StartedRun, SubTask } from '#contracts/runs'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
 import { readJson, type Reply } from './exchange.ts'
@@ -55,6 +55,30 @@ export function createDispatch(conductor: Conductor, about: Readonly<Record<stri
     }
   }
 
+  const find = async (tenantId: string, runId: string): Promise<RunSummary | undefined> => {
+    const reply = await ask(tenantId, 'GET', `${runPath(runId)}?events=false`)
+    const body = await readJson(reply, maxSummaryBytes)
+    if (reply.status === 404) return undefined
+    if (reply.status !== 200) throw refusal(reply.status, body)
+    if (!isSummary(body)) throw conductorUnreachable({ message: 'The conductor sent no run summary.' })
+    return body
+  }
+  const followRun = (
+    tenantId: string,
+    runId: string,
+    afterSeq: number,
+    signal: AbortSignal,
+    first?: Reply,
+  ): AsyncGenerator<LogChunk> =>
+    follow(conductor, {
+      tenantId,
+      runId,
+      afterSeq,
+      signal,
+      find: () => find(tenantId, runId),
+      ...(first ? { first } : {}),
+    })
+
   return {
     about,
     async start(tenantId: string, task: SubTask & { id: string }, signal: AbortSignal): Promise<StartedRun> {
@@ -63,24 +87,11 @@ export function createDispatch(conductor: Conductor, about: Readonly<Record<stri
       const accepted = isLog ? undefined : await readJson(reply, maxBodyBytes)
       const sessionId = accepted?.['sessionId'] ?? reply.headers['x-session-id']
       if (typeof sessionId !== 'string') throw conductorUnreachable({ message: 'The conductor named no session.' })
-      const events = follow(conductor, {
-        tenantId,
-        runId: task.id,
-        afterSeq: 0,
-        signal,
-        ...(isLog ? { first: reply } : {}),
-      })
+      const events = followRun(tenantId, task.id, 0, signal, isLog ? reply : undefined)
       return { runId: task.id, sessionId, status: 'running', events }
     },
-    follow: (tenantId, runId, afterSeq, signal) => follow(conductor, { tenantId, runId, afterSeq, signal }),
-    async find(tenantId, runId) {
-      const reply = await ask(tenantId, 'GET', `${runPath(runId)}?events=false`)
-      const body = await readJson(reply, maxSummaryBytes)
-      if (reply.status === 404) return undefined
-      if (reply.status !== 200) throw refusal(reply.status, body)
-      if (!isSummary(body)) throw conductorUnreachable({ message: 'The conductor sent no run summary.' })
-      return body
-    },
+    follow: followRun,
+    find,
     async cancel(tenantId, runId) {
       const reply = await ask(tenantId, 'DELETE', runPath(runId))
       const body = await readJson(reply, maxBodyBytes)

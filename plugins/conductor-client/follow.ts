@@ -1,7 +1,14 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError, linesOf, notFound, wholeLines } from '#kernel'
-import { hasStamp, isTerminalType, parseLine, peekType } from '#contracts/run-event'
-import type { LogChunk } from '#contracts/runs'
+import {
+  createEventEncoder,
+  hasStamp,
+  isTerminalType,
+  parseLine,
+  peekType,
+  type RuntimeEvent,
+} from '#contracts/run-event'
+import type { LogChunk, RunSummary } from '#contracts/runs'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
 import { readJson, type Reply } from './exchange.ts'
@@ -18,6 +25,8 @@ export interface FollowOptions {
   readonly signal: AbortSignal
   /** An answer whose body is this log already. */
   readonly first?: Reply
+  /** The run as it is, for a log that ends before its terminal event. */
+  readonly find: () => Promise<RunSummary | undefined>
   /** Milliseconds without any progress after which it gives up; tests shorten it. */
   readonly giveUpMs?: number
 }
@@ -29,9 +38,11 @@ export async function* follow(conductor: Conductor, options: FollowOptions): Asy
   let cursor = options.afterSeq
   let pause = pauseMs.first
   let lostSince: number | undefined
+  let finished: RunSummary | undefined
   for (let reply = options.first; ; reply = undefined) {
     try {
       reply ??= await open(conductor, tenantId, runId, cursor, signal)
+      const before = cursor
       for await (const lines of wholeLines(reply.body)) {
         const chunk = chunkOf(lines, runId, cursor + 1)
         const over = isOver(lines)
@@ -45,6 +56,15 @@ export async function* follow(conductor: Conductor, options: FollowOptions): Asy
       }
       // Ended in order: the conductor has told all it can, e.g. because it is stopping.
       lostSince = undefined
+      if (cursor === before) {
+        // Asked once more after the run was seen finished, and still nothing: its terminal event is behind us.
+        if (finished) return yield terminalOf(finished, cursor + 1)
+        const run = await options.find()
+        if (run && run.status !== 'running') {
+          finished = run
+          continue
+        }
+      }
     } catch (error) {
       signal.throwIfAborted()
       if (!isTransient(error)) throw error
@@ -56,6 +76,18 @@ export async function* follow(conductor: Conductor, options: FollowOptions): Asy
     await sleep(pause, undefined, { signal })
     pause = Math.min(pause * 2, pauseMs.longest)
   }
+}
+
+/**
+ * A conductor that was killed may have shown events that it had not stored yet. Its run then ends at a lower number than
+ * its reader has seen, so the reader gets the ending under the next number of its own.
+ */
+function terminalOf(run: RunSummary, seq: number): LogChunk {
+  const event: RuntimeEvent =
+    run.status === 'ok'
+      ? { type: 'result', text: run.result ?? '', finishReason: 'stop' }
+      : { type: 'error', code: run.error?.code ?? run.status, message: run.error?.message ?? 'The run did not finish.' }
+  return { firstSeq: seq, count: 1, lines: Buffer.from(createEventEncoder(run.runId, run.sessionId, seq).line(event)) }
 }
 
 async function open(
