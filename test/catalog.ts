@@ -1,0 +1,106 @@
+import type { SystemTx } from '#contracts/database'
+
+/** Tables without a tenant: who the tenants and the processes are, and which migrations were applied. */
+const untenanted = ['tenants', 'instances', 'schema_migrations']
+
+// As PostgreSQL writes the expression of our migrations back. Compared whole: `... OR true` names the same setting.
+const tenantOnly = `(tenant_id = NULLIF(current_setting('app.tenant_id'::text, true), ''::text))`
+const hashOnly =
+  /^\((\w+) = decode\(NULLIF\(current_setting\('app\.auth_hash'::text, true\), ''::text\), 'hex'::text\)\)$/
+
+interface Policy {
+  readonly name: string
+  readonly command: string
+  readonly permissive: boolean
+  readonly using: string | null
+  readonly check: string | null
+}
+
+interface Table {
+  readonly name: string
+  readonly tenant_not_null: boolean
+  readonly enabled: boolean
+  readonly forced: boolean
+  readonly policies: readonly Policy[]
+  readonly uniques: readonly { readonly name: string; readonly primary: boolean; readonly columns: readonly string[] }[]
+  readonly references: readonly { readonly name: string; readonly target: string; readonly pairs: readonly string[] }[]
+}
+
+const ours = `n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg_toast%'`
+
+const tables = `
+  SELECT c.relname AS name, c.relrowsecurity AS enabled, c.relforcerowsecurity AS forced,
+    EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND a.attnotnull) AS tenant_not_null,
+    coalesce((SELECT jsonb_agg(jsonb_build_object('name', p.polname, 'command', p.polcmd, 'permissive', p.polpermissive,
+        'using', pg_get_expr(p.polqual, c.oid), 'check', pg_get_expr(p.polwithcheck, c.oid)))
+      FROM pg_policy p WHERE p.polrelid = c.oid), '[]') AS policies,
+    coalesce((SELECT jsonb_agg(jsonb_build_object('name', i.indexrelid::regclass::text, 'primary', i.indisprimary,
+        'columns', (SELECT coalesce(jsonb_agg(a.attname), '[]') FROM pg_attribute a
+                    WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[]))))
+      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique), '[]') AS uniques,
+    coalesce((SELECT jsonb_agg(jsonb_build_object('name', k.conname, 'target', k.confrelid::regclass::text,
+        'pairs', (SELECT jsonb_agg(own.attname || '=' || other.attname)
+                  FROM unnest(k.conkey, k.confkey) AS pair (own, other)
+                  JOIN pg_attribute own ON own.attrelid = k.conrelid AND own.attnum = pair.own
+                  JOIN pg_attribute other ON other.attrelid = k.confrelid AND other.attnum = pair.other)))
+      FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'), '[]') AS references
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE c.relkind IN ('r', 'p') AND ${ours}
+  ORDER BY c.relname`
+
+// Things that see rows with somebody else's eyes.
+const bypasses = `
+  SELECT CASE c.relkind WHEN 'm' THEN 'materialized view ' WHEN 'f' THEN 'foreign table ' ELSE 'view ' END || c.relname ||
+    CASE c.relkind WHEN 'v' THEN ' is not WITH (security_invoker = true)' ELSE ' has no row security' END AS problem
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE ${ours} AND (c.relkind IN ('m', 'f')
+    OR (c.relkind = 'v' AND NOT coalesce(c.reloptions, '{}') && ARRAY['security_invoker=true', 'security_invoker=on', 'security_invoker=1']))
+  UNION ALL
+  SELECT 'function ' || p.proname || ' is SECURITY DEFINER'
+  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.prosecdef AND ${ours}
+  ORDER BY 1`
+
+/** Everything in the schema that would let one tenant meet another, as sentences; empty when row security is whole. */
+export async function catalogProblems(tx: SystemTx): Promise<string[]> {
+  const found = await tx.query<Table>({ text: tables })
+  const others = await tx.query<{ problem: string }>({ text: bypasses })
+  return [
+    ...found.filter((table) => !untenanted.includes(table.name)).flatMap(tableProblems),
+    ...others.map((o) => o.problem),
+  ]
+}
+
+function tableProblems(table: Table): string[] {
+  const problems: string[] = []
+  const { policies, uniques } = table
+  if (!table.tenant_not_null) problems.push('has no tenant_id NOT NULL')
+  if (!table.enabled) problems.push('has row security not ENABLEd')
+  if (!table.forced) problems.push('has row security not FORCEd, so its owner, which is us, sees all rows')
+  if (!policies.some(isTenantPolicy)) problems.push('has no policy for the tenant with USING and WITH CHECK')
+  for (const policy of policies) {
+    // A restrictive policy only ever takes rows away. A permissive one adds rows: the tenant's, or the one of a known hash.
+    if (policy.permissive && !isTenantPolicy(policy) && lookupColumn(policy) === undefined) {
+      problems.push(`has the policy ${policy.name}, which shows more than the tenant's rows`)
+    }
+  }
+  if (!uniques.some((unique) => unique.primary)) problems.push('has no primary key')
+  const hashes = policies.map(lookupColumn)
+  for (const { name, columns } of uniques) {
+    // The hash of a 256-bit token belongs to one tenant by itself; no tenant can probe for another's.
+    const hashAlone = columns.length === 1 && hashes.includes(columns[0])
+    if (!columns.includes('tenant_id') && !hashAlone) problems.push(`is unique by ${name} without tenant_id`)
+  }
+  for (const { name, target, pairs } of table.references) {
+    if (!untenanted.includes(target) && !pairs.includes('tenant_id=tenant_id')) {
+      problems.push(`refers to ${target} by ${name} without tenant_id, and foreign keys do not obey row security`)
+    }
+  }
+  return problems.map((problem) => `table ${table.name} ${problem}`)
+}
+
+const isTenantPolicy = (policy: Policy): boolean =>
+  policy.permissive && policy.command === '*' && policy.using === tenantOnly && policy.check === tenantOnly
+
+/** The column of a policy `FOR SELECT` that shows the row whose hash the caller knows: how authentication finds the tenant. */
+const lookupColumn = (policy: Policy): string | undefined =>
+  policy.command === 'r' ? hashOnly.exec(policy.using ?? '')?.[1] : undefined
