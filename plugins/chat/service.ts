@@ -10,6 +10,8 @@ import { beginConversation, continueConversation, discardRun, findRun, finishRun
 import type { ChatBody } from './schema.ts'
 import type { Source, Watcher, Watchers } from './watchers.ts'
 
+/** What the conductor says of a session that was shut down, or that belongs to an earlier profile of the name. */
+const sessionGone = ['not_found', 'session_profile_mismatch']
 const conversationId = /^conv_[0-9a-z]{25}$/
 
 interface Dependencies {
@@ -52,8 +54,8 @@ export function createChatService({ database, dispatch, log, watchers, owner, on
     try {
       return await dispatch.start(chat.tenantId, task, signal)
     } catch (error) {
-      // Shut down since the last message. The conversation outlives its session: it goes on in a fresh one.
-      if (!isAppError(error) || error.code !== 'not_found' || task.sessionId === undefined) throw error
+      if (task.sessionId === undefined || !isAppError(error) || !sessionGone.includes(error.code)) throw error
+      // The conversation outlives its session: it goes on in a fresh one.
       const { sessionId: _, ...fresh } = task
       return dispatch.start(chat.tenantId, fresh, signal)
     }

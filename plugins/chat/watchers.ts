@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { LogChunk, RunDispatch } from '#contracts/runs'
 import { lastSeqOf, terminalEvent } from './frames.ts'
-import { errorOutcome, type Outcome, outcomeOfEvent, terminalFrame } from './outcome.ts'
+import { errorOutcome, type Outcome, outcomeOfEvent, outcomeOfSummary, terminalFrame } from './outcome.ts'
 import { createRunLog, type RunLog } from './run-log.ts'
 import type { PublicRun } from './runs.store.ts'
 
@@ -68,11 +68,14 @@ export function createWatchers({ dispatch, log, outcomeOf, commit }: Dependencie
         frames.append(event ? { ...chunk, count: chunk.count - 1 } : chunk)
         if (event) return outcomeOfEvent(event, lastSeqOf(chunk))
       }
+      signal.throwIfAborted()
       // The contract ends a log with its terminal event; one that ended early is asked for the rest as long as it grows.
       idle = frames.lastSeq > from ? 0 : idle + 1
       events = dispatch.follow(tenantId, runId, frames.lastSeq, signal)
     }
-    return errorOutcome('incomplete', frames.lastSeq)
+    // A conductor that was killed may have shown more than it had stored: the end is then behind what was read.
+    const summary = await dispatch.find(tenantId, runId)
+    return (summary && outcomeOfSummary(summary)) ?? errorOutcome('incomplete', frames.lastSeq)
   }
 
   // The end must be stored however long the database is away: until then the run stays open and its clients wait.

@@ -61,14 +61,34 @@ export interface Gateway {
   readonly dsn: string
 }
 
-/** The chat plugin on a real database, with a scripted conductor. */
-export async function gateway(t: TestContext, options: GatewayOptions = {}): Promise<Gateway> {
-  // Last opened, first closed: the runner calls its hooks in the order they were made.
+/** Hooks that close what was opened last first: the runner calls them in the order they were made. */
+function hooksOf(t: TestContext): Pick<TestContext, 'after'> {
   const closing: (() => unknown)[] = []
-  const hooks = { after: (close: () => unknown) => void closing.unshift(close) } as Pick<TestContext, 'after'>
   t.after(async () => {
     for (const close of closing) await close()
   })
+  return { after: (close: () => unknown) => void closing.unshift(close) } as Pick<TestContext, 'after'>
+}
+
+/** A migrated database without a gateway on it. */
+export async function emptyDatabase(t: TestContext): Promise<Database> {
+  const hooks = hooksOf(t)
+  const { promise, resolve } = Promise.withResolvers<Database>()
+  const peek = definePlugin({
+    name: 'peek',
+    requires: { database: Database },
+    async setup({ deps }) {
+      resolve(deps.database)
+      return {}
+    },
+  })
+  await testKernel(hooks, [await databasePlugin(await freshDatabase(hooks)), peek], { listeners: [] })
+  return promise
+}
+
+/** The chat plugin on a real database, with a scripted conductor. */
+export async function gateway(t: TestContext, options: GatewayOptions = {}): Promise<Gateway> {
+  const hooks = hooksOf(t)
   const dsn = options.dsn ?? (await freshDatabase(hooks))
   const dispatch = options.dispatch ?? scriptedDispatch()
   const kv = options.kv ?? testKv()

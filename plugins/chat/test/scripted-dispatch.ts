@@ -99,8 +99,7 @@ function createRun(tenantId: string, task: SubTask & { id: string }) {
     },
     async *read(afterSeq: number, signal: AbortSignal): AsyncGenerator<LogChunk> {
       let next = afterSeq
-      for (;;) {
-        signal.throwIfAborted()
+      while (!signal.aborted) {
         const chunk = chunks.find((c) => c.firstSeq + c.count - 1 > next)
         if (chunk) {
           const skip = Math.max(0, next + 1 - chunk.firstSeq)
