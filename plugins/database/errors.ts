@@ -4,16 +4,20 @@ import { sqlState } from '#contracts/database'
 const away = appError('unavailable', 503, 'The database does not answer; try again shortly.')
 const busy = appError('unavailable', 503, 'All database connections are in use; try again shortly.')
 
-// Class 08 connection exceptions, 57P0x shutdowns, 53300 too many connections, 25P03 idle in a transaction for too long.
-const connectionStates = /^(08|57P0|53300|25P03)/
+// Connection exceptions, shutdowns, too many connections.
+const awayStates = /^(08|57P0|53300)/
 
-/** True when the connection failed, not the statement: the connection is of no further use, and another may do. */
-export function isConnectionFailure(error: unknown): boolean {
+/** True when no server answered, or one that is starting, stopping or full: the same may work a moment later. */
+export function isServerAway(error: unknown): boolean {
   const state = sqlState(error)
-  const { severity, syscall } = error as { severity?: string; syscall?: string }
   // Node's and pg's own errors (refused, reset, terminated, timed out) carry no SQLSTATE, though EPIPE looks like one.
-  if (state === undefined || syscall !== undefined) return true
-  return connectionStates.test(state) || severity === 'FATAL' || severity === 'PANIC'
+  return state === undefined || 'syscall' in (error as object) || awayStates.test(state)
+}
+
+/** True when the connection failed, not the statement: it is of no further use. */
+export function isConnectionFailure(error: unknown): boolean {
+  const { severity } = error as { severity?: string }
+  return severity === 'FATAL' || severity === 'PANIC' || isServerAway(error)
 }
 
 // The type of a result changed under a prepared statement, by a migration of a newer release. A new connection prepares anew.

@@ -55,7 +55,7 @@ async function createLedger(client: pg.Client): Promise<void> {
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())`
   // IF NOT EXISTS looks before it leaps: of two first boots one may still collide in the catalog, and then it exists.
   await client.query(sql).catch((error: { code?: string }) => {
-    if (error.code !== '23505' && error.code !== '42P07') throw error
+    if (!['23505', '42P07', '42710'].includes(error.code ?? '')) throw error
   })
 }
 

@@ -1,14 +1,17 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { FastifyBaseLogger } from 'fastify'
 import pg from 'pg'
-import { isConnectionFailure } from './errors.ts'
+import { isServerAway } from './errors.ts'
 import { readMigrations } from './migrate.ts'
+
+interface Log {
+  warn(message: string): void
+}
 
 const attempts = 40
 const pauseMs = 250
 
 /** Opens one connection when the server answers, and waits up to 10 s for a server that is still starting. */
-async function connect(dsn: string, log: FastifyBaseLogger): Promise<pg.Client> {
+async function connect(dsn: string, log: Log): Promise<pg.Client> {
   for (let attempt = 1; ; attempt++) {
     const client = new pg.Client({
       connectionString: dsn,
@@ -23,7 +26,7 @@ async function connect(dsn: string, log: FastifyBaseLogger): Promise<pg.Client> 
       await client.end().catch(() => {})
       const { code, message } = error as { code?: string; message: string }
       const server = `PostgreSQL at ${client.host}:${client.port}`
-      if (!isConnectionFailure(error)) {
+      if (!isServerAway(error)) {
         throw new Error(`${server} refuses the connection: ${message}. Check POSTGRES_DSN.`, { cause: error })
       }
       if (attempt === attempts) {
@@ -39,7 +42,7 @@ async function connect(dsn: string, log: FastifyBaseLogger): Promise<pg.Client> 
 }
 
 /** Waits for the server and refuses a role for whom row security does not hold. */
-export async function checkServer(dsn: string, log: FastifyBaseLogger): Promise<void> {
+export async function checkServer(dsn: string, log: Log): Promise<void> {
   const client = await connect(dsn, log)
   try {
     const { rows } = await client.query<{ name: string; exempt: boolean }>(
@@ -58,7 +61,7 @@ export async function checkServer(dsn: string, log: FastifyBaseLogger): Promise<
 }
 
 /** For a process that does not migrate itself: waits up to 10 s for the one that does, e.g. a conductor started with it. */
-export async function awaitSchema(dsn: string, log: FastifyBaseLogger): Promise<void> {
+export async function awaitSchema(dsn: string, log: Log): Promise<void> {
   const wanted = await readMigrations()
   const client = await connect(dsn, log)
   try {

@@ -1,0 +1,187 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { connect, createServer, type Socket } from 'node:net'
+import { type TestContext, test } from 'node:test'
+import { definePlugin, isAppError } from '#kernel'
+import { Database, DatabaseServer } from '#contracts/database'
+import { ReadinessChecks } from '#contracts/health'
+import { fake, freshDatabase, testKernel } from '#testing'
+import database from '../index.ts'
+import { awaitSchema, checkServer } from '../server.ts'
+
+async function boot(t: TestContext, config: object, ...others: Parameters<typeof testKernel>[1]) {
+  let provided: { database: Database; checks: ReadonlyMap<string, () => Promise<void>> } | undefined
+  const reader = definePlugin({
+    name: 'reader',
+    requires: { database: Database, checks: ReadinessChecks },
+    async setup({ deps }) {
+      provided = deps
+      return {}
+    },
+  })
+  const kernel = await testKernel(t, [{ name: 'database', plugin: database, config }, ...others, reader], {
+    listeners: [],
+  })
+  return { ...provided!, kernel, ready: provided!.checks.get('database')! }
+}
+
+/** A way to PostgreSQL that can be shut: connections break and new ones are refused until it opens again. */
+async function door(t: TestContext, dsn: string) {
+  const url = new URL(dsn)
+  const [directory, host, targetPort] = [url.searchParams.get('host'), url.hostname, Number(url.port || 5432)]
+  const sockets = new Set<Socket>()
+  const server = createServer((socket) => {
+    const upstream = directory ? connect(`${directory}/.s.PGSQL.5432`) : connect(targetPort, host)
+    for (const s of [socket, upstream]) {
+      sockets.add(s)
+      s.on('error', () => {}).on('close', () => {
+        sockets.delete(s)
+        socket.destroy()
+        upstream.destroy()
+      })
+    }
+    socket.pipe(upstream).pipe(socket)
+  })
+  await once(server.listen(0, '127.0.0.1'), 'listening')
+  const { port } = server.address() as { port: number }
+  const shut = (): void => {
+    server.close()
+    for (const socket of sockets) socket.destroy()
+  }
+  t.after(shut)
+  url.searchParams.delete('host')
+  url.hostname = '127.0.0.1'
+  url.port = String(port)
+  return { dsn: url.href, shut, reopen: () => once(server.listen(port, '127.0.0.1'), 'listening') }
+}
+
+async function until(holds: () => boolean | Promise<boolean>): Promise<void> {
+  for (let attempt = 0; attempt < 2_000; attempt++) {
+    if (await holds()) return
+    await new Promise((resolve) => setTimeout(resolve, 5))
+  }
+  assert.fail('it never came true')
+}
+
+const works = (promise: Promise<unknown>): Promise<boolean> =>
+  promise.then(
+    () => true,
+    () => false,
+  )
+const unavailable = (error: unknown): boolean =>
+  isAppError(error) && error.code === 'unavailable' && error.status === 503 && error.retryable
+
+test('the server comes from the setting, or from a plugin that started one, or the boot says what to do', async (t) => {
+  const dsn = await freshDatabase(t)
+  const fromPlugin = await boot(t, {}, fake(DatabaseServer, { dsn }))
+  await fromPlugin.ready()
+  await assert.rejects(boot(t, {}), /no PostgreSQL server: set POSTGRES_DSN/)
+})
+
+test('a database that cannot be used is refused at boot in a sentence without the password', async (t) => {
+  const url = new URL(await freshDatabase(t))
+  url.pathname = '/nowhere'
+  url.password = 'canary'
+  await assert.rejects(boot(t, { dsn: url.href }), (error: Error) => {
+    assert.match(error.message, /refuses the connection: database "nowhere" does not exist\. Check POSTGRES_DSN/)
+    assert.doesNotMatch(error.message, /canary/)
+    return true
+  })
+})
+
+test('the boot waits for a server that is still starting, and says so once', async (t) => {
+  const between = await door(t, await freshDatabase(t))
+  between.shut()
+  const said: string[] = []
+  const warn = (message: string): void => {
+    if (said.push(message) === 1) void between.reopen()
+  }
+  await checkServer(between.dsn, { warn })
+  assert.match(said.join(), /^waiting for PostgreSQL at 127\.0\.0\.1:\d+ \(ECONNREFUSED\)$/)
+})
+
+test('a process that does not migrate waits for the one that does', async (t) => {
+  const dsn = await freshDatabase(t)
+  const { database, ready } = await boot(t, { dsn, migrate: false })
+  await ready()
+  const insert = { text: `INSERT INTO schema_migrations VALUES (1, 'one', '')` }
+  await database.systemBatch([{ text: 'DELETE FROM schema_migrations WHERE number = 1' }])
+  const said: string[] = []
+  const warn = (message: string): void => {
+    if (said.push(message) === 1) void database.systemBatch([insert])
+  }
+  await awaitSchema(dsn, { warn })
+  assert.deepEqual(said, ['waiting for the database to be migrated'])
+})
+
+test('while the server is away every call is a 503 and the service is not ready; afterwards all is well without a restart', async (t) => {
+  const between = await door(t, await freshDatabase(t))
+  const { database, ready, kernel } = await boot(t, { dsn: between.dsn, poolSize: 2 })
+  const got: string[] = []
+  await database.listen('news', (payload) => got.push(payload))
+  await ready()
+  const cut = database.tenant('acme', (tx) => tx.query({ text: 'SELECT pg_sleep(60)' }))
+  between.shut()
+  await assert.rejects(cut, unavailable)
+  await assert.rejects(database.batch('acme', [{ text: 'SELECT 1' }]), unavailable)
+  await assert.rejects(ready(), unavailable)
+  await between.reopen()
+  await until(() => works(ready()))
+  await until(async () => {
+    await database.systemBatch([{ text: `SELECT pg_notify('news', 'back')` }])
+    return got.includes('back')
+  })
+  assert.ok(kernel.logs.some((line) => String(line['msg']).startsWith('the connection for notifications broke')))
+})
+
+test('a caller that finds no free connection within 5 s gets a 503', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const { database } = await boot(t, { dsn: await freshDatabase(t), poolSize: 1 })
+  let release = (): void => {}
+  const holding = new Promise<void>((resolve) => (release = resolve))
+  const holder = database.tenant('acme', async (tx) => {
+    await tx.query({ text: 'SELECT 1' })
+    const late = database.batch('acme', [{ text: 'SELECT 1' }])
+    t.mock.timers.tick(5_000)
+    await assert.rejects(
+      late,
+      (error) => unavailable(error) && /All database connections/.test((error as Error).message),
+    )
+    release()
+  })
+  await holding
+  await holder
+})
+
+test('notifications reach every listener of their channel until it leaves', async (t) => {
+  const { database } = await boot(t, { dsn: await freshDatabase(t) })
+  const got: string[] = []
+  const notify = (payload: string) =>
+    database.systemBatch([{ text: 'SELECT pg_notify($1, $2)', values: ['Odd "name"', payload] }])
+  const [leave] = await Promise.all([
+    database.listen('Odd "name"', (payload) => got.push(`one ${payload}`)),
+    database.listen('Odd "name"', (payload) => got.push(`two ${payload}`)),
+    database.listen('other', () => got.push('other')),
+  ])
+  await notify('a')
+  await until(() => got.length === 2)
+  await leave()
+  await notify('b')
+  await until(() => got.length === 3)
+  assert.deepEqual(got, ['one a', 'two a', 'two b'])
+})
+
+test('the pool is a gauge of /metrics', async (t) => {
+  const metricsOf = definePlugin({
+    name: 'metrics-of',
+    requires: { database: Database },
+    async setup({ deps, metrics }) {
+      await deps.database.tenant('acme', async (tx) => {
+        await tx.query({ text: 'SELECT 1' })
+        assert.match(await metrics.metrics(), /agent_orc_database_connections\{state="in_use"\} 1/)
+      })
+      return {}
+    },
+  })
+  await boot(t, { dsn: await freshDatabase(t) }, metricsOf)
+})
