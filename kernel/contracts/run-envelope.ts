@@ -16,6 +16,11 @@ export const RunEnvelope = Type.Object(
     sessionMcpToken: Type.Optional(Type.String()),
     /** The vendor's conversation handle, when a former run of this session reported one. */
     runtimeSessionId: Type.Optional(Type.String()),
+    /**
+     * The session has a conversation. A runtime that should hold it and does not (its process is a new one) refuses with 409
+     * `session_state_missing` before it streams, so that the conversation is restored instead of forgotten.
+     */
+    resume: Type.Optional(Type.Boolean()),
     /** Stamp of the first event that the sidecar writes. */
     firstSeq: Type.Integer({ minimum: 1 }),
     /** Milliseconds left for the run when the envelope was sent: durations survive clocks that disagree. */

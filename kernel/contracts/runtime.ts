@@ -26,6 +26,8 @@ export interface Runtime {
   exportState?(sessionId: string): Promise<StateBundle | undefined>
   /** Takes over a session from a bundle. Throws AppError 400 on a corrupt one, and then changes nothing. */
   hydrate?(sessionId: string, bundle: StateBundle): Promise<void>
+  /** True when the session's conversation is at hand. A runtime without it is never asked whether it lost one. */
+  has?(sessionId: string): boolean
   /** Forgets a session: it was shut down. */
   forget?(sessionId: string): Promise<void>
 }

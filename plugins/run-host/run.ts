@@ -155,6 +155,8 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
       if (signal.aborted) onAbort()
       else signal.addEventListener('abort', onAbort, { once: true })
       deadline = setTimeout(() => abort('timeout'), Math.min(envelope.timeoutMs, maxTimerMs))
+      // Said at once: whoever holds the session's bundle waits to hear that it is not needed.
+      if (envelope.resume) take({ type: 'progress', stage: 'resumed' })
       void drive()
       try {
         yield* queue

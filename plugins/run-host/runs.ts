@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { Runtime } from '#contracts/runtime'
-import { sessionBusy } from './errors.ts'
+import { sessionBusy, stateMissing } from './errors.ts'
 import { createEventWriter } from './event-writer.ts'
 import type { RunMetrics } from './metrics.ts'
 import { type HostedRun, hostRun } from './run.ts'
@@ -28,6 +28,7 @@ export function createRunner(log: FastifyBaseLogger, metrics: RunMetrics): Runs 
       const { sessionId } = envelope
       const former = sessions.get(sessionId)
       if (former && !former.ended) throw sessionBusy()
+      if (envelope.resume && runtime.has?.(sessionId) === false) throw stateMissing()
       const run = hostRun(envelope, runtime, {
         log,
         write,

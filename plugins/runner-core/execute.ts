@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isAppError } from '#kernel'
+import { type AppError, isAppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { ExecuteRun } from '#contracts/runner'
 import type { SidecarLink } from '#contracts/sidecar'
@@ -11,6 +11,8 @@ import type { Held } from './sessions.ts'
 const graceMs = 3_000
 /** How long a sidecar may take to unwind a turn that was aborted, before its session is free again. */
 const unwindMs = 1_000
+/** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
+const stateMissingMs = 1_000
 /** How long a sidecar may refuse a session because it is still leaving the former run. */
 const busyMs = 3_000
 const busyRetryMs = 25
@@ -33,6 +35,8 @@ export interface TurnOptions {
   readonly sessionMcpUrl: string | undefined
   /** The session is free: called once, before the terminal line can be seen. */
   readonly onFree: (status: 'idle' | 'errored') => void
+  /** The sidecar lost the session's conversation: lets go of the session and returns what to answer. */
+  readonly onStateMissing: () => AppError
   readonly log: { warn(fields: object, message: string): void }
 }
 
@@ -44,7 +48,8 @@ export interface StartedTurn extends Turn {
  * Runs one turn on a sidecar. The promises kept here, whatever the sidecar does: the first line is ours, stamps are
  * consecutive, the stream ends with exactly one `result` or `error`, and it ends soon after the deadline or an abort.
  */
-export function startTurn({ session, run, sidecar, sessionMcpUrl, onFree, log }: TurnOptions): StartedTurn {
+export function startTurn(options: TurnOptions): StartedTurn {
+  const { session, run, sidecar, sessionMcpUrl, onFree, log } = options
   const abort = new AbortController()
   let reason: EndReason | undefined
   let wake: (() => void) | undefined
@@ -102,6 +107,7 @@ export function startTurn({ session, run, sidecar, sessionMcpUrl, onFree, log }:
       // Started before our own line is read, so that the sidecar works meanwhile.
       const first = open()
       first.catch(() => {})
+      if (session.conversation) await stateMissing(first)
       yield accepted
       let failure: unknown
       try {
@@ -118,6 +124,7 @@ export function startTurn({ session, run, sidecar, sessionMcpUrl, onFree, log }:
       if (failure !== undefined && !reason) yield endOf(failure)
       else yield relay.end(reason ?? 'sidecar_lost')
     } finally {
+      if (relay.endedBy === 'sidecar') session.conversation = true
       // Left early: whoever read this is gone, and the sidecar must not go on for nobody.
       if (!relay.endedBy) end('cancelled')
       release('error')
@@ -125,6 +132,17 @@ export function startTurn({ session, run, sidecar, sessionMcpUrl, onFree, log }:
       finished!()
     }
   }
+  /** Rejects when the conversation is known to be lost; nothing of the run has been seen by then, so it can be tried again. */
+  const stateMissing = (first: Promise<unknown>): Promise<void> =>
+    new Promise((resolve, reject) => {
+      const late = setTimeout(resolve, stateMissingMs)
+      const settled = (error?: unknown): void => {
+        clearTimeout(late)
+        if (isAppError(error) && error.code === 'session_state_missing') reject(options.onStateMissing())
+        else resolve()
+      }
+      first.then(() => settled(), settled)
+    })
   const endOf = (failure: unknown): Buffer => {
     if (isAppError(failure)) {
       return relay.fail(failure.code, failure.sentence ?? sentences.sidecar_lost, failure.retryable)
@@ -147,6 +165,7 @@ function envelopeOf(session: Held, run: ExecuteRun, firstSeq: number, sessionMcp
     ...(run.metadata ? { metadata: run.metadata } : {}),
     ...(sessionMcpUrl === undefined ? {} : { sessionMcpUrl }),
     ...(handle === undefined ? {} : { runtimeSessionId: handle }),
+    ...(session.conversation ? { resume: true } : {}),
     firstSeq,
     timeoutMs: run.timeoutMs,
   }

@@ -65,6 +65,11 @@ export function createRunner(options: RunnerOptions): Runner {
         }
         delete held.activeRunId
       },
+      onStateMissing() {
+        // As if this runner had never had the session: the conductor hydrates it and asks again.
+        table.remove(held)
+        return unknownSession()
+      },
       log,
     })
     held.status = 'running'
@@ -78,6 +83,7 @@ export function createRunner(options: RunnerOptions): Runner {
     const { runtime } = session.profile
     try {
       await sidecars.forRuntime(runtime).hydrate(runtime, session.id, bundle)
+      session.conversation = true
     } catch (error) {
       table.remove(session)
       throw error

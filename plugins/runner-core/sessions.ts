@@ -4,7 +4,10 @@ import type { RunnerSession } from '#contracts/runner'
 import { invalidSessionId, runnerFull, unknownSession } from './errors.ts'
 
 /** The one mutable view of a session; everybody else holds it as `RunnerSession`. */
-export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] }
+export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
+  /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
+  conversation?: boolean
+}
 
 export interface SessionLimits {
   readonly max: number

@@ -29,6 +29,7 @@ export async function generalRuntime(
     async hydrate(sessionId, bundle) {
       history.replace(sessionId, decodeBundle(bundle.bytes))
     },
+    has: (sessionId) => history.turns(sessionId) !== undefined,
     async forget(sessionId) {
       history.forget(sessionId)
     },

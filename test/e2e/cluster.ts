@@ -139,10 +139,8 @@ export async function startCluster(t: TestContext, form: Form, extra: Record<str
         ...(body === undefined ? {} : { body: JSON.stringify(body) }),
       })
       const text = await response.text()
-      return {
-        status: response.status,
-        body: (text.startsWith('{') || text.startsWith('[') ? JSON.parse(text) : text) as never,
-      }
+      const json = response.headers.get('content-type')?.includes('application/json') ?? false
+      return { status: response.status, body: (json ? JSON.parse(text) : text) as never }
     },
     async agent(name, options = {}) {
       const must = async (method: string, path: string, body: unknown): Promise<Record<string, string>> => {

@@ -4,106 +4,112 @@ import { all, chat, chatStream, get, resumeStream, terminals, text } from './cli
 import { eventually, forms, startCluster } from './cluster.ts'
 
 for (const form of forms) {
-  test(`${form}: a model that fails before, during or inside the stream ends in exactly one error, code upstream`, async (t) => {
+  test(`${form}: what fails ends once: model errors, cancel, timeouts`, async (t) => {
     const cluster = await startCluster(t, form)
-    const agent = await cluster.agent('unlucky')
-    const cases = [
-      ['refuses the request', { status: 400 }],
-      ['drops the connection mid-stream', { text: 'a b c d e f', resetAfter: 3 }],
-      ['reports an error in the stream', { text: 'a b c', inBandError: 'overloaded' }],
-    ] as const
-    for (const [what, reply] of cases) {
-      cluster.model.next(reply)
-      const frames = await all(await chatStream(agent, { message: what }))
-      assert.equal(terminals(frames).length, 1, what)
-      const last = frames.at(-1)!
-      assert.equal(last.event, 'error', what)
-      assert.equal(last.data.code, 'upstream', what)
-      assert.equal(typeof last.data.message, 'string')
-      const run = await get(agent, `/runs/${last.data.public_run_id as string}`)
-      assert.equal(run.status, 502, what)
-      assert.equal(run.body.error, 'upstream')
-      const replayed = await all(await resumeStream(agent, last.data.public_run_id as string))
-      assert.equal(terminals(replayed).length, 1, what)
-      assert.equal(replayed.at(-1)!.event, 'error')
-    }
-    cluster.model.next({ status: 400 })
-    const sync = await chat(agent, { message: 'fail' })
-    assert.equal(sync.status, 502)
-    assert.equal(sync.body.error, 'upstream')
-  })
-
-  test(`${form}: a conversation goes on after a failed run, with what was said before the failure`, async (t) => {
-    const cluster = await startCluster(t, form)
-    const agent = await cluster.agent('recovering')
-    cluster.model.next({ text: 'I heard you, but', resetAfter: 3 })
-    const failed = await chat(agent, { message: 'my colour is green' })
-    assert.equal(failed.status, 502)
-    cluster.model.next({ text: 'Green.' })
-    const next = await chat(agent, { message: 'which colour?', conversation_id: failed.body.conversation_id })
-    assert.equal(next.status, 200, JSON.stringify(next.body))
-    const users = cluster.model.requests
-      .at(-1)!
-      .body.messages.filter((m) => m.role === 'user')
-      .map((m) => m.content)
-    assert.deepEqual(
-      users,
-      ['my colour is green', 'which colour?'],
-      'the prompt of the failed run is kept exactly once',
+    const lastRequest = () => cluster.model.requests.at(-1)!
+    await t.test(
+      'a model that fails before, during or inside the stream ends in exactly one error, code upstream',
+      async () => {
+        const agent = await cluster.agent('unlucky')
+        const cases = [
+          ['refuses the request', { status: 400 }],
+          ['drops the connection mid-stream', { text: 'a b c d e f', resetAfter: 3 }],
+          ['reports an error in the stream', { text: 'a b c', inBandError: 'overloaded' }],
+        ] as const
+        for (const [what, reply] of cases) {
+          cluster.model.next(reply)
+          const frames = await all(await chatStream(agent, { message: what }))
+          assert.equal(terminals(frames).length, 1, what)
+          const last = frames.at(-1)!
+          assert.equal(last.event, 'error', what)
+          assert.equal(last.data.code, 'upstream', what)
+          assert.equal(typeof last.data.message, 'string')
+          const run = await get(agent, `/runs/${last.data.public_run_id as string}`)
+          assert.equal(run.status, 502, what)
+          assert.equal(run.body.error, 'upstream')
+          const replayed = await all(await resumeStream(agent, last.data.public_run_id as string))
+          assert.equal(terminals(replayed).length, 1, what)
+          assert.equal(replayed.at(-1)!.event, 'error')
+        }
+        cluster.model.next({ status: 400 })
+        const sync = await chat(agent, { message: 'fail' })
+        assert.equal(sync.status, 502)
+        assert.equal(sync.body.error, 'upstream')
+      },
     )
-    const withErrors = await get(agent, `/conversations/${failed.body.conversation_id as string}?include=errors`)
-    const without = await get(agent, `/conversations/${failed.body.conversation_id as string}`)
-    assert.ok((withErrors.body.messages as unknown[]).length > (without.body.messages as unknown[]).length)
-  })
 
-  test(`${form}: cancelling a run closes the model's connection; the run keeps one terminal state`, async (t) => {
-    const cluster = await startCluster(t, form)
-    const agent = await cluster.agent('cancelled')
-    cluster.model.next({ text: 'never ends', hangAfter: 1 })
-    const stream = await chatStream(agent, { message: 'go' })
-    const first = await stream.frames.next()
-    assert.equal((first.value as { event: string }).event, 'delta')
-    const publicRunId = stream.response.headers.get('x-public-run-id')!
-    const runs = await cluster.api<{ runId: string }[]>('GET', '/api/runs')
-    const runId = runs.body[0]!.runId
-    assert.equal((await cluster.api('DELETE', `/api/runs/${runId}`)).status, 204)
-    await cluster.model.requests[0]!.ended
-    assert.equal(cluster.model.requests[0]!.closedEarly, true)
-    const rest = await all(stream)
-    assert.equal(terminals(rest).length, 1)
-    assert.equal(rest.at(-1)!.event, 'error')
-    assert.equal((await cluster.api('DELETE', `/api/runs/${runId}`)).status, 204, 'cancel is idempotent')
-    const run = await cluster.api<{ status: string }>('GET', `/api/runs/${runId}`)
-    assert.equal(run.body.status, 'cancelled')
-    assert.equal((await get(agent, `/runs/${publicRunId}`)).status, 502)
-  })
-
-  test(`${form}: the profile's timeout ends a silent model, and syncMaxDurationSeconds answers 504 while the run goes on`, async (t) => {
-    const cluster = await startCluster(t, form)
-    const slow = await cluster.agent('slow', { limits: { timeoutSeconds: 1 } })
-    cluster.model.next({ text: 'half', hangAfter: 1 })
-    const timedOut = await all(await chatStream(slow, { message: 'go' }))
-    assert.equal(timedOut.at(-1)!.event, 'error')
-    assert.equal(terminals(timedOut).length, 1)
-    await cluster.model.requests[0]!.ended
-    assert.equal(cluster.model.requests[0]!.closedEarly, true)
-
-    const sync = await cluster.agent('sync', { publish: { syncMaxDurationSeconds: 1 } })
-    const words = Array.from({ length: 20 }, (_, i) => `w${i}`).join(' ')
-    cluster.model.next({ text: words, deltas: 20, delayMs: 100 })
-    const reply = await chat(sync, { message: 'go' })
-    assert.equal(reply.status, 504)
-    assert.equal(reply.body.error, 'sync_timeout')
-    const publicRunId = reply.body.public_run_id as string
-    assert.match(reply.body.conversation_id as string, /^conv_/)
-    const pending = await get(sync, `/runs/${publicRunId}`)
-    assert.equal(pending.status, 202)
-    const done = await eventually('the run ends by itself', async () => {
-      const run = await get(sync, `/runs/${publicRunId}`)
-      return run.status === 202 ? undefined : run
+    await t.test('a conversation goes on after a failed run, with what was said before the failure', async () => {
+      const agent = await cluster.agent('recovering')
+      cluster.model.next({ text: 'I heard you, but', resetAfter: 3 })
+      const failed = await chat(agent, { message: 'my colour is green' })
+      assert.equal(failed.status, 502)
+      cluster.model.next({ text: 'Green.' })
+      const next = await chat(agent, { message: 'which colour?', conversation_id: failed.body.conversation_id })
+      assert.equal(next.status, 200, JSON.stringify(next.body))
+      const users = cluster.model.requests
+        .at(-1)!
+        .body.messages.filter((m) => m.role === 'user')
+        .map((m) => m.content)
+      assert.deepEqual(
+        users,
+        ['my colour is green', 'which colour?'],
+        'the prompt of the failed run is kept exactly once',
+      )
+      const withErrors = await get(agent, `/conversations/${failed.body.conversation_id as string}?include=errors`)
+      const without = await get(agent, `/conversations/${failed.body.conversation_id as string}`)
+      assert.ok((withErrors.body.messages as unknown[]).length > (without.body.messages as unknown[]).length)
     })
-    assert.equal(done.status, 200)
-    assert.equal(done.body.message, words)
+
+    await t.test("cancelling a run closes the model's connection; the run keeps one terminal state", async () => {
+      const agent = await cluster.agent('cancelled')
+      cluster.model.next({ text: 'never ends', hangAfter: 1 })
+      const stream = await chatStream(agent, { message: 'go' })
+      const first = await stream.frames.next()
+      assert.equal((first.value as { event: string }).event, 'delta')
+      const publicRunId = stream.response.headers.get('x-public-run-id')!
+      const runs = await cluster.api<{ runId: string }[]>('GET', '/api/runs')
+      const runId = runs.body[0]!.runId
+      assert.equal((await cluster.api('DELETE', `/api/runs/${runId}`)).status, 204)
+      await lastRequest().ended
+      assert.equal(lastRequest().closedEarly, true)
+      const rest = await all(stream)
+      assert.equal(terminals(rest).length, 1)
+      assert.equal(rest.at(-1)!.event, 'error')
+      assert.equal((await cluster.api('DELETE', `/api/runs/${runId}`)).status, 204, 'cancel is idempotent')
+      const run = await cluster.api<{ status: string }>('GET', `/api/runs/${runId}`)
+      assert.equal(run.body.status, 'cancelled')
+      assert.equal((await get(agent, `/runs/${publicRunId}`)).status, 502)
+    })
+
+    await t.test(
+      "the profile's timeout ends a silent model, and syncMaxDurationSeconds answers 504 while the run goes on",
+      async () => {
+        const slow = await cluster.agent('slow', { limits: { timeoutSeconds: 1 } })
+        cluster.model.next({ text: 'half', hangAfter: 1 })
+        const timedOut = await all(await chatStream(slow, { message: 'go' }))
+        assert.equal(timedOut.at(-1)!.event, 'error')
+        assert.equal(terminals(timedOut).length, 1)
+        await lastRequest().ended
+        assert.equal(lastRequest().closedEarly, true)
+
+        const sync = await cluster.agent('sync', { publish: { syncMaxDurationSeconds: 1 } })
+        const words = Array.from({ length: 20 }, (_, i) => `w${i}`).join(' ')
+        cluster.model.next({ text: words, deltas: 20, delayMs: 100 })
+        const reply = await chat(sync, { message: 'go' })
+        assert.equal(reply.status, 504)
+        assert.equal(reply.body.error, 'sync_timeout')
+        const publicRunId = reply.body.public_run_id as string
+        assert.match(reply.body.conversation_id as string, /^conv_/)
+        const pending = await get(sync, `/runs/${publicRunId}`)
+        assert.equal(pending.status, 202)
+        const done = await eventually('the run ends by itself', async () => {
+          const run = await get(sync, `/runs/${publicRunId}`)
+          return run.status === 202 ? undefined : run
+        })
+        assert.equal(done.status, 200)
+        assert.equal(done.body.message, words)
+      },
+    )
   })
 }
 

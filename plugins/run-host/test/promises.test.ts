@@ -259,3 +259,17 @@ test('stopping the kernel ends a run under way in interrupted', { timeout }, asy
   assert.deepEqual([terminal.code, terminal.retryable], ['interrupted', true])
   await stopping
 })
+
+test('a run that resumes a conversation which is not here is refused before it streams', async (t) => {
+  const held = new Set<string>()
+  const runtime = scripted(() => [result('done')], { has: (sessionId) => held.has(sessionId) })
+  const { link } = await hostOf(t, { general: runtime })
+  const envelope = testEnvelope({ resume: true })
+  await assert.rejects(collectRun(link, envelope), { code: 'session_state_missing', status: 409 })
+  held.add(envelope.sessionId)
+  const events = await collectRun(link, envelope)
+  assert.deepEqual(
+    events.map((event) => event.type),
+    ['progress', 'result'],
+  )
+})

@@ -286,3 +286,30 @@ test('the MCP address travels only with a toolkit that is not empty', async (t) 
   assert.equal(f.envelopes[0]!.sessionMcpUrl, undefined)
   assert.equal(f.envelopes[1]!.sessionMcpUrl, 'http://runner.test:7060/runner/sessions/sess-00000000-00000002/mcp')
 })
+
+test('a sidecar that lost a conversation makes the runner let go of the session, so that it is hydrated', async (t) => {
+  let lost = false
+  const fixture = await runnerOf(t, async function* (envelope, events, signal) {
+    if (lost && envelope.resume) throw new AppError('session_state_missing', 409)
+    yield* answer(envelope, events, signal)
+  })
+  const { core } = fixture
+  const signal = new AbortController().signal
+  const first = run()
+  const { create: _, ...next } = run({ runId: 'r2' })
+  for await (const chunk of core.execute('acme', first, signal)) void chunk
+  assert.equal(fixture.envelopes[0]!.resume, undefined)
+  lost = true
+  await assert.rejects(
+    (async () => {
+      for await (const chunk of core.execute('acme', next, signal)) void chunk
+    })(),
+    { code: 'unknown_session' },
+  )
+  assert.equal(fixture.envelopes[1]!.resume, true)
+  // Without a bundle nothing can be expected of the sidecar any more: the run goes ahead.
+  await core.hydrate('acme', next.sessionId, profile())
+  const lines: string[] = []
+  for await (const chunk of core.execute('acme', next, signal)) lines.push(chunk.toString())
+  assert.match(lines.join(''), /"type":"result"/)
+})
