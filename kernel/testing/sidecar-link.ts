@@ -1,4 +1,5 @@
-import { AppError, createLineQueue, wholeLines } from '#kernel'
+import { Agent, fetch } from 'undici'
+import { AppError, createLineQueue, isAppError, wholeLines } from '#kernel'
 import { createEventEncoder } from '#contracts/run-event'
 import type { Runtime, StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
@@ -7,36 +8,47 @@ import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 /** A sidecar at a base URL, in whatever language it is written. */
 export function sidecarAt(baseUrl: string): SidecarLink {
   const base = baseUrl.replace(/\/+$/, '')
-  const call = async (path: string, init: RequestInit = {}): Promise<Response> => {
-    const response = await fetch(base + path, init)
-    if (response.ok) return response
-    const body = (await response.json().catch(() => ({}))) as { error?: string; message?: string }
-    throw new AppError(body.error ?? 'http_error', response.status, body.message ? { message: body.message } : {})
+  // One agent per exchange, destroyed with it: a connection left open would hold up the server's stop.
+  const exchange = async function* <T>(path: string, init: RequestInit, read: (r: Response) => AsyncIterable<T>) {
+    const agent = new Agent()
+    try {
+      const response = (await fetch(base + path, { ...init, dispatcher: agent } as never)) as unknown as Response
+      if (!response.ok) {
+        const body = (await response.json().catch(() => ({}))) as { error?: string; message?: string }
+        throw new AppError(body.error ?? 'http_error', response.status, body.message ? { message: body.message } : {})
+      }
+      yield* read(response)
+    } finally {
+      await agent.destroy()
+    }
+  }
+  const call = async <T>(path: string, init: RequestInit, read: (r: Response) => Promise<T>): Promise<T> => {
+    const answers = exchange(path, init, async function* (response) {
+      yield await read(response)
+    })
+    return (await Array.fromAsync(answers))[0]!
   }
   const stateOf = (runtime: string, sessionId: string): string =>
     `/state/${encodeURIComponent(sessionId)}?runtime=${encodeURIComponent(runtime)}`
   return {
-    health: async () => (await (await call('/health')).json()) as SidecarHealth,
-    async *run(envelope, signal) {
-      const response = await call('/run', {
-        method: 'POST',
-        headers: { 'content-type': 'application/json' },
-        body: JSON.stringify(envelope),
-        signal,
-      })
-      yield* wholeLines(response.body!)
-    },
+    health: () => call('/health', {}, async (response) => (await response.json()) as SidecarHealth),
+    run: (envelope, signal) =>
+      exchange(
+        '/run',
+        {
+          method: 'POST',
+          headers: { 'content-type': 'application/json' },
+          body: JSON.stringify(envelope),
+          signal,
+        },
+        (response) => wholeLines(response.body!),
+      ),
     async exportState(runtime, sessionId) {
-      const response = await call(stateOf(runtime, sessionId)).catch((error: AppError) => error)
-      if (response instanceof Error) {
-        if (response.status === 404) return undefined
-        throw response
-      }
-      const seeded = response.headers.get(runtimeSessionIdHeader)
-      return {
-        bytes: new Uint8Array(await response.arrayBuffer()),
-        contentType: response.headers.get('content-type') ?? 'application/octet-stream',
-        ...(seeded ? { runtimeSessionId: seeded } : {}),
+      try {
+        return await call(stateOf(runtime, sessionId), {}, bundleOf)
+      } catch (error) {
+        if (isAppError(error) && error.status === 404) return undefined
+        throw error
       }
     },
     async hydrate(runtime, sessionId, bundle) {
@@ -44,11 +56,21 @@ export function sidecarAt(baseUrl: string): SidecarLink {
         'content-type': bundle.contentType,
         ...(bundle.runtimeSessionId ? { [runtimeSessionIdHeader]: bundle.runtimeSessionId } : {}),
       }
-      await call(stateOf(runtime, sessionId), { method: 'POST', headers, body: Buffer.from(bundle.bytes) })
+      const init = { method: 'POST', headers, body: Buffer.from(bundle.bytes) }
+      await call(stateOf(runtime, sessionId), init, (response) => response.text())
     },
     async forget(runtime, sessionId) {
-      await call(stateOf(runtime, sessionId), { method: 'DELETE' })
+      await call(stateOf(runtime, sessionId), { method: 'DELETE' }, (response) => response.text())
     },
+  }
+}
+
+async function bundleOf(response: Response): Promise<StateBundle> {
+  const seeded = response.headers.get(runtimeSessionIdHeader)
+  return {
+    bytes: new Uint8Array(await response.arrayBuffer()),
+    contentType: response.headers.get('content-type') ?? 'application/octet-stream',
+    ...(seeded ? { runtimeSessionId: seeded } : {}),
   }
 }
 
