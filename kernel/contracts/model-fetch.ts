@@ -60,11 +60,12 @@ function post(agent: Agent, input: string | URL | Request, init: RequestInit = {
         onResponseStart(_, status, headers) {
           // An informational answer comes before the real one.
           if (status < 200) return
-          const stream = new ReadableStream<Uint8Array>({
-            start: (c) => void (body = c),
+          const source = {
+            start: (c: ReadableStreamDefaultController<Uint8Array>) => void (body = c),
             pull: () => controller!.resume(),
             cancel: () => controller!.abort(new DOMException('The reader left.', 'AbortError')),
-          })
+          }
+          const stream = new ReadableStream<Uint8Array>(source, { highWaterMark: readsAhead })
           const content = bodiless.has(status) ? null : stream
           resolve(new Response(content, { status, statusText: STATUS_CODES[status] ?? '', headers: headers as never }))
         },
@@ -88,6 +89,9 @@ function post(agent: Agent, input: string | URL | Request, init: RequestInit = {
     )
   })
 }
+
+/** Reads of a socket (up to 64 KiB) held for a slow reader before the socket is paused. */
+const readsAhead = 4
 
 /** `new Response` refuses a body with these. */
 const bodiless: ReadonlySet<number> = new Set([204, 205, 304])
