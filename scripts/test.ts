@@ -18,6 +18,8 @@ const folders = [
   'scripts',
 ]
 const perTestMs = 120_000
+// No test may be silent for longer, so a file that is has finished its tests and left something open, or spins.
+const silenceMs = perTestMs + 30_000
 
 class UsageError extends Error {}
 
@@ -85,6 +87,12 @@ async function runTests(args: readonly string[], variables: Readonly<Record<stri
   )
   const release = forwardSignals(child)
   const ran = countTests(child.stdout)
+  // Interrupted, the runner names the file that hangs; then it is killed.
+  const silence = setTimeout(() => {
+    kill(child, 'SIGINT')
+    setTimeout(() => kill(child, 'SIGKILL'), 5_000).unref()
+  }, silenceMs)
+  child.stdout.on('data', () => silence.refresh())
   const code = await new Promise<number>((resolve, reject) => {
     child.on('error', reject)
     child.on('exit', (code) => {
@@ -92,6 +100,7 @@ async function runTests(args: readonly string[], variables: Readonly<Record<stri
       child.on('close', () => resolve(code ?? 1))
     })
   })
+  clearTimeout(silence)
   release()
   if (ran() !== 0) return code
   console.error('No test ran.')
