@@ -1,4 +1,5 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process'
+import { userInfo } from 'node:os'
 import { promisify } from 'node:util'
 
 /** The customary uid and gid of `nobody`, for PostgreSQL refuses to run as root. */
@@ -17,6 +18,8 @@ export interface Launch {
 /** What this machine can do; tests give other answers than the machine. */
 export interface Machine {
   readonly root: boolean
+  /** Whether our uid has an entry in /etc/passwd, which PostgreSQL insists on and `docker run --user 1234` has not. */
+  readonly named: boolean
   works(command: string, ...args: string[]): Promise<boolean>
 }
 
@@ -24,13 +27,22 @@ export interface Machine {
 const env = { PATH: '/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin', LC_ALL: 'C' }
 
 const run = promisify(execFile)
-const here: Machine = {
+const here = (): Machine => ({
   root: process.getuid?.() === 0,
+  named: hasName(),
   works: (command, ...args) =>
     run(command, args, { env }).then(
       () => true,
       () => false,
     ),
+})
+
+function hasName(): boolean {
+  try {
+    return userInfo().username !== ''
+  } catch {
+    return false
+  }
 }
 
 const asNobody = ['--user', `--map-user=${nobody}`, `--map-group=${nobody}`]
@@ -50,14 +62,14 @@ exit "$code"`
  * namespace for root where the kernel allows one, another uid otherwise; a parent-death signal where util-linux is
  * installed, a watching shell otherwise (macOS).
  */
-export async function chooseLaunch(machine: Machine = here): Promise<Launch> {
+export async function chooseLaunch(machine: Machine = here()): Promise<Launch> {
   const signal = await machine.works('setpriv', ...dieWithParent, 'true')
   const ending = signal ? ['setpriv', ...dieWithParent] : ['/bin/sh', '-c', watch, 'watchdog']
-  if (!machine.root) return { prefix: ending, watchdog: !signal }
+  if (!machine.root && machine.named) return { prefix: ending, watchdog: !signal }
   if (await machine.works('unshare', ...asNobody, 'true')) {
     return { prefix: ['unshare', ...asNobody, ...ending], watchdog: !signal }
   }
-  return { prefix: ending, uid: nobody, watchdog: !signal }
+  return { prefix: ending, ...(machine.root ? { uid: nobody } : {}), watchdog: !signal }
 }
 
 /** Starts a binary in its own session, so that Ctrl-C in a terminal reaches the caller alone, which stops PostgreSQL last. */

@@ -8,6 +8,7 @@ import { chooseLaunch, exited, interrupt, launch } from '../launch.ts'
 
 const machine = (root: boolean, ...programs: string[]) => ({
   root,
+  named: true,
   works: async (command: string) => programs.includes(command),
 })
 
@@ -16,6 +17,11 @@ test('root runs PostgreSQL in a user namespace, or as nobody where the kernel fo
   assert.deepEqual([both.prefix[0], both.uid, both.watchdog], ['unshare', undefined, false])
   const nobody = await chooseLaunch(machine(true, 'setpriv'))
   assert.deepEqual([nobody.prefix[0], nobody.uid, nobody.watchdog], ['setpriv', 65534, false])
+})
+
+test('a user without a name, as in many containers, gets one in a user namespace', async () => {
+  const mapped = await chooseLaunch({ ...machine(false, 'setpriv', 'unshare'), named: false })
+  assert.deepEqual([mapped.prefix[0], mapped.uid], ['unshare', undefined])
 })
 
 test('without setpriv, as on macOS, a shell watches over PostgreSQL', async () => {
