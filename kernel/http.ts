@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import type { Server } from 'node:http'
+import type { Socket } from 'node:net'
 import Fastify, {
   LogController,
   type FastifyBaseLogger,
@@ -107,20 +108,39 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
       )
     })
   }
+  const endQuietConnections = watchConnections(app.server)
   // close() waits for open responses, so streams are ended first, each with the terminal bytes its owner writes.
   app.addHook('preClose', async () => {
-    endKeepAlive(app.server)
+    endQuietConnections()
     await streams.end()
   })
   app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
   return { app, streams }
 }
 
-/** A connection that was busy when the server closed would be kept for 72 s after its answer, and hold the close as long. */
-function endKeepAlive(server: Server): void {
-  if (!server.listening) return
-  const sweep = setInterval(() => server.closeIdleConnections(), 50)
-  server.once('close', () => clearInterval(sweep))
+/**
+ * Ends connections that carry no request once the server is closing: kept-alive ones, and those that never sent a whole
+ * request, which Node counts as busy for up to 72 s.
+ */
+function watchConnections(server: Server): () => void {
+  const quiet = new Set<Socket>()
+  server.on('connection', (socket: Socket) => {
+    quiet.add(socket)
+    socket.once('close', () => quiet.delete(socket))
+  })
+  server.on('request', ({ socket }, response) => {
+    quiet.delete(socket)
+    response.once('close', () => {
+      if (!socket.destroyed) quiet.add(socket)
+    })
+  })
+  return () => {
+    const end = (): void => quiet.forEach((socket) => socket.destroy())
+    end()
+    const sweep = setInterval(end, 50)
+    server.once('close', () => clearInterval(sweep))
+    if (!server.listening) clearInterval(sweep)
+  }
 }
 
 /** Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. */

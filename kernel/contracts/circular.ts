@@ -19,12 +19,3 @@ function copy(value: unknown, above: readonly object[]): unknown {
   if ('toJSON' in value && typeof value.toJSON === 'function') return copy(value.toJSON(), path)
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, copy(item, path)]))
 }
-
-/** JSON text of any value; the copy is only made when the plain way fails. */
-export function safeStringify(value: unknown): string {
-  try {
-    return JSON.stringify(value) ?? 'null'
-  } catch {
-    return JSON.stringify(withoutCycles(value)) ?? 'null'
-  }
-}

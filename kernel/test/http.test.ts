@@ -186,3 +186,23 @@ test('what arrives while the listener is closing is 503 unavailable with Retry-A
   assert.equal(reply.headers.get('retry-after'), '1')
   assert.equal(reply.headers.get('connection'), 'close')
 })
+
+test('connections that never sent a whole request do not hold the close', { timeout: 20_000 }, async (t) => {
+  const kernel = await testKernel(t, [echo], { listen: true })
+  const port = Number(new URL(kernel.urls['gateway']!).port)
+  const sockets = [connect(port, '127.0.0.1'), connect(port, '127.0.0.1')]
+  await Promise.all(
+    sockets.map((socket) =>
+      once(
+        socket.on('error', () => {}),
+        'connect',
+      ),
+    ),
+  )
+  sockets[1]!.write('GET /query HTTP/1.1\r\nhost:')
+  // Both have reached the server once a later connection was answered.
+  await (await fetch(`${kernel.urls['gateway']}/query?limit=1`)).text()
+  const closed = Promise.all(sockets.map((socket) => once(socket.resume(), 'close')))
+  await kernel.stop()
+  await closed
+})

@@ -29,7 +29,10 @@ const greeter = definePlugin({
 })
 
 test('a test kernel boots real plugins on fakes and answers without a port', async (t) => {
-  const kernel = await testKernel(t, [{ name: 'greeter', plugin: greeter, config: { wait: '2m' } }, fake(Greeting, { hello: (n) => `hi ${n}` })])
+  const kernel = await testKernel(t, [
+    { name: 'greeter', plugin: greeter, config: { wait: '2m' } },
+    fake(Greeting, { hello: (n) => `hi ${n}` }),
+  ])
   const reply = await kernel.listeners.gateway!.inject('/hi/ada')
   assert.deepEqual(reply.json(), { text: 'hi ada', wait: 120_000 })
   const lines = await kernel.listeners.gateway!.inject('/lines')
