@@ -16,6 +16,8 @@ interface Dependencies {
 }
 
 const tags = ['chat']
+/** The conductor takes signed bodies of 1 MiB, and the message travels there with our ids beside it. */
+const bodyLimit = 1_000_000
 
 // A client that reconnects knows its run before the first event.
 const nameRun = (reply: FastifyReply, { publicRunId, conversationId }: RunIds): FastifyReply =>
@@ -35,6 +37,7 @@ export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatM
     {
       ...access('agent-key'),
       onRequest: limit,
+      bodyLimit,
       schema: { tags, params: ChatParams, body: ChatBody, response: { 200: ChatReply } },
     },
     async (request, reply) => {
@@ -51,6 +54,7 @@ export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatM
     {
       ...access('agent-key'),
       onRequest: limit,
+      bodyLimit,
       schema: { tags, params: ChatParams, body: ChatBody, response: { 200: EventStream } },
     },
     async (request, reply) => {

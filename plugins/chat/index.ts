@@ -89,7 +89,8 @@ export default definePlugin({
       sweep.start()
       const { publicHost: public_host, rateLimitBackend } = config
       const rate_limit_backend = rateLimitBackend === 'memory' ? 'memory' : kv.backend
-      log.info({ ...dispatch.about, rate_limit_backend, public_host }, 'chat-gateway.ready')
+      const about = dispatch.about ?? { conductor_internal_url: 'in process', previous_signing_key: false }
+      log.info({ ...about, rate_limit_backend, public_host }, 'chat-gateway.ready')
     })
     onStop(async () => {
       const swept = sweep.stop()

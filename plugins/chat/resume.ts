@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
-import type { RunDispatch } from '#contracts/runs'
+import type { LogChunk, RunDispatch } from '#contracts/runs'
 import { encodeFrames, lastSeqOf, terminalEvent } from './frames.ts'
 import { type Outcome, terminalFrame } from './outcome.ts'
 import { closing } from './run-log.ts'
@@ -33,7 +33,7 @@ export async function* followElsewhere(
   try {
     while (!outcome) {
       if (!over) {
-        for await (const chunk of dispatch.follow(tenantId, runId, cursor, signal)) {
+        for await (const chunk of unlessUnknown(dispatch.follow(tenantId, runId, cursor, signal))) {
           const frames = encodeFrames(chunk, cursor, exposeToolEvents)
           cursor = Math.max(cursor, lastSeqOf(chunk))
           over = terminalEvent(chunk) !== undefined
@@ -48,5 +48,14 @@ export async function* followElsewhere(
     if (!signal.aborted && !isAppError(error)) throw error
     // Nothing is known about the run's end, so nothing is said: the client resumes.
     if (signal.reason !== 'client_gone') yield closing
+  }
+}
+
+/** A run that is being dispatched may not have reached the conductor yet: its log is still empty. */
+async function* unlessUnknown(log: AsyncIterable<LogChunk>): AsyncGenerator<LogChunk> {
+  try {
+    yield* log
+  } catch (error) {
+    if (!isAppError(error) || error.code !== 'not_found') throw error
   }
 }

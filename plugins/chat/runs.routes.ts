@@ -1,5 +1,5 @@
 import type { FastifyRequest } from 'fastify'
-import { access, type App, lastEventId, notFound, sse } from '#kernel'
+import { access, type App, isAppError, lastEventId, notFound, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { RunDispatch } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
@@ -81,9 +81,12 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
     '/v1/chat/:tenant/:agent/runs/:publicRunId',
     { ...access('agent-key'), schema: { tags, params: RunParams } },
     async (request, reply) => {
-      const run = await stored(callerOf(request), request.params.publicRunId)
-      // A finished run keeps its status.
-      if (!run.outcome) await dispatch.cancel(run.tenantId, run.runId)
+      const caller = callerOf(request)
+      const run = await stored(caller, request.params.publicRunId)
+      // Before the conductor took the run there is nothing it could cancel.
+      await watched(caller, run.publicRunId)?.dispatched
+      // A finished run keeps its status, and one that the conductor does not know is not under way.
+      if (!run.outcome) await dispatch.cancel(run.tenantId, run.runId).catch(unlessUnknown)
       return reply.code(204).send()
     },
   )
@@ -103,6 +106,10 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
       return history
     },
   )
+}
+
+function unlessUnknown(error: unknown): void {
+  if (!isAppError(error) || error.code !== 'not_found') throw error
 }
 
 async function* once(frame: string): AsyncGenerator<string> {

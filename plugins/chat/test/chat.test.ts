@@ -241,6 +241,13 @@ test('a body that is not a chat is refused as invalid_request', async (t) => {
     const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
     assert.deepEqual([reply.statusCode, reply.json().error], [400, 'invalid_request'], JSON.stringify(payload))
   }
+  const large = await app.inject({
+    method: 'POST',
+    url: agent.url,
+    headers: agent.auth,
+    payload: { message: 'x'.repeat(1_000_001) },
+  })
+  assert.deepEqual([large.statusCode, large.json().error], [413, 'body_too_large'])
   assert.equal(dispatch.started.length, 0)
 })
 

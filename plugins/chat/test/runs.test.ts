@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { gateway, publish, sql, until } from './gateway.ts'
+import { framesOf, gateway, publish, sql, until } from './gateway.ts'
 import { fail, finish, say } from './scripted-dispatch.ts'
 
 const payload = { message: 'Hi' }
@@ -48,6 +48,28 @@ test('a run under way answers 202 with its status, and every end its own status 
   await sql(database, 'acme', `UPDATE public_runs SET status = 'lost' WHERE id = $1`, failed.public_run_id)
   const lost = await get(failed.public_run_id)
   assert.deepEqual([lost.statusCode, lost.json().error, lost.json().public_run_id], [410, 'lost', failed.public_run_id])
+  const stream = await app.inject({ url: `${agent.url}/runs/${failed.public_run_id}/stream`, headers: agent.auth })
+  assert.deepEqual(
+    framesOf(stream.body).map(({ event, data }) => [event, data['code'], data['public_run_id']]),
+    [['error', 'upstream', failed.public_run_id]],
+  )
+})
+
+test('a run that is cancelled while it is dispatched is cancelled as soon as it runs', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const accepted = Promise.withResolvers<void>()
+  dispatch.script = async (_task, run) => {
+    await accepted.promise
+    run().emit(say('…'))
+  }
+  const chat = app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  await until(() => dispatch.started.length === 1)
+  const [row] = await sql<{ id: string }>(database, 'acme', 'SELECT id FROM public_runs')
+  const cancelled = app.inject({ method: 'DELETE', url: `${agent.url}/runs/${row!.id}`, headers: agent.auth })
+  accepted.resolve()
+  assert.equal((await cancelled).statusCode, 204)
+  assert.equal((await chat).json().message, 'The run was cancelled.')
 })
 
 test('unknown and foreign runs answer the same 404 on every route', async (t) => {

@@ -201,6 +201,33 @@ test('a gateway that does not watch the run streams it from the event log, and e
   assert.deepEqual(framesOf(rest!.body), frames.slice(1))
 })
 
+test('a run that has not reached the conductor yet can be followed from another gateway', async (t) => {
+  const a = await gateway(t)
+  const b = await gateway(t, { dsn: a.dsn, dispatch: a.dispatch })
+  const agent = await publish(a.database)
+  const accepted = Promise.withResolvers<void>()
+  a.dispatch.script = async (_task, run) => {
+    await accepted.promise
+    run().emit(say('one'))
+  }
+  const live = a.app.inject({ method: 'POST', url: `${agent.url}/stream`, headers: agent.auth, payload })
+  await until(() => a.dispatch.started.length === 1)
+  const [row] = await sql<{ id: string }>(a.database, 'acme', 'SELECT id FROM public_runs')
+  let asked = false
+  const { follow } = b.dispatch
+  b.dispatch.follow = (...args) => {
+    asked = true
+    return follow(...args)
+  }
+  const elsewhere = b.app.inject({ url: `${agent.url}/runs/${row!.id}/stream`, headers: agent.auth })
+  elsewhere.catch(() => {})
+  await until(() => asked)
+  accepted.resolve()
+  await until(() => a.dispatch.runs.size === 1 && a.dispatch.newest().followers === 2)
+  a.dispatch.newest().emit(finish('one'))
+  assert.deepEqual(framesOf((await elsewhere).body), framesOf((await live).body))
+})
+
 test('a paused reader holds back nobody, and gets everything when it reads on', async (t) => {
   const { kernel, app, database, dispatch } = await gateway(t, { listen: true })
   const agent = await publish(database)
