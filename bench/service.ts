@@ -35,7 +35,7 @@ async function profiling(directory: string | undefined, name: string): Promise<s
 const environment = (context: ServiceContext): Record<string, string> => ({
   OPENAI_BASE_URL: `${context.modelUrl}/v1`,
   OPENAI_API_KEY: 'stand-in',
-  AGENT_ORC_LOG_LEVEL: 'warn',
+  LOG_LEVEL: 'warn',
 })
 
 /** Single-process form, as `npm run dev` starts it, embedded PostgreSQL included. Started twice: the second boot counts. */
