@@ -1,9 +1,13 @@
+import assert from 'node:assert/strict'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { buffer } from 'node:stream/consumers'
 import type { TestContext } from 'node:test'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
+import type { LogChunk, RunDispatch } from '#contracts/runs'
 import type { Signer, SignedParts } from '#contracts/signing'
+import { createConductor } from '../conductor.ts'
+import { createDispatch } from '../dispatch.ts'
 
 export interface Seen {
   readonly method: string
@@ -103,4 +107,32 @@ export function recordingSigner(): Signer & { readonly signed: SignedParts[] } {
     },
     verify: async () => ({ tenant: 'acme' }),
   }
+}
+
+export const signal = new AbortController().signal
+export const say = (text: string): RuntimeEvent => ({ type: 'assistant', text, delta: true })
+/** Nine deltas and a result. */
+export const events: RuntimeEvent[] = [
+  ...Array.from({ length: 9 }, (_, i) => say(`text ${i}`)),
+  { type: 'result', text: 'all', finishReason: 'stop' },
+]
+export const task = { id: 'run_1', profile: 'p', prompt: 'Grüße' }
+
+/** The dispatch under test, talking to `conductor`. */
+export function client(t: TestContext, conductor: FakeConductor, signer = recordingSigner()): RunDispatch {
+  const peer = createConductor(new URL(conductor.url), signer)
+  t.after(() => peer.close())
+  return createDispatch(peer, {})
+}
+
+/** Joins chunks, checking that they follow one another. */
+export async function logOf(chunks: AsyncIterable<LogChunk>, after = 0): Promise<string> {
+  let text = ''
+  let seq = after
+  for await (const { firstSeq, count, lines } of chunks) {
+    assert.equal(firstSeq, seq + 1)
+    seq += count
+    text += lines.toString('utf8')
+  }
+  return text
 }

@@ -1,0 +1,213 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { createConductor } from '../conductor.ts'
+import { follow } from '../follow.ts'
+import {
+  beginLog,
+  client,
+  events,
+  fakeConductor,
+  json,
+  linesFrom,
+  logOf,
+  recordingSigner,
+  say,
+  signal,
+  task,
+} from './conductor.ts'
+
+test('events arrive as they are written, not when the answer ends', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const wrote = Promise.withResolvers<NodeJS.WritableStream>()
+  conductor.answer = (_seen, response) => {
+    beginLog(response, 202, 'run_1').write(linesFrom('run_1', events.slice(0, 1)))
+    wrote.resolve(response)
+  }
+  const started = await dispatch.start('acme', task, signal)
+  const chunks = started.events[Symbol.asyncIterator]()
+  assert.equal((await chunks.next()).value?.count, 1)
+  const response = await wrote.promise
+  response.end(linesFrom('run_1', events, 2))
+  assert.equal((await chunks.next()).value?.firstSeq, 2)
+})
+
+test('a log that is cut at any byte goes on where it was, each event once', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const whole = linesFrom('run_1', events)
+  for (let cut = 0; cut < whole.length; cut += 97) {
+    conductor.seen.length = 0
+    conductor.answer = (seen, response) => {
+      if (seen.method === 'POST') {
+        const out = beginLog(response, 202, 'run_1')
+        if (cut === 0) return void out.destroy()
+        return void out.write(whole.slice(0, cut), () => out.destroy())
+      }
+      const after = Number(new URL(seen.url, 'http://x').searchParams.get('after'))
+      beginLog(response, 200, 'run_1').end(linesFrom('run_1', events, after + 1))
+    }
+    const started = await dispatch.start('acme', task, signal)
+    assert.equal(await logOf(started.events), whole, `cut at ${cut}`)
+    const complete = whole.slice(0, cut).split('\n').length - 1
+    assert.equal(conductor.seen.at(-1)?.url, `/api/runs/run_1/events?after=${complete}`)
+  }
+})
+
+test('a log that goes on with another event than the next is asked for again', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  let answers = 0
+  conductor.answer = (_seen, response) => {
+    const wrong = answers++ === 0
+    beginLog(response, 200, 'run_1').end(linesFrom('run_1', events, wrong ? 3 : 1))
+  }
+  assert.equal(await logOf(dispatch.follow('acme', 'run_1', 0, signal)), linesFrom('run_1', events))
+  assert.equal(answers, 2)
+})
+
+test('a conductor that restarts is waited for', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  conductor.answer = (_seen, response) => {
+    beginLog(response, 202, 'run_1').write(linesFrom('run_1', events.slice(0, 4)))
+  }
+  const started = await dispatch.start('acme', task, signal)
+  const chunks = started.events[Symbol.asyncIterator]()
+  assert.equal((await chunks.next()).value?.count, 4)
+  await conductor.stop()
+  const rest = chunks.next()
+  conductor.answer = (seen, response) => {
+    assert.equal(seen.url, '/api/runs/run_1/events?after=4')
+    beginLog(response, 200, 'run_1').end(linesFrom('run_1', events, 5))
+  }
+  await conductor.start()
+  assert.deepEqual([(await rest).value?.firstSeq, (await rest).value?.count], [5, 6])
+})
+
+test('a log that ends in order before its run does is asked for the rest', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  conductor.answer = (seen, response) => {
+    const after = Number(new URL(seen.url, 'http://x').searchParams.get('after'))
+    beginLog(response, 200, 'run_1').end(linesFrom('run_1', events.slice(0, after + 4), after + 1))
+  }
+  assert.equal(await logOf(dispatch.follow('acme', 'run_1', 0, signal)), linesFrom('run_1', events))
+  assert.deepEqual(
+    conductor.seen.map((seen) => seen.url.split('=')[1]),
+    ['0', '4', '8'],
+  )
+})
+
+test('a reader that has seen more than a killed conductor had stored still gets the ending, once', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  conductor.answer = (seen, response) => {
+    if (seen.url.endsWith('?events=false')) {
+      const error = { code: 'interrupted', message: 'Gone.' }
+      json(response, 200, { runId: 'run_1', sessionId: 's', status: 'interrupted', error })
+    } else beginLog(response, 200, 'run_1').end()
+  }
+  const [line, ...more] = (await logOf(dispatch.follow('acme', 'run_1', 7, signal), 7)).trim().split('\n')
+  const { type, seq, code } = JSON.parse(line!) as Record<string, unknown>
+  assert.deepEqual([type, seq, code, more.length], ['error', 8, 'interrupted', 0])
+})
+
+test('a conductor that stays away ends the log with upstream', async (t) => {
+  const conductor = await fakeConductor(t)
+  const peer = createConductor(new URL(conductor.url), recordingSigner())
+  t.after(() => peer.close())
+  await conductor.stop()
+  const log = follow(peer, {
+    tenantId: 'acme',
+    runId: 'run_1',
+    afterSeq: 0,
+    signal,
+    find: async () => undefined,
+    giveUpMs: 200,
+  })
+  await assert.rejects(logOf(log), { code: 'upstream', status: 502 })
+})
+
+test('following an unknown run rejects with not_found', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  await assert.rejects(logOf(dispatch.follow('acme', 'run_9', 0, signal)), { code: 'not_found', status: 404 })
+})
+
+test('open logs never wait for one another, and a finished one leaves its connection to the next', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const open: NodeJS.WritableStream[] = []
+  conductor.answer = (seen, response) => {
+    const { id } = JSON.parse(seen.body.toString()) as { id: string }
+    open.push(beginLog(response, 202, id))
+    response.write(linesFrom(id, events.slice(0, 1)))
+  }
+  const runs = await Promise.all(
+    Array.from({ length: 150 }, (_, i) => dispatch.start('acme', { ...task, id: `run_${i}` }, signal)),
+  )
+  const logs = runs.map((run) => run.events[Symbol.asyncIterator]())
+  for (const log of logs) assert.equal((await log.next()).value?.count, 1)
+  assert.equal(conductor.connections, 150)
+  for (const [i, response] of open.entries()) {
+    const { id } = JSON.parse(conductor.seen[i]!.body.toString()) as { id: string }
+    response.end(linesFrom(id, events, 2))
+  }
+  for (const log of logs) {
+    assert.equal((await log.next()).value?.firstSeq, 2)
+    // Leaves at the terminal event, as watchers do.
+    await log.return?.()
+  }
+  conductor.answer = (_seen, response) => beginLog(response, 202, 'run_x').end(linesFrom('run_x', events))
+  for (let i = 0; i < 20; i++) {
+    for await (const { lines } of (await dispatch.start('acme', { ...task, id: 'run_x' }, signal)).events) {
+      if (lines.includes('"result"')) break
+    }
+  }
+  // The first may come before any of the others has been given back.
+  assert.ok(conductor.connections <= 151, `${conductor.connections} connections`)
+})
+
+test('an aborted log closes its connection at once', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const closed = Promise.withResolvers<void>()
+  conductor.answer = (_seen, response) => {
+    response.once('close', () => closed.resolve())
+    beginLog(response, 200, 'run_1').write(linesFrom('run_1', events.slice(0, 1)))
+  }
+  const leaving = new AbortController()
+  const log = dispatch.follow('acme', 'run_1', 0, leaving.signal)[Symbol.asyncIterator]()
+  await log.next()
+  const next = log.next()
+  leaving.abort()
+  await assert.rejects(next, { name: 'AbortError' })
+  await closed.promise
+})
+
+test('a reader that pauses holds the socket back instead of filling memory', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const many = Array.from({ length: 4_000 }, () => say('x'.repeat(5_000)))
+  const text = linesFrom('run_1', [...many, events.at(-1)!])
+  let taken = true
+  conductor.answer = (_seen, response) => {
+    taken = beginLog(response, 200, 'run_1').write(text)
+    response.end()
+  }
+  const log = dispatch.follow('acme', 'run_1', 0, signal)[Symbol.asyncIterator]()
+  const first = await log.next()
+  assert.ok(!taken)
+  for (let i = 0; i < 50; i++) await new Promise((resolve) => setImmediate(resolve))
+  let largest = 0
+  let count = first.value?.count ?? 0
+  for (;;) {
+    const { done, value } = await log.next()
+    if (done) break
+    largest = Math.max(largest, value.lines.length)
+    count += value.count
+  }
+  assert.equal(count, 4_001)
+  assert.ok(largest < 1024 * 1024, `${largest} bytes were held`)
+})
