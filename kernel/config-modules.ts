@@ -14,7 +14,7 @@ export const root = fileURLToPath(new URL('..', import.meta.url))
  */
 export async function loadPlugin(use: string, roleFile: string): Promise<Plugin> {
   const url = urlOf(use, roleFile)
-  const module = await import(url).catch((error: unknown) => {
+  const module = await importModule(url).catch((error: unknown) => {
     throw new Error(`'${use}' fails to load: ${error instanceof Error ? error.message : String(error)}`, {
       cause: error,
     })
@@ -23,6 +23,19 @@ export async function loadPlugin(use: string, roleFile: string): Promise<Plugin>
   if (!isPlugin(plugin)) throw new Error(`'${use}' is not a plugin: its default export must come from definePlugin()`)
   if (!(Kind in plugin.config)) throw new Error(`'${use}' declares settings that are no TypeBox schema`)
   return plugin
+}
+
+async function importModule(url: string): Promise<{ readonly default?: unknown }> {
+  try {
+    return await import(url)
+  } catch (error) {
+    if ((error as { code?: unknown }).code !== 'ERR_UNSUPPORTED_NODE_MODULES_TYPE_STRIPPING') throw error
+    // Node strips types from our own files, not from packages: one that ships TypeScript goes through tsx where it is installed.
+    const { tsImport } = await import('tsx/esm/api').catch(() => {
+      throw new Error('it ships TypeScript, which Node does not run from node_modules: npm install tsx, or build it')
+    })
+    return await tsImport(url, import.meta.url)
+  }
 }
 
 function urlOf(use: string, roleFile: string): string {

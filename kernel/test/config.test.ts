@@ -251,3 +251,13 @@ test('a secret that does not fit is named by its variable and never shown', asyn
     return true
   })
 })
+
+test('a package that ships TypeScript is loaded too, although Node does not strip types under node_modules', async (t) => {
+  const { load } = await folder(t, {
+    'role.yaml': 'role: test\nplugins:\n  typed:\n    use: acme-typed\n',
+    'node_modules/acme-typed/package.json': '{"name":"acme-typed","type":"module","exports":"./main.ts"}',
+    'node_modules/acme-typed/main.ts': `${pluginText}\nexport const answer: number = 42`,
+  })
+  const [entry] = (await load()).plugins
+  assert.equal(entry?.plugin.name, 'p')
+})

@@ -3,6 +3,7 @@ import { Gauge } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { Database, DatabaseServer } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
+import { dsnOf } from './address.ts'
 import { createListener } from './listener.ts'
 import { migrate } from './migrate.ts'
 import { openPool } from './pool.ts'
@@ -14,15 +15,22 @@ export default definePlugin({
   name: 'database',
   config: Settings({
     dsn: Type.Optional(Type.String({ description: 'Address of the PostgreSQL server; the embedded one when absent.' })),
+    host: Type.Optional(Type.String({ description: 'With user, password and database: the address in parts.' })),
+    port: Type.Optional(Type.Integer({ minimum: 1, maximum: 65_535 })),
+    user: Type.Optional(Type.String()),
+    password: Type.Optional(Type.String()),
+    database: Type.Optional(Type.String()),
     migrate: Type.Boolean({ default: true, description: 'Bring the schema up to date at boot; false waits for it.' }),
     poolSize: Type.Integer({ minimum: 1, maximum: 1_000, default: 10 }),
   }),
   requires: { server: maybe(DatabaseServer) },
   provides: { database: Database, readiness: ReadinessChecks },
   async setup({ config, deps, log, metrics, onStop }) {
-    const dsn = config.dsn ?? deps.server?.dsn
+    const dsn = config.dsn ?? dsnOf(config) ?? deps.server?.dsn
     if (dsn === undefined)
-      throw new Error('no PostgreSQL server: set POSTGRES_DSN, or add the plugin embedded-postgres')
+      throw new Error(
+        'no PostgreSQL server: set POSTGRES_DSN, or POSTGRES_HOST and POSTGRES_USER, or add the plugin embedded-postgres',
+      )
     await checkServer(dsn, log)
     if (config.migrate) {
       for (const name of await migrate(dsn)) log.info(`applied migration ${name}`)
