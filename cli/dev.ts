@@ -26,10 +26,12 @@ export function addDev(program: Command): void {
       const secrets = await data.secrets()
       const env = { ...devEnvironment(data.folder, secrets), ...nonEmpty(given) }
       const role = await loadRole(join(root, 'config/dev.yaml'), { env: { ...env, ...ports(options.port) } })
-      const onStep = (step: string): void => terminal.progress(`  ${step}`)
+      const onStep = (step: string): void => terminal.step(`  ${step}`)
       const served = await serve([role], { onStep }).catch((error: unknown) => {
+        terminal.step('')
         throw portIsTaken(error) ? new CliError(`${error.problems.join('\n')}\nor choose free ports: --port 0`) : error
       })
+      terminal.step('')
       const urls = served.running[0]!.urls
       try {
         const seeded = await seed({

@@ -13,6 +13,11 @@ import { CliError } from './terminal.ts'
 
 /** Runs a command line and resolves to its exit code: 0 done, 1 failed, 2 used wrongly. */
 export async function main(argv: readonly string[]): Promise<number> {
+  // `agent-orc chat … | head`: a reader that has seen enough is no failure.
+  process.stdout.on('error', (error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EPIPE') throw error
+    process.exit(0)
+  })
   const program = new Command('agent-orc')
     .description(manifest.description)
     .version(manifest.version)

@@ -21,6 +21,8 @@ export interface Terminal {
   write(text: string): void
   /** What is going on, on stderr. */
   progress(text: string): void
+  /** One of many small steps: on a terminal each replaces the one before, and `''` takes the last away. */
+  step(text: string): void
 }
 
 export const terminalOf = (command: Command): Terminal => {
@@ -30,6 +32,10 @@ export const terminalOf = (command: Command): Terminal => {
     print: (value, text) => void process.stdout.write(json ? `${JSON.stringify(value)}\n` : `${text()}\n`),
     write: (text) => void process.stdout.write(text),
     progress: (text) => void process.stderr.write(`${text}\n`),
+    step(text) {
+      if (process.stderr.isTTY) process.stderr.write(`\r\x1b[K${text}`)
+      else if (text !== '') process.stderr.write(`${text}\n`)
+    },
   }
 }
 

@@ -22,8 +22,9 @@ export function respond(prompt: LanguageModelV4Prompt, tools: Tools): Response {
   const text = said.at(-1) ?? ''
   const remembered = fromHistory(text, said.slice(0, -1))
   if (remembered !== undefined) return say(remembered)
-  const call = toolFor(text, tools)
-  if (call) return { text: '', calls: [{ id: `builtin_${prompt.length}`, ...call }] }
+  const calls = toolsFor(text, tools)
+  if (calls.length > 0)
+    return { text: '', calls: calls.map((call, i) => ({ id: `builtin_${prompt.length}_${i}`, ...call })) }
   if (asksWho.test(text)) return say(`${identity} ${abilities(tools)}`)
   const introduced = nameIn(text)
   if (introduced !== undefined)
@@ -50,25 +51,33 @@ function fromHistory(text: string, before: readonly string[]): string | undefine
   return undefined
 }
 
-/** The tool that a message calls for, when the profile has it. */
-function toolFor(text: string, tools: Tools): { name: string; input: Record<string, string> } | undefined {
+interface Call {
+  readonly name: string
+  readonly input: Record<string, string>
+}
+
+/** The tools that a message calls for, as far as the profile has them: one question may ask several things. */
+function toolsFor(text: string, tools: Tools): Call[] {
+  const calls: Call[] = []
   const expression = arithmeticIn(text)
   if (expression !== undefined && has(tools, 'calculate')) {
-    return { name: 'calculate', input: argument(tools, 'calculate', expression) }
+    calls.push({ name: 'calculate', input: argument(tools, 'calculate', expression) })
   }
   if (asksTime.test(text) && has(tools, 'current_time')) {
     const zone = /\b[A-Z][a-z]+\/[A-Z][A-Za-z_]+\b|\bUTC\b/.exec(text)?.[0]
-    return { name: 'current_time', input: zone === undefined ? {} : argument(tools, 'current_time', zone) }
+    calls.push({ name: 'current_time', input: zone === undefined ? {} : argument(tools, 'current_time', zone) })
   }
-  if (asksDocs.test(text) && has(tools, 'search_docs')) {
-    return { name: 'search_docs', input: argument(tools, 'search_docs', text.slice(0, 500)) }
+  const about = text.split(/(?<=[.?!])\s+/).find((sentence) => asksDocs.test(sentence))
+  if (about !== undefined && has(tools, 'search_docs')) {
+    calls.push({ name: 'search_docs', input: argument(tools, 'search_docs', about.slice(0, 500)) })
   }
-  return undefined
+  return calls
 }
 
 const asksTime =
   /\bwhat('s| is) the (current )?(time|date)\b|\bwhat (time|day|date) is it\b|\b(current|today'?s) (time|date)\b/i
-const asksDocs = /\b(agent[- ]?orc|docs?|documentation|manual|handbook)\b|\bhow (do|can|should) (i|we|you)\b/i
+const asksDocs =
+  /\b(agent[- ]?orc|docs?|documentation|manual|handbook)\b|\bhow (do|can|should) (i|we|you)\b|\b(which|what) page\b/i
 
 const has = (tools: Tools, name: string): boolean => tools.some((tool) => tool.name === name)
 
@@ -105,8 +114,20 @@ const withResults = (results: readonly Result[]): string =>
 const intro = (name: string, text: string): string => {
   if (name === 'calculate') return `The result is ${text}.`
   if (name === 'current_time') return `The current time is ${text}.`
-  if (name === 'search_docs') return `I found this in the documentation:\n${text}`
+  if (name === 'search_docs') return found(text)
   return `The tool ${name} answered: ${text}`
+}
+
+/** The best pages of a search, in words; another tool of that name may answer in another form, which is passed on. */
+function found(text: string): string {
+  try {
+    const pages = JSON.parse(text) as { title?: unknown; file?: unknown }[]
+    if (pages.length === 0) return 'The documentation does not mention that.'
+    const lines = pages.slice(0, 3).map(({ title, file }) => `- ${String(title)}, in ${String(file)}`)
+    return `The documentation has this:\n${lines.join('\n')}`
+  } catch {
+    return `I found this in the documentation:\n${text}`
+  }
 }
 
 /** What the rules look at of a message: some of the patterns are not linear. */

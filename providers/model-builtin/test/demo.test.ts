@@ -108,3 +108,13 @@ test('usage counts words, and maxOutputTokens cuts the answer', async () => {
 test('a message of a million characters is answered as fast as any other', async () => {
   for (const text of [' '.repeat(1_000_000), '1'.repeat(1_000_000), '('.repeat(1_000_000)]) await ask(text)
 })
+
+test('a message that asks several things calls several tools at once, each with its part of the question', async () => {
+  const parts = await partsOf({ prompt: [user('What is 17% of 2310? Which page covers draining?')], tools })
+  const calls = parts.flatMap((part) => (part.type === 'tool-call' ? [`${part.toolName} ${part.input}`] : []))
+  assert.deepEqual(calls, [
+    'calculate {"expression":"2310 * 17 / 100"}',
+    'search_docs {"query":"Which page covers draining?"}',
+  ])
+  assert.equal(new Set(parts.flatMap((part) => (part.type === 'tool-call' ? [part.toolCallId] : []))).size, 2)
+})
