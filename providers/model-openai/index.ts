@@ -2,6 +2,7 @@ import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { defineModelProvider } from '#contracts/model'
+import { createTextTap } from './text-tap.ts'
 
 /** Models behind the OpenAI chat completions API: OpenAI itself, or any compatible server by `baseUrl`. */
 export default defineModelProvider({
@@ -18,13 +19,14 @@ export default defineModelProvider({
   }),
   async create({ apiKey, baseUrl }, { fetch }) {
     if (!apiKey && !baseUrl) return undefined
+    const tap = createTextTap(fetch)
     const provider = createOpenAICompatible({
       name: 'openai',
       baseURL: baseUrl || 'https://api.openai.com/v1',
       includeUsage: true,
-      fetch,
+      fetch: tap.fetch,
       ...(apiKey ? { apiKey } : {}),
     })
-    return { contract: 'model/1', model: (modelId) => provider.chatModel(modelId) }
+    return { contract: 'model/1', model: (modelId) => tap.wrap(provider.chatModel(modelId)) }
   },
 })

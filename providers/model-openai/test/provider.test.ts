@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { createServer } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import { APICallError, type LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { definePlugin } from '#kernel'
@@ -49,6 +50,55 @@ test('an answer is streamed with its text, tool calls and usage', async (t) => {
   assert.equal(request.path, '/v1/chat/completions')
   assert.equal(request.headers['authorization'], 'Bearer key-canary')
   assert.equal(request.body.max_tokens, 9)
+})
+
+test('text of any kind arrives in order, before the finish, whatever the line ends and however the bytes are cut', async (t) => {
+  const deltas = ['plain', ' "quoted"\n', '\u{1f600} \u00e4', ' two\r\nlines', ' end']
+  const frames = deltas.map((content) => ({ choices: [{ index: 0, delta: { content }, finish_reason: null }] }))
+  const last = { choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] }
+  for (const end of ['\n\n', '\r\n\r\n']) {
+    const bytes = Buffer.from([...frames, last].map((frame) => `data: ${JSON.stringify(frame)}${end}`).join(''))
+    const server = createServer((_request, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' })
+      const write = (at: number): void => {
+        if (at >= bytes.length) response.end(`data: [DONE]${end}`)
+        else response.write(bytes.subarray(at, at + 7), () => write(at + 7))
+      }
+      write(0)
+    })
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+    t.after(() => server.close())
+    const { port } = server.address() as { port: number }
+    const models = await providerWith(t, { baseUrl: `http://127.0.0.1:${port}/v1` })
+    const { stream } = await models!.model('m').doStream({ prompt })
+    const parts = await Array.fromAsync(stream)
+    assert.deepEqual(
+      parts.flatMap((part) => (part.type === 'text-delta' ? [part.delta] : [])),
+      deltas,
+    )
+    assert.equal(parts.at(-1)?.type, 'finish')
+  }
+})
+
+test('text that arrived before the connection broke is read before the error', async (t) => {
+  const server = createServer((_request, response) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' })
+    const frame = { choices: [{ index: 0, delta: { content: 'word ' }, finish_reason: null }] }
+    response.write(`data: ${JSON.stringify(frame)}\n\n`.repeat(50), () => setImmediate(() => response.destroy()))
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { port } = server.address() as { port: number }
+  const models = await providerWith(t, { baseUrl: `http://127.0.0.1:${port}/v1` })
+  const { stream } = await models!.model('m').doStream({ prompt })
+  let words = 0
+  await assert.rejects(async () => {
+    for await (const part of stream) {
+      if (part.type === 'text-delta') words++
+      if (part.type === 'error') throw part.error
+    }
+  })
+  assert.equal(words, 50)
 })
 
 test('an answer that is not streamed arrives whole', async (t) => {
