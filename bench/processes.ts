@@ -33,9 +33,11 @@ const stopMs = 30_000
 
 export function createProcesses(): Processes {
   const stops: (() => Promise<void> | void)[] = []
+  const asked = new Set<ChildProcess>()
   let stopping: Promise<void> | undefined
   const stopOne = async (child: ChildProcess): Promise<void> => {
     if (child.exitCode !== null || child.signalCode !== null) return
+    asked.add(child)
     const gone = new Promise<void>((resolve) => child.once('exit', () => resolve()))
     child.kill('SIGTERM')
     const late = setTimeout(() => child.kill('SIGKILL'), stopMs)
@@ -56,7 +58,16 @@ export function createProcesses(): Processes {
   return {
     async node(args, env = {}) {
       const child = start(args, env, false)
-      return { child, line: await firstLine(child, args.join(' ')) }
+      let err = ''
+      child.stderr?.on('data', (text: Buffer) => {
+        err = (err + text.toString()).slice(-8_000)
+      })
+      const line = await firstLine(child, args.join(' '), () => err)
+      child.once('exit', (code, signal) => {
+        if (stopping || asked.has(child)) return
+        process.stderr.write(`\n!! ${args.join(' ')} ended in mid-run (${signal ?? code}):\n${err}\n`)
+      })
+      return { child, line }
     },
     fork: (script) => start([script], {}, true),
     onStop: (fn) => {
@@ -70,15 +81,11 @@ export function createProcesses(): Processes {
   }
 }
 
-function firstLine(child: ChildProcess, what: string): Promise<Record<string, unknown>> {
+function firstLine(child: ChildProcess, what: string, errors: () => string): Promise<Record<string, unknown>> {
   const { promise, resolve, reject } = Promise.withResolvers<Record<string, unknown>>()
   let out = ''
-  let err = ''
-  const late = setTimeout(() => reject(new Error(`${what}: not ready after ${startMs} ms\n${err}`)), startMs)
-  // Both pipes are read to the end, or a chatty child would block on a full one.
-  child.stderr?.on('data', (text: Buffer) => {
-    err = (err + text.toString()).slice(-8_000)
-  })
+  const late = setTimeout(() => reject(new Error(`${what}: not ready after ${startMs} ms\n${errors()}`)), startMs)
+  // Read to the end, or a chatty child would block on a full pipe.
   child.stdout?.on('data', (text: Buffer) => {
     if (out === 'done') return
     out += text.toString()
@@ -89,7 +96,7 @@ function firstLine(child: ChildProcess, what: string): Promise<Record<string, un
       return
     }
   })
-  child.once('exit', (code) => reject(new Error(`${what}: exited with ${code}\n${err}`)))
+  child.once('exit', (code) => reject(new Error(`${what}: exited with ${code}\n${errors()}`)))
   return promise.finally(() => clearTimeout(late))
 }
 
