@@ -272,3 +272,23 @@ test('calls under way when the server stops get their answer', async (t) => {
   assert.equal((await reply).json().message, 'just in time')
   await stopped
 })
+
+test('calls that a stopping server cannot wait for answer 503 with the ids of the run that goes on', async (t) => {
+  const { kernel, database, dispatch } = await gateway(t, { listen: true, config: { drain: '0ms' } })
+  const agent = await publish(database)
+  dispatch.script = (_task, run) => void run()
+  const call = fetch(kernel.urls['gateway']! + agent.url, {
+    method: 'POST',
+    headers: { ...agent.auth, 'content-type': 'application/json' },
+    body: '{"message":"Hi"}',
+  })
+  await until(() => dispatch.runs.size === 1)
+  const stopped = kernel.stop()
+  const reply = await call
+  const body = (await reply.json()) as Record<string, string>
+  assert.deepEqual([reply.status, body['error']], [503, 'unavailable'])
+  assert.match(body['public_run_id']!, /^prun_/)
+  assert.match(body['conversation_id']!, /^conv_/)
+  await stopped
+  assert.deepEqual(dispatch.cancelled, [])
+})

@@ -3,7 +3,7 @@ import { test, type TestContext } from 'node:test'
 import { pino } from 'pino'
 import type { Database } from '#contracts/database'
 import { createInstance, type Instance } from '../instance.ts'
-import { beginConversation, findRun } from '../runs.store.ts'
+import { beginConversation, findRun, finishRun } from '../runs.store.ts'
 import { commitOutcome, outcomeOfFailure } from '../service.ts'
 import { createSweep, type Sweep } from '../sweep.ts'
 import { createWatchers, type Watchers } from '../watchers.ts'
@@ -21,7 +21,12 @@ interface Process {
 }
 
 /** What a gateway process has for recovery, without timers: the test says when it beats and sweeps. */
-async function process(t: TestContext, database: Database, dispatch: ScriptedDispatch): Promise<Process> {
+async function process(
+  t: TestContext,
+  database: Database,
+  dispatch: ScriptedDispatch,
+  options: { readonly beginning?: Set<string> } = {},
+): Promise<Process> {
   const logs: Record<string, unknown>[] = []
   const log = pino({ level: 'debug' }, { write: (line: string) => void logs.push(JSON.parse(line)) })
   const instance = createInstance(database, log)
@@ -37,7 +42,7 @@ async function process(t: TestContext, database: Database, dispatch: ScriptedDis
     outcomeOf: outcomeOfFailure,
     commit: (watcher, outcome) => commitOutcome(database, watcher, outcome),
   })
-  const beginning = new Set<string>()
+  const beginning = options.beginning ?? new Set<string>()
   const sweep = createSweep({ database, dispatch, instance, watchers, beginning, log })
   t.after(() => watchers.close())
   const swept = () => logs.filter((line) => line['msg'] === 'crash.recovery.sweep')
@@ -191,6 +196,37 @@ test('a run whose write was in doubt is found by the process itself; runs that a
   await self.sweep.run()
   assert.equal((await findRun(database, 'acme', doubtful.publicRunId))?.status, 'lost')
   assert.equal((await findRun(database, 'acme', beginning.publicRunId))?.status, 'dispatching')
+})
+
+test('a run that began after the sweep had asked is left to the watcher that comes', async (t) => {
+  const database = await emptyDatabase(t)
+  const dispatch = scriptedDispatch()
+  // Not there yet when the question is put, and there when the answer comes.
+  class Late extends Set<string> {
+    override [Symbol.iterator]() {
+      return new Set<string>().values()
+    }
+  }
+  const self = await process(t, database, dispatch, { beginning: new Late() })
+  const { id } = await publish(database)
+  const run = await chat(database, 'acme', id, self.instance.id)
+  self.beginning.add(run.publicRunId)
+  self.sweep.doubt('acme')
+  await self.sweep.run()
+  assert.equal((await findRun(database, 'acme', run.publicRunId))?.status, 'dispatching')
+  assert.equal(self.watchers.size, 0)
+})
+
+test('only the owner of a run writes its end, and only once', async (t) => {
+  const database = await emptyDatabase(t)
+  const { id } = await publish(database)
+  const run = await chat(database, 'acme', id, 'inst_new')
+  const outcome = { status: 'ok', message: 'mine', seq: 3 } as const
+  assert.equal(await finishRun(database, run, 'inst_old', { ...outcome, message: 'stale' }), false)
+  assert.equal((await findRun(database, 'acme', run.publicRunId))?.outcome, undefined)
+  assert.equal(await finishRun(database, run, 'inst_new', outcome), true)
+  assert.equal(await finishRun(database, run, 'inst_new', { ...outcome, message: 'again' }), false)
+  assert.deepEqual((await findRun(database, 'acme', run.publicRunId))?.outcome, outcome)
 })
 
 test('while the conductor is away an orphan run stays open: what became of it is known, not guessed', async (t) => {

@@ -169,6 +169,24 @@ test('open logs never wait for one another, and a finished one leaves its connec
   assert.ok(conductor.connections <= 151, `${conductor.connections} connections`)
 })
 
+test('a reader that leaves at the terminal event keeps the connection, although the end of the answer comes later', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  for (let i = 0; i < 10; i++) {
+    const ended = Promise.withResolvers<void>()
+    conductor.answer = (_seen, response) => {
+      beginLog(response, 202, 'run_1').write(linesFrom('run_1', events))
+      response.once('close', ended.resolve)
+      setTimeout(() => response.end(), 2)
+    }
+    for await (const { lines } of (await dispatch.start('acme', task, signal)).events) {
+      if (lines.includes('"result"')) break
+    }
+    await ended.promise
+  }
+  assert.ok(conductor.connections <= 3, `${conductor.connections} connections`)
+})
+
 test('an aborted log closes its connection at once', async (t) => {
   const conductor = await fakeConductor(t)
   const dispatch = client(t, conductor)
