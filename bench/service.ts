@@ -23,7 +23,8 @@ const config = (role: string): string => new URL(`../config/${role}.yaml`, impor
 async function dataDirectory(processes: Processes): Promise<string> {
   const directory = await mkdtemp(join(tmpdir(), 'agent-orc-bench-'))
   processes.onStop(() => rm(directory, { recursive: true, force: true }))
-  return directory
+  // PostgreSQL's socket folder is made beside its data, so both are inside what is removed.
+  return join(directory, 'data')
 }
 
 async function profiling(directory: string | undefined, name: string): Promise<string[]> {
