@@ -1,4 +1,4 @@
-import { randomBytes } from 'node:crypto'
+import { randomUUID } from 'node:crypto'
 import type { Server } from 'node:http'
 import type { Socket } from 'node:net'
 import Fastify, {
@@ -70,7 +70,7 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     bodyLimit,
     requestTimeout,
     http: { maxHeaderSize },
-    genReqId: () => `req_${randomBytes(9).toString('base64url')}`,
+    genReqId: () => `req_${randomUUID().slice(24)}`,
     requestIdHeader: false,
     routerOptions: { maxParamLength: 1024 },
     // Their default bodies have another shape than every other error of ours.

@@ -9,6 +9,8 @@ export type StreamEnd = 'client_gone' | 'shutdown'
 
 /** A reader that stays unwritable for this long is dropped: it may not hold memory for ever. */
 const unwritableMs = 30_000
+/** How long the headers of a stream wait for its first bytes. */
+const headersMs = 10
 /** How long streams get to write their last frame when the server stops. */
 const drainMs = 5_000
 /** SSE comment that keeps proxies from closing an idle stream. */
@@ -134,14 +136,19 @@ export function stream(
     'x-accel-buffering': 'no',
     ...options.headers,
   })
-  raw.flushHeaders()
+  // With the first bytes where they come at once: a write of its own costs as much as all that is in it.
+  const alone = setTimeout(() => raw.flushHeaders(), headersMs)
   const remove = registry.add(open)
   open.done = pump(open, source)
     .catch((err: unknown) => {
       if (!open.abort.signal.aborted) request.log.error({ err }, 'stream failed')
-      raw.destroy()
+      // What was written in this turn has not left yet, and belongs to the reader.
+      setImmediate(() => raw.destroy())
     })
-    .finally(remove)
+    .finally(() => {
+      clearTimeout(alone)
+      remove()
+    })
   return open.done
 }
 

@@ -26,6 +26,13 @@ export interface SystemTx extends Transaction {
   readonly [untenanted]: true
 }
 
+export interface UnitOptions {
+  /** Names the rows that the unit locks: all units that may lock a row give the same text. Keeps transactions from deadlocking. */
+  readonly order?: string
+  /** About how much it writes, for units that write much. */
+  readonly bytes?: number
+}
+
 /**
  * The one door to PostgreSQL. Failures of the connection itself are thrown as AppError `unavailable` (503, retryable);
  * a statement's own failure keeps its SQLSTATE in `code`.
@@ -39,7 +46,13 @@ export interface Database {
    * one network round trip, tenant set first. Resolves to the rows of each statement. All or nothing.
    */
   batch<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows>
-  /** The same without a tenant, e.g. the key lookup that finds out the tenant. `settings` are made local to the transaction. */
+  /**
+   * The hot path: one statement that is a unit of work by itself. Alone it leaves at once; under load units of many callers
+   * share a transaction and a round trip, each with its own tenant set. Resolves to its rows once they are committed. A unit
+   * that the server refuses fails alone: the others are run again.
+   */
+  unit<Row extends object>(tenantId: string, statement: Statement, options?: UnitOptions): Promise<Row[]>
+  /** The same as `batch` without a tenant, e.g. the key lookup that finds out the tenant. `settings` are made local to the transaction. */
   systemBatch<Rows extends object[][]>(
     statements: readonly Statement[],
     settings?: Readonly<Record<string, string>>,

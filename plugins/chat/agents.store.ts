@@ -48,7 +48,7 @@ const byKey = {
 
 /** The agent of a key that is not revoked. Read anew for every request: a revoked key fails on the very next one. */
 export async function findByKey(database: Database, tenantId: string, hash: Buffer): Promise<KeyLookup | undefined> {
-  const [[row]] = await database.batch<[KeyRow[]]>(tenantId, [{ ...byKey, values: [tenantId, hash] }])
+  const [row] = await database.unit<KeyRow>(tenantId, { ...byKey, values: [tenantId, hash] })
   return (
     row && {
       keyId: row.key_id,

@@ -1,6 +1,7 @@
 import type { FastifyRequest } from 'fastify'
 import { access, type App, isAppError, lastEventId, notFound, sse } from '#kernel'
 import type { Database } from '#contracts/database'
+import { isId } from '#contracts/ids'
 import type { RunDispatch } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
 import { conversationNotFound } from './errors.ts'
@@ -20,8 +21,6 @@ interface Dependencies {
 }
 
 const tags = ['chat']
-const publicRunId = /^prun_[0-9a-z]{25}$/
-const conversationId = /^conv_[0-9a-z]{25}$/
 
 /** What a client may ask about its runs and conversations. Those of another agent do not exist for it. */
 export function runRoutes(app: App, { database, dispatch, watchers, callerOf, heartbeatMs }: Dependencies): void {
@@ -30,7 +29,7 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
     return watcher?.tenantId === tenantId && watcher.publishedId === agent.id ? watcher : undefined
   }
   const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
-    const run = publicRunId.test(id) ? await findRun(database, tenantId, id) : undefined
+    const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
     if (run?.publishedId !== agent.id) throw notFound()
     return run
   }
@@ -101,7 +100,7 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
       const { limit, include } = request.query
       const { id } = request.params
       const options = { limit, withErrors: include === 'errors' }
-      const history = conversationId.test(id) ? await readHistory(database, tenantId, agent.id, id, options) : undefined
+      const history = isId('conv', id) ? await readHistory(database, tenantId, agent.id, id, options) : undefined
       if (!history) throw conversationNotFound()
       return history
     },

@@ -42,12 +42,13 @@ const proceed = {
 
 /** Begins a conversation with its first run and message. */
 export const beginConversation = async (database: Database, chat: NewChat): Promise<void> =>
-  void (await database.batch(chat.tenantId, [{ ...begin, values: values(chat) }]))
+  void (await database.unit(chat.tenantId, { ...begin, values: values(chat) }, { order: chat.conversationId }))
 
 /** Adds a run and its message to a conversation of this agent, if none is under way there. Resolves to the session it is pinned to. */
 export async function continueConversation(database: Database, chat: NewChat): Promise<string | undefined> {
-  const [[row]] = await database
-    .batch<[{ session_id: string | null }[]]>(chat.tenantId, [{ ...proceed, values: values(chat) }])
+  const statement = { ...proceed, values: values(chat) }
+  const [row] = await database
+    .unit<{ session_id: string | null }>(chat.tenantId, statement, { order: chat.conversationId })
     .catch((error: unknown) => {
       throw violatedConstraint(error) === 'public_runs_open' ? conversationBusy({ cause: error }) : error
     })
@@ -92,9 +93,8 @@ export async function finishRun(
   // PostgreSQL text holds everything that a model may say but NUL.
   const content = message.replaceAll('\0', '\uFFFD')
   const row = [status, code ?? null, failed ? content : null, seq, content, failed, sessionId ?? null]
-  const [rows] = await database.batch<[object[]]>(run.tenantId, [
-    { ...finish, values: [run.tenantId, run.publicRunId, owner, ...row] },
-  ])
+  const statement = { ...finish, values: [run.tenantId, run.publicRunId, owner, ...row] }
+  const rows = await database.unit(run.tenantId, statement, { order: run.conversationId, bytes: content.length })
   return rows.length > 0
 }
 

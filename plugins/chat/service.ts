@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
 import { type Database, sqlState } from '#contracts/database'
-import { newId } from '#contracts/ids'
+import { isId, newId } from '#contracts/ids'
 import type { RunDispatch, SubTask } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
 import { conversationBusy, conversationNotFound, invalidText, notPublished } from './errors.ts'
@@ -12,7 +12,6 @@ import type { Source, Watcher, Watchers } from './watchers.ts'
 
 /** What the conductor says of a session that was shut down, or that belongs to an earlier profile of the name. */
 const sessionGone = ['not_found', 'session_profile_mismatch']
-const conversationId = /^conv_[0-9a-z]{25}$/
 
 interface Dependencies {
   readonly database: Database
@@ -67,7 +66,7 @@ export function createChatService({ database, dispatch, log, watchers, owner, on
       const endUserId = metadata?.end_user_id
       if (message.includes('\0')) throw invalidText('body/message')
       if (endUserId?.includes('\0')) throw invalidText('body/metadata/end_user_id')
-      if (continued !== undefined && !conversationId.test(continued)) throw conversationNotFound()
+      if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
       const chat: NewChat = {
         tenantId,
         publishedId: agent.id,

@@ -1,5 +1,6 @@
 import type { Database, Statement, SystemTx, TenantTx } from '#contracts/database'
 import type { Pool, Session } from './pool.ts'
+import { createUnits, type Unit } from './units.ts'
 
 type Transactions = Omit<Database, 'listen'>
 
@@ -20,7 +21,19 @@ export function createTransactions(pool: Pool): Transactions {
     const { rows } = await pool.lease((session) => session.send([...before, ...statements]))
     return rows.slice(before.length) as Rows
   }
+  /** The tenant is set anew only where it changes: most groups have one. */
+  const together = async (units: readonly Unit[]): Promise<object[][]> => {
+    const statements: Statement[] = []
+    const places: number[] = []
+    units.forEach(({ tenantId, statement }, i) => {
+      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId))
+      places.push(statements.push(statement) - 1)
+    })
+    const { rows } = await pool.lease((session) => session.send(statements))
+    return places.map((place) => rows[place]!)
+  }
   return {
+    unit: createUnits(together) as Database['unit'],
     batch: (tenantId, statements) => batch([setTenant(tenantId)], statements),
     systemBatch: (statements, settings = {}) =>
       batch(

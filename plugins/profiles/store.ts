@@ -29,8 +29,8 @@ const find = (tenantId: string, name: string): Statement => ({
 })
 
 export async function findProfile(database: Database, tenantId: string, name: string): Promise<Profile | undefined> {
-  const [rows] = await database.batch<[Row[]]>(tenantId, [find(tenantId, name)])
-  return rows[0] && toProfile(rows[0])
+  const [row] = await database.unit<Row>(tenantId, find(tenantId, name))
+  return row && toProfile(row)
 }
 
 export async function findProfileIn(tx: TenantTx, name: string): Promise<Profile | undefined> {

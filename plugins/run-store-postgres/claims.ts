@@ -2,7 +2,6 @@ import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement } from '#contracts/database'
 import type { Claim, FinishRun, StartOutcome, StartRun } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
-import type { GroupCommit } from './group-commit.ts'
 import { type DurableRow, type RunRow, runColumns, storable, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
@@ -136,7 +135,6 @@ export function finishStatement(end: FinishRun): Statement {
 
 export interface StartDeps {
   readonly db: Database
-  readonly commits: GroupCommit
   readonly owner: () => string
   /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
   readonly beat: () => Promise<void>
@@ -164,7 +162,7 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const owner = deps.owner()
-    const started = await deps.commits.run<StartRow>(tenantId, sessionId, startStatement(run, owner)).catch(taken)
+    const started = await db.unit<StartRow>(tenantId, startStatement(run, owner), { order: sessionId }).catch(taken)
     const row = started[0]
     if (row) {
       return {

@@ -47,7 +47,8 @@ export const createState = (db: Database): State => ({
   async saveState(tenantId, sessionId, bundle) {
     const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
     const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
-    await db.batch(tenantId, [{ ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle] }])
+    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle] }
+    await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
   },
   async loadState(tenantId, sessionId) {
     const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])

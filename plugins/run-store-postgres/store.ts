@@ -1,7 +1,6 @@
 import type { Database } from '#contracts/database'
 import type { RunStore } from '#contracts/run-store'
 import { appendStatement, finishStatement, startRun } from './claims.ts'
-import { createGroupCommit } from './group-commit.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createOrphans, stealRun } from './orphans.ts'
 import { createReads } from './reads.ts'
@@ -22,8 +21,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   const instance = createInstance(db, options)
   const self = (): string => instance.id
   const orphans = createOrphans(db, self, options.log)
-  const commits = createGroupCommit(db)
-  const starting = { db, commits, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
+  const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const sweep = (): void => {
@@ -35,12 +33,18 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     start: (run) => startRun(starting, run),
     async append(claim, chunk) {
       const { tenantId, sessionId } = claim
-      const owned = await commits.run(tenantId, sessionId, appendStatement(claim, chunk), chunk.lines.length)
+      const owned = await db.unit(tenantId, appendStatement(claim, chunk), {
+        order: sessionId,
+        bytes: chunk.lines.length,
+      })
       return owned.length > 0
     },
     async finish(end) {
       const { tenantId, sessionId } = end.claim
-      const ended = await commits.run(tenantId, sessionId, finishStatement(end), end.tail?.lines.length)
+      const ended = await db.unit(tenantId, finishStatement(end), {
+        order: sessionId,
+        bytes: end.tail?.lines.length ?? 0,
+      })
       return ended.length > 0
     },
     steal: (tenantId, runId, status, reason) => stealRun(db, self(), tenantId, runId, status, reason),

@@ -1,0 +1,82 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type { Statement } from '#contracts/database'
+import { createUnits, type SendTogether } from '../units.ts'
+
+/** A server whose transactions wait to be answered one by one; a statement named `bad` is refused. */
+function scripted() {
+  const sent: { tenants: string; names: string[]; answer: () => void }[] = []
+  const send: SendTogether = (units) =>
+    new Promise((resolve, reject) => {
+      const names = units.map((unit) => unit.statement.name!)
+      const tenants = [...new Set(units.map((unit) => unit.tenantId))].join(' ')
+      const refusal = Object.assign(new Error('refused'), { code: '23505' })
+      const answer = (): void =>
+        names.includes('bad')
+          ? reject(refusal)
+          : names.includes('cut')
+            ? reject(new Error('gone'))
+            : resolve(names.map((name) => [{ name }]))
+      sent.push({ tenants, names, answer })
+    })
+  const unit = createUnits(send)
+  const run = (tenant: string, name: string, order = name, bytes = 0) =>
+    unit(tenant, { name, text: 'SELECT 1' } satisfies Statement, { order, bytes })
+  return { run, sent }
+}
+
+const turn = () => new Promise((resolve) => setImmediate(resolve))
+test('a unit alone leaves at once; those that wait leave together in one order, each with its own rows', async () => {
+  const { run, sent } = scripted()
+  const first = ['a', 'b'].map((name) => run('acme', name))
+  assert.deepEqual(
+    sent.map((s) => s.names),
+    [['a'], ['b']],
+  )
+  const late = [run('acme', 'z'), run('globex', 'g'), run('acme', 'y')]
+  assert.equal(sent.length, 2)
+  sent[0]!.answer()
+  await turn()
+  assert.deepEqual(
+    sent.slice(2).map((s) => [s.tenants, s.names]),
+    [['globex acme', ['g', 'y', 'z']]],
+  )
+  for (const s of sent.slice(1)) s.answer()
+  assert.deepEqual(
+    await Promise.all([...first, ...late]),
+    ['a', 'b', 'z', 'g', 'y'].map((name) => [{ name }]),
+  )
+})
+
+test('a refused statement fails alone; an answer that never came fails the whole group', async () => {
+  for (const [broken, alive] of [
+    ['bad', true],
+    ['cut', false],
+  ] as const) {
+    const { run, sent } = scripted()
+    const held = ['a', 'b'].map((name) => run('acme', name))
+    const group = ['d', broken, 'e'].map((name) => run('acme', name))
+    const settled = Promise.allSettled(group)
+    let answered = 0
+    const answerAll = async (): Promise<void> => {
+      for (; answered < sent.length; await turn()) sent[answered++]!.answer()
+    }
+    await answerAll()
+    await Promise.all(held)
+    const states = (await settled).map((s) => s.status === 'fulfilled')
+    assert.deepEqual(states, [alive, false, alive])
+  }
+})
+
+test('a group is bounded by count and by bytes', async () => {
+  const { run, sent } = scripted()
+  const all: Promise<object[]>[] = ['a', 'b'].map((name) => run('acme', name))
+  for (let i = 0; i < 50; i++) all.push(run('acme', `s${i}`))
+  for (let i = 0; i < 3; i++) all.push(run('acme', `t${i}`, `t${i}`, 700_000))
+  for (let i = 0; i < sent.length; i++, await turn()) sent[i]!.answer()
+  await Promise.all(all)
+  assert.deepEqual(
+    sent.map((s) => s.names.length),
+    [1, 1, 32, 19, 1, 1],
+  )
+})
