@@ -18,11 +18,12 @@ const taking = (which: string): string => `
 const takeOne = { name: 'run-take-one', text: taking('id = $2') }
 /** How many runs one transaction of a sweep ends: it holds their locks and their events meanwhile. */
 const sweepSize = 200
+// No run is older than its longest timeout, a day: the bound keeps a sweep from reading all that the dead owner ever ran.
 // SKIP LOCKED: several conductors may sweep at once, and each takes what no other has.
 const takeOrphans = {
   name: 'run-take-orphans',
   text: taking(`id IN (
-      SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND status = 'running'
+      SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'
       LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`),
 }
 const nextSeqs = {
