@@ -105,7 +105,10 @@ export function handleError(error: unknown, request: FastifyRequest, reply: Fast
   const app =
     asAppError(raised as FastifyError) ?? new AppError('internal', 500, { message: 'Something went wrong here.' })
   if (app.status >= 500)
-    request.log.error({ err: error, route: request.routeOptions.url }, `request failed: ${app.code}`)
+    request.log.error(
+      { err: error, request_id: request.id, route: request.routeOptions.url },
+      `request failed: ${app.code}`,
+    )
   void reply.code(app.status).headers(app.headers)
   send(request, reply, app)
 }

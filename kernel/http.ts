@@ -70,6 +70,8 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     bodyLimit,
     requestTimeout,
     http: { maxHeaderSize },
+    // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
+    childLoggerFactory: (logger) => logger,
     genReqId: () => `req_${randomUUID().slice(24)}`,
     requestIdHeader: false,
     routerOptions: { maxParamLength: 1024 },
@@ -103,7 +105,13 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     app.addHook('onResponse', async (request, reply) => {
       const ms = Math.round(reply.elapsedTime * 10) / 10
       request.log.info(
-        { method: request.method, route: request.routeOptions.url, status: reply.statusCode, ms },
+        {
+          request_id: request.id,
+          method: request.method,
+          route: request.routeOptions.url,
+          status: reply.statusCode,
+          ms,
+        },
         'request',
       )
     })

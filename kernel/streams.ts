@@ -10,7 +10,7 @@ export type StreamEnd = 'client_gone' | 'shutdown'
 /** A reader that stays unwritable for this long is dropped: it may not hold memory for ever. */
 const unwritableMs = 30_000
 /** How long the headers of a stream wait for its first bytes. */
-const headersMs = 10
+const headersMs = 100
 /** How long streams get to write their last frame when the server stops. */
 const drainMs = 5_000
 /** SSE comment that keeps proxies from closing an idle stream. */
@@ -141,7 +141,7 @@ export function stream(
   const remove = registry.add(open)
   open.done = pump(open, source)
     .catch((err: unknown) => {
-      if (!open.abort.signal.aborted) request.log.error({ err }, 'stream failed')
+      if (!open.abort.signal.aborted) request.log.error({ err, request_id: request.id }, 'stream failed')
       // What was written in this turn has not left yet, and belongs to the reader.
       setImmediate(() => raw.destroy())
     })

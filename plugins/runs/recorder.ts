@@ -5,9 +5,10 @@ import type { LogChunk } from '#contracts/runs'
 import { join, lastSeqOf } from './chunks.ts'
 import type { RunLog } from './run-log.ts'
 
+/** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
+const flushAfterMs = 100
 /** A flush takes this many events at least, unless they have waited long enough. */
 const flushEvents = 64
-const flushAfterMs = 20
 /** Beyond this the run stops pulling from its runner: the store is slower than the model. */
 const unstoredBytes = 256 * 1024
 const retryMs = [50, 200, 500, 1_000, 2_000] as const

@@ -41,6 +41,7 @@ export function createSigner(options: SignerOptions): Signer {
   const earliest = kv.backend === 'memory' ? seconds() : 0
 
   return {
+    hasPreviousKey: options.previous !== undefined,
     sign(parts) {
       const fields = {
         timestamp: String(seconds()),
