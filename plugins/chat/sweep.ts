@@ -14,7 +14,7 @@ import {
 import { errorOutcome, outcomeOfSummary } from './outcome.ts'
 import type { Watchers } from './watchers.ts'
 
-const everyMs = 5_000
+const everyMs = 2_000
 /** Between questions to a conductor that does not answer: what became of a run must be known, not guessed. */
 const askAgainMs = 1_000
 
