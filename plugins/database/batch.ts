@@ -131,6 +131,11 @@ export class Batch {
     this.callback()
   }
 
+  /** How many statements had completed: after an error, the place of the one that was refused. */
+  get completed(): number {
+    return this.#at
+  }
+
   /** What came back, once the callback was called without an error. */
   result(): BatchResult {
     if (this.#unreadable) throw this.#unreadable

@@ -28,11 +28,15 @@ export const databaseAway = (cause: unknown): AppError => away({ retryable: true
 
 export const poolExhausted = (cause: unknown): AppError => busy({ retryable: true, cause })
 
+/** The place in its batch of the statement that was refused. */
+export const placeOf = (error: unknown): number | undefined => (error as { place?: number } | undefined)?.place
+
 /** A statement's own error, fit for a log: what PostgreSQL says about the values of the row is left out. */
-export function statementError(error: Error): Error {
-  const known = error as Error & { detail?: string; where?: string }
+export function statementError(error: Error, place: number): Error {
+  const known = error as Error & { detail?: string; where?: string; place?: number }
   delete known.detail
   delete known.where
+  known.place = place
   // It was made inside a socket event; from here its stack leads to the caller.
   Error.captureStackTrace(error, statementError)
   return error

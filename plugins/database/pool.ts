@@ -75,7 +75,7 @@ async function answer(client: pg.PoolClient, batch: Batch, discard: () => void):
       client.query(batch)
     })
   } catch (error) {
-    if (!isConnectionFailure(error) && !isStalePlan(error)) throw statementError(error as Error)
+    if (!isConnectionFailure(error) && !isStalePlan(error)) throw statementError(error as Error, batch.completed)
     discard()
     throw databaseAway(error)
   }

@@ -1,6 +1,7 @@
 import type { Database, Statement, SystemTx, TenantTx } from '#contracts/database'
+import { placeOf } from './errors.ts'
 import type { Pool, Session } from './pool.ts'
-import { createUnits, type Unit } from './units.ts'
+import { createUnits, GroupRefused, type Unit } from './units.ts'
 
 type Transactions = Omit<Database, 'listen'>
 
@@ -29,8 +30,12 @@ export function createTransactions(pool: Pool): Transactions {
       if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId))
       places.push(statements.push(statement) - 1)
     })
-    const { rows } = await pool.lease((session) => session.send(statements))
-    return places.map((place) => rows[place]!)
+    try {
+      const { rows } = await pool.lease((session) => session.send(statements))
+      return places.map((place) => rows[place]!)
+    } catch (error) {
+      throw new GroupRefused(error, places.indexOf(placeOf(error) ?? -1))
+    }
   }
   return {
     unit: createUnits(together) as Database['unit'],

@@ -18,7 +18,16 @@ interface Waiting extends Unit {
   readonly reject: (error: unknown) => void
 }
 
-/** Sends units as one transaction in one round trip; resolves to the rows of each. */
+/** Why a group failed, and which of its units the server refused; -1 when that is not known. */
+export class GroupRefused extends Error {
+  readonly unit: number
+  constructor(cause: unknown, unit: number) {
+    super('a group of units failed', { cause })
+    this.unit = unit
+  }
+}
+
+/** Sends units as one transaction in one round trip; resolves to the rows of each, or rejects with `GroupRefused`. */
 export type SendTogether = (units: readonly Unit[]) => Promise<object[][]>
 
 /**
@@ -48,10 +57,16 @@ export function createUnits(
       const rows = await send(group)
       group.forEach((unit, i) => unit.resolve(rows[i]!))
     } catch (error) {
-      // A statement that the server refused took the others with it, and nothing was committed. An answer that never
-      // came is another matter: each caller decides what a repetition means.
-      if (group.length > 1 && sqlState(error) !== undefined) for (const unit of group) await together([unit])
-      else for (const unit of group) unit.reject(error)
+      const { cause, unit } = error as GroupRefused
+      // An answer that never came says nothing about the units: each caller decides what a repetition means.
+      if (group.length === 1 || sqlState(cause) === undefined) for (const one of group) one.reject(cause)
+      else {
+        // The refused unit took the others with it, and nothing was committed. They are innocent and stay together; it runs
+        // alone, because it may have been refused for their sake (a deadlock, a row they had just written).
+        const alone = unit < 0 ? group.splice(0) : group.splice(unit, 1)
+        if (group.length > 0) await together(group)
+        for (const one of alone) await together([one])
+      }
     }
   }
   const pump = (): void => {

@@ -136,3 +136,26 @@ test('connections have the limits that keep one caller from holding the database
     ['30s', '1min', 'agent-orc', 'UTC'],
   )
 })
+
+test('units that share a transaction each have their own tenant and rows, and a refused one fails alone', async (t) => {
+  const { unit, ids } = await open(t, 3)
+  const add = (id: number, tenant: string) =>
+    unit<{ id: number; tenant: string }>(tenant, {
+      name: 'unit-insert',
+      text: `INSERT INTO notes VALUES ($1) RETURNING id, current_setting('app.tenant_id') AS tenant`,
+      values: [id],
+    })
+  const wanted = [1, 2, 3, 4, 5, 3, 6, 7].map((id, i) => ({ id, tenant: i % 2 === 0 ? 'acme' : 'globex' }))
+  const settled = await Promise.allSettled(wanted.map(({ id, tenant }) => add(id, tenant)))
+  const refused = settled.flatMap((s, i) => (s.status === 'rejected' ? [{ i, state: sqlState(s.reason) }] : []))
+  assert.equal(refused.length, 1)
+  assert.equal(refused[0]!.state, '23505')
+  assert.equal(wanted[refused[0]!.i]!.id, 3)
+  settled.forEach((s, i) => {
+    if (s.status === 'fulfilled') assert.deepEqual(s.value, [wanted[i]])
+  })
+  assert.deepEqual(
+    await ids(),
+    [1, 2, 3, 4, 5, 6, 7].map((id) => ({ id })),
+  )
+})

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Statement } from '#contracts/database'
-import { createUnits, type SendTogether } from '../units.ts'
+import { createUnits, GroupRefused, type SendTogether } from '../units.ts'
 
 /** A server whose transactions wait to be answered one by one; a statement named `bad` is refused. */
 function scripted() {
@@ -13,9 +13,9 @@ function scripted() {
       const refusal = Object.assign(new Error('refused'), { code: '23505' })
       const answer = (): void =>
         names.includes('bad')
-          ? reject(refusal)
+          ? reject(new GroupRefused(refusal, names.indexOf('bad')))
           : names.includes('cut')
-            ? reject(new Error('gone'))
+            ? reject(new GroupRefused(new Error('gone'), -1))
             : resolve(names.map((name) => [{ name }]))
       sent.push({ tenants, names, answer })
     })
@@ -65,6 +65,12 @@ test('a refused statement fails alone; an answer that never came fails the whole
     await Promise.all(held)
     const states = (await settled).map((s) => s.status === 'fulfilled')
     assert.deepEqual(states, [alive, false, alive])
+    // The innocent stay together; only the refused one is tried alone.
+    if (alive)
+      assert.deepEqual(
+        sent.slice(2).map((s) => s.names),
+        [['bad', 'd', 'e'], ['d', 'e'], ['bad']],
+      )
   }
 })
 
