@@ -87,7 +87,9 @@ function calculate(math: Calculator, expression: string): string {
   const value: unknown = evaluate(tree)
   if (typeof value === 'boolean') return String(value)
   if (typeof value !== 'number' || Number.isNaN(value)) return refuse('The result is not a real number.')
-  // Fifteen digits are what a double holds for sure: 0.1 + 0.2 is 0.3.
+  // A whole number that a double holds exactly keeps all its digits: 2^53 - 1 has sixteen.
+  if (Number.isSafeInteger(value)) return String(value)
+  // Fifteen digits are what a double holds for sure otherwise: 0.1 + 0.2 is 0.3.
   return math.format(value, 15)
 }
 

@@ -31,6 +31,9 @@ test('calculates', async () => {
     '1/0': 'Infinity',
     '2^1000000': 'Infinity',
     '10^20': '1e+20',
+    '12345678 * 87654321': '1082152022374638',
+    '2^53 - 1': '9007199254740991',
+    '-(2^53 - 1)': '-9007199254740991',
   }
   for (const [expression, result] of Object.entries(expected)) assert.equal(await value(expression), result, expression)
 })
