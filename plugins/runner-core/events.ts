@@ -1,10 +1,15 @@
 import { Value } from '@sinclair/typebox/value'
 import { RuntimeEvent } from '#contracts/run-event'
 
-/** An event of a sidecar that does not stamp its lines: what the specification leaves open is filled in. Undefined: it is none. */
-export function readEvent(line: Record<string, unknown>): RuntimeEvent | undefined {
+/**
+ * An event of a sidecar that does not stamp its lines: what the specification leaves open is filled in. Undefined: it is
+ * none. `answer` is what the run has said so far: the text of a `result` that carries none.
+ */
+export function readEvent(line: Record<string, unknown>, answer: () => string): RuntimeEvent | undefined {
   const { runId: _run, sessionId: _session, seq: _seq, at: _at, ...event } = line
-  const filled = { ...defaults.get(String(event['type'])), ...event }
+  const type = String(event['type'])
+  const filled = { ...defaults.get(type), ...event }
+  if (type === 'result' && filled['text'] === undefined) filled['text'] = answer()
   return Value.Check(RuntimeEvent, filled) ? filled : undefined
 }
 
@@ -15,6 +20,6 @@ const defaults: ReadonlyMap<string, Record<string, unknown>> = new Map([
   ['tool_call', { arguments: {} }],
   ['tool_result', { ok: true, name: '', content: '' }],
   ['usage', { inputTokens: 0, outputTokens: 0, model: '' }],
-  ['result', { text: '', finishReason: 'stop' }],
+  ['result', { finishReason: 'stop' }],
   ['error', { code: 'sidecar_error', message: 'The run failed.' }],
 ])

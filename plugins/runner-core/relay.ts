@@ -41,6 +41,9 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
   let next = firstSeq
   let stamped: boolean | undefined
   let endedBy: Relay['endedBy']
+  /** What an unstamped run said so far. */
+  const answer: string[] = []
+  let answerLength = 0
   const write = (event: RuntimeEvent): Buffer => {
     if (encoder.next !== next) encoder = createEventEncoder(runId, sessionId, next)
     const line = Buffer.from(encoder.line(event))
@@ -90,14 +93,20 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
       return undefined
     }
   }
+  const keep = (text: string): void => {
+    const kept = text.slice(0, maxAnswer - answerLength)
+    answerLength += kept.length
+    if (kept !== '') answer.push(kept)
+  }
   const restamp = (chunk: Buffer): Buffer => {
     const out: Buffer[] = []
     for (const line of chunk.toString('utf8').split('\n')) {
       if (line.trim() === '') continue
       const said = parseLine(Buffer.from(line))
-      const event = said && readEvent(said)
+      const event = said && readEvent(said, () => answer.join(''))
       if (!event) return Buffer.concat([...out, end('bad_event')])
       if (event.type === 'session_init') takeHandle(event.runtimeSessionId)
+      if (event.type === 'assistant') keep(event.text)
       const written = writable(event)
       if (!written) return Buffer.concat([...out, end('bad_event')])
       if (isTerminalType(event.type)) finish('sidecar', event.type)
@@ -124,6 +133,8 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
   }
 }
 
+/** Longest answer put together here: a line holds it even if each UTF-16 unit takes six bytes of JSON. */
+const maxAnswer = Math.floor((maxLineBytes - 4_096) / 6)
 /** A handle travels in a header of the state routes. */
 const sendable = /^[\x21-\x7e]{1,1024}$/
 const closingBrace = 0x7d

@@ -157,6 +157,33 @@ test('lines of a sidecar that does not stamp are parsed, completed and stamped',
   assert.equal((await f.core.getSession('acme', run().sessionId))!.runtimeSessionId, 'v-1')
 })
 
+test("such a sidecar's result without text is what the run has said", async (t) => {
+  const said = await execute(
+    await runnerOf(t, async function* () {
+      yield '{"type":"assistant","text":"hello "}\n'
+      yield '{"type":"assistant","text":"world"}\n{"type":"result"}\n'
+    }),
+  )
+  assert.equal(said.at(-1)!['text'], 'hello world')
+  const own = await execute(
+    await runnerOf(t, async function* () {
+      yield '{"type":"assistant","text":"draft"}\n{"type":"result","text":""}\n'
+    }),
+  )
+  assert.equal(own.at(-1)!['text'], '')
+})
+
+test('an answer put together from deltas always fits into one line', async (t) => {
+  const delta = JSON.stringify({ type: 'assistant', text: '\u0001'.repeat(200_000) })
+  const f = await runnerOf(t, async function* () {
+    for (let i = 0; i < 6; i++) yield `${delta}\n`
+    yield '{"type":"result"}\n'
+  })
+  const result = (await execute(f)).at(-1)!
+  assert.equal(result['type'], 'result')
+  assert.ok(Buffer.byteLength(JSON.stringify(result)) <= 4 * 1024 * 1024)
+})
+
 test('a line of such a sidecar that is no event ends the run as bad_event', async (t) => {
   const deep = `{"type":"tool_call","id":"t","name":"n","arguments":${'['.repeat(200_000)}${']'.repeat(200_000)}}\n`
   for (const line of ['hello\n', '{"type":"assistant","text":7}\n', '[]\n', deep]) {
