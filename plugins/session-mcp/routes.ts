@@ -7,6 +7,7 @@ import { createSessionServer } from './server.ts'
 
 const unknownSession = appError('unknown_session', 404)
 const methodNotAllowed = appError('method_not_allowed', 405, 'This endpoint keeps no streams: send POST.')
+const emptyBatch = appError('invalid_request', 400, 'The batch is empty.')
 
 const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 
@@ -46,10 +47,20 @@ async function answer(
   )
   const response = await transport.handleRequest(
     new Request(`http://runner${request.url}`, { method: 'POST', headers }),
-    { parsedBody: request.body },
+    { parsedBody: withoutCancellations(request.body) },
   )
   return reply
     .code(response.status)
     .headers(Object.fromEntries(response.headers))
     .send(await response.text())
+}
+
+/**
+ * Requests of one batch cannot cancel each other: the transport would wait for ever for the answer of a cancelled one.
+ * A caller cancels by closing its connection.
+ */
+function withoutCancellations(body: unknown): unknown {
+  if (!Array.isArray(body)) return body
+  if (body.length === 0) throw emptyBatch()
+  return body.filter((message: { method?: unknown } | null) => message?.method !== 'notifications/cancelled')
 }

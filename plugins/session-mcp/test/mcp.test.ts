@@ -146,3 +146,20 @@ test('a caller that goes away aborts its tool call', async (t) => {
   request.destroy()
   while (!calls[0]!.signal.aborted) await turn()
 })
+
+test('a batch whose requests are cancelled in itself is answered, an empty one is refused', async (t) => {
+  const { kernel } = await endpoint(t)
+  const send = (payload: object) =>
+    kernel.listeners['runner']!.inject({
+      method: 'POST',
+      url: '/runner/sessions/idle/mcp',
+      headers: { accept: 'application/json, text/event-stream' },
+      payload,
+    })
+  const cancel = { jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: 4 } }
+  const answered = await send([{ jsonrpc: '2.0', id: 4, method: 'tools/call', params: { name: 'calculate' } }, cancel])
+  assert.equal(answered.statusCode, 200)
+  assert.equal(answered.json<{ id: number }>().id, 4)
+  assert.equal((await send([cancel])).statusCode, 202)
+  assert.equal((await send([])).statusCode, 400)
+})
