@@ -3,7 +3,7 @@ import { AppError, wholeLines } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
-import { sidecarUnreachable, stateTooLarge } from './errors.ts'
+import { noStateRoutes, sidecarUnreachable, stateTooLarge } from './errors.ts'
 import { exchange, readBody, type Reply } from './exchange.ts'
 
 /** Largest state bundle that a runner takes. Specification 7: the runner's state-bundle size cap. */
@@ -88,6 +88,8 @@ export function createHttpSidecar(url: string): HttpSidecar {
       }
       const path = statePath(runtime, sessionId)
       const answer = await call(stateMs, { path, method: 'POST', headers, body: bundle.bytes })
+      // Of a hydration 404 means an unknown profile or session (specification 4.22), which this is not.
+      if (answer.status === 404) throw noStateRoutes()
       if (answer.status !== 204) throw refusal(answer)
     },
     async forget(runtime, sessionId) {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
-import { capability, definePlugin, linesOf } from '#kernel'
+import { AppError, capability, definePlugin, linesOf } from '#kernel'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { fake, testKernel } from '#testing'
 import sidecarLinks from '../index.ts'
@@ -223,4 +223,15 @@ test('a sidecar that reports only its one runtime is understood', async (t) => {
   const custom = { health: async () => ({ ok: true, runtime: 'runtime_a' }) } as unknown as SidecarLink
   const { url } = await serve(t, custom)
   assert.deepEqual(await (await sidecarsOf(t, { url })).runtimes(), ['runtime_a'])
+})
+
+test('a sidecar without state routes refuses a state, but not as an unknown session', async (t) => {
+  const missing = async (): Promise<never> => {
+    throw new AppError('not_found', 404)
+  }
+  const { url } = await serve(t, { ...createFakeSidecar(), hydrate: missing, forget: missing })
+  const link = (await sidecarsOf(t, { url })).forRuntime('general')
+  const bundle = { bytes: Buffer.from('{}'), contentType: 'application/json' }
+  await assert.rejects(link.hydrate('general', 's1', bundle), { code: 'sidecar_keeps_no_state', status: 502 })
+  await link.forget('general', 's1')
 })
