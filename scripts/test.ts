@@ -13,6 +13,7 @@ const folders = [
   'providers',
   'cli',
   'embedded-postgres',
+  'http-exchange',
   'test',
   'examples',
   'scripts',

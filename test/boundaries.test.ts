@@ -50,7 +50,9 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (to !== undefined) return unitOf(to) !== own
     if (!specifier.startsWith('#')) return false
     if (specifier === '#kernel' || specifier.startsWith('#contracts/')) return false
-    // The launcher is a library of its own; only its plugin starts it.
+    // What two roles speak HTTP with, a library of its own.
+    if (specifier === '#http-exchange') return false
+    // The launcher is a library of its own, too; only its plugin starts it.
     if (specifier === '#embedded-postgres') return own !== 'plugins/embedded-postgres'
     return !(specifier === '#testing' && isTest(file))
   })
@@ -87,7 +89,7 @@ test('contracts do no I/O: they import only what computes', async () => {
 })
 
 test('process.env is read in kernel/config*.ts alone', async () => {
-  const files = await sources('{kernel,plugins,runtimes,providers,cli,embedded-postgres}/**/*.ts')
+  const files = await sources('{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange}/**/*.ts')
   const found: string[] = []
   for (const file of files) {
     if (/^kernel\/config[^/]*\.ts$/.test(file) || isTest(file) || file.startsWith('kernel/testing/')) continue

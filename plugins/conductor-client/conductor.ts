@@ -1,6 +1,7 @@
 import { Pool } from 'undici'
 import type { Signer } from '#contracts/signing'
-import { exchange, type Reply } from './exchange.ts'
+import { exchange, type Reply } from '#http-exchange'
+import { ConnectionLost } from './errors.ts'
 
 const connectMs = 2_000
 /** Creating a session, or hydrating one, comes before the headers of a new run. */
@@ -44,7 +45,8 @@ export function createConductor(address: URL, signer: Signer): Conductor {
         accept,
         ...(body ? { 'content-type': 'application/json' } : {}),
       }
-      return exchange(pool, { path: target, method, headers, ...(body ? { body } : {}) }, signal)
+      const request = { path: target, method, headers, ...(body ? { body } : {}) }
+      return exchange(pool, request, { signal, lost: (cause) => new ConnectionLost(cause) })
     },
     close: () => pool.destroy(),
   }

@@ -1,9 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import type { LogChunk, RunDispatch, RunSummary, StartedRun, SubTask } from '#contracts/runs'
+import { readJson, type Reply } from '#http-exchange'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
-import { readJson, type Reply } from './exchange.ts'
 import { follow } from './follow.ts'
 
 /** A dispatch is tried again for this long; a person waits for it. */

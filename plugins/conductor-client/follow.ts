@@ -9,9 +9,9 @@ import {
   type RuntimeEvent,
 } from '#contracts/run-event'
 import type { LogChunk, RunSummary } from '#contracts/runs'
+import { readJson, type Reply } from '#http-exchange'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
-import { readJson, type Reply } from './exchange.ts'
 
 /** A conductor that restarts is waited for this long. */
 const giveUpMs = 60_000

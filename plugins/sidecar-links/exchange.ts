@@ -1,8 +1,11 @@
 import type { Dispatcher } from 'undici'
-import { exchange as send, type Reply } from '#http-exchange'
+import { exchange as send, type Reply as HttpReply } from '#http-exchange'
 import { sidecarLost, sidecarUnreachable } from './errors.ts'
 
-export { readBody, type Reply } from '#http-exchange'
+export { readBody } from '#http-exchange'
+
+/** A run's stream is read to its end, so nobody has to say that only the end is to come. */
+export type Reply = Omit<HttpReply, 'expectEnd'>
 
 /** One exchange with a sidecar. Only when no answer began may it be sent again. */
 export const exchange = (
