@@ -39,7 +39,8 @@ export function createSidecarWatch(sidecars: Sidecars, now: () => number = Date.
     const { instance, inflight } = seen.health
     return {
       state: health?.ok ? 'live' : 'degraded',
-      observedInstances: [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
+      // A custom sidecar need not say which instance it is; then none was observed.
+      observedInstances: instance === '' ? null : [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
     }
   }
   return async () => {

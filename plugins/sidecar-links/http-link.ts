@@ -2,7 +2,7 @@ import { type Dispatcher, Pool } from 'undici'
 import { AppError, wholeLines } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
-import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
+import { runtimeSessionIdHeader, workerInstanceHeader } from '#contracts/wire/sidecar'
 import { noStateRoutes, sidecarUnreachable, stateTooLarge } from './errors.ts'
 import { exchange, readBody, type Reply } from './exchange.ts'
 
@@ -57,7 +57,7 @@ export function createHttpSidecar(url: string): HttpSidecar {
     async health(signal) {
       const answer = await call(healthMs, { path: `${prefix}/health`, method: 'GET' }, signal ? { signal } : {})
       if (answer.status !== 200) throw refusal(answer)
-      return healthOf(answer.bytes)
+      return healthOf(answer)
     },
     async *run(envelope, signal) {
       const { status, headers, body } = await exchange(
@@ -106,8 +106,9 @@ interface Answer extends Omit<Reply, 'body'> {
   readonly bytes: Buffer | undefined
 }
 
-function healthOf(body: Buffer | undefined): SidecarHealth {
-  const said = json(body)
+function healthOf({ bytes, headers }: Answer): SidecarHealth {
+  const said = json(bytes)
+  const header = headers[workerInstanceHeader]
   if (said?.['ok'] !== true || typeof said['runtime'] !== 'string') {
     throw sidecarUnreachable({ message: 'The sidecar answers, but not as a sidecar: check its URL.' })
   }
@@ -122,7 +123,8 @@ function healthOf(body: Buffer | undefined): SidecarHealth {
     ok: true,
     runtime: said['runtime'],
     runtimes,
-    instance: typeof said['instance'] === 'string' ? said['instance'] : '',
+    // The specification asks for the header; the body's field is ours.
+    instance: typeof said['instance'] === 'string' ? said['instance'] : typeof header === 'string' ? header : '',
     inflight: typeof said['inflight'] === 'number' ? said['inflight'] : 0,
   }
 }

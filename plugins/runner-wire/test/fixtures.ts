@@ -43,7 +43,7 @@ export async function wireOf(
   const states = new Map<string, StateBundle | AppError | Error>()
   const hydrated: Hydrated[] = []
   const cancelled: string[] = []
-  const health = { failing: false }
+  const health = { failing: false, instance: 'i-7' }
   const spec: ToolSpec = { name: 'calculate', description: 'Calculates.', inputSchema: { type: 'object' } }
   const unknown = () => new AppError('unknown_session', 404)
   const add = (tenantId: string, id: string, over: Partial<RunnerSession> = {}): RunnerSession => {
@@ -100,7 +100,7 @@ export async function wireOf(
   const sidecar = {
     async health() {
       if (health.failing) throw new AppError('sidecar_unreachable', 503, { message: 'The sidecar cannot be reached.' })
-      return { ok: true, runtime: 'all', runtimes: ['general'], instance: 'i-7', inflight: 2 }
+      return { ok: true, runtime: 'all', runtimes: ['general'], instance: health.instance, inflight: 2 }
     },
   } as unknown as SidecarLink
   const kernel = await testKernel(

@@ -69,6 +69,19 @@ test('info, runtimes and topology describe the process', async (t) => {
   assert.equal(later.sidecars[0]!.state, 'degraded', 'a failed probe soon after a success')
 })
 
+test('of a live sidecar that does not name its instance none was observed', async (t) => {
+  const { call, health } = await wireOf(t)
+  health.instance = ''
+  const { sidecars } = (await call('GET', '/runner/topology', { tenant: '' })).json<{ sidecars: object[] }>()
+  assert.deepEqual(sidecars[0], {
+    runtime: 'general',
+    kind: 'sidecar',
+    url: 'http://sidecar:7070',
+    state: 'live',
+    observedInstances: null,
+  })
+})
+
 test('a sidecar that never answered is unreachable, with nothing observed', async (t) => {
   const { call, health } = await wireOf(t)
   health.failing = true

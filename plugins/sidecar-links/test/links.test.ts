@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { createServer } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { AppError, capability, definePlugin, linesOf } from '#kernel'
@@ -234,4 +235,15 @@ test('a sidecar without state routes refuses a state, but not as an unknown sess
   const bundle = { bytes: Buffer.from('{}'), contentType: 'application/json' }
   await assert.rejects(link.hydrate('general', 's1', bundle), { code: 'sidecar_keeps_no_state', status: 502 })
   await link.forget('general', 's1')
+})
+
+test("a custom sidecar's instance is the one of its header", async (t) => {
+  const server = createServer((_request, response) => {
+    response.setHeader('x-agent-orc-worker-instance', 'w-1').end('{"ok":true,"runtime":"general"}')
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const address = server.address()
+  const url = `http://127.0.0.1:${typeof address === 'object' ? address?.port : ''}`
+  assert.equal((await (await sidecarsOf(t, { url })).forRuntime('general').health()).instance, 'w-1')
 })
