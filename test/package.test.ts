@@ -1,0 +1,39 @@
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { fileURLToPath } from 'node:url'
+import { test } from 'node:test'
+import { promisify } from 'node:util'
+
+const cwd = fileURLToPath(new URL('..', import.meta.url))
+
+test('the npm package holds what runs and what authors read, no tests and no benchmark', async () => {
+  const { stdout } = await promisify(execFile)('npm', ['pack', '--dry-run', '--json', '--ignore-scripts'], { cwd })
+  const report: unknown = JSON.parse(stdout)
+  // A list, or an object by package name: it depends on npm's version.
+  const [packed] = Object.values(report as object) as { files: { path: string }[] }[]
+  const files = packed!.files.map((file) => file.path)
+  const needed = [
+    'bin/agent-orc.js',
+    'cli/main.ts',
+    'config/dev.yaml',
+    'config/role.schema.json',
+    'docs/plugins.md',
+    'embedded-postgres/index.ts',
+    'http-exchange/index.ts',
+    'kernel/contracts/runtime.ts',
+    'kernel/index.ts',
+    'kernel/testing/index.ts',
+    'migrations/0001_database_tenants.sql',
+    'plugins/chat/index.ts',
+    'providers/model-openai/index.ts',
+    'runtimes/general/index.ts',
+  ]
+  assert.deepEqual(
+    needed.filter((file) => !files.includes(file)),
+    [],
+  )
+  assert.deepEqual(
+    files.filter((file) => /(^|\/)test\/|\.test\.ts$|^bench\/|^scripts\/|^\.ci\//.test(file)),
+    [],
+  )
+})
