@@ -77,3 +77,11 @@ test('chat without a gateway says what to start, and an agent without a key asks
   assert.equal(away.code, 1)
   assert.match(away.stderr, /nothing answers at http:\/\/127\.0\.0\.1:9/)
 })
+
+test('an address that is no http URL is a usage error in one sentence, not a stack', async (t) => {
+  for (const url of ['notaurl', 'localhost:8090', 'ftp://127.0.0.1']) {
+    const { code, stderr } = await chat(t, url)
+    assert.equal(code, 2, url)
+    assert.match(stderr, /^agent-orc: --url .* is no URL of a gateway; it looks like \S+\n$/)
+  }
+})
