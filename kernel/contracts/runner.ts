@@ -23,13 +23,27 @@ export type ExecuteRun = Static<typeof ExecuteRun>
 
 export const RunnerInfo = Type.Object({
   hash: Type.String(),
+  instance: Type.String({ description: 'Drawn once per process: another one means that the runner was restarted.' }),
+  state: Type.Optional(
+    Type.Union([Type.Literal('live'), Type.Literal('draining')], {
+      description: 'A draining runner is about to stop and takes no new sessions; live unless given.',
+    }),
+  ),
   capabilities: Type.Array(Type.String(), { description: 'Runtimes; empty means all of them.' }),
   capabilitiesKnown: Type.Boolean(),
   substrates: Type.Array(Type.String()),
   defaultSubstrate: Type.Optional(Type.String()),
   substratesKnown: Type.Boolean(),
+  activeSessions: Type.Optional(Type.Integer({ description: 'Sessions in memory, across tenants.' })),
+  activeRuns: Type.Optional(Type.Integer({ description: 'Runs under way, whichever conductor sent them.' })),
 })
 export type RunnerInfo = Static<typeof RunnerInfo>
+
+/** An agent pool as conductors broadcast it. Who may be placed where is the conductor's to read; a runner only keeps it. */
+export interface BroadcastPool {
+  readonly id: string
+  readonly [more: string]: unknown
+}
 
 /** A session as the runner holds it in memory. `status`: 0 idle, 1 running, 2 errored, 3 shutdown on the wire. */
 export interface RunnerSession {
@@ -55,6 +69,8 @@ export interface RunnerLink {
   info(signal?: AbortSignal): Promise<RunnerInfo>
   putProfile(tenantId: string, profile: Profile): Promise<void>
   deleteProfile(tenantId: string, name: string): Promise<void>
+  putPool(tenantId: string, pool: BroadcastPool): Promise<void>
+  deletePool(tenantId: string, id: string): Promise<void>
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
   /** Shuts the session down, and its MCP endpoint with it. Idempotent. */
   deleteSession(tenantId: string, sessionId: string): Promise<void>
@@ -71,13 +87,34 @@ export interface RunnerLink {
 /** A runner in the same kernel as the conductor; at most one entry, named `local`. */
 export const LocalRunners = slot<RunnerLink>('conductor.local-runners')
 
+/** What a new session needs of its runner. */
+export interface Placement {
+  readonly runtime: string
+  /** Runner hashes and runtimes that the pool allows; an absent list allows all. */
+  readonly pool?: { readonly runners?: readonly string[]; readonly runtimes?: readonly string[] }
+}
+
+/** One runner as this conductor knows it, from its last successful probe. */
+export interface FleetMember extends Omit<RunnerInfo, 'state' | 'instance' | 'activeSessions' | 'activeRuns'> {
+  readonly state: 'live' | 'draining' | 'unreachable'
+  /** Sessions in the runner's memory, across tenants. Null: not measured. */
+  readonly activeSessions: number | null
+}
+
 /** The runners this conductor knows. */
 export interface RunnerPool {
-  /** The runner for a new session: supports the runtime, is live, has the fewest running runs. AppError 503 `no_runner` when none. */
-  place(runtime: string): RunnerLink
+  /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
+  place(order: Placement): RunnerLink
   /** The runner that owns a session, by the hash in its id. Undefined: this pool does not know it. */
   owner(sessionId: string): RunnerLink | undefined
+  /** Every runner, those that are away included. */
   all(): readonly RunnerLink[]
+  fleet(): readonly FleetMember[]
+  /**
+   * Called each time a runner becomes live with an empty memory: the first time, and when its process is another one than
+   * before. Returns how to stop being called.
+   */
+  onLive(listener: (link: RunnerLink) => void): () => void
 }
 export const RunnerPool = capability<RunnerPool>('conductor.runner-pool')
 
@@ -96,6 +133,8 @@ export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
 export interface RunnerService extends RunnerLink {
   /** The broadcast profiles of a tenant, by name. */
   profiles(tenantId: string): readonly Profile[]
+  /** The broadcast pools of a tenant, in the order they came. */
+  pools(tenantId: string): readonly BroadcastPool[]
   /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
   createSession(tenantId: string, profileName: string): RunnerSession
   /** Ends a run under way with an `error` event `cancelled`. Idempotent. */

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto'
 import { newSessionId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import type { ExecuteRun, RunnerInfo, RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
@@ -6,6 +7,7 @@ import type { Sidecars } from '#contracts/sidecar'
 import type { Toolkit } from '#contracts/tools'
 import { sessionBusy, toolNotAllowed, unknownProfile, unknownSession } from './errors.ts'
 import { type StartedTurn, startTurn, type Turn } from './execute.ts'
+import { createPoolBook } from './pools.ts'
 import { createProfileBook } from './profiles.ts'
 import { createSessionTable, type Held, type SessionLimits } from './sessions.ts'
 
@@ -32,7 +34,9 @@ export interface Runner {
 
 export function createRunner(options: RunnerOptions): Runner {
   const { sidecars, toolkit, log } = options
+  const instance = randomUUID()
   const profiles = createProfileBook()
+  const pools = createPoolBook()
   const turns = new Map<Held, Turn>()
   const hydrating = new Map<Held, Promise<void>>()
   /** Best effort: a sidecar forgets idle sessions by itself too. */
@@ -100,10 +104,14 @@ export function createRunner(options: RunnerOptions): Runner {
       const capabilitiesKnown = capabilities.length > 0
       return {
         hash: options.hash(),
+        instance,
+        state: 'live',
         capabilities: [...capabilities],
         capabilitiesKnown,
         substrates: [],
         substratesKnown: true,
+        activeSessions: table.size,
+        activeRuns: turns.size,
       }
     },
     async putProfile(tenantId, profile) {
@@ -113,6 +121,13 @@ export function createRunner(options: RunnerOptions): Runner {
       profiles.delete(tenantId, name)
     },
     profiles: (tenantId) => profiles.list(tenantId),
+    async putPool(tenantId, pool) {
+      pools.put(tenantId, pool)
+    },
+    async deletePool(tenantId, id) {
+      pools.delete(tenantId, id)
+    },
+    pools: (tenantId) => pools.list(tenantId),
     createSession(tenantId, name) {
       const profile = profiles.get(tenantId, name)
       if (!profile) throw unknownProfile()

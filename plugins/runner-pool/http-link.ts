@@ -69,6 +69,14 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
       if (answer.statusCode === 404) return void (await answer.body.dump())
       await done(answer)
     },
+    async putPool(tenantId, pool) {
+      await done(await call('POST', '/runner/pools', { tenantId, body: pool }))
+    },
+    async deletePool(tenantId, id) {
+      const answer = await call('DELETE', `/runner/pools/${segment(id)}`, { tenantId })
+      if (answer.statusCode === 404) return void (await answer.body.dump())
+      await done(answer)
+    },
     async getSession(tenantId, sessionId) {
       const answer = await call('GET', `/runner/sessions/${segment(sessionId)}`, { tenantId })
       if (answer.statusCode === 404) return void (await answer.body.dump())

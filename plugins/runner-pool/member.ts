@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
-import type { RunnerLink } from '#contracts/runner'
+import type { FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
 
 /** One lost probe is a hiccup; two in a row are an absence. */
 const failuresUntilAway = 2
@@ -13,6 +13,9 @@ export interface Member {
   readonly running: number
   readonly live: boolean
   supports(runtime: string): boolean
+  describe(): FleetMember
+  /** Called when the runner is live with an empty memory. */
+  onLive(listener: () => void): () => void
   /** Asks the runner now, then again and again until stopped. */
   start(): Promise<void>
   stop(): void
@@ -22,14 +25,15 @@ export interface Member {
 export function createMember(link: RunnerLink, local: boolean, intervalMs: number, log: FastifyBaseLogger): Member {
   let running = 0
   let failures = 0
-  let capabilities: readonly string[] | undefined
+  let known: RunnerInfo | undefined
+  const listeners = new Set<() => void>()
   let timer: NodeJS.Timeout | undefined
   let stopped = false
   let retryMs = firstRetryMs
   const stopping = new AbortController()
 
   // In this process there is nothing to reach: a local runner lives as long as we do.
-  const live = (): boolean => local || (capabilities !== undefined && failures < failuresUntilAway)
+  const live = (): boolean => local || (known !== undefined && failures < failuresUntilAway)
   const failed = (err: unknown): void => {
     const was = live()
     failures++
@@ -39,14 +43,16 @@ export function createMember(link: RunnerLink, local: boolean, intervalMs: numbe
     const was = live()
     try {
       const info = await link.info(AbortSignal.any([stopping.signal, AbortSignal.timeout(probeTimeoutMs)]))
-      capabilities = info.capabilities
+      const fresh = known?.instance !== info.instance
+      known = info
       failures = 0
-      if (!was) log.info({ runner: link.hash, capabilities }, 'a runner is live')
+      if (!was) log.info({ runner: link.hash, capabilities: info.capabilities }, 'a runner is live')
+      if (fresh) for (const listener of listeners) listener()
     } catch (err) {
       if (!stopped) failed(err)
     }
     if (stopped) return
-    retryMs = capabilities === undefined ? Math.min(retryMs * 2, intervalMs) : intervalMs
+    retryMs = known === undefined ? Math.min(retryMs * 2, intervalMs) : intervalMs
     timer = setTimeout(() => void probe(), retryMs).unref()
   }
   return {
@@ -57,6 +63,8 @@ export function createMember(link: RunnerLink, local: boolean, intervalMs: numbe
       info: (signal) => link.info(signal),
       putProfile: (tenantId, profile) => link.putProfile(tenantId, profile),
       deleteProfile: (tenantId, name) => link.deleteProfile(tenantId, name),
+      putPool: (tenantId, pool) => link.putPool(tenantId, pool),
+      deletePool: (tenantId, id) => link.deletePool(tenantId, id),
       getSession: (tenantId, sessionId) => link.getSession(tenantId, sessionId),
       deleteSession: (tenantId, sessionId) => link.deleteSession(tenantId, sessionId),
       hydrate: (tenantId, sessionId, profile, bundle) => link.hydrate(tenantId, sessionId, profile, bundle),
@@ -79,7 +87,21 @@ export function createMember(link: RunnerLink, local: boolean, intervalMs: numbe
     get live() {
       return live()
     },
-    supports: (runtime) => capabilities === undefined || capabilities.length === 0 || capabilities.includes(runtime),
+    supports: (runtime) => !known || known.capabilities.length === 0 || known.capabilities.includes(runtime),
+    describe: () => ({
+      hash: link.hash,
+      state: !live() ? 'unreachable' : known?.state === 'draining' ? 'draining' : 'live',
+      capabilities: known?.capabilities ?? [],
+      capabilitiesKnown: known?.capabilitiesKnown ?? false,
+      substrates: known?.substrates ?? [],
+      ...(known?.defaultSubstrate === undefined ? {} : { defaultSubstrate: known.defaultSubstrate }),
+      substratesKnown: known?.substratesKnown ?? false,
+      activeSessions: known?.activeSessions ?? null,
+    }),
+    onLive(listener) {
+      listeners.add(listener)
+      return () => void listeners.delete(listener)
+    },
     start: probe,
     stop() {
       stopped = true

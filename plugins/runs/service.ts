@@ -132,7 +132,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
 
   const startNew = async (tenantId: string, runId: string, task: SubTask, attach: boolean): Promise<RunAccepted> => {
     const profile = await profileOf(tenantId, task.profile)
-    const link = runners.place(profile.runtime)
+    const link = runners.place({ runtime: profile.runtime })
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
       const sessionId = newSessionId(link.hash)

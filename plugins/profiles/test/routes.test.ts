@@ -24,6 +24,8 @@ async function conductor(t: TestContext, runners: readonly RunnerLink[] = []) {
     place: () => runners[0]!,
     owner: () => undefined,
     all: () => runners,
+    fleet: () => [],
+    onLive: () => () => {},
   })
   const database = await databasePlugin(await freshDatabase(t))
   const kernel = await testKernel(t, [database, fake(ApiGuard, openGuard), profiles, probe, pool])

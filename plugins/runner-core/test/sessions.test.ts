@@ -38,12 +38,18 @@ test('profiles are kept per tenant', async (t) => {
 
 test('info names the hash and the runtimes', async (t) => {
   const f = await runnerOf(t, answer)
-  assert.deepEqual(await f.core.info(), {
+  const { instance, ...info } = await f.core.info()
+  assert.match(instance, /^[0-9a-f-]{36}$/)
+  assert.equal((await f.core.info()).instance, instance)
+  assert.deepEqual(info, {
     hash: runnerHash('http://runner.test:7060'),
     capabilities: ['general'],
     capabilitiesKnown: true,
+    state: 'live',
     substrates: [],
     substratesKnown: true,
+    activeSessions: 0,
+    activeRuns: 0,
   })
   const limited = await runnerOf(t, answer, { capabilities: 'runtime_b, general' })
   assert.deepEqual((await limited.core.info()).capabilities, ['runtime_b', 'general'])

@@ -30,7 +30,7 @@ async function runnerAt(t: TestContext, hash?: string): Promise<Runner> {
       if (request.url !== '/runner/info') return runner.answer(request, body, response)
       runner.probes++
       const { capabilities } = runner
-      const info = { capabilities, capabilitiesKnown: true, substrates: [], substratesKnown: true }
+      const info = { instance: 'i-1', capabilities, capabilitiesKnown: true, substrates: [], substratesKnown: true }
       response.end(JSON.stringify({ hash: hash ?? runnerHash(runner.url), ...info }))
     })()
   })
@@ -69,7 +69,7 @@ const run: ExecuteRun = { runId: 'r1', sessionId: 'sess-1', prompt: 'x', firstSe
 const signal = new AbortController().signal
 const live = (pool: RunnerPool, runtime = 'general'): boolean => {
   try {
-    return pool.place(runtime) !== undefined
+    return pool.place({ runtime }) !== undefined
   } catch {
     return false
   }
@@ -80,16 +80,16 @@ test('a session is placed on a live runner that supports its runtime and has the
   b.capabilities = ['runtime_a']
   const { pool, ready } = await poolOf(t, `${a.url}, ${b.url}`)
   await ready()
-  assert.equal(pool.place('general').hash, runnerHash(a.url))
+  assert.equal(pool.place({ runtime: 'general' }).hash, runnerHash(a.url))
   const busy = pool.all()[0]!
   a.answer = (_request, _body, response) => void response.write('{"type":"progress"}\n')
   const stop = new AbortController()
   const stream = busy.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
   await stream.next()
-  for (let i = 0; i < 4; i++) assert.equal(pool.place('runtime_a').hash, runnerHash(b.url))
+  for (let i = 0; i < 4; i++) assert.equal(pool.place({ runtime: 'runtime_a' }).hash, runnerHash(b.url))
   stop.abort()
   await assert.rejects(stream.next())
-  const placed = new Set(Array.from({ length: 4 }, () => pool.place('runtime_a').hash))
+  const placed = new Set(Array.from({ length: 4 }, () => pool.place({ runtime: 'runtime_a' }).hash))
   assert.equal(placed.size, 2)
 })
 
@@ -106,7 +106,7 @@ test('a runner that was never reached is not live, does not fail the boot, and i
   a.server.close()
   const { pool, ready } = await poolOf(t, a.url)
   assert.throws(
-    () => pool.place('general'),
+    () => pool.place({ runtime: 'general' }),
     (e: AppError) => e.code === 'no_runner' && e.status === 503,
   )
   await assert.rejects(ready(), /no runner is live/)
@@ -138,7 +138,7 @@ test('a local runner is live without being asked, even before it knows its addre
   const { pool, ready } = await poolOf(t, '', { local })
   await ready()
   assert.equal(pool.all().length, 1)
-  assert.ok(pool.place('anything'))
+  assert.ok(pool.place({ runtime: 'anything' }))
 })
 
 test('a run streams whole lines, and its abort reaches the runner', async (t) => {

@@ -65,6 +65,7 @@ export async function wireOf(
     hash: 'abcdef01',
     info: async () => ({
       hash: 'abcdef01',
+      instance: 'i-1',
       capabilities: ['general'],
       capabilitiesKnown: true,
       substrates: [],
@@ -72,6 +73,9 @@ export async function wireOf(
     }),
     putProfile: async (tenant, p) => void profiles.set(`${tenant}/${p.name}`, p),
     deleteProfile: async (tenant, name) => void profiles.delete(`${tenant}/${name}`),
+    putPool: async () => {},
+    deletePool: async () => {},
+    pools: () => [],
     profiles: (tenant) => [...profiles].filter(([key]) => key.startsWith(`${tenant}/`)).map(([, p]) => p),
     createSession(tenant, name) {
       if (!profiles.has(`${tenant}/${name}`)) throw new AppError('unknown_profile', 404)

@@ -45,6 +45,7 @@ test('info, runtimes and topology describe the process', async (t) => {
   add('globex', 'b')
   assert.deepEqual((await call('GET', '/runner/info', { tenant: '' })).json(), {
     hash: 'abcdef01',
+    instance: 'i-1',
     capabilities: ['general'],
     capabilitiesKnown: true,
     substrates: [],

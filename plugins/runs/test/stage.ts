@@ -67,6 +67,7 @@ export class FakeRunner implements RunnerLink {
   onHydrate: () => void = () => {}
   info = async () => ({
     hash: this.hash,
+    instance: 'i-1',
     capabilities: [],
     capabilitiesKnown: true,
     substrates: [],
@@ -74,6 +75,8 @@ export class FakeRunner implements RunnerLink {
   })
   putProfile = async () => {}
   deleteProfile = async () => {}
+  putPool = async () => {}
+  deletePool = async () => {}
   getSession = async () => undefined
   deleteSession = async () => {}
   async hydrate(_tenantId: string, sessionId: string, _profile: Profile, bundle?: StateBundle): Promise<void> {
@@ -176,6 +179,8 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       place: () => runner,
       owner: (sessionId) => (sessionId.startsWith('sess-ffffffff') ? undefined : runner),
       all: () => [runner],
+      fleet: () => [],
+      onLive: () => () => {},
     }),
     fake(Kv, options.kv ?? memoryKv()),
     fake(ApiGuard, guard()),

@@ -34,7 +34,13 @@ async function stage(t: TestContext) {
     sessions,
     await runStorePlugin(),
     grab,
-    fake(RunnerPool, { place: () => runner, owner: () => runner, all: () => [runner] }),
+    fake(RunnerPool, {
+      place: () => runner,
+      owner: () => runner,
+      all: () => [runner],
+      fleet: () => [],
+      onLive: () => () => {},
+    }),
     fake(ApiGuard, guard),
     fake(InternalGuard, guard),
   ])
