@@ -45,7 +45,9 @@ export interface FinishRun {
   readonly sessionStatus: 'idle' | 'errored'
   readonly result?: string
   readonly error?: { readonly code: string; readonly message: string }
+  /** What the run used, all its model calls together; `costCents` when a price is known. Metered by the same write that ends the run. */
   readonly usage?: Usage
+  readonly toolCalls?: number
   readonly runtimeSessionId?: string
   /** Events not stored yet, the terminal one included: made durable in the same transaction, before anyone sees it. */
   readonly tail: LogChunk | undefined

@@ -1,6 +1,8 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement } from '#contracts/database'
 import type { Claim, FinishRun, StartOutcome, StartRun } from '#contracts/run-store'
+import { microcentsPerCent } from '#contracts/prices'
+import type { Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
 import { type DurableRow, type RunRow, runColumns, storable, toDurable, toRun } from './rows.ts'
 
@@ -12,8 +14,8 @@ const create = {
   name: 'run-start-new',
   text: `
     WITH run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1 WHERE ${ownerLives}
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1 WHERE ${ownerLives}
       ON CONFLICT DO NOTHING RETURNING id
     )
     INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
@@ -31,10 +33,10 @@ const claim = {
           last_used_at = now(), last_prompt = $8, run_count = run_count + 1
       WHERE tenant_id = $1 AND id = $3 AND profile = $4 AND status IN ('idle', 'errored')
         AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2) AND ${ownerLives}
-      RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, claim_epoch
+      RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, claim_epoch, run_count
     ), run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch FROM claimed
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch, run_count FROM claimed
     )
     SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, claim_epoch::int AS epoch
     FROM claimed`,
@@ -80,7 +82,11 @@ const finish = {
       UPDATE runs
       SET status = $4, finished_at = clock_timestamp(), result = $5, error_code = $6, error_message = $7, usage = $8::json
       WHERE tenant_id = $1 AND id = $2 AND ${stillRuns} AND claim_epoch = $3
-      RETURNING id, session_id
+      RETURNING id, session_id, profile, started_at
+    ), meter AS (
+      INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens,
+                              cached_tokens, tool_calls, cost_microcents)
+      SELECT $1, id, session_id, profile, $4, started_at, $14::text, $15::bigint, $16::bigint, $17::bigint, $18::int, $19::bigint FROM ended
     ), released AS (
       UPDATE sessions s
       SET status = $9, claim_owner = NULL, claim_run = NULL, last_run_status = $4, last_used_at = now(),
@@ -111,8 +117,12 @@ export const appendStatement = (c: Claim, chunk: LogChunk): Statement => ({
   values: [c.tenantId, c.runId, c.epoch, chunk.firstSeq, chunk.count, chunk.lines],
 })
 
+// A run without usage cost nothing; one whose model has no price cost something unknown.
+const costOf = ({ costCents }: Usage): number | null =>
+  costCents === undefined ? null : Math.round(costCents * microcentsPerCent)
+
 export function finishStatement(end: FinishRun): Statement {
-  const { claim: c, tail } = end
+  const { claim: c, tail, usage } = end
   return {
     ...finish,
     values: [
@@ -123,12 +133,18 @@ export function finishStatement(end: FinishRun): Statement {
       end.result === undefined ? null : storable(end.result),
       end.error === undefined ? null : storable(end.error.code),
       end.error === undefined ? null : storable(end.error.message),
-      end.usage === undefined ? null : JSON.stringify(end.usage),
+      usage === undefined ? null : JSON.stringify(usage),
       end.sessionStatus,
       end.runtimeSessionId === undefined ? null : storable(end.runtimeSessionId),
       tail?.firstSeq ?? null,
       tail?.count ?? null,
       tail?.lines ?? null,
+      usage?.model === undefined ? null : storable(usage.model),
+      usage?.inputTokens ?? 0,
+      usage?.outputTokens ?? 0,
+      usage?.cachedTokens ?? 0,
+      end.toolCalls ?? 0,
+      usage === undefined ? 0 : costOf(usage),
     ],
   }
 }

@@ -175,6 +175,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
           ? { result: ending.result }
           : { error: { code: ending.code, message: ending.message } }),
         ...(events.usage ? { usage: events.usage } : {}),
+        toolCalls: events.toolCalls,
         ...(events.runtimeSessionId === undefined ? {} : { runtimeSessionId: events.runtimeSessionId }),
       },
       terminal,

@@ -14,6 +14,7 @@ export type Ending =
 /** Takes over what a runner streams: passes lines on as they are and parses only what the run must remember. */
 export interface RunnerEvents {
   readonly usage: Usage | undefined
+  readonly toolCalls: number
   readonly runtimeSessionId: string | undefined
   /** Whole lines in; what may be passed on, and the ending when it was among them. Nothing is read after an ending. */
   read(bytes: Buffer): { readonly passed: LogChunk | undefined; readonly ending: Ending | undefined }
@@ -29,6 +30,7 @@ const misplaced: Ending = {
 export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvents {
   let seq = firstSeq
   let usage: Usage | undefined
+  let toolCalls = 0
   let runtimeSessionId: string | undefined
   const understand = (type: string, line: Buffer): Ending | undefined => {
     const event = parseLine(line)
@@ -54,6 +56,9 @@ export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvent
     get usage() {
       return usage
     },
+    get toolCalls() {
+      return toolCalls
+    },
     get runtimeSessionId() {
       return runtimeSessionId
     },
@@ -71,6 +76,7 @@ export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvent
         else if (type === 'session_init' || type === 'usage' || type === 'result' || type === 'error')
           ending = understand(type, line)
         if (ending) break
+        if (type === 'tool_call') toolCalls++
         seq++
         start = end + 1
       }

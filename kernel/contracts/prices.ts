@@ -1,0 +1,12 @@
+import { capability } from '#kernel'
+import type { Usage } from './run-event.ts'
+
+/** Costs of single runs are far below a cent, so they are kept in millionths of one. */
+export const microcentsPerCent = 1_000_000
+
+/** What model calls cost, from the operator's price table. */
+export interface Prices {
+  /** Cents, to a millionth, of one model call's usage. Undefined: no price is known for its model, which is not the same as free. */
+  costCents(usage: Usage): number | undefined
+}
+export const Prices = capability<Prices>('conductor.prices')
