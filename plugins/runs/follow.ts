@@ -1,7 +1,7 @@
 import type { Kv } from '#contracts/kv'
 import type { RunStore } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
-import { after, endsLog, lastSeqOf } from './chunks.ts'
+import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
 import { unknownRun } from './errors.ts'
 
 /** How often a watcher of another process's run looks, and how often when that process wakes it through Redis. */

@@ -1,5 +1,5 @@
 import type { LogChunk, RunStatus } from '#contracts/runs'
-import { after, lastSeqOf } from './chunks.ts'
+import { after, lastSeqOf } from '#contracts/log-chunk'
 
 /** What a run under way keeps in memory of what is stored already, for watchers that are a little behind. */
 const keptBytes = 1024 * 1024

@@ -1,5 +1,5 @@
-import { isTerminalType, peekType } from '#contracts/run-event'
-import type { LogChunk } from '#contracts/runs'
+import { isTerminalType, peekType } from './run-event.ts'
+import type { LogChunk } from './runs.ts'
 
 export const lastSeqOf = (chunk: LogChunk): number => chunk.firstSeq + chunk.count - 1
 
