@@ -48,7 +48,10 @@ async function withPlatform<T>(role: Role, work: (database: Database, tokens: To
     },
   })
   const needed = role.plugins.filter(({ name }) => name === 'database' || name === 'tokens')
-  const plugins = [...needed, { name: 'key-issue', plugin: borrow }]
+  const insisting = needed.map((entry) =>
+    entry.name === 'database' ? { ...entry, config: { ...(entry.config as object), required: true } } : entry,
+  )
+  const plugins = [...insisting, { name: 'key-issue', plugin: borrow }]
   const running = await boot({ ...role, listeners: {}, plugins })
   try {
     return await work(parts!.database, parts!.tokens)

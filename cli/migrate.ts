@@ -21,6 +21,6 @@ export function addMigrate(program: Command): void {
 function onlyMigrating(role: Role, file: string): Role {
   const database = role.plugins.find((entry) => entry.name === 'database')
   if (!database) throw new CliError(`${file} has no entry 'database'`)
-  const config = { ...(database.config as object), migrate: true }
+  const config = { ...(database.config as object), migrate: true, required: true }
   return { ...role, listeners: {}, plugins: [{ ...database, config }] }
 }

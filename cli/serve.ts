@@ -1,5 +1,5 @@
 import closeWithGrace from 'close-with-grace'
-import { boot, type BootOptions, type Role, type Running } from '#kernel'
+import { boot, BootError, type BootOptions, type Role, type Running } from '#kernel'
 
 export interface Served {
   readonly running: readonly Running[]
@@ -25,17 +25,23 @@ export async function serve(roles: readonly Role[], options: BootOptions = {}): 
   }
   const forever = new Promise<never>(() => {})
   let stopping = false
+  let failure: BootError | undefined
   const grace = Math.max(...roles.map((role) => role.shutdownGrace ?? 25_000))
   const handle = closeWithGrace({ delay: grace, logger: { error: report } }, async ({ err, signal }) => {
     stopping = true
     if (err) report(err)
     else if (signal) report(`${signal}: stopping (again to stop at once)`)
     await stop()
+    if (failure) throw failure
   })
+  const onFailure = (error: BootError): void => {
+    failure ??= error
+    void handle.close()
+  }
   stopWithParent()
   try {
     for (const role of roles) {
-      const one = boot(role, options)
+      const one = boot(role, { ...options, onFailure })
       booting = one
       running.push(await one)
       if (stopping) await forever
@@ -56,7 +62,10 @@ export async function serve(roles: readonly Role[], options: BootOptions = {}): 
   }
 }
 
-const report = (what: unknown): void => console.error(what instanceof Error ? what : `agent-orc: ${String(what)}`)
+const report = (what: unknown): void => {
+  if (what instanceof BootError) console.error(what.message)
+  else console.error(what instanceof Error ? what : `agent-orc: ${String(what)}`)
+}
 
 /** Under an older Node, bin/agent-orc.js is our parent and holds a channel to us; its death must not leave us behind. */
 function stopWithParent(): void {

@@ -20,6 +20,8 @@ export interface BootOptions {
   readonly log?: ReturnType<typeof createLogger>
   /** Told what begins: the name of each entry before its setup, then `routes`, `start` and `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
+  /** Told when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
+  readonly onFailure?: (error: BootError) => void
 }
 
 interface Mount {
@@ -52,6 +54,14 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
     for (const fn of stops.toReversed()) await fn().catch((error: unknown) => failures.push(error))
     if (failures.length > 0) throw new AggregateError(failures, `role '${role.name}' did not stop cleanly`)
   }
+  const fail =
+    options.onFailure ??
+    ((error: BootError): void => {
+      // Out of every promise, where nobody can catch it by accident.
+      setImmediate(() => {
+        throw error
+      })
+    })
   let at = 'listeners'
   try {
     for (const [name, { port }] of Object.entries(role.listeners)) {
@@ -74,6 +84,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
         log: log.child({ plugin: name }),
         metrics,
         stopping: ended.signal,
+        fail: (error) => fail(new BootError(role.name, [`${name}: ${error.message}`], error)),
         listeners: [...listeners.keys()],
         urlOf(listener) {
           const url = urls[listener]

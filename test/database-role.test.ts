@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import pg from 'pg'
 import { startPostgres } from '#embedded-postgres'
-import { databasePlugin, testKernel } from '#testing'
+import { databasePlugin, startProxy, testKernel } from '#testing'
 
 test('no process boots as a database role for whom row security does not hold, and the refusal says what to run', async (t) => {
   const directory = await mkdtemp(join(tmpdir(), 'ao-role-'))
@@ -29,6 +29,20 @@ test('no process boots as a database role for whom row security does not hold, a
       await admin.query('ALTER ROLE agent_orc NOSUPERUSER NOBYPASSRLS')
     }
     await boot()
+
+    // A process that booted while the server was away finds out later, and must not go on then.
+    const between = await startProxy(t, dsn)
+    between.cut()
+    await admin.query('ALTER ROLE agent_orc BYPASSRLS')
+    const failure = Promise.withResolvers<Error>()
+    const entry = await databasePlugin(between.url)
+    const kernel = await testKernel(t, [{ ...entry, config: { dsn: between.url } }], {
+      listeners: [],
+      onFailure: failure.resolve,
+    })
+    between.heal()
+    assert.match((await failure.promise).message, /^role 'test' cannot boot:\n.*database: .*bypasses row security/)
+    await kernel.stop()
   } finally {
     await admin.end()
   }

@@ -56,7 +56,7 @@ export default definePlugin({
       dispatch,
       log,
       watchers,
-      owner: () => instance.id,
+      owner: () => instance.owner(),
       onDoubt: (tenantId) => sweep.doubt(tenantId),
     })
     const sweep = createSweep({ database, dispatch, instance, watchers, beginning: chats.beginning, log })

@@ -6,9 +6,11 @@ import { newId } from '#contracts/ids'
 const beatMs = 4_000
 const leaseSeconds = 12
 
+// A conflict is our own row, when an earlier answer was lost.
 const register = {
   name: 'gateway-register',
-  text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'gateway', now() + $2 * interval '1 second')`,
+  text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'gateway', now() + $2 * interval '1 second')
+         ON CONFLICT DO NOTHING`,
 }
 const renew = {
   name: 'gateway-renew',
@@ -24,8 +26,11 @@ const remove = { name: 'gateway-remove', text: `DELETE FROM instances WHERE id =
 export interface Instance {
   /** Changes when others declared this process dead, e.g. after it was frozen: it goes on as another owner. */
   readonly id: string
+  /** Registers this process, now or as soon as the database is there. */
   open(): Promise<void>
   beat(): Promise<void>
+  /** The id under which runs may be begun: others would sweep what belongs to a process that is not registered. */
+  owner(): Promise<string>
   /** `openRuns`: the row stays, marked dead, so that another gateway takes over what this one leaves. */
   close(openRuns: boolean): Promise<void>
 }
@@ -33,9 +38,14 @@ export interface Instance {
 export function createInstance(database: Database, log: FastifyBaseLogger): Instance {
   let id = newId('inst')
   let timer: NodeJS.Timeout | undefined
+  let enrolled = false
   let beating: Promise<void> | undefined
-  const enrol = (): Promise<unknown> => database.systemBatch([{ ...register, values: [id, leaseSeconds] }])
   const renewOrReturn = async (): Promise<void> => {
+    if (!enrolled) {
+      await database.systemBatch([{ ...register, values: [id, leaseSeconds] }])
+      enrolled = true
+      return
+    }
     const [renewed] = await database.systemBatch<[object[]]>([{ ...renew, values: [id, leaseSeconds] }])
     if (renewed.length > 0) return
     log.warn({ instance: id }, 'this gateway was declared dead; it goes on under another instance id')
@@ -52,12 +62,17 @@ export function createInstance(database: Database, log: FastifyBaseLogger): Inst
       return id
     },
     async open() {
-      await enrol()
-      timer = setInterval(() => {
+      const tryBeat = (): Promise<void> =>
         beat().catch((err: unknown) => log.warn({ err }, 'the lease of this gateway could not be renewed'))
-      }, beatMs).unref()
+      timer = setInterval(tryBeat, beatMs).unref()
+      // A database that is away is no reason not to boot: a later beat enrols this process.
+      await tryBeat()
     },
     beat,
+    async owner() {
+      if (!enrolled) await beat()
+      return id
+    },
     async close(openRuns) {
       if (timer === undefined) return
       clearInterval(timer)

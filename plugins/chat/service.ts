@@ -19,7 +19,7 @@ interface Dependencies {
   readonly log: FastifyBaseLogger
   readonly watchers: Watchers
   /** The instance that new runs are claimed for. */
-  owner(): string
+  owner(): Promise<string>
   /** A write of this process may have happened without our knowing: its open runs have to be looked over. */
   onDoubt(tenantId: string): void
 }
@@ -73,7 +73,7 @@ export function createChatService({ database, dispatch, log, watchers, owner, on
         conversationId: continued ?? newId('conv'),
         publicRunId: newId('prun'),
         runId: newId('run'),
-        owner: owner(),
+        owner: await owner(),
         message,
         ...(endUserId === undefined ? {} : { endUserId }),
       }

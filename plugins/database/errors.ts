@@ -3,6 +3,11 @@ import { sqlState } from '#contracts/database'
 
 const away = appError('unavailable', 503, 'The database does not answer; try again shortly.')
 const busy = appError('unavailable', 503, 'All database connections are in use; try again shortly.')
+const unprepared = appError(
+  'unavailable',
+  503,
+  'The database is not at the schema of this release yet; try again shortly.',
+)
 
 // Connection exceptions, shutdowns, too many connections.
 const awayStates = /^(08|57P0|53300)/
@@ -25,6 +30,8 @@ export const isStalePlan = (error: unknown): boolean =>
   sqlState(error) === '0A000' && (error as Error).message.includes('cached plan must not change result type')
 
 export const databaseAway = (cause: unknown): AppError => away({ retryable: true, cause })
+
+export const schemaAway = (cause: unknown): AppError => unprepared({ retryable: true, cause })
 
 export const poolExhausted = (cause: unknown): AppError => busy({ retryable: true, cause })
 

@@ -3,12 +3,12 @@ import { Gauge } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { Database, DatabaseServer } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
-import { dsnOf } from './address.ts'
+import { dsnOf, dsnProblem } from './address.ts'
 import { createListener } from './listener.ts'
-import { migrate } from './migrate.ts'
+import { openDatabase } from './opening.ts'
 import { openPool } from './pool.ts'
 import { createReadinessCheck } from './readiness.ts'
-import { awaitSchema, checkServer } from './server.ts'
+import { prepare } from './server.ts'
 import { createTransactions } from './transactions.ts'
 
 export default definePlugin({
@@ -20,22 +20,37 @@ export default definePlugin({
     user: Type.Optional(Type.String()),
     password: Type.Optional(Type.String()),
     database: Type.Optional(Type.String()),
-    migrate: Type.Boolean({ default: true, description: 'Bring the schema up to date at boot; false waits for it.' }),
+    migrate: Type.Boolean({
+      default: true,
+      description: 'Bring the schema up to date; false waits until somebody has.',
+    }),
+    required: Type.Boolean({
+      default: false,
+      description: 'Refuse to boot without the database. Otherwise requests are answered 503 until it is there.',
+    }),
     poolSize: Type.Integer({ minimum: 1, maximum: 1_000, default: 10 }),
   }),
   requires: { server: maybe(DatabaseServer) },
   provides: { database: Database, readiness: ReadinessChecks },
-  async setup({ config, deps, log, metrics, onStop }) {
+  async setup({ config, deps, log, metrics, stopping, fail, onStop }) {
     const dsn = config.dsn ?? dsnOf(config) ?? deps.server?.dsn
     if (dsn === undefined)
       throw new Error(
         'no PostgreSQL server: set POSTGRES_DSN, or POSTGRES_HOST and POSTGRES_USER, or add the plugin embedded-postgres',
       )
-    await checkServer(dsn, log)
-    if (config.migrate) {
-      for (const name of await migrate(dsn)) log.info(`applied migration ${name}`)
-    } else await awaitSchema(dsn, log)
-    const pool = await openPool(dsn, config.poolSize, (error) => log.warn({ err: error }, 'an idle connection broke'))
+    const problem = dsnProblem(dsn)
+    if (problem !== undefined) throw new Error(problem)
+    const opening = await openDatabase({
+      prepare: () => prepare(dsn, config.migrate),
+      required: config.required,
+      log,
+      stopping,
+      onRefused: fail,
+    })
+    const pool = await openPool(dsn, config.poolSize, {
+      onError: (error) => log.warn({ err: error }, 'an idle connection broke'),
+      closed: () => opening.closed,
+    })
     onStop(() => pool.close())
     const listener = createListener(dsn, log)
     onStop(() => listener.close())

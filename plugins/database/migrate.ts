@@ -1,8 +1,10 @@
 import { createHash } from 'node:crypto'
 import { readdir, readFile } from 'node:fs/promises'
 import pg from 'pg'
+import { isServerAway } from './errors.ts'
 
 const directory = new URL('../../migrations/', import.meta.url)
+const longestMs = 30 * 60_000
 
 export interface Migration {
   readonly number: number
@@ -38,7 +40,15 @@ async function readMigration(from: URL, file: string): Promise<Migration> {
  * do so at once. Rows of a later release are left alone, so that the previous binary runs on the next schema.
  */
 export async function migrate(dsn: string, migrations?: readonly Migration[]): Promise<string[]> {
-  const client = new pg.Client({ connectionString: dsn, application_name: 'agent-orc migrate' })
+  const client = new pg.Client({
+    connectionString: dsn,
+    connectionTimeoutMillis: 5_000,
+    // A server that was lost in silence is noticed; a migration that works for so long is not cut short by anything else.
+    query_timeout: longestMs,
+    keepAlive: true,
+    application_name: 'agent-orc migrate',
+  })
+  client.on('error', () => {})
   await client.connect()
   try {
     await createLedger(client)
@@ -46,7 +56,7 @@ export async function migrate(dsn: string, migrations?: readonly Migration[]): P
     for (const m of migrations ?? (await readMigrations())) if (await apply(client, m)) applied.push(m.name)
     return applied
   } finally {
-    await client.end()
+    await client.end().catch(() => {})
   }
 }
 
@@ -86,15 +96,19 @@ async function checkSame(client: pg.Client, m: Migration): Promise<void> {
     [m.number],
   )
   if (rows[0]?.checksum === m.checksum) return
-  throw new ChangedMigration(
+  throw new MigrationFailed(
     `Migration ${m.name} is not the one that this database has applied as ${rows[0]?.name}: ` +
       'its file was changed. Restore it and write the change as a new migration.',
   )
 }
 
-class ChangedMigration extends Error {}
+/** PostgreSQL refused a migration, or its file is not the one that was applied: trying again changes nothing. */
+export class MigrationFailed extends Error {}
 
-const describe = (error: unknown, m: Migration): Error =>
-  error instanceof ChangedMigration
+/** A connection that was lost is no failure of the migration: the error is its own, and the migration may be tried again. */
+const describe = (error: unknown, m: Migration): unknown =>
+  error instanceof MigrationFailed || isServerAway(error)
     ? error
-    : new Error(`Migration ${m.name} failed and was rolled back: ${(error as Error).message}`, { cause: error })
+    : new MigrationFailed(`Migration ${m.name} failed and was rolled back: ${(error as Error).message}`, {
+        cause: error,
+      })

@@ -27,8 +27,15 @@ export interface Pool {
   close(): Promise<void>
 }
 
+export interface PoolOptions {
+  /** Told when a connection breaks that nobody uses. */
+  readonly onError: (error: Error) => void
+  /** Why no connection may be lent yet; undefined once they may. */
+  readonly closed: () => Error | undefined
+}
+
 /** A pool of @fastify/postgres on a private Fastify instance that never listens: the plugin needs a host, we only its pool. */
-export async function openPool(dsn: string, size: number, onError: (error: Error) => void): Promise<Pool> {
+export async function openPool(dsn: string, size: number, options: PoolOptions): Promise<Pool> {
   const host = Fastify({ logger: false })
   await host.register(fastifyPostgres, {
     ...limits,
@@ -48,9 +55,11 @@ export async function openPool(dsn: string, size: number, onError: (error: Error
     // A connection that breaks while lent out is reported to its statement; without a listener it would end the process.
     client.on('error', () => {})
   })
-  pool.on('error', onError)
+  pool.on('error', options.onError)
   return {
     async lease(work) {
+      const reason = options.closed()
+      if (reason) throw reason
       const client = await pool.connect().catch((error: Error) => {
         throw error.message === 'timeout exceeded when trying to connect' ? poolExhausted(error) : databaseAway(error)
       })

@@ -3,7 +3,7 @@ import { definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
 import { createMemoryKv } from './memory.ts'
-import { connectRedis } from './redis.ts'
+import { addressProblem, connectRedis } from './redis.ts'
 
 export default definePlugin({
   name: 'kv',
@@ -21,6 +21,8 @@ export default definePlugin({
       onStop(() => memory.close())
       return { kv: memory.kv, readiness: {} }
     }
+    const problem = addressProblem(config.url)
+    if (problem !== undefined) throw new Error(problem)
     const redis = await connectRedis(config.url, log)
     onStop(() => redis.close())
     return { kv: redis.kv, readiness: { kv: redis.check } }

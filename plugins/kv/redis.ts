@@ -1,4 +1,4 @@
-import Fastify, { type FastifyBaseLogger } from 'fastify'
+import Fastify, { type FastifyBaseLogger, type FastifyInstance } from 'fastify'
 import fastifyRedis from '@fastify/redis'
 import { Redis } from 'ioredis'
 import type { ReadinessCheck } from '#contracts/health'
@@ -17,7 +17,8 @@ const options = {
   // A claim sent twice would refuse its own caller.
   autoResendUnfulfilledCommands: false,
 }
-const bootMs = 10_000
+/** A server that answers is waited for, so that the first requests find it; one that does not is not. */
+const bootMs = 2_000
 
 interface Client extends Redis {
   aoHit(
@@ -33,14 +34,20 @@ export interface RedisKv {
   close(): Promise<void>
 }
 
-/** Connects, waiting up to 10 s for a server that is starting. Afterwards it reconnects by itself for ever. */
+/** Why an address names no Redis at all, in a sentence without the address: it may hold a password. */
+export const addressProblem = (url: string): string | undefined =>
+  /^rediss?:\/\//.test(url) && URL.canParse(url)
+    ? undefined
+    : 'REDIS_URL must be an address like redis://user:password@host:6379'
+
+/** Connects, and reconnects by itself for ever. A server that is away now is no failure: until it comes every command is a 503. */
 export async function connectRedis(url: string, log: FastifyBaseLogger): Promise<RedisKv> {
   const client = new Redis(url, {
     ...options,
     scripts: { aoHit: { lua: hitScript, numberOfKeys: 1 } },
   }) as Client
   reportOutages(client, log)
-  await firstReady(client)
+  await firstTry(client)
   const subscriber = client.duplicate({ commandTimeout: undefined, lazyConnect: true, autoResubscribe: false })
   subscriber.on('error', () => {})
   const channels = createChannels(log)
@@ -49,9 +56,15 @@ export async function connectRedis(url: string, log: FastifyBaseLogger): Promise
   const listenTo = (name: string): void => void subscriber.subscribe(name).catch(() => {})
   subscriber.on('ready', () => channels.names().forEach(listenTo))
 
-  // @fastify/redis owns the client from here on: closing its private, never listening host quits the connection.
-  const host = Fastify({ logger: false })
-  await host.register(fastifyRedis, { client, closeClient: true })
+  // @fastify/redis owns the client once it is connected: closing its private, never listening host quits the connection.
+  // Not sooner, because it gives up on a client whose server is away.
+  let host: FastifyInstance | undefined
+  const handOver = async (): Promise<void> => {
+    host = Fastify({ logger: false })
+    await host.register(fastifyRedis, { client, closeClient: true })
+  }
+  if (client.status === 'ready') await handOver()
+  else client.once('ready', () => void handOver())
 
   const ask = async <T>(command: Promise<T>): Promise<T> => {
     try {
@@ -87,30 +100,20 @@ export async function connectRedis(url: string, log: FastifyBaseLogger): Promise
     check: async () => void (await ask(client.ping())),
     async close() {
       subscriber.disconnect()
-      await host.close().catch(() => client.disconnect())
+      if (client.status === 'ready') await host?.close().catch(() => {})
+      client.disconnect()
     },
   }
 }
 
-async function firstReady(client: Redis): Promise<void> {
-  let last: Error | undefined
-  client.on('error', (error: Error) => (last = error))
+/** Resolves when the server answers, or at the first sign that it will not: the client goes on trying. */
+async function firstTry(client: Redis): Promise<void> {
   let timer: NodeJS.Timeout | undefined
-  try {
-    await new Promise<void>((resolve, reject) => {
-      timer = setTimeout(() => {
-        const { host, port } = client.options
-        const reason = (last as NodeJS.ErrnoException | undefined)?.code ?? last?.message ?? 'no answer'
-        reject(new Error(`Redis at ${host}:${port} does not answer (${reason}). Start it, or leave REDIS_URL unset.`))
-      }, bootMs)
-      client.once('ready', resolve)
-    })
-  } catch (error) {
-    client.disconnect()
-    throw error
-  } finally {
-    clearTimeout(timer)
-  }
+  await new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, bootMs)
+    client.once('ready', resolve).once('error', () => resolve())
+  })
+  clearTimeout(timer)
 }
 
 /** One line per outage, not one per attempt to reconnect. */

@@ -2,9 +2,11 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 
+// A conflict is our own row, when an earlier answer was lost.
 const register = {
   name: 'instance-register',
-  text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() + $2 * interval '1 millisecond')`,
+  text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() + $2 * interval '1 millisecond')
+    ON CONFLICT DO NOTHING`,
 }
 const renew = {
   name: 'instance-renew',
@@ -25,6 +27,7 @@ export interface InstanceOptions {
 export interface Instance {
   /** Changes when the process was fenced: it comes back as another owner. */
   readonly id: string
+  /** Registers this process, now or as soon as the database is there. */
   open(): Promise<void>
   /** Renews the lease. Finding the row dead or gone, it registers anew and tells the listeners that all claims were lost. */
   beat(): Promise<void>
@@ -37,13 +40,19 @@ export function createInstance(db: Database, options: InstanceOptions): Instance
   const listeners: (() => void)[] = []
   let id = newId('inst')
   let timer: NodeJS.Timeout | undefined
+  let enrolled = false
   let beating: Promise<void> | undefined
-  const enrol = (): Promise<unknown> => db.systemBatch([{ ...register, values: [id, leaseMs] }])
+  const enrol = async (): Promise<void> => {
+    await db.systemBatch([{ ...register, values: [id, leaseMs] }])
+    enrolled = true
+  }
   const renewOrFence = async (): Promise<void> => {
+    if (!enrolled) return enrol()
     const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [id, leaseMs] }])
     if (renewed.length > 0) return
     const lost = id
     id = newId('inst')
+    enrolled = false
     // Listeners first: whatever this process still runs belongs to nobody, even if enrolling fails and is tried again.
     for (const listener of listeners) listener()
     log.warn({ instance: lost, successor: id }, 'this process was declared dead; its runs were given up')
@@ -54,10 +63,11 @@ export function createInstance(db: Database, options: InstanceOptions): Instance
       return id
     },
     async open() {
-      await enrol()
-      timer = setInterval(() => {
+      const beat = (): Promise<void> =>
         this.beat().catch((err: unknown) => log.warn({ err }, 'the lease could not be renewed'))
-      }, heartbeatMs).unref()
+      timer = setInterval(beat, heartbeatMs).unref()
+      // A database that is away is no reason not to boot: the next beat, or the first run, enrols this process.
+      await beat()
     },
     beat() {
       return (beating ??= renewOrFence().finally(() => {
@@ -69,7 +79,11 @@ export function createInstance(db: Database, options: InstanceOptions): Instance
       if (timer === undefined) return
       clearInterval(timer)
       await beating?.catch(() => {})
-      await db.systemBatch([{ ...retire, values: [id] }])
+      if (!enrolled) return
+      await db.systemBatch([{ ...retire, values: [id] }]).catch((err: unknown) => {
+        // The lease runs out by itself.
+        log.warn({ err }, 'this conductor could not sign off')
+      })
     },
   }
 }

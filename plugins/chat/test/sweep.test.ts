@@ -30,12 +30,7 @@ async function process(
   const logs: Record<string, unknown>[] = []
   const log = pino({ level: 'debug' }, { write: (line: string) => void logs.push(JSON.parse(line)) })
   const instance = createInstance(database, log)
-  await database.systemBatch([
-    {
-      text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'gateway', now() + interval '15 seconds')`,
-      values: [instance.id],
-    },
-  ])
+  await instance.beat()
   const watchers = createWatchers({
     dispatch,
     log,

@@ -1,13 +1,10 @@
 import assert from 'node:assert/strict'
-import { once } from 'node:events'
-import { connect, createServer, type Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { definePlugin, isAppError } from '#kernel'
 import { Database, DatabaseServer } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
-import { fake, freshDatabase, testKernel } from '#testing'
+import { fake, freshDatabase, startProxy, testKernel } from '#testing'
 import database from '../index.ts'
-import { awaitSchema, checkServer } from '../server.ts'
 
 async function boot(t: TestContext, config: object, ...others: Parameters<typeof testKernel>[1]) {
   let provided: { database: Database; checks: ReadonlyMap<string, () => Promise<void>> } | undefined
@@ -23,36 +20,6 @@ async function boot(t: TestContext, config: object, ...others: Parameters<typeof
     listeners: [],
   })
   return { ...provided!, kernel, ready: provided!.checks.get('database')! }
-}
-
-/** A way to PostgreSQL that can be shut: connections break and new ones are refused until it opens again. */
-async function door(t: TestContext, dsn: string) {
-  const url = new URL(dsn)
-  const [directory, host, targetPort] = [url.searchParams.get('host'), url.hostname, Number(url.port || 5432)]
-  const sockets = new Set<Socket>()
-  const server = createServer((socket) => {
-    const upstream = directory ? connect(`${directory}/.s.PGSQL.5432`) : connect(targetPort, host)
-    for (const s of [socket, upstream]) {
-      sockets.add(s)
-      s.on('error', () => {}).on('close', () => {
-        sockets.delete(s)
-        socket.destroy()
-        upstream.destroy()
-      })
-    }
-    socket.pipe(upstream).pipe(socket)
-  })
-  await once(server.listen(0, '127.0.0.1'), 'listening')
-  const { port } = server.address() as { port: number }
-  const shut = (): void => {
-    server.close()
-    for (const socket of sockets) socket.destroy()
-  }
-  t.after(shut)
-  url.searchParams.delete('host')
-  url.hostname = '127.0.0.1'
-  url.port = String(port)
-  return { dsn: url.href, shut, reopen: () => once(server.listen(port, '127.0.0.1'), 'listening') }
 }
 
 async function until(holds: () => boolean | Promise<boolean>): Promise<void> {
@@ -89,43 +56,28 @@ test('a database that cannot be used is refused at boot in a sentence without th
   })
 })
 
-test('the boot waits for a server that is still starting, and says so once', async (t) => {
-  const between = await door(t, await freshDatabase(t))
-  between.shut()
-  const said: string[] = []
-  const warn = (message: string): void => {
-    if (said.push(message) === 1) void between.reopen()
+test('an address that names no server is refused at boot in a sentence without the password', async (t) => {
+  for (const dsn of ['localhost:5432/agents', 'postgres://user:canary@host:notaport/db', 'mysql://canary@host/db']) {
+    await assert.rejects(boot(t, { dsn }), (error: Error) => {
+      assert.match(error.message, /POSTGRES_DSN (must begin with postgres:|is not a valid address)/)
+      assert.doesNotMatch(error.message, /canary/)
+      return true
+    })
   }
-  await checkServer(between.dsn, { warn })
-  assert.match(said.join(), /^waiting for PostgreSQL at 127\.0\.0\.1:\d+ \(ECONNREFUSED\)$/)
-})
-
-test('a process that does not migrate waits for the one that does', async (t) => {
-  const dsn = await freshDatabase(t)
-  const { database, ready } = await boot(t, { dsn, migrate: false })
-  await ready()
-  const insert = { text: `INSERT INTO schema_migrations VALUES (1, 'one', '')` }
-  await database.systemBatch([{ text: 'DELETE FROM schema_migrations WHERE number = 1' }])
-  const said: string[] = []
-  const warn = (message: string): void => {
-    if (said.push(message) === 1) void database.systemBatch([insert])
-  }
-  await awaitSchema(dsn, { warn })
-  assert.deepEqual(said, ['waiting for the database to be migrated'])
 })
 
 test('while the server is away every call is a 503 and the service is not ready; afterwards all is well without a restart', async (t) => {
-  const between = await door(t, await freshDatabase(t))
-  const { database, ready, kernel } = await boot(t, { dsn: between.dsn, poolSize: 2 })
+  const between = await startProxy(t, await freshDatabase(t))
+  const { database, ready, kernel } = await boot(t, { dsn: between.url, poolSize: 2 })
   const got: string[] = []
   await database.listen('news', (payload) => got.push(payload))
   await ready()
   const cut = database.tenant('acme', (tx) => tx.query({ text: 'SELECT pg_sleep(60)' }))
-  between.shut()
+  between.cut()
   await assert.rejects(cut, unavailable)
   await assert.rejects(database.batch('acme', [{ text: 'SELECT 1' }]), unavailable)
   await assert.rejects(ready(), unavailable)
-  await between.reopen()
+  between.heal()
   await until(() => works(ready()))
   await until(async () => {
     await database.systemBatch([{ text: `SELECT pg_notify('news', 'back')` }])

@@ -7,7 +7,7 @@ import { createTransactions } from '../transactions.ts'
 import { isoTime } from '../values.ts'
 
 test('values come back as the types of our rows', async (t) => {
-  const pool = await openPool(await freshDatabase(t), 1, () => {})
+  const pool = await openPool(await freshDatabase(t), 1, { onError() {}, closed: () => undefined })
   t.after(() => pool.close())
   const { systemBatch } = createTransactions(pool)
   const one = async (text: string, ...values: unknown[]) =>

@@ -1,10 +1,9 @@
 import assert from 'node:assert/strict'
-import { connect, createServer, type Socket } from 'node:net'
-import { once } from 'node:events'
 import { type TestContext, test } from 'node:test'
 import { pino } from 'pino'
 import { isAppError } from '#kernel'
-import { redisForTests } from '#testing'
+import { redisForTests, startProxy, testKernel } from '#testing'
+import kv from '../index.ts'
 import { connectRedis } from '../redis.ts'
 import { testKv, until } from './suite.ts'
 
@@ -22,56 +21,24 @@ testKv('redis', async (t, count) => {
   return Promise.all(Array.from({ length: count }, async () => (await open(t, url)).kv))
 })
 
-/** A door to Redis that can be shut: connections break and new ones are refused until it opens again. */
-async function door(t: TestContext, url: string) {
-  const { hostname, port: redisPort } = new URL(url)
-  const sockets = new Set<Socket>()
-  const server = createServer((socket) => {
-    const upstream = connect(Number(redisPort || 6379), hostname)
-    for (const s of [socket, upstream]) {
-      sockets.add(s)
-      s.on('error', () => {}).on('close', () => {
-        sockets.delete(s)
-        socket.destroy()
-        upstream.destroy()
-      })
-    }
-    socket.pipe(upstream).pipe(socket)
-  })
-  server.listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  const { port } = server.address() as { port: number }
-  const shut = (): void => {
-    server.close()
-    for (const socket of sockets) socket.destroy()
-  }
-  t.after(shut)
-  const target = new URL(url)
-  target.host = `127.0.0.1:${port}`
-  const hang = (): void => {
-    for (const socket of sockets) socket.pause().unpipe()
-  }
-  return { url: target.href, shut, hang, reopen: () => once(server.listen(port, '127.0.0.1'), 'listening') }
-}
-
 const unavailable = (error: unknown): boolean =>
   isAppError(error) && error.code === 'unavailable' && error.status === 503 && error.retryable
 
 test('redis: while the server is away every command is a 503, and afterwards all is well without a restart', async (t) => {
   const url = await redisForTests(t)
   if (url === undefined) return
-  const between = await door(t, url)
+  const between = await startProxy(t, url)
   const { kv, check } = await open(t, between.url)
   const got: string[] = []
   kv.subscribe(between.url, (message) => got.push(message))
   await check()
   assert.equal(await kv.claim('k', 60_000), true)
-  between.shut()
+  between.cut()
   await assert.rejects(kv.claim('k', 60_000), unavailable)
   await assert.rejects(kv.hit('k', 1, 60), unavailable)
   await assert.rejects(check(), unavailable)
   kv.publish('k', 'lost')
-  await between.reopen()
+  between.heal()
   await until(() =>
     check().then(
       () => true,
@@ -88,8 +55,52 @@ test('redis: while the server is away every command is a 503, and afterwards all
 test('redis: a server that hangs is a 503 within the time that a request may wait', async (t) => {
   const url = await redisForTests(t)
   if (url === undefined) return
-  const between = await door(t, url)
+  const between = await startProxy(t, url)
   const { kv } = await open(t, between.url)
   between.hang()
   await assert.rejects(kv.claim('k', 60_000), unavailable)
+})
+
+test('redis: a server that is away at boot is a 503 until it comes, without a restart', async (t) => {
+  const url = await redisForTests(t)
+  if (url === undefined) return
+  const between = await startProxy(t, url)
+  between.cut()
+  const { kv, check } = await open(t, between.url)
+  const got: string[] = []
+  kv.subscribe(between.url, (message) => got.push(message))
+  await assert.rejects(kv.claim('k', 60_000), unavailable)
+  await assert.rejects(check(), unavailable)
+  between.heal()
+  await until(() =>
+    check().then(
+      () => true,
+      () => false,
+    ),
+  )
+  assert.equal(await kv.claim('k', 60_000), true)
+  await until(() => {
+    kv.publish(between.url, 'hello')
+    return got.length > 0
+  })
+})
+
+test('redis: a process whose server never came stops all the same', async (t) => {
+  const url = await redisForTests(t)
+  if (url === undefined) return
+  const between = await startProxy(t, url)
+  between.cut()
+  const redis = await connectRedis(between.url, log)
+  await redis.close()
+})
+
+test('redis: an address that names no server is refused at boot in a sentence without the password', async (t) => {
+  for (const url of ['localhost:6379', 'redis://user:canary@host:notaport', 'http://user:canary@host']) {
+    const entry = { name: 'kv', plugin: kv, config: { url } }
+    await assert.rejects(testKernel(t, [entry], { listeners: [] }), (error: Error) => {
+      assert.match(error.message, /REDIS_URL must be an address like redis:/)
+      assert.doesNotMatch(error.message, /canary/)
+      return true
+    })
+  }
 })

@@ -1,0 +1,74 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import type { AppError } from '#kernel'
+import { databaseAway, schemaAway } from './errors.ts'
+import { isFinal, NotYet } from './server.ts'
+
+/** The boot waits this long for a database that takes its time, e.g. for a long migration; it goes on behind the boot's back. */
+const bootMs = 10_000
+const pauseMs = { first: 250, longest: 2_000 }
+
+export interface OpeningOptions {
+  /** One attempt; resolves to the migrations it applied. */
+  readonly prepare: () => Promise<readonly string[]>
+  /** The boot fails when the database is not there within 10 s; otherwise it goes on without it. */
+  readonly required: boolean
+  readonly log: FastifyBaseLogger
+  readonly stopping: AbortSignal
+  /** Told of a refusal that comes after the boot: this process must not go on. */
+  readonly onRefused: (error: Error) => void
+}
+
+/** The time between the start of the process and a database that may be used. */
+export interface Opening {
+  /** Why the database may not be used yet; undefined once it may, and for good: from then on connections tell. */
+  readonly closed: AppError | undefined
+}
+
+/**
+ * Tries to make the database usable, now and again until it is. Resolves when it is, or when the boot should go on without
+ * it; rejects when an operator has to act.
+ */
+export async function openDatabase(options: OpeningOptions): Promise<Opening> {
+  const { log, stopping, required } = options
+  let closed = true
+  let reason = new NotYet('The database is being prepared.')
+  let booting = true
+  const attempts = async (onFailure: () => void): Promise<void> => {
+    for (let pause = pauseMs.first; ; pause = Math.min(pause * 2, pauseMs.longest)) {
+      try {
+        for (const name of await options.prepare()) log.info(`applied migration ${name}`)
+        if (!booting) log.info('the database can be used')
+        closed = false
+        return
+      } catch (error) {
+        // While the boot waits, a wrong password ends it. Later only what could do harm, or can never pass, ends the process.
+        if (!(error instanceof NotYet) && (booting || isFinal(error))) throw error
+        const { message } = error as Error
+        if (reason.message !== message) log.warn(`waiting: ${message}`)
+        reason = error instanceof NotYet ? error : new NotYet(message, { cause: error })
+        onFailure()
+      }
+      await sleep(pause, undefined, { signal: stopping })
+    }
+  }
+  await new Promise<void>((resolve, reject) => {
+    const goOn = (): void => {
+      booting = false
+      resolve()
+    }
+    const late = setTimeout(() => (required ? reject(reason) : goOn()), bootMs)
+    attempts(required ? () => {} : goOn)
+      .then(resolve, (error: Error) => {
+        if (booting) reject(error)
+        else if (!stopping.aborted) options.onRefused(error)
+      })
+      .finally(() => clearTimeout(late))
+  })
+  return {
+    get closed() {
+      if (!closed) return undefined
+      return reason.cause === undefined ? schemaAway(reason) : databaseAway(reason)
+    },
+  }
+}
