@@ -2,7 +2,8 @@
 export { fake, testKernel, type TestKernel } from './kernel.ts'
 export { databasePlugin, freshDatabase } from './database.ts'
 export { runStorePlugin } from './run-store.ts'
-export { chunkOf, testRunStore } from './run-store-suite.ts'
+export { chunkOf } from './run-store-steps.ts'
+export { testRunStore } from './run-store-suite.ts'
 export { type Proxy, startProxy, type Verdict } from './proxy.ts'
 export { redisForTests } from './redis.ts'
 export {
