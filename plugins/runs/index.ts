@@ -1,12 +1,15 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
+import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
+import { Prices } from '#contracts/prices'
 import { Profiles } from '#contracts/profiles'
 import { RunStore } from '#contracts/run-store'
 import { RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { createDispatch } from './dispatch.ts'
+import { startOnce } from './once.ts'
 import { publicRunRoutes, runRoutes } from './routes.ts'
 import { createRunService } from './service.ts'
 
@@ -24,18 +27,21 @@ export default definePlugin({
     store: RunStore,
     profiles: Profiles,
     runners: RunnerPool,
+    prices: maybe(Prices),
     kv: Kv,
     api: maybe(ApiGuard),
     internal: maybe(InternalGuard),
+    idempotency: maybe(Idempotency),
   },
   provides: { dispatch: RunDispatch },
   async setup(ctx) {
-    const { store, profiles, runners, kv, api, internal } = ctx.deps
+    const { store, profiles, runners, prices, kv, api, internal, idempotency } = ctx.deps
     const { deadlineGrace = 5_000, windDown = 10_000, drain = 5_000 } = ctx.config
     const service = createRunService({
       store,
       profiles,
       runners,
+      prices,
       kv,
       log: ctx.log,
       deadlineGraceMs: deadlineGrace,
@@ -46,14 +52,16 @@ export default definePlugin({
     if (api) {
       ctx.routes('conductor', async (app) => {
         api.protect(app)
-        runRoutes(app, service, { guard: api, who: { read: 'member', write: 'member' }, attach: false })
+        const start = startOnce(service, false, idempotency)
+        runRoutes(app, service, { guard: api, who: { read: 'member', write: 'member' }, start })
         publicRunRoutes(app, service, store, api)
       })
     }
     if (internal) {
       ctx.routes('internal', async (app) => {
         internal.protect(app)
-        runRoutes(app, service, { guard: internal, who: { read: 'service', write: 'service' }, attach: true })
+        const start = startOnce(service, true, idempotency)
+        runRoutes(app, service, { guard: internal, who: { read: 'service', write: 'service' }, start })
       })
     }
     return { dispatch: createDispatch(service) }

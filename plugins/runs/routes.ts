@@ -1,9 +1,11 @@
 import { access, type App, lastEventId, ndjson, sse, sseFrame } from '#kernel'
 import type { Guard } from '#contracts/auth'
+import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import { type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
+import type { StartOnce } from './once.ts'
 import {
   EventsQuery,
   NoContent,
@@ -19,21 +21,26 @@ import { Terminated } from './terminate.ts'
 
 const tags = ['runs']
 
-/** One listener's way of saying who may call, and whether a repeated run id joins the run that exists. */
+/** One listener's way of saying who may call, and how it starts a run. */
 export interface Plane {
   readonly guard: Guard
   readonly who: { readonly read: string; readonly write: string }
-  readonly attach: boolean
+  readonly start: StartOnce
 }
 
 /** What a gateway needs too: the same handlers on the public and on the signed listener. */
-export function runRoutes(app: App, service: RunService, { guard, who, attach }: Plane): void {
+export function runRoutes(app: App, service: RunService, { guard, who, start }: Plane): void {
   app.post(
     '/api/runs',
-    { ...access(who.write), schema: { tags, body: SubTask, response: { 202: RunAccepted } } },
+    {
+      ...access(who.write),
+      schema: { tags, headers: IdempotencyHeaders, body: SubTask, response: { 202: RunAccepted } },
+    },
     async (request, reply) => {
-      const { tenantId } = guard.callerOf(request)
-      const accepted = await service.start(tenantId, request.body, attach)
+      const caller = guard.callerOf(request)
+      const { tenantId } = caller
+      const { accepted, replayed } = await start(caller, request.body, request.headers['idempotency-key'])
+      if (replayed) void reply.headers(replayedHeader)
       if (!request.headers.accept?.includes('application/x-ndjson')) return reply.code(202).send(accepted)
       const headers = { 'x-run-id': accepted.runId, 'x-session-id': accepted.sessionId }
       const { runId } = accepted

@@ -1,0 +1,57 @@
+import { Type } from '@sinclair/typebox'
+import { capability } from '#kernel'
+
+/** Headers of a route that takes an `Idempotency-Key`. Validated like a body: another form is 400 `invalid_request`. */
+export const IdempotencyHeaders = Type.Object({
+  'idempotency-key': Type.Optional(
+    Type.String({
+      pattern: '^[\\x20-\\x7e]{1,255}$',
+      description:
+        'Your own id of this request, 1-255 printable ASCII characters. Repeated with the same body within 24 h it answers what the first request answered, with `Idempotency-Replayed: true`; with another body 422 `idempotency_key_reused`; while the first is under way 409 `idempotency_in_flight`.',
+    }),
+  ),
+})
+
+/** On answers that an earlier request of the same key has earned. */
+export const replayedHeader = { 'idempotency-replayed': 'true' } as const
+
+/** Ids of what a request is about to begin, chosen before it begins anything. */
+export type Plan = Readonly<Record<string, string>>
+
+export interface Answer {
+  readonly status: number
+  readonly body: unknown
+}
+
+export interface IdempotentCall<P extends Plan> {
+  readonly tenantId: string
+  /** Whose key it is and for what, e.g. `key_… chat`: two callers never share a key. */
+  readonly scope: string
+  readonly key: string
+  /** The parsed body: members in another order are the same body. */
+  readonly body: unknown
+  /** Kept with the key unless an earlier request of the same key has chosen. */
+  readonly plan: P
+}
+
+/** One request of a key, alone with it until it calls `end` or `forget`, or its process dies. */
+export interface Attempt<P extends Plan> {
+  /** What was chosen the first time. */
+  readonly plan: P
+  /** An earlier request may have begun what `plan` names: join it if it is there. */
+  readonly repeated: boolean
+  /** What was answered, for answers that are on record here. */
+  readonly answer: Answer | undefined
+  /** Lets the next request of the key in; it gets `answer`, or joins what was begun. */
+  end(answer?: Answer): Promise<void>
+  /** Nothing was begun: the key is as if it had never been used. */
+  forget(): Promise<void>
+}
+
+/** Remembers what a client's `Idempotency-Key` stands for, in the database, for all processes of the role. */
+export interface Idempotency {
+  /** Rejects with `idempotency_key_reused` 422 or `idempotency_in_flight` 409. */
+  begin<P extends Plan>(call: IdempotentCall<P>): Promise<Attempt<P>>
+}
+
+export const Idempotency = capability<Idempotency>('core.idempotency')
