@@ -1,10 +1,15 @@
-import { definePlugin } from '#kernel'
+import { definePlugin, maybe } from '#kernel'
+import { RunJournal } from '#contracts/run-journal'
 import { RunStore } from '#contracts/run-store'
 import { createMemoryRunStore } from './store.ts'
 
-/** Sessions, runs and event logs of one process without a database: lost when it ends, bounded while it lives. */
+/** Sessions, runs and event logs of one process without a database: bounded, and lost when it ends unless a journal keeps them. */
 export default definePlugin({
   name: 'run-store-memory',
+  requires: { journal: maybe(RunJournal) },
   provides: { store: RunStore },
-  setup: async () => ({ store: createMemoryRunStore() }),
+  async setup({ deps }) {
+    const { store, restore } = createMemoryRunStore()
+    return { store: deps.journal ? await deps.journal.keep(store, restore) : store }
+  },
 })

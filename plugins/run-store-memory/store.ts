@@ -1,5 +1,7 @@
+import { linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
-import { createEventEncoder } from '#contracts/run-event'
+import { createEventEncoder, parseLine, peekType } from '#contracts/run-event'
+import type { JournaledRun } from '#contracts/run-journal'
 import type { Claim, DurableSession, FinishRun, RunStore, StartRun } from '#contracts/run-store'
 import type { LogChunk, RunStatus, RunSummary } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
@@ -19,6 +21,7 @@ interface StoredSession {
   epoch: number
   runtimeSessionId: string | undefined
   stateRev: number
+  runner: string | undefined
   state: StateBundle | undefined
 }
 
@@ -30,7 +33,13 @@ const readBytes = 1024 * 1024
 const keyOf = (tenantId: string, id: string): string => `${tenantId}\n${id}`
 const now = (): string => new Date().toISOString()
 
-export function createMemoryRunStore(limit = kept): RunStore {
+export interface MemoryRunStore {
+  readonly store: RunStore
+  /** Puts a run of an earlier process back; in the order in which they started. */
+  restore(run: JournaledRun): void
+}
+
+export function createMemoryRunStore(limit = kept): MemoryRunStore {
   // Insertion order is age: for runs since they finished, for sessions since they were last used.
   const running = new Map<string, StoredRun>()
   const finished = new Map<string, StoredRun>()
@@ -72,11 +81,29 @@ export function createMemoryRunStore(limit = kept): RunStore {
     status: session.dto.status,
     ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
     stateRev: session.stateRev,
+    ...(session.runner === undefined ? {} : { runner: session.runner }),
   })
 
-  const begin = (run: StartRun, session: StoredSession): Claim => {
+  const created = (sessionId: string, profile: Profile, at: string): StoredSession => ({
+    dto: {
+      id: sessionId,
+      profile: profile.name,
+      runtime: profile.runtime,
+      status: 'idle',
+      createdAt: at,
+      lastUsedAt: at,
+      runCount: 0,
+    },
+    profile,
+    claimRun: undefined,
+    epoch: 0,
+    runtimeSessionId: undefined,
+    stateRev: 0,
+    runner: undefined,
+    state: undefined,
+  })
+  const begin = (run: StartRun, session: StoredSession, at = now()): Claim => {
     const { tenantId, runId, sessionId, task } = run
-    const at = now()
     session.epoch++
     session.claimRun = runId
     session.dto = {
@@ -105,13 +132,13 @@ export function createMemoryRunStore(limit = kept): RunStore {
     return { tenantId, sessionId, runId, epoch: session.epoch }
   }
 
-  const end = (run: StoredRun, how: Omit<FinishRun, 'claim'>): void => {
+  const end = (run: StoredRun, how: Omit<FinishRun, 'claim'>, at = now()): void => {
     const { runId, sessionId } = run.summary
     if (how.tail) run.log.push(how.tail)
     run.summary = {
       ...run.summary,
       status: how.status,
-      finishedAt: now(),
+      finishedAt: at,
       ...(how.error ? { error: how.error } : {}),
       ...(how.result === undefined ? {} : { result: how.result }),
       ...(how.usage ? { usage: how.usage } : {}),
@@ -123,11 +150,12 @@ export function createMemoryRunStore(limit = kept): RunStore {
     if (session?.claimRun !== runId) return
     session.claimRun = undefined
     session.runtimeSessionId = how.runtimeSessionId ?? session.runtimeSessionId
-    session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: how.status, lastUsedAt: now() }
+    session.runner = how.runner ?? session.runner
+    session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: how.status, lastUsedAt: at }
     touch(key, session)
   }
 
-  return {
+  const store: RunStore = {
     async start(run) {
       const { tenantId, runId, sessionId, task } = run
       const taken = runOf(tenantId, runId)
@@ -135,17 +163,7 @@ export function createMemoryRunStore(limit = kept): RunStore {
       let session = sessions.get(keyOf(tenantId, sessionId))
       if (run.create) {
         if (session) return { kind: 'busy' }
-        const at = now()
-        const { name: profile, runtime } = run.create
-        session = {
-          dto: { id: sessionId, profile, runtime, status: 'idle', createdAt: at, lastUsedAt: at, runCount: 0 },
-          profile: run.create,
-          claimRun: undefined,
-          epoch: 0,
-          runtimeSessionId: undefined,
-          stateRev: 0,
-          state: undefined,
-        }
+        session = created(sessionId, run.create, now())
       }
       if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
       if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
@@ -228,9 +246,9 @@ export function createMemoryRunStore(limit = kept): RunStore {
       session.state = undefined
       return 'shutdown'
     },
-    async saveState(tenantId, sessionId, bundle) {
+    async saveState(tenantId, sessionId, bundle, runner) {
       const session = sessions.get(keyOf(tenantId, sessionId))
-      if (!session || session.dto.status === 'shutdown') return
+      if (!session || session.dto.status === 'shutdown' || (session.runner ?? runner) !== runner) return
       session.state = bundle
       session.stateRev++
       session.runtimeSessionId = bundle.runtimeSessionId ?? session.runtimeSessionId
@@ -242,4 +260,28 @@ export function createMemoryRunStore(limit = kept): RunStore {
     sweepOrphans: async () => 0,
     onFenced() {},
   }
+  return {
+    store,
+    restore({ header, log, finish }) {
+      const { tenantId, runId, sessionId, task, startedAt, create } = header
+      const session = sessions.get(keyOf(tenantId, sessionId)) ?? (create && created(sessionId, create, startedAt))
+      // Its session was older than what is kept.
+      if (!session) return
+      begin({ tenantId, runId, sessionId, task }, session, startedAt)
+      const { status, finishedAt, ...rest } = finish
+      const sessionStatus = status === 'error' ? 'errored' : 'idle'
+      end(running.get(keyOf(tenantId, runId))!, { status, sessionStatus, tail: log, ...rest, ...said(log) }, finishedAt)
+    },
+  }
+}
+
+/** The answer and the vendor's handle, from the events that carry them. */
+function said(log: LogChunk | undefined): { result?: string; runtimeSessionId?: string } {
+  const found: { result?: string; runtimeSessionId?: string } = {}
+  for (const line of log ? linesOf(log.lines) : []) {
+    const type = peekType(line)
+    if (type === 'result') found.result = String(parseLine(line)?.['text'])
+    else if (type === 'session_init') found.runtimeSessionId = String(parseLine(line)?.['runtimeSessionId'])
+  }
+  return found
 }

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Duration, Settings } from '#kernel'
+import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { Database } from '#contracts/database'
+import { RunJournal } from '#contracts/run-journal'
 import { RunStore } from '#contracts/run-store'
 import { createPostgresRunStore } from './store.ts'
 
@@ -15,7 +16,7 @@ export default definePlugin({
     ),
     sweep: Type.Optional(Duration('2s', 'How often this process looks for dead ones.')),
   }),
-  requires: { database: Database },
+  requires: { database: Database, journal: maybe(RunJournal) },
   provides: { store: RunStore },
   async setup(ctx) {
     const { heartbeat = 4_000, lease = 12_000, sweep = 2_000 } = ctx.config
@@ -27,6 +28,6 @@ export default definePlugin({
     })
     ctx.onStart(() => store.open())
     ctx.onStop(() => store.close())
-    return { store }
+    return { store: ctx.deps.journal?.mirror(store) ?? store }
   },
 })

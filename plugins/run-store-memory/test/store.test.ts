@@ -4,10 +4,10 @@ import { chunkOf, testRunStore } from '#testing'
 import type { Profile } from '#contracts/profiles'
 import { createMemoryRunStore } from '../store.ts'
 
-testRunStore('run-store-memory', async () => createMemoryRunStore())
+testRunStore('run-store-memory', async () => createMemoryRunStore().store)
 
 test('memory is bounded: the oldest finished runs and resting sessions give way, running ones never do', async () => {
-  const store = createMemoryRunStore(3)
+  const { store } = createMemoryRunStore(3)
   const create = { name: 'p', runtime: 'general' } as Profile
   for (let i = 0; i < 6; i++) {
     const outcome = await store.start({
