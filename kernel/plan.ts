@@ -66,10 +66,14 @@ export function problemsOf(label: string, schema: TSchema, value: unknown, where
     seen.add(error.path)
     const origin = where?.(error.path)
     const set = origin && origin.variables.length > 0 ? `; set ${origin.variables.join(' or ')}` : ''
-    problems.push(`${label}${error.path.slice(1).replaceAll('/', '.')} ${sentence(error)}${set}${shownAt(origin)}`)
+    problems.push(`${label}${dotted(error.path)} ${sentence(error)}${set}${shownAt(origin)}`)
   }
   return problems
 }
+
+/** A JSON pointer as people write it; names of settings may hold a slash, e.g. of a model. */
+const dotted = (pointer: string): string =>
+  pointer.slice(1).replaceAll('/', '.').replaceAll('~1', '/').replaceAll('~0', '~')
 
 export const shownAt = (origin: Origin | undefined): string => (origin ? ` (${origin.at})` : '')
 

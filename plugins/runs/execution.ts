@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
 import { createEventEncoder } from '#contracts/run-event'
+import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink } from '#contracts/runner'
 import type { LogChunk, SubTask } from '#contracts/runs'
@@ -31,6 +32,8 @@ export interface Execution {
 
 export interface ExecutionDeps extends RecorderDeps {
   readonly store: RunStore
+  /** Undefined: what runs cost is not known, unless their runtime says so. */
+  readonly prices: Prices | undefined
   readonly log: FastifyBaseLogger
   readonly deadlineGraceMs: number
   /** How long a stopped runner stream may take to end before the run ends without it. */
@@ -80,7 +83,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
   const recorder = createRecorder(deps, claim, log, () =>
     stop({ status: 'interrupted', code: 'interrupted', message: 'The run was taken from this server.' }),
   )
-  const events = createRunnerEvents(runId, 2)
+  const events = createRunnerEvents(runId, 2, deps.prices)
   const body: ExecuteRun = {
     runId,
     sessionId,

@@ -1,5 +1,7 @@
+import type { Prices } from '#contracts/prices'
 import { hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
+import { createUsageTally } from '#contracts/usage'
 
 /** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
 export type Ending =
@@ -27,9 +29,9 @@ const misplaced: Ending = {
   message: 'The runner sent an event out of its place.',
 }
 
-export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvents {
+export function createRunnerEvents(runId: string, firstSeq: number, prices?: Prices): RunnerEvents {
+  const tally = createUsageTally(prices)
   let seq = firstSeq
-  let usage: Usage | undefined
   let toolCalls = 0
   let runtimeSessionId: string | undefined
   const understand = (type: string, line: Buffer): Ending | undefined => {
@@ -40,7 +42,7 @@ export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvent
       return undefined
     }
     if (type === 'usage') {
-      usage = add(usage, event)
+      tally.add(event)
       return undefined
     }
     const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
@@ -54,7 +56,7 @@ export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvent
   }
   return {
     get usage() {
-      return usage
+      return tally.usage
     },
     get toolCalls() {
       return toolCalls
@@ -87,20 +89,3 @@ export function createRunnerEvents(runId: string, firstSeq: number): RunnerEvent
 }
 
 const text = (value: unknown, fallback = ''): string => (typeof value === 'string' ? value : fallback)
-const tokens = (value: unknown): number => (typeof value === 'number' && Number.isFinite(value) ? value : 0)
-
-/** A run of several model calls reports usage several times: the run's usage is their sum, under the last model's name. */
-function add(sum: Usage | undefined, event: Record<string, unknown>): Usage {
-  const cached = tokens(sum?.cachedTokens) + tokens(event['cachedTokens'])
-  const cost =
-    sum?.costCents === undefined && event['costCents'] === undefined
-      ? undefined
-      : tokens(sum?.costCents) + tokens(event['costCents'])
-  return {
-    inputTokens: tokens(sum?.inputTokens) + tokens(event['inputTokens']),
-    outputTokens: tokens(sum?.outputTokens) + tokens(event['outputTokens']),
-    ...(cached > 0 ? { cachedTokens: cached } : {}),
-    model: text(event['model'], sum?.model),
-    ...(cost === undefined ? {} : { costCents: cost }),
-  }
-}

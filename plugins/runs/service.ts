@@ -3,6 +3,7 @@ import { type AppError, unavailable } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
 import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
+import type { Prices } from '#contracts/prices'
 import type { StartOutcome, RunStore } from '#contracts/run-store'
 import type { RunnerLink, RunnerPool } from '#contracts/runner'
 import type { LogChunk, RunAccepted, RunSummary, SubTask } from '#contracts/runs'
@@ -27,6 +28,7 @@ export interface RunServiceDeps {
   readonly store: RunStore
   readonly profiles: Profiles
   readonly runners: RunnerPool
+  readonly prices: Prices | undefined
   readonly kv: Kv
   readonly log: FastifyBaseLogger
   readonly deadlineGraceMs: number

@@ -1,0 +1,50 @@
+import { microcentsPerCent, type Prices } from './prices.ts'
+import type { Usage } from './run-event.ts'
+
+/** Sums the `usage` events of one run: as it streams, or from its stored log when somebody else ends it. */
+export interface UsageTally {
+  /** All model calls together, under the last one's model; `costCents` only when every call has a cost. Undefined: none was reported. */
+  readonly usage: Usage | undefined
+  add(event: Readonly<Record<string, unknown>>): void
+}
+
+/** What a single call may report. No call comes near it; it keeps sums exact, and the meters within what PostgreSQL counts. */
+const mostTokens = 1e12
+const mostCents = 1e9
+
+/** Runtimes of others report what they like, and a count that cannot be stored would keep its run from ending. */
+const tokens = (value: unknown): number =>
+  typeof value === 'number' && value > 0 ? Math.min(Math.round(value), mostTokens) : 0
+const cents = (value: unknown): number | undefined =>
+  typeof value === 'number' && value >= 0 ? Math.min(value, mostCents) : undefined
+
+/** Calls are priced one by one, so that a run of two models costs what both cost. A runtime that reports a cost is believed. */
+export function createUsageTally(prices: Prices | undefined): UsageTally {
+  let usage: Usage | undefined
+  // In whole millionths: a thousand small costs add up without drift.
+  let microcents: number | undefined = 0
+  return {
+    get usage() {
+      return usage
+    },
+    add(event) {
+      const call: Usage = {
+        inputTokens: tokens(event['inputTokens']),
+        outputTokens: tokens(event['outputTokens']),
+        cachedTokens: tokens(event['cachedTokens']),
+        model: typeof event['model'] === 'string' ? event['model'] : (usage?.model ?? ''),
+      }
+      const cost = cents(event['costCents']) ?? prices?.costCents(call)
+      if (cost === undefined) microcents = undefined
+      else if (microcents !== undefined) microcents += Math.round(cost * microcentsPerCent)
+      const cachedTokens = (usage?.cachedTokens ?? 0) + call.cachedTokens!
+      usage = {
+        inputTokens: (usage?.inputTokens ?? 0) + call.inputTokens,
+        outputTokens: (usage?.outputTokens ?? 0) + call.outputTokens,
+        ...(cachedTokens > 0 ? { cachedTokens } : {}),
+        model: call.model,
+        ...(microcents === undefined ? {} : { costCents: microcents / microcentsPerCent }),
+      }
+    },
+  }
+}

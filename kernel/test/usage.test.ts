@@ -1,0 +1,64 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type { Prices } from '#contracts/prices'
+import { createUsageTally } from '#contracts/usage'
+
+const prices: Prices = {
+  costCents: ({ model, inputTokens }) => (model === 'a/cheap' ? inputTokens * 0.1 : model === 'a/free' ? 0 : undefined),
+}
+const tallied = (events: object[], table: 'a table' | 'no table' = 'a table') => {
+  const tally = createUsageTally(table === 'a table' ? prices : undefined)
+  for (const event of events) tally.add(event as Record<string, unknown>)
+  return tally.usage
+}
+const call = (model: string, more: object = {}) => ({ inputTokens: 3, outputTokens: 2, model, ...more })
+
+test('what was never reported is not usage', () => {
+  assert.equal(tallied([]), undefined)
+})
+
+test('calls are priced one by one and summed under the last model', () => {
+  assert.deepEqual(tallied([call('a/cheap', { cachedTokens: 1 }), call('a/free'), call('a/cheap')]), {
+    inputTokens: 9,
+    outputTokens: 6,
+    cachedTokens: 1,
+    model: 'a/cheap',
+    costCents: 0.6,
+  })
+})
+
+test('a thousand small costs add up without drift', () => {
+  const usage = tallied(Array.from({ length: 1_000 }, () => call('a/cheap', { inputTokens: 1 })))
+  assert.equal(usage?.costCents, 100)
+})
+
+test('one call without a price makes the cost of the run unknown, wherever it stands', () => {
+  for (const events of [
+    [call('b/new'), call('a/cheap')],
+    [call('a/cheap'), call('b/new')],
+    [call('a/cheap'), call('b/new'), call('a/cheap')],
+  ])
+    assert.equal('costCents' in tallied(events)!, false)
+  assert.equal('costCents' in tallied([call('a/cheap')], 'no table')!, false, 'a role without a table')
+})
+
+test('a runtime that reports a cost is believed, and mixes with priced calls', () => {
+  assert.equal(tallied([call('b/new', { costCents: 1.5 })])?.costCents, 1.5)
+  assert.equal(tallied([call('a/cheap', { costCents: 7 }), call('a/cheap')])?.costCents, 7.3)
+  assert.equal(tallied([call('b/new', { costCents: 0 })], 'no table')?.costCents, 0)
+})
+
+test('counts that cannot be stored are mended: whole, not negative, bounded', () => {
+  const wild = [1.5, -3, 1e300, null, '7', {}].map((value) =>
+    call('a/free', { inputTokens: value, cachedTokens: value }),
+  )
+  const usage = tallied(wild)!
+  assert.equal(usage.inputTokens, 2 + 1e12)
+  assert.equal(usage.cachedTokens, 2 + 1e12)
+  for (const costCents of [-1, '1', null]) {
+    assert.equal('costCents' in tallied([call('b/new', { costCents })])!, false, 'not a cost')
+    assert.equal(tallied([call('a/cheap', { costCents })])?.costCents, 0.3)
+  }
+  assert.ok(tallied([call('b/new', { costCents: 1e300 })])!.costCents! <= 1e9)
+  assert.equal(tallied([{ inputTokens: 1 }])?.model, '')
+})
