@@ -196,7 +196,7 @@ export const ndjson = (
 ): Promise<void> => stream(request, reply, { contentType: 'application/x-ndjson', ...options }, source)
 
 /** One SSE frame. `data` is JSON text: JSON escapes CR and LF, so it is always one line. */
-export const sseFrame = (event: string, data: string, id?: number): string =>
+export const sseFrame = (event: string, data: string, id?: number | string): string =>
   id === undefined ? `event: ${event}\ndata: ${data}\n\n` : `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
 
 /** The sequence number of a `Last-Event-ID` header; anything else means from the beginning. */

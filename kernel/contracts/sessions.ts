@@ -21,3 +21,6 @@ export const Session = Type.Object({
   runCount: Type.Integer(),
 })
 export type Session = Static<typeof Session>
+
+/** Where a conductor that begins a run in a session wakes those who follow the session. */
+export const sessionChannel = (tenantId: string, sessionId: string): string => `session:${tenantId}:${sessionId}`

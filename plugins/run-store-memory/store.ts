@@ -11,6 +11,7 @@ interface StoredRun {
   summary: RunSummary & { status: RunStatus }
   readonly tenantId: string
   epoch: number
+  readonly ordinal: number
   readonly log: LogChunk[]
 }
 
@@ -117,6 +118,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     const stored: StoredRun = {
       tenantId,
       epoch: session.epoch,
+      ordinal: session.dto.runCount,
       log: [],
       summary: {
         runId,
@@ -220,6 +222,15 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
         chunks.push(chunk)
       }
       return { chunks, status: run.summary.status }
+    },
+    async runsOfSession(tenantId, sessionId, ordinal) {
+      const session = sessions.get(keyOf(tenantId, sessionId))
+      if (!session) return undefined
+      const runs = [...started.values()]
+        .filter((run) => run.tenantId === tenantId && run.summary.sessionId === sessionId && run.ordinal > ordinal)
+        .map((run) => ({ runId: run.summary.runId, ordinal: run.ordinal }))
+        .sort((a, b) => a.ordinal - b.ordinal)
+      return { runs: runs.slice(0, 100), status: session.dto.status }
     },
     async findSession(tenantId, sessionId) {
       const session = sessions.get(keyOf(tenantId, sessionId))

@@ -17,9 +17,10 @@ import {
 } from './rows.ts'
 
 const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($3::text IS NULL OR session_id = $3)
-  AND ($4::text IS NULL OR status = $4)`
+  AND ($4::text IS NULL OR status = $4) AND ($5::timestamptz IS NULL OR started_at >= $5)
+  AND ($6::timestamptz IS NULL OR started_at < $6)`
 // Unnamed: planned with the values, so that the filter that is there picks its index.
-const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $5 OFFSET $6`
+const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $7 OFFSET $8`
 const countRuns = `SELECT count(*)::int AS total FROM runs WHERE ${runMatches}`
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
@@ -42,6 +43,18 @@ const logAfter = {
     WHERE r.tenant_id = $1 AND r.id = $2 ORDER BY e.first_seq`,
 }
 
+// Runs that were never begun have no ordinal: a session's stream does not know them.
+const runsOfSession = {
+  name: 'session-runs-after',
+  text: `
+    SELECT s.status, r.id, r.ordinal
+    FROM sessions s LEFT JOIN LATERAL (
+      SELECT id, ordinal FROM runs WHERE tenant_id = s.tenant_id AND session_id = s.id AND ordinal > $3
+      ORDER BY ordinal LIMIT 100
+    ) r ON true
+    WHERE s.tenant_id = $1 AND s.id = $2 ORDER BY r.ordinal`,
+}
+
 const durableById = {
   name: 'session-durable',
   text: `SELECT ${durableColumns} FROM sessions WHERE tenant_id = $1 AND id = $2`,
@@ -57,7 +70,10 @@ const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatc
   ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`
 const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessionMatches}`
 
-type Reads = Pick<RunStore, 'findRun' | 'listRuns' | 'readLog' | 'findSession' | 'getSession' | 'listSessions'>
+type Reads = Pick<
+  RunStore,
+  'findRun' | 'listRuns' | 'readLog' | 'runsOfSession' | 'findSession' | 'getSession' | 'listSessions'
+>
 
 export const createReads = (db: Database): Reads => ({
   async findRun(tenantId, runId) {
@@ -65,7 +81,8 @@ export const createReads = (db: Database): Reads => ({
     return rows[0] && toRun(rows[0])
   },
   async listRuns(tenantId, filter: RunFilter) {
-    const matching = [tenantId, filter.profile ?? null, filter.sessionId ?? null, filter.status ?? null]
+    const { profile, sessionId, status, from, to } = filter
+    const matching = [tenantId, profile ?? null, sessionId ?? null, status ?? null, from ?? null, to ?? null]
     const [count, rows] = await db.batch<[{ total: number }[], RunRow[]]>(tenantId, [
       { text: countRuns, values: matching },
       { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
@@ -79,6 +96,16 @@ export const createReads = (db: Database): Reads => ({
     return {
       status: rows[0].status,
       chunks: rows.flatMap((row) => (row.first_seq === null ? [] : [toChunk(row)])),
+    }
+  },
+  async runsOfSession(tenantId, sessionId, ordinal) {
+    type Row = { status: SessionRow['status'] } & ({ id: string; ordinal: number } | { id: null })
+    const statement = { ...runsOfSession, values: [tenantId, sessionId, ordinal] }
+    const [rows] = await db.batch<[Row[]]>(tenantId, [statement])
+    if (!rows[0]) return undefined
+    return {
+      status: rows[0].status,
+      runs: rows.flatMap((row) => (row.id === null ? [] : [{ runId: row.id, ordinal: row.ordinal }])),
     }
   },
   async findSession(tenantId, sessionId) {
