@@ -23,6 +23,9 @@ export const ProfileLimits = Type.Object(
     ),
     maxCostCents: Type.Optional(Type.Integer({ minimum: 1 })),
   },
+    maxAttempts: Type.Optional(
+      Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 unless given.' }),
+    ),
   { additionalProperties: false },
 )
 
@@ -63,6 +66,12 @@ export const ProfileInput = Type.Object(
     ),
     limits: Type.Optional(ProfileLimits),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    onCrash: Type.Optional(
+      Type.Union([Type.Literal('interrupt'), Type.Literal('retry')], {
+        description:
+          'What becomes of a run whose worker, runner or conductor dies: it ends, which is the default, or it is tried again.',
+      }),
+    ),
     workerPlacement: Type.Optional(Type.Unknown({ description: 'Computed on read; ignored on write.' })),
   },
   { additionalProperties: false },
@@ -89,6 +98,7 @@ export const Profile = Type.Object({
 export type Profile = Static<typeof Profile>
 
 /** Read access to profiles, for the plugins that run or publish them. */
+  onCrash: Type.Optional(Type.Union([Type.Literal('interrupt'), Type.Literal('retry')])),
 export interface Profiles {
   find(tenantId: string, name: string): Promise<Profile | undefined>
   /** The same inside a transaction the caller already has. */

@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { Profile } from './profiles.ts'
+import { attemptFields } from './replay.ts'
 
 /** What a sidecar gets to execute one run: the body of `POST /run`. Specification 4.23. */
 export const RunEnvelope = Type.Object(
@@ -25,6 +26,7 @@ export const RunEnvelope = Type.Object(
     firstSeq: Type.Integer({ minimum: 1 }),
     /** Milliseconds left for the run when the envelope was sent: durations survive clocks that disagree. */
     timeoutMs: Type.Integer({ minimum: 1 }),
+    ...attemptFields,
   },
   { additionalProperties: true },
 )

@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
 import { Profile } from './profiles.ts'
 import type { StateBundle } from './runtime.ts'
+import { attemptFields } from './replay.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
 
 /** Body of `POST /runner/runs`. */
@@ -17,6 +18,7 @@ export const ExecuteRun = Type.Object(
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
   },
+    ...attemptFields,
   { additionalProperties: true },
 )
 export type ExecuteRun = Static<typeof ExecuteRun>
@@ -125,7 +127,14 @@ export interface RunnerSessions {
   list(): readonly RunnerSession[]
   toolSpecs(session: RunnerSession): ToolSpec[]
   /** AppError 403 `tool_not_allowed` outside the session's toolkit. */
-  invokeTool(session: RunnerSession, name: string, input: unknown, signal: AbortSignal): Promise<ToolResult>
+  invokeTool(
+    session: RunnerSession,
+    name: string,
+    input: unknown,
+    signal: AbortSignal,
+    /** The call's id in the run's events, from a runtime that goes on with a `replay`. */
+    callId?: string,
+  ): Promise<ToolResult>
 }
 export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
 

@@ -20,6 +20,12 @@ export interface StateBundle {
  */
 export interface Runtime {
   readonly contract: 'runtime/1'
+  /**
+   * It goes on with an envelope's `replay` instead of doing the turn again: it forgets what a former attempt of the run left in
+   * the session, repeats neither the replayed text nor the finished calls, executes the calls without a result, and names
+   * each call to the session's tools by its id (`callIdMeta`).
+   */
+  readonly replays?: boolean
   /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
   run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
   /** The session's state, or undefined when there is none. */

@@ -10,6 +10,11 @@ export interface ToolContext {
   /** How many delegations led here; 0 for a run submitted by a client. */
   readonly depth: number
   readonly signal: AbortSignal
+  /**
+   * Names one call: the same whenever it is executed again because the run was tried again before its result was known. A
+   * tool whose effect must not happen twice passes it on. Absent when the runtime does not name its calls.
+   */
+  readonly idempotencyKey?: string
 }
 
 export interface ToolResult {
@@ -31,6 +36,9 @@ export interface PlatformTool extends ToolSpec {
   /** `input` already satisfies `inputSchema`. */
   execute(input: Readonly<Record<string, unknown>>, context: ToolContext): Promise<ToolResult>
 }
+
+/** In the `_meta` of an MCP `tools/call`: the id that the call has in the run's `tool_call` event. */
+export const callIdMeta = 'agent-orc/call-id'
 
 /** Keyed by tool name. */
 export const PlatformTools = slot<PlatformTool>('runner.tools')

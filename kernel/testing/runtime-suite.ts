@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { isAppError } from '#kernel'
+import type { Replay } from '#contracts/replay'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RunEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
@@ -16,6 +17,8 @@ export interface RuntimeScript {
   readonly hang?: string
   /** A prompt that makes the runtime call a tool. */
   readonly tool?: string
+  /** The runtime declares `replays`: a repeated attempt of `tool` goes on behind what is finished. */
+  readonly replays?: boolean
   /** A prompt to remember `word` by, and one whose answer then contains it. Tests state and separation of sessions. */
   readonly memory?: { tell(word: string): string; readonly ask: string }
   /** Laid over every envelope, e.g. the profile's model or the address of a tool server. */
@@ -130,6 +133,35 @@ export function testRuntime(
     })
   }
 
+  if (tool !== undefined && script.replays) {
+    check('a repeated attempt with replay does not repeat finished calls', async (t) => {
+      const first = envelope(tool)
+      const events = await collectRun(await open(t), first)
+      const replay = finishedPart(events)
+      // On another host: what is not in the replay is not known there.
+      const again = { ...first, attempt: 2, replay, firstSeq: events.length + 1 }
+      const link = await open(t)
+      const rest = await collectRun(link, again)
+      const terminal = terminalOf(rest)
+      assert.ok(terminal.type === 'result', `the attempt failed: ${JSON.stringify(terminal)}`)
+      const called = rest.filter((event) => event.type === 'tool_call' || event.type === 'tool_result')
+      assert.deepEqual(called, [], 'a finished call is not repeated')
+      assert.equal(
+        terminal.text,
+        textOf(replay as RunEvent[]) + textOf(rest),
+        'the answer is what both attempts have said',
+      )
+      const unfinished = replay.slice(
+        0,
+        replay.findLastIndex((event) => event.type === 'tool_result'),
+      )
+      const third = await collectRun(link, { ...again, attempt: 3, replay: unfinished })
+      const open_ = replay.at(-1) as Extract<RunEvent, { type: 'tool_result' }>
+      const answered = third.flatMap((event) => (event.type === 'tool_result' ? [event.id] : []))
+      assert.deepEqual(answered, [open_.id], 'a call without a result is executed, under the id it has')
+    })
+  }
+
   if (memory) {
     check('a session remembers, and another one does not know', async (t) => {
       const link = await open(t)
@@ -185,4 +217,16 @@ export function testRuntime(
     }
     assert.match(await ask(sidecarAt(subject), envelope(script.say('still'))), /still/)
   })
+}
+
+/** What a conductor sends of these events to another attempt: texts joined, and nothing behind the last tool result. */
+function finishedPart(events: readonly RunEvent[]): Replay {
+  const out: Replay = []
+  for (const event of events.slice(0, events.findLastIndex(({ type }) => type === 'tool_result') + 1)) {
+    const last = out.at(-1)
+    if (event.type === 'assistant' && last?.type === 'assistant')
+      out[out.length - 1] = { ...last, text: last.text + event.text }
+    else if (event.type === 'assistant' || event.type === 'tool_call' || event.type === 'tool_result') out.push(event)
+  }
+  return out
 }

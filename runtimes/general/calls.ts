@@ -12,12 +12,10 @@ export interface PendingCall {
   readonly input: Readonly<Record<string, unknown>> | undefined
 }
 
-export function pendingCall({
-  toolCallId,
-  toolName,
-  input: given,
-  providerMetadata,
-}: LanguageModelV4ToolCall): PendingCall {
+export function pendingCall(
+  { toolName, input: given, providerMetadata }: LanguageModelV4ToolCall,
+  toolCallId: string,
+): PendingCall {
   const input = argumentsOf(given)
   const part: ToolCall = {
     type: 'tool-call',
@@ -29,6 +27,23 @@ export function pendingCall({
     ...(providerMetadata ? { providerOptions: withoutCycles(providerMetadata) as typeof providerMetadata } : {}),
   }
   return { part, shown: input ?? given, input }
+}
+
+/** Makes the ids of one run's calls differ: some model servers count from 0 in every answer, and tools tell calls apart by them. */
+export function createCallIds(taken: Iterable<string>): (id: string) => string {
+  const used = new Set(taken)
+  return (id) => {
+    let unique = id
+    for (let n = 2; used.has(unique); n++) unique = `${id}_${n}`
+    used.add(unique)
+    return unique
+  }
+}
+
+/** A call as an earlier attempt showed it. */
+export function replayedCall(toolCallId: string, toolName: string, shown: unknown): PendingCall {
+  const input = argumentsOf(shown)
+  return { part: { type: 'tool-call', toolCallId, toolName, input: input ?? {} }, shown, input }
 }
 
 /** Undefined when they are not a JSON object. The type says text; providers written elsewhere hand over objects too. */
@@ -51,5 +66,5 @@ function argumentsOf(given: unknown): Record<string, unknown> | undefined {
 export async function execute(tools: SessionTools | undefined, { part, input }: PendingCall): Promise<ToolOutcome> {
   if (input === undefined) return { ok: false, content: 'The arguments of the call are not a JSON object.' }
   if (!tools) return { ok: false, content: `There is no tool '${part.toolName}'.` }
-  return tools.call(part.toolName, input)
+  return tools.call(part.toolName, input, part.toolCallId)
 }

@@ -4,6 +4,8 @@ import { type Message, repaired, sizeOf } from './messages.ts'
 export interface Turn {
   readonly messages: readonly Message[]
   readonly size: number
+  /** The run that said it; not known of what came in a bundle. */
+  readonly runId?: string
 }
 
 export interface HistoryLimits {
@@ -25,7 +27,9 @@ const defaults: HistoryLimits = {
 export interface History {
   messages(sessionId: string): readonly Message[]
   turns(sessionId: string): readonly Turn[] | undefined
-  append(sessionId: string, messages: readonly Message[]): void
+  append(sessionId: string, messages: readonly Message[], runId?: string): void
+  /** Takes back what a former attempt of this run has left: the run is about to say it again. */
+  withdraw(sessionId: string, runId: string): void
   replace(sessionId: string, turns: readonly (readonly Message[])[]): void
   forget(sessionId: string): void
 }
@@ -58,8 +62,22 @@ export function createHistory(limits: HistoryLimits = defaults): History {
   return {
     messages: (sessionId) => sessions.get(sessionId)?.turns.flatMap((turn) => turn.messages) ?? [],
     turns: (sessionId) => sessions.get(sessionId)?.turns,
-    append: (sessionId, messages) => store(sessionId, [...(sessions.get(sessionId)?.turns ?? []), turnOf(messages)]),
-    replace: (sessionId, turns) => store(sessionId, turns.map(turnOf)),
+    append(sessionId, messages, runId) {
+      const turn = { ...turnOf(messages), ...(runId === undefined ? {} : { runId }) }
+      store(sessionId, [...(sessions.get(sessionId)?.turns ?? []), turn])
+    },
+    withdraw(sessionId, runId) {
+      const turns = sessions.get(sessionId)?.turns
+      if (turns?.at(-1)?.runId !== runId) return
+      if (turns.length > 1) store(sessionId, turns.slice(0, -1))
+      else remove(sessionId)
+    },
+    replace(sessionId, turns) {
+      store(
+        sessionId,
+        turns.map((messages) => turnOf(messages)),
+      )
+    },
     forget: remove,
   }
 }

@@ -15,6 +15,7 @@ export async function generalRuntime(
   ctx.onStop(connections.close)
   return {
     contract: 'runtime/1',
+    replays: true,
     run: (envelope, signal) =>
       runSteps(envelope, signal, {
         history,

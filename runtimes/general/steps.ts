@@ -2,14 +2,15 @@ import type { LanguageModelV4, LanguageModelV4StreamPart } from '@ai-sdk/provide
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
-import { execute, type PendingCall, pendingCall } from './calls.ts'
+import { createCallIds, execute, type PendingCall, pendingCall } from './calls.ts'
 import { errorEvent, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
 import type { History } from './history.ts'
 import type { Message } from './messages.ts'
 import { openCall } from './model-call.ts'
+import { paragraph, replayInto } from './replay.ts'
 import type { SessionTools } from './tools.ts'
-import { openTurn } from './turn.ts'
-import { createUsage } from './usage.ts'
+import { type OpenTurn, openTurn } from './turn.ts'
+import { usageOf } from './usage.ts'
 
 export interface StepDeps {
   readonly history: History
@@ -33,9 +34,10 @@ export async function* runSteps(
   signal: AbortSignal,
   deps: StepDeps,
 ): AsyncGenerator<RuntimeEvent> {
-  const { runId, sessionId, profile } = envelope
-  const turn = openTurn(deps.history, sessionId, envelope.prompt)
-  const usage = createUsage()
+  const { runId, sessionId, profile, replay = [] } = envelope
+  if ((envelope.attempt ?? 1) > 1) deps.history.withdraw(sessionId, runId)
+  const turn = openTurn(deps.history, sessionId, runId, envelope.prompt)
+  const callId = createCallIds(replay.flatMap((event) => (event.type === 'tool_call' ? [event.id] : [])))
   let tools: SessionTools | undefined
   let terminal: RuntimeEvent | undefined
   try {
@@ -46,8 +48,10 @@ export async function* runSteps(
     }
     const before: Message[] = [...deps.history.messages(sessionId)]
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
-    let answer = ''
-    for (let step = 1; ; step++) {
+    const { steps, open, answer: said } = replayInto(turn, replay)
+    let answer = said
+    if (open.length > 0) yield* executeAll(tools, open, turn)
+    for (let step = steps + 1; ; step++) {
       const calls: PendingCall[] = []
       let finish: Extract<LanguageModelV4StreamPart, { type: 'finish' }> | undefined
       const call = await openCall(model, request(envelope, before, turn.messages, tools, signal), signal)
@@ -55,12 +59,11 @@ export async function* runSteps(
         for (let part = call.first; part !== undefined; part = (await call.reader.read()).value) {
           if (part.type === 'text-delta') {
             if (part.delta === '') continue
-            // The texts of two steps are paragraphs of one answer.
-            const text = answer !== '' && turn.text === '' ? `\n\n${part.delta}` : part.delta
+            const text = answer !== '' && turn.text === '' ? paragraph + part.delta : part.delta
             turn.text += part.delta
             answer += text
             yield { type: 'assistant', text, delta: true }
-          } else if (part.type === 'tool-call') calls.push(pendingCall(part))
+          } else if (part.type === 'tool-call') calls.push(pendingCall(part, callId(part.toolCallId)))
           else if (part.type === 'finish') finish = part
           else if (part.type === 'error') throw reported(part.error)
         }
@@ -72,7 +75,8 @@ export async function* runSteps(
       if (finish === undefined || finish.finishReason.unified === 'error') {
         throw new ModelFailure('The model server ended its answer early.', { retryable: true })
       }
-      usage.add(finish.usage)
+      // At once: of a run that dies, what its finished model calls used is still known.
+      yield { type: 'usage', ...usageOf(finish.usage), model: profile.model }
       if (calls.length === 0) {
         terminal = { type: 'result', text: answer, finishReason: finish.finishReason.unified }
         break
@@ -84,12 +88,7 @@ export async function* runSteps(
       for (const { part, shown } of calls) {
         yield { type: 'tool_call', id: part.toolCallId, name: part.toolName, arguments: shown }
       }
-      const outcomes = calls.map((pending) => execute(tools, pending))
-      for (const [index, { part }] of calls.entries()) {
-        const { ok, content } = await outcomes[index]!
-        turn.hears(part, ok, content)
-        yield { type: 'tool_result', id: part.toolCallId, name: part.toolName, ok, content }
-      }
+      yield* executeAll(tools, calls, turn)
     }
   } catch (error) {
     // The last event of an aborted run is the host's, which knows why.
@@ -99,8 +98,21 @@ export async function* runSteps(
     turn.commit()
     void tools?.close().catch(() => {})
   }
-  if (usage.known) yield { type: 'usage', ...usage.total, model: profile.model }
   if (terminal) yield terminal
+}
+
+/** All at once; their results in the order of the calls. */
+async function* executeAll(
+  tools: SessionTools | undefined,
+  calls: readonly PendingCall[],
+  turn: OpenTurn,
+): AsyncGenerator<RuntimeEvent> {
+  const outcomes = calls.map((pending) => execute(tools, pending))
+  for (const [index, { part }] of calls.entries()) {
+    const { ok, content } = await outcomes[index]!
+    turn.hears(part, ok, content)
+    yield { type: 'tool_result', id: part.toolCallId, name: part.toolName, ok, content }
+  }
 }
 
 const request = (

@@ -3,6 +3,7 @@ import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import { type CallToolResult, CallToolResultSchema, ListToolsResultSchema } from '@modelcontextprotocol/sdk/types.js'
 import type { ModelFetch } from '#contracts/model-fetch'
+import { callIdMeta } from '#contracts/tools'
 import { toolServerUnavailable } from './errors.ts'
 
 export interface ToolOutcome {
@@ -14,7 +15,7 @@ export interface ToolOutcome {
 export interface SessionTools {
   readonly specs: LanguageModelV4FunctionTool[]
   /** Never rejects for a tool's own failure: the model is told and may go on. */
-  call(name: string, input: Readonly<Record<string, unknown>>): Promise<ToolOutcome>
+  call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
   close(): Promise<void>
 }
 
@@ -45,11 +46,12 @@ export async function connectTools(
     return {
       specs,
       close: () => client.close(),
-      async call(name, input) {
+      async call(name, input, callId) {
         if (!specs.some((spec) => spec.name === name)) return failed(`There is no tool '${name}'.`)
         try {
           // Not callTool(): it compiles a validator for each output schema of the catalogue, every run.
-          const request = { method: 'tools/call' as const, params: { name, arguments: input } }
+          const params = { name, arguments: input, _meta: { [callIdMeta]: callId } }
+          const request = { method: 'tools/call' as const, params }
           return outcome(await client.request(request, CallToolResultSchema, options))
         } catch {
           return failed(`The tool '${name}' could not be called.`)

@@ -12,7 +12,7 @@ export interface OpenTurn {
   commit(): void
 }
 
-export function openTurn(history: History, sessionId: string, prompt: string): OpenTurn {
+export function openTurn(history: History, sessionId: string, runId: string, prompt: string): OpenTurn {
   const messages: Message[] = [userMessage(prompt)]
   let committed = false
   return {
@@ -33,7 +33,7 @@ export function openTurn(history: History, sessionId: string, prompt: string): O
       if (committed) return
       committed = true
       this.says([])
-      if (messages.length > 1) history.append(sessionId, messages)
+      if (messages.length > 1) history.append(sessionId, messages, runId)
     },
   }
 }

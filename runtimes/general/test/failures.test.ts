@@ -74,7 +74,7 @@ test('a failure in a later step keeps the tool calls and results of the steps be
   const link = bareSidecar(runtime)
   const events = await collectRun(link, testEnvelope({ ...session, prompt: 'first', sessionMcpUrl: tools.url }))
   assert.equal(terminalOf(events).type, 'error')
-  assert.equal(events.at(-2)!.type, 'usage', 'the finished step is counted')
+  assert.equal(events.filter(({ type }) => type === 'usage').length, 1, 'the finished step is counted')
   await collectRun(link, testEnvelope({ ...session, prompt: 'second' }))
   assert.deepEqual(conversation(server), [
     'user: first',

@@ -75,7 +75,7 @@ test('tools of the session are listed once, called with the token, and their res
     'tool: slow result',
     'tool: fast 7',
   ])
-  assert.equal(events.filter((event) => event.type === 'usage').length, 1)
+  assert.equal(events.filter((event) => event.type === 'usage').length, 2, 'each model call is counted when it is over')
 })
 
 test('a tool that fails, does not exist or gets broken arguments is told to the model, and the run goes on', async (t) => {

@@ -38,6 +38,7 @@ testRuntime(
     say: (word) => word,
     hang: 'hang',
     tool: 'tool',
+    replays: true,
     memory: { tell: (word) => word, ask: 'what was it?' },
     envelope: { profile: { model: 'stand-in/m' } },
   },

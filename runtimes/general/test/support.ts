@@ -9,6 +9,7 @@ import { fake, runtimeOf, startModelServer, type ModelServer, type ModelServerOp
 import { createModelConnections } from '#contracts/model-fetch'
 import { type ModelProvider, Models } from '#contracts/model'
 import type { Runtime } from '#contracts/runtime'
+import { callIdMeta } from '#contracts/tools'
 import general from '../index.ts'
 
 /** A provider `stand-in` on the stand-in model server, through the provider package and connections of production. */
@@ -39,7 +40,7 @@ export async function generalOnStandIn(
 export interface ToolServer {
   readonly url: string
   /** Tool calls in the order they arrived. */
-  readonly calls: { readonly name: string; readonly arguments: unknown }[]
+  readonly calls: { readonly name: string; readonly arguments: unknown; readonly callId?: unknown }[]
   /** Authorization headers, one per request. */
   readonly tokens: (string | undefined)[]
   /** How often the catalogue was listed. */
@@ -67,7 +68,7 @@ export async function startToolServer(t: Pick<TestContext, 'after'>, tools: Reco
       }
     })
     server.setRequestHandler(CallToolRequestSchema, async ({ params }) => {
-      calls.push({ name: params.name, arguments: params.arguments })
+      calls.push({ name: params.name, arguments: params.arguments, callId: params._meta?.[callIdMeta] })
       const { text, isError } = await tools[params.name]!(params.arguments ?? {})
       return { content: [{ type: 'text', text }], ...(isError ? { isError } : {}) }
     })

@@ -1,0 +1,17 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { AssistantEvent, ToolCallEvent, ToolResultEvent } from './run-event.ts'
+
+/**
+ * What the former attempts of a run finished, in the order of its log: the text of each finished step as one `assistant`
+ * event, the tool calls that followed it, and those of their results that are known. Text of a step that was cut is left out.
+ */
+export const Replay = Type.Array(Type.Union([AssistantEvent, ToolCallEvent, ToolResultEvent]))
+export type Replay = Static<typeof Replay>
+
+/** Fields of a run that is tried again, on its way to whoever executes it. */
+export const attemptFields = {
+  /** 1 for the first one, which is also meant when it is left out. */
+  attempt: Type.Optional(Type.Integer({ minimum: 1 })),
+  /** Absent in the first attempt. */
+  replay: Type.Optional(Replay),
+}
