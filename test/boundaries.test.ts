@@ -52,6 +52,8 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (specifier === '#kernel' || specifier.startsWith('#contracts/')) return false
     // What two roles speak HTTP with, a library of its own.
     if (specifier === '#http-exchange') return false
+    // What a tenant's URL may reach, for every unit that asks one.
+    if (specifier === '#outbound') return false
     // The launcher is a library of its own, too; only its plugin starts it.
     if (specifier === '#embedded-postgres') return own !== 'plugins/embedded-postgres'
     return !(specifier === '#testing' && isTest(file))
@@ -89,7 +91,7 @@ test('contracts do no I/O: they import only what computes', async () => {
 })
 
 test('process.env is read in kernel/config*.ts alone', async () => {
-  const files = await sources('{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange}/**/*.ts')
+  const files = await sources('{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange,outbound}/**/*.ts')
   const found: string[] = []
   for (const file of files) {
     if (/^kernel\/config[^/]*\.ts$/.test(file) || isTest(file) || file.startsWith('kernel/testing/')) continue

@@ -1,8 +1,15 @@
-import { isIP } from 'node:net'
 import { Agent, type Dispatcher, request } from 'undici'
 import { appError, isAppError } from '#kernel'
 import type { PlatformTool } from '#contracts/tools'
-import { ForbiddenAddressError, guardedLookup, isPublicAddress, type Resolve, systemResolve } from './addresses.ts'
+import {
+  ForbiddenAddressError,
+  guardedLookup,
+  isPublicAddress,
+  outboundUrl,
+  type Refusal,
+  type Resolve,
+  systemResolve,
+} from '#outbound'
 
 const maxBytes = 1024 * 1024
 const refused = appError('http_fetch', 400)
@@ -54,25 +61,18 @@ export function createHttpFetch(options: HttpFetchOptions): { tool: PlatformTool
   return { tool, close: () => agent.destroy() }
 }
 
-/** The URL when it may be read. WHATWG parsing turns 0x7f.1, 2130706433 and their kin into plain addresses first. */
-function checked(text: string, allowHosts: readonly string[], permits: (address: string) => boolean): URL {
-  const url = URL.canParse(text) ? new URL(text) : refuse('This is not a URL.')
-  if (url.protocol !== 'http:' && url.protocol !== 'https:') refuse('Only http and https URLs can be read.')
-  if (url.username !== '' || url.password !== '') refuse('A URL with credentials is not read.')
-  const host = url.hostname
-    .replace(/^\[|\]$/g, '')
-    .replace(/\.$/, '')
-    .toLowerCase()
-  // Sockets do not look a literal up, so the guard of the look-up never sees it.
-  if (isIP(host) !== 0 && !permits(host)) refuse('This address is not public.')
-  if (allowHosts.length > 0 && !allowHosts.some((allowed) => matches(host, allowed.toLowerCase()))) {
-    refuse('This host is not among those that may be read.')
-  }
-  return url
+const refusals: Readonly<Record<Refusal, string>> = {
+  not_a_url: 'This is not a URL.',
+  scheme: 'Only http and https URLs can be read.',
+  credentials: 'A URL with credentials is not read.',
+  address: 'This address is not public.',
+  host: 'This host is not among those that may be read.',
 }
 
-const matches = (host: string, allowed: string): boolean =>
-  allowed.startsWith('.') ? host === allowed.slice(1) || host.endsWith(allowed) : host === allowed
+function checked(text: string, hosts: readonly string[], permits: (address: string) => boolean): URL {
+  const url = outboundUrl(text, { permits, hosts, schemes: ['http', 'https'] })
+  return typeof url === 'string' ? refuse(refusals[url]) : url
+}
 
 async function read(url: URL, dispatcher: Dispatcher, signal: AbortSignal): Promise<string> {
   const { statusCode, headers, body } = await request(url, {
