@@ -6,6 +6,11 @@ export const roles = ['member', 'admin', 'owner'] as const
 export type TenantRole = (typeof roles)[number]
 export const roleAtLeast = (role: TenantRole, needed: TenantRole): boolean =>
   roles.indexOf(role) >= roles.indexOf(needed)
+/**
+ * Access of routes that concern the whole installation: admins of the tenant `AGENT_ORC_ADMIN_TENANT`. To callers of any other
+ * tenant, or of none, such a route does not exist. Specification 5.1.
+ */
+export const operator = 'operator'
 
 /** Who makes a request: found by the guard, never taken from what the client claims. */
 export interface Caller {
@@ -16,7 +21,7 @@ export interface Caller {
 }
 
 /**
- * Protects a Fastify scope: every route in it needs `access(role)`, and every request is authenticated before its
+ * Protects a Fastify scope: every route in it needs `access(role)` or `access(operator)`, and every request is authenticated before its
  * handler. Guards work per plugin scope, never by URL text.
  */
 export interface Guard {

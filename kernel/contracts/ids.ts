@@ -5,7 +5,7 @@ export const clientIdPattern = '^[A-Za-z0-9_-]{1,128}$'
 const clientId = new RegExp(clientIdPattern)
 export const isClientId = (id: string): boolean => clientId.test(id)
 
-export type IdPrefix = 'pub' | 'key' | 'conv' | 'prun' | 'run' | 'tak' | 'prof' | 'pool' | 'inst'
+export type IdPrefix = 'pub' | 'key' | 'conv' | 'prun' | 'run' | 'tak' | 'prof' | 'pool' | 'inst' | 'aud'
 
 const alphabet = '0123456789abcdefghjkmnpqrstvwxyz'
 

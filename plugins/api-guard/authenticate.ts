@@ -8,6 +8,8 @@ export type Authenticate = (rawHeaders: readonly string[]) => Promise<Caller>
 /** Finds a live key by its hash; undefined when unknown, revoked, expired, or of a deleted tenant. */
 export interface KeyLookup {
   find(hash: Buffer): Promise<Caller | undefined>
+  /** False for a tenant that was deleted or never was: the bootstrap key, which has no row, is of no use to it either. */
+  tenantLives(tenantId: string): Promise<boolean>
 }
 
 export interface AuthenticateOptions {
@@ -25,7 +27,11 @@ export function createAuthenticate({ tokens, keys, bootstrap }: AuthenticateOpti
   return async (rawHeaders) => {
     const token = bearerOf(rawHeaders)
     if (token === undefined) throw refused()
-    if (bootstrap && isBootstrap?.(token)) return { tenantId: bootstrap.tenantId, role: 'owner', keyId: 'bootstrap' }
+    if (bootstrap && isBootstrap?.(token)) {
+      const { tenantId } = bootstrap
+      if (keys && !(await keys.tenantLives(tenantId))) throw refused()
+      return { tenantId, role: 'owner', keyId: 'bootstrap' }
+    }
     if (!keys || !tokens.wellFormed(token)) throw refused()
     const caller = await keys.find(tokens.hash('ao:tenant-key:v1', token))
     if (!caller) throw refused()

@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, maybe, Settings } from '#kernel'
+import { AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { createAuthenticate } from './authenticate.ts'
@@ -17,11 +18,16 @@ export default definePlugin({
       }),
     ),
     bootstrapTenant: Type.String({ default: 'default' }),
+    adminTenant: Type.Optional(
+      Type.String({
+        description: 'AGENT_ORC_ADMIN_TENANT: the tenant whose admins manage tenants; nobody does without it.',
+      }),
+    ),
   }),
   requires: { tokens: Tokens, database: maybe(Database) },
-  provides: { guard: ApiGuard },
+  provides: { guard: ApiGuard, writes: AuditedWrites },
   async setup({ config, deps, log, onStop }) {
-    const { bootstrapKey, bootstrapTenant } = config
+    const { bootstrapKey, bootstrapTenant, adminTenant } = config
     const keys = deps.database && createKeyLookup(deps.database, log)
     if (keys) onStop(() => keys.settled())
     const authenticate = createAuthenticate({
@@ -29,6 +35,10 @@ export default definePlugin({
       keys,
       bootstrap: bootstrapKey === undefined ? undefined : { key: bootstrapKey, tenantId: bootstrapTenant },
     })
-    return { guard: createApiGuard(authenticate) }
+    let trail: AuditTrail | undefined
+    return {
+      guard: createApiGuard({ authenticate, adminTenant, trail: () => trail }),
+      writes: { recordOn: (keeper) => void (trail = keeper) },
+    }
   },
 })

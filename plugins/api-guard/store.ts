@@ -40,6 +40,15 @@ export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger,
         )
       return { tenantId: row.tenant_id, role: row.role, keyId: row.id }
     },
+    async tenantLives(tenantId) {
+      const lookup = {
+        name: 'api_keys_tenant',
+        text: 'SELECT id FROM tenants WHERE id = $1 AND deleted_at IS NULL',
+        values: [tenantId],
+      }
+      const [rows] = await database.systemBatch<[object[]]>([lookup])
+      return rows.length > 0
+    },
     async settled() {
       await Promise.all(touching.values())
     },

@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App } from '#kernel'
+import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { IdParams, IssueBody, IssuedKey, KeyMetadata, NoContent } from './schema.ts'
@@ -10,7 +11,17 @@ const tags = ['api keys']
 export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): void {
   app.get(
     '/api/api-keys',
-    { ...access('member'), schema: { tags, querystring: PageQuery, response: { 200: Type.Array(KeyMetadata) } } },
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List API keys.',
+        description:
+          'Newest first, revoked ones included. Members see the keys that they created, admins and owners every key.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(KeyMetadata) },
+      },
+    },
     async (request, reply) => {
       const { keys, total } = await service.list(guard.callerOf(request), request.query)
       void reply.headers(pageHeaders(request.url, request.query, total))
@@ -19,7 +30,17 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
   )
   app.post(
     '/api/api-keys',
-    { ...access('member'), schema: { tags, body: IssueBody, response: { 201: IssuedKey } } },
+    {
+      ...auditedAccess('member', 'api-keys.create'),
+      schema: {
+        tags,
+        summary: 'Issue an API key.',
+        description:
+          'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one.',
+        body: IssueBody,
+        response: { 201: IssuedKey },
+      },
+    },
     async (request, reply) => {
       const issued = await service.issue(guard.callerOf(request), request.body)
       return reply.code(201).header('cache-control', 'no-store').send(issued)
@@ -27,7 +48,17 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
   )
   app.delete(
     '/api/api-keys/:id',
-    { ...access('member'), schema: { tags, params: IdParams, response: { 204: NoContent } } },
+    {
+      ...auditedAccess('member', 'api-keys.delete'),
+      schema: {
+        tags,
+        summary: 'Revoke an API key.',
+        description:
+          'Effective with its very next request. Keys that it created stay valid. Members revoke the keys that they created, admins and owners any key.',
+        params: IdParams,
+        response: { 204: NoContent },
+      },
+    },
     async (request, reply) => {
       await service.revoke(guard.callerOf(request), request.params.id)
       return reply.code(204).send()

@@ -14,15 +14,16 @@ const tokens: Tokens = {
   hash: (domain, token) => hashOf(`${domain} ${token}`),
 }
 
-/** Answers the look-up as the table would, and counts round trips. */
+/** Answers the look-ups as the tables would, and counts round trips. */
 function fakeDatabase(keys: Record<string, TenantRole>) {
   const calls: { text: string; settings: unknown }[] = []
   const database = {
-    async systemBatch(statements: readonly { text: string; values: readonly Buffer[] }[], settings: unknown) {
-      calls.push({ text: statements[0]!.text, settings })
-      const found = Object.keys(keys).find((token) =>
-        statements[0]!.values[0]!.equals(hashOf(`ao:tenant-key:v1 ${token}`)),
-      )
+    async systemBatch(statements: readonly { text: string; values: readonly [Buffer | string] }[], settings: unknown) {
+      const { text, values } = statements[0]!
+      calls.push({ text, settings })
+      const [wanted] = values
+      if (typeof wanted === 'string') return [['acme', 'globex', 'default'].includes(wanted) ? [{ id: wanted }] : []]
+      const found = Object.keys(keys).find((token) => wanted.equals(hashOf(`ao:tenant-key:v1 ${token}`)))
       return [
         found === undefined ? [] : [{ tenant_id: 'acme', id: `tak_${keys[found]}`, role: keys[found], stale: false }],
       ]
@@ -185,6 +186,12 @@ test('the bootstrap key is owner of the bootstrap tenant, and needs no database'
   assert.equal((await call('ao_dev_o')).statusCode, 401)
 })
 
+test('the bootstrap key is no key once its tenant is gone, and costs one round trip like any other', async (t) => {
+  const { get, calls } = await conductor(t, { bootstrapKey: 'first-key', bootstrapTenant: 'deleted' })
+  assert.equal((await get('/owner', 'Bearer first-key')).statusCode, 401)
+  assert.equal(calls.length, 1)
+})
+
 test('a bootstrap key that no header could carry refuses the boot', async (t) => {
   const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'two words' } }
   await assert.rejects(testKernel(t, [guard, fake(Tokens, tokens)]), /bootstrapKey/)
@@ -201,7 +208,7 @@ test('when the database is away the answer is 503, never a pass', async (t) => {
 })
 
 test('a route of a protected scope without a role refuses the boot', async (t) => {
-  for (const level of ['public', 'agent-key', 'service', 'root']) {
+  for (const level of ['public', 'agent-key', 'service', 'root', 'operators']) {
     await assert.rejects(
       testKernel(t, [apiGuard, routes([level]), fake(Tokens, tokens)]),
       new RegExp(`GET /${level} is in a protected scope`),

@@ -50,8 +50,10 @@ test('a revoked or expired key, or one of a deleted tenant, is unknown on the ve
     await set(on)
     assert.deepEqual(await lookup.find(hash), caller, on)
   }
+  assert.deepEqual(await Promise.all(['acme', 'nobody'].map(lookup.tenantLives)), [true, false])
   await database.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = 'acme'` }])
   assert.equal(await lookup.find(hash), undefined)
+  assert.equal(await lookup.tenantLives('acme'), false)
   await lookup.settled()
 })
 

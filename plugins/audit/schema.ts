@@ -1,0 +1,47 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { PageQuery } from '#contracts/paging'
+
+// NUL is no text to PostgreSQL, and in nothing that is looked for here.
+const text = (description: string) =>
+  Type.Optional(Type.String({ maxLength: 1_024, pattern: '^[^\\u0000]*$', description }))
+const time = (description: string) =>
+  Type.Optional(
+    Type.String({
+      pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
+      description,
+    }),
+  )
+
+export const AuditQuery = Type.Object({
+  actor: text('Id of the key that asked, `bootstrap`, or the name of a command.'),
+  action: text('Exactly this action, e.g. `profiles.create`.'),
+  target: text('Exactly this target, e.g. the name of a profile.'),
+  q: text('Part of the action, the target or the path.'),
+  from: time('ISO 8601 with a zone: not before this time.'),
+  to: time('ISO 8601 with a zone: before this time.'),
+  // The log only grows, so the whole of it is nothing to ask for by accident.
+  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200, default: 100 })),
+  offset: PageQuery.properties.offset,
+})
+export type AuditQuery = Static<typeof AuditQuery>
+
+const maybe = (description: string) => Type.Union([Type.String(), Type.Null()], { description })
+
+export const Entry = Type.Object({
+  id: Type.String({ description: '`aud_…`' }),
+  at: Type.String({ format: 'date-time' }),
+  actor: Type.Object({
+    keyId: Type.String({ description: 'The key that asked, `bootstrap`, or the name of a command.' }),
+    role: Type.String({ description: 'The role of the key then; `operator` for a command.' }),
+  }),
+  action: Type.String(),
+  target: maybe('What it was done to, as the path names it, or what was created.'),
+  method: maybe('Null for a command.'),
+  path: maybe('Without the query. Null for a command.'),
+  requestId: maybe('The `request_id` of the answer. Null for a command.'),
+  remoteAddress: maybe('Null for a command.'),
+  status: Type.Union([Type.Integer(), Type.Null()], {
+    description: 'Status of the answer. Null: not known (yet); the write may have been done.',
+  }),
+})
+export type Entry = Static<typeof Entry>

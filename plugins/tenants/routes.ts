@@ -1,0 +1,90 @@
+import { access, type App } from '#kernel'
+import { type Guard, operator } from '#contracts/auth'
+import { pageHeaders } from '#contracts/paging'
+import { ChangeTenant, CreateTenant, FindQuery, IdParams, ListQuery, NoContent, Tenant, TenantList } from './schema.ts'
+import type { TenantService } from './service.ts'
+
+const tags = ['tenants']
+const operators = 'For admins of the tenant AGENT_ORC_ADMIN_TENANT; 404 to everybody else.'
+
+export function tenantRoutes(app: App, guard: Guard, service: TenantService): void {
+  app.get(
+    '/api/tenants',
+    {
+      ...access(operator),
+      schema: {
+        tags,
+        summary: 'List tenants.',
+        description: operators,
+        querystring: ListQuery,
+        response: { 200: TenantList },
+      },
+    },
+    async (request, reply) => {
+      const { tenants, total } = await service.list(request.query)
+      void reply.headers(pageHeaders(request.url, request.query, total))
+      return { total, tenants }
+    },
+  )
+  app.post(
+    '/api/tenants',
+    {
+      ...access(operator),
+      schema: {
+        tags,
+        summary: 'Create a tenant.',
+        description: `${operators} Its first key: \`agent-orc key issue --tenant <id> --role owner\`.`,
+        body: CreateTenant,
+        response: { 201: Tenant },
+      },
+    },
+    async (request, reply) => reply.code(201).send(await service.create(request.body)),
+  )
+  app.get(
+    '/api/tenants/:id',
+    {
+      ...access(operator),
+      schema: {
+        tags,
+        summary: 'Get a tenant.',
+        description: operators,
+        params: IdParams,
+        querystring: FindQuery,
+        response: { 200: Tenant },
+      },
+    },
+    async (request) => service.find(request.params.id, request.query.includeDeleted ?? false),
+  )
+  app.patch(
+    '/api/tenants/:id',
+    {
+      ...access(operator),
+      schema: {
+        tags,
+        summary: 'Rename a tenant, or bring a deleted one back.',
+        description: operators,
+        params: IdParams,
+        body: ChangeTenant,
+        response: { 200: Tenant },
+      },
+    },
+    async (request) => service.change(request.params.id, request.body),
+  )
+  app.delete(
+    '/api/tenants/:id',
+    {
+      ...access(operator),
+      schema: {
+        tags,
+        summary: 'Delete a tenant.',
+        description: `${operators} Nothing is erased: its keys stop working with their next request, and what it has running is cancelled.`,
+        params: IdParams,
+        response: { 204: NoContent },
+      },
+    },
+    async (request, reply) => {
+      await service.remove(request.params.id, guard.callerOf(request).tenantId)
+      return reply.code(204).send()
+    },
+  )
+}

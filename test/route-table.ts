@@ -1,0 +1,90 @@
+import assert from 'node:assert/strict'
+import type { FastifyInstance } from 'fastify'
+
+// The routes of a booted role, as its own `/openapi.json` shows them: tests that go through this table need no word about a new route.
+
+export type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'
+
+export interface Route {
+  readonly method: Method
+  /** As documented: `/api/profiles/{name}`. */
+  readonly path: string
+  /** What the route declared; undefined for a public one. */
+  readonly access: string | undefined
+  /** True when it takes a JSON body. */
+  readonly json: boolean
+}
+
+interface Operation {
+  readonly 'x-access'?: string
+  readonly requestBody?: { readonly content: Readonly<Record<string, unknown>> }
+}
+interface Document {
+  readonly paths: Readonly<Record<string, Readonly<Record<string, Operation>>>>
+}
+
+export const nameOf = ({ method, path }: Pick<Route, 'method' | 'path'>): string => `${method} ${path}`
+export const isWrite = ({ method }: Route): boolean => method !== 'GET'
+
+export async function routesOf(app: FastifyInstance): Promise<Route[]> {
+  const document = (await app.inject('/openapi.json')).json<Document>()
+  const routes = Object.entries(document.paths).flatMap(([path, operations]) =>
+    Object.entries(operations)
+      .filter(([method]) => !['head', 'options'].includes(method))
+      .map(([method, operation]) => ({
+        method: method.toUpperCase() as Method,
+        path,
+        access: operation['x-access'],
+        json: operation.requestBody?.content['application/json'] !== undefined,
+      })),
+  )
+  // What the router serves and the document hides would be tested by nobody.
+  const documented = new Set(routes.map(nameOf))
+  const hidden = served(app).filter((name) => !documented.has(name) && name !== 'GET /openapi.json')
+  assert.deepEqual(hidden, [], 'every route is in the OpenAPI document')
+  return routes
+}
+
+/** The router's own tree, where each line continues the text of the line that it hangs under. */
+function served(app: FastifyInstance): string[] {
+  const names: string[] = []
+  const stems: string[] = []
+  for (const line of app.printRoutes({ commonPrefix: false }).split('\n')) {
+    const found = /^((?:│ {3}| {4})*)[├└]── (.*?)(?: \(([A-Z, ]+)\))?$/.exec(line)
+    if (!found) continue
+    const depth = found[1]!.length / 4
+    const path = (stems[depth - 1] ?? '') + found[2]!
+    stems.splice(depth, stems.length, path)
+    for (const method of found[3]?.split(', ') ?? []) {
+      if (['HEAD', 'OPTIONS'].includes(method)) continue
+      names.push(`${method} ${path.replaceAll(/:(\w+)/g, '{$1}').replaceAll('*', '{*}')}`)
+    }
+  }
+  return names
+}
+
+/** Ids by the path they end, e.g. `/api/profiles/{name}`. */
+export type Fixtures = Readonly<Record<string, string>>
+
+/** Ids that nothing has. A new resource adds one here; the tests of the whole route table say so when it is missing. */
+export const unknownIds: Fixtures = {
+  '/api/api-keys/{id}': 'tak_0000',
+  '/api/profiles/{name}': 'nobody',
+  '/api/profiles/{name}/keys/{keyId}': 'key_0000',
+  '/api/runs/{id}': 'run_0000',
+  '/api/sessions/{id}': 'sess-00000000-00000000',
+  '/api/tenants/{id}': 'nobody',
+}
+
+/** The URL of a route with its parameters filled in. */
+export function urlOf({ path }: Pick<Route, 'path'>, fixtures: Fixtures = unknownIds): string {
+  return path.replaceAll(/\{[^}]+\}/g, (param, at: number) => {
+    const resource = path.slice(0, at) + param
+    const value = fixtures[resource]
+    assert.ok(
+      value !== undefined,
+      `${path} has a parameter nobody has a value for: add '${resource}' to test/route-table.ts`,
+    )
+    return value
+  })
+}
