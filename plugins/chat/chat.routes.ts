@@ -1,14 +1,15 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, sse } from '#kernel'
+import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import type { Caller } from './authenticate.ts'
 import { stoppingHere, syncTimeout } from './errors.ts'
+import type { BeginOnce, Begun } from './once.ts'
 import { type Outcome, outcomeError, type RunIds } from './outcome.ts'
 import { ChatBody, ChatParams, ChatReply, EventStream } from './schema.ts'
-import type { ChatService } from './service.ts'
 import type { SyncWaits } from './sync-wait.ts'
 
 interface Dependencies {
-  readonly chats: Pick<ChatService, 'start'>
+  readonly begin: BeginOnce
   readonly waits: SyncWaits
   callerOf(request: FastifyRequest): Caller
   readonly heartbeatMs: number
@@ -20,8 +21,10 @@ const tags = ['chat']
 const bodyLimit = 1_000_000
 
 // A client that reconnects knows its run before the first event.
-const nameRun = (reply: FastifyReply, { publicRunId, conversationId }: RunIds): FastifyReply =>
-  reply.header('x-public-run-id', publicRunId).header('x-conversation-id', conversationId)
+function nameRun(reply: FastifyReply, { chat, replayed }: Begun): void {
+  void reply.header('x-public-run-id', chat.publicRunId).header('x-conversation-id', chat.conversationId)
+  if (replayed) void reply.headers(replayedHeader)
+}
 
 /** What a request tells a client whose run has no answer for it (yet). */
 function noAnswer(ids: RunIds, reason: Outcome | 'timeout' | 'stopping' | undefined): Error {
@@ -31,22 +34,28 @@ function noAnswer(ids: RunIds, reason: Outcome | 'timeout' | 'stopping' | undefi
 }
 
 /** Chat, answered whole or as a stream. A client that leaves never ends its run. */
-export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
+export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
   app.post(
     '/v1/chat/:tenant/:agent',
     {
       ...access('agent-key'),
       onRequest: limit,
       bodyLimit,
-      schema: { tags, params: ChatParams, body: ChatBody, response: { 200: ChatReply } },
+      schema: { tags, params: ChatParams, headers: IdempotencyHeaders, body: ChatBody, response: { 200: ChatReply } },
     },
     async (request, reply) => {
       const caller = callerOf(request)
-      const run = await chats.start(caller, request.body)
-      nameRun(reply, run)
-      const outcome = await waits.for(run.ended, caller.agent.syncMaxDurationMs)
-      if (typeof outcome !== 'object' || outcome.status !== 'ok') throw noAnswer(run, outcome)
-      return { conversation_id: run.conversationId, message: outcome.message, public_run_id: run.publicRunId }
+      const begun = await begin(caller, request.body, request.headers['idempotency-key'])
+      nameRun(reply, begun)
+      const { chat } = begun
+      const ended = (signal: AbortSignal): Promise<Outcome | undefined> => chat.ended(signal)
+      const outcome = await waits.for(ended, caller.agent.syncMaxDurationMs).catch(async (error: unknown) => {
+        await begun.settle()
+        throw error
+      })
+      await begun.settle(typeof outcome === 'object' ? outcome : undefined)
+      if (typeof outcome !== 'object' || outcome.status !== 'ok') throw noAnswer(chat, outcome)
+      return { conversation_id: chat.conversationId, message: outcome.message, public_run_id: chat.publicRunId }
     },
   )
   app.post(
@@ -55,15 +64,17 @@ export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatM
       ...access('agent-key'),
       onRequest: limit,
       bodyLimit,
-      schema: { tags, params: ChatParams, body: ChatBody, response: { 200: EventStream } },
+      schema: { tags, params: ChatParams, headers: IdempotencyHeaders, body: ChatBody, response: { 200: EventStream } },
     },
     async (request, reply) => {
-      const run = await chats.start(callerOf(request), request.body)
-      nameRun(reply, run)
+      const begun = await begin(callerOf(request), request.body, request.headers['idempotency-key'])
+      nameRun(reply, begun)
+      const { chat } = begun
       // A run that the conductor did not take is an answer, not a stream.
-      const refused = await run.dispatched
-      if (refused) throw noAnswer(run, refused)
-      return sse(request, reply, (signal) => run.log.follow(0, signal), { heartbeatMs })
+      const refused = await chat.dispatched
+      await begun.settle(refused)
+      if (refused) throw noAnswer(chat, refused)
+      return sse(request, reply, (signal) => chat.follow(signal), { heartbeatMs })
     },
   )
 }

@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { createAuthenticator } from './authenticate.ts'
@@ -9,8 +10,10 @@ import { chatRoutes } from './chat.routes.ts'
 import { createInstance } from './instance.ts'
 import { createMetrics } from './metrics.ts'
 import { createNotes } from './notes.ts'
+import { createBeginOnce } from './once.ts'
 import { preflightRoutes } from './origin.ts'
 import { createHitCounter, createKeyLimit } from './rate-limit.ts'
+import { createJoin } from './resume.ts'
 import { runRoutes } from './runs.routes.ts'
 import { commitOutcome, createChatService, outcomeOfFailure } from './service.ts'
 import { createSweep } from './sweep.ts'
@@ -29,9 +32,9 @@ export default definePlugin({
     heartbeat: Duration('15s', 'Silence after which an open stream gets a `: ping`.'),
     drain: Duration('20s', 'What synchronous calls under way get to finish when the server stops.'),
   }),
-  requires: { database: Database, tokens: Tokens, kv: Kv, dispatch: RunDispatch },
+  requires: { database: Database, tokens: Tokens, kv: Kv, dispatch: RunDispatch, idempotency: Idempotency },
   async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
-    const { database, tokens, kv, dispatch } = deps
+    const { database, tokens, kv, dispatch, idempotency } = deps
     // Said at boot, not at the first chat: without the pepper no key could be checked.
     tokens.hash('ao:pub-key:v1', '')
     const metrics = createMetrics(registry, () => watchers.size)
@@ -68,6 +71,7 @@ export default definePlugin({
       log,
       onFallback: metrics.limitFallback,
     })
+    const begin = createBeginOnce({ idempotency, chats, join: createJoin({ database, dispatch, watchers }) })
     const waits = createSyncWaits(stopping, config.drain)
 
     routes('gateway', async (app) => {
@@ -79,7 +83,7 @@ export default definePlugin({
       await app.register(async (guarded) => {
         guarded.addHook('onRequest', authenticate)
         const limit = await createKeyLimit(guarded, callerOf, countHit)
-        chatRoutes(guarded, { chats, waits, callerOf, limit, heartbeatMs: config.heartbeat })
+        chatRoutes(guarded, { begin, waits, callerOf, limit, heartbeatMs: config.heartbeat })
         runRoutes(guarded, { database, dispatch, watchers, callerOf, heartbeatMs: config.heartbeat })
       })
     })

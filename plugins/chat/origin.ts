@@ -4,7 +4,8 @@ import type { Authenticator } from './authenticate.ts'
 import { originNotAllowed } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
-const exposed = 'x-request-id, x-conversation-id, x-public-run-id, retry-after, ratelimit, ratelimit-policy'
+const exposed =
+  'x-request-id, x-conversation-id, x-public-run-id, retry-after, ratelimit, ratelimit-policy, idempotency-replayed'
 const methods = 'GET, POST, DELETE, OPTIONS'
 const headers = 'authorization, content-type, last-event-id, idempotency-key'
 /** Browsers ask again after ten minutes, so a withdrawn origin does not stay usable for long. Seconds. */

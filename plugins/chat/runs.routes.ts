@@ -69,10 +69,11 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
       void reply.header('x-public-run-id', run.publicRunId).header('x-conversation-id', run.conversationId)
       if (watcher) return sse(request, reply, (signal) => watcher.log.follow(after, signal), { heartbeatMs })
       const { outcome } = run as StoredRun
+      const { exposeToolEvents } = caller.agent
       const source = (signal: AbortSignal): AsyncGenerator<string> =>
         outcome
           ? once(terminalFrame(run, outcome))
-          : followElsewhere({ database, dispatch }, run as StoredRun, caller.agent.exposeToolEvents, after, signal)
+          : followElsewhere({ database, dispatch }, run as StoredRun, { exposeToolEvents, afterSeq: after }, signal)
       return sse(request, reply, source, { heartbeatMs })
     },
   )

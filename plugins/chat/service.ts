@@ -24,9 +24,18 @@ interface Dependencies {
   onDoubt(tenantId: string): void
 }
 
+/** The ids of a chat, chosen before it begins. */
+export type ChatIds = { readonly conversationId: string; readonly publicRunId: string; readonly runId: string }
+
+export const newChatIds = ({ conversation_id: continued }: ChatBody): ChatIds => ({
+  conversationId: continued ?? newId('conv'),
+  publicRunId: newId('prun'),
+  runId: newId('run'),
+})
+
 export interface ChatService {
   /** Stores the message and its run, and starts watching; the conversation is new when the body names none. */
-  start(caller: Caller, body: ChatBody): Promise<Watcher>
+  start(caller: Caller, body: ChatBody, ids?: ChatIds): Promise<Watcher>
   /** Runs that are being written and have no watcher yet: nobody's orphans. */
   readonly beginning: ReadonlySet<string>
 }
@@ -62,7 +71,8 @@ export function createChatService({ database, dispatch, log, watchers, owner, on
 
   return {
     beginning,
-    async start({ tenantId, agent }, { message, conversation_id: continued, metadata }) {
+    async start({ tenantId, agent }, body, ids = newChatIds(body)) {
+      const { message, conversation_id: continued, metadata } = body
       const endUserId = metadata?.end_user_id
       if (message.includes('\0')) throw invalidText('body/message')
       if (endUserId?.includes('\0')) throw invalidText('body/metadata/end_user_id')
@@ -70,9 +80,7 @@ export function createChatService({ database, dispatch, log, watchers, owner, on
       const chat: NewChat = {
         tenantId,
         publishedId: agent.id,
-        conversationId: continued ?? newId('conv'),
-        publicRunId: newId('prun'),
-        runId: newId('run'),
+        ...ids,
         owner: await owner(),
         message,
         ...(endUserId === undefined ? {} : { endUserId }),

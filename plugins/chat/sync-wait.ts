@@ -1,7 +1,7 @@
 /** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
 export interface SyncWaits {
-  /** The value, or why there is none yet. */
-  for<T>(promise: Promise<T>, ms: number): Promise<T | 'timeout' | 'stopping'>
+  /** What `work` resolves to, or why there is nothing yet; then its signal aborts. */
+  for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number): Promise<T | 'timeout' | 'stopping'>
 }
 
 export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWaits {
@@ -16,16 +16,23 @@ export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWai
   if (stopping.aborted) stop()
   else stopping.addEventListener('abort', stop, { once: true })
   return {
-    for<T>(promise: Promise<T>, ms: number) {
+    for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number) {
+      const over = new AbortController()
       return new Promise<T | 'timeout' | 'stopping'>((resolve, reject) => {
         if (drained) return resolve('stopping')
-        const giveUp = (): void => resolve('stopping')
-        const timer = setTimeout(() => resolve('timeout'), ms)
+        const end = (why: 'timeout' | 'stopping'): void => {
+          resolve(why)
+          over.abort()
+        }
+        const giveUp = (): void => end('stopping')
+        const timer = setTimeout(() => end('timeout'), ms)
         giveUps.add(giveUp)
-        promise.then(resolve, reject).finally(() => {
-          clearTimeout(timer)
-          giveUps.delete(giveUp)
-        })
+        work(over.signal)
+          .then(resolve, reject)
+          .finally(() => {
+            clearTimeout(timer)
+            giveUps.delete(giveUp)
+          })
       })
     },
   }

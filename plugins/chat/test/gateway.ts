@@ -7,6 +7,7 @@ import { Database } from '#contracts/database'
 import { type Hit, Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { databasePlugin, fake, freshDatabase, testKernel, type TestKernel } from '#testing'
+import idempotency from '../../idempotency/index.ts'
 import chat from '../index.ts'
 import { createSlidingWindow } from '../sliding-window.ts'
 import { scriptedDispatch, type ScriptedDispatch } from './scripted-dispatch.ts'
@@ -110,6 +111,7 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
       fake(Tokens, tokens),
       fake(Kv, kv),
       fake(RunDispatch, dispatch as RunDispatch),
+      idempotency,
       peek,
       { name: 'chat', plugin: chat, config: options.config ?? {} },
     ],
