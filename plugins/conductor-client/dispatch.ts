@@ -6,9 +6,9 @@ import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
 import { follow } from './follow.ts'
 
-/** A dispatch is tried again for this long; a person waits for it. */
-const patienceMs = 2_000
-const pauseMs = 150
+/** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
+const defaultPatienceMs = 10_000
+const pauseMs = { first: 100, longest: 800 }
 const maxBodyBytes = 64 * 1024
 /** A run's answer may be long; its events are not asked for. */
 const maxSummaryBytes = 8 * 1024 * 1024
@@ -17,13 +17,17 @@ const questionMs = 5_000
 const runPath = (runId: string): string => `/api/runs/${encodeURIComponent(runId)}`
 
 /** Runs of a conductor in another process, over its signed internal listener. Specification 5.3. */
-export function createDispatch(conductor: Conductor, about: Readonly<Record<string, unknown>>): RunDispatch {
+export function createDispatch(
+  conductor: Conductor,
+  about: Readonly<Record<string, unknown>>,
+  patienceMs = defaultPatienceMs,
+): RunDispatch {
   const within = (): AbortSignal => AbortSignal.timeout(questionMs)
 
   /** Same id in every attempt: after a lost answer the conductor attaches to the run that exists. */
   const submit = async (tenantId: string, body: Uint8Array, signal: AbortSignal): Promise<Reply> => {
     const until = performance.now() + patienceMs
-    for (;;) {
+    for (let pause = pauseMs.first; ; pause = Math.min(pause * 2, pauseMs.longest)) {
       let failure: AppError
       try {
         const reply = await conductor.call({
@@ -42,7 +46,7 @@ export function createDispatch(conductor: Conductor, about: Readonly<Record<stri
         failure = conductorUnreachable({ cause: error })
       }
       if (performance.now() >= until) throw failure
-      await sleep(pauseMs, undefined, { signal })
+      await sleep(pause, undefined, { signal })
     }
   }
 

@@ -122,7 +122,8 @@ export const task = { id: 'run_1', profile: 'p', prompt: 'Grüße' }
 export function client(t: TestContext, conductor: FakeConductor, signer = recordingSigner()): RunDispatch {
   const peer = createConductor(new URL(conductor.url), signer)
   t.after(() => peer.close())
-  return createDispatch(peer, {})
+  // Enough for two repetitions; nobody waits here for a conductor that restarts.
+  return createDispatch(peer, {}, 500)
 }
 
 /** Joins chunks, checking that they follow one another. */
