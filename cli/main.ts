@@ -9,6 +9,7 @@ import { addMigrate } from './migrate.ts'
 import { addPlugins } from './plugins.ts'
 import { addPostgres } from './postgres.ts'
 import { addStart } from './start.ts'
+import { addTenant } from './tenant.ts'
 import { CliError } from './terminal.ts'
 
 /** Runs a command line and resolves to its exit code: 0 done, 1 failed, 2 used wrongly. */
@@ -23,7 +24,7 @@ export async function main(argv: readonly string[]): Promise<number> {
     .version(manifest.version)
     .exitOverride()
     .showHelpAfterError('(agent-orc --help lists the commands)')
-  for (const add of [addDev, addStart, addChat, addKey, addMigrate, addCheckConfig, addPlugins, addPostgres])
+  for (const add of [addDev, addStart, addChat, addKey, addTenant, addMigrate, addCheckConfig, addPlugins, addPostgres])
     add(program)
   try {
     await program.parseAsync(argv)

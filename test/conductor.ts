@@ -46,6 +46,7 @@ export async function startConductor(t: TestContext, variables: Record<string, s
   const { database, tokens, signers } = parts[0]!
   const app = kernel.listeners['conductor']!
   const internal = kernel.listeners['internal']!
+  const gateway = kernel.listeners['gateway']!
 
   /** `body` is sent as JSON text. */
   const call = (key: string | undefined, method: Method, url: string, body?: unknown) =>
@@ -60,5 +61,5 @@ export async function startConductor(t: TestContext, variables: Record<string, s
     })
   const issue = (tenantId: string, role: TenantRole) =>
     issueKey(database, tokens, { tenantId, role, label: role, createdBy: 'test' })
-  return { app, internal, database, signers, call, issue }
+  return { app, internal, gateway, database, signers, call, issue }
 }

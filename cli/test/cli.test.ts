@@ -25,6 +25,9 @@ test('usage errors exit with 2, say what is wrong on stderr, and leave stdout em
     ['start', '--colour'],
     ['dev', '--port', 'many'],
     ['key', 'issue', '--tenant', 'default', '--role', 'king'],
+    ['tenant', 'create'],
+    ['tenant', 'create', 'Not An Id'],
+    ['tenant', 'create', 'x', '--name', ''],
     ['chat', 'support'],
   ]
   for (const { args, result } of await Promise.all(wrong.map(async (args) => ({ args, result: await run(t, args) })))) {
@@ -38,7 +41,7 @@ test('usage errors exit with 2, say what is wrong on stderr, and leave stdout em
 test('--help and --version answer on stdout with 0', async (t) => {
   const help = await run(t, ['--help'])
   assert.equal(help.code, 0)
-  for (const command of ['dev', 'start', 'chat', 'key', 'migrate', 'check-config', 'plugins', 'postgres']) {
+  for (const command of ['dev', 'start', 'chat', 'key', 'tenant', 'migrate', 'check-config', 'plugins', 'postgres']) {
     assert.match(help.stdout, new RegExp(`^  ${command}\\b`, 'm'))
   }
   const version = await run(t, ['--version'])

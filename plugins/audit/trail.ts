@@ -1,4 +1,3 @@
-import type { FastifyBaseLogger } from 'fastify'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
@@ -10,7 +9,7 @@ const maxText = 1_024
 /** PostgreSQL stores no NUL, and an escaped one in a path becomes one in a parameter. */
 const storable = (text: string): string => text.slice(0, maxText).replaceAll('\0', '\uFFFD')
 
-export function createAuditTrail(database: Database, log: Pick<FastifyBaseLogger, 'warn'>): AuditTrail {
+export function createAuditTrail(database: Database, log: { warn(fields: object, message: string): void }): AuditTrail {
   return {
     async begin({ target, request, ...write }) {
       const entry = { tenantId: write.tenantId, id: newId('aud') }
