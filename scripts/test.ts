@@ -11,6 +11,7 @@ const folders = [
   'plugins',
   'runtimes',
   'providers',
+  'chaos',
   'cli',
   'embedded-postgres',
   'http-exchange',

@@ -1,0 +1,109 @@
+import { createParser } from 'eventsource-parser'
+import type { Seen } from './observed.ts'
+
+/** A server pings every 15 s: a stream that is silent for longer is dead. */
+const silentMs = 20_000
+
+export interface Answer {
+  readonly status: number
+  readonly body: Readonly<Record<string, unknown>>
+  readonly headers: Headers
+}
+
+/** One question whose answer is small. Rejects when the connection fails or nobody answers within `ms`. */
+export async function ask(url: string, key: string, method: string, body: unknown, ms: number): Promise<Answer> {
+  const response = await fetch(url, { ...request(key, method, body), signal: AbortSignal.timeout(ms) })
+  const text = await response.text()
+  const isJson = response.headers.get('content-type')?.includes('json') ?? false
+  return {
+    status: response.status,
+    headers: response.headers,
+    body: isJson ? (JSON.parse(text) as Record<string, unknown>) : {},
+  }
+}
+
+export interface Reading {
+  readonly status: number
+  readonly headers: Headers
+  /** The body of an answer that is no stream. */
+  readonly body: Readonly<Record<string, unknown>>
+  /** Events as they arrive. Ends with the connection, however that ended. */
+  readonly events: AsyncGenerator<Seen>
+  leave(): void
+}
+
+/** Opens an event stream. */
+export async function open(
+  url: string,
+  key: string,
+  method: 'GET' | 'POST',
+  body: unknown,
+  after: number,
+  ms: number,
+): Promise<Reading> {
+  const abort = new AbortController()
+  let timer = setTimeout(() => abort.abort(), ms)
+  try {
+    const init = request(key, method, body)
+    if (after > 0) init.headers['last-event-id'] = String(after)
+    const response = await fetch(url, { ...init, signal: abort.signal })
+    const isStream = response.headers.get('content-type')?.includes('event-stream') ?? false
+    const text = isStream ? '' : await response.text()
+    const heard = (): void => {
+      clearTimeout(timer)
+      timer = setTimeout(() => abort.abort(), silentMs)
+    }
+    async function* events(): AsyncGenerator<Seen> {
+      const ready: Seen[] = []
+      const parser = createParser({ onEvent: (event) => void ready.push(seen(event)) })
+      const decoder = new TextDecoder()
+      heard()
+      try {
+        for await (const bytes of response.body!) {
+          heard()
+          parser.feed(decoder.decode(bytes as Uint8Array, { stream: true }))
+          yield* ready.splice(0)
+        }
+      } catch {
+        // A connection that broke: the client comes back.
+      } finally {
+        clearTimeout(timer)
+        abort.abort()
+      }
+    }
+    return {
+      status: response.status,
+      headers: response.headers,
+      body: text.startsWith('{') ? (JSON.parse(text) as Record<string, unknown>) : {},
+      events: isStream ? events() : none(),
+      leave: () => abort.abort(),
+    }
+  } finally {
+    clearTimeout(timer)
+  }
+}
+
+async function* none(): AsyncGenerator<Seen> {}
+
+const request = (key: string, method: string, body: unknown) => ({
+  method,
+  headers: {
+    authorization: `Bearer ${key}`,
+    ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+  } as Record<string, string>,
+  ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+})
+
+function seen({
+  id,
+  event = 'message',
+  data,
+}: {
+  id?: string | undefined
+  event?: string | undefined
+  data: string
+}): Seen {
+  const { text, message } = JSON.parse(data) as { text?: string; message?: string }
+  const said = text ?? (event === 'done' ? message : undefined)
+  return { seq: Number(id ?? 0), type: event, ...(said === undefined ? {} : { text: said }) }
+}

@@ -1,0 +1,121 @@
+// `npm run chaos`: two of each role on real stores, under load, while processes are killed, frozen and cut off. In the end
+// everything on record and everything that clients saw must keep the promises. See docs/reliability.md.
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { publishAgents } from './agents.ts'
+import { check } from './checker.ts'
+import { injectFaults } from './faults.ts'
+import { startFleet } from './fleet.ts'
+import { startLoad } from './load.ts'
+import { startModel } from './model.ts'
+import { type Options, readOptions, usage } from './options.ts'
+import { createOrphans } from './orphans.ts'
+import { createRandom } from './random.ts'
+import { judge, table } from './report.ts'
+import { names, schedule } from './schedule.ts'
+import { startServers } from './servers.ts'
+import { countOpen, readStored } from './stored.ts'
+
+const progressMs = 10_000
+/** What the service promises to need until it is whole again, and what it is watched for so that more can be measured. */
+const watchMs = 60_000
+const say = (text: string): void => void process.stderr.write(`${text}\n`)
+
+async function main(options: Options): Promise<boolean> {
+  const folder = await mkdtemp(join(tmpdir(), 'agent-orc-chaos-'))
+  const logs = join(folder, 'logs')
+  const stops: (() => Promise<unknown>)[] = []
+  const stop = async (): Promise<void> => {
+    for (const fn of stops.splice(0).toReversed()) await fn()
+  }
+  process.once('SIGINT', () => void stop().then(() => process.exit(130)))
+  try {
+    say(`seed ${options.seed}, ${options.minutes} min, logs in ${logs}`)
+    const servers = await startServers(folder)
+    stops.push(() => servers.stop())
+    if (!servers.ownsRedis) say('no redis-server on the PATH: an existing Redis is cut off by proxies, never stopped')
+    const model = await startModel()
+    stops.push(() => model.stop())
+    const fleet = await startFleet(servers, model, logs)
+    stops.push(() => fleet.stop())
+    await Promise.all(names.map((name) => fleet.start(name)))
+    await whole(fleet)
+    const agents = await publishAgents(fleet.url('conductor-1'), fleet.apiKey)
+    const orphans = createOrphans(servers.dsn, fleet.instancesOf)
+
+    const random = createRandom(options.seed)
+    const faults = schedule(random, options.minutes * 60_000).filter(
+      (fault) => servers.ownsRedis || fault.kind !== 'restart' || fault.store !== 'redis',
+    )
+    const began = performance.now()
+    const load = startLoad({
+      ...agents,
+      random: createRandom(options.seed + 1),
+      rate: options.rate,
+      client: {
+        apiKey: fleet.apiKey,
+        gateways: [fleet.url('gateway-1'), fleet.url('gateway-2')],
+        conductors: [fleet.url('conductor-1'), fleet.url('conductor-2')],
+      },
+    })
+    const progress = setInterval(() => {
+      const seconds = Math.round((performance.now() - began) / 1_000)
+      say(`${String(seconds).padStart(6)} s  ${load.begun} begun, ${load.observed.length} over, ${load.busy} under way`)
+    }, progressMs)
+    await injectFaults(faults, { fleet, servers, orphans, say })
+    const faultsOver = performance.now()
+    say(`${((faultsOver - began) / 1_000).toFixed(1).padStart(6)} s  the last fault is over`)
+    const healed = await whole(fleet)
+    const healMs = performance.now() - faultsOver
+    await load.finish()
+    // Everything that clients were told is stored by now; what no client waits for may still be on its way.
+    for (let left = watchMs / 250; left > 0 && (await countOpen(servers.dsn)) > 0; left--) await sleep(250)
+    clearInterval(progress)
+
+    const stored = await readStored(servers.dsn)
+    const verdict = judge({
+      options,
+      stored,
+      observed: load.observed,
+      problems: [...check(stored, load.observed), ...orphans.stuck],
+      orphanMs: orphans.times(stored),
+      healMs: healed ? healMs : undefined,
+      faults,
+      begun: load.begun,
+      refused: load.refused,
+    })
+    process.stdout.write(options.json ? `${JSON.stringify(verdict)}\n` : `\n${table(verdict)}\n`)
+    if (!verdict.passed)
+      say(`FAILED. Again: npm run chaos -- --seed ${options.seed} --minutes ${options.minutes}\nLogs: ${logs}`)
+    await stop()
+    if (verdict.passed) await rm(folder, { recursive: true, force: true })
+    return verdict.passed
+  } finally {
+    await stop()
+  }
+}
+
+/** Resolves to true when everybody is ready, to false when somebody is not in time. */
+async function whole(fleet: { unready(): Promise<readonly string[]> }): Promise<boolean> {
+  const until = performance.now() + watchMs
+  for (;;) {
+    const unready = await fleet.unready()
+    if (unready.length === 0) return true
+    if (performance.now() > until) {
+      say(`not ready: ${unready.join(', ')}`)
+      return false
+    }
+    await sleep(100)
+  }
+}
+
+let options: Options | undefined
+try {
+  options = readOptions(process.argv.slice(2))
+} catch (error) {
+  say(`${error instanceof Error ? error.message : String(error)}\n${usage}`)
+  process.exitCode = 2
+}
+if (options && !(await main(options))) process.exitCode = 1
