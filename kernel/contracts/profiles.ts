@@ -71,6 +71,13 @@ export const ProfileInput = Type.Object(
         description:
           'What becomes of a run whose worker, runner or conductor dies: it ends, which is the default, or it is tried again.',
       }),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    pool: Type.Optional(
+      Type.String({
+        maxLength: 64,
+        description: 'Name of the pool on whose runners new sessions are placed; any runner unless given.',
+      }),
+    ),
     ),
     workerPlacement: Type.Optional(Type.Unknown({ description: 'Computed on read; ignored on write.' })),
   },
@@ -92,6 +99,19 @@ export const Profile = Type.Object({
   sandbox: Type.Optional(Type.Unknown()),
   limits: ProfileLimits,
   metadata: Type.Record(Type.String(), Type.Unknown()),
+  pool: Type.Optional(Type.String()),
+  /**
+   * What the pool allows, an absent list being any. Only in snapshots: a session stays in the pool it was created in, also
+   * when it moves to another runner.
+   */
+  placement: Type.Optional(
+    Type.Object({
+      runners: Type.Optional(Type.Array(Type.String())),
+      runtimes: Type.Optional(Type.Array(Type.String())),
+    }),
+  ),
+  /** Absent only in what a release without versions wrote: its sessions' snapshots, and what its processes send. */
+  version: Type.Optional(Type.Integer({ minimum: 1, description: 'Counts what was ever stored under this name.' })),
   createdAt: Type.String({ format: 'date-time' }),
   updatedAt: Type.String({ format: 'date-time' }),
 })
@@ -100,6 +120,8 @@ export type Profile = Static<typeof Profile>
 /** Read access to profiles, for the plugins that run or publish them. */
   onCrash: Type.Optional(Type.Union([Type.Literal('interrupt'), Type.Literal('retry')])),
 export interface Profiles {
+  /** The same with `placement`, in one look-up: what a session is created from. */
+  findPlaced(tenantId: string, name: string): Promise<Profile | undefined>
   find(tenantId: string, name: string): Promise<Profile | undefined>
   /** The same inside a transaction the caller already has. */
   findIn(tx: TenantTx, name: string): Promise<Profile | undefined>

@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
+import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import { Profile } from './profiles.ts'
 import type { StateBundle } from './runtime.ts'
 import { attemptFields } from './replay.ts'
@@ -47,6 +48,64 @@ export interface BroadcastPool {
   readonly [more: string]: unknown
 }
 
+/** What a runner does and what it sees of its sidecars; counts are of its process, across tenants. Null: not measured. Specification 4.22. */
+export const RunnerTopology = Type.Object({
+  process: Type.Object({
+    allocBytes: Type.Integer({ description: 'Live JavaScript heap.' }),
+    sysBytes: Type.Integer({ description: 'Resident set.' }),
+    heapInuseBytes: Type.Integer({ description: 'Heap taken from the system.' }),
+    numGoroutine: Type.Union([Type.Integer(), Type.Null()], { description: 'Always null: Node has no goroutines.' }),
+    numCPU: Type.Integer(),
+    uptimeSeconds: Type.Number(),
+  }),
+  activeSessions: Type.Integer(),
+  sessionsByRuntime: Type.Record(Type.String(), Type.Integer()),
+  sidecars: Type.Array(
+    Type.Object({
+      runtime: Type.String(),
+      kind: Type.Union([Type.Literal('stub'), Type.Literal('sidecar')]),
+      state: Type.Union(['stub', 'live', 'cold', 'degraded', 'unreachable'].map((state) => Type.Literal(state))),
+      url: Type.String(),
+      observedInstances: Type.Union([
+        Type.Array(Type.Object({ instance: Type.String(), inflight: Type.Integer(), lastSeenAt: Type.String() })),
+        Type.Null(),
+      ]),
+    }),
+  ),
+})
+export type RunnerTopology = Static<typeof RunnerTopology>
+
+/** A session whose conversation changed since its runner last gave it out. */
+export const UnsavedSession = Type.Object({ tenantId: Type.String(), sessionId: Type.String() })
+export type UnsavedSession = Static<typeof UnsavedSession>
+
+/** A sandbox worker of a session, read live from its substrate. Specification 2.12. */
+export const WorkerLease = Type.Object(
+  {
+    sessionId: Type.String(),
+    state: Type.Union(
+      ['starting', 'running', 'paused', 'gone', 'unknown'].map((state) => Type.Literal(state)),
+      {
+        description: '`gone`: the next run launches another one; `unknown`: the substrate could not be reached.',
+      },
+    ),
+  },
+  { additionalProperties: true },
+)
+export type WorkerLease = Static<typeof WorkerLease>
+
+/** A session's lease of the VirtualFS. Specification 2.12. */
+export const VfsLease = Type.Object(
+  {
+    sessionId: Type.String(),
+    allowedMounts: Type.Optional(
+      Type.Array(Type.String(), { description: 'Empty or absent: the session may use every mount.' }),
+    ),
+  },
+  { additionalProperties: true },
+)
+export type VfsLease = Static<typeof VfsLease>
+
 /** A session as the runner holds it in memory. `status`: 0 idle, 1 running, 2 errored, 3 shutdown on the wire. */
 export interface RunnerSession {
   readonly id: string
@@ -69,10 +128,13 @@ export interface RunnerLink {
   /** First 8 hex of SHA-256 of the runner's base URL. In process it is known once the kernel listens. */
   readonly hash: string
   info(signal?: AbortSignal): Promise<RunnerInfo>
-  putProfile(tenantId: string, profile: Profile): Promise<void>
-  deleteProfile(tenantId: string, name: string): Promise<void>
-  putPool(tenantId: string, pool: BroadcastPool): Promise<void>
-  deletePool(tenantId: string, id: string): Promise<void>
+  /**
+   * Takes a page of the broadcast if it continues what the runner has of the tenant. Resolves to the revision that it has
+   * then: less than `page.after` when something in between is missing, more when somebody else has told it more.
+   */
+  takeBroadcast(tenantId: string, page: BroadcastPage): Promise<number>
+  /** Those of the tenants of which the runner has less than that. */
+  behind(revisions: BroadcastRevisions): Promise<string[]>
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
   /** Shuts the session down, and its MCP endpoint with it. Idempotent. */
   deleteSession(tenantId: string, sessionId: string): Promise<void>
@@ -150,3 +212,8 @@ export interface RunnerService extends RunnerLink {
   cancelRun(tenantId: string, runId: string): void
 }
 export const RunnerCore = capability<RunnerService>('runner.core')
+  /** Not the broadcast of this release: one profile or pool as an earlier one sends it. An older version never replaces a newer. */
+  putProfile(tenantId: string, profile: Profile): Promise<void>
+  deleteProfile(tenantId: string, name: string): Promise<void>
+  putPool(tenantId: string, pool: BroadcastPool): Promise<void>
+  deletePool(tenantId: string, id: string): Promise<void>

@@ -1,6 +1,7 @@
 import { AppError, appError, conflict, notFound } from '#kernel'
 
 export const unknownProfile = notFound
+export const unknownVersion = notFound
 export const nameTaken = (name: string) => conflict({ message: `There already is a profile named '${name}'.` })
 export const idTaken = (id: string) => conflict({ message: `Another profile has the id '${id}'.` })
 export const idChanged = () => conflict({ message: 'The id of a profile cannot change; leave it out.' })
@@ -12,3 +13,14 @@ export const unstorableText = appError(
 )
 export const unknownSkill = (name: string) =>
   new AppError(`unknown_skill: ${name}`, 400, { message: 'This installation has no skill of that name.' })
+export const unknownPool = (name: string) =>
+  new AppError(`unknown_pool: ${name}`, 400, { message: 'There is no pool of that name; create it first.' })
+export const poolWithoutRuntime = (pool: string, runtime: string) =>
+  new AppError('pool_without_runtime', 400, {
+    message: `The pool '${pool}' is not for profiles of runtime '${runtime}'.`,
+  })
+export const preconditionFailed = (version: number) =>
+  new AppError('precondition_failed', 412, {
+    message: `The profile is at version ${version}: read it again, and write with that ETag.`,
+    detail: { version },
+  })

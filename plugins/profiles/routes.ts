@@ -2,61 +2,126 @@ import { Type } from '@sinclair/typebox'
 import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
-import { pageHeaders, PageQuery } from '#contracts/paging'
-import { isProfileName, Profile } from '#contracts/profiles'
+import { pageHeaders } from '#contracts/paging'
+import { isProfileName, type Profile } from '#contracts/profiles'
 import { unknownProfile } from './errors.ts'
-import { CreateProfile, NameParams, NoContent, ReplaceProfile } from './schema.ts'
+import { etagOf, matchedVersions } from './etag.ts'
+import { CreateProfile, ListQuery, NameParams, NoContent, ProfileView, ReplaceProfile, WriteHeaders } from './schema.ts'
 import type { ProfileService } from './service.ts'
-import { findProfile, listProfiles } from './store.ts'
+import { findPlaced, listProfiles } from './store.ts'
 
 const tags = ['profiles']
 
-export function profileRoutes(app: App, guard: Guard, database: Database, service: ProfileService): void {
+/** Adds what is computed when a profile is read. */
+export type ViewOf = (profile: Profile) => ProfileView
+
+export function profileRoutes(
+  app: App,
+  guard: Guard,
+  database: Database,
+  service: ProfileService,
+  viewOf: ViewOf,
+): void {
   app.get(
     '/api/profiles',
-    { ...access('member'), schema: { tags, querystring: PageQuery, response: { 200: Type.Array(Profile) } } },
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List profiles',
+        querystring: ListQuery,
+        response: { 200: Type.Array(ProfileView) },
+      },
+    },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
-      const { profiles, total } = await listProfiles(database, tenantId, request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return profiles
+      const { q, ...page } = request.query
+      const { profiles, total } = await listProfiles(database, tenantId, q, page)
+      void reply.headers(pageHeaders(request.url, page, total))
+      return profiles.map(viewOf)
     },
   )
   app.post(
     '/api/profiles',
-    { ...access('admin'), schema: { tags, body: CreateProfile, response: { 201: Profile } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Create a profile',
+        description:
+          'Stored as version 1, or the next one if the name was in use before, then broadcast to every runner.',
+        body: CreateProfile,
+        response: { 201: ProfileView },
+      },
+    },
     async (request, reply) => {
-      const profile = await service.create(guard.callerOf(request).tenantId, request.body)
-      return reply.code(201).send(profile)
+      const caller = guard.callerOf(request)
+      const profile = await service.create(caller.tenantId, request.body, caller)
+      return reply.code(201).header('etag', etagOf(profile.version)).send(viewOf(profile))
     },
   )
   app.get(
     '/api/profiles/:name',
-    { ...access('member'), schema: { tags, params: NameParams, response: { 200: Profile } } },
-    async (request) => {
-      const name = known(request.params.name)
-      const profile = await findProfile(database, guard.callerOf(request).tenantId, name)
+    {
+      ...access('member'),
+      schema: { tags, summary: 'Get a profile', params: NameParams, response: { 200: ProfileView } },
+    },
+    async (request, reply) => {
+      const name = knownName(request.params.name)
+      const profile = await findPlaced(database, guard.callerOf(request).tenantId, name)
       if (!profile) throw unknownProfile()
-      return profile
+      void reply.header('etag', etagOf(profile.version))
+      return viewOf(profile)
     },
   )
   app.put(
     '/api/profiles/:name',
-    { ...access('admin'), schema: { tags, params: NameParams, body: ReplaceProfile, response: { 200: Profile } } },
-    async (request) => service.replace(guard.callerOf(request).tenantId, known(request.params.name), request.body),
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Replace a profile',
+        description:
+          'Stores a new version and broadcasts it. Existing sessions keep the version they were created with.',
+        params: NameParams,
+        headers: WriteHeaders,
+        body: ReplaceProfile,
+        response: { 200: ProfileView },
+      },
+    },
+    async (request, reply) => {
+      const caller = guard.callerOf(request)
+      const versions = matchedVersions(request.headers['if-match'])
+      const name = knownName(request.params.name)
+      const profile = await service.replace(caller.tenantId, name, request.body, versions, caller)
+      void reply.header('etag', etagOf(profile.version))
+      return viewOf(profile)
+    },
   )
   app.delete(
     '/api/profiles/:name',
-    { ...access('admin'), schema: { tags, params: NameParams, response: { 204: NoContent } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Delete a profile',
+        description:
+          'Removes it from every runner; existing sessions keep their snapshot. Its versions stay, and go on counting if the name is used again.',
+        params: NameParams,
+        headers: WriteHeaders,
+        response: { 204: NoContent },
+      },
+    },
     async (request, reply) => {
-      await service.remove(guard.callerOf(request).tenantId, known(request.params.name))
+      const versions = matchedVersions(request.headers['if-match'])
+      await service.remove(guard.callerOf(request).tenantId, knownName(request.params.name), versions)
       return reply.code(204).send()
     },
   )
 }
 
 /** A name that no profile can have is an unknown one, and never reaches the database. */
-function known(name: string): string {
+export function knownName(name: string): string {
   if (!isProfileName(name)) throw unknownProfile()
   return name
 }

@@ -1,8 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { ProfileInput } from '#contracts/profiles'
+import { PageQuery } from '#contracts/paging'
+import { Profile, ProfileInput } from '#contracts/profiles'
 
 // A profile that was read may be sent back as it is: what the server computes is accepted and ignored.
 const computed = {
+  version: Type.Optional(Type.Unknown({ description: 'Counted by the server; ignored on write. See `If-Match`.' })),
   createdAt: Type.Optional(Type.Unknown({ description: 'Set by the server; ignored on write.' })),
   updatedAt: Type.Optional(Type.Unknown({ description: 'Set by the server; ignored on write.' })),
 }
@@ -16,7 +18,61 @@ export const ReplaceProfile = Type.Object(
 )
 export type ReplaceProfile = Static<typeof ReplaceProfile>
 
+/** Where the live fleet would run a sandbox worker of the profile now. Specification 2.6. */
+export const WorkerPlacement = Type.Object(
+  {
+    substrate: Type.Union([Type.String(), Type.Null()], { description: 'Null when none could be chosen.' }),
+    source: Type.Union([Type.Literal('profile'), Type.Literal('default'), Type.Literal('unresolved')], {
+      description: '`profile`: it names the substrate; `default`: the default of the runners.',
+    }),
+    servable: Type.Boolean({ description: 'Whether any live runner could run the worker.' }),
+    requested: Type.Optional(
+      Type.String({ description: 'What the profile asks for, when that is not simply what it gets.' }),
+    ),
+    detail: Type.Optional(Type.String({ description: 'Why.' })),
+  },
+  { description: 'Computed on read, for `workerMode: sandbox` while the fleet is known.' },
+)
+export type WorkerPlacement = Static<typeof WorkerPlacement>
+
+/** A stored profile as clients read it. */
+const { placement: _, ...stored } = Profile.properties
+export const ProfileView = Type.Object({ ...stored, workerPlacement: Type.Optional(WorkerPlacement) })
+export type ProfileView = Static<typeof ProfileView>
+
+export const ListQuery = Type.Object({
+  ...PageQuery.properties,
+  q: Type.Optional(
+    Type.String({ maxLength: 64, pattern: '^[^\\u0000]*$', description: 'Part of the name, in any case.' }),
+  ),
+})
+
+/** One stored state of a profile. */
+export const VersionEntry = Type.Object({
+  version: Type.Integer(),
+  createdAt: Type.String({ format: 'date-time' }),
+  createdBy: Type.Optional(Type.String({ description: 'Id of the key that wrote it.' })),
+  restoredFrom: Type.Optional(Type.Integer({ description: 'The older version that it repeats.' })),
+})
+export type VersionEntry = Static<typeof VersionEntry>
+export const ProfileVersion = Type.Object({ ...VersionEntry.properties, profile: Type.Object(stored) })
+export type ProfileVersion = Static<typeof ProfileVersion>
+
 /** Any text: a name that no profile can have is simply unknown. */
 export const NameParams = Type.Object({ name: Type.String() })
+export const VersionParams = Type.Object({
+  name: Type.String(),
+  version: Type.Integer({ minimum: 1, maximum: 2_147_483_647 }),
+})
+
+const etag = '(W/)?"[^"]*"'
+export const WriteHeaders = Type.Object({
+  'if-match': Type.Optional(
+    Type.String({
+      pattern: `^\\s*(\\*|${etag}(\\s*,\\s*${etag})*)\\s*$`,
+      description: 'The `ETag` of the profile as it was read: writes only if it still is the stored one, else 412.',
+    }),
+  ),
+})
 
 export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

@@ -1,31 +1,66 @@
-import { newId } from '#contracts/ids'
+import type { Broadcast } from '#contracts/broadcast'
 import type { Database } from '#contracts/database'
-import type { Profile, ProfileInput } from '#contracts/profiles'
-import type { Change } from './broadcast.ts'
-import { documentOf } from './document.ts'
-import { nameMismatch, unknownSkill } from './errors.ts'
+import { newId } from '#contracts/ids'
+import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
+import { documentOf, type ProfileDocument } from './document.ts'
+import { nameMismatch, poolWithoutRuntime, unknownPool, unknownSkill } from './errors.ts'
 import type { ReplaceProfile } from './schema.ts'
-import { deleteProfile, insertProfile, replaceProfile } from './store.ts'
+import { deleteProfile, type Expected, findPool, insertProfile, replaceProfile, type Writer } from './store.ts'
+import { findVersion } from './versions.store.ts'
 
 /** Writes commit first and are broadcast afterwards: what is stored is the truth. Specification 4.3. */
-export function createProfileService(database: Database, broadcast: (change: Change) => Promise<void>) {
+export function createProfileService(database: Database, broadcast: Broadcast) {
+  /** A pool that is deleted after this look is refused by the database. */
+  const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
+    if (pool === undefined) return
+    const found = isProfileName(pool) ? await findPool(database, tenantId, pool) : undefined
+    if (!found) throw unknownPool(pool)
+    if (found.runtimes && !found.runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
+  }
+  const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
+    checkSkills(document)
+    await checkPool(tenantId, document)
+    return document
+  }
+
   return {
-    async create(tenantId: string, input: ProfileInput): Promise<Profile> {
-      checkSkills(input)
-      const profile = await insertProfile(database, tenantId, input.name, input.id ?? newId('prof'), documentOf(input))
-      await broadcast({ tenantId, name: profile.name, profile })
+    async create(tenantId: string, input: ProfileInput, writer: Writer): Promise<Profile> {
+      const document = await check(tenantId, documentOf(input))
+      const profile = await insertProfile(database, tenantId, input.name, input.id ?? newId('prof'), document, writer)
+      await broadcast.changed(tenantId)
       return profile
     },
-    async replace(tenantId: string, name: string, input: ReplaceProfile): Promise<Profile> {
+    async replace(
+      tenantId: string,
+      name: string,
+      input: ReplaceProfile,
+      versions: Expected['versions'],
+      writer: Writer,
+    ): Promise<Profile> {
       if (input.name !== undefined && input.name !== name) throw nameMismatch()
-      checkSkills(input)
-      const profile = await replaceProfile(database, tenantId, name, input.id, documentOf(input))
-      await broadcast({ tenantId, name, profile })
+      const document = await check(tenantId, documentOf(input))
+      const profile = await replaceProfile(database, tenantId, name, { id: input.id, versions }, document, writer)
+      await broadcast.changed(tenantId)
       return profile
     },
-    async remove(tenantId: string, name: string): Promise<void> {
-      await deleteProfile(database, tenantId, name)
-      await broadcast({ tenantId, name, profile: undefined })
+    /** History is never rewritten: the old state becomes the newest version once more. */
+    async restore(
+      tenantId: string,
+      name: string,
+      version: number,
+      versions: Expected['versions'],
+      { keyId }: Writer,
+    ): Promise<Profile> {
+      const { document } = await findVersion(database, tenantId, name, version)
+      await check(tenantId, document)
+      const writer = { keyId, restoredFrom: version }
+      const profile = await replaceProfile(database, tenantId, name, { versions }, document, writer)
+      await broadcast.changed(tenantId)
+      return profile
+    },
+    async remove(tenantId: string, name: string, versions: Expected['versions']): Promise<void> {
+      await deleteProfile(database, tenantId, name, { versions })
+      await broadcast.changed(tenantId)
     },
   }
 }

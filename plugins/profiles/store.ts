@@ -2,56 +2,88 @@ import { type Database, sqlState, type Statement, type TenantTx, violatedConstra
 import { type Page, pageValues } from '#contracts/paging'
 import type { Profile } from '#contracts/profiles'
 import type { ProfileDocument } from './document.ts'
-import { idChanged, idTaken, nameTaken, unknownProfile, unstorableText } from './errors.ts'
-
-interface Row {
-  name: string
-  id: string
-  document: ProfileDocument
-  created_at: string
-  updated_at: string
-}
-
-const columns = 'name, id, document, created_at, updated_at'
-
-const toProfile = ({ name, id, document, created_at, updated_at }: Row): Profile => ({
-  name,
-  id,
-  ...document,
-  createdAt: created_at,
-  updatedAt: updated_at,
-})
+import {
+  idChanged,
+  idTaken,
+  nameTaken,
+  preconditionFailed,
+  unknownPool,
+  unknownProfile,
+  unstorableText,
+} from './errors.ts'
+import {
+  placedColumns,
+  type PlacedRow,
+  profileColumns,
+  type ProfileRow,
+  toPlaced,
+  toProfile,
+  withPool,
+} from './rows.ts'
 
 const find = (tenantId: string, name: string): Statement => ({
   name: 'profiles_find',
-  text: `SELECT ${columns} FROM profiles WHERE tenant_id = $1 AND name = $2`,
+  text: `SELECT ${profileColumns} FROM profiles p WHERE p.tenant_id = $1 AND p.name = $2`,
   values: [tenantId, name],
 })
 
 export async function findProfile(database: Database, tenantId: string, name: string): Promise<Profile | undefined> {
-  const [row] = await database.unit<Row>(tenantId, find(tenantId, name))
+  const [row] = await database.unit<ProfileRow>(tenantId, find(tenantId, name))
   return row && toProfile(row)
 }
 
 export async function findProfileIn(tx: TenantTx, name: string): Promise<Profile | undefined> {
-  const [row] = await tx.query<Row>(find(tx.tenantId, name))
+  const [row] = await tx.query<ProfileRow>(find(tx.tenantId, name))
   return row && toProfile(row)
 }
 
+/** The first statement of every run in a new session. */
+export async function findPlaced(database: Database, tenantId: string, name: string): Promise<Profile | undefined> {
+  const [row] = await database.unit<PlacedRow>(tenantId, {
+    name: 'profiles_find_placed',
+    text: `SELECT ${placedColumns} FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
+    values: [tenantId, name],
+  })
+  return row && toPlaced(row)
+}
+
+/** `q`: a part of the name, in any case. */
 export async function listProfiles(
   database: Database,
   tenantId: string,
+  q: string | undefined,
   page: Page,
 ): Promise<{ profiles: Profile[]; total: number }> {
-  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+  const wanted = `p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)`
+  const [rows, [count]] = await database.batch<[PlacedRow[], { total: number }[]]>(tenantId, [
     {
-      text: `SELECT ${columns} FROM profiles WHERE tenant_id = $1 ORDER BY name LIMIT $2 OFFSET $3`,
-      values: [tenantId, ...pageValues(page)],
+      text: `SELECT ${placedColumns} FROM ${withPool} WHERE ${wanted} ORDER BY p.name LIMIT $3 OFFSET $4`,
+      values: [tenantId, q ?? null, ...pageValues(page)],
     },
-    { text: 'SELECT count(*)::int AS total FROM profiles WHERE tenant_id = $1', values: [tenantId] },
+    { text: `SELECT count(*)::int AS total FROM profiles p WHERE ${wanted}`, values: [tenantId, q ?? null] },
   ])
-  return { profiles: rows.map(toProfile), total: count!.total }
+  return { profiles: rows.map(toPlaced), total: count!.total }
 }
+
+/** The runtimes of a pool, for the sentence that refuses a profile. Undefined: no such pool. */
+export async function findPool(database: Database, tenantId: string, name: string): Promise<Profile['placement']> {
+  const [row] = await database.unit<{ runtimes: string[] | null }>(tenantId, {
+    text: 'SELECT runtimes FROM pools WHERE tenant_id = $1 AND name = $2',
+    values: [tenantId, name],
+  })
+  return row && (row.runtimes === null ? {} : { runtimes: row.runtimes })
+}
+
+/** Who writes a version and what it repeats: the database keeps both with it. */
+export interface Writer {
+  readonly keyId: string
+  readonly restoredFrom?: number
+}
+
+const writtenBy = ({ keyId, restoredFrom }: Writer): Statement => ({
+  text: `SELECT set_config('app.written_by', $1, true), set_config('app.restored_from', $2, true)`,
+  values: [keyId, restoredFrom === undefined ? '' : String(restoredFrom)],
+})
 
 export async function insertProfile(
   database: Database,
@@ -59,50 +91,83 @@ export async function insertProfile(
   name: string,
   id: string,
   document: ProfileDocument,
+  writer: Writer,
 ): Promise<Profile> {
   const insert = {
-    text: `INSERT INTO profiles (tenant_id, name, id, document) VALUES ($1, $2, $3, $4) RETURNING ${columns}`,
+    text: `INSERT INTO profiles AS p (tenant_id, name, id, document) VALUES ($1, $2, $3, $4)`,
     values: [tenantId, name, id, JSON.stringify(document)],
   }
-  const [rows] = await database.batch<[Row[]]>(tenantId, [insert]).catch((error: unknown) => {
-    if (sqlState(error) !== '23505') throw readable(error)
-    throw violatedConstraint(error) === 'profiles_id' ? idTaken(id) : nameTaken(name)
-  })
-  return toProfile(rows[0]!)
+  const [, , rows] = await database
+    .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), insert, findWritten(tenantId, name)])
+    .catch((error: unknown) => {
+      if (sqlState(error) !== '23505') throw readable(error, document)
+      throw violatedConstraint(error) === 'profiles_id' ? idTaken(id) : nameTaken(name)
+    })
+  return toPlaced(rows[0]!)
 }
 
-/** `id` undefined keeps the stored one. */
+/** What of the stored profile a write insists on. */
+export interface Expected {
+  readonly id?: string | undefined
+  /** Versions of which it must be one; any unless given. */
+  readonly versions?: readonly number[] | undefined
+}
+
 export async function replaceProfile(
   database: Database,
   tenantId: string,
   name: string,
-  id: string | undefined,
+  expected: Expected,
   document: ProfileDocument,
+  writer: Writer,
 ): Promise<Profile> {
-  const [rows, known] = await database
-    .batch<[Row[], object[]]>(tenantId, [
-      {
-        text: `UPDATE profiles SET document = $3, updated_at = now()
-               WHERE tenant_id = $1 AND name = $2 AND id = COALESCE($4, id) RETURNING ${columns}`,
-        values: [tenantId, name, JSON.stringify(document), id ?? null],
-      },
-      { text: 'SELECT FROM profiles WHERE tenant_id = $1 AND name = $2', values: [tenantId, name] },
-    ])
+  const { id, versions } = expected
+  const update = {
+    text: `UPDATE profiles SET document = $3, updated_at = now()
+           WHERE tenant_id = $1 AND name = $2 AND id = COALESCE($4, id) AND ($5::int[] IS NULL OR version = ANY ($5::int[]))
+           RETURNING version`,
+    values: [tenantId, name, JSON.stringify(document), id ?? null, versions ?? null],
+  }
+  const [, written, rows] = await database
+    .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), update, findWritten(tenantId, name)])
     .catch((error: unknown) => {
-      throw readable(error)
+      throw readable(error, document)
     })
-  if (known.length === 0) throw unknownProfile()
-  if (!rows[0]) throw idChanged()
-  return toProfile(rows[0])
+  if (!rows[0]) throw unknownProfile()
+  if (written.length === 0) throw refused(rows[0], expected)
+  return toPlaced(rows[0])
 }
 
-export async function deleteProfile(database: Database, tenantId: string, name: string): Promise<void> {
-  const [rows] = await database.batch<[object[]]>(tenantId, [
-    { text: 'DELETE FROM profiles WHERE tenant_id = $1 AND name = $2 RETURNING name', values: [tenantId, name] },
+export async function deleteProfile(
+  database: Database,
+  tenantId: string,
+  name: string,
+  expected: Expected,
+): Promise<void> {
+  const { versions } = expected
+  const [deleted, [left]] = await database.batch<[object[], ProfileRow[]]>(tenantId, [
+    {
+      text: `DELETE FROM profiles WHERE tenant_id = $1 AND name = $2 AND ($3::int[] IS NULL OR version = ANY ($3::int[]))
+             RETURNING name`,
+      values: [tenantId, name, versions ?? null],
+    },
+    find(tenantId, name),
   ])
-  if (rows.length === 0) throw unknownProfile()
+  if (deleted.length > 0) return
+  throw left ? refused(left, expected) : unknownProfile()
 }
 
-/** JSON may carry characters that jsonb cannot; PostgreSQL says so with these states. */
-const readable = (error: unknown): unknown =>
-  ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText({ cause: error }) : error
+/** Reads back what the same transaction wrote, with the pool; or, when it wrote nothing, what is in the way. */
+const findWritten = (tenantId: string, name: string): Statement => ({
+  text: `SELECT ${placedColumns} FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
+  values: [tenantId, name],
+})
+
+const refused = (row: ProfileRow, { id }: Expected): Error =>
+  id !== undefined && row.id !== id ? idChanged() : preconditionFailed(row.version)
+
+/** JSON may carry characters that jsonb cannot, and a pool may be gone since it was looked up; PostgreSQL says so with these states. */
+const readable = (error: unknown, { pool = '' }: ProfileDocument): unknown => {
+  if (violatedConstraint(error) === 'profiles_pool') return unknownPool(pool)
+  return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText({ cause: error }) : error
+}

@@ -2,6 +2,7 @@ import type { Profile } from '#contracts/profiles'
 
 /** The profiles that conductors broadcast to this runner, per tenant. They live in memory only: a conductor sends them again. */
 export interface ProfileBook {
+  /** An older version than the one that is here changes nothing. */
   put(tenantId: string, profile: Profile): void
   delete(tenantId: string, name: string): void
   get(tenantId: string, name: string): Profile | undefined
@@ -12,9 +13,10 @@ export function createProfileBook(): ProfileBook {
   const tenants = new Map<string, Map<string, Profile>>()
   return {
     put(tenantId, profile) {
-      const book = tenants.get(tenantId)
-      if (book) book.set(profile.name, profile)
-      else tenants.set(tenantId, new Map([[profile.name, profile]]))
+      const book = tenants.get(tenantId) ?? new Map<string, Profile>()
+      const held = book.get(profile.name)
+      if (held && isOlder(profile, held)) return
+      tenants.set(tenantId, book.set(profile.name, profile))
     },
     delete(tenantId, name) {
       const book = tenants.get(tenantId)
@@ -24,3 +26,9 @@ export function createProfileBook(): ProfileBook {
     list: (tenantId) => [...(tenants.get(tenantId)?.values() ?? [])].sort((a, b) => (a.name < b.name ? -1 : 1)),
   }
 }
+
+/** By version; by time when one of the two comes from a release without versions. */
+const isOlder = (one: Profile, other: Profile): boolean =>
+  one.version !== undefined && other.version !== undefined
+    ? one.version < other.version
+    : Date.parse(one.updatedAt) < Date.parse(other.updatedAt)

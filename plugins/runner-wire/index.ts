@@ -2,6 +2,7 @@ import { definePlugin } from '#kernel'
 import { RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
+import { broadcastRoutes } from './broadcast.routes.ts'
 import { infoRoutes } from './info.routes.ts'
 import { leaseRoutes } from './lease.routes.ts'
 import { poolRoutes } from './pool.routes.ts'
@@ -20,7 +21,8 @@ export default definePlugin({
     ctx.routes('runner', async (app) => {
       infoRoutes(app, core, sessions, sidecars)
       profileRoutes(app, core)
-      poolRoutes(app)
+      poolRoutes(app, core)
+      broadcastRoutes(app, core)
       sessionRoutes(app, core, sessions, sidecars)
       stateRoutes(app, core, ctx.log)
       runRoutes(app, core)

@@ -5,17 +5,36 @@ import type { RunnerService } from '#contracts/runner'
 import { NameParams, TenantHeaders } from './schema.ts'
 import { tenantOf } from './tenant.ts'
 
-/** Profiles as conductors broadcast them. */
+const tags = ['broadcast']
+
+/** Profiles, one by one. Specification 4.22. */
 export function profileRoutes(app: App, core: RunnerService): void {
   app.get(
     '/runner/profiles',
-    { ...access('network'), schema: { headers: TenantHeaders, response: { 200: Type.Array(Profile) } } },
+    {
+      ...access('network'),
+      schema: {
+        tags,
+        summary: "List a tenant's profiles on this runner",
+        headers: TenantHeaders,
+        response: { 200: Type.Array(Profile) },
+      },
+    },
     async (request) => [...core.profiles(tenantOf(request))],
   )
 
   app.post(
     '/runner/profiles',
-    { ...access('network'), schema: { headers: TenantHeaders, body: Profile } },
+    {
+      ...access('network'),
+      schema: {
+        tags,
+        summary: 'Store a profile on this runner',
+        description: 'An older version than the one that is there changes nothing.',
+        headers: TenantHeaders,
+        body: Profile,
+      },
+    },
     async (request, reply) => {
       await core.putProfile(tenantOf(request), request.body)
       return reply.code(204).send()
@@ -24,7 +43,10 @@ export function profileRoutes(app: App, core: RunnerService): void {
 
   app.delete(
     '/runner/profiles/:name',
-    { ...access('network'), schema: { headers: TenantHeaders, params: NameParams } },
+    {
+      ...access('network'),
+      schema: { tags, summary: 'Delete a profile from this runner', headers: TenantHeaders, params: NameParams },
+    },
     async (request, reply) => {
       await core.deleteProfile(tenantOf(request), request.params.name)
       return reply.code(204).send()

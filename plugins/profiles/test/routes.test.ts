@@ -1,38 +1,7 @@
 import assert from 'node:assert/strict'
-import { test, type TestContext } from 'node:test'
-import { definePlugin } from '#kernel'
-import { ApiGuard, type Guard } from '#contracts/auth'
-import { type Profile, Profiles } from '#contracts/profiles'
-import { type RunnerLink, RunnerPool } from '#contracts/runner'
-import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
-import profiles from '../index.ts'
-
-/** Any caller of any tenant: who may call what is the guard's own test. */
-const openGuard: Guard = {
-  protect() {},
-  callerOf: ({ headers }) => ({ tenantId: String(headers['tenant'] ?? 'acme'), role: 'admin', keyId: 'tak_test' }),
-}
-
-async function conductor(t: TestContext, runners: readonly RunnerLink[] = []) {
-  const found: Profiles[] = []
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { profiles: Profiles },
-    setup: async ({ deps }) => (found.push(deps.profiles), {}),
-  })
-  const pool = fake(RunnerPool, {
-    place: () => runners[0]!,
-    owner: () => undefined,
-    all: () => runners,
-    fleet: () => [],
-    onLive: () => () => {},
-  })
-  const database = await databasePlugin(await freshDatabase(t))
-  const kernel = await testKernel(t, [database, fake(ApiGuard, openGuard), profiles, probe, pool])
-  const call = (method: 'GET' | 'POST' | 'PUT' | 'DELETE', url: string, body?: object, tenant = 'acme') =>
-    kernel.listeners['conductor']!.inject({ method, url, headers: { tenant }, ...(body ? { body } : {}) })
-  return { call, profiles: found[0]! }
-}
+import { test } from 'node:test'
+import type { Profile } from '#contracts/profiles'
+import { conductor } from './conductor.ts'
 
 test('create answers 201 with the stored profile: defaults filled in and an id assigned', async (t) => {
   const { call, profiles } = await conductor(t)
@@ -53,6 +22,7 @@ test('create answers 201 with the stored profile: defaults filled in and an id a
     workerMode: 'static',
     limits: {},
     metadata: {},
+    version: 1,
   })
   assert.deepEqual((await call('GET', '/api/profiles/helper')).json(), reply.json())
   assert.deepEqual(await profiles.find('acme', 'helper'), reply.json())
@@ -76,7 +46,7 @@ test('everything a client writes comes back as written', async (t) => {
   const created = await call('POST', '/api/profiles', { ...body, workerPlacement: { state: 'made up' } })
   assert.equal(created.statusCode, 201)
   const { createdAt, updatedAt } = created.json()
-  assert.deepEqual(created.json(), { ...body, skills: [], createdAt, updatedAt })
+  assert.deepEqual(created.json(), { ...body, skills: [], version: 1, createdAt, updatedAt })
 })
 
 test('a taken name or id is 409 conflict, and only in its own tenant', async (t) => {
@@ -110,7 +80,7 @@ test('a profile that was read may be written back as it is', async (t) => {
   const created: Profile = (await call('POST', '/api/profiles', { name: 'p', tools: ['calculate'] })).json()
   const replaced = await call('PUT', '/api/profiles/p', created)
   assert.equal(replaced.statusCode, 200)
-  assert.deepEqual({ ...replaced.json<Profile>(), updatedAt: '' }, { ...created, updatedAt: '' })
+  assert.deepEqual({ ...replaced.json<Profile>(), updatedAt: '' }, { ...created, version: 2, updatedAt: '' })
 })
 
 test('update refuses another name or id, and an unknown profile is 404', async (t) => {
@@ -208,24 +178,21 @@ test("another tenant's profile answers exactly like one that does not exist", as
   assert.deepEqual((await call('GET', '/api/profiles')).json(), [])
 })
 
-test('every runner is told of each change before the answer, best effort', async (t) => {
-  const told: string[] = []
-  const link = {
-    hash: 'abcdef01',
-    putProfile: async (tenant: string, profile: { name: string; model: string }) =>
-      void told.push(`put ${tenant}/${profile.name} ${profile.model}`),
-    deleteProfile: async (tenant: string, name: string) => void told.push(`delete ${tenant}/${name}`),
-  } as unknown as RunnerLink
-  const broken = {
-    ...link,
-    putProfile: () => new Promise<void>(() => {}),
-    deleteProfile: () => Promise.reject(new Error('down')),
+test('q finds profiles by a part of their name, page by page', async (t) => {
+  const { call } = await conductor(t)
+  for (const name of ['Support-EN', 'support-de', 'billing', 'a_b', 'axb'])
+    await call('POST', '/api/profiles', { name })
+  const names = async (query: string) => {
+    const reply = await call('GET', `/api/profiles?${query}`)
+    return [reply.json<Profile[]>().map(({ name }) => name), reply.headers['x-total-count']]
   }
-  const { call } = await conductor(t, [link, broken])
-  assert.equal((await call('POST', '/api/profiles', { name: 'p' })).statusCode, 201)
-  assert.deepEqual(told, ['put acme/p builtin/demo'])
-  await call('PUT', '/api/profiles/p', { model: 'openai/x' })
-  assert.equal(told.at(-1), 'put acme/p openai/x')
-  assert.equal((await call('DELETE', '/api/profiles/p')).statusCode, 204)
-  assert.equal(told.at(-1), 'delete acme/p')
+  const [found, total] = await names('q=SUPPORT')
+  assert.deepEqual([(found as string[]).toSorted(), total], [['Support-EN', 'support-de'], '2'])
+  // Not a pattern: an underscore is an underscore.
+  assert.deepEqual(await names('q=a_'), [['a_b'], '1'])
+  assert.deepEqual(await names('q=%25'), [[], '0'])
+  const page = await call('GET', '/api/profiles?q=support&limit=1')
+  assert.equal(page.headers['x-total-count'], '2')
+  assert.equal(page.headers['link'], '</api/profiles?q=support&limit=1&offset=1>; rel="next"')
+  assert.equal((await call('GET', '/api/profiles?q=%00')).statusCode, 400)
 })

@@ -35,7 +35,7 @@ export async function conductor(t: TestContext, config: Record<string, string> =
         const select = { text: 'SELECT name FROM profiles WHERE name = $1', values: [name] }
         return (await deps.database.batch<[Profile[]]>(tenantId, [select]))[0][0]
       }
-      return { profiles: { find, findIn: (tx, name) => find(tx.tenantId, name) } }
+      return { profiles: { find, findIn: (tx, name) => find(tx.tenantId, name), findPlaced: find } }
     },
   })
   const kernel = await testKernel(t, [

@@ -178,7 +178,7 @@ test('errors of a runner keep their code; one that cannot be reached says so', a
   await assert.rejects(attempt(), (e: AppError) => e.code === 'runner_unreachable' && e.retryable)
 })
 
-test('sessions, profiles and state travel as the wire has them', async (t) => {
+test('sessions and state travel as the wire has them', async (t) => {
   const a = await runnerAt(t)
   const { pool } = await poolOf(t, a.url)
   const link = pool.all()[0]!
@@ -194,8 +194,6 @@ test('sessions, profiles and state travel as the wire has them', async (t) => {
     } else response.writeHead(request.url?.includes('none') ? 404 : 204).end()
   }
   const profile = { name: 'p' } as Profile
-  await link.putProfile('acme', profile)
-  await link.deleteProfile('acme', 'p q')
   await link.deleteSession('acme', 'none')
   await link.hydrate('acme', 'sess-1', profile, {
     bytes: Buffer.from('hi'),
@@ -203,8 +201,6 @@ test('sessions, profiles and state travel as the wire has them', async (t) => {
     runtimeSessionId: 'vendor-1',
   })
   assert.deepEqual(calls, [
-    'POST /runner/profiles acme {"name":"p"}',
-    'DELETE /runner/profiles/p%20q acme ',
     'DELETE /runner/sessions/none acme ',
     'POST /runner/sessions/hydrate acme {"profileName":"p","sessionId":"sess-1","profile":{"name":"p"},"stateB64":"aGk=","contentType":"application/json","runtimeSessionId":"vendor-1"}',
   ])
@@ -215,6 +211,43 @@ test('sessions, profiles and state travel as the wire has them', async (t) => {
   assert.equal(state!.contentType, 'application/gzip')
   assert.equal(state!.runtimeSessionId, 'vendor-1')
   assert.equal(await link.exportState('acme', 'none'), undefined)
+})
+
+test('a runner takes the broadcast in pages; one that has no such route is told one by one', async (t) => {
+  const a = await runnerAt(t)
+  const { pool } = await poolOf(t, a.url)
+  const link = pool.all()[0]!
+  const calls: string[] = []
+  let pages = true
+  a.answer = (request, body, response) => {
+    calls.push(`${request.method} ${request.url} ${String(request.headers['x-tenant-id'])} ${body}`)
+    if (!request.url?.startsWith('/runner/broadcast')) response.writeHead(request.method === 'POST' ? 204 : 404).end()
+    else if (!pages) response.writeHead(404).end('{"error":"not_found"}')
+    else response.end(request.url.endsWith('behind') ? '{"tenants":["acme"]}' : '{"revision":2}')
+  }
+  const page = {
+    after: 4,
+    revision: 7,
+    changes: [
+      { revision: 5, kind: 'profile' as const, key: 'p', profile: { name: 'p' } as Profile },
+      { revision: 6, kind: 'profile' as const, key: 'p q' },
+      { revision: 7, kind: 'pool' as const, key: 'pool_1', pool: { id: 'pool_1' } },
+    ],
+  }
+  assert.equal(await link.takeBroadcast('acme', page), 2)
+  assert.deepEqual(await link.behind({ acme: 7 }), ['acme'])
+  assert.deepEqual(calls.splice(0), [
+    `POST /runner/broadcast acme ${JSON.stringify(page)}`,
+    'POST /runner/broadcast/behind undefined {"revisions":{"acme":7}}',
+  ])
+  pages = false
+  assert.equal(await link.takeBroadcast('acme', page), 7)
+  assert.deepEqual(await link.behind({ acme: 7 }), [])
+  assert.deepEqual(calls.slice(1, 4), [
+    'POST /runner/profiles acme {"name":"p"}',
+    'DELETE /runner/profiles/p%20q acme ',
+    'POST /runner/pools acme {"id":"pool_1"}',
+  ])
 })
 
 test('a role with no runner at all does not boot', async (t) => {

@@ -1,7 +1,16 @@
 import type { TestContext } from 'node:test'
 import { AppError } from '#kernel'
+import type { BroadcastPage } from '#contracts/broadcast'
 import type { Profile } from '#contracts/profiles'
-import { type ExecuteRun, RunnerCore, type RunnerService, type RunnerSession, RunnerSessions } from '#contracts/runner'
+import {
+  type BroadcastPool,
+  type ExecuteRun,
+  RunnerCore,
+  type RunnerService,
+  type RunnerSession,
+  RunnerSessions,
+  type RunnerTopology,
+} from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { Toolkit, type ToolSpec } from '#contracts/tools'
@@ -48,6 +57,8 @@ export async function wireOf(
   const unknown = () => new AppError('unknown_session', 404)
   const add = (tenantId: string, id: string, over: Partial<RunnerSession> = {}): RunnerSession => {
     const at = '2026-01-01T00:00:00.000Z'
+  const pools = new Map<string, BroadcastPool>()
+  const taken: { tenant: string; page: BroadcastPage }[] = []
     const session: RunnerSession = {
       id,
       tenantId,
@@ -73,9 +84,14 @@ export async function wireOf(
     }),
     putProfile: async (tenant, p) => void profiles.set(`${tenant}/${p.name}`, p),
     deleteProfile: async (tenant, name) => void profiles.delete(`${tenant}/${name}`),
-    putPool: async () => {},
-    deletePool: async () => {},
-    pools: () => [],
+    putPool: async (tenant, p) => void pools.set(`${tenant}/${p.id}`, p),
+    deletePool: async (tenant, id) => void pools.delete(`${tenant}/${id}`),
+    pools: (tenant) => [...pools].filter(([key]) => key.startsWith(`${tenant}/`)).map(([, p]) => p),
+    async takeBroadcast(tenant, page) {
+      taken.push({ tenant, page })
+      return page.revision
+    },
+    behind: async (revisions) => Object.keys(revisions).filter((tenant) => revisions[tenant]! > 3),
     profiles: (tenant) => [...profiles].filter(([key]) => key.startsWith(`${tenant}/`)).map(([, p]) => p),
     createSession(tenant, name) {
       if (!profiles.has(`${tenant}/${name}`)) throw new AppError('unknown_profile', 404)
@@ -149,7 +165,7 @@ export async function wireOf(
     })
     return reply
   }
-  return { kernel, call, add, sessions, states, hydrated, cancelled, health }
+  return { kernel, call, add, sessions, states, hydrated, cancelled, health, taken }
 }
 
 export const runBody = { runId: 'r1', sessionId: 's1', prompt: 'hi', firstSeq: 1, timeoutMs: 1000 }

@@ -73,10 +73,8 @@ export class FakeRunner implements RunnerLink {
     substrates: [],
     substratesKnown: true,
   })
-  putProfile = async () => {}
-  deleteProfile = async () => {}
-  putPool = async () => {}
-  deletePool = async () => {}
+  takeBroadcast = async () => 0
+  behind = async () => []
   getSession = async () => undefined
   deleteSession = async () => {}
   async hydrate(_tenantId: string, sessionId: string, _profile: Profile, bundle?: StateBundle): Promise<void> {
@@ -174,7 +172,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
   const plugins: (Plugin | Entry)[] = [
     { name: 'runs', plugin: runs, config: { windDown: '3s', drain: '50ms', ...options.config } },
     fake(RunStore, options.wrap?.(store) ?? store),
-    fake(Profiles, { find, findIn: find }),
+    fake(Profiles, { find, findIn: find, findPlaced: find }),
     fake(RunnerPool, {
       place: () => runner,
       owner: (sessionId) => (sessionId.startsWith('sess-ffffffff') ? undefined : runner),

@@ -1,0 +1,69 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import type { Broadcast } from '#contracts/broadcast'
+import type { Database } from '#contracts/database'
+import { isId, newId } from '#contracts/ids'
+import { pageHeaders, PageQuery } from '#contracts/paging'
+import { Pool, PoolInput } from '#contracts/pools'
+import { unknownPool } from './errors.ts'
+import { deletePool, insertPool, listPools } from './store.ts'
+
+const tags = ['pools']
+
+/** Agent pools. Specification 4.6. */
+export function poolRoutes(app: App, guard: Guard, database: Database, broadcast: Broadcast): void {
+  app.get(
+    '/api/pools',
+    {
+      ...access('member'),
+      schema: { tags, summary: 'List pools', querystring: PageQuery, response: { 200: Type.Array(Pool) } },
+    },
+    async (request, reply) => {
+      const { pools, total } = await listPools(database, guard.callerOf(request).tenantId, request.query)
+      void reply.headers(pageHeaders(request.url, request.query, total))
+      return pools
+    },
+  )
+  app.post(
+    '/api/pools',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Create a pool',
+        description:
+          'A part of the fleet. New sessions of a profile that names it are placed on its live runners only. Broadcast to every runner; it never changes, so make another one and let profiles name that.',
+        body: PoolInput,
+        response: { 201: Pool },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const pool = await insertPool(database, tenantId, newId('pool'), request.body)
+      await broadcast.changed(tenantId)
+      return reply.code(201).send(pool)
+    },
+  )
+  app.delete(
+    '/api/pools/:id',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Delete a pool',
+        description: '409 `pool_in_use` while profiles name it. Existing sessions stay where they are.',
+        params: Type.Object({ id: Type.String() }),
+        response: { 204: Type.Unsafe<undefined>({ type: 'null', description: 'No content.' }) },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      // Other text is unknown, and some of it PostgreSQL would refuse.
+      if (!isId('pool', request.params.id)) throw unknownPool()
+      await deletePool(database, tenantId, request.params.id)
+      await broadcast.changed(tenantId)
+      return reply.code(204).send()
+    },
+  )
+}

@@ -1,0 +1,73 @@
+import { type Database, sqlState, violatedConstraint } from '#contracts/database'
+import { type Page, pageValues } from '#contracts/paging'
+import type { Pool, PoolInput } from '#contracts/pools'
+import { nameTaken, poolInUse, unknownPool } from './errors.ts'
+
+interface Row {
+  id: string
+  name: string
+  description: string | null
+  runners: string[] | null
+  runtimes: string[] | null
+  created_at: string
+}
+
+const columns = 'id, name, description, runners, runtimes, created_at'
+/** Profiles that a refusal names: enough to begin with. */
+const namedProfiles = 5
+
+const toPool = (row: Row): Pool => ({
+  id: row.id,
+  name: row.name,
+  ...(row.description === null ? {} : { description: row.description }),
+  ...(row.runners === null ? {} : { runners: row.runners }),
+  ...(row.runtimes === null ? {} : { runtimes: row.runtimes }),
+  createdAt: row.created_at,
+})
+
+export async function listPools(
+  database: Database,
+  tenantId: string,
+  page: Page,
+): Promise<{ pools: Pool[]; total: number }> {
+  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+    {
+      text: `SELECT ${columns} FROM pools WHERE tenant_id = $1 ORDER BY name LIMIT $2 OFFSET $3`,
+      values: [tenantId, ...pageValues(page)],
+    },
+    { text: 'SELECT count(*)::int AS total FROM pools WHERE tenant_id = $1', values: [tenantId] },
+  ])
+  return { pools: rows.map(toPool), total: count!.total }
+}
+
+export async function insertPool(database: Database, tenantId: string, id: string, pool: PoolInput): Promise<Pool> {
+  const { name, description, runners, runtimes } = pool
+  const insert = {
+    text: `INSERT INTO pools (tenant_id, id, name, description, runners, runtimes)
+           VALUES ($1, $2, $3, $4, $5::text[], $6::text[]) RETURNING ${columns}`,
+    values: [tenantId, id, name, description ?? null, runners ?? null, runtimes ?? null],
+  }
+  const [rows] = await database.batch<[Row[]]>(tenantId, [insert]).catch((error: unknown) => {
+    throw sqlState(error) === '23505' ? nameTaken(name) : error
+  })
+  return toPool(rows[0]!)
+}
+
+/** Whether profiles name the pool is the foreign key's to say: a look beforehand would miss one that is written meanwhile. */
+export async function deletePool(database: Database, tenantId: string, id: string): Promise<void> {
+  const remove = { text: 'DELETE FROM pools WHERE tenant_id = $1 AND id = $2 RETURNING id', values: [tenantId, id] }
+  const [rows] = await database.batch<[object[]]>(tenantId, [remove]).catch(async (error: unknown) => {
+    if (violatedConstraint(error) !== 'profiles_pool') throw error
+    throw poolInUse(await profilesOf(database, tenantId, id))
+  })
+  if (rows.length === 0) throw unknownPool()
+}
+
+async function profilesOf(database: Database, tenantId: string, id: string): Promise<string[]> {
+  const rows = await database.unit<{ name: string }>(tenantId, {
+    text: `SELECT p.name FROM profiles p JOIN pools o ON o.tenant_id = p.tenant_id AND o.name = p.pool
+           WHERE o.tenant_id = $1 AND o.id = $2 ORDER BY p.name LIMIT $3`,
+    values: [tenantId, id, namedProfiles],
+  })
+  return rows.map(({ name }) => name)
+}

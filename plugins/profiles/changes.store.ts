@@ -1,0 +1,94 @@
+import type { BroadcastChange, BroadcastRevisions } from '#contracts/broadcast'
+import type { Database } from '#contracts/database'
+import type { Pool } from '#contracts/pools'
+import type { ChangeLog } from './broadcast.ts'
+import { type ProfileRow, profileColumns, toProfile } from './rows.ts'
+
+/** Changes of one page, and about how many bytes of profiles: what a conductor holds of them at a time, for each runner. */
+const pageChanges = 200
+const pageBytes = 1024 * 1024
+/** Revisions that are asked about at a time. */
+const pageTenants = 5_000
+
+/** The columns of a profile are null for a pool, and for a profile that is gone. */
+type Row = ChangeRow & (ProfileRow | { [K in keyof ProfileRow]: null })
+interface ChangeRow {
+  revision: number
+  after: number
+  kind: 'profile' | 'pool'
+  key: string
+  pool_name: string | null
+  description: string | null
+  runners: string[] | null
+  runtimes: string[] | null
+  pool_created_at: string
+  more: boolean
+}
+
+// One statement, so that a change and what it changed are of one moment. A profile larger than a page is a page.
+const readPage = {
+  name: 'broadcast_page',
+  text: `
+    SELECT * FROM (
+      SELECT c.*, ${profileColumns}, o.name AS pool_name, o.description, o.runners, o.runtimes, o.created_at AS pool_created_at,
+        c.listed > row_number() OVER (ORDER BY c.revision) AS more,
+        sum(octet_length(p.document::text)) OVER (ORDER BY c.revision ROWS UNBOUNDED PRECEDING EXCLUDE CURRENT ROW) AS before
+      FROM (
+        SELECT revision, kind, key, start.after, count(*) OVER () AS listed
+        FROM broadcast_changes,
+          (SELECT coalesce($2::bigint, (SELECT max(revision) - 1 FROM broadcast_changes WHERE tenant_id = $1)) AS after) start
+        WHERE tenant_id = $1 AND revision > start.after ORDER BY revision LIMIT $3
+      ) c
+      LEFT JOIN profiles p ON c.kind = 'profile' AND p.tenant_id = $1 AND p.name = c.key
+      LEFT JOIN pools o ON c.kind = 'pool' AND o.tenant_id = $1 AND o.id = c.key
+    ) page
+    WHERE coalesce(before, 0) < $4 ORDER BY revision`,
+}
+
+// Deleted tenants are left out: nobody can run anything of theirs.
+const readRevisions = {
+  name: 'broadcast_revisions',
+  text: `SELECT id, broadcast_revision FROM tenants
+         WHERE id > $1 AND broadcast_revision > 0 AND deleted_at IS NULL ORDER BY id LIMIT $2`,
+}
+
+const toChange = (row: Row): BroadcastChange => {
+  const { revision, kind, key } = row
+  const change = { revision, kind, key }
+  if (kind === 'profile') return row.id === null ? change : { ...change, profile: toProfile(row) }
+  if (row.pool_name === null) return change
+  const pool: Pool = {
+    id: key,
+    name: row.pool_name,
+    ...(row.description === null ? {} : { description: row.description }),
+    ...(row.runners === null ? {} : { runners: row.runners }),
+    ...(row.runtimes === null ? {} : { runtimes: row.runtimes }),
+    createdAt: row.pool_created_at,
+  }
+  return { ...change, pool }
+}
+
+export function createChangeLog(database: Database): ChangeLog {
+  return {
+    async page(tenantId, after) {
+      const values = [tenantId, after ?? null, pageChanges, pageBytes]
+      const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...readPage, values }])
+      const [first] = rows
+      const last = rows.at(-1)
+      if (!first || !last) return undefined
+      const page = { after: first.after, revision: last.revision, changes: rows.map(toChange) }
+      return { page, more: last.more }
+    },
+    async *revisions() {
+      for (let last = ''; ;) {
+        const [rows] = await database.systemBatch<[{ id: string; broadcast_revision: number }[]]>([
+          { ...readRevisions, values: [last, pageTenants] },
+        ])
+        const revisions: BroadcastRevisions = Object.fromEntries(rows.map((row) => [row.id, row.broadcast_revision]))
+        if (rows.length > 0) yield revisions
+        if (rows.length < pageTenants) return
+        last = rows.at(-1)!.id
+      }
+    },
+  }
+}

@@ -1,0 +1,73 @@
+import type { TestContext } from 'node:test'
+import { definePlugin } from '#kernel'
+import { ApiGuard, type Guard } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { Profiles } from '#contracts/profiles'
+import { type FleetMember, type RunnerLink, RunnerPool } from '#contracts/runner'
+import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
+import profiles from '../index.ts'
+
+/** Any caller of any tenant: who may call what is the guard's own test. */
+const openGuard: Guard = {
+  protect() {},
+  callerOf: ({ headers }) => ({
+    tenantId: String(headers['tenant'] ?? 'acme'),
+    role: 'admin',
+    keyId: String(headers['key'] ?? 'tak_test'),
+  }),
+}
+
+export interface ConductorOptions {
+  readonly runners?: readonly RunnerLink[]
+  readonly fleet?: readonly FleetMember[]
+  /** The database of another conductor; a fresh one unless given. */
+  readonly dsn?: string
+  readonly broadcastEvery?: string
+}
+
+/** A conductor with profiles and whatever runners a test gives it. */
+export async function conductor(t: TestContext, options: ConductorOptions = {}) {
+  const { runners = [], fleet = [], broadcastEvery = '1h' } = options
+  const dsn = options.dsn ?? (await freshDatabase(t))
+  const found: { profiles: Profiles; database: Database }[] = []
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { profiles: Profiles, database: Database },
+    setup: async ({ deps }) => (found.push(deps), {}),
+  })
+  const live = new Set<(link: RunnerLink) => void>()
+  const pool = fake(RunnerPool, {
+    all: () => runners,
+    fleet: () => fleet,
+    onLive: (listener: (link: RunnerLink) => void) => (live.add(listener), () => void live.delete(listener)),
+  } as unknown as RunnerPool)
+  const kernel = await testKernel(t, [
+    await databasePlugin(dsn),
+    fake(ApiGuard, openGuard),
+    { name: 'profiles', plugin: profiles, config: { broadcastEvery } },
+    probe,
+    pool,
+  ])
+  type Method = 'GET' | 'POST' | 'PUT' | 'DELETE'
+  const call = (method: Method, url: string, body?: object, tenant = 'acme', headers: Record<string, string> = {}) =>
+    kernel.listeners['conductor']!.inject({
+      method,
+      url,
+      headers: { tenant, ...headers },
+      ...(body ? { body } : {}),
+    })
+  /** What the pool does when a runner becomes live with an empty memory. */
+  const becomesLive = (link: RunnerLink): void => live.forEach((listener) => listener(link))
+  const { database } = found[0]!
+  /** As the plugin pools stores it. */
+  const addPool = (name: string, { runners, runtimes }: { runners?: string[]; runtimes?: string[] } = {}) =>
+    database.batch('acme', [
+      {
+        text: 'INSERT INTO pools (tenant_id, id, name, runners, runtimes) VALUES ($1, $2, $3, $4::text[], $5::text[])',
+        values: ['acme', `pool_${name}`, name, runners ?? null, runtimes ?? null],
+      },
+    ])
+  const removePool = (name: string) =>
+    database.batch('acme', [{ text: 'DELETE FROM pools WHERE tenant_id = $1 AND name = $2', values: ['acme', name] }])
+  return { call, dsn, kernel, becomesLive, addPool, removePool, ...found[0]! }
+}

@@ -1,0 +1,79 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import type { Database } from '#contracts/database'
+import { pageHeaders, PageQuery } from '#contracts/paging'
+import { etagOf, matchedVersions } from './etag.ts'
+import { knownName, type ViewOf } from './routes.ts'
+import { NameParams, ProfileVersion, ProfileView, VersionEntry, VersionParams, WriteHeaders } from './schema.ts'
+import type { ProfileService } from './service.ts'
+import { findVersion, listVersions } from './versions.store.ts'
+
+const tags = ['profiles']
+
+export function versionRoutes(
+  app: App,
+  guard: Guard,
+  database: Database,
+  service: ProfileService,
+  viewOf: ViewOf,
+): void {
+  app.get(
+    '/api/profiles/:name/versions',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List the versions of a profile',
+        description: 'Newest first, without the profiles themselves.',
+        params: NameParams,
+        querystring: PageQuery,
+        response: { 200: Type.Array(VersionEntry) },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { versions, total } = await listVersions(database, tenantId, knownName(request.params.name), request.query)
+      void reply.headers(pageHeaders(request.url, request.query, total))
+      return versions
+    },
+  )
+  app.get(
+    '/api/profiles/:name/versions/:version',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Get one version of a profile',
+        params: VersionParams,
+        response: { 200: ProfileVersion },
+      },
+    },
+    async (request) => {
+      const { name, version } = request.params
+      return (await findVersion(database, guard.callerOf(request).tenantId, knownName(name), version)).version
+    },
+  )
+  app.post(
+    '/api/profiles/:name/versions/:version/restore',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Restore a version of a profile',
+        description: 'Stores the old state as a new version, and broadcasts it. The history stays as it is.',
+        params: VersionParams,
+        headers: WriteHeaders,
+        response: { 200: ProfileView },
+      },
+    },
+    async (request, reply) => {
+      const caller = guard.callerOf(request)
+      const { name, version } = request.params
+      const versions = matchedVersions(request.headers['if-match'])
+      const profile = await service.restore(caller.tenantId, knownName(name), version, versions, caller)
+      void reply.header('etag', etagOf(profile.version))
+      return viewOf(profile)
+    },
+  )
+}

@@ -1,0 +1,76 @@
+import type { Database, Statement } from '#contracts/database'
+import { type Page, pageValues } from '#contracts/paging'
+import type { ProfileDocument } from './document.ts'
+import { unknownProfile, unknownVersion } from './errors.ts'
+import { toProfile } from './rows.ts'
+import type { ProfileVersion, VersionEntry } from './schema.ts'
+
+interface EntryRow {
+  version: number
+  created_at: string
+  created_by: string | null
+  restored_from: number | null
+}
+interface VersionRow extends EntryRow {
+  profile_id: string
+  document: ProfileDocument
+  profile_created_at: string
+}
+
+const entryColumns = 'version, created_at, created_by, restored_from'
+
+const toEntry = (row: EntryRow): VersionEntry => ({
+  version: row.version,
+  createdAt: row.created_at,
+  ...(row.created_by === null ? {} : { createdBy: row.created_by }),
+  ...(row.restored_from === null ? {} : { restoredFrom: row.restored_from }),
+})
+
+// The versions of a deleted profile stay, but there is no profile to show them of.
+const exists = (tenantId: string, name: string): Statement => ({
+  text: 'SELECT FROM profiles WHERE tenant_id = $1 AND name = $2',
+  values: [tenantId, name],
+})
+
+export async function listVersions(
+  database: Database,
+  tenantId: string,
+  name: string,
+  page: Page,
+): Promise<{ versions: VersionEntry[]; total: number }> {
+  const [known, rows, [count]] = await database.batch<[object[], EntryRow[], { total: number }[]]>(tenantId, [
+    exists(tenantId, name),
+    {
+      text: `SELECT ${entryColumns} FROM profile_versions WHERE tenant_id = $1 AND profile = $2
+             ORDER BY version DESC LIMIT $3 OFFSET $4`,
+      values: [tenantId, name, ...pageValues(page)],
+    },
+    {
+      text: 'SELECT count(*)::int AS total FROM profile_versions WHERE tenant_id = $1 AND profile = $2',
+      values: [tenantId, name],
+    },
+  ])
+  if (known.length === 0) throw unknownProfile()
+  return { versions: rows.map(toEntry), total: count!.total }
+}
+
+export async function findVersion(
+  database: Database,
+  tenantId: string,
+  name: string,
+  version: number,
+): Promise<{ version: ProfileVersion; document: ProfileDocument }> {
+  const [known, [row]] = await database.batch<[object[], VersionRow[]]>(tenantId, [
+    exists(tenantId, name),
+    {
+      text: `SELECT ${entryColumns}, profile_id, document, profile_created_at FROM profile_versions
+             WHERE tenant_id = $1 AND profile = $2 AND version = $3`,
+      values: [tenantId, name, version],
+    },
+  ])
+  if (known.length === 0) throw unknownProfile()
+  if (!row) throw unknownVersion()
+  const { profile_id: id, document, created_at: updated_at, profile_created_at: created_at } = row
+  const profile = toProfile({ name, id, document, version, created_at, updated_at })
+  return { version: { ...toEntry(row), profile }, document }
+}

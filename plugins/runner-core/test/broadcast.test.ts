@@ -1,0 +1,96 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import fc from 'fast-check'
+import type { BroadcastChange, BroadcastPage } from '#contracts/broadcast'
+import type { Profile } from '#contracts/profiles'
+import { createBroadcastBook } from '../broadcast.ts'
+import { createPoolBook } from '../pools.ts'
+import { createProfileBook } from '../profiles.ts'
+
+const profile = (name: string, version: number): Profile =>
+  ({ name, version, updatedAt: '2026-01-01T00:00:00.000Z' }) as Profile
+
+function setup() {
+  const profiles = createProfileBook()
+  const pools = createPoolBook()
+  return { profiles, pools, ...createBroadcastBook(profiles, pools) }
+}
+
+test('a page that does not continue what the runner has changes nothing, and the answer says where to go on', () => {
+  const { take, profiles } = setup()
+  const change: BroadcastChange = { revision: 3, kind: 'profile', key: 'p', profile: profile('p', 1) }
+  assert.equal(take('acme', { after: 2, revision: 3, changes: [change] }), 0)
+  assert.deepEqual(profiles.list('acme'), [])
+  assert.equal(take('acme', { after: 0, revision: 3, changes: [change] }), 3)
+  assert.equal(profiles.get('acme', 'p')?.version, 1)
+  assert.equal(take('globex', { after: 3, revision: 4, changes: [] }), 0)
+})
+
+test('pools come and go with it, and it names the tenants it is behind with', () => {
+  const { take, pools, behind } = setup()
+  take('acme', {
+    after: 0,
+    revision: 1,
+    changes: [{ revision: 1, kind: 'pool', key: 'pool_1', pool: { id: 'pool_1' } }],
+  })
+  assert.deepEqual(pools.list('acme'), [{ id: 'pool_1' }])
+  assert.deepEqual(behind({ acme: 1, globex: 1 }), ['globex'])
+  assert.deepEqual(behind({ acme: 2 }), ['acme'])
+  take('acme', { after: 1, revision: 2, changes: [{ revision: 2, kind: 'pool', key: 'pool_1' }] })
+  assert.deepEqual(pools.list('acme'), [])
+})
+
+test('a single profile as an earlier release sends it never replaces a newer version', () => {
+  const { profiles } = setup()
+  const at = (minute: number, version?: number): Profile =>
+    ({ name: 'p', model: `m/${minute}`, updatedAt: `2026-01-01T00:0${minute}:00.000Z`, version }) as Profile
+  profiles.put('acme', at(2, 5))
+  profiles.put('acme', at(3, 4))
+  assert.equal(profiles.get('acme', 'p')?.model, 'm/2')
+  profiles.put('acme', at(1))
+  assert.equal(profiles.get('acme', 'p')?.model, 'm/2')
+  profiles.put('acme', at(4))
+  assert.equal(profiles.get('acme', 'p')?.model, 'm/4')
+})
+
+// The promise itself: the pages of any conductors, cut anywhere from any state of the log, late, twice and out of order.
+test('whatever pages arrive in whatever order, the runner ends with the newest once somebody told it the rest', () => {
+  const names = ['a', 'b', 'c']
+  const write = fc.record({ name: fc.constantFrom(...names), gone: fc.boolean() })
+  const cut = fc.record({ state: fc.nat(), after: fc.nat(), size: fc.integer({ min: 1, max: 4 }), order: fc.nat() })
+  fc.assert(
+    fc.property(fc.array(write, { minLength: 1, maxLength: 25 }), fc.array(cut, { maxLength: 40 }), (writes, cuts) => {
+      /** The log as a conductor reads it after the first `n` writes: the newest change of each name, in order. */
+      const logAt = (n: number): BroadcastChange[] => {
+        const newest = new Map<string, BroadcastChange>()
+        writes.slice(0, n).forEach(({ name, gone }, i) => {
+          const revision = i + 1
+          newest.delete(name)
+          const change = { revision, kind: 'profile' as const, key: name }
+          newest.set(name, gone ? change : { ...change, profile: profile(name, revision) })
+        })
+        return [...newest.values()]
+      }
+      const pageOf = (n: number, after: number, size: number): BroadcastPage => {
+        const changes = logAt(n)
+          .filter(({ revision }) => revision > after)
+          .slice(0, size)
+        return { after, revision: changes.at(-1)?.revision ?? after, changes }
+      }
+      const { take, profiles } = setup()
+      const pages = cuts.map(({ state, after, size, order }) => {
+        const n = (state % writes.length) + 1
+        return { order, page: pageOf(n, after % n, size) }
+      })
+      for (const { page } of pages.toSorted((a, b) => a.order - b.order)) take('acme', page)
+      for (let at = take('acme', { after: 0, revision: 0, changes: [] }); at < writes.length;)
+        at = take('acme', pageOf(writes.length, at, 2))
+      const expected = logAt(writes.length).flatMap((change) => change.profile ?? [])
+      assert.deepEqual(
+        profiles.list('acme'),
+        expected.toSorted((a, b) => (a.name < b.name ? -1 : 1)),
+      )
+    }),
+    { numRuns: 500 },
+  )
+})
