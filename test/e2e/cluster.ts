@@ -13,7 +13,7 @@ export type RoleName = 'dev' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
 
-interface Process {
+export interface Process {
   readonly child: ChildProcess
   readonly urls: Record<string, string>
   readonly output: string[]
@@ -182,8 +182,13 @@ const portVariable = (role: RoleName, listener: string): string =>
         ? 'RUNNER_PORT'
         : 'PORT'
 
-async function spawnRole(role: RoleName, env: Record<string, string>): Promise<Process> {
-  const child = spawn(process.execPath, ['bin/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`], {
+/** Starts one role as a process of its own, from its role file unless another one is named. */
+export async function spawnRole(
+  role: RoleName,
+  env: Record<string, string>,
+  config = `config/${role}.yaml`,
+): Promise<Process> {
+  const child = spawn(process.execPath, ['bin/agent-orc.js', 'start', '--json', '--config', config], {
     cwd: root,
     env,
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -206,7 +211,7 @@ async function spawnRole(role: RoleName, env: Record<string, string>): Promise<P
   return { child, urls, output }
 }
 
-const gone = async (child: ChildProcess): Promise<void> => {
+export const gone = async (child: ChildProcess): Promise<void> => {
   if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
 }
 
