@@ -1,0 +1,22 @@
+import { definePlugin } from '#kernel'
+import { ApiGuard } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { PublishedStats } from '#contracts/stats'
+import { createPublishedStats } from './published.ts'
+import { createReader } from './reader.ts'
+import { statsRoutes } from './routes.ts'
+
+/** Stats and usage of a tenant, read from the meters that runs, gateways and sandboxes write. */
+export default definePlugin({
+  name: 'stats',
+  requires: { guard: ApiGuard, database: Database },
+  provides: { published: PublishedStats },
+  async setup({ deps, routes }) {
+    const reader = createReader(deps.database)
+    routes('conductor', async (app) => {
+      deps.guard.protect(app)
+      statsRoutes(app, deps.guard, reader)
+    })
+    return { published: createPublishedStats(reader) }
+  },
+})

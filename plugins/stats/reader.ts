@@ -1,0 +1,63 @@
+import { unavailable } from '#kernel'
+import { type Database, sqlState, type Statement } from '#contracts/database'
+
+/** Figures read much and hold a connection meanwhile: chats need the others. */
+const atOnce = 2
+/** More than these would be answered long after who asked has left. */
+const mostWaiting = 50
+
+const busy = () =>
+  unavailable({
+    message: 'Too many figures are being computed; try again shortly.',
+    retryable: true,
+    headers: { 'retry-after': '2' },
+  })
+const tooMuch = (cause: unknown) =>
+  unavailable({ message: 'These figures took too long to compute; ask for a shorter window.', cause })
+
+// A month of a busy tenant is a million rows, grouped in memory. The limits end with the transaction.
+const limits: Statement = {
+  name: 'stats-limits',
+  text: `SELECT set_config('statement_timeout', '10000', true), set_config('work_mem', '32MB', true)`,
+}
+const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
+
+/** The way of all figures to the database: a few at a time, each bounded. */
+export interface Reader {
+  /** What the database says the time is: rows carry its time, not that of this process. */
+  now(): Promise<Date>
+  read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows>
+}
+
+export function createReader(database: Database): Reader {
+  let running = 0
+  const waiting: (() => void)[] = []
+  const turn = async (): Promise<void> => {
+    if (running < atOnce) return void running++
+    if (waiting.length >= mostWaiting) throw busy()
+    // Whoever is done hands its place over.
+    await new Promise<void>((resolve) => void waiting.push(resolve))
+  }
+  const done = (): void => {
+    const next = waiting.shift()
+    if (next) next()
+    else running--
+  }
+  return {
+    async now() {
+      const [[row]] = await database.systemBatch<[{ now: string }[]]>([clock])
+      return new Date(row!.now)
+    },
+    async read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows> {
+      await turn()
+      try {
+        const [, ...rows] = await database.batch<object[][]>(tenantId, [limits, ...statements])
+        return rows as Rows
+      } catch (error) {
+        throw sqlState(error) === '57014' ? tooMuch(error) : error
+      } finally {
+        done()
+      }
+    },
+  }
+}

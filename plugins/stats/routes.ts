@@ -1,0 +1,86 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { pageHeaders } from '#contracts/paging'
+import { SeriesQuery, Timeseries, WindowQuery } from '#contracts/stats'
+import { readAgents } from './agents.ts'
+import { readOverview } from './overview.ts'
+import type { Reader } from './reader.ts'
+import { AgentsQuery, AgentStats, Overview, UsageTotals } from './schema.ts'
+import { readSeries } from './series.ts'
+import { readUsage } from './usage.ts'
+import { gridOf, type Range, rangeOf } from './window.ts'
+
+const tags = ['stats']
+const lag = 'Requests are metered by the minute, so the last one or two are not in it yet.'
+
+/** Figures of a tenant, from what its runs left behind when they ended. Specification 4.15. */
+export function statsRoutes(app: App, guard: Guard, reader: Reader): void {
+  const ranged = async ({ window = '24h' }: { window?: string }): Promise<Range> => rangeOf(window, await reader.now())
+  app.get(
+    '/api/stats/overview',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Sum up a window',
+        description: `Runs, sessions, tokens, cost, durations, and what exists right now. ${lag}`,
+        querystring: WindowQuery,
+        response: { 200: Overview },
+      },
+    },
+    async (request) => readOverview(reader, guard.callerOf(request).tenantId, await ranged(request.query)),
+  )
+  app.get(
+    '/api/stats/timeseries',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Show a window as a series of buckets',
+        description: `Runs count in the bucket in which they ended. ${lag}`,
+        querystring: SeriesQuery,
+        response: { 200: Timeseries },
+      },
+    },
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      return readSeries(reader, tenantId, gridOf(request.query, await reader.now()))
+    },
+  )
+  app.get(
+    '/api/stats/agents',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Compare profiles',
+        description:
+          'One row for every profile, with zeros when none of its runs ended in the window. The header `X-Window` says which window was used.',
+        querystring: AgentsQuery,
+        response: { 200: Type.Array(AgentStats) },
+      },
+    },
+    async (request, reply) => {
+      const { sort = 'last_activity_desc', ...query } = request.query
+      const range = await ranged(query)
+      const { agents, total } = await readAgents(reader, guard.callerOf(request).tenantId, range, sort, query)
+      void reply.headers({ ...pageHeaders(request.url, query, total), 'x-window': range.window })
+      return agents
+    },
+  )
+  app.get(
+    '/api/usage',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Read the usage meters',
+        description: `Tool calls, sandbox compute and public requests of the tenant, and its busiest published agents. ${lag}`,
+        querystring: WindowQuery,
+        response: { 200: UsageTotals },
+      },
+    },
+    async (request) => readUsage(reader, guard.callerOf(request).tenantId, await ranged(request.query)),
+  )
+}

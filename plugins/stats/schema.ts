@@ -1,0 +1,77 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { PageQuery } from '#contracts/paging'
+import { amounts, metered, range, RunCounts, WindowQuery } from '#contracts/stats'
+
+const count = (description?: string) => Type.Integer({ minimum: 0, ...(description ? { description } : {}) })
+const failedRuns = count('Ended as `error` or `interrupted`.')
+
+export const Overview = Type.Object({
+  ...range,
+  ...metered,
+  runs: Type.Object(
+    { ...RunCounts.properties, running: count('Right now.'), queued: count('Right now.') },
+    { description: RunCounts.description! },
+  ),
+  failedRuns,
+  successRate: Type.Union([Type.Number({ minimum: 0, maximum: 1 }), Type.Null()], {
+    description:
+      'Of the runs that ended by themselves, the part that is `ok`; null when there were none. Cancelled ones are left out.',
+  }),
+  durationMs: Type.Union([Type.Object({ p50: count(), p95: count() }), Type.Null()], {
+    description: 'From start to end of the runs that finished.',
+  }),
+  ...amounts,
+  sessions: Type.Object(
+    { total: count(), idle: count(), running: count(), errored: count(), shutdown: count() },
+    { description: 'Sessions created in this time, by what they are now.' },
+  ),
+  profiles: count('Right now.'),
+  publishedAgents: count('Right now.'),
+})
+export type Overview = Static<typeof Overview>
+
+const sorts = ['last_activity_desc', 'tokens_desc', 'failures_desc', 'runs_desc', 'sessions_desc', 'name_asc'] as const
+export type AgentSort = (typeof sorts)[number]
+
+export const AgentsQuery = Type.Composite([
+  WindowQuery,
+  PageQuery,
+  Type.Object({
+    sort: Type.Optional(
+      Type.Unsafe<AgentSort>({
+        type: 'string',
+        enum: [...sorts],
+        default: 'last_activity_desc',
+        description: 'Equal ones follow by name.',
+      }),
+    ),
+  }),
+])
+
+export const AgentStats = Type.Object({
+  profile: Type.String(),
+  deleted: Type.Boolean({ description: 'The profile is gone; its runs are not.' }),
+  ...metered,
+  failedRuns,
+  sessions: count('With a run that finished in this time.'),
+  lastActivityAt: Type.Union([Type.String({ format: 'date-time' }), Type.Null()], {
+    description: 'When its last run in this time finished.',
+  }),
+})
+export type AgentStats = Static<typeof AgentStats>
+
+export const UsageTotals = Type.Object({
+  ...range,
+  totals: Type.Object({ toolCalls: count(), ...amounts }, { description: 'Of the whole tenant.' }),
+  topPublishedAgents: Type.Array(
+    Type.Object({
+      id: Type.String(),
+      slug: Type.String(),
+      profile: Type.String(),
+      active: Type.Boolean({ description: 'Still published.' }),
+      ingressRequests: count(),
+    }),
+    { description: 'The ten with the most requests.' },
+  ),
+})
+export type UsageTotals = Static<typeof UsageTotals>

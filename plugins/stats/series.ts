@@ -1,0 +1,59 @@
+import type { Statement } from '#contracts/database'
+import type { Bucket, Timeseries } from '#contracts/stats'
+import {
+  type AmountRow,
+  amountsIn,
+  failedOf,
+  finishedIn,
+  meterColumns,
+  type MeterRow,
+  rangeValues,
+  toAmounts,
+  toMetered,
+  toRange,
+} from './meters.ts'
+import type { Reader } from './reader.ts'
+import type { Grid } from './window.ts'
+
+/** $4: the size of a bucket. Any midnight in UTC will do as origin: every size divides a day. */
+export const binOf = (time: string): string => `date_bin($4::interval, ${time}, '2000-01-01T00:00:00Z') AS bin`
+export const gridValues = (tenantId: string, grid: Grid): unknown[] => [
+  ...rangeValues(tenantId, grid),
+  `${grid.size} milliseconds`,
+]
+
+// Unnamed: planned with the range, a minute as well as a month.
+const runs = `SELECT ${binOf('recorded_at')}, ${meterColumns} FROM run_meters WHERE ${finishedIn} GROUP BY bin`
+const amounts = `SELECT ${binOf(`CASE meter WHEN 'ingress' THEN minute ELSE recorded_at END`)}, meter, sum(amount)::bigint AS amount
+  FROM usage_meters WHERE ${amountsIn} GROUP BY bin, meter`
+
+export interface Binned {
+  readonly bin: string
+}
+
+export async function readSeries(reader: Reader, tenantId: string, grid: Grid): Promise<Timeseries> {
+  const values = gridValues(tenantId, grid)
+  const statements: Statement[] = [
+    { text: runs, values },
+    { text: amounts, values },
+  ]
+  const [runRows, amountRows] = await reader.read<[(MeterRow & Binned)[], (AmountRow & Binned)[]]>(tenantId, statements)
+  return { ...toRange(grid), bucket: grid.bucket, buckets: fill(grid, runRows, amountRows) }
+}
+
+/** A bucket for every place of the grid, also where nothing happened. */
+export function fill(
+  grid: Grid,
+  runRows: readonly (MeterRow & Binned)[],
+  amountRows: readonly (AmountRow & Binned)[],
+): Bucket[] {
+  const runsAt = new Map(runRows.map((row) => [Date.parse(row.bin), row]))
+  const amountsAt = Map.groupBy(amountRows, (row) => Date.parse(row.bin))
+  return grid.starts.map((start) => ({
+    start: new Date(start).toISOString(),
+    end: new Date(start + grid.size).toISOString(),
+    ...toMetered(runsAt.get(start)),
+    failedRuns: failedOf(runsAt.get(start)),
+    ...toAmounts(amountsAt.get(start) ?? []),
+  }))
+}
