@@ -2,6 +2,9 @@ import { slot } from '#kernel'
 
 export type SigningFamily = 'chat-gateway' | 'vfs'
 
+/** Which of two keys, as the key-id header says it. */
+export type SigningKey = 'CURRENT' | 'PREVIOUS'
+
 export interface SignedParts {
   readonly tenant: string
   readonly method: string
@@ -22,7 +25,8 @@ export const signedHeaders = {
 export interface Signer {
   /** True while a previous key still verifies, i.e. during a rotation. */
   readonly hasPreviousKey?: boolean
-  sign(parts: SignedParts): Record<string, string>
+  /** With the current key unless told otherwise; `PREVIOUS` is for a peer that does not know the current one yet. */
+  sign(parts: SignedParts, key?: SigningKey): Record<string, string>
   /**
    * Checks header form, clock skew (60 s), body size, signature under CURRENT or PREVIOUS, then the nonce, in that order.
    * Rejects with AppError `unauthorized` (401) or, when the nonce store is away, `unavailable` (503).

@@ -1,4 +1,5 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
+export { idempotencyPlugin } from './idempotency.ts'
 export { fake, testKernel, type TestKernel } from './kernel.ts'
 export { databasePlugin, freshDatabase } from './database.ts'
 export { runStorePlugin } from './run-store.ts'

@@ -15,6 +15,7 @@ export default definePlugin({
     forbiddenDomains: CommaList(
       'More public domains of your hosting platform, on which the conductor may not be addressed.',
     ),
+    privateDomains: CommaList('Domains of your private network whose names look like public ones.'),
     publicHost: Type.Optional(
       Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: the gateway itself is no private address either.' }),
     ),
@@ -22,7 +23,11 @@ export default definePlugin({
   requires: { signers: Signers },
   provides: { dispatch: RunDispatch, checks: ReadinessChecks },
   async setup({ config, deps, onStop }) {
-    const address = conductorAddress(config.url, config.forbiddenDomains, config.publicHost)
+    const address = conductorAddress(config.url, {
+      forbidden: config.forbiddenDomains,
+      internal: config.privateDomains,
+      publicHost: config.publicHost,
+    })
     const signer = deps.signers.get('chat-gateway')
     if (!signer) {
       throw new Error(

@@ -36,20 +36,23 @@ export function createSigner(options: SignerOptions): Signer {
   const { family, kv, onRefused, now = Date.now } = options
   const seconds = (): number => Math.floor(now() / 1000)
   const current = keyOf(options.current)
-  const keys = options.previous ? [current, keyOf(options.previous)] : [current]
+  const previous = options.previous && keyOf(options.previous)
+  const keys = previous ? [current, previous] : [current]
   // In memory, nonces are forgotten by a restart, so nothing that was signed before it may be accepted.
   const earliest = kv.backend === 'memory' ? seconds() : 0
 
   return {
-    hasPreviousKey: options.previous !== undefined,
-    sign(parts) {
+    hasPreviousKey: previous !== undefined,
+    sign(parts, keyId = 'CURRENT') {
+      const key = keyId === 'CURRENT' ? current : previous
+      if (!key) throw new Error('there is no previous key to sign with')
       const fields = {
         timestamp: String(seconds()),
         nonce: randomBytes(16).toString('base64url'),
-        keyId: 'CURRENT',
+        keyId,
         tenant: parts.tenant,
       }
-      return named({ ...fields, signature: signature(current, signedText(family, fields, parts)) })
+      return named({ ...fields, signature: signature(key, signedText(family, fields, parts)) })
     },
     async verify(headers, parts) {
       const fields = parse(headers)

@@ -6,8 +6,7 @@ import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Hit, Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
-import { databasePlugin, fake, freshDatabase, testKernel, type TestKernel } from '#testing'
-import idempotency from '../../idempotency/index.ts'
+import { databasePlugin, fake, freshDatabase, idempotencyPlugin, testKernel, type TestKernel } from '#testing'
 import chat from '../index.ts'
 import { createSlidingWindow } from '../sliding-window.ts'
 import { scriptedDispatch, type ScriptedDispatch } from './scripted-dispatch.ts'
@@ -111,7 +110,7 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
       fake(Tokens, tokens),
       fake(Kv, kv),
       fake(RunDispatch, dispatch as RunDispatch),
-      idempotency,
+      await idempotencyPlugin(),
       peek,
       { name: 'chat', plugin: chat, config: options.config ?? {} },
     ],

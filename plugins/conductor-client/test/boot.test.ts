@@ -37,33 +37,68 @@ test('it provides dispatch, its readiness, and what the ready line says of it', 
 })
 
 test("addresses on a hosting platform's public domain, or on the gateway's own, are rejected at boot", async (t) => {
+  const rules = {
+    forbidden: ['apps.example.com'],
+    internal: ['corp.example.net', '*.agents'],
+    publicHost: 'chat.example.org:443',
+  }
   for (const url of [
     'https://conductor-production.up.railway.app',
     'https://conductor.fly.dev',
+    'https://conductor.onrender.com',
+    'https://conductor.herokuapp.com',
+    'https://conductor-abc.a.run.app',
+    'https://conductor.azurewebsites.net',
+    'https://conductor.vercel.app',
     'https://UP.RAILWAY.APP',
     'https://x.up.railway.app.:443/',
     'https://conductor.apps.example.com',
     'https://apps.example.com',
     'https://chat.example.org',
   ]) {
-    assert.throws(() => conductorAddress(url, ['apps.example.com'], 'chat.example.org:443'), /public domain/, url)
+    assert.throws(() => conductorAddress(url, rules), /public domain/, url)
   }
   for (const url of [
-    'http://conductor.railway.internal:8081',
-    'http://10.0.0.3:8081',
-    'http://[fd12::1]:8081',
-    'http://notfly.dev.internal',
     'http://conductor.example.org',
+    'https://notinternal.com',
+    'http://internal.example.com',
+    'http://8.8.8.8:8081',
+    'http://0x08080808',
+    'http://172.32.0.1',
+    'http://[2001:4860:4860::8888]',
+    'http://[::ffff:8.8.8.8]',
+    'http://notcorp.example.net',
   ]) {
-    assert.equal(conductorAddress(url, ['apps.example.com'], 'chat.example.org').href, new URL(url).href)
+    assert.throws(() => conductorAddress(url, rules), /private address, or add .* CONDUCTOR_PRIVATE_DOMAINS/, url)
+  }
+  for (const url of [
+    'http://conductor:8081',
+    'http://localhost:8081',
+    'http://conductor.railway.internal:8081',
+    'http://conductor.agents.svc.cluster.local:8081',
+    'http://conductor.agents.svc',
+    'http://conductor.agents',
+    'http://127.0.0.1:8081',
+    'http://10.0.0.3:8081',
+    'http://172.31.255.1',
+    'http://192.168.1.1',
+    'http://100.100.1.1',
+    'http://[::1]:8081',
+    'http://[fd12::1]:8081',
+    'http://[::ffff:10.0.0.1]',
+    'http://notfly.dev.internal',
+    'https://conductor.corp.example.net',
+  ]) {
+    assert.equal(conductorAddress(url, rules).href, new URL(url).href)
   }
   const signers = fake(Signers, { 'chat-gateway': recordingSigner() })
   const config = { url: 'https://c.intra.example', forbiddenDomains: 'a.example, *.intra.example' }
   await assert.rejects(testKernel(t, [signers, entry(config)]), /CONDUCTOR_INTERNAL_URL is on the public domain/)
+  await testKernel(t, [signers, entry({ url: 'https://c.intra.example', privateDomains: 'a.example, intra.example' })])
 })
 
 test('what is no address of a server is refused with a sentence', () => {
   for (const url of ['', 'conductor:8081', 'ftp://conductor', 'http://user@conductor', 'http://conductor/?x=1']) {
-    assert.throws(() => conductorAddress(url, [], undefined), /CONDUCTOR_INTERNAL_URL/, url)
+    assert.throws(() => conductorAddress(url), /CONDUCTOR_INTERNAL_URL/, url)
   }
 })

@@ -101,9 +101,10 @@ export function recordingSigner(): Signer & { readonly signed: SignedParts[] } {
   return {
     signed,
     hasPreviousKey: true,
-    sign(parts) {
+    sign(parts, key = 'CURRENT') {
       signed.push({ ...parts, body: Buffer.from(parts.body) })
-      return { 'x-chat-gateway-tenant': parts.tenant, 'x-chat-gateway-nonce': `n${signed.length}` }
+      const headers = { 'x-chat-gateway-tenant': parts.tenant, 'x-chat-gateway-nonce': `n${signed.length}` }
+      return { ...headers, 'x-chat-gateway-key-id': key }
     },
     verify: async () => ({ tenant: 'acme' }),
   }

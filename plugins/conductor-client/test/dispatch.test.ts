@@ -79,7 +79,8 @@ test('refusals keep their code, status and details; failures of the conductor ar
     assert.ok(isAppError(error), String(error))
     const { code, status: got, detail } = error
     assert.deepEqual({ code, status: got, detail }, { status: got, detail: {}, ...expected })
-    assert.ok(status >= 500 || conductor.seen.length === 1, `${status} is not repeated`)
+    // A refused signature is tried with the other key, nothing else again.
+    assert.ok(status >= 500 || conductor.seen.length === (status === 401 ? 2 : 1), `${status} is not repeated`)
   }
 })
 
@@ -149,4 +150,27 @@ test('ping proves the way to the conductor and the keys', async (t) => {
   await assert.rejects(dispatch.ping(), (error: AppError) => /CHAT_GATEWAY_SIGNING_KEY_CURRENT/.test(error.message))
   await conductor.stop()
   await assert.rejects(dispatch.ping(), { code: 'upstream' })
+})
+
+test('while keys are rotated a conductor that knows only the previous key is asked again with that one, and then first', async (t) => {
+  const conductor = await fakeConductor(t)
+  let knows = 'PREVIOUS'
+  conductor.answer = (seen, response) => {
+    const isKnown = seen.headers['x-chat-gateway-key-id'] === knows
+    json(response, isKnown ? 404 : 401, { error: isKnown ? 'not_found' : 'unauthorized' })
+  }
+  const dispatch = client(t, conductor)
+  const keysUsed = async (): Promise<unknown[]> => {
+    const from = conductor.seen.length
+    assert.equal(await dispatch.find('acme', 'run_1'), undefined)
+    return conductor.seen.slice(from).map(({ headers }) => headers['x-chat-gateway-key-id'])
+  }
+  assert.deepEqual(await keysUsed(), ['CURRENT', 'PREVIOUS'])
+  assert.deepEqual(await keysUsed(), ['PREVIOUS'])
+  knows = 'CURRENT'
+  assert.deepEqual(await keysUsed(), ['PREVIOUS', 'CURRENT'])
+  assert.deepEqual(await keysUsed(), ['CURRENT'])
+  assert.equal(new Set(conductor.seen.map(({ headers }) => headers['x-chat-gateway-nonce'])).size, 6, 'signed anew')
+  knows = 'neither'
+  await assert.rejects(dispatch.find('acme', 'run_1'), { code: 'upstream', status: 502 })
 })

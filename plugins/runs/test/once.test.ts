@@ -4,8 +4,7 @@ import { AppError, conflict, definePlugin, unavailable } from '#kernel'
 import { Database } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import type { RunAccepted, SubTask } from '#contracts/runs'
-import { databasePlugin, freshDatabase, testKernel } from '#testing'
-import idempotency from '../../idempotency/index.ts'
+import { databasePlugin, freshDatabase, idempotencyPlugin, testKernel } from '#testing'
 import { startOnce } from '../once.ts'
 import type { RunService } from '../service.ts'
 
@@ -31,7 +30,9 @@ async function stage(t: TestContext, known = true): Promise<Stage> {
       return {}
     },
   })
-  await testKernel(t, [await databasePlugin(await freshDatabase(t)), idempotency, peek], { listeners: [] })
+  await testKernel(t, [await databasePlugin(await freshDatabase(t)), await idempotencyPlugin(), peek], {
+    listeners: [],
+  })
   let sessions = 0
   const service: Pick<RunService, 'start'> = {
     async start(_tenantId, task, attach) {
