@@ -41,6 +41,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
   const slots = new Map<string, Map<string, unknown>>()
   const mounts: Mount[] = []
   const starts: { plugin: string; fn: () => Promise<void> }[] = []
+  const closings: { listener: string; fn: () => Promise<void> }[] = []
   const stops: (() => Promise<void>)[] = []
   let stopping: Promise<void> | undefined
   const stop = (): Promise<void> => (stopping ??= unwind())
@@ -49,9 +50,12 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
     ended.abort()
     const failures: unknown[] = []
     // In the order the role declares them, outermost first: a request under way in one may still need the next to finish.
-    for (const { app } of listeners.values())
-      await app.close().then(undefined, (error: unknown) => failures.push(error))
-    for (const fn of stops.toReversed()) await fn().catch((error: unknown) => failures.push(error))
+    const failed = (error: unknown): void => void failures.push(error)
+    for (const [name, { app }] of listeners) {
+      await Promise.all(closings.filter(({ listener }) => listener === name).map(({ fn }) => fn().catch(failed)))
+      await app.close().then(undefined, failed)
+    }
+    for (const fn of stops.toReversed()) await fn().catch(failed)
     if (failures.length > 0) throw new AggregateError(failures, `role '${role.name}' did not stop cleanly`)
   }
   const fail =
@@ -97,6 +101,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
           const target = listeners.get(listener)
           if (target) mounts.push({ plugin: name, app: target.app, mount })
         },
+        beforeClose: (listener, fn) => void closings.push({ listener, fn }),
         onStart: (fn) => void starts.push({ plugin: name, fn }),
         onStop: (fn) => void stops.push(fn),
       })

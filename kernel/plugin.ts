@@ -60,6 +60,11 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   routes(listener: string, mount: (app: App) => Promise<void>): void
   /** Runs after every plugin is set up and mounted, before the listeners accept connections. */
   onStart(fn: () => Promise<void>): void
+  /**
+   * Runs on stop before a named listener closes, while it still answers: for what others must be let end or fetch. Whoever
+   * registers it bounds it. Of a listener that is switched off it never runs.
+   */
+  beforeClose(listener: string, fn: () => Promise<void>): void
   /** Runs on stop, in reverse order of registration, after the listeners closed. Register it right after acquiring. */
   onStop(fn: () => Promise<void>): void
 }

@@ -37,6 +37,8 @@ export interface DurableSession {
   readonly runtimeSessionId?: string
   /** Count of saved state bundles; 0 means none yet. */
   readonly stateRev: number
+  /** Hash of the runner that took the session's last run: its copy of the conversation is the newest. Absent before the first run ended. */
+  readonly runner?: string
 }
 
 export interface FinishRun {
@@ -49,6 +51,8 @@ export interface FinishRun {
   readonly usage?: Usage
   readonly toolCalls?: number
   readonly runtimeSessionId?: string
+  /** Hash of the runner that took the run. Absent: none did, and the conversation is where it was. */
+  readonly runner?: string
   /** Events not stored yet, the terminal one included: made durable in the same transaction, before anyone sees it. */
   readonly tail: LogChunk | undefined
 }
@@ -85,7 +89,8 @@ export interface RunStore {
   listSessions(tenantId: string, filter: Page & { q?: string }): Promise<{ sessions: Session[]; total: number }>
   /** idle or errored -> shutdown. 'running' when a run is under way, undefined when unknown. */
   shutdownSession(tenantId: string, sessionId: string): Promise<'shutdown' | 'running' | undefined>
-  saveState(tenantId: string, sessionId: string, bundle: StateBundle): Promise<void>
+  /** Keeps a copy of the conversation as `runner` has it, unless another runner has taken a run of the session since: then it is old. */
+  saveState(tenantId: string, sessionId: string, bundle: StateBundle, runner: string): Promise<void>
   loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
   /** Ends runs whose owner is dead as `interrupted`, one terminal event each. Returns how many. Safe to run anywhere, any time. */
   sweepOrphans(): Promise<number>

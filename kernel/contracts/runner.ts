@@ -106,6 +106,61 @@ export const VfsLease = Type.Object(
 )
 export type VfsLease = Static<typeof VfsLease>
 
+/** What a runner does and what it sees of its sidecars; counts are of its process, across tenants. Null: not measured. Specification 4.22. */
+export const RunnerTopology = Type.Object({
+  process: Type.Object({
+    allocBytes: Type.Integer({ description: 'Live JavaScript heap.' }),
+    sysBytes: Type.Integer({ description: 'Resident set.' }),
+    heapInuseBytes: Type.Integer({ description: 'Heap taken from the system.' }),
+    numGoroutine: Type.Union([Type.Integer(), Type.Null()], { description: 'Always null: Node has no goroutines.' }),
+    numCPU: Type.Integer(),
+    uptimeSeconds: Type.Number(),
+  }),
+  activeSessions: Type.Integer(),
+  sessionsByRuntime: Type.Record(Type.String(), Type.Integer()),
+  sidecars: Type.Array(
+    Type.Object({
+      runtime: Type.String(),
+      kind: Type.Union([Type.Literal('stub'), Type.Literal('sidecar')]),
+      state: Type.Union(['stub', 'live', 'cold', 'degraded', 'unreachable'].map((state) => Type.Literal(state))),
+      url: Type.String(),
+      observedInstances: Type.Union([
+        Type.Array(Type.Object({ instance: Type.String(), inflight: Type.Integer(), lastSeenAt: Type.String() })),
+        Type.Null(),
+      ]),
+    }),
+  ),
+})
+export type RunnerTopology = Static<typeof RunnerTopology>
+
+/** A session whose conversation changed since its runner last gave it out. */
+export const UnsavedSession = Type.Object({ tenantId: Type.String(), sessionId: Type.String() })
+export type UnsavedSession = Static<typeof UnsavedSession>
+
+/** A sandbox worker of a session, read live from its substrate. Specification 2.12. */
+export const WorkerLease = Type.Object(
+  {
+    sessionId: Type.String(),
+    state: Type.Union(['starting', 'running', 'paused', 'gone', 'unknown'].map((state) => Type.Literal(state)), {
+      description: '`gone`: the next run launches another one; `unknown`: the substrate could not be reached.',
+    }),
+  },
+  { additionalProperties: true },
+)
+export type WorkerLease = Static<typeof WorkerLease>
+
+/** A session's lease of the VirtualFS. Specification 2.12. */
+export const VfsLease = Type.Object(
+  {
+    sessionId: Type.String(),
+    allowedMounts: Type.Optional(
+      Type.Array(Type.String(), { description: 'Empty or absent: the session may use every mount.' }),
+    ),
+  },
+  { additionalProperties: true },
+)
+export type VfsLease = Static<typeof VfsLease>
+
 /** A session as the runner holds it in memory. `status`: 0 idle, 1 running, 2 errored, 3 shutdown on the wire. */
 export interface RunnerSession {
   readonly id: string
@@ -122,7 +177,8 @@ export interface RunnerSession {
 
 /**
  * Conductor to one runner: over HTTP, or in process when both live in one kernel. Failures are AppErrors:
- * `unknown_session` 404, `session_busy` 409, `unknown_profile` 404, `runner_unreachable` 503 retryable.
+ * `unknown_session` 404, `session_busy` 409, `unknown_profile` 404, `runner_draining` 503, `runner_unreachable` 503. A 503 is
+ * retryable when the runner certainly took nothing: then the call may be made again, on another runner too.
  */
 export interface RunnerLink {
   /** First 8 hex of SHA-256 of the runner's base URL. In process it is known once the kernel listens. */
@@ -138,9 +194,21 @@ export interface RunnerLink {
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
   /** Shuts the session down, and its MCP endpoint with it. Idempotent. */
   deleteSession(tenantId: string, sessionId: string): Promise<void>
-  /** Idempotent: no-op when the runner already has the session. `bundle` absent: starts with an empty conversation. */
-  hydrate(tenantId: string, sessionId: string, profile: Profile, bundle?: StateBundle): Promise<void>
+  /**
+   * Idempotent: no-op when the runner already has the session, unless told to replace an old copy. `bundle` absent: starts
+   * with an empty conversation.
+   */
+  hydrate(tenantId: string, sessionId: string, profile: Profile, bundle?: StateBundle, replace?: boolean): Promise<void>
   exportState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
+  /** Resting sessions, of all tenants, whose conversation changed since it was last exported. */
+  unsaved(): Promise<readonly UnsavedSession[]>
+  topology(signal?: AbortSignal): Promise<RunnerTopology>
+  /** Sandbox workers of a tenant's sessions. */
+  workerLeases(tenantId: string, signal?: AbortSignal): Promise<readonly WorkerLease[]>
+  /** Undefined: the session has none. */
+  workerLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
+  vfsLeases(tenantId: string, signal?: AbortSignal): Promise<readonly VfsLease[]>
+  vfsLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
    * `error` was cut. Aborting `signal` aborts the sidecar's turn.
@@ -156,6 +224,17 @@ export interface Placement {
   readonly runtime: string
   /** Runner hashes and runtimes that the pool allows; an absent list allows all. */
   readonly pool?: { readonly runners?: readonly string[]; readonly runtimes?: readonly string[] }
+  /** Hashes of runners that were tried in vain. */
+  readonly without?: ReadonlySet<string>
+}
+
+/** A session that exists and needs a runner for its next run. */
+export interface Homecoming extends Omit<Placement, 'runtime'> {
+  readonly sessionId: string
+  /** Hash of the runner with its newest conversation; the one in its id unless given. */
+  readonly runner?: string
+  /** Unless given, any runner will do. */
+  readonly runtime?: string
 }
 
 /** One runner as this conductor knows it, from its last successful probe. */
@@ -169,8 +248,13 @@ export interface FleetMember extends Omit<RunnerInfo, 'state' | 'instance' | 'ac
 export interface RunnerPool {
   /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
   place(order: Placement): RunnerLink
-  /** The runner that owns a session, by the hash in its id. Undefined: this pool does not know it. */
-  owner(sessionId: string): RunnerLink | undefined
+  /**
+   * The runner for the next run of a session: the one that has it, draining or not. When that one is away or was removed,
+   * another one, the same on every conductor; it must be given the conversation. AppError 503 `no_runner` when none.
+   */
+  home(order: Homecoming): RunnerLink
+  /** The runner that has a session: `runner`, or unless given the one in its id. Undefined: this pool does not know it. */
+  owner(sessionId: string, runner?: string): RunnerLink | undefined
   /** Every runner, those that are away included. */
   all(): readonly RunnerLink[]
   fleet(): readonly FleetMember[]
@@ -179,8 +263,32 @@ export interface RunnerPool {
    * before. Returns how to stop being called.
    */
   onLive(listener: (link: RunnerLink) => void): () => void
+  /** Called again and again while a runner says that it is about to stop: it waits until its sessions are saved. */
+  onDraining(listener: (link: RunnerLink) => void): () => void
 }
 export const RunnerPool = capability<RunnerPool>('conductor.runner-pool')
+
+/** A runner with what only operators may see of it. */
+export interface RunnerAddress {
+  /** Empty for the runner of this process. */
+  readonly url: string
+  readonly hash: string
+  readonly state: FleetMember['state']
+}
+
+/** Changes the runners of this conductor process; other conductors are told by themselves. Specification 4.14. */
+export interface RunnerMembership {
+  /** Adds the runners behind these URLs, or those of RUNNER_URLS, and asks the ones that are known again. Removes none. */
+  reconcile(urls?: readonly string[]): Promise<readonly (RunnerAddress & { readonly added: boolean })[]>
+  /** No new sessions there; undefined for an unknown hash. */
+  drain(hash: string): RunnerAddress | undefined
+  undrain(hash: string): RunnerAddress | undefined
+  /** `unroutableSessions`: how many it still had. Null: not measured. */
+  remove(hash: string): Promise<(RunnerAddress & { readonly unroutableSessions: number | null }) | undefined>
+  /** Milliseconds of the latest successful probe. Undefined before it, and for an unknown hash. */
+  latencyOf(hash: string): number | undefined
+}
+export const RunnerMembership = capability<RunnerMembership>('conductor.runner-membership')
 
 /** The sessions of one runner process, for the plugins that serve them (wire, MCP). */
 export interface RunnerSessions {

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { BootError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -21,7 +22,11 @@ export interface RunHost {
   exportState(runtime: string | undefined, sessionId: string): Promise<StateBundle | undefined>
   hydrate(runtime: string | undefined, sessionId: string, bundle: StateBundle): Promise<void>
   forget(runtime: string | undefined, sessionId: string): Promise<void>
+  /** Resolves when no run is under way and every conversation that changed was fetched since, or after `ms`. */
+  drain(ms: number): Promise<void>
 }
+
+const drainTickMs = 25
 
 export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtime>, runs: Runs): RunHost {
   const served = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
@@ -33,6 +38,8 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
   }
   const instance = randomUUID()
   const names = [...served.keys()].toSorted()
+  /** Sessions whose conversation changed since it was last exported, with a count of their runs. */
+  const changes = new Map<string, number>()
   const find = (name: string | undefined): Runtime => {
     if (name === undefined && mode === 'all') throw runtimeRequired()
     const runtime = served.get(name ?? mode)
@@ -59,9 +66,19 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     }),
     accept(envelope) {
       if (!isClientId(envelope.sessionId)) throw invalidSessionId()
-      return runs.accept(envelope, envelope.profile.runtime, find(envelope.profile.runtime))
+      const { sessionId } = envelope
+      const runtime = find(envelope.profile.runtime)
+      const start = runs.accept(envelope, envelope.profile.runtime, runtime)
+      if (runtime.exportState) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
+      return start
     },
-    exportState: async (name, sessionId) => find(name).exportState?.(sessionId),
+    async exportState(name, sessionId) {
+      const before = changes.get(sessionId)
+      const midRun = runs.busy(sessionId)
+      const bundle = await find(name).exportState?.(sessionId)
+      if (!midRun && changes.get(sessionId) === before) changes.delete(sessionId)
+      return bundle
+    },
     async hydrate(name, sessionId, bundle) {
       const runtime = find(name)
       if (!isClientId(sessionId)) throw invalidSessionId()
@@ -69,8 +86,16 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
       if (!runtime.hydrate) throw noState()
       if (runs.busy(sessionId)) throw sessionBusy()
       await runtime.hydrate(sessionId, bundle)
+      changes.delete(sessionId)
     },
-    forget: async (name, sessionId) => find(name).forget?.(sessionId),
+    async forget(name, sessionId) {
+      changes.delete(sessionId)
+      await find(name).forget?.(sessionId)
+    },
+    async drain(ms) {
+      const until = Date.now() + ms
+      while (Date.now() < until && (runs.inflight > 0 || changes.size > 0)) await sleep(drainTickMs)
+    },
   }
 }
 

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
+import { definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
 import { healthRoutes, runRoutes } from './routes.ts'
@@ -14,6 +14,10 @@ export default definePlugin({
   name: 'run-host',
   config: Settings({
     mode: Type.String({ default: 'all', description: 'The runtime this sidecar serves, or all of the role.' }),
+    drain: Duration(
+      '15s',
+      'A stopping sidecar lets its runs end, and runners fetch the conversations that changed, for this long.',
+    ),
   }),
   requires: { runtimes: Runtimes },
   provides: { links: LocalSidecars },
@@ -21,6 +25,7 @@ export default definePlugin({
     const runs = createRunner(ctx.log, createMetrics(ctx.metrics))
     const host = createRunHost(ctx.config.mode, ctx.deps.runtimes, runs)
     ctx.onStop(runs.stop)
+    ctx.beforeClose('sidecar', () => host.drain(ctx.config.drain))
     ctx.routes('sidecar', async (app) => {
       healthRoutes(app, host)
       runRoutes(app, host)

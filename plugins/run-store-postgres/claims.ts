@@ -21,7 +21,7 @@ const create = {
     INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                           claim_owner, claim_run, claim_epoch)
     SELECT $1, $3, $4, $8, $9::jsonb, 'running', $10, 1, $7, $2, 1 FROM run
-    RETURNING id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, 1 AS epoch`,
+    RETURNING id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, 1 AS epoch`,
 }
 
 const claim = {
@@ -33,12 +33,12 @@ const claim = {
           last_used_at = now(), last_prompt = $8, run_count = run_count + 1
       WHERE tenant_id = $1 AND id = $3 AND profile = $4 AND status IN ('idle', 'errored')
         AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2) AND ${ownerLives}
-      RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, claim_epoch, run_count
+      RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, runner_hash, claim_epoch, run_count
     ), run AS (
       INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal)
       SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch, run_count FROM claimed
     )
-    SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, claim_epoch::int AS epoch
+    SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch
     FROM claimed`,
 }
 
@@ -90,7 +90,7 @@ const finish = {
     ), released AS (
       UPDATE sessions s
       SET status = $9, claim_owner = NULL, claim_run = NULL, last_run_status = $4, last_used_at = now(),
-          runtime_session_id = coalesce($10, s.runtime_session_id)
+          runtime_session_id = coalesce($10, s.runtime_session_id), runner_hash = coalesce($20, s.runner_hash)
       WHERE s.tenant_id = $1 AND s.id = (SELECT session_id FROM ended) AND s.claim_run = $2
     ), tail AS (
       INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
@@ -145,6 +145,7 @@ export function finishStatement(end: FinishRun): Statement {
       usage?.cachedTokens ?? 0,
       end.toolCalls ?? 0,
       usage === undefined ? 0 : costOf(usage),
+      end.runner ?? null,
     ],
   }
 }

@@ -41,8 +41,9 @@ export interface DurableRow {
   readonly status: SessionStatus
   readonly runtime_session_id: string | null
   readonly state_rev: number
+  readonly runner_hash: string | null
 }
-export const durableColumns = 'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev'
+export const durableColumns = 'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash'
 
 export interface ChunkRow {
   readonly first_seq: number
@@ -89,6 +90,7 @@ export const toDurable = (row: DurableRow): DurableSession => ({
   status: row.status,
   ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
   stateRev: row.state_rev,
+  ...(row.runner_hash === null ? {} : { runner: row.runner_hash }),
 })
 
 export const toChunk = (row: ChunkRow): LogChunk => ({ firstSeq: row.first_seq, count: row.count, lines: row.lines })

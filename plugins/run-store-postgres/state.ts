@@ -8,13 +8,14 @@ const shutdown = {
 }
 const statusOf = { name: 'session-status', text: `SELECT status FROM sessions WHERE tenant_id = $1 AND id = $2` }
 
-// Bundle and count move together; a session that is gone or shut down keeps nothing.
+// Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
+// gone on elsewhere.
 const save = {
   name: 'session-save-state',
   text: `
     WITH kept AS (
       UPDATE sessions SET state_rev = state_rev + 1, runtime_session_id = coalesce($5, runtime_session_id)
-      WHERE tenant_id = $1 AND id = $2 AND status <> 'shutdown' RETURNING id
+      WHERE tenant_id = $1 AND id = $2 AND status <> 'shutdown' AND coalesce(runner_hash, $6) = $6 RETURNING id
     )
     INSERT INTO session_state (tenant_id, session_id, content_type, bytes, runtime_session_id)
     SELECT $1, $2, $3, $4, $5 FROM kept
@@ -44,10 +45,10 @@ export const createState = (db: Database): State => ({
     const status = rows[0]?.status
     return status === undefined ? undefined : status === 'shutdown' ? 'shutdown' : 'running'
   },
-  async saveState(tenantId, sessionId, bundle) {
+  async saveState(tenantId, sessionId, bundle, runner) {
     const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
     const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
-    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle] }
+    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner] }
     await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
   },
   async loadState(tenantId, sessionId) {

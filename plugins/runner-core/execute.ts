@@ -106,7 +106,11 @@ export function startTurn(options: TurnOptions): StartedTurn {
       const accepted = relay.own({ type: 'progress', stage: 'runner_accepted' })
       // Started before our own line is read, so that the sidecar works meanwhile.
       const first = open()
-      first.catch(() => {})
+      // Whatever becomes of a turn that the sidecar took, the conversation is another one afterwards.
+      first.then(
+        () => session.changes++,
+        () => {},
+      )
       if (session.conversation) await stateMissing(first)
       yield accepted
       let failure: unknown

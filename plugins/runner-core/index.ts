@@ -22,6 +22,10 @@ export default definePlugin({
     mcpBaseUrl: url('Where sidecars reach the session MCP endpoint; the base URL unless given.'),
     capabilities: CommaList('Runtimes this runner takes; those its sidecars report unless given.'),
     maxSessions: Type.Integer({ default: 100_000, minimum: 1 }),
+    drain: Duration(
+      '15s',
+      'A stopping runner lets its runs end, and conductors fetch the conversations that changed, for this long.',
+    ),
     idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
   }),
   requires: { sidecars: Sidecars, toolkit: Toolkit },
@@ -45,6 +49,7 @@ export default definePlugin({
       clearInterval(sweeping)
       await Promise.race([runner.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
     })
+    ctx.beforeClose('runner', () => runner.drain(config.drain))
     return { core: runner.link, locals: { local: runner.link }, sessions: runner.sessions }
   },
 })

@@ -1,15 +1,21 @@
 import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { newSessionId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import type { ExecuteRun, RunnerInfo, RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { Sidecars } from '#contracts/sidecar'
 import type { Toolkit } from '#contracts/tools'
-import { sessionBusy, toolNotAllowed, unknownProfile, unknownSession } from './errors.ts'
+import { runnerDraining, sessionBusy, toolNotAllowed, unknownProfile, unknownSession } from './errors.ts'
 import { type StartedTurn, startTurn, type Turn } from './execute.ts'
 import { createPoolBook } from './pools.ts'
 import { createProfileBook } from './profiles.ts'
-import { createSessionTable, type Held, type SessionLimits } from './sessions.ts'
+import { createSessionTable, type Held, isUnsaved, type SessionLimits } from './sessions.ts'
+import { createTopology } from './topology.ts'
+
+const drainTickMs = 25
+/** A runner that no conductor has asked for this long waits for none to fetch what it has. */
+const nobodyMs = 10_000
 
 export interface RunnerOptions {
   readonly sidecars: Sidecars
@@ -28,6 +34,11 @@ export interface Runner {
   readonly link: RunnerService
   readonly sessions: RunnerSessions
   sweep(): void
+  /**
+   * Takes nothing new, and resolves when its runs are over and conductors have fetched every conversation that changed, or
+   * after `ms`. What then still runs is for `stop`.
+   */
+  drain(ms: number): Promise<void>
   /** Ends every run under way with `runner_stopping`. */
   stop(): Promise<void>
 }
@@ -39,6 +50,8 @@ export function createRunner(options: RunnerOptions): Runner {
   const pools = createPoolBook()
   const turns = new Map<Held, Turn>()
   const hydrating = new Map<Held, Promise<void>>()
+  let draining = false
+  let lastAsked = -Infinity
   /** Best effort: a sidecar forgets idle sessions by itself too. */
   const forget = (session: RunnerSession): void => {
     const { runtime } = session.profile
@@ -53,9 +66,12 @@ export function createRunner(options: RunnerOptions): Runner {
     let session = table.find(tenantId, run.sessionId)
     if (!session) {
       if (!run.create) throw unknownSession()
+      if (draining) throw runnerDraining({ retryable: true })
       session = create(tenantId, run.sessionId, run.create.profile)
     }
     if (session.status === 'running' || hydrating.has(session)) throw sessionBusy()
+    // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
+    if (draining && !isUnsaved(session)) throw runnerDraining({ retryable: true })
     const held = session
     const turn = startTurn({
       session: held,
@@ -94,18 +110,31 @@ export function createRunner(options: RunnerOptions): Runner {
     }
   }
 
+  const topology = createTopology(sidecars, () => table.all())
+  /** An old conversation was here, and the newest one is empty. */
+  const empty = async (session: Held): Promise<void> => {
+    const { runtime } = session.profile
+    try {
+      await sidecars.forRuntime(runtime).forget(runtime, session.id)
+    } catch (error) {
+      table.remove(session)
+      throw error
+    }
+  }
+
   const link: RunnerService = {
     get hash() {
       return options.hash()
     },
     async info(): Promise<RunnerInfo> {
+      lastAsked = Date.now()
       const capabilities = options.capabilities.length > 0 ? options.capabilities : await sidecars.runtimes()
       // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
       const capabilitiesKnown = capabilities.length > 0
       return {
         hash: options.hash(),
         instance,
-        state: 'live',
+        state: draining ? 'draining' : 'live',
         capabilities: [...capabilities],
         capabilitiesKnown,
         substrates: [],
@@ -131,6 +160,7 @@ export function createRunner(options: RunnerOptions): Runner {
     createSession(tenantId, name) {
       const profile = profiles.get(tenantId, name)
       if (!profile) throw unknownProfile()
+      if (draining) throw runnerDraining({ retryable: true })
       let id = newSessionId(options.hash())
       // 32 random bits do collide in a full table.
       while (table.any(id)) id = newSessionId(options.hash())
@@ -145,14 +175,19 @@ export function createRunner(options: RunnerOptions): Runner {
       turn?.end('session_shutdown')
       void Promise.resolve(turn?.over).then(() => forget(session))
     },
-    async hydrate(tenantId, id, profile, bundle) {
+    async hydrate(tenantId, id, profile, bundle, replace = false) {
       const present = table.find(tenantId, id)
       // Whoever comes second must not be told "ready" while the first one is still bringing the conversation.
-      if (present) return hydrating.get(present)
+      if (present && !replace) return hydrating.get(present)
+      if (draining) throw runnerDraining({ retryable: true })
+      if (present) {
+        if (present.status === 'running' || hydrating.has(present)) throw sessionBusy()
+        table.remove(present)
+      }
       const session = create(tenantId, id, profile)
-      if (!bundle) return
-      if (bundle.runtimeSessionId !== undefined) session.runtimeSessionId = bundle.runtimeSessionId
-      const bringing = bring(session, bundle)
+      if (bundle?.runtimeSessionId !== undefined) session.runtimeSessionId = bundle.runtimeSessionId
+      const bringing = bundle ? bring(session, bundle) : present ? empty(session) : undefined
+      if (!bringing) return
       hydrating.set(session, bringing)
       await bringing.finally(() => hydrating.delete(session))
     },
@@ -160,10 +195,21 @@ export function createRunner(options: RunnerOptions): Runner {
       const session = table.find(tenantId, id)
       if (!session) throw unknownSession()
       const { runtime } = session.profile
+      const { changes } = session
       const bundle = await sidecars.forRuntime(runtime).exportState(runtime, id)
+      // A run that ended meanwhile is not in it, or not whole.
+      session.exported = Math.max(session.exported, changes)
       if (!bundle || bundle.runtimeSessionId !== undefined || session.runtimeSessionId === undefined) return bundle
       return { ...bundle, runtimeSessionId: session.runtimeSessionId }
     },
+    unsaved: async () =>
+      [...table.all()].filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId })),
+    topology,
+    // This runner has neither a worker substrate nor a VFS manager.
+    workerLeases: async () => [],
+    workerLease: async () => undefined,
+    vfsLeases: async () => [],
+    vfsLease: async () => undefined,
     cancelRun(tenantId, runId) {
       for (const [session, turn] of turns) {
         if (session.tenantId === tenantId && session.activeRunId === runId) turn.end('cancelled')
@@ -208,6 +254,12 @@ export function createRunner(options: RunnerOptions): Runner {
     link,
     sessions,
     sweep: () => table.sweep(),
+    async drain(ms) {
+      draining = true
+      const until = Date.now() + ms
+      const anyUnsaved = (): boolean => Date.now() - lastAsked < nobodyMs && [...table.all()].some(isUnsaved)
+      while (Date.now() < until && (turns.size > 0 || anyUnsaved())) await sleep(drainTickMs)
+    },
     async stop() {
       const ending = [...turns.values()]
       for (const turn of ending) turn.end('runner_stopping')

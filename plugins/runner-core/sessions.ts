@@ -7,7 +7,15 @@ import { invalidSessionId, runnerFull, unknownSession } from './errors.ts'
 export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
   /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
   conversation?: boolean
+  /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
+  changes: number
+  exported: number
 }
+
+/** What this process alone knows would be lost with it. */
+export const isUnsaved = ({ status, changes, exported }: Held): boolean =>
+  changes > exported && status !== 'running' && status !== 'shutdown'
+
 
 export interface SessionLimits {
   readonly max: number
@@ -72,7 +80,17 @@ export function createSessionTable(limits: SessionLimits): SessionTable {
       if (sessions.has(id)) throw unknownSession()
       makeRoom()
       const at = new Date(now()).toISOString()
-      const session: Held = { id, tenantId, profile, tools, status: 'idle', createdAt: at, lastUsedAt: at }
+      const session: Held = {
+        id,
+        tenantId,
+        profile,
+        tools,
+        status: 'idle',
+        createdAt: at,
+        lastUsedAt: at,
+        changes: 0,
+        exported: 0,
+      }
       touch(session)
       return session
     },

@@ -1,7 +1,15 @@
 import { Agent, type Dispatcher, request } from 'undici'
 import { AppError, wholeLines } from '#kernel'
 import { runnerHash } from '#contracts/ids'
-import { RunnerInfo, type RunnerLink, type RunnerSession } from '#contracts/runner'
+import type {
+  RunnerInfo,
+  RunnerLink,
+  RunnerSession,
+  RunnerTopology,
+  UnsavedSession,
+  VfsLease,
+  WorkerLease,
+} from '#contracts/runner'
 import { decodeSessionStatus, tenantHeader } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { runnerFailed, runnerUnreachable } from './errors.ts'
@@ -43,7 +51,7 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
       })
     } catch (cause) {
       signal?.throwIfAborted()
-      throw runnerUnreachable({ cause, retryable: true })
+      throw runnerUnreachable({ cause, retryable: neverConnected(cause) })
     }
   }
   const done = async (answer: Dispatcher.ResponseData): Promise<void> => {
@@ -51,6 +59,17 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
     await answer.body.dump()
   }
   const segment = encodeURIComponent
+  const list = async <T>(path: string, tenantId: string, signal?: AbortSignal): Promise<T[]> => {
+    const found = await json(await call('GET', path, { tenantId, ...(signal ? { signal } : {}) }))
+    if (!Array.isArray(found)) throw runnerFailed()
+    return found as T[]
+  }
+  const one = async <T>(path: string, tenantId: string, signal?: AbortSignal): Promise<T | undefined> => {
+    const answer = await call('GET', path, { tenantId, ...(signal ? { signal } : {}) })
+    if (answer.statusCode !== 404) return (await json(answer)) as T
+    await answer.body.dump()
+    return undefined
+  }
   return {
     get hash() {
       return hash
@@ -88,11 +107,12 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
       if (answer.statusCode === 404) return void (await answer.body.dump())
       await done(answer)
     },
-    async hydrate(tenantId, sessionId, profile, bundle) {
+    async hydrate(tenantId, sessionId, profile, bundle, replace) {
       const body = {
         profileName: profile.name,
         sessionId,
         profile,
+        ...(replace ? { replace } : {}),
         ...(bundle ? { stateB64: Buffer.from(bundle.bytes).toString('base64'), contentType: bundle.contentType } : {}),
         ...(bundle?.runtimeSessionId === undefined ? {} : { runtimeSessionId: bundle.runtimeSessionId }),
       }
@@ -109,6 +129,21 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
         ...(typeof handle === 'string' && handle !== '' ? { runtimeSessionId: handle } : {}),
       }
     },
+    async unsaved() {
+      const answer = await call('GET', '/runner/state/unsaved')
+      if (answer.statusCode !== 404) return (await json(answer)) as UnsavedSession[]
+      // One of an earlier release, which does not wait for anybody either.
+      await answer.body.dump()
+      return []
+    },
+    topology: async (signal) =>
+      (await json(await call('GET', '/runner/topology', signal ? { signal } : {}))) as RunnerTopology,
+    workerLeases: (tenantId, signal) => list<WorkerLease>('/runner/worker/leases', tenantId, signal),
+    workerLease: (tenantId, sessionId, signal) =>
+      one<WorkerLease>(`/runner/sessions/${segment(sessionId)}/worker`, tenantId, signal),
+    vfsLeases: (tenantId, signal) => list<VfsLease>('/runner/vfs/leases', tenantId, signal),
+    vfsLease: (tenantId, sessionId, signal) =>
+      one<VfsLease>(`/runner/sessions/${segment(sessionId)}/vfs-lease`, tenantId, signal),
     async *execute(tenantId, run, signal) {
       const answer = await call('POST', '/runner/runs', { tenantId, body: run, signal, endless: true })
       if (answer.statusCode >= 300) throw await refusal(answer)
@@ -116,6 +151,12 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
     },
   }
 }
+
+/** No connection was made, so nothing was sent: what is lost on a connection that stood may have arrived. */
+const neverConnected = (cause: unknown): boolean =>
+  ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH', 'UND_ERR_CONNECT_TIMEOUT'].includes(
+    String((cause as { code?: unknown }).code),
+  )
 
 async function json(answer: Dispatcher.ResponseData): Promise<unknown> {
   if (answer.statusCode >= 300) throw await refusal(answer)

@@ -1,42 +1,47 @@
-import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
-import { LocalRunners, RunnerPool } from '#contracts/runner'
+import { LocalRunners, RunnerMembership, RunnerPool } from '#contracts/runner'
 import { createHttpLink, createRunnerAgent } from './http-link.ts'
-import { createMember } from './member.ts'
+import { createMembership } from './membership.ts'
 import { createPool } from './pool.ts'
+import { createRegistry } from './registry.ts'
+import { checkRunnerUrl } from './url.ts'
 
 /** The runners of this conductor: those behind URLs, and the one in this process if there is one. */
 export default definePlugin({
   name: 'runner-pool',
   config: Settings({
-    urls: Type.Optional(CommaList('Base URLs of the runners, as the runners themselves are told theirs.')),
-    probeInterval: Type.Optional(Duration('5s', 'How often each runner is asked whether it lives and what it can do.')),
+    urls: CommaList('Base URLs of the runners, as the runners themselves are told theirs.'),
+    probeInterval: Duration(
+      '2s',
+      'How often each runner is asked whether it lives, what it can do and how busy it is.',
+    ),
   }),
   requires: { local: LocalRunners },
-  provides: { pool: RunnerPool, readiness: ReadinessChecks },
+  provides: { pool: RunnerPool, membership: RunnerMembership, readiness: ReadinessChecks },
   async setup(ctx) {
-    const { urls = [], probeInterval = 5_000 } = ctx.config
-    if (urls.length + ctx.deps.local.size === 0) {
+    const { urls, probeInterval: intervalMs } = ctx.config
+    const { local } = ctx.deps
+    if (urls.length + local.size === 0) {
       throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
     }
+    const configured = [...new Set(urls.map(checkRunnerUrl))]
     const agent = createRunnerAgent()
     ctx.onStop(() => agent.destroy())
-    const members = [
-      ...[...ctx.deps.local.values()].map((link) => createMember(link, true, probeInterval, ctx.log)),
-      ...[...new Set(urls)].map((url) => createMember(createHttpLink(url, agent), false, probeInterval, ctx.log)),
-    ]
-    ctx.onStop(async () => {
-      for (const member of members) member.stop()
-    })
+    const connect = (url: string) => createHttpLink(url, agent)
+    const registry = createRegistry({ intervalMs, log: ctx.log })
+    ctx.onStop(async () => registry.stop())
+    for (const link of local.values()) registry.add(link, '')
+    for (const url of configured) registry.add(connect(url), url)
     ctx.onStart(async () => {
-      await Promise.all(members.map((member) => member.start()))
+      await Promise.all(registry.members().map((member) => member.start()))
     })
     return {
-      pool: createPool(members),
+      pool: createPool(registry),
+      membership: createMembership({ registry, configured, connect }),
       readiness: {
         runners: async () => {
-          if (!members.some((member) => member.live)) throw new Error('no runner is live')
+          if (!registry.members().some((member) => member.state !== 'unreachable')) throw new Error('no runner is live')
         },
       },
     }

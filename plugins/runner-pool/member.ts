@@ -1,112 +1,177 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
 
-/** One lost probe is a hiccup; two in a row are an absence. */
-const failuresUntilAway = 2
 const probeTimeoutMs = 2_000
+/** One lost probe is a hiccup, of a busy event loop perhaps: it is asked once more before it counts. */
+const secondTryMs = 100
 /** A runner that was never reached is asked this soon again: conductor and runners usually start together. */
 const firstRetryMs = 100
+/** A runner that is about to stop waits for its sessions to be saved: it is looked at this often. */
+const drainingMs = 250
+
+export type MemberState = FleetMember['state']
 
 export interface Member {
   readonly link: RunnerLink
-  readonly running: number
-  readonly live: boolean
-  supports(runtime: string): boolean
+  /** '' for the runner of this process. */
+  readonly url: string
+  readonly state: MemberState
+  /** Runs under way on it as far as can be told, other conductors' included. */
+  readonly load: number
+  /** Milliseconds of the latest successful probe. Undefined before it. */
+  readonly latencyMs: number | undefined
+  /** Undefined: it could not say, because its sidecars did not answer it. */
+  supports(runtime: string): boolean | undefined
+  /** No new sessions until told otherwise; what is there goes on. */
+  drain(on: boolean): void
   describe(): FleetMember
-  /** Called when the runner is live with an empty memory. */
-  onLive(listener: () => void): () => void
+  /** Asks the runner now; a probe under way is joined. Never rejects. */
+  probe(): Promise<void>
   /** Asks the runner now, then again and again until stopped. */
   start(): Promise<void>
   stop(): void
 }
 
-/** A runner as this conductor knows it: whether it lives, what it can do, how busy this conductor keeps it. */
-export function createMember(link: RunnerLink, local: boolean, intervalMs: number, log: FastifyBaseLogger): Member {
+export interface MemberOptions {
+  readonly url: string
+  readonly intervalMs: number
+  readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
+  /** It is live with an empty memory: for the first time, or its process is a new one. */
+  readonly onLive: (member: Member) => void
+  /** It was heard to be about to stop. */
+  readonly onDraining: (member: Member) => void
+  /** Its hash or its state may be another one. */
+  readonly onChange: () => void
+}
+
+/** A runner as this conductor knows it: whether it lives, what it can do, how busy it is. */
+export function createMember(raw: RunnerLink, options: MemberOptions): Member {
+  const { url, intervalMs, log } = options
+  // In this process there is nothing to reach: a local runner lives as long as we do.
+  const local = url === ''
   let running = 0
-  let failures = 0
+  let runningWhenAsked = 0
   let known: RunnerInfo | undefined
-  const listeners = new Set<() => void>()
-  let timer: NodeJS.Timeout | undefined
+  let reached = false
+  let latencyMs: number | undefined
+  let drained = false
   let stopped = false
+  let timer: NodeJS.Timeout | undefined
   let retryMs = firstRetryMs
+  let probing: Promise<void> | undefined
   const stopping = new AbortController()
 
-  // In this process there is nothing to reach: a local runner lives as long as we do.
-  const live = (): boolean => local || (known !== undefined && failures < failuresUntilAway)
-  const failed = (err: unknown): void => {
-    const was = live()
-    failures++
-    if (was && !live()) log.warn({ err, runner: link.hash }, 'a runner is away')
+  const state = (): MemberState =>
+    !local && !reached ? 'unreachable' : drained || known?.state === 'draining' ? 'draining' : 'live'
+  const ask = async (): Promise<RunnerInfo> => {
+    const begun = performance.now()
+    const info = await raw.info(AbortSignal.any([stopping.signal, AbortSignal.timeout(probeTimeoutMs)]))
+    latencyMs = Math.round((performance.now() - begun) * 10) / 10
+    return info
   }
-  const probe = async (): Promise<void> => {
-    const was = live()
+  const learn = (info: RunnerInfo): void => {
+    const was = reached
+    // One of an earlier release does not say which process it is: then coming back counts as a new one.
+    const fresh = known?.instance !== info.instance || (!info.instance && !was)
+    known = info
+    reached = true
+    runningWhenAsked = running
+    options.onChange()
+    if (!was) log.info({ runner: raw.hash, capabilities: info.capabilities }, 'a runner is live')
+    if (fresh) options.onLive(member)
+    if (info.state === 'draining') options.onDraining(member)
+  }
+  const miss = (err: unknown): void => {
+    if (stopped || !reached) return
+    reached = false
+    options.onChange()
+    if (!local) log.warn({ err, runner: raw.hash }, 'a runner is away')
+  }
+  const probeNow = async (): Promise<void> => {
     try {
-      const info = await link.info(AbortSignal.any([stopping.signal, AbortSignal.timeout(probeTimeoutMs)]))
-      const fresh = known?.instance !== info.instance
-      known = info
-      failures = 0
-      if (!was) log.info({ runner: link.hash, capabilities: info.capabilities }, 'a runner is live')
-      if (fresh) for (const listener of listeners) listener()
-    } catch (err) {
-      if (!stopped) failed(err)
+      learn(
+        await ask().catch(async (error: unknown) => {
+          if (!reached || stopped) throw error
+          await sleep(secondTryMs, undefined, { ref: false })
+          return ask()
+        }),
+      )
+    } catch (error) {
+      miss(error)
     }
-    if (stopped) return
-    retryMs = known === undefined ? Math.min(retryMs * 2, intervalMs) : intervalMs
-    timer = setTimeout(() => void probe(), retryMs).unref()
   }
-  return {
-    link: {
-      get hash() {
-        return link.hash
-      },
-      info: (signal) => link.info(signal),
-      putProfile: (tenantId, profile) => link.putProfile(tenantId, profile),
-      deleteProfile: (tenantId, name) => link.deleteProfile(tenantId, name),
-      putPool: (tenantId, pool) => link.putPool(tenantId, pool),
-      deletePool: (tenantId, id) => link.deletePool(tenantId, id),
-      getSession: (tenantId, sessionId) => link.getSession(tenantId, sessionId),
-      deleteSession: (tenantId, sessionId) => link.deleteSession(tenantId, sessionId),
-      hydrate: (tenantId, sessionId, profile, bundle) => link.hydrate(tenantId, sessionId, profile, bundle),
-      exportState: (tenantId, sessionId) => link.exportState(tenantId, sessionId),
-      async *execute(tenantId, run, signal) {
+  const probe = (): Promise<void> =>
+    (probing ??= probeNow().finally(() => {
+      probing = undefined
+    }))
+  const loop = async (): Promise<void> => {
+    await probe()
+    if (stopped) return
+    if (!known) retryMs = Math.min(retryMs * 2, intervalMs)
+    else retryMs = reached && known.state === 'draining' ? Math.min(drainingMs, intervalMs) : intervalMs
+    timer = setTimeout(() => void loop(), retryMs).unref()
+  }
+  // Everything but `execute` is the link's own.
+  const link = Object.create(raw, {
+    execute: {
+      async *value(...[tenantId, run, signal]: Parameters<RunnerLink['execute']>) {
         running++
         try {
-          yield* link.execute(tenantId, run, signal)
+          yield* raw.execute(tenantId, run, signal)
         } catch (error) {
-          if (isAppError(error) && error.code === 'runner_unreachable') failed(error)
+          // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
+          if (isAppError(error) && error.status === 503) void probe()
           throw error
         } finally {
           running--
         }
       },
     },
-    get running() {
-      return running
+  }) as RunnerLink
+  const member: Member = {
+    link,
+    url,
+    get state() {
+      return state()
     },
-    get live() {
-      return live()
+    get load() {
+      // What the runner said, and what this conductor has sent and seen end since.
+      const reported = known?.activeRuns ?? runningWhenAsked
+      return Math.max(running, reported + running - runningWhenAsked)
     },
-    supports: (runtime) => !known || known.capabilities.length === 0 || known.capabilities.includes(runtime),
+    get latencyMs() {
+      return latencyMs
+    },
+    supports(runtime) {
+      if (!known) return local ? true : undefined
+      if (known.capabilities.includes(runtime)) return true
+      // An empty list means all of them, unless the runner says that it does not know. Specification 2.12.
+      if (known.capabilities.length > 0) return false
+      return known.capabilitiesKnown === false ? undefined : true
+    },
+    drain(on) {
+      drained = on
+      options.onChange()
+    },
     describe: () => ({
-      hash: link.hash,
-      state: !live() ? 'unreachable' : known?.state === 'draining' ? 'draining' : 'live',
+      hash: raw.hash,
+      state: state(),
       capabilities: known?.capabilities ?? [],
       capabilitiesKnown: known?.capabilitiesKnown ?? false,
-      substrates: known?.substrates ?? [],
+      substrates: [...new Set(known?.substrates)].toSorted(),
       ...(known?.defaultSubstrate === undefined ? {} : { defaultSubstrate: known.defaultSubstrate }),
       substratesKnown: known?.substratesKnown ?? false,
-      activeSessions: known?.activeSessions ?? null,
+      activeSessions: (reached ? known?.activeSessions : undefined) ?? null,
     }),
-    onLive(listener) {
-      listeners.add(listener)
-      return () => void listeners.delete(listener)
-    },
-    start: probe,
+    probe,
+    start: loop,
     stop() {
       stopped = true
       clearTimeout(timer)
       stopping.abort()
     },
   }
+  return member
 }

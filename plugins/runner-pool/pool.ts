@@ -1,35 +1,76 @@
+import { createHash } from 'node:crypto'
 import { hashOfSession } from '#contracts/ids'
-import type { RunnerPool } from '#contracts/runner'
+import type { Homecoming, Placement, RunnerPool } from '#contracts/runner'
 import { noRunner } from './errors.ts'
 import type { Member } from './member.ts'
+import type { Registry } from './registry.ts'
 
-/** Places sessions on the least busy runner that can execute them, and finds their runner again by the hash in their id. */
-export function createPool(members: readonly Member[]): RunnerPool {
-  let turn = 0
+/** Places sessions on the least busy runner that can execute them, and finds the runner of a session again. */
+export function createPool(registry: Registry): RunnerPool {
+  // Conductors that start together do not begin with the same runner.
+  let turn = Math.floor(Math.random() * 1_000)
+  const refuse = (order: Omit<Homecoming, 'sessionId'>) =>
+    noRunner({ retryable: true, message: whyNone(order, registry.members()) })
+
   return {
-    place({ runtime, pool }) {
+    place(order) {
+      const candidates = eligible(order, registry.members())
       turn++
       let best: Member | undefined
-      if (pool?.runtimes && !pool.runtimes.includes(runtime)) throw noRunner()
-      for (let i = 0; i < members.length; i++) {
+      for (let i = 0; i < candidates.length; i++) {
         // Equally busy runners take turns.
-        const member = members[(turn + i) % members.length]!
-        if (!member.live || !member.supports(runtime)) continue
-        if (pool?.runners && !pool.runners.includes(member.link.hash)) continue
-        if (!best || member.running < best.running) best = member
+        const member = candidates[(turn + i) % candidates.length]!
+        if (!best || member.load < best.load) best = member
       }
-      if (!best) throw noRunner({ retryable: true })
+      if (!best) throw refuse(order)
       return best.link
     },
-    owner(sessionId) {
-      const hash = hashOfSession(sessionId)
-      return hash === undefined ? undefined : members.find((member) => member.link.hash === hash)?.link
+    home(order) {
+      const { sessionId, without, runner = hashOfSession(sessionId) } = order
+      const own = runner === undefined || without?.has(runner) ? undefined : registry.find(runner)
+      if (own && own.state !== 'unreachable') return own.link
+      // Rendezvous hashing: every conductor that knows the same runners chooses the same one, without asking anybody.
+      const [chosen] = eligible(order, registry.members())
+        .map((member) => ({ member, weight: weightOf(sessionId, member.link.hash) }))
+        .toSorted((a, b) => (a.weight < b.weight ? 1 : -1))
+      if (!chosen) throw refuse(order)
+      return chosen.member.link
     },
-    all: () => members.map((member) => member.link),
-    fleet: () => members.map((member) => member.describe()),
-    onLive(listener) {
-      const ends = members.map((member) => member.onLive(() => listener(member.link)))
-      return () => ends.forEach((end) => end())
+    owner(sessionId, runner = hashOfSession(sessionId)) {
+      return runner === undefined ? undefined : registry.find(runner)?.link
     },
+    all: () => registry.members().map((member) => member.link),
+    fleet: () => registry.members().map((member) => member.describe()),
+    onLive: registry.onLive,
+    onDraining: registry.onDraining,
   }
+}
+
+type Wanted = Pick<Homecoming, 'runtime' | 'pool' | 'without'>
+
+/** Live members that may take a session; those that certainly can, or else those that do not know themselves. */
+function eligible({ runtime, pool, without }: Wanted, members: readonly Member[]): readonly Member[] {
+  if (runtime !== undefined && pool?.runtimes && !pool.runtimes.includes(runtime)) return []
+  const allowed = members.filter(
+    ({ state, link }) =>
+      state === 'live' && !without?.has(link.hash) && (!pool?.runners || pool.runners.includes(link.hash)),
+  )
+  if (runtime === undefined) return allowed
+  const able = allowed.filter((member) => member.supports(runtime) === true)
+  return able.length > 0 ? able : allowed.filter((member) => member.supports(runtime) === undefined)
+}
+
+const weightOf = (sessionId: string, hash: string): string =>
+  createHash('sha256').update(`${sessionId}\n${hash}`).digest('hex')
+
+/** What was asked for and what there is, in counts only: tenants see this sentence. */
+function whyNone(
+  { runtime, pool }: Pick<Placement, 'pool'> & { runtime?: string },
+  members: readonly Member[],
+): string {
+  const wanted = `${runtime === undefined ? 'the session' : `a session of the runtime '${runtime}'`}${pool ? ' in its pool' : ''}`
+  const count = (state: string): number => members.filter((member) => member.state === state).length
+  const offered = [...new Set(members.flatMap((m) => (m.state === 'live' ? m.describe().capabilities : [])))].toSorted()
+  const live = `${count('live')} live${offered.length > 0 ? ` (${offered.join(', ')})` : ''}`
+  return `No runner can take ${wanted} now: ${live}, ${count('draining')} draining, ${count('unreachable')} unreachable. Try again.`
 }

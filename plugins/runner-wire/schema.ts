@@ -4,7 +4,6 @@ import { Profile, profileName } from '#contracts/profiles'
 
 // Bodies of the runner's wire API (specification 4.22). A caller names its tenant in X-Tenant-ID.
 
-const nullable = <T extends Parameters<typeof Type.Union>[0][number]>(schema: T) => Type.Union([schema, Type.Null()])
 /** Values that JSON Schema cannot list here without closing them: they pass as they are. */
 const open = { additionalProperties: true }
 
@@ -46,6 +45,9 @@ export const Hydrate = Type.Object(
       Type.String({ maxLength: 128, description: "Of the bundle; by the profile's runtime unless given." }),
     ),
     runtimeSessionId: Type.Optional(Type.String({ maxLength: 1024 })),
+    replace: Type.Optional(
+      Type.Boolean({ description: "The runner's own copy, if it has one, is old: this one takes its place." }),
+    ),
   },
   open,
 )
@@ -73,31 +75,6 @@ export const InvokeTool = Type.Object(
   { additionalProperties: false },
 )
 export const InvokeResult = Type.Object({ result: Type.Object({ ok: Type.Boolean(), content: Type.String() }) })
-
-/** `GET /runner/topology`. Null means not measured. */
-export const Topology = Type.Object({
-  process: Type.Object({
-    allocBytes: Type.Integer({ description: 'Live JavaScript heap.' }),
-    sysBytes: Type.Integer({ description: 'Resident set.' }),
-    heapInuseBytes: Type.Integer({ description: 'Heap taken from the system.' }),
-    numGoroutine: nullable(Type.Integer()),
-    numCPU: Type.Integer(),
-    uptimeSeconds: Type.Number(),
-  }),
-  activeSessions: Type.Integer(),
-  sessionsByRuntime: Type.Record(Type.String(), Type.Integer()),
-  sidecars: Type.Array(
-    Type.Object({
-      runtime: Type.String(),
-      kind: Type.Union([Type.Literal('stub'), Type.Literal('sidecar')]),
-      state: Type.Union(['stub', 'live', 'cold', 'degraded', 'unreachable'].map((state) => Type.Literal(state))),
-      url: Type.String(),
-      observedInstances: nullable(
-        Type.Array(Type.Object({ instance: Type.String(), inflight: Type.Integer(), lastSeenAt: Type.String() })),
-      ),
-    }),
-  ),
-})
 
 /** Agent pools are defined by the conductor: the runner keeps what it is told. */
 export const PoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)

@@ -1,6 +1,7 @@
+import { Type } from '@sinclair/typebox'
 import { access, type App, isAppError } from '#kernel'
 import type { Profile } from '#contracts/profiles'
-import type { RunnerService } from '#contracts/runner'
+import { type RunnerService, UnsavedSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { badState, exportFailed, noState, unknownProfile } from './errors.ts'
@@ -31,9 +32,15 @@ export function stateRoutes(app: App, core: RunnerService, log: { warn(fields: o
         contentType: body.contentType ?? contentTypeOf(profile),
         ...(body.runtimeSessionId === undefined ? {} : { runtimeSessionId: body.runtimeSessionId }),
       }
-      await core.hydrate(tenantId, body.sessionId, profile, bundle)
+      await core.hydrate(tenantId, body.sessionId, profile, bundle, body.replace)
       return reply.code(204).send()
     },
+  )
+
+  app.get(
+    '/runner/state/unsaved',
+    { ...access('network'), schema: { response: { 200: Type.Array(UnsavedSession) } } },
+    async () => [...(await core.unsaved())],
   )
 
   app.get(

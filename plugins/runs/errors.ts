@@ -21,5 +21,4 @@ export const profileMismatch = appError(
 )
 export const unknownRun = appError('not_found', 404, 'No such run.')
 export const unknownSession = appError('not_found', 404, 'No such session, or it was shut down.')
-export const ownerAway = appError('runner_unreachable', 503, 'The runner of this session is not known here; try again.')
 export const hydrationFailed = appError('hydration_failed', 503, 'The session could not be restored; try again.')

@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
+import { hashOfSession } from '#contracts/ids'
 import { createEventEncoder } from '#contracts/run-event'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
@@ -24,6 +25,8 @@ export interface Execution {
   readonly dispatched: Promise<AppError | undefined>
   /** Resolves when the claim is released, durably; never rejects. */
   readonly done: Promise<void>
+  /** The runner that took the run, as soon as one has. */
+  readonly runner: RunnerLink | undefined
   /** Ends the run for this reason, unless it ends by itself before. The first reason stands. */
   stop(why: Stop): void
   /** Somebody took the claim: do not wait for the runner any longer. Only after `stop`. */
@@ -44,10 +47,14 @@ export interface ExecutionOrder {
   readonly claim: Claim
   readonly task: SubTask
   readonly session: DurableSession
-  readonly link: RunnerLink
+  /** Chooses the runner; asked again, without those named, as long as none has taken the run. Throws `no_runner`. */
+  readonly route: (without: ReadonlySet<string>) => RunnerLink
   /** The session is new: its runner creates it with this first run. */
   readonly created: boolean
 }
+
+/** The runner certainly did nothing: another one may be asked. */
+const tookNothing = (error: AppError): boolean => error.status === 503 && error.retryable
 
 const lostStream: Ending = {
   status: 'error',
@@ -60,7 +67,7 @@ const busyRetryMs = 2_000
 
 /** Runs one claimed run to its end: accepted event, runner stream, terminal event, release. */
 export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
-  const { claim, link, session } = order
+  const { claim, session } = order
   const { tenantId, runId, sessionId } = claim
   const log = createRunLog((afterSeq) => deps.store.readLog(tenantId, runId, afterSeq))
   const abort = new AbortController()
@@ -79,6 +86,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     onStopped?.()
   }
   let ending: Ending | undefined
+  let runner: RunnerLink | undefined
 
   const recorder = createRecorder(deps, claim, log, () =>
     stop({ status: 'interrupted', code: 'interrupted', message: 'The run was taken from this server.' }),
@@ -95,36 +103,54 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     ...(order.created ? { create: { profile: session.profile } } : {}),
   }
 
-  const hydrate = async (): Promise<void> => {
+  /** Any other runner than this one has an old copy of the conversation, or none. */
+  const newestAt = session.runner ?? hashOfSession(sessionId)
+  const hydrate = async (link: RunnerLink, replace: boolean): Promise<void> => {
     try {
       const bundle = session.stateRev > 0 ? await deps.store.loadState(tenantId, sessionId) : undefined
-      await link.hydrate(tenantId, sessionId, session.profile, bundle)
+      await link.hydrate(tenantId, sessionId, session.profile, bundle, replace)
     } catch (cause) {
       if (isAppError(cause) && cause.status < 500) throw cause
-      throw hydrationFailed({ cause })
+      throw hydrationFailed({ cause, retryable: isAppError(cause) && tookNothing(cause) })
     }
   }
-  /** The runner's stream; tried again only as long as nothing of it was seen. */
+  /** The runner's stream; tried again, on another runner if need be, only as long as nothing of it was seen. */
   async function* stream(): AsyncGenerator<Buffer> {
-    let hydrated = order.created
+    const tried = new Set<string>()
     const busyUntil = Date.now() + busyRetryMs
+    let link = order.route(tried)
+    let hydrated = order.created
     for (;;) {
-      let seen = false
       try {
+        if (!hydrated && link.hash !== newestAt) {
+          await hydrate(link, true)
+          hydrated = true
+        }
         for await (const bytes of link.execute(tenantId, body, abort.signal)) {
-          seen = true
+          runner = link
           yield bytes
         }
         return
       } catch (error) {
-        if (seen || abort.signal.aborted || !isAppError(error)) throw error
+        if (runner || abort.signal.aborted || !isAppError(error)) throw error
         if (error.code === 'unknown_session' && !hydrated) {
+          await hydrate(link, false)
           hydrated = true
-          await hydrate()
         } else if (error.code === 'session_busy' && Date.now() < busyUntil) {
           await sleep(25, undefined, { signal: abort.signal })
+        } else if (tookNothing(error)) {
+          link = another(tried.add(link.hash), error)
+          hydrated = order.created
         } else throw error
       }
+    }
+  }
+  /** What the first runner said tells more than that there is no second one. */
+  const another = (tried: ReadonlySet<string>, error: AppError): RunnerLink => {
+    try {
+      return order.route(tried)
+    } catch {
+      throw error
     }
   }
   const consume = async (): Promise<Ending> => {
@@ -180,6 +206,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
         ...(events.usage ? { usage: events.usage } : {}),
         toolCalls: events.toolCalls,
         ...(events.runtimeSessionId === undefined ? {} : { runtimeSessionId: events.runtimeSessionId }),
+        ...(runner ? { runner: runner.hash } : {}),
       },
       terminal,
     )
@@ -192,7 +219,18 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     log.detach()
   })
   const deadline = Date.now() + timeoutMs + deps.deadlineGraceMs
-  return { claim, log, deadline, dispatched, done, stop, abandon: () => abandon() }
+  return {
+    claim,
+    log,
+    deadline,
+    dispatched,
+    done,
+    get runner() {
+      return runner
+    },
+    stop,
+    abandon: () => abandon(),
+  }
 }
 
 const line = (seq: number, text: string | Buffer): LogChunk => ({

@@ -5,12 +5,11 @@ import type { Kv } from '#contracts/kv'
 import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { StartOutcome, RunStore } from '#contracts/run-store'
-import type { RunnerLink, RunnerPool } from '#contracts/runner'
+import type { RunnerPool } from '#contracts/runner'
 import type { LogChunk, RunAccepted, RunSummary, SubTask } from '#contracts/runs'
 import {
   invalidRunId,
   invalidSessionId,
-  ownerAway,
   profileMismatch,
   runExists,
   sessionBusy,
@@ -18,7 +17,7 @@ import {
   unknownRun,
   unknownSession,
 } from './errors.ts'
-import { execute, type Execution, type ExecutionDeps, type Stop } from './execution.ts'
+import { execute, type Execution, type ExecutionDeps, type ExecutionOrder, type Stop } from './execution.ts'
 import { followStored, runChannel } from './follow.ts'
 import { createStateSaver } from './state-saver.ts'
 import { type Terminated, terminateRun } from './terminate.ts'
@@ -61,6 +60,9 @@ const dispatchWaitMs = 2_000
 /** One timer looks after the deadlines of all runs. */
 const deadlineTickMs = 250
 
+/** The session is there, but no runner could be given it. Specification 4.8, rule 3. */
+const unrestored: ReadonlySet<string> = new Set(['hydration_failed', 'no_runner', 'runner_unreachable'])
+
 const cancelled: Stop = { status: 'cancelled', code: 'cancelled', message: 'The run was cancelled.' }
 const timedOut: Stop = { status: 'error', code: 'timeout', message: 'The run took longer than its profile allows.' }
 const stopping: Stop = {
@@ -101,16 +103,24 @@ export function createRunService(deps: RunServiceDeps): RunService {
   const unsubscribe =
     kv.backend === 'redis' ? kv.subscribe(cancelChannel, (key) => active.get(key)?.stop(cancelled)) : () => {}
 
-  const begin = (outcome: StartOutcome & { kind: 'started' }, task: SubTask, link: RunnerLink, created: boolean) => {
+  const leaveRunners = runners.onDraining((link) => void saver.evacuate(link))
+
+  const begin = (
+    outcome: StartOutcome & { kind: 'started' },
+    task: SubTask,
+    created: boolean,
+    route: ExecutionOrder['route'],
+  ) => {
     const { claim, session } = outcome
     const key = keyOf(claim.tenantId, claim.runId)
-    saver.busy(claim.tenantId, claim.sessionId)
-    const run = execute(executing, { claim, task, session, link, created })
+    const waiting = saver.busy(claim.tenantId, claim.sessionId)
+    const run = execute(executing, { claim, task, session, route, created })
     active.set(key, run)
     wheel ??= setInterval(turn, deadlineTickMs).unref()
     void run.done.then(() => {
       active.delete(key)
-      saver.rest(claim.tenantId, claim.sessionId, link)
+      const link = run.runner ?? waiting
+      if (link) saver.rest(claim.tenantId, claim.sessionId, link)
       if (active.size > 0) return
       clearInterval(wheel)
       wheel = undefined
@@ -134,14 +144,15 @@ export function createRunService(deps: RunServiceDeps): RunService {
 
   const startNew = async (tenantId: string, runId: string, task: SubTask, attach: boolean): Promise<RunAccepted> => {
     const profile = await profileOf(tenantId, task.profile)
-    const link = runners.place({ runtime: profile.runtime })
+    const order = { runtime: profile.runtime }
+    const placed = runners.place(order)
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
-      const sessionId = newSessionId(link.hash)
+      const sessionId = newSessionId(placed.hash)
       const outcome = await store.start({ tenantId, runId, sessionId, task, create: profile })
       if (outcome.kind === 'exists') return join(outcome.run, task, attach)
       if (outcome.kind !== 'started') continue
-      begin(outcome, task, link, true)
+      begin(outcome, task, true, (without) => (without.size === 0 ? placed : runners.place({ ...order, without })))
       return accepted(runId, sessionId)
     }
     throw unavailable({ message: 'No session could be created; try again.', retryable: true })
@@ -158,22 +169,25 @@ export function createRunService(deps: RunServiceDeps): RunService {
     task: SubTask,
     attach: boolean,
   ): Promise<RunAccepted> => {
-    const link = runners.owner(sessionId)
-    if (!link) {
+    try {
+      runners.home({ sessionId })
+    } catch (noRunner) {
       const session = await store.findSession(tenantId, sessionId)
       const known = session !== undefined && session.status !== 'shutdown'
-      throw await refusal(tenantId, task, known ? ownerAway() : unknownSession())
+      throw await refusal(tenantId, task, known ? (noRunner as AppError) : unknownSession())
     }
     const outcome = await store.start({ tenantId, runId, sessionId, task })
     if (outcome.kind === 'exists') return join(outcome.run, task, attach)
     if (outcome.kind === 'busy') throw sessionBusy()
     if (outcome.kind === 'no_session') throw await refusal(tenantId, task, unknownSession())
     if (outcome.kind === 'other_profile') throw await refusal(tenantId, task, profileMismatch())
-    const run = begin(outcome, task, link, false)
+    const { profile, runner } = outcome.session
+    const home = { sessionId, runtime: profile.runtime, ...(runner === undefined ? {} : { runner }) }
+    const run = begin(outcome, task, false, (without) => runners.home({ ...home, without }))
     // The specification wants a session that could not be restored answered with 503, not found out from the stream.
     if (await within(run.dispatched, dispatchWaitMs)) {
       const failure = await run.dispatched
-      if (failure?.code === 'hydration_failed') throw failure
+      if (failure && unrestored.has(failure.code)) throw failure
     }
     return accepted(runId, sessionId)
   }
@@ -262,6 +276,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
         if (!(await within(all, deps.windDownMs + 1_000))) givingUp.abort()
         await all
       }
+      leaveRunners()
       await within(saver.drain(), deps.drainMs)
       clearInterval(wheel)
     },

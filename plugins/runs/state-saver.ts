@@ -19,8 +19,10 @@ interface Waiting {
 export interface StateSaver {
   /** A run of the session ended. */
   rest(tenantId: string, sessionId: string, link: RunnerLink): void
-  /** A run of the session began: what is exported now would be half a turn. */
-  busy(tenantId: string, sessionId: string): void
+  /** A run of the session began: what is exported now would be half a turn. Returns the runner it would have been exported from. */
+  busy(tenantId: string, sessionId: string): RunnerLink | undefined
+  /** Saves at once what a runner that is about to stop still has to itself, whichever conductor brought it there. Never rejects. */
+  evacuate(link: RunnerLink): Promise<void>
   /** Saves what waits, now; for a graceful stop. */
   drain(): Promise<void>
 }
@@ -36,7 +38,7 @@ export function createStateSaver(store: RunStore, log: FastifyBaseLogger, delayM
   const save = async ({ tenantId, sessionId, link }: Waiting): Promise<void> => {
     try {
       const bundle = await link.exportState(tenantId, sessionId)
-      if (bundle) await store.saveState(tenantId, sessionId, bundle)
+      if (bundle) await store.saveState(tenantId, sessionId, bundle, link.hash)
     } catch (err) {
       // The next run of the session brings another chance; until then its runner still has the conversation.
       log.warn({ err, sessionId }, 'the state of a session could not be saved')
@@ -73,7 +75,24 @@ export function createStateSaver(store: RunStore, log: FastifyBaseLogger, delayM
       if (timer === undefined) pump()
     },
     busy(tenantId, sessionId) {
-      waiting.delete(keyOf(tenantId, sessionId))
+      const key = keyOf(tenantId, sessionId)
+      const link = waiting.get(key)?.link
+      waiting.delete(key)
+      return link
+    },
+    async evacuate(link) {
+      const unsaved = await link.unsaved().catch((err: unknown) => {
+        log.warn({ err, runner: link.hash }, 'a stopping runner did not say which sessions are unsaved')
+        return []
+      })
+      const later = [...waiting]
+      waiting.clear()
+      for (const { tenantId, sessionId } of unsaved) {
+        const key = keyOf(tenantId, sessionId)
+        if (!saving.has(key)) waiting.set(key, { tenantId, sessionId, link, due: 0 })
+      }
+      for (const [key, entry] of later) if (!waiting.has(key)) waiting.set(key, entry)
+      pump()
     },
     async drain() {
       draining = true

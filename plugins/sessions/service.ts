@@ -22,8 +22,9 @@ export const createSessionService = (store: RunStore, runners: RunnerPool, log: 
     if (state === undefined) throw unknownSession()
     if (state === 'running') throw sessionBusy()
     // The row decides: no run starts in the session again. A runner that is away forgets it when it restarts.
+    const runner = (await store.findSession(tenantId, sessionId))?.runner
     await runners
-      .owner(sessionId)
+      .owner(sessionId, runner)
       ?.deleteSession(tenantId, sessionId)
       .catch((err: unknown) => log.warn({ err, sessionId }, 'a runner could not be told that a session is over'))
   },

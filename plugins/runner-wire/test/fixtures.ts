@@ -34,6 +34,15 @@ export const profile = (name = 'p', over: Partial<Profile> = {}): Profile => ({
   ...over,
 })
 
+export const topology: RunnerTopology = {
+  process: { allocBytes: 1, sysBytes: 2, heapInuseBytes: 3, numGoroutine: null, numCPU: 4, uptimeSeconds: 5 },
+  activeSessions: 1,
+  sessionsByRuntime: { general: 1 },
+  sidecars: [
+    { runtime: 'general', kind: 'sidecar', state: 'unreachable', url: 'http://sidecar:7070', observedInstances: null },
+  ],
+}
+
 export interface Hydrated {
   readonly tenantId: string
   readonly id: string
@@ -105,6 +114,12 @@ export async function wireOf(
       if ((sessions.get(id)?.tenantId ?? tenantId) !== tenantId) throw unknown()
       hydrated.push({ tenantId, id, profile: p, bundle })
     },
+    unsaved: async () => [{ tenantId: 'acme', sessionId: 'sess-abcdef01-00000001' }],
+    topology: async () => topology,
+    workerLeases: async () => [],
+    workerLease: async () => undefined,
+    vfsLeases: async () => [],
+    vfsLease: async () => undefined,
     async exportState(tenant, id) {
       if (sessions.get(id)?.tenantId !== tenant) throw unknown()
       const state = states.get(id)

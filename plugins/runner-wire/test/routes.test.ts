@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { AppError } from '#kernel'
-import { profile, wireOf } from './fixtures.ts'
+import { profile, topology, wireOf } from './fixtures.ts'
 
 const tenanted: readonly (readonly ['GET' | 'POST' | 'DELETE', string, unknown?])[] = [
   ['GET', '/runner/sessions/x'],
@@ -40,7 +40,7 @@ test('a call that needs a tenant and names none is 400', async (t) => {
 })
 
 test('info, runtimes and topology describe the process', async (t) => {
-  const { call, add, health } = await wireOf(t)
+  const { call, add } = await wireOf(t)
   add('acme', 'a')
   add('globex', 'b')
   assert.deepEqual((await call('GET', '/runner/info', { tenant: '' })).json(), {
@@ -55,45 +55,10 @@ test('info, runtimes and topology describe the process', async (t) => {
     { runtime: 'general', mode: 'sidecar', url: 'http://sidecar:7070', activeSessions: 2 },
     { runtime: 'runtime_a', mode: 'stub', url: '', activeSessions: 0 },
   ])
-  type Seen = { process: Record<string, unknown>; sidecars: { state: string; observedInstances: object[] | null }[] }
-  const topology = (await call('GET', '/runner/topology', { tenant: '' })).json<Seen & Record<string, unknown>>()
-  assert.deepEqual(topology['sessionsByRuntime'], { general: 2 })
-  assert.equal(topology['activeSessions'], 2)
-  assert.equal(topology.process['numGoroutine'], null, 'not measured is null, never zero')
-  assert.ok((topology.process['allocBytes'] as number) > 0)
-  assert.deepEqual(
-    topology.sidecars.map((s) => s.state),
-    ['live', 'stub'],
-  )
-  health.failing = true
-  const later = (await call('GET', '/runner/topology', { tenant: '' })).json<Seen>()
-  assert.equal(later.sidecars[0]!.state, 'degraded', 'a failed probe soon after a success')
-})
-
-test('of a live sidecar that does not name its instance none was observed', async (t) => {
-  const { call, health } = await wireOf(t)
-  health.instance = ''
-  const { sidecars } = (await call('GET', '/runner/topology', { tenant: '' })).json<{ sidecars: object[] }>()
-  assert.deepEqual(sidecars[0], {
-    runtime: 'general',
-    kind: 'sidecar',
-    url: 'http://sidecar:7070',
-    state: 'live',
-    observedInstances: null,
-  })
-})
-
-test('a sidecar that never answered is unreachable, with nothing observed', async (t) => {
-  const { call, health } = await wireOf(t)
-  health.failing = true
-  const { sidecars } = (await call('GET', '/runner/topology', { tenant: '' })).json<{ sidecars: object[] }>()
-  assert.deepEqual(sidecars[0], {
-    runtime: 'general',
-    kind: 'sidecar',
-    url: 'http://sidecar:7070',
-    state: 'unreachable',
-    observedInstances: null,
-  })
+  assert.deepEqual((await call('GET', '/runner/topology', { tenant: '' })).json(), topology)
+  assert.deepEqual((await call('GET', '/runner/state/unsaved', { tenant: '' })).json(), [
+    { tenantId: 'acme', sessionId: 'sess-abcdef01-00000001' },
+  ])
 })
 
 test('profiles are broadcast, listed per tenant and deleted', async (t) => {

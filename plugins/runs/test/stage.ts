@@ -1,6 +1,7 @@
+import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
-import { definePlugin, type Entry, type Plugin } from '#kernel'
+import { AppError, definePlugin, type Entry, type Plugin } from '#kernel'
 import { fake, runStorePlugin, testKernel, type TestKernel } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
@@ -86,6 +87,12 @@ export class FakeRunner implements RunnerLink {
     this.exported.push(sessionId)
     return { bytes: Buffer.from(`state of ${sessionId}`), contentType: 'application/json' }
   }
+  unsaved = async () => []
+  topology = async () => assert.fail('no run needs it')
+  workerLeases = async () => []
+  workerLease = async () => undefined
+  vfsLeases = async () => []
+  vfsLease = async () => undefined
   async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
     this.executed.push(run)
     this.onExecute(run)
@@ -175,10 +182,15 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
     fake(Profiles, { find, findIn: find, findPlaced: find }),
     fake(RunnerPool, {
       place: () => runner,
-      owner: (sessionId) => (sessionId.startsWith('sess-ffffffff') ? undefined : runner),
+      home({ sessionId, without }) {
+        if (sessionId.startsWith('sess-ffffffff') || without?.has(runner.hash)) throw new AppError('no_runner', 503)
+        return runner
+      },
+      owner: () => runner,
       all: () => [runner],
       fleet: () => [],
       onLive: () => () => {},
+      onDraining: () => () => {},
     }),
     fake(Kv, options.kv ?? memoryKv()),
     fake(ApiGuard, guard()),

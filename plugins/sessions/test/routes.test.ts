@@ -36,10 +36,12 @@ async function stage(t: TestContext) {
     grab,
     fake(RunnerPool, {
       place: () => runner,
+      home: () => runner,
       owner: () => runner,
       all: () => [runner],
       fleet: () => [],
       onLive: () => () => {},
+      onDraining: () => () => {},
     }),
     fake(ApiGuard, guard),
     fake(InternalGuard, guard),

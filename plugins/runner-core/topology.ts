@@ -1,12 +1,26 @@
 import { availableParallelism } from 'node:os'
-import type { Static } from '@sinclair/typebox'
+import type { RunnerTopology } from '#contracts/runner'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
-import type { Topology } from './schema.ts'
+import type { Held } from './sessions.ts'
 
-type Topology = Static<typeof Topology>
-type Slot = Topology['sidecars'][number]
+type Slot = RunnerTopology['sidecars'][number]
 
-export function processSnapshot(): Topology['process'] {
+/** How this process is, what it holds and which sidecars it sees. */
+export function createTopology(sidecars: Sidecars, sessions: () => Iterable<Held>): () => Promise<RunnerTopology> {
+  const observe = createSidecarWatch(sidecars)
+  return async () => {
+    const slots = await observe()
+    const sessionsByRuntime: Record<string, number> = {}
+    let activeSessions = 0
+    for (const { profile } of sessions()) {
+      activeSessions++
+      sessionsByRuntime[profile.runtime] = (sessionsByRuntime[profile.runtime] ?? 0) + 1
+    }
+    return { process: processSnapshot(), activeSessions, sessionsByRuntime, sidecars: slots }
+  }
+}
+
+function processSnapshot(): RunnerTopology['process'] {
   const memory = process.memoryUsage()
   return {
     allocBytes: memory.heapUsed,
@@ -29,7 +43,7 @@ interface Seen {
 }
 
 /** Probes each distinct sidecar once per call, however many runtimes share it. */
-export function createSidecarWatch(sidecars: Sidecars, now: () => number = Date.now): () => Promise<Slot[]> {
+function createSidecarWatch(sidecars: Sidecars, now: () => number = Date.now): () => Promise<Slot[]> {
   const lastSeen = new WeakMap<SidecarLink, Seen>()
   const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
     const health = await link.health(AbortSignal.timeout(probeMs)).catch(() => undefined)
