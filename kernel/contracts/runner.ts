@@ -2,8 +2,8 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import { Profile } from './profiles.ts'
-import type { StateBundle } from './runtime.ts'
 import { attemptFields } from './replay.ts'
+import type { StateBundle } from './runtime.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
 
 /** Body of `POST /runner/runs`. */
@@ -18,8 +18,8 @@ export const ExecuteRun = Type.Object(
     runtimeSessionId: Type.Optional(Type.String()),
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
-  },
     ...attemptFields,
+  },
   { additionalProperties: true },
 )
 export type ExecuteRun = Static<typeof ExecuteRun>
@@ -89,61 +89,6 @@ export const WorkerLease = Type.Object(
         description: '`gone`: the next run launches another one; `unknown`: the substrate could not be reached.',
       },
     ),
-  },
-  { additionalProperties: true },
-)
-export type WorkerLease = Static<typeof WorkerLease>
-
-/** A session's lease of the VirtualFS. Specification 2.12. */
-export const VfsLease = Type.Object(
-  {
-    sessionId: Type.String(),
-    allowedMounts: Type.Optional(
-      Type.Array(Type.String(), { description: 'Empty or absent: the session may use every mount.' }),
-    ),
-  },
-  { additionalProperties: true },
-)
-export type VfsLease = Static<typeof VfsLease>
-
-/** What a runner does and what it sees of its sidecars; counts are of its process, across tenants. Null: not measured. Specification 4.22. */
-export const RunnerTopology = Type.Object({
-  process: Type.Object({
-    allocBytes: Type.Integer({ description: 'Live JavaScript heap.' }),
-    sysBytes: Type.Integer({ description: 'Resident set.' }),
-    heapInuseBytes: Type.Integer({ description: 'Heap taken from the system.' }),
-    numGoroutine: Type.Union([Type.Integer(), Type.Null()], { description: 'Always null: Node has no goroutines.' }),
-    numCPU: Type.Integer(),
-    uptimeSeconds: Type.Number(),
-  }),
-  activeSessions: Type.Integer(),
-  sessionsByRuntime: Type.Record(Type.String(), Type.Integer()),
-  sidecars: Type.Array(
-    Type.Object({
-      runtime: Type.String(),
-      kind: Type.Union([Type.Literal('stub'), Type.Literal('sidecar')]),
-      state: Type.Union(['stub', 'live', 'cold', 'degraded', 'unreachable'].map((state) => Type.Literal(state))),
-      url: Type.String(),
-      observedInstances: Type.Union([
-        Type.Array(Type.Object({ instance: Type.String(), inflight: Type.Integer(), lastSeenAt: Type.String() })),
-        Type.Null(),
-      ]),
-    }),
-  ),
-})
-export type RunnerTopology = Static<typeof RunnerTopology>
-
-/** A session whose conversation changed since its runner last gave it out. */
-export const UnsavedSession = Type.Object({ tenantId: Type.String(), sessionId: Type.String() })
-export type UnsavedSession = Static<typeof UnsavedSession>
-
-/** A sandbox worker of a session, read live from its substrate. Specification 2.12. */
-export const WorkerLease = Type.Object(
-  {
-    sessionId: Type.String(),
-    state: Type.Union(['starting', 'running', 'paused', 'gone', 'unknown'].map((state) => Type.Literal(state)), {
-      description: '`gone`: the next run launches another one; `unknown`: the substrate could not be reached.',
-    }),
   },
   { additionalProperties: true },
 )
@@ -310,6 +255,11 @@ export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
 
 /** The runner's own link and what only its wire routes need on top of it. */
 export interface RunnerService extends RunnerLink {
+  /** Not the broadcast of this release: one profile or pool as an earlier one sends it. An older version never replaces a newer. */
+  putProfile(tenantId: string, profile: Profile): Promise<void>
+  deleteProfile(tenantId: string, name: string): Promise<void>
+  putPool(tenantId: string, pool: BroadcastPool): Promise<void>
+  deletePool(tenantId: string, id: string): Promise<void>
   /** The broadcast profiles of a tenant, by name. */
   profiles(tenantId: string): readonly Profile[]
   /** The broadcast pools of a tenant, in the order they came. */
@@ -320,8 +270,3 @@ export interface RunnerService extends RunnerLink {
   cancelRun(tenantId: string, runId: string): void
 }
 export const RunnerCore = capability<RunnerService>('runner.core')
-  /** Not the broadcast of this release: one profile or pool as an earlier one sends it. An older version never replaces a newer. */
-  putProfile(tenantId: string, profile: Profile): Promise<void>
-  deleteProfile(tenantId: string, name: string): Promise<void>
-  putPool(tenantId: string, pool: BroadcastPool): Promise<void>
-  deletePool(tenantId: string, id: string): Promise<void>
