@@ -8,6 +8,7 @@ import type { Sidecars } from '#contracts/sidecar'
 import type { Toolkit } from '#contracts/tools'
 import { runnerDraining, sessionBusy, toolNotAllowed, unknownProfile, unknownSession } from './errors.ts'
 import { type StartedTurn, startTurn, type Turn } from './execute.ts'
+import { createBroadcastBook } from './broadcast.ts'
 import { createPoolBook } from './pools.ts'
 import { createProfileBook } from './profiles.ts'
 import { createSessionTable, type Held, isUnsaved, type SessionLimits } from './sessions.ts'
@@ -48,6 +49,7 @@ export function createRunner(options: RunnerOptions): Runner {
   const instance = randomUUID()
   const profiles = createProfileBook()
   const pools = createPoolBook()
+  const broadcast = createBroadcastBook(profiles, pools)
   const turns = new Map<Held, Turn>()
   const hydrating = new Map<Held, Promise<void>>()
   let draining = false
@@ -143,6 +145,8 @@ export function createRunner(options: RunnerOptions): Runner {
         activeRuns: turns.size,
       }
     },
+    takeBroadcast: async (tenantId, page) => broadcast.take(tenantId, page),
+    behind: async (revisions) => broadcast.behind(revisions),
     async putProfile(tenantId, profile) {
       profiles.put(tenantId, profile)
     },

@@ -16,7 +16,6 @@ export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & 
 export const isUnsaved = ({ status, changes, exported }: Held): boolean =>
   changes > exported && status !== 'running' && status !== 'shutdown'
 
-
 export interface SessionLimits {
   readonly max: number
   readonly idleTtlMs: number

@@ -1,5 +1,6 @@
 import { Agent, type Dispatcher, request } from 'undici'
 import { AppError, wholeLines } from '#kernel'
+import type { BroadcastChange } from '#contracts/broadcast'
 import { runnerHash } from '#contracts/ids'
 import type {
   RunnerInfo,
@@ -70,6 +71,13 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
     await answer.body.dump()
     return undefined
   }
+  const tell = async (tenantId: string, { kind, key, profile, pool }: BroadcastChange): Promise<void> => {
+    const body = profile ?? pool
+    if (body) return done(await call('POST', `/runner/${kind}s`, { tenantId, body }))
+    const answer = await call('DELETE', `/runner/${kind}s/${segment(key)}`, { tenantId })
+    if (answer.statusCode === 404) return void (await answer.body.dump())
+    await done(answer)
+  }
   return {
     get hash() {
       return hash
@@ -80,21 +88,19 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
       hash = info.hash
       return info
     },
-    async putProfile(tenantId, profile) {
-      await done(await call('POST', '/runner/profiles', { tenantId, body: profile }))
+    async takeBroadcast(tenantId, page) {
+      const answer = await call('POST', '/runner/broadcast', { tenantId, body: page })
+      if (answer.statusCode !== 404) return ((await json(answer)) as { revision: number }).revision
+      await answer.body.dump()
+      // A runner of an earlier release or another maker: it is told one by one, and cannot say what it has.
+      for (const change of page.changes) await tell(tenantId, change)
+      return page.revision
     },
-    async deleteProfile(tenantId, name) {
-      const answer = await call('DELETE', `/runner/profiles/${segment(name)}`, { tenantId })
-      if (answer.statusCode === 404) return void (await answer.body.dump())
-      await done(answer)
-    },
-    async putPool(tenantId, pool) {
-      await done(await call('POST', '/runner/pools', { tenantId, body: pool }))
-    },
-    async deletePool(tenantId, id) {
-      const answer = await call('DELETE', `/runner/pools/${segment(id)}`, { tenantId })
-      if (answer.statusCode === 404) return void (await answer.body.dump())
-      await done(answer)
+    async behind(revisions) {
+      const answer = await call('POST', '/runner/broadcast/behind', { body: { revisions } })
+      if (answer.statusCode !== 404) return ((await json(answer)) as { tenants: string[] }).tenants
+      await answer.body.dump()
+      return []
     },
     async getSession(tenantId, sessionId) {
       const answer = await call('GET', `/runner/sessions/${segment(sessionId)}`, { tenantId })

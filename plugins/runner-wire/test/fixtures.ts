@@ -57,6 +57,8 @@ export async function wireOf(
   listen = false,
 ) {
   const profiles = new Map<string, Profile>()
+  const pools = new Map<string, BroadcastPool>()
+  const taken: { tenant: string; page: BroadcastPage }[] = []
   const sessions = new Map<string, RunnerSession>()
   const states = new Map<string, StateBundle | AppError | Error>()
   const hydrated: Hydrated[] = []
@@ -66,8 +68,6 @@ export async function wireOf(
   const unknown = () => new AppError('unknown_session', 404)
   const add = (tenantId: string, id: string, over: Partial<RunnerSession> = {}): RunnerSession => {
     const at = '2026-01-01T00:00:00.000Z'
-  const pools = new Map<string, BroadcastPool>()
-  const taken: { tenant: string; page: BroadcastPage }[] = []
     const session: RunnerSession = {
       id,
       tenantId,

@@ -165,37 +165,6 @@ test('export gives the raw bundle with its envelope in headers', async (t) => {
   ]
   for (const failure of failures) {
     states.set('x', failure)
-test('a page of the broadcast is taken whole for its tenant, and answers how far the runner is', async (t) => {
-  const { call, taken } = await wireOf(t)
-  const p = profile('p', { version: 7, pool: 'blue' })
-  const page = {
-    after: 4,
-    revision: 7,
-    changes: [
-      { revision: 5, kind: 'profile', key: 'p', profile: p },
-      { revision: 6, kind: 'pool', key: 'pool_1', pool: { id: 'pool_1', runners: ['abcdef01'] } },
-      { revision: 7, kind: 'profile', key: 'gone' },
-    ],
-  }
-  const reply = await call('POST', '/runner/broadcast', { body: page })
-  assert.deepEqual([reply.statusCode, reply.json()], [200, { revision: 7 }])
-  assert.deepEqual(taken, [{ tenant: 'acme', page }])
-  assert.equal((await call('POST', '/runner/broadcast', { tenant: '', body: page })).statusCode, 400)
-  const large = {
-    after: 0,
-    revision: 1,
-    changes: [{ ...page.changes[0], profile: { ...p, instructions: 'x'.repeat(3_000_000) } }],
-  }
-  assert.equal((await call('POST', '/runner/broadcast', { body: large })).statusCode, 200)
-})
-
-test('a conductor asks for all tenants at once with which of them the runner is behind', async (t) => {
-  const { call } = await wireOf(t)
-  const body = { revisions: { acme: 3, globex: 4 } }
-  const reply = await call('POST', '/runner/broadcast/behind', { tenant: '', body })
-  assert.deepEqual([reply.statusCode, reply.json()], [200, { tenants: ['globex'] }])
-})
-
     const failed = await call('GET', '/runner/sessions/x/state')
     assert.deepEqual([failed.statusCode, failed.json<{ error: string }>().error], [500, 'state_export_failed'])
     assert.ok(!failed.body.includes('secret'))
@@ -229,6 +198,37 @@ test('pools are kept per tenant', async (t) => {
   assert.equal((await call('DELETE', `/runner/pools/${pool.id}`, { tenant: 'globex' })).statusCode, 404)
   assert.equal((await call('DELETE', `/runner/pools/${pool.id}`)).statusCode, 204)
   assert.deepEqual((await call('GET', '/runner/pools')).json(), [])
+})
+
+test('a page of the broadcast is taken whole for its tenant, and answers how far the runner is', async (t) => {
+  const { call, taken } = await wireOf(t)
+  const p = profile('p', { version: 7, pool: 'blue' })
+  const page = {
+    after: 4,
+    revision: 7,
+    changes: [
+      { revision: 5, kind: 'profile', key: 'p', profile: p },
+      { revision: 6, kind: 'pool', key: 'pool_1', pool: { id: 'pool_1', runners: ['abcdef01'] } },
+      { revision: 7, kind: 'profile', key: 'gone' },
+    ],
+  }
+  const reply = await call('POST', '/runner/broadcast', { body: page })
+  assert.deepEqual([reply.statusCode, reply.json()], [200, { revision: 7 }])
+  assert.deepEqual(taken, [{ tenant: 'acme', page }])
+  assert.equal((await call('POST', '/runner/broadcast', { tenant: '', body: page })).statusCode, 400)
+  const large = {
+    after: 0,
+    revision: 1,
+    changes: [{ ...page.changes[0], profile: { ...p, instructions: 'x'.repeat(3_000_000) } }],
+  }
+  assert.equal((await call('POST', '/runner/broadcast', { body: large })).statusCode, 200)
+})
+
+test('a conductor asks for all tenants at once with which of them the runner is behind', async (t) => {
+  const { call } = await wireOf(t)
+  const body = { revisions: { acme: 3, globex: 4 } }
+  const reply = await call('POST', '/runner/broadcast/behind', { tenant: '', body })
+  assert.deepEqual([reply.statusCode, reply.json()], [200, { tenants: ['globex'] }])
 })
 
 test('without VFS and workers the lease lists are empty arrays and a lease is 404 in the words of the contract', async (t) => {
