@@ -22,10 +22,10 @@ export const ProfileLimits = Type.Object(
       Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 unless given.' }),
     ),
     maxCostCents: Type.Optional(Type.Integer({ minimum: 1 })),
-  },
     maxAttempts: Type.Optional(
       Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 unless given.' }),
     ),
+  },
   { additionalProperties: false },
 )
 
@@ -65,19 +65,18 @@ export const ProfileInput = Type.Object(
       ),
     ),
     limits: Type.Optional(ProfileLimits),
-    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
     onCrash: Type.Optional(
       Type.Union([Type.Literal('interrupt'), Type.Literal('retry')], {
         description:
           'What becomes of a run whose worker, runner or conductor dies: it ends, which is the default, or it is tried again.',
       }),
+    ),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
     pool: Type.Optional(
       Type.String({
         maxLength: 64,
         description: 'Name of the pool on whose runners new sessions are placed; any runner unless given.',
       }),
-    ),
     ),
     workerPlacement: Type.Optional(Type.Unknown({ description: 'Computed on read; ignored on write.' })),
   },
@@ -98,6 +97,7 @@ export const Profile = Type.Object({
   workerMode: Type.Union([Type.Literal('static'), Type.Literal('sandbox')]),
   sandbox: Type.Optional(Type.Unknown()),
   limits: ProfileLimits,
+  onCrash: Type.Optional(Type.Union([Type.Literal('interrupt'), Type.Literal('retry')])),
   metadata: Type.Record(Type.String(), Type.Unknown()),
   pool: Type.Optional(Type.String()),
   /**
@@ -118,11 +118,10 @@ export const Profile = Type.Object({
 export type Profile = Static<typeof Profile>
 
 /** Read access to profiles, for the plugins that run or publish them. */
-  onCrash: Type.Optional(Type.Union([Type.Literal('interrupt'), Type.Literal('retry')])),
 export interface Profiles {
+  find(tenantId: string, name: string): Promise<Profile | undefined>
   /** The same with `placement`, in one look-up: what a session is created from. */
   findPlaced(tenantId: string, name: string): Promise<Profile | undefined>
-  find(tenantId: string, name: string): Promise<Profile | undefined>
   /** The same inside a transaction the caller already has. */
   findIn(tx: TenantTx, name: string): Promise<Profile | undefined>
 }
