@@ -7,6 +7,7 @@ export interface DevSecrets {
   readonly pepper: string
   readonly signingKey: string
   readonly bootstrapKey: string
+  readonly webhookKey: string
 }
 
 /** `api.md`, "Ready line": what another program needs to use a development server. */
@@ -45,12 +46,13 @@ export function devData(folder: string): DevData {
     folder: path,
     async secrets() {
       await mkdir(path, { recursive: true, mode: 0o700 })
-      const kept = await readJson<DevSecrets>(file('secrets.json'))
-      if (kept) return kept
+      const kept = await readJson<Partial<DevSecrets>>(file('secrets.json'))
       const random = (): string => randomBytes(32).toString('base64')
-      const made = { pepper: random(), signingKey: random(), bootstrapKey: random() }
-      await writeJson(file('secrets.json'), made)
-      return made
+      const made = { pepper: random(), signingKey: random(), bootstrapKey: random(), webhookKey: random() }
+      // A folder of an earlier release has fewer of them: it keeps what it has.
+      const all = { ...made, ...kept }
+      if (Object.keys(all).length > Object.keys(kept ?? {}).length) await writeJson(file('secrets.json'), all)
+      return all
     },
     lastReady: () => readJson<ReadyLine>(file('ready.json')),
     saveReady: (line) => writeJson(file('ready.json'), line),

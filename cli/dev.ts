@@ -68,6 +68,7 @@ function devEnvironment(folder: string, secrets: DevSecrets): Environment {
     AGENT_ORC_DATA: folder,
     AGENT_API_KEY_PEPPER: secrets.pepper,
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: secrets.signingKey,
+    AGENT_ORC_WEBHOOK_KEY: secrets.webhookKey,
     AGENT_ORC_BOOTSTRAP_KEY: secrets.bootstrapKey,
   }
 }

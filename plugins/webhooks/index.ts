@@ -1,0 +1,84 @@
+import { Counter } from 'prom-client'
+import { Type } from '@sinclair/typebox'
+import { Base64Secret, CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { ApiGuard } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { RunStore } from '#contracts/run-store'
+import { Webhooks } from '#contracts/webhooks'
+import { createAttempt } from './attempt.ts'
+import { createDeliverer } from './deliverer.ts'
+import { webhooksUnavailable } from './errors.ts'
+import { createPolicy } from './policy.ts'
+import { startRounds } from './rounds.ts'
+import { webhookRoutes } from './routes.ts'
+import { createSecrets } from './secrets.ts'
+import { createWebhookService } from './service.ts'
+import { createOutbox } from './store.ts'
+
+/** Tells others that a run has ended: signed messages from an outbox that the end of the run itself fills. */
+export default definePlugin({
+  name: 'webhooks',
+  config: Settings({
+    key: Type.Optional(Base64Secret('AGENT_ORC_WEBHOOK_KEY: the signing secrets of tenants are derived from it.')),
+    allowHosts: Type.Optional(
+      CommaList(
+        'Hosts of your own that may be private and may speak plain http, e.g. `hooks.internal, .corp.example`.',
+      ),
+    ),
+    timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
+  }),
+  requires: { guard: ApiGuard, database: Database, store: RunStore },
+  provides: { webhooks: Webhooks },
+  async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
+    const { key, allowHosts = [], timeout = 15_000 } = config
+    const { guard, database, store } = deps
+    const attempts = new Counter({
+      name: 'webhook_attempts_total',
+      help: 'Webhook messages that were posted, by what became of them.',
+      labelNames: ['outcome'],
+      registers: [metrics],
+    })
+    const policy = createPolicy({ allowHosts, timeoutMs: timeout })
+    onStop(() => policy.close())
+    const secrets = key && createSecrets(key)
+    const outbox = createOutbox(database)
+    const stopping = new AbortController()
+    const attempt = createAttempt({ database, store, secrets, policy, timeoutMs: timeout, stop: stopping.signal })
+    const deliverer = createDeliverer({
+      outbox,
+      log,
+      async attempt(tenantId, message) {
+        const how = await attempt(tenantId, message)
+        attempts.inc({ outcome: how.state === 'pending' ? 'failed' : how.state })
+        return how
+      },
+    })
+    onStop(async () => {
+      stopping.abort()
+      await deliverer.stop()
+    })
+    const wake = (tenantId: string): void => deliverer.wake(tenantId)
+    const listening: (() => void | Promise<void>)[] = []
+    onStop(async () => {
+      for (const stop of listening) await stop()
+    })
+    if (secrets) {
+      onStart(async () => {
+        listening.push(await database.listen('webhooks', wake), startRounds(database, wake, log))
+      })
+    }
+    const service = createWebhookService({ database, outbox, secrets, wake })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      webhookRoutes(app, guard, service)
+    })
+    return {
+      webhooks: {
+        check(url) {
+          if (!secrets) throw webhooksUnavailable()
+          policy.check(url)
+        },
+      },
+    }
+  },
+})

@@ -1,0 +1,86 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { pageHeaders } from '#contracts/paging'
+import { Delivery, DeliveryParams, DeliveryQuery, Secret } from './schema.ts'
+import type { WebhookService } from './service.ts'
+
+const tags = ['webhooks']
+
+export function webhookRoutes(app: App, guard: Guard, service: WebhookService): void {
+  app.get(
+    '/api/webhooks/deliveries',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List webhook messages.',
+        description: 'Newest first: what was delivered, what is on its way, and what was given up.',
+        querystring: DeliveryQuery,
+        response: { 200: Type.Array(Delivery) },
+      },
+    },
+    async (request, reply) => {
+      const { deliveries, total } = await service.list(guard.callerOf(request).tenantId, request.query)
+      void reply.headers(pageHeaders(request.url, request.query, total))
+      return deliveries
+    },
+  )
+  app.get(
+    '/api/webhooks/deliveries/:id',
+    {
+      ...access('member'),
+      schema: { tags, summary: 'Look at a webhook message.', params: DeliveryParams, response: { 200: Delivery } },
+    },
+    async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
+  )
+  app.post(
+    '/api/webhooks/deliveries/:id/redeliver',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Send a webhook message again.',
+        description: 'Under the same id, and with all its attempts. One that is still on its way stays as it is.',
+        params: DeliveryParams,
+        response: { 202: Delivery },
+      },
+    },
+    async (request, reply) => {
+      const delivery = await service.redeliver(guard.callerOf(request).tenantId, request.params.id)
+      return reply.code(202).send(delivery)
+    },
+  )
+  app.get(
+    '/api/webhooks/secret',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Read the signing secret.',
+        description: 'What receivers of this tenant verify messages with; see standardwebhooks.com.',
+        response: { 200: Secret },
+      },
+    },
+    async (request, reply) => {
+      void reply.header('cache-control', 'no-store')
+      return service.secret(guard.callerOf(request).tenantId)
+    },
+  )
+  app.post(
+    '/api/webhooks/secret/rotate',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Replace the signing secret.',
+        description: 'For 24 hours messages carry the signatures of both secrets.',
+        response: { 200: Secret },
+      },
+    },
+    async (request, reply) => {
+      void reply.header('cache-control', 'no-store')
+      return service.rotate(guard.callerOf(request).tenantId)
+    },
+  )
+}

@@ -1,0 +1,57 @@
+import type { Database } from '#contracts/database'
+import type { Page } from '#contracts/paging'
+import { unknownDelivery, webhooksUnavailable } from './errors.ts'
+import type { Delivery, DeliveryState, Secret } from './schema.ts'
+import type { Secrets } from './secrets.ts'
+import type { Outbox } from './store.ts'
+import { currentVersion, rotate, type SecretVersion } from './versions.store.ts'
+
+export interface WebhookServiceDeps {
+  readonly database: Database
+  readonly outbox: Outbox
+  /** Undefined without a key: nothing can be signed. */
+  readonly secrets: Secrets | undefined
+  readonly wake: (tenantId: string) => void
+}
+
+export interface WebhookService {
+  list(
+    tenantId: string,
+    filter: Page & { state?: DeliveryState; runId?: string },
+  ): Promise<{ deliveries: Delivery[]; total: number }>
+  get(tenantId: string, id: string): Promise<Delivery>
+  redeliver(tenantId: string, id: string): Promise<Delivery>
+  secret(tenantId: string): Promise<Secret>
+  rotate(tenantId: string): Promise<Secret>
+}
+
+// Other text cannot be an id of ours, and some of it PostgreSQL would refuse.
+const idForm = /^msg_[0-9a-f]{32}$/
+
+export function createWebhookService({ database, outbox, secrets, wake }: WebhookServiceDeps): WebhookService {
+  const shown = (tenantId: string, { version, previousUntil }: SecretVersion): Secret => {
+    if (!secrets) throw webhooksUnavailable()
+    return { secret: secrets.secret(tenantId, version), version, previousUntil }
+  }
+  const get = async (tenantId: string, id: string): Promise<Delivery> => {
+    const delivery = idForm.test(id) ? await outbox.find(tenantId, id) : undefined
+    if (!delivery) throw unknownDelivery()
+    return delivery
+  }
+  return {
+    // Text that PostgreSQL cannot hold names no run.
+    list: async (tenantId, filter) =>
+      filter.runId?.includes('\0') ? { deliveries: [], total: 0 } : outbox.list(tenantId, filter),
+    get,
+    async redeliver(tenantId, id) {
+      const revived = idForm.test(id) ? await outbox.revive(tenantId, id) : undefined
+      if (revived) wake(tenantId)
+      return revived ?? get(tenantId, id)
+    },
+    secret: async (tenantId) => shown(tenantId, await currentVersion(database, tenantId)),
+    async rotate(tenantId) {
+      if (!secrets) throw webhooksUnavailable()
+      return shown(tenantId, await rotate(database, tenantId))
+    },
+  }
+}

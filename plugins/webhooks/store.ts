@@ -1,0 +1,133 @@
+import type { Database } from '#contracts/database'
+import { type Page, pageValues } from '#contracts/paging'
+import type { Delivery, DeliveryState } from './schema.ts'
+
+interface Row {
+  id: string
+  run_id: string
+  url: string
+  state: DeliveryState
+  attempts: number
+  next_at: string
+  last_status: number | null
+  last_error: string | null
+  created_at: string
+  ended_at: string | null
+}
+const columns = 'id, run_id, url, state, attempts, next_at, last_status, last_error, created_at, ended_at'
+
+const toDelivery = (row: Row): Delivery => ({
+  id: row.id,
+  runId: row.run_id,
+  url: row.url,
+  state: row.state,
+  attempts: row.attempts,
+  nextAttemptAt: row.state === 'pending' ? row.next_at : null,
+  lastStatus: row.last_status,
+  lastError: row.last_error,
+  createdAt: row.created_at,
+  endedAt: row.ended_at,
+})
+
+/** A message that this process took and must settle. */
+export interface Taken {
+  readonly id: string
+  readonly runId: string
+  readonly url: string
+  /** This attempt, counted from 1. */
+  readonly attempt: number
+}
+
+export type Settled =
+  | { readonly state: 'delivered' | 'dead'; readonly status: number | undefined; readonly error: string | undefined }
+  | {
+      readonly state: 'pending'
+      readonly status: number | undefined
+      readonly error: string | undefined
+      readonly inMs: number
+    }
+
+const take = {
+  name: 'webhooks-take',
+  text: `
+    UPDATE webhook_deliveries SET attempts = attempts + 1, next_at = now() + $3 * interval '1 millisecond'
+    WHERE tenant_id = $1 AND id IN (
+      SELECT id FROM webhook_deliveries WHERE tenant_id = $1 AND state = 'pending' AND next_at <= now()
+      ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+    RETURNING id, run_id, url, attempts`,
+}
+const soonest = {
+  name: 'webhooks-soonest',
+  text: `SELECT (extract(epoch FROM min(next_at) - now()) * 1000)::float8 AS in_ms
+         FROM webhook_deliveries WHERE tenant_id = $1 AND state = 'pending'`,
+}
+// Only the attempt that took it: one that was slower than its lease has been overtaken.
+const settle = {
+  name: 'webhooks-settle',
+  text: `
+    UPDATE webhook_deliveries SET state = $4, last_status = $5, last_error = $6,
+      next_at = now() + $7 * interval '1 millisecond', ended_at = CASE WHEN $4 = 'pending' THEN NULL ELSE now() END
+    WHERE tenant_id = $1 AND id = $2 AND attempts = $3 AND state = 'pending'`,
+}
+const revive = {
+  name: 'webhooks-revive',
+  text: `
+    UPDATE webhook_deliveries SET state = 'pending', attempts = 0, next_at = now(), ended_at = NULL
+    WHERE tenant_id = $1 AND id = $2 AND state <> 'pending' RETURNING ${columns}`,
+}
+
+export const createOutbox = (database: Database) => ({
+  /** Takes what is due for `leaseMs`. `inMs`: when the next one will be, undefined when nothing waits. */
+  async take(tenantId: string, limit: number, leaseMs: number): Promise<{ taken: Taken[]; inMs: number | undefined }> {
+    const [rows, [next]] = await database.batch<[Row[], { in_ms: number | null }[]]>(tenantId, [
+      { ...take, values: [tenantId, limit, leaseMs] },
+      { ...soonest, values: [tenantId] },
+    ])
+    const taken = rows.map((row) => ({ id: row.id, runId: row.run_id, url: row.url, attempt: row.attempts }))
+    return { taken, inMs: next?.in_ms ?? undefined }
+  },
+  settle: (tenantId: string, { id, attempt }: Taken, how: Settled): Promise<unknown> =>
+    database.batch(tenantId, [
+      {
+        ...settle,
+        values: [
+          tenantId,
+          id,
+          attempt,
+          how.state,
+          how.status ?? null,
+          how.error ?? null,
+          how.state === 'pending' ? how.inMs : 0,
+        ],
+      },
+    ]),
+  async list(
+    tenantId: string,
+    filter: Page & { state?: DeliveryState; runId?: string },
+  ): Promise<{ deliveries: Delivery[]; total: number }> {
+    const matches = 'tenant_id = $1 AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3)'
+    const values = [tenantId, filter.state ?? null, filter.runId ?? null]
+    const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+      {
+        text: `SELECT ${columns} FROM webhook_deliveries WHERE ${matches} ORDER BY created_at DESC, id DESC LIMIT $4 OFFSET $5`,
+        values: [...values, ...pageValues(filter)],
+      },
+      { text: `SELECT count(*)::int AS total FROM webhook_deliveries WHERE ${matches}`, values },
+    ])
+    return { deliveries: rows.map(toDelivery), total: count!.total }
+  },
+  async find(tenantId: string, id: string): Promise<Delivery | undefined> {
+    const find = {
+      text: `SELECT ${columns} FROM webhook_deliveries WHERE tenant_id = $1 AND id = $2`,
+      values: [tenantId, id],
+    }
+    const [rows] = await database.batch<[Row[]]>(tenantId, [find])
+    return rows[0] && toDelivery(rows[0])
+  },
+  /** Makes an ended message due again, with all its attempts. Undefined when it is unknown or still on its way. */
+  async revive(tenantId: string, id: string): Promise<Delivery | undefined> {
+    const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...revive, values: [tenantId, id] }])
+    return rows[0] && toDelivery(rows[0])
+  },
+})
+export type Outbox = ReturnType<typeof createOutbox>

@@ -1,0 +1,62 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { pino } from 'pino'
+import { outcomeOf, schedule } from '../backoff.ts'
+import { createDeliverer } from '../deliverer.ts'
+import type { Settled, Taken } from '../store.ts'
+
+const log = pino({ level: 'silent' })
+const message = (id: string, attempt = 1): Taken => ({ id, runId: `run-${id}`, url: 'https://example.com/', attempt })
+const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
+
+test('one tenant with a slow receiver leaves room for the others', async () => {
+  const queued = new Map([
+    ['slow', Array.from({ length: 20 }, (_, i) => message(`slow-${i}`))],
+    ['quick', [message('quick-0')]],
+  ])
+  const begun: string[] = []
+  const held: (() => void)[] = []
+  const deliverer = createDeliverer({
+    log,
+    outbox: {
+      take: async (tenantId, limit) => ({ taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }),
+      settle: async () => {},
+    },
+    async attempt(tenantId, { id }): Promise<Settled> {
+      begun.push(id)
+      if (tenantId === 'slow') await new Promise<void>((resolve) => held.push(resolve))
+      return { state: 'delivered', status: 200, error: undefined }
+    },
+  })
+  deliverer.wake('slow')
+  while (begun.length < 4) await turn()
+  deliverer.wake('quick')
+  while (!begun.includes('quick-0')) await turn()
+  assert.equal(begun.filter((id) => id.startsWith('slow')).length, 4)
+  // What was let wait goes on as soon as there is room.
+  while (begun.length < 21) {
+    held.shift()?.()
+    await turn()
+  }
+  for (const resolve of held) resolve()
+  await deliverer.stop()
+})
+
+test('the waits grow, are spread, and end; a receiver may ask for longer ones, within bounds', () => {
+  const answer = { taken: false, gone: false, status: 500, error: 'x', retryAfterMs: undefined }
+  const waits = schedule.map((_, i) => outcomeOf(answer, message('m', i + 1), 0) as Settled & { state: 'pending' })
+  assert.deepEqual(
+    waits.map((settled) => settled.inMs),
+    [...schedule],
+  )
+  assert.equal(outcomeOf(answer, message('m', schedule.length + 1), 0).state, 'dead')
+  const spread = outcomeOf(answer, message('m', 1), 0.5) as Settled & { state: 'pending' }
+  assert.ok(spread.inMs > schedule[0] && spread.inMs < schedule[0] * 1.1)
+  const asked = { ...answer, retryAfterMs: 60_000 }
+  assert.equal((outcomeOf(asked, message('m', 1), 0) as { inMs: number }).inMs, 60_000)
+  assert.equal(
+    (outcomeOf({ ...asked, retryAfterMs: 1e9 }, message('m', 1), 0) as { inMs: number }).inMs,
+    12 * 3_600_000,
+  )
+  assert.equal(outcomeOf({ ...answer, gone: true }, message('m', 1), 0).state, 'dead')
+})
