@@ -1,10 +1,11 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
+import { definePlugin, maybe, Settings } from '#kernel'
 import { ApiGuard, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { Profiles } from '#contracts/profiles'
+import { PublishedStats } from '#contracts/stats'
 import { keyRoutes } from './keys.routes.ts'
-import { publishingRoutes } from './routes.ts'
+import { metricsRoutes, publishingRoutes } from './routes.ts'
 import { createPublishingService } from './service.ts'
 
 export default definePlugin({
@@ -17,14 +18,15 @@ export default definePlugin({
       }),
     ),
   }),
-  requires: { guard: ApiGuard, database: Database, profiles: Profiles, tokens: Tokens },
+  requires: { guard: ApiGuard, database: Database, profiles: Profiles, tokens: Tokens, stats: maybe(PublishedStats) },
   async setup({ config, deps, routes }) {
-    const { guard, database, profiles, tokens } = deps
+    const { guard, database, profiles, tokens, stats } = deps
     const service = createPublishingService({ database, profiles, tokens, publicHost: config.publicHost })
     routes('conductor', async (app) => {
       guard.protect(app)
       publishingRoutes(app, guard, service)
       keyRoutes(app, guard, service)
+      if (stats) metricsRoutes(app, guard, service, stats)
     })
     return {}
   },

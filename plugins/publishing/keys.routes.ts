@@ -16,7 +16,14 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
     '/api/profiles/:name/keys',
     {
       ...access('admin'),
-      schema: { tags, params: NameParams, querystring: PageQuery, response: { 200: Type.Array(KeyMetadata) } },
+      schema: {
+        tags,
+        summary: 'List the keys of a published agent',
+        description: 'Active and revoked ones, newest first; never a token.',
+        params: NameParams,
+        querystring: PageQuery,
+        response: { 200: Type.Array(KeyMetadata) },
+      },
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
@@ -27,7 +34,18 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
   )
   app.post(
     '/api/profiles/:name/keys',
-    { ...access('admin'), schema: { tags, params: NameParams, body: KeyBody, response: { 201: IssuedKey } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Issue a key',
+        description:
+          'The token is in this answer and never again. 503 `key_hashing_unavailable` without AGENT_API_KEY_PEPPER.',
+        params: NameParams,
+        body: KeyBody,
+        response: { 201: IssuedKey },
+      },
+    },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const issued = await service.issueKey(tenantId, publishable(request.params.name), request.body.label)
@@ -36,7 +54,16 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
   )
   app.delete(
     '/api/profiles/:name/keys/:keyId',
-    { ...access('admin'), schema: { tags, params: KeyParams, response: { 204: NoContent } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Revoke a key',
+        description: 'The next request with it is refused. Keys of a former publication can be revoked, too.',
+        params: KeyParams,
+        response: { 204: NoContent },
+      },
+    },
     async (request, reply) => {
       const { name, keyId } = request.params
       if (!isProfileName(name)) throw unknownKey()

@@ -3,6 +3,7 @@ import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
+import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
 import { notPublished, unknownProfile } from './errors.ts'
 import { NameParams, NoContent, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 import type { PublishingService } from './service.ts'
@@ -12,7 +13,16 @@ const tags = ['publishing']
 export function publishingRoutes(app: App, guard: Guard, service: PublishingService): void {
   app.get(
     '/api/published',
-    { ...access('member'), schema: { tags, querystring: PageQuery, response: { 200: Type.Array(PublishedAgent) } } },
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List published agents',
+        description: 'Those that are published now, by the name of their profile.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(PublishedAgent) },
+      },
+    },
     async (request, reply) => {
       const { agents, total } = await service.list(guard.callerOf(request).tenantId, request.query)
       void reply.headers(pageHeaders(request.url, request.query, total))
@@ -23,7 +33,14 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
     '/api/profiles/:name/publish',
     {
       ...access('admin'),
-      schema: { tags, params: NameParams, body: PublishBody, response: { 201: PublishedAgent } },
+      schema: {
+        tags,
+        summary: 'Publish a profile',
+        description: '409 `conflict` when it is published already, or another agent has the slug.',
+        params: NameParams,
+        body: PublishBody,
+        response: { 201: PublishedAgent },
+      },
       // Every field is optional, and so is the body.
       preValidation: async (request) => void (request.body ??= {}),
     },
@@ -35,22 +52,73 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
   )
   app.get(
     '/api/profiles/:name/published',
-    { ...access('member'), schema: { tags, params: NameParams, response: { 200: PublishedAgent } } },
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Show how a profile is published',
+        description: '404 `not_published` when it is not.',
+        params: NameParams,
+        response: { 200: PublishedAgent },
+      },
+    },
     async (request) => service.find(guard.callerOf(request).tenantId, publishable(request.params.name)),
   )
   app.patch(
     '/api/profiles/:name/published',
-    { ...access('admin'), schema: { tags, params: NameParams, body: PatchBody, response: { 200: PublishedAgent } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Change a published agent',
+        description: 'What is left out stays as it is. It holds from the next chat request on.',
+        params: NameParams,
+        body: PatchBody,
+        response: { 200: PublishedAgent },
+      },
+    },
     async (request) => {
       return service.change(guard.callerOf(request).tenantId, publishable(request.params.name), request.body)
     },
   )
   app.delete(
     '/api/profiles/:name/published',
-    { ...access('admin'), schema: { tags, params: NameParams, response: { 204: NoContent } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Unpublish a profile',
+        description: 'Its keys stop working and its slug is free at once; its conversations are kept.',
+        params: NameParams,
+        response: { 204: NoContent },
+      },
+    },
     async (request, reply) => {
       await service.unpublish(guard.callerOf(request).tenantId, publishable(request.params.name))
       return reply.code(204).send()
+    },
+  )
+}
+
+/** What its public requests came to. Only in roles that keep statistics. */
+export function metricsRoutes(app: App, guard: Guard, service: PublishingService, stats: PublishedStats): void {
+  app.get(
+    '/api/profiles/:name/metrics',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Measure a published agent',
+        description: 'Of the publication that is active now: 404 `not_published` when there is none.',
+        params: NameParams,
+        querystring: SeriesQuery,
+        response: { 200: PublishedMetrics },
+      },
+    },
+    async (request) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id, slug, profileName: profile } = await service.find(tenantId, publishable(request.params.name))
+      return stats.metrics(tenantId, { id, slug, profile }, request.query)
     },
   )
 }

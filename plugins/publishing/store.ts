@@ -36,11 +36,13 @@ export async function insertAgent(database: Database, tenantId: string, agent: N
       agent.expose_tool_events,
     ],
   }
-  const [rows] = await database.batch<[AgentRow[]]>(tenantId, [insert]).catch((error: unknown) => {
+  const [rows] = await database.batch<[AgentRow[]]>(tenantId, [insert]).catch(async (error: unknown) => {
     // The profile went away since it was looked up.
     if (sqlState(error) === '23503') throw unknownProfile()
     if (sqlState(error) !== '23505') throw error
-    throw violatedConstraint(error) === 'published_agents_active_slug'
+    // A profile that is published already meets its own slug first, and must not be told to choose another one.
+    throw violatedConstraint(error) === 'published_agents_active_slug' &&
+      !(await findAgent(database, tenantId, agent.profile_name))
       ? slugTaken(agent.slug)
       : alreadyPublished(agent.profile_name)
   })

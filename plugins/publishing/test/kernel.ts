@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import type { TestContext } from 'node:test'
-import { definePlugin } from '#kernel'
+import { definePlugin, type Plugin } from '#kernel'
 import { ApiGuard, type Guard, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Profile, Profiles } from '#contracts/profiles'
@@ -23,7 +23,12 @@ export function countingTokens(): Tokens {
 }
 
 /** The plugin on a real database, with profiles put into the table that its foreign key points to. */
-export async function conductor(t: TestContext, config: Record<string, string> = {}, tokens = countingTokens()) {
+export async function conductor(
+  t: TestContext,
+  config: Record<string, string> = {},
+  tokens = countingTokens(),
+  more: Plugin[] = [],
+) {
   const found: Database[] = []
   const probe = definePlugin({
     name: 'probe',
@@ -44,6 +49,7 @@ export async function conductor(t: TestContext, config: Record<string, string> =
     fake(Tokens, tokens),
     { name: 'publishing', plugin: publishing, config },
     probe,
+    ...more,
   ])
   const database = found[0]!
   const call = (method: 'GET' | 'POST' | 'PATCH' | 'DELETE', url: string, body?: object, tenant = 'acme') =>

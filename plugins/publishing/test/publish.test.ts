@@ -116,6 +116,8 @@ test('publishing twice, or under a taken slug, is 409 and says which', async (t)
   const twice = await call('POST', '/api/profiles/p/publish', { slug: 'other' })
   assert.deepEqual([twice.statusCode, twice.json().error], [409, 'conflict'])
   assert.match(twice.json().message, /'p' is already published/)
+  const same = await call('POST', '/api/profiles/p/publish', { slug: 'bot' })
+  assert.match(same.json().message, /'p' is already published/, 'under the slug it has')
   const taken = await call('POST', '/api/profiles/q/publish', { slug: 'bot' })
   assert.deepEqual([taken.statusCode, taken.json().error], [409, 'conflict'])
   assert.match(taken.json().message, /slug 'bot'/)
@@ -130,6 +132,17 @@ test('of many who publish one slug at once, exactly one succeeds', async (t) => 
   const replies = await Promise.all(names.map((name) => call('POST', `/api/profiles/${name}/publish`, { slug: 'bot' })))
   const statuses = replies.map((reply) => reply.statusCode).toSorted()
   assert.deepEqual(statuses, [201, 409, 409, 409, 409, 409, 409, 409])
+})
+
+test('of many who publish one profile at once, exactly one succeeds, and the others hear why', async (t) => {
+  const { call, profile } = await conductor(t)
+  await profile('p')
+  const slugs = ['a', 'a', 'b', 'b', 'c', 'c', 'd', 'd']
+  const replies = await Promise.all(slugs.map((slug) => call('POST', '/api/profiles/p/publish', { slug })))
+  const lost = replies.filter((reply) => reply.statusCode === 409)
+  assert.deepEqual([lost.length, replies.filter((reply) => reply.statusCode === 201).length], [7, 1])
+  for (const reply of lost) assert.match(reply.json().message, /'p' is already published/)
+  assert.equal((await call('GET', '/api/published')).json().length, 1)
 })
 
 test('PATCH changes any subset of the knobs and enabled, and leaves the rest', async (t) => {
