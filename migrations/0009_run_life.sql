@@ -30,8 +30,17 @@ CREATE TABLE run_queue (
   session_id text NOT NULL,
   position bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
   run_id text NOT NULL,
+  -- An interrupt: it goes before all that wait, and whatever executes in the session is ended for it.
+  front boolean NOT NULL DEFAULT false,
   PRIMARY KEY (tenant_id, session_id, position),
   CONSTRAINT run_queue_run UNIQUE (tenant_id, run_id)
+);
+
+-- Tenants with a queue, for those who look after all of them: row security hides the queues themselves from such a look.
+-- A row is deleted by its stamp once its tenant's queues were seen empty, so that a run that came since is not forgotten.
+CREATE TABLE run_queue_tenants (
+  tenant_id text PRIMARY KEY,
+  stamp timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 -- One row per finished run, written by the statement that finishes it: a crash neither loses nor doubles what it used.

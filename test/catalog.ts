@@ -1,7 +1,7 @@
 import type { SystemTx } from '#contracts/database'
 
-/** Tables without a tenant: who the tenants and the processes are, and which migrations were applied. */
-const untenanted = ['tenants', 'instances', 'schema_migrations']
+/** Tables that every transaction sees: who the tenants and the processes are, which tenants have a queue, which migrations were applied. */
+const untenanted = ['tenants', 'instances', 'run_queue_tenants', 'schema_migrations']
 
 // As PostgreSQL writes the expression of our migrations back. Compared whole: `... OR true` names the same setting.
 const tenantOnly = `(tenant_id = NULLIF(current_setting('app.tenant_id'::text, true), ''::text))`

@@ -30,6 +30,45 @@ export type StartOutcome =
   | { readonly kind: 'no_session' }
   | { readonly kind: 'other_profile'; readonly profile: string }
 
+/** How many runs may wait for one session. */
+export const maxQueued = 100
+
+export interface EnqueueRun extends Omit<StartRun, 'create'> {
+  /** Goes before all that wait. An interrupt that waits already is cancelled for it. */
+  readonly interrupt: boolean
+}
+
+export type EnqueueOutcome =
+  | { readonly kind: 'queued' }
+  | { readonly kind: 'exists'; readonly run: RunSummary }
+  /** `maxQueued` runs wait already. */
+  | { readonly kind: 'full' }
+  | { readonly kind: 'no_session' }
+  | { readonly kind: 'other_profile'; readonly profile: string }
+
+export type NextOutcome =
+  | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession; readonly task: SubTask }
+  /** The first in line is an interrupt, and another run still holds the session. */
+  | { readonly kind: 'held'; readonly runId: string; readonly interrupt: string }
+  /** Nobody waits, or somebody else has taken the session. */
+  | { readonly kind: 'none' }
+
+/** Why somebody other than its runner ends a run. */
+export interface EndReason {
+  readonly code: string
+  readonly message: string
+}
+
+/** The reason of a run that gave way. */
+export const interruptedBy = (runId: string): EndReason => ({
+  code: 'interrupted_by',
+  message: `The run was cancelled in favour of run ${runId}.`,
+})
+export const sessionShutDown: EndReason = {
+  code: 'session_shutdown',
+  message: 'The session was shut down before the run began.',
+}
+
 export interface DurableSession {
   readonly id: string
   readonly profile: Profile
@@ -68,13 +107,23 @@ export interface RunStore {
   append(claim: Claim, chunk: LogChunk): Promise<boolean>
   /** Compare-and-set to a terminal status, releasing the claim. False: somebody else ended the run first; nothing was written. */
   finish(end: FinishRun): Promise<boolean>
-  /** Steals the run from its owner, whoever that is: raises the epoch, so that the owner's writes are refused, then ends it. */
-  steal(
-    tenantId: string,
-    runId: string,
-    status: TerminalRunStatus,
-    reason: { code: string; message: string },
-  ): Promise<boolean>
+  /**
+   * Steals the run from its owner, whoever that is: raises the epoch, so that the owner's writes are refused, then ends it.
+   * A run that waits has no owner; it leaves its queue. False: the run is over or unknown.
+   */
+  steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
+  /** Accepts a run whose session is busy. Its caller then asks for the next: the session may have become free meanwhile. */
+  enqueue(run: EnqueueRun): Promise<EnqueueOutcome>
+  /** Claims the session for the first run in its queue, both in one statement. */
+  claimNext(tenantId: string, sessionId: string): Promise<NextOutcome>
+  /**
+   * Called when runs wait for a session that is free, or an interrupt for one that is not: at once in the process whose write
+   * freed it, and again in every process until somebody has claimed the next.
+   */
+  onWaiting(listener: (tenantId: string, sessionId: string) => void): void
+  /** Asks whichever process executes the run to end it. Nobody may hear it: whoever must be sure waits, then steals. */
+  ask(tenantId: string, runId: string, reason: EndReason): Promise<void>
+  onAsked(listener: (tenantId: string, runId: string, reason: EndReason) => void): void
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
   /** Newest first. */
   listRuns(tenantId: string, filter: RunFilter): Promise<{ runs: RunSummary[]; total: number }>
@@ -84,10 +133,16 @@ export interface RunStore {
     runId: string,
     afterSeq: number,
   ): Promise<{ chunks: LogChunk[]; status: RunStatus } | undefined>
+  /** The runs that the session began after its `ordinal`th one, in that order, at most 100; undefined for an unknown session. */
+  runsOfSession(
+    tenantId: string,
+    sessionId: string,
+    ordinal: number,
+  ): Promise<{ runs: { runId: string; ordinal: number }[]; status: Session['status'] } | undefined>
   findSession(tenantId: string, sessionId: string): Promise<DurableSession | undefined>
   getSession(tenantId: string, sessionId: string): Promise<Session | undefined>
   listSessions(tenantId: string, filter: Page & { q?: string }): Promise<{ sessions: Session[]; total: number }>
-  /** idle or errored -> shutdown. 'running' when a run is under way, undefined when unknown. */
+  /** idle or errored -> shutdown, cancelling what waits. 'running' when a run is under way, undefined when unknown. */
   shutdownSession(tenantId: string, sessionId: string): Promise<'shutdown' | 'running' | undefined>
   /** Keeps a copy of the conversation as `runner` has it, unless another runner has taken a run of the session since: then it is old. */
   saveState(tenantId: string, sessionId: string, bundle: StateBundle, runner: string): Promise<void>
@@ -106,6 +161,9 @@ export interface RunFilter extends Page {
   readonly profile?: string
   readonly sessionId?: string
   readonly status?: RunStatus
+  /** Bounds of `startedAt`, as ISO times; `from` included, `to` not. */
+  readonly from?: string
+  readonly to?: string
 }
 
 export const RunStore = capability<RunStore>('conductor.run-store')

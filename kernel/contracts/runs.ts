@@ -1,10 +1,19 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '#kernel'
 import { UsageEvent } from './run-event.ts'
+import { WebhookTarget } from './webhooks.ts'
 
-export const runStatuses = ['running', 'ok', 'error', 'cancelled', 'interrupted'] as const
+/** `queued`: accepted while its session was busy; it has no runner and no events yet. */
+export const runStatuses = ['queued', 'running', 'ok', 'error', 'cancelled', 'interrupted'] as const
 export type RunStatus = (typeof runStatuses)[number]
-export type TerminalRunStatus = Exclude<RunStatus, 'running'>
+export type TerminalRunStatus = Exclude<RunStatus, 'queued' | 'running'>
+
+export const isTerminal = (status: RunStatus): status is TerminalRunStatus =>
+  status !== 'queued' && status !== 'running'
+
+/** What becomes of a run whose session is busy: a run executes there, or waits. */
+export const whenBusy = ['reject', 'enqueue', 'interrupt'] as const
+export type WhenBusy = (typeof whenBusy)[number]
 
 /** One task for a profile: the body of `POST /api/runs`. Ids are checked by the service, which answers as the specification says. */
 export const SubTask = Type.Object(
@@ -14,13 +23,27 @@ export const SubTask = Type.Object(
     profile: Type.String(),
     prompt: Type.String({ minLength: 1, maxLength: 1_000_000 }),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    webhook: Type.Optional(WebhookTarget),
+    whenBusy: Type.Optional(
+      Type.Union(
+        whenBusy.map((one) => Type.Literal(one)),
+        {
+          description:
+            'When the session is busy: `reject` (unless given) answers 409 `session_busy`; `enqueue` starts the run once those before it have ended; `interrupt` cancels the run under way and starts this one in its place, before all that wait.',
+        },
+      ),
+    ),
   },
   { additionalProperties: false },
 )
 export type SubTask = Static<typeof SubTask>
 
 /** The `202` of `POST /api/runs`. */
-export const RunAccepted = Type.Object({ runId: Type.String(), sessionId: Type.String(), status: Type.String() })
+export const RunAccepted = Type.Object({
+  runId: Type.String(),
+  sessionId: Type.String(),
+  status: Type.String({ description: '`running`, or `queued` when the run waits for its session.' }),
+})
 export type RunAccepted = Static<typeof RunAccepted>
 
 export const RunSummary = Type.Object({
@@ -34,7 +57,16 @@ export const RunSummary = Type.Object({
     prompt: Type.String(),
     metadata: Type.Optional(Type.Unknown()),
   }),
-  startedAt: Type.String({ format: 'date-time' }),
+  queuedAt: Type.Optional(
+    Type.String({
+      format: 'date-time',
+      description: 'When the run began to wait for its session; absent when it never did.',
+    }),
+  ),
+  startedAt: Type.String({
+    format: 'date-time',
+    description: 'When the run began to execute; of a run that never did, when it was accepted.',
+  }),
   finishedAt: Type.Optional(Type.String({ format: 'date-time' })),
   error: Type.Optional(Type.Object({ code: Type.String(), message: Type.String() })),
   result: Type.Optional(Type.String()),

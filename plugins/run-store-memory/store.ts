@@ -2,16 +2,34 @@ import { linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import { createEventEncoder, parseLine, peekType } from '#contracts/run-event'
 import type { JournaledRun } from '#contracts/run-journal'
-import type { Claim, DurableSession, FinishRun, RunStore, StartRun } from '#contracts/run-store'
-import type { LogChunk, RunStatus, RunSummary } from '#contracts/runs'
+import {
+  type Claim,
+  type DurableSession,
+  type EndReason,
+  type FinishRun,
+  interruptedBy,
+  type RunStore,
+  sessionShutDown,
+  type StartRun,
+} from '#contracts/run-store'
+import {
+  isTerminal,
+  type LogChunk,
+  type RunStatus,
+  type RunSummary,
+  type SubTask,
+  type TerminalRunStatus,
+} from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import type { Session } from '#contracts/sessions'
+import { createQueues } from './queues.ts'
 
 interface StoredRun {
   summary: RunSummary & { status: RunStatus }
   readonly tenantId: string
   epoch: number
-  readonly ordinal: number
+  /** 0 until the run is claimed. */
+  ordinal: number
   readonly log: LogChunk[]
 }
 
@@ -47,6 +65,9 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
   const sessions = new Map<string, StoredSession>()
   // Newest last, whatever became of them since.
   const started = new Map<string, StoredRun>()
+  const queues = createQueues()
+  const waiters: Parameters<RunStore['onWaiting']>[0][] = []
+  const asked: Parameters<RunStore['onAsked']>[0][] = []
 
   const runOf = (tenantId: string, runId: string): StoredRun | undefined => started.get(keyOf(tenantId, runId))
   const claimed = (claim: Claim): StoredRun | undefined => {
@@ -58,7 +79,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     sessions.set(key, session)
     if (sessions.size <= limit) return
     for (const [oldest, { claimRun }] of sessions) {
-      if (claimRun !== undefined) continue
+      if (claimRun !== undefined || queues.head(oldest)) continue
       sessions.delete(oldest)
       return
     }
@@ -103,36 +124,55 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     runner: undefined,
     state: undefined,
   })
-  const begin = (run: StartRun, session: StoredSession, at = now()): Claim => {
-    const { tenantId, runId, sessionId, task } = run
+  const record = (
+    { tenantId, runId, sessionId, task }: StartRun,
+    status: 'queued' | 'running',
+    at: string,
+  ): StoredRun => {
+    const { profile, prompt, metadata } = task
+    const stored: StoredRun = {
+      tenantId,
+      epoch: 0,
+      ordinal: 0,
+      log: [],
+      summary: {
+        runId,
+        sessionId,
+        status,
+        subTask: { id: runId, sessionId, profile, prompt, ...(metadata === undefined ? {} : { metadata }) },
+        ...(status === 'queued' ? { queuedAt: at } : {}),
+        startedAt: at,
+      },
+    }
+    started.set(keyOf(tenantId, runId), stored)
+    return stored
+  }
+  /** Gives the session to a run, which is the newest from now on. */
+  const claim = (run: StoredRun, session: StoredSession, at: string): Claim => {
+    const { tenantId } = run
+    const { runId, subTask } = run.summary
+    const { id: sessionId } = session.dto
     session.epoch++
     session.claimRun = runId
     session.dto = {
       ...session.dto,
       status: 'running',
       lastUsedAt: at,
-      lastPrompt: task.prompt.slice(0, 4_000),
+      lastPrompt: subTask.prompt.slice(0, 4_000),
       runCount: session.dto.runCount + 1,
     }
-    const { profile, prompt, metadata } = task
-    const stored: StoredRun = {
-      tenantId,
-      epoch: session.epoch,
-      ordinal: session.dto.runCount,
-      log: [],
-      summary: {
-        runId,
-        sessionId,
-        status: 'running',
-        subTask: { id: runId, sessionId, profile, prompt, ...(metadata === undefined ? {} : { metadata }) },
-        startedAt: at,
-      },
-    }
-    running.set(keyOf(tenantId, runId), stored)
-    started.set(keyOf(tenantId, runId), stored)
+    run.epoch = session.epoch
+    run.ordinal = session.dto.runCount
+    run.summary = { ...run.summary, status: 'running', startedAt: at }
+    const key = keyOf(tenantId, runId)
+    running.set(key, run)
+    started.delete(key)
+    started.set(key, run)
     touch(keyOf(tenantId, sessionId), session)
     return { tenantId, sessionId, runId, epoch: session.epoch }
   }
+  const begin = (run: StartRun, session: StoredSession, at = now()): Claim =>
+    claim(record(run, 'running', at), session, at)
 
   const end = (run: StoredRun, how: Omit<FinishRun, 'claim'>, at = now()): void => {
     const { runId, sessionId } = run.summary
@@ -155,6 +195,18 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     session.runner = how.runner ?? session.runner
     session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: how.status, lastUsedAt: at }
     touch(key, session)
+    if (!queues.head(key)) return
+    for (const waiter of waiters) waiter(run.tenantId, sessionId)
+  }
+  const endAs = (run: StoredRun, status: TerminalRunStatus, error: EndReason): void => {
+    const { runId, sessionId } = run.summary
+    run.epoch++
+    const firstSeq = last(run) + 1
+    const line = createEventEncoder(runId, sessionId, firstSeq).line({ type: 'error', ...error })
+    end(run, { status, sessionStatus: 'idle', error, tail: { firstSeq, count: 1, lines: Buffer.from(line) } })
+  }
+  const cancelWaiting = (tenantId: string, runIds: readonly string[], reason: EndReason): void => {
+    for (const runId of runIds) endAs(runOf(tenantId, runId)!, 'cancelled', reason)
   }
 
   const store: RunStore = {
@@ -169,9 +221,44 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       }
       if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
       if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
-      if (session.claimRun !== undefined) return { kind: 'busy' }
+      if (session.claimRun !== undefined || queues.head(keyOf(tenantId, sessionId))) return { kind: 'busy' }
       return { kind: 'started', claim: begin(run, session), session: durable(session) }
     },
+    async enqueue({ interrupt, ...run }) {
+      const { tenantId, runId, sessionId, task } = run
+      const taken = runOf(tenantId, runId)
+      if (taken) return { kind: 'exists', run: taken.summary }
+      const key = keyOf(tenantId, sessionId)
+      const session = sessions.get(key)
+      if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
+      if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
+      if (interrupt) cancelWaiting(tenantId, queues.clear(key, true), interruptedBy(runId))
+      if (!queues.add(key, runId, interrupt)) return { kind: 'full' }
+      record(run, 'queued', now())
+      return { kind: 'queued' }
+    },
+    async claimNext(tenantId, sessionId) {
+      const key = keyOf(tenantId, sessionId)
+      const session = sessions.get(key)
+      const head = queues.head(key)
+      if (!session || !head) return { kind: 'none' }
+      if (session.claimRun !== undefined) {
+        return head.front ? { kind: 'held', runId: session.claimRun, interrupt: head.runId } : { kind: 'none' }
+      }
+      queues.remove(key, head.runId)
+      const run = runOf(tenantId, head.runId)!
+      return {
+        kind: 'started',
+        claim: claim(run, session, now()),
+        session: durable(session),
+        task: run.summary.subTask as SubTask,
+      }
+    },
+    onWaiting: (listener) => void waiters.push(listener),
+    async ask(tenantId, runId, reason) {
+      for (const listener of asked) listener(tenantId, runId, reason)
+    },
+    onAsked: (listener) => void asked.push(listener),
     async append(claim, chunk) {
       const run = claimed(claim)
       // The same chunk again is a repeated call.
@@ -184,13 +271,10 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       return run !== undefined
     },
     async steal(tenantId, runId, status, reason) {
-      const run = running.get(keyOf(tenantId, runId))
-      if (!run) return false
-      run.epoch++
-      const firstSeq = last(run) + 1
-      const line = createEventEncoder(runId, run.summary.sessionId, firstSeq).line({ type: 'error', ...reason })
-      const tail = { firstSeq, count: 1, lines: Buffer.from(line) }
-      end(run, { status, sessionStatus: 'idle', error: reason, tail })
+      const run = runOf(tenantId, runId)
+      if (!run || isTerminal(run.summary.status)) return false
+      queues.remove(keyOf(tenantId, run.summary.sessionId), runId)
+      endAs(run, status, reason)
       return true
     },
     async findRun(tenantId, runId) {
@@ -203,7 +287,9 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
             run.tenantId === tenantId &&
             (filter.profile === undefined || run.summary.subTask.profile === filter.profile) &&
             (filter.sessionId === undefined || run.summary.sessionId === filter.sessionId) &&
-            (filter.status === undefined || run.summary.status === filter.status),
+            (filter.status === undefined || run.summary.status === filter.status) &&
+            (filter.from === undefined || Date.parse(run.summary.startedAt) >= Date.parse(filter.from)) &&
+            (filter.to === undefined || Date.parse(run.summary.startedAt) < Date.parse(filter.to)),
         )
         .map((run) => run.summary)
         .toReversed()
@@ -255,6 +341,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       if (session.claimRun !== undefined) return 'running'
       session.dto = { ...session.dto, status: 'shutdown' }
       session.state = undefined
+      cancelWaiting(tenantId, queues.clear(keyOf(tenantId, sessionId)), sessionShutDown)
       return 'shutdown'
     },
     async saveState(tenantId, sessionId, bundle, runner) {

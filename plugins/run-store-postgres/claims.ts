@@ -9,13 +9,17 @@ import { type DurableRow, type RunRow, runColumns, storable, toDurable, toRun } 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = $7 AND NOT dead)'
 
+// A session that runs wait for is as busy as one that executes: who comes later does not overtake them. The table is nearly
+// always empty.
+const nobodyWaits = 'NOT EXISTS (SELECT 1 FROM run_queue WHERE tenant_id = $1 AND session_id = $3)'
+
 // The run goes first: when its id is taken nothing is inserted at all, and no session is left behind.
 const create = {
   name: 'run-start-new',
   text: `
     WITH run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1 WHERE ${ownerLives}
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1, $11 WHERE ${ownerLives}
       ON CONFLICT DO NOTHING RETURNING id
     )
     INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
@@ -32,11 +36,11 @@ const claim = {
       SET status = 'running', claim_owner = $7, claim_run = $2, claim_epoch = claim_epoch + 1,
           last_used_at = now(), last_prompt = $8, run_count = run_count + 1
       WHERE tenant_id = $1 AND id = $3 AND profile = $4 AND status IN ('idle', 'errored')
-        AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2) AND ${ownerLives}
+        AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2) AND ${ownerLives} AND ${nobodyWaits}
       RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, runner_hash, claim_epoch, run_count
     ), run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch, run_count FROM claimed
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch, run_count, $9 FROM claimed
     )
     SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch
     FROM claimed`,
@@ -45,7 +49,8 @@ const claim = {
 const whyNot = {
   name: 'run-start-why-not',
   text: `
-    SELECT s.profile, s.status, s.claim_owner, i.id IS NULL OR i.dead OR i.lease_until < now() AS orphaned
+    SELECT s.profile, s.status, s.claim_owner, i.id IS NULL OR i.dead OR i.lease_until < now() AS orphaned,
+      EXISTS (SELECT 1 FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = $2) AS waiting
     FROM sessions s LEFT JOIN instances i ON i.id = s.claim_owner
     WHERE s.tenant_id = $1 AND s.id = $2`,
 }
@@ -55,10 +60,10 @@ export const runById = {
   text: `SELECT ${runColumns} FROM runs WHERE tenant_id = $1 AND id = $2`,
 }
 
-// `finished_at IS NULL` is `status = 'running'` by constraint. Written so, the planner cannot take the partial index of
-// running runs, which on a table without statistics it prefers to the primary key, and then reads every running run of the
-// tenant. For the same reason `released` names its session by a sub-select: a join read every session of the tenant, 300
-// rows a run after 9,000 runs, until the first ANALYZE.
+// `finished_at IS NULL` is `status IN ('queued', 'running')` by constraint, and no claim has the epoch of a run that waits.
+// Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
+// primary key, and then reads every running run of the tenant. For the same reason `released` names its session by a
+// sub-select: a join read every session of the tenant, 300 rows a run after 9,000 runs, until the first ANALYZE.
 const stillRuns = 'finished_at IS NULL'
 
 // The share lock makes an append and the end of its run wait for each other, so nothing lands behind the terminal event.
@@ -96,7 +101,8 @@ const finish = {
       INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
       SELECT $1, $2, $11::int, $12::int, $13::bytea FROM ended WHERE $11::int IS NOT NULL
     )
-    SELECT id FROM ended`,
+    SELECT id, EXISTS (SELECT 1 FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = ended.session_id) AS waiting
+    FROM ended`,
 }
 
 /** The statement that starts a run, and the whole transaction with it. */
@@ -107,9 +113,10 @@ export function startStatement(run: StartRun, owner: string): Statement {
   const common = [tenantId, runId, sessionId, task.profile, prompt, metadata, owner]
   // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
   const preview = prompt.slice(0, 4_000)
+  const webhook = task.webhook?.url ?? null
   return run.create
-    ? { ...create, values: [...common, run.create.runtime, JSON.stringify(run.create), preview] }
-    : { ...claim, values: [...common, preview] }
+    ? { ...create, values: [...common, run.create.runtime, JSON.stringify(run.create), preview, webhook] }
+    : { ...claim, values: [...common, preview, webhook] }
 }
 
 export const appendStatement = (c: Claim, chunk: LogChunk): Statement => ({
@@ -159,12 +166,19 @@ export interface StartDeps {
   readonly endOrphans: (tenantId: string, owner: string) => Promise<number>
 }
 
+/** What the end of a run answers: whether runs wait for the session that it has freed. No row: it was over. */
+export interface EndedRow {
+  readonly id: string
+  readonly waiting: boolean
+}
+
 type StartRow = DurableRow & { epoch: number }
 interface WhyNotRow {
   readonly profile: string
   readonly status: DurableRow['status']
   readonly claim_owner: string | null
   readonly orphaned: boolean
+  readonly waiting: boolean
 }
 
 /** The id was taken between the look and the insert, or a session id drawn at random is in use. */
@@ -202,6 +216,7 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
     if (!session || session.status === 'shutdown') return { kind: 'no_session' }
     if (session.profile !== run.task.profile) return { kind: 'other_profile', profile: session.profile }
     if (session.status !== 'running') {
+      if (session.waiting) return { kind: 'busy' }
       await deps.beat()
       continue
     }

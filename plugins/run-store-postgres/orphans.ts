@@ -1,8 +1,9 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database, TenantTx } from '#contracts/database'
 import { createEventEncoder } from '#contracts/run-event'
+import type { EndReason } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { finishStatement } from './claims.ts'
+import { type EndedRow, finishStatement } from './claims.ts'
 
 const taking = (which: string): string => `
   WITH taken AS (
@@ -16,6 +17,10 @@ const taking = (which: string): string => `
   SELECT id, session_id, claim_epoch::int AS epoch FROM taken`
 
 const takeOne = { name: 'run-take-one', text: taking('id = $2') }
+const takeQueued = {
+  name: 'run-take-queued',
+  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND run_id = $2 RETURNING run_id AS id, session_id, 0 AS epoch`,
+}
 /** How many runs one transaction of a sweep ends: it holds their locks and their events meanwhile. */
 const sweepSize = 200
 // No run is older than its longest timeout, a day: the bound keeps a sweep from reading all that the dead owner ever ran.
@@ -31,20 +36,25 @@ const nextSeqs = {
   text: `SELECT run_id, max(first_seq + count) AS next FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2) GROUP BY run_id`,
 }
 
-interface Taken {
+export interface Taken {
   readonly id: string
   readonly session_id: string
   readonly epoch: number
 }
-interface Reason {
-  readonly code: string
-  readonly message: string
-}
 
-/** Ends what was taken from its owner, each with one terminal event behind its last stored one. */
-async function endTaken(tx: TenantTx, taken: Taken[], status: TerminalRunStatus, reason: Reason): Promise<number> {
-  if (taken.length === 0) return 0
+/**
+ * Ends what was taken from its owner or its queue, each with one terminal event behind its last stored one. Resolves to the
+ * sessions that are free now while runs wait for them.
+ */
+export async function endTaken(
+  tx: TenantTx,
+  taken: readonly Taken[],
+  status: TerminalRunStatus,
+  reason: EndReason,
+): Promise<string[]> {
+  if (taken.length === 0) return []
   const { tenantId } = tx
+  const wanted: string[] = []
   const seqs = await tx.query<{ run_id: string; next: number }>({
     ...nextSeqs,
     values: [tenantId, taken.map((run) => run.id)],
@@ -53,7 +63,7 @@ async function endTaken(tx: TenantTx, taken: Taken[], status: TerminalRunStatus,
   for (const run of taken) {
     const firstSeq = next.get(run.id) ?? 1
     const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
-    await tx.query(
+    const [ended] = await tx.query<EndedRow>(
       finishStatement({
         claim: { tenantId, sessionId: run.session_id, runId: run.id, epoch: run.epoch },
         status,
@@ -62,25 +72,34 @@ async function endTaken(tx: TenantTx, taken: Taken[], status: TerminalRunStatus,
         tail: { firstSeq, count: 1, lines: Buffer.from(line) },
       }),
     )
+    if (ended?.waiting) wanted.push(run.session_id)
   }
-  return taken.length
+  return wanted
 }
 
-/** Takes one run from whoever holds it and ends it. One transaction: a failure leaves the owner in its rights. */
-export const stealRun = (
-  db: Database,
-  thief: string,
+/** Told of sessions that are free while runs wait for them. */
+export type OnWanted = (tenantId: string, sessionId: string) => void
+
+/** Takes one run from whoever holds it, or from its queue, and ends it. One transaction: a failure leaves the owner in its rights. */
+export async function stealRun(
+  deps: { readonly db: Database; readonly thief: string; readonly onWanted: OnWanted },
   tenantId: string,
   runId: string,
   status: TerminalRunStatus,
-  reason: Reason,
-): Promise<boolean> =>
-  db.tenant(tenantId, async (tx) => {
-    const taken = await tx.query<Taken>({ ...takeOne, values: [tenantId, runId, thief] })
-    return (await endTaken(tx, taken, status, reason)) > 0
+  reason: EndReason,
+): Promise<boolean> {
+  const { taken, wanted } = await deps.db.tenant(tenantId, async (tx) => {
+    // In this order: a run goes from its queue to an owner and never back.
+    const queued = await tx.query<Taken>({ ...takeQueued, values: [tenantId, runId] })
+    const run =
+      queued.length > 0 ? queued : await tx.query<Taken>({ ...takeOne, values: [tenantId, runId, deps.thief] })
+    return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason) }
   })
+  for (const sessionId of wanted) deps.onWanted(tenantId, sessionId)
+  return taken
+}
 
-const interrupted: Reason = {
+const interrupted: EndReason = {
   code: 'interrupted',
   message: 'The server that executed this run went away before it ended.',
 }
@@ -110,16 +129,17 @@ export interface Orphans {
   endOf(tenantId: string, owner: string): Promise<number>
 }
 
-export function createOrphans(db: Database, self: () => string, log: FastifyBaseLogger): Orphans {
+export function createOrphans(db: Database, self: () => string, onWanted: OnWanted, log: FastifyBaseLogger): Orphans {
   const sweptOnce = new Set<string>()
   let sweeping: Promise<number> | undefined
   const sweepTenant = async (tenantId: string, owner: string): Promise<number> => {
     let total = 0
     for (;;) {
-      const ended = await db.tenant(tenantId, async (tx) => {
+      const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
         const taken = await tx.query<Taken>({ ...takeOrphans, values: [tenantId, owner, self()] })
-        return endTaken(tx, taken, 'interrupted', interrupted)
+        return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted) }
       })
+      for (const sessionId of wanted) onWanted(tenantId, sessionId)
       total += ended
       if (ended < sweepSize) return total
     }

@@ -11,6 +11,7 @@ export interface RunRow {
   readonly status: RunStatus
   readonly prompt: string
   readonly metadata: unknown
+  readonly queued_at: Date | string | null
   readonly started_at: Date | string
   readonly finished_at: Date | string | null
   readonly result: string | null
@@ -19,7 +20,7 @@ export interface RunRow {
   readonly usage: Usage | null
 }
 export const runColumns =
-  'id, session_id, profile, status, prompt, metadata, started_at, finished_at, result, error_code, error_message, usage'
+  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage'
 
 export interface SessionRow {
   readonly id: string
@@ -43,7 +44,8 @@ export interface DurableRow {
   readonly state_rev: number
   readonly runner_hash: string | null
 }
-export const durableColumns = 'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash'
+export const durableColumns =
+  'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash'
 
 export interface ChunkRow {
   readonly first_seq: number
@@ -64,6 +66,7 @@ export const toRun = (row: RunRow): RunSummary => ({
     prompt: row.prompt,
     ...(row.metadata === null ? {} : { metadata: row.metadata }),
   },
+  ...(row.queued_at === null ? {} : { queuedAt: iso(row.queued_at) }),
   startedAt: iso(row.started_at),
   ...(row.finished_at === null ? {} : { finishedAt: iso(row.finished_at) }),
   ...(row.error_code === null ? {} : { error: { code: row.error_code, message: row.error_message ?? '' } }),

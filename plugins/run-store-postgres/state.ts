@@ -1,12 +1,21 @@
 import type { Database } from '#contracts/database'
-import type { RunStore } from '#contracts/run-store'
+import { type RunStore, sessionShutDown } from '#contracts/run-store'
+import type { SessionStatus } from '#contracts/sessions'
+import { endTaken, type Taken } from './orphans.ts'
 import { storable } from './rows.ts'
 
+const lockSession = {
+  name: 'session-lock',
+  text: `SELECT status FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
+}
 const shutdown = {
   name: 'session-shutdown',
-  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2 AND status IN ('idle', 'errored') RETURNING id`,
+  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2`,
 }
-const statusOf = { name: 'session-status', text: `SELECT status FROM sessions WHERE tenant_id = $1 AND id = $2` }
+const takeWaiting = {
+  name: 'session-take-waiting',
+  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 RETURNING run_id AS id, session_id, 0 AS epoch`,
+}
 
 // Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
 // gone on elsewhere.
@@ -38,12 +47,16 @@ type State = Pick<RunStore, 'shutdownSession' | 'saveState' | 'loadState'>
 
 export const createState = (db: Database): State => ({
   async shutdownSession(tenantId, sessionId) {
-    const [, rows] = await db.batch<[object[], { status: string }[]]>(tenantId, [
-      { ...shutdown, values: [tenantId, sessionId] },
-      { ...statusOf, values: [tenantId, sessionId] },
-    ])
-    const status = rows[0]?.status
-    return status === undefined ? undefined : status === 'shutdown' ? 'shutdown' : 'running'
+    const values = [tenantId, sessionId]
+    return db.tenant(tenantId, async (tx) => {
+      const [session] = await tx.query<{ status: SessionStatus }>({ ...lockSession, values })
+      if (session?.status === 'idle' || session?.status === 'errored') {
+        await tx.query({ ...shutdown, values })
+        await endTaken(tx, await tx.query<Taken>({ ...takeWaiting, values }), 'cancelled', sessionShutDown)
+        return 'shutdown'
+      }
+      return session?.status
+    })
   },
   async saveState(tenantId, sessionId, bundle, runner) {
     const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)

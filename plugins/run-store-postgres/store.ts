@@ -1,10 +1,13 @@
 import type { Database } from '#contracts/database'
 import type { RunStore } from '#contracts/run-store'
-import { appendStatement, finishStatement, startRun } from './claims.ts'
+import { createAsks } from './asks.ts'
+import { appendStatement, type EndedRow, finishStatement, startRun } from './claims.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createOrphans, stealRun } from './orphans.ts'
+import { claimNextRun, enqueueRun } from './queue.ts'
 import { createReads } from './reads.ts'
 import { createState } from './state.ts'
+import { sweepQueues } from './waiting.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
   readonly sweepMs: number
@@ -20,12 +23,23 @@ export interface PostgresRunStore extends RunStore {
 export function createPostgresRunStore(db: Database, options: PostgresRunStoreOptions): PostgresRunStore {
   const instance = createInstance(db, options)
   const self = (): string => instance.id
-  const orphans = createOrphans(db, self, options.log)
+  const waiters: Parameters<RunStore['onWaiting']>[0][] = []
+  const onWanted = (tenantId: string, sessionId: string): void => {
+    for (const waiter of waiters) waiter(tenantId, sessionId)
+  }
+  const asks = createAsks(db)
+  const orphans = createOrphans(db, self, onWanted, options.log)
   const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
+  const warn = (what: string) => (err: unknown) => options.log.warn({ err }, `${what} failed`)
+  const listen = (): Promise<void> => asks.open().catch(warn('listening to other conductors'))
   const sweep = (): void => {
-    sweeping = orphans.sweep().catch((err: unknown) => options.log.warn({ err }, 'the orphan sweep failed'))
+    sweeping = Promise.all([
+      orphans.sweep().catch(warn('the orphan sweep')),
+      sweepQueues(db, onWanted).catch(warn('the sweep of queues')),
+      listen(),
+    ])
   }
   return {
     ...createReads(db),
@@ -41,23 +55,32 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     },
     async finish(end) {
       const { tenantId, sessionId } = end.claim
-      const ended = await db.unit(tenantId, finishStatement(end), {
+      const [ended] = await db.unit<EndedRow>(tenantId, finishStatement(end), {
         order: sessionId,
         bytes: end.tail?.lines.length ?? 0,
       })
-      return ended.length > 0
+      if (ended?.waiting) onWanted(tenantId, sessionId)
+      return ended !== undefined
     },
-    steal: (tenantId, runId, status, reason) => stealRun(db, self(), tenantId, runId, status, reason),
+    steal: (tenantId, runId, status, reason) =>
+      stealRun({ db, thief: self(), onWanted }, tenantId, runId, status, reason),
+    enqueue: (run) => enqueueRun(db, run),
+    claimNext: (tenantId, sessionId) => claimNextRun(db, self(), tenantId, sessionId),
+    onWaiting: (listener) => void waiters.push(listener),
+    ask: (tenantId, runId, reason) => asks.ask(tenantId, runId, reason),
+    onAsked: (listener) => asks.onAsked(listener),
     sweepOrphans: () => orphans.sweep(),
     onFenced: (listener) => instance.onFenced(listener),
     async open() {
       await instance.open()
+      await listen()
       sweep()
       timer = setInterval(sweep, options.sweepMs).unref()
     },
     async close() {
       clearInterval(timer)
       await sweeping
+      await asks.close()
       await instance.close()
     },
   }

@@ -14,6 +14,7 @@ export const invalidSessionId = appError(
 )
 export const runExists = appError('conflict', 409, 'A run with this id exists.')
 export const sessionBusy = appError('session_busy', 409, 'The session is executing another run.')
+export const queueFull = appError('queue_full', 429, 'As many runs wait for the session as may; try again later.')
 export const profileMismatch = appError(
   'session_profile_mismatch',
   409,
@@ -22,3 +23,8 @@ export const profileMismatch = appError(
 export const unknownRun = appError('not_found', 404, 'No such run.')
 export const unknownSession = appError('not_found', 404, 'No such session, or it was shut down.')
 export const hydrationFailed = appError('hydration_failed', 503, 'The session could not be restored; try again.')
+export const webhooksUnavailable = appError(
+  'webhooks_unavailable',
+  503,
+  'This installation has no webhooks; start the run without one.',
+)

@@ -1,8 +1,9 @@
 import type { Kv } from '#contracts/kv'
 import type { RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
+import { isTerminal, type LogChunk } from '#contracts/runs'
 import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
 import { unknownRun } from './errors.ts'
+import type { RunLog } from './run-log.ts'
 
 /** How often a watcher of another process's run looks, and how often when that process wakes it through Redis. */
 const pollMs = 250
@@ -18,6 +19,7 @@ export async function* followStored(
   runId: string,
   afterSeq: number,
   signal: AbortSignal,
+  begun?: () => RunLog | undefined,
 ): AsyncGenerator<LogChunk> {
   let cursor = afterSeq
   let wakes = 0
@@ -31,6 +33,9 @@ export async function* followStored(
   signal.addEventListener('abort', wake)
   try {
     while (!signal.aborted) {
+      // A run that waited may have begun in this process: what is not stored yet is here.
+      const live = begun?.()
+      if (live) return yield* live.follow(cursor, signal)
       const before = wakes
       const page = await store.readLog(tenantId, runId, cursor)
       if (!page) throw unknownRun()
@@ -44,7 +49,7 @@ export async function* followStored(
         if (endsLog(part)) return
       }
       if (moved) continue
-      if (page.status !== 'running') return
+      if (isTerminal(page.status)) return
       if (wakes !== before || signal.aborted) continue
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, shared ? wokenPollMs : pollMs)

@@ -4,30 +4,44 @@ import { isClientId, newId, newSessionId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
 import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
-import type { StartOutcome, RunStore } from '#contracts/run-store'
+import type { EnqueueRun, NextOutcome, StartOutcome, RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
-import type { LogChunk, RunAccepted, RunSummary, SubTask } from '#contracts/runs'
+import {
+  isTerminal,
+  type LogChunk,
+  type RunAccepted,
+  type RunStatus,
+  type RunSummary,
+  type SubTask,
+} from '#contracts/runs'
+import { sessionChannel } from '#contracts/sessions'
+import type { Webhooks } from '#contracts/webhooks'
 import {
   invalidRunId,
   invalidSessionId,
   profileMismatch,
+  queueFull,
   runExists,
   sessionBusy,
   unknownProfile,
   unknownRun,
   unknownSession,
+  webhooksUnavailable,
 } from './errors.ts'
 import { execute, type Execution, type ExecutionDeps, type ExecutionOrder, type Stop } from './execution.ts'
 import { followStored, runChannel } from './follow.ts'
+import { createQueue } from './queue.ts'
 import { createStateSaver } from './state-saver.ts'
 import { type Terminated, terminateRun } from './terminate.ts'
 import { within } from './timing.ts'
+import { createWinding, drainWaitMs } from './winding.ts'
 
 export interface RunServiceDeps {
   readonly store: RunStore
   readonly profiles: Profiles
   readonly runners: RunnerPool
   readonly prices: Prices | undefined
+  readonly webhooks: Webhooks | undefined
   readonly kv: Kv
   readonly log: FastifyBaseLogger
   readonly deadlineGraceMs: number
@@ -51,10 +65,6 @@ export interface RunService {
   readonly closing: boolean
 }
 
-/** Where a conductor asks whichever other one executes a run to cancel it. */
-const cancelChannel = 'runs:cancel'
-/** How long a caller waits for a cancelled run to be over before it is answered all the same. Specification 4.8. */
-const drainWaitMs = 2_000
 /** How long a start waits to hear whether the runner still knows the session, before it answers that the run is accepted. */
 const dispatchWaitMs = 2_000
 /** One timer looks after the deadlines of all runs. */
@@ -75,6 +85,10 @@ const fenced: Stop = {
   code: 'interrupted',
   message: 'The server that executed this run had been declared dead.',
 }
+
+const poolOf = ({ placement }: Profile) => (placement ? { pool: placement } : {})
+
+const unusable = { no_session: unknownSession, other_profile: profileMismatch } as const
 
 const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
 
@@ -100,8 +114,9 @@ export function createRunService(deps: RunServiceDeps): RunService {
   store.onFenced(() => {
     for (const run of active.values()) run.stop(fenced)
   })
-  const unsubscribe =
-    kv.backend === 'redis' ? kv.subscribe(cancelChannel, (key) => active.get(key)?.stop(cancelled)) : () => {}
+  const local = (tenantId: string, runId: string): Execution | undefined => active.get(keyOf(tenantId, runId))
+  store.onAsked((tenantId, runId, reason) => local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }))
+  const windDown = createWinding({ store, kv, local })
 
   const leaveRunners = runners.onDraining((link) => void saver.evacuate(link))
 
@@ -116,6 +131,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     const waiting = saver.busy(claim.tenantId, claim.sessionId)
     const run = execute(executing, { claim, task, session, route, created })
     active.set(key, run)
+    kv.publish(sessionChannel(claim.tenantId, claim.sessionId), '')
     wheel ??= setInterval(turn, deadlineTickMs).unref()
     void run.done.then(() => {
       active.delete(key)
@@ -127,8 +143,33 @@ export function createRunService(deps: RunServiceDeps): RunService {
     })
     return run
   }
+  const resume = (next: (StartOutcome | NextOutcome) & { kind: 'started' }, task: SubTask): Execution => {
+    const { id: sessionId, profile, runner } = next.session
+    const home = {
+      sessionId,
+      runtime: profile.runtime,
+      ...poolOf(profile),
+      ...(runner === undefined ? {} : { runner }),
+    }
+    return begin(next, task, false, (without) => runners.home({ ...home, without }))
+  }
+  const advance = createQueue({
+    store,
+    windDown,
+    log: deps.log,
+    begin: (next) => resume(next, next.task),
+    ready(sessionId) {
+      try {
+        return !closing && runners.home({ sessionId }) !== undefined
+      } catch {
+        return false
+      }
+    },
+  })
+  store.onWaiting(advance)
+
   const profileOf = async (tenantId: string, name: string): Promise<Profile> => {
-    const profile = isProfileName(name) ? await deps.profiles.find(tenantId, name) : undefined
+    const profile = isProfileName(name) ? await deps.profiles.findPlaced(tenantId, name) : undefined
     if (!profile) throw unknownProfile(name)
     return profile
   }
@@ -144,7 +185,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
 
   const startNew = async (tenantId: string, runId: string, task: SubTask, attach: boolean): Promise<RunAccepted> => {
     const profile = await profileOf(tenantId, task.profile)
-    const order = { runtime: profile.runtime }
+    const order = { runtime: profile.runtime, ...poolOf(profile) }
     const placed = runners.place(order)
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
@@ -162,6 +203,16 @@ export function createRunService(deps: RunServiceDeps): RunService {
     await profileOf(tenantId, task.profile)
     return error
   }
+  const wait = async (run: EnqueueRun, attach: boolean): Promise<RunAccepted> => {
+    const { tenantId, runId, sessionId, task } = run
+    const outcome = await store.enqueue(run)
+    if (outcome.kind === 'exists') return join(outcome.run, task, attach)
+    if (outcome.kind === 'full') throw queueFull()
+    if (outcome.kind !== 'queued') throw await refusal(tenantId, task, unusable[outcome.kind]())
+    // The session may have become free since it was found busy.
+    advance(tenantId, sessionId)
+    return { runId, sessionId, status: 'queued' }
+  }
   const startIn = async (
     tenantId: string,
     runId: string,
@@ -178,12 +229,13 @@ export function createRunService(deps: RunServiceDeps): RunService {
     }
     const outcome = await store.start({ tenantId, runId, sessionId, task })
     if (outcome.kind === 'exists') return join(outcome.run, task, attach)
-    if (outcome.kind === 'busy') throw sessionBusy()
-    if (outcome.kind === 'no_session') throw await refusal(tenantId, task, unknownSession())
-    if (outcome.kind === 'other_profile') throw await refusal(tenantId, task, profileMismatch())
-    const { profile, runner } = outcome.session
-    const home = { sessionId, runtime: profile.runtime, ...(runner === undefined ? {} : { runner }) }
-    const run = begin(outcome, task, false, (without) => runners.home({ ...home, without }))
+    if (outcome.kind === 'busy') {
+      const { whenBusy } = task
+      if (whenBusy !== 'enqueue' && whenBusy !== 'interrupt') throw sessionBusy()
+      return wait({ tenantId, runId, sessionId, task, interrupt: whenBusy === 'interrupt' }, attach)
+    }
+    if (outcome.kind !== 'started') throw await refusal(tenantId, task, unusable[outcome.kind]())
+    const run = resume(outcome, task)
     // The specification wants a session that could not be restored answered with 503, not found out from the stream.
     if (await within(run.dispatched, dispatchWaitMs)) {
       const failure = await run.dispatched
@@ -192,6 +244,10 @@ export function createRunService(deps: RunServiceDeps): RunService {
     return accepted(runId, sessionId)
   }
 
+  const checkWebhook = (url: string): void => {
+    if (!deps.webhooks) throw webhooksUnavailable()
+    deps.webhooks.check(url)
+  }
   const service: RunService = {
     get closing() {
       return closing
@@ -200,6 +256,8 @@ export function createRunService(deps: RunServiceDeps): RunService {
       const { id: runId = newId('run'), sessionId } = task
       if (!isClientId(runId)) throw invalidRunId()
       if (sessionId !== undefined && !isClientId(sessionId)) throw invalidSessionId()
+      // A gateway's was checked when the agent was published: a chat does not fail for its webhook.
+      if (task.webhook && !attach) checkWebhook(task.webhook.url)
       if (closing) throw unavailable({ message: 'This server is stopping; try again.', retryable: true })
       return sessionId === undefined
         ? startNew(tenantId, runId, task, attach)
@@ -208,7 +266,8 @@ export function createRunService(deps: RunServiceDeps): RunService {
     executes: (tenantId, runId) => active.has(keyOf(tenantId, runId)),
     follow(tenantId, runId, afterSeq, signal) {
       const run = active.get(keyOf(tenantId, runId))
-      return run ? run.log.follow(afterSeq, signal) : followStored(store, kv, tenantId, runId, afterSeq, signal)
+      if (run) return run.log.follow(afterSeq, signal)
+      return followStored(store, kv, tenantId, runId, afterSeq, signal, () => local(tenantId, runId)?.log)
     },
     async find(tenantId, runId) {
       const run = isClientId(runId) ? await store.findRun(tenantId, runId) : undefined
@@ -237,38 +296,18 @@ export function createRunService(deps: RunServiceDeps): RunService {
       }
     },
     async cancel(tenantId, runId) {
-      const key = keyOf(tenantId, runId)
-      const run = active.get(key)
+      const run = local(tenantId, runId)
       if (run) {
         run.stop(cancelled)
         await within(run.done, drainWaitMs)
         return
       }
       const stored = await service.find(tenantId, runId)
-      if (stored.status !== 'running') return
-      // Another conductor executes it. Asked over Redis it ends the run itself; else the run is taken from it.
-      if (kv.backend === 'redis') {
-        kv.publish(cancelChannel, key)
-        const gone = new AbortController()
-        const ended = (async () => {
-          for await (const chunk of followStored(store, kv, tenantId, runId, 0, gone.signal)) void chunk
-        })()
-        const drained = await within(ended, drainWaitMs)
-        gone.abort()
-        if (drained) return
-      }
-      const { code, message } = cancelled
-      await store.steal(tenantId, runId, 'cancelled', { code, message })
+      if (!isTerminal(stored.status as RunStatus)) await windDown(tenantId, runId, cancelled)
     },
-    terminate: (tenantId, runId) =>
-      terminateRun(
-        { store, drainWaitMs, local: active.get(keyOf(tenantId, runId)), reason: cancelled },
-        tenantId,
-        runId,
-      ),
+    terminate: (tenantId, runId) => terminateRun({ store, windDown, local, reason: cancelled }, tenantId, runId),
     async close() {
       closing = true
-      unsubscribe()
       const all = Promise.all([...active.values()].map((run) => run.done))
       if (!(await within(all, deps.drainMs))) {
         for (const run of active.values()) run.stop(stopping)

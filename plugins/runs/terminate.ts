@@ -3,7 +3,7 @@ import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import { invalidRunId } from './errors.ts'
 import type { Execution, Stop } from './execution.ts'
-import { within } from './timing.ts'
+import type { WindDown } from './winding.ts'
 
 /** Per-step results of a force-terminate: callers look at every field, the status is always 200. Specification 4.8. */
 export const Terminated = Type.Object({
@@ -21,30 +21,28 @@ export type Terminated = Static<typeof Terminated>
 
 export interface TerminateDeps {
   readonly store: RunStore
-  readonly drainWaitMs: number
+  readonly windDown: WindDown
   /** The run, when this process executes it. */
-  readonly local: Execution | undefined
+  readonly local: (tenantId: string, runId: string) => Execution | undefined
   readonly reason: Stop
 }
 
 /** Cancel, wait for the claim to drain, steal it if it does not, mark the row. Every step that fails is told, none stops the next. */
 export async function terminateRun(deps: TerminateDeps, tenantId: string, runId: string): Promise<Terminated> {
-  const { store, local, reason } = deps
+  const { store, windDown, reason } = deps
   if (!isClientId(runId)) throw invalidRunId()
   const warnings: string[] = []
+  const here = deps.local(tenantId, runId) !== undefined
+  if (!here) warnings.push('not_executing_here')
+  let found = here
   let drained = false
-  if (local) {
-    local.stop(reason)
-    drained = await within(local.done, deps.drainWaitMs)
-    if (!drained) warnings.push('drain_timeout')
-  } else warnings.push('not_executing_here')
-  let found = local !== undefined
   let claimStolen = false
   let durableUpdated = false
   try {
-    const { code, message } = reason
-    claimStolen = !drained && (await store.steal(tenantId, runId, 'cancelled', { code, message }))
-    if (claimStolen) local?.abandon()
+    const wound = await windDown(tenantId, runId, reason)
+    drained = wound.drained
+    claimStolen = wound.stolen
+    if (wound.waited && !drained) warnings.push('drain_timeout')
     const run = await store.findRun(tenantId, runId)
     found ||= run !== undefined
     durableUpdated = claimStolen || (drained && run?.status === 'cancelled')
@@ -53,5 +51,5 @@ export async function terminateRun(deps: TerminateDeps, tenantId: string, runId:
   } catch {
     warnings.push('store_unavailable')
   }
-  return { runId, found, cancelled: local !== undefined, drained, claimStolen, durableUpdated, warnings }
+  return { runId, found, cancelled: here, drained, claimStolen, durableUpdated, warnings }
 }

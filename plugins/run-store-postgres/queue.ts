@@ -1,0 +1,140 @@
+import type { Database } from '#contracts/database'
+import { type EnqueueOutcome, type EnqueueRun, interruptedBy, maxQueued, type NextOutcome } from '#contracts/run-store'
+import { runById } from './claims.ts'
+import { endTaken, type Taken } from './orphans.ts'
+import { type DurableRow, type RunRow, storable, toDurable, toRun } from './rows.ts'
+
+// Whoever changes a queue holds its session's row: enqueue, claim and shutdown of one session happen one after the other, and
+// the end of a run that is committing meanwhile is waited for and seen.
+const lockSession = {
+  name: 'queue-lock-session',
+  text: `SELECT profile, status FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
+}
+const waitingInterrupts = {
+  name: 'queue-take-interrupts',
+  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 AND front
+    RETURNING run_id AS id, session_id, 0 AS epoch`,
+}
+// What waits for nobody's session is nobody's: no owner, epoch 0.
+const insert = {
+  name: 'queue-insert',
+  text: `
+    WITH run AS (
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url)
+      SELECT $1, $2, $3, $4, 'queued', $5, $6::json, '', 0, clock_timestamp(), $8
+      WHERE $7 OR (SELECT count(*) FROM run_queue WHERE tenant_id = $1 AND session_id = $3) < ${maxQueued}
+      ON CONFLICT DO NOTHING RETURNING id
+    ), seen AS (
+      INSERT INTO run_queue_tenants (tenant_id) SELECT $1 FROM run
+      ON CONFLICT (tenant_id) DO UPDATE SET stamp = clock_timestamp()
+    )
+    INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT $1, $3, id, $7 FROM run RETURNING run_id`,
+}
+
+// The lock comes first and shows the row as its last holder left it. The row of the queue may be gone by then, and the next one
+// is looked at: that is what FOR UPDATE does with a LIMIT.
+const claimNext = {
+  name: 'queue-claim-next',
+  text: `
+    WITH session AS (
+      SELECT status, claim_run FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE
+    ), head AS (
+      SELECT position, run_id, front FROM run_queue
+      WHERE tenant_id = $1 AND session_id = $2 AND (SELECT status FROM session) <> 'shutdown'
+      ORDER BY front DESC, position LIMIT 1 FOR UPDATE
+    ), next AS (
+      DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 AND position = (SELECT position FROM head)
+        AND (SELECT status FROM session) IN ('idle', 'errored')
+        AND EXISTS (SELECT 1 FROM instances WHERE id = $3 AND NOT dead)
+      RETURNING run_id
+    ), claimed AS (
+      UPDATE sessions
+      SET status = 'running', claim_owner = $3, claim_run = (SELECT run_id FROM next), claim_epoch = claim_epoch + 1,
+          last_used_at = now(), run_count = run_count + 1,
+          last_prompt = (SELECT left(prompt, 4000) FROM runs WHERE tenant_id = $1 AND id = (SELECT run_id FROM next))
+      WHERE tenant_id = $1 AND id = $2 AND EXISTS (SELECT 1 FROM next)
+      RETURNING *
+    ), run AS (
+      UPDATE runs SET status = 'running', claim_owner = $3, claim_epoch = (SELECT claim_epoch FROM claimed),
+          ordinal = (SELECT run_count FROM claimed), started_at = clock_timestamp()
+      WHERE tenant_id = $1 AND id = (SELECT claim_run FROM claimed)
+      RETURNING id AS run_id, prompt, metadata
+    )
+    SELECT head.front, session.claim_run AS holder, head.run_id AS waiting, run.run_id, run.prompt, run.metadata,
+      claimed.id, claimed.profile_snapshot, claimed.status, claimed.runtime_session_id, claimed.state_rev::int AS state_rev,
+      claimed.runner_hash, claimed.claim_epoch::int AS epoch
+    FROM head CROSS JOIN session LEFT JOIN claimed ON true LEFT JOIN run ON true`,
+}
+
+interface NextRow extends DurableRow {
+  readonly front: boolean
+  /** The run that held the session before, if any. */
+  readonly holder: string | null
+  readonly waiting: string
+  /** Null: nothing was claimed. */
+  readonly run_id: string | null
+  readonly prompt: string
+  readonly metadata: Record<string, unknown> | null
+  readonly epoch: number
+}
+
+export async function enqueueRun(db: Database, run: EnqueueRun): Promise<EnqueueOutcome> {
+  const { tenantId, runId, sessionId, task, interrupt } = run
+  const metadata = task.metadata === undefined ? null : JSON.stringify(task.metadata)
+  const values = [
+    tenantId,
+    runId,
+    sessionId,
+    task.profile,
+    storable(task.prompt),
+    metadata,
+    interrupt,
+    task.webhook?.url ?? null,
+  ]
+  return db.tenant(tenantId, async (tx): Promise<EnqueueOutcome> => {
+    const [session] = await tx.query<{ profile: string; status: string }>({
+      ...lockSession,
+      values: [tenantId, sessionId],
+    })
+    const [existing] = await tx.query<RunRow>({ ...runById, values: [tenantId, runId] })
+    if (existing) return { kind: 'exists', run: toRun(existing) }
+    if (!session || session.status === 'shutdown') return { kind: 'no_session' }
+    if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
+    if (interrupt) {
+      const older = await tx.query<Taken>({ ...waitingInterrupts, values: [tenantId, sessionId] })
+      await endTaken(tx, older, 'cancelled', interruptedBy(runId))
+    }
+    const queued = await tx.query({ ...insert, values })
+    if (queued.length > 0) return { kind: 'queued' }
+    const [taken] = await tx.query<RunRow>({ ...runById, values: [tenantId, runId] })
+    return taken ? { kind: 'exists', run: toRun(taken) } : { kind: 'full' }
+  })
+}
+
+export async function claimNextRun(
+  db: Database,
+  owner: string,
+  tenantId: string,
+  sessionId: string,
+): Promise<NextOutcome> {
+  const statement = { ...claimNext, values: [tenantId, sessionId, owner] }
+  const [row] = await db.unit<NextRow>(tenantId, statement, { order: sessionId })
+  if (!row) return { kind: 'none' }
+  if (row.run_id === null) {
+    return row.front && row.holder !== null
+      ? { kind: 'held', runId: row.holder, interrupt: row.waiting }
+      : { kind: 'none' }
+  }
+  return {
+    kind: 'started',
+    claim: { tenantId, sessionId, runId: row.run_id, epoch: row.epoch },
+    session: { ...toDurable(row), status: 'running' },
+    task: {
+      id: row.run_id,
+      sessionId,
+      profile: row.profile_snapshot.name,
+      prompt: row.prompt,
+      ...(row.metadata === null ? {} : { metadata: row.metadata }),
+    },
+  }
+}
