@@ -8,6 +8,9 @@ import { AssistantEvent, ToolCallEvent, ToolResultEvent } from './run-event.ts'
 export const Replay = Type.Array(Type.Union([AssistantEvent, ToolCallEvent, ToolResultEvent]))
 export type Replay = Static<typeof Replay>
 
+/** More than any model takes as history. A run that has finished more than this is not tried again. */
+export const maxReplayBytes = 16 * 1024 * 1024
+
 /** Fields of a run that is tried again, on its way to whoever executes it. */
 export const attemptFields = {
   /** 1 for the first one, which is also meant when it is left out. */

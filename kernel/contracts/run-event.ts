@@ -21,6 +21,10 @@ export const ProgressEvent = open({
   type: Type.Literal('progress'),
   stage: Type.String(),
   message: Type.Optional(Type.String()),
+  /** With `retrying`: the attempt that begins. */
+  attempt: Type.Optional(Type.Integer()),
+  /** Text from this seq on, up to here, is not part of the answer: what said it was cut off, and says it again. */
+  supersedes: Type.Optional(Type.Integer()),
 })
 export const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
 /** A chunk of model text; the chunks of a run joined are its text. */

@@ -1,10 +1,11 @@
 import { access, type App, ndjson } from '#kernel'
+import { maxReplayBytes } from '#contracts/replay'
 import { RunEnvelope } from '#contracts/run-envelope'
 import { workerInflightHeader, workerInstanceHeader } from '#contracts/wire/sidecar'
 import type { RunHost } from './host.ts'
 
-/** A prompt of 1,000,000 characters and instructions of 200,000, at up to 6 bytes each in JSON. */
-const envelopeLimit = 8 * 1024 * 1024
+/** A prompt of 1,000,000 characters and instructions of 200,000, at up to 6 bytes each in JSON, and what was finished before. */
+const envelopeLimit = 8 * 1024 * 1024 + maxReplayBytes
 
 export function healthRoutes(app: App, host: RunHost): void {
   for (const url of ['/health', '/healthz']) {

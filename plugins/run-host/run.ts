@@ -158,6 +158,7 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
       deadline = setTimeout(() => abort('timeout'), Math.min(envelope.timeoutMs, maxTimerMs))
       // Said at once: whoever holds the session's bundle waits to hear that it is not needed.
       if (envelope.resume) take({ type: 'progress', stage: 'resumed' })
+      if ((envelope.attempt ?? 1) > 1 && !runtime.replays) take(repeated)
       void drive()
       try {
         yield* queue
@@ -168,6 +169,14 @@ export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOp
       }
     },
   }
+}
+
+/** Readers drop what they have of the run: all of it is said again. */
+const repeated: RuntimeEvent = {
+  type: 'progress',
+  stage: 'repeated',
+  supersedes: 1,
+  message: 'This runtime does the turn again from its start.',
 }
 
 const isTerminal = (event: RuntimeEvent): event is TerminalEvent => isTerminalType(event?.type)

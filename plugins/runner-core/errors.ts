@@ -3,6 +3,7 @@ import { appError } from '#kernel'
 /** Also the answer for another tenant's session: a caller cannot tell the two apart. */
 export const unknownSession = appError('unknown_session', 404)
 export const sessionBusy = appError('session_busy', 409, 'A run is under way in this session.')
+export const attemptSuperseded = appError('attempt_superseded', 409, 'A later attempt of this run was begun.')
 export const unknownProfile = appError('unknown_profile', 404)
 export const invalidSessionId = appError('invalid session id', 400)
 export const runnerFull = appError('runner_full', 503, 'Every session of this runner has a run under way.')

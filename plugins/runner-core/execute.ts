@@ -21,8 +21,11 @@ const busyRetryMs = 25
 export interface Turn {
   readonly session: Held
   readonly signal: AbortSignal
+  readonly attempt: number
   /** Ends the run for this reason; the first one counts. */
   end(reason: EndReason): void
+  /** Ends it and frees its session at once, even if nobody reads its end. */
+  supersede(): void
   /** Resolves when nothing of the run is left. */
   readonly over: Promise<void>
 }
@@ -155,7 +158,11 @@ export function startTurn(options: TurnOptions): StartedTurn {
     log.warn({ err: failure, runId: run.runId }, 'a sidecar stream failed')
     return relay.end('sidecar_lost')
   }
-  return { session, signal: abort.signal, end, over, chunks: chunks() }
+  const supersede = (): void => {
+    end('cancelled')
+    release('error')
+  }
+  return { session, signal: abort.signal, attempt: run.attempt ?? 1, end, supersede, over, chunks: chunks() }
 }
 
 function envelopeOf(session: Held, run: ExecuteRun, firstSeq: number, sessionMcpUrl: string | undefined): RunEnvelope {
@@ -172,6 +179,8 @@ function envelopeOf(session: Held, run: ExecuteRun, firstSeq: number, sessionMcp
     ...(session.conversation ? { resume: true } : {}),
     firstSeq,
     timeoutMs: run.timeoutMs,
+    ...(run.attempt === undefined ? {} : { attempt: run.attempt }),
+    ...(run.replay === undefined ? {} : { replay: run.replay }),
   }
 }
 

@@ -5,10 +5,18 @@ import type { Profile } from '#contracts/profiles'
 import type { ExecuteRun, RunnerInfo, RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { Sidecars } from '#contracts/sidecar'
-import type { Toolkit } from '#contracts/tools'
-import { runnerDraining, sessionBusy, toolNotAllowed, unknownProfile, unknownSession } from './errors.ts'
+import type { ToolContext, Toolkit } from '#contracts/tools'
+import {
+  attemptSuperseded,
+  runnerDraining,
+  sessionBusy,
+  toolNotAllowed,
+  unknownProfile,
+  unknownSession,
+} from './errors.ts'
 import { type StartedTurn, startTurn, type Turn } from './execute.ts'
 import { createBroadcastBook } from './broadcast.ts'
+import { createLedgers } from './ledger.ts'
 import { createPoolBook } from './pools.ts'
 import { createProfileBook } from './profiles.ts'
 import { createSessionTable, type Held, isUnsaved, type SessionLimits } from './sessions.ts'
@@ -52,6 +60,7 @@ export function createRunner(options: RunnerOptions): Runner {
   const broadcast = createBroadcastBook(profiles, pools)
   const turns = new Map<Held, Turn>()
   const hydrating = new Map<Held, Promise<void>>()
+  const ledgers = createLedgers()
   let draining = false
   let lastAsked = -Infinity
   /** Best effort: a sidecar forgets idle sessions by itself too. */
@@ -71,10 +80,14 @@ export function createRunner(options: RunnerOptions): Runner {
       if (draining) throw runnerDraining({ retryable: true })
       session = create(tenantId, run.sessionId, run.create.profile)
     }
+    const former = turns.get(session)
+    // Whoever held this run before was given up; it may be frozen, and then nobody reads its stream to the end.
+    if (former && session.activeRunId === run.runId && (run.attempt ?? 1) > former.attempt) former.supersede()
     if (session.status === 'running' || hydrating.has(session)) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
     if (draining && !isUnsaved(session)) throw runnerDraining({ retryable: true })
     const held = session
+    if (held.profile.onCrash === 'retry' && !ledgers.open(held, run)) throw attemptSuperseded()
     const turn = startTurn({
       session: held,
       run,
@@ -175,6 +188,7 @@ export function createRunner(options: RunnerOptions): Runner {
       const session = table.find(tenantId, id)
       if (!session) return
       table.remove(session)
+      ledgers.drop(session)
       const turn = turns.get(session)
       turn?.end('session_shutdown')
       void Promise.resolve(turn?.over).then(() => forget(session))
@@ -242,14 +256,24 @@ export function createRunner(options: RunnerOptions): Runner {
         throw toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
       }
       const turn = turns.get(session as Held)
-      return toolkit.invoke(name, input, {
+      const runId = session.activeRunId ?? ''
+      const ledger = runId === '' ? undefined : ledgers.of(session)
+      // A cancelled run stops the tool it is waiting for, whoever holds the connection. A connection that breaks under a run
+      // that is tried again stops nothing: the next attempt gets the result.
+      const stop = !turn ? signal : ledger ? turn.signal : AbortSignal.any([signal, turn.signal])
+      const context: ToolContext = {
         tenantId: session.tenantId,
         sessionId: session.id,
         profileName: session.profile.name,
-        runId: session.activeRunId ?? '',
+        runId,
         depth: 0,
-        // A cancelled run stops the tool it is waiting for, whoever holds the connection.
-        signal: turn ? AbortSignal.any([signal, turn.signal]) : signal,
+        signal: stop,
+        ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
+      }
+      if (!ledger) return toolkit.invoke(name, input, context)
+      return ledger.call(name, input, callId, async () => {
+        const result = await toolkit.invoke(name, input, context)
+        return { result, finished: result.ok || !stop.aborted }
       })
     },
   }

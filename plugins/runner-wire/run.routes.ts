@@ -1,10 +1,11 @@
 import { access, type App, ndjson } from '#kernel'
+import { maxReplayBytes } from '#contracts/replay'
 import { ExecuteRun, type RunnerService } from '#contracts/runner'
 import { RunParams, TenantHeaders } from './schema.ts'
 import { tenantOf } from './tenant.ts'
 
-/** A prompt is at most 1,000,000 characters; the profile that creates a session comes along. */
-const maxRunBytes = 8 * 1024 * 1024
+/** A prompt is at most 1,000,000 characters; the profile that creates a session comes along, and what was finished before. */
+const maxRunBytes = 8 * 1024 * 1024 + maxReplayBytes
 
 export function runRoutes(app: App, core: RunnerService): void {
   app.post(

@@ -7,7 +7,11 @@ import {
   type Tool,
 } from '@modelcontextprotocol/sdk/types.js'
 import { isAppError } from '#kernel'
+import { callIdMeta } from '#contracts/tools'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+
+/** A longer id is none that a model server gave; the call is then as if it had no id. */
+const maxCallId = 256
 
 /** One MCP server for one request: it holds no state, so any request may reach any connection. */
 export function createSessionServer(sessions: RunnerSessions, session: RunnerSession): Server {
@@ -20,8 +24,10 @@ export function createSessionServer(sessions: RunnerSessions, session: RunnerSes
     })),
   }))
   server.setRequestHandler(CallToolRequestSchema, async ({ params }, { signal }) => {
+    const given = params._meta?.[callIdMeta]
+    const callId = typeof given === 'string' && given.length <= maxCallId ? given : undefined
     const result = await sessions
-      .invokeTool(session, params.name, params.arguments ?? {}, signal)
+      .invokeTool(session, params.name, params.arguments ?? {}, signal, callId)
       .catch((error: unknown) => {
         // Outside the toolkit is the caller's mistake, not a tool's failure: the model must not mistake it for a result.
         if (isAppError(error)) throw new McpError(ErrorCode.InvalidParams, error.sentence ?? error.code)

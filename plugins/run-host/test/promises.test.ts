@@ -273,3 +273,15 @@ test('a run that resumes a conversation which is not here is refused before it s
     ['progress', 'result'],
   )
 })
+
+test('a runtime that cannot go on behind a replay says that it does the turn again; one that can does not', async (t) => {
+  for (const replays of [true, undefined]) {
+    const runtime = scripted(() => [result('done')], replays ? { replays } : {})
+    const { link } = await hostOf(t, { general: runtime })
+    const first = await collectRun(link, testEnvelope())
+    const again = await collectRun(link, testEnvelope({ attempt: 2, replay: [] }))
+    const said = (events: RunEvent[]) => events.flatMap((e) => (e.type === 'progress' ? [[e.stage, e.supersedes]] : []))
+    assert.deepEqual(said(first), [])
+    assert.deepEqual(said(again), replays ? [] : [['repeated', 1]])
+  }
+})
