@@ -42,6 +42,12 @@ export async function routesOf(app: FastifyInstance): Promise<Route[]> {
   const documented = new Set(routes.map(nameOf))
   const hidden = served(app).filter((name) => !documented.has(name) && name !== 'GET /openapi.json')
   assert.deepEqual(hidden, [], 'every route is in the OpenAPI document')
+  const unknown = [...new Set(routes.flatMap(({ path }) => resourcesOf(path)))].filter((id) => !(id in unknownIds))
+  assert.deepEqual(
+    unknown,
+    [],
+    'every parameter of a path has a value among unknownIds in test/route-table.ts: add these',
+  )
   return routes
 }
 
@@ -66,25 +72,27 @@ function served(app: FastifyInstance): string[] {
 /** Ids by the path they end, e.g. `/api/profiles/{name}`. */
 export type Fixtures = Readonly<Record<string, string>>
 
+/** The paths that end in a parameter, within a path. */
+const resourcesOf = (path: string): string[] =>
+  [...path.matchAll(/\{[^}]+\}/g)].map(({ 0: param, index }) => path.slice(0, index) + param)
+
 /** Ids that nothing has. A new resource adds one here; the tests of the whole route table say so when it is missing. */
 export const unknownIds: Fixtures = {
   '/api/api-keys/{id}': 'tak_0000',
   '/api/profiles/{name}': 'nobody',
   '/api/profiles/{name}/keys/{keyId}': 'key_0000',
+  '/api/profiles/{name}/versions/{version}': '1',
   '/api/runs/{id}': 'run_0000',
   '/api/sessions/{id}': 'sess-00000000-00000000',
   '/api/tenants/{id}': 'nobody',
+  '/api/webhooks/deliveries/{id}': 'whd_0000',
 }
 
 /** The URL of a route with its parameters filled in. */
 export function urlOf({ path }: Pick<Route, 'path'>, fixtures: Fixtures = unknownIds): string {
   return path.replaceAll(/\{[^}]+\}/g, (param, at: number) => {
-    const resource = path.slice(0, at) + param
-    const value = fixtures[resource]
-    assert.ok(
-      value !== undefined,
-      `${path} has a parameter nobody has a value for: add '${resource}' to test/route-table.ts`,
-    )
+    const value = fixtures[path.slice(0, at) + param]
+    assert.ok(value !== undefined, `${path}: no value for ${param}`)
     return value
   })
 }

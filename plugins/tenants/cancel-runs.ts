@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { RunStore } from '#contracts/run-store'
-import type { RunDispatch } from '#contracts/runs'
+import { isTerminal, type RunDispatch, runStatuses } from '#contracts/runs'
 
 /** How many runs are cancelled at once, so that a large tenant does not flood the conductor. */
 const together = 50
@@ -17,10 +17,13 @@ export function createRunCanceller(
 ) {
   const under = new Set<Promise<void>>()
   const cancel = async (tenantId: string): Promise<void> => {
-    while (!stopping.aborted) {
-      const { runs: running } = await store.listRuns(tenantId, { status: 'running', limit: together })
-      if (running.length === 0) return
-      await Promise.all(running.map(({ runId }) => runs.cancel(tenantId, runId)))
+    // What waits goes first: the end of a run that executes would let the next one begin.
+    for (const status of runStatuses.filter((one) => !isTerminal(one))) {
+      while (!stopping.aborted) {
+        const { runs: open } = await store.listRuns(tenantId, { status, limit: together })
+        if (open.length === 0) break
+        await Promise.all(open.map(({ runId }) => runs.cancel(tenantId, runId)))
+      }
     }
   }
   return {

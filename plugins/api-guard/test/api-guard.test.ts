@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { test, type TestContext } from 'node:test'
-import { access, definePlugin, type Entry, unavailable } from '#kernel'
+import { access, AppError, definePlugin, type Entry, unavailable } from '#kernel'
 import { ApiGuard, roles, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { fake, testKernel } from '#testing'
@@ -205,6 +205,23 @@ test('when the database is away the answer is 503, never a pass', async (t) => {
     headers: { authorization: 'Bearer ao_dev_m' },
   })
   assert.equal(reply.statusCode, 503)
+})
+
+test('without a pepper no key is accepted, and the answer says what is missing; the bootstrap key needs none', async (t) => {
+  const unpeppered: Tokens = {
+    ...tokens,
+    hash() {
+      throw new AppError('key_hashing_unavailable', 503)
+    },
+  }
+  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'first-key' } }
+  const { database } = fakeDatabase(keys)
+  const kernel = await testKernel(t, [guard, routes(), fake(Tokens, unpeppered), fake(Database, database)])
+  const get = (key: string) =>
+    kernel.listeners['conductor']!.inject({ url: '/member', headers: { authorization: `Bearer ${key}` } })
+  const reply = await get('ao_dev_m')
+  assert.deepEqual([reply.statusCode, reply.json().error], [503, 'key_hashing_unavailable'])
+  assert.equal((await get('first-key')).statusCode, 200)
 })
 
 test('a route of a protected scope without a role refuses the boot', async (t) => {

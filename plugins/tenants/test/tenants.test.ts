@@ -18,6 +18,7 @@ const openGuard: Guard = {
 interface Run {
   readonly tenantId: string
   readonly runId: string
+  readonly status?: string
 }
 
 async function conductor(t: TestContext, running: Run[] = [], cancel?: (run: Run) => Promise<void>) {
@@ -29,8 +30,7 @@ async function conductor(t: TestContext, running: Run[] = [], cancel?: (run: Run
   })
   const store = {
     listRuns: async (tenantId: string, { status, limit = Infinity }: { status?: string; limit?: number }) => {
-      assert.equal(status, 'running')
-      const runs = running.filter((run) => run.tenantId === tenantId)
+      const runs = running.filter((run) => run.tenantId === tenantId && run.status === status)
       return { runs: runs.slice(0, limit), total: runs.length }
     },
   }
@@ -155,18 +155,26 @@ test('an id nobody has is 404, and a malformed request 400', async (t) => {
   }
 })
 
-test('what a deleted tenant has running is cancelled, and nobody else is disturbed', async (t) => {
-  const mine = Array.from({ length: 120 }, (_, i) => ({ tenantId: 'globex', runId: `run_${i}` }))
-  const running = [...mine, { tenantId: 'acme', runId: 'run_other' }]
-  const { call } = await conductor(t, running)
+test('what a deleted tenant has running or waiting is cancelled, and nothing else is touched', async (t) => {
+  const runs = (status: string) =>
+    Array.from({ length: 120 }, (_, i) => ({ tenantId: 'globex', runId: `${status}_${i}`, status }))
+  const others = [
+    { tenantId: 'acme', runId: 'run_other', status: 'running' },
+    { tenantId: 'globex', runId: 'run_ended', status: 'ok' },
+  ]
+  const open = [...runs('running'), ...runs('queued'), ...others]
+  const order: string[] = []
+  const { call } = await conductor(t, open, async ({ runId }) => void order.push(runId.split('_')[0]!))
   await call('DELETE', '/globex')
-  while (running.length > 1) await nextTurn()
-  assert.deepEqual(running, [{ tenantId: 'acme', runId: 'run_other' }])
+  while (open.length > others.length) await nextTurn()
+  assert.deepEqual(open, others)
+  // The end of a run that executes would let one begin that waits.
+  assert.deepEqual(order, [...Array(120).fill('queued'), ...Array(120).fill('running')])
 })
 
 test('a cancellation that fails is logged, and the tenant is deleted all the same', async (t) => {
   const failing = () => Promise.reject(new Error('the runner is away'))
-  const { call, kernel } = await conductor(t, [{ tenantId: 'globex', runId: 'run_1' }], failing)
+  const { call, kernel } = await conductor(t, [{ tenantId: 'globex', runId: 'run_1', status: 'running' }], failing)
   assert.equal((await call('DELETE', '/globex')).statusCode, 204)
   assert.equal((await call('GET', '/globex')).statusCode, 404)
   await kernel.stop()
