@@ -7,6 +7,7 @@ import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { createAuthenticator } from './authenticate.ts'
 import { chatRoutes } from './chat.routes.ts'
+import { createIngress } from './ingress.ts'
 import { createInstance } from './instance.ts'
 import { createMetrics } from './metrics.ts'
 import { createNotes } from './notes.ts'
@@ -60,9 +61,11 @@ export default definePlugin({
       log,
       watchers,
       owner: () => instance.owner(),
+      onAccepted: (tenantId) => ingress.accepted(tenantId),
       onDoubt: (tenantId) => sweep.doubt(tenantId),
     })
     const sweep = createSweep({ database, dispatch, instance, watchers, beginning: chats.beginning, log })
+    const ingress = createIngress({ database, log })
     const notes = createNotes({ database, watchers, log })
     const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, onKeyUsed: notes.keyUsed })
     const countHit = createHitCounter({
@@ -91,6 +94,7 @@ export default definePlugin({
       await instance.open()
       notes.start()
       sweep.start()
+      ingress.start()
       const { publicHost: public_host, rateLimitBackend } = config
       const rate_limit_backend = rateLimitBackend === 'memory' ? 'memory' : kv.backend
       const about = dispatch.about ?? { conductor_internal_url: 'in process', previous_signing_key: false }
@@ -101,6 +105,7 @@ export default definePlugin({
       const left = watchers.size
       await watchers.close()
       await swept
+      await ingress.stop()
       await notes.stop()
       await instance.close(left > 0)
     })

@@ -20,6 +20,8 @@ interface Dependencies {
   readonly watchers: Watchers
   /** The instance that new runs are claimed for. */
   owner(): Promise<string>
+  /** The run was written: from here on the request counts. */
+  onAccepted(tenantId: string): void
   /** A write of this process may have happened without our knowing: its open runs have to be looked over. */
   onDoubt(tenantId: string): void
 }
@@ -40,7 +42,15 @@ export interface ChatService {
   readonly beginning: ReadonlySet<string>
 }
 
-export function createChatService({ database, dispatch, log, watchers, owner, onDoubt }: Dependencies): ChatService {
+export function createChatService({
+  database,
+  dispatch,
+  log,
+  watchers,
+  owner,
+  onAccepted,
+  onDoubt,
+}: Dependencies): ChatService {
   const beginning = new Set<string>()
 
   /** Resolves to the session that the conversation is pinned to, if it has one. */
@@ -88,6 +98,7 @@ export function createChatService({ database, dispatch, log, watchers, owner, on
       beginning.add(chat.publicRunId)
       try {
         const sessionId = await begin(chat, continued === undefined)
+        onAccepted(tenantId)
         const task = {
           id: chat.runId,
           profile: agent.profile,
