@@ -4,6 +4,8 @@ import type { ReadinessCheck } from '#contracts/health'
 
 /** A part that does not answer in time cannot serve a request either. */
 const timeoutMs = 3_000
+/** An answer is good for this long: `/readyz` is open to everybody, and must not become a load on what it asks. */
+const keptMs = 1_000
 
 export interface Readiness {
   readonly ready: boolean
@@ -11,7 +13,7 @@ export interface Readiness {
   readonly checks: Readonly<Record<string, string>>
 }
 
-/** Runs all checks at once. Probes that arrive meanwhile share the answer: a hanging database must not collect checks. */
+/** Runs all checks at once. Probes meanwhile and a second after share the answer: a hanging database must not collect checks. */
 export function createReadiness(
   checks: ReadonlyMap<string, ReadinessCheck>,
   stopping: AbortSignal,
@@ -31,7 +33,7 @@ export function createReadiness(
   return async () => {
     if (stopping.aborted) return { ready: false, checks: { process: 'stopping' } }
     running ??= run().finally(() => {
-      running = undefined
+      setTimeout(() => (running = undefined), keptMs).unref()
     })
     const answer = await running
     return stopping.aborted ? { ready: false, checks: { process: 'stopping' } } : answer

@@ -24,13 +24,16 @@ test('/healthz of the sidecar listener is left to the sidecar, /readyz is not', 
   assert.deepEqual((await kernel.listeners.sidecar!.inject('/readyz')).json(), { ready: true, checks: {} })
 })
 
-test('/readyz is 200 when every check passes and 503 naming those that do not', async (t) => {
+test('/readyz is 200 when every check passes and 503 naming those that do not; an answer is good for a second', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
   let broken = false
+  let asked = 0
   const kernel = await testKernel(t, [
     health,
     fake(ReadinessChecks, {
       kv: async () => {},
       database: async () => {
+        asked++
         if (broken) throw new AppError('unavailable', 503, { message: 'The database does not answer.' })
       },
     }),
@@ -38,6 +41,9 @@ test('/readyz is 200 when every check passes and 503 naming those that do not', 
   const gateway = kernel.listeners.gateway!
   assert.deepEqual((await gateway.inject('/readyz')).json(), { ready: true, checks: { kv: 'ok', database: 'ok' } })
   broken = true
+  for (let i = 0; i < 10; i++) assert.equal((await gateway.inject('/readyz')).statusCode, 200)
+  assert.equal(asked, 1)
+  t.mock.timers.tick(1_000)
   const reply = await gateway.inject('/readyz')
   assert.equal(reply.statusCode, 503)
   const { request_id: id, ...body } = reply.json()
@@ -48,7 +54,11 @@ test('/readyz is 200 when every check passes and 503 naming those that do not', 
     checks: { kv: 'ok', database: 'The database does not answer.' },
   })
   broken = false
+  t.mock.timers.tick(999)
+  assert.equal((await gateway.inject('/readyz')).statusCode, 503)
+  t.mock.timers.tick(1)
   assert.equal((await gateway.inject('/readyz')).statusCode, 200)
+  assert.equal(asked, 3)
 })
 
 test('/readyz never shows the text of an unknown exception', async (t) => {
