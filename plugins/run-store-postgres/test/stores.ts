@@ -7,8 +7,11 @@ import { createPostgresRunStore, type PostgresRunStore, type PostgresRunStoreOpt
 
 const log = pino({ level: 'silent' })
 
-/** Several stores on one fresh database: each is a process of its own as far as claims go. */
-export async function openStores(t: TestContext): Promise<{
+/** Several stores on one database, a fresh one unless given: each is a process of its own as far as claims go. */
+export async function openStores(
+  t: TestContext,
+  address?: string,
+): Promise<{
   readonly db: Database
   open(options?: Partial<PostgresRunStoreOptions>): Promise<PostgresRunStore>
 }> {
@@ -24,7 +27,7 @@ export async function openStores(t: TestContext): Promise<{
       return {}
     },
   })
-  await testKernel(t, [await databasePlugin(await freshDatabase(t)), grab])
+  await testKernel(t, [await databasePlugin(address ?? (await freshDatabase(t))), grab])
   const db = found.db!
   return {
     db,
