@@ -6,6 +6,9 @@ import { peekType } from '#contracts/run-event'
 import { readCursor, writeCursor } from './cursor.ts'
 import { type FollowDeps, followSession, type SessionChunk } from './follow.ts'
 
+/** Behind every run: the largest ordinal that PostgreSQL's integer holds. */
+const lastOrdinal = 2_147_483_647
+
 const Params = Type.Object({ id: Type.String({ description: 'Id of the session.' }) })
 
 export function sessionStreamRoutes(app: App, guard: Guard, deps: FollowDeps): void {
@@ -25,7 +28,7 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: FollowDeps): v
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
-      const known = isClientId(id) && (await deps.store.runsOfSession(tenantId, id, Number.MAX_SAFE_INTEGER))
+      const known = isClientId(id) && (await deps.store.runsOfSession(tenantId, id, lastOrdinal))
       if (!known) throw notFound()
       const cursor = readCursor(request.headers['last-event-id'])
       await sse(request, reply, (signal) => frames(followSession(deps, tenantId, id, cursor, signal)))
