@@ -4,7 +4,6 @@ import type { Socket } from 'node:net'
 import Fastify, {
   LogController,
   type FastifyBaseLogger,
-  type FastifyContextConfig,
   type FastifyInstance,
   type FastifySchemaCompiler,
   type FastifyTypeProvider,
@@ -16,7 +15,9 @@ import swagger from '@fastify/swagger'
 import type { Static, TSchema } from '@sinclair/typebox'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
+import { access, accessOf } from './access.ts'
 import { AppError, handleClientError, handleError, handleNotFound, unavailable } from './errors.ts'
+import { openapi } from './openapi.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
 
 /** Infers body, params, query and reply from TypeBox schemas, without a package or global declarations. */
@@ -33,17 +34,6 @@ export type App = FastifyInstance<
   FastifyBaseLogger,
   TypeBox
 >
-
-/** Says who may call a route, e.g. `app.get('/x', { ...access('member'), schema }, handler)`. A route without it fails the boot. */
-export const access = (who: string): { config: FastifyContextConfig } => ({
-  config: { access: who } as FastifyContextConfig,
-})
-
-/** What a route declared with `access`. */
-export const accessOf = (config: unknown): string | undefined => {
-  const who = (config as { access?: unknown } | undefined)?.access
-  return typeof who === 'string' ? who : undefined
-}
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
 const maxHeaderSize = 16 * 1024
@@ -158,22 +148,6 @@ function validators(): FastifySchemaCompiler<unknown> {
   const coercing = new Ajv({ ...options, coerceTypes: 'array' })
   for (const ajv of [literal, coercing]) formats.default(ajv)
   return ({ schema, httpPart }) => (httpPart === 'body' ? literal : coercing).compile(schema as object)
-}
-
-function openapi(name: string): NonNullable<Parameters<typeof swagger>[1]> {
-  return {
-    openapi: {
-      openapi: '3.1.0',
-      info: { title: `Agent Orc ${name}`, version: '1' },
-      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
-    },
-    transform: ({ schema, url, route }) => {
-      const who = accessOf(route.config)
-      const secured = who === undefined || who === 'public' ? {} : { security: [{ bearer: [] }], 'x-access': who }
-      return { schema: { ...schema, ...secured } as typeof schema, url }
-    },
-    hideUntagged: false,
-  }
 }
 
 /** Parses a JSON body. An empty one is `undefined`: the contract has routes whose body is optional. */

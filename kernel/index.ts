@@ -13,7 +13,8 @@ export {
 } from './plugin.ts'
 export { BootError, type Entry, type ListenerConfig, type Origin, plan, type Role } from './plan.ts'
 export { boot, type BootOptions, type Running } from './boot.ts'
-export { access, accessOf, type App, type TypeBox } from './http.ts'
+export { access, accessOf } from './access.ts'
+export type { App, TypeBox } from './http.ts'
 export {
   AppError,
   appError,
