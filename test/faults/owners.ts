@@ -1,0 +1,95 @@
+import { randomBytes } from 'node:crypto'
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { TestContext } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { freshDatabase, type ModelServer, redisForTests, startModelServer } from '#testing'
+import { gone, type Process, type RoleName, spawnRole } from '../e2e/cluster.ts'
+
+const root = fileURLToPath(new URL('../../', import.meta.url))
+
+export interface Owners {
+  readonly model: ModelServer
+  readonly dsn: string
+  /** Starts a conductor on the shared stores, runner and sidecar. */
+  conductor(env?: Record<string, string>): Promise<Conductor>
+}
+
+export interface Conductor {
+  readonly process: Process
+  api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }>
+  signal(name: NodeJS.Signals): void
+  kill(): Promise<void>
+}
+
+/** One runner and one sidecar, and as many conductors as a test starts: with a lease of 2 s unless `lease` says otherwise. */
+export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners | undefined> {
+  const redis = await redisForTests(t)
+  if (redis === undefined) return undefined
+  const dsn = await freshDatabase(t)
+  const model = await startModelServer(t)
+  const folder = await mkdtemp(join(tmpdir(), 'ao-owners-'))
+  const role = await readFile(join(root, 'config/conductor.yaml'), 'utf8')
+  const config = join(folder, 'conductor.yaml')
+  const shortened = `  run-store-postgres:\n    heartbeat: 500ms\n    lease: ${lease}\n    sweep: 300ms\n`
+  if (!/^ {2}run-store-postgres:\n/m.test(role)) throw new Error('config/conductor.yaml has no run-store-postgres')
+  await writeFile(config, role.replace(/^ {2}run-store-postgres:\n(?: {4}(?:heartbeat|lease|sweep):.*\n)*/m, shortened))
+  const bootstrapKey = `bootstrap-${randomBytes(16).toString('hex')}`
+  const shared = {
+    PATH: process.env['PATH'] ?? '',
+    HOME: process.env['HOME'] ?? '',
+    POSTGRES_DSN: dsn,
+    REDIS_URL: redis,
+    AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
+    AGENT_ORC_BOOTSTRAP_KEY: bootstrapKey,
+    CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+    OPENAI_API_KEY: 'stand-in',
+    OPENAI_BASE_URL: model.url,
+    LOG_LEVEL: 'warn',
+    PORT: '0',
+    RUNNER_PORT: '0',
+  }
+  const running: Process[] = []
+  t.after(async () => {
+    for (const { child } of running) child.kill('SIGKILL')
+    await Promise.all(running.map(({ child }) => gone(child)))
+    await rm(folder, { recursive: true })
+  })
+  const start = async (name: RoleName, env: Record<string, string>, file?: string): Promise<Process> => {
+    const started = await spawnRole(name, { ...shared, ...env }, file)
+    running.push(started)
+    return started
+  }
+  const sidecar = await start('sidecar', {})
+  const runner = await start('runner', { SIDECAR_URL: sidecar.urls['sidecar']! })
+  return {
+    model,
+    dsn,
+    async conductor(env = {}) {
+      const started = await start('conductor', { RUNNER_URLS: runner.urls['runner']!, ...env }, config)
+      return {
+        process: started,
+        async api(method, path, body) {
+          const response = await fetch(`${started.urls['conductor']!}${path}`, {
+            method,
+            headers: {
+              authorization: `Bearer ${bootstrapKey}`,
+              ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+            },
+            ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+          })
+          const text = await response.text()
+          return { status: response.status, body: (text === '' ? undefined : JSON.parse(text)) as never }
+        },
+        signal: (name) => void started.child.kill(name),
+        async kill() {
+          started.child.kill('SIGKILL')
+          await gone(started.child)
+        },
+      }
+    },
+  }
+}
+
+export const profile = { name: 'writer', model: 'openai/stand-in', instructions: 'Be brief.', tools: [] }
