@@ -25,6 +25,9 @@ interface ChangeRow {
   more: boolean
 }
 
+// Never null: a change that is small or a deletion must not pass one that the page has no room for.
+const size = 'coalesce(octet_length(p.document::text), 0)'
+
 // One statement, so that a change and what it changed are of one moment. A profile larger than a page is a page.
 const readPage = {
   name: 'broadcast_page',
@@ -32,7 +35,7 @@ const readPage = {
     SELECT * FROM (
       SELECT c.*, ${profileColumns}, o.name AS pool_name, o.description, o.runners, o.runtimes, o.created_at AS pool_created_at,
         c.listed > row_number() OVER (ORDER BY c.revision) AS more,
-        sum(octet_length(p.document::text)) OVER (ORDER BY c.revision ROWS UNBOUNDED PRECEDING EXCLUDE CURRENT ROW) AS before
+        sum(${size}) OVER (ORDER BY c.revision) - ${size} AS before
       FROM (
         SELECT revision, kind, key, start.after, count(*) OVER () AS listed
         FROM broadcast_changes,
@@ -42,7 +45,7 @@ const readPage = {
       LEFT JOIN profiles p ON c.kind = 'profile' AND p.tenant_id = $1 AND p.name = c.key
       LEFT JOIN pools o ON c.kind = 'pool' AND o.tenant_id = $1 AND o.id = c.key
     ) page
-    WHERE coalesce(before, 0) < $4 ORDER BY revision`,
+    WHERE before < $4 ORDER BY revision`,
 }
 
 // Deleted tenants are left out: nobody can run anything of theirs.
