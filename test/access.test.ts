@@ -126,20 +126,25 @@ test("on every route of a profile or a key, another tenant's id answers exactly 
   await call(theirs.token, 'POST', '/api/profiles', { name: 'agent' })
   await call(theirs.token, 'POST', '/api/profiles/agent/publish', {})
   const key = await call(theirs.token, 'POST', '/api/profiles/agent/keys', { label: 'l' })
+  const pool = await call(theirs.token, 'POST', '/api/pools', { name: 'gpu' })
   const foreign: Fixtures = {
+    '/api/pools/{id}': pool.json().id,
     '/api/profiles/{name}': 'agent',
+    '/api/profiles/{name}/versions/{version}': '1',
     '/api/profiles/{name}/keys/{keyId}': key.json().id,
     '/api/api-keys/{id}': theirs.id,
   }
   const snapshot = async () => {
-    const urls = ['/api/profiles/agent', '/api/profiles/agent/published', '/api/profiles/agent/keys']
+    const urls = ['', '/published', '/keys', '/versions']
+      .map((path) => `/api/profiles/agent${path}`)
+      .concat('/api/pools')
     return Promise.all(urls.map(async (url) => (await call(theirs.token, 'GET', url)).body))
   }
   const before = await snapshot()
   const withIds = (await routesOf(app)).filter(({ path }) =>
-    /^\/api\/(api-keys|profiles)\/\{\w+\}(\/(publish|published|keys(\/.+)?))?$/.test(path),
+    /^\/api\/(api-keys|pools|profiles)\/\{\w+\}(\/(publish|published|(keys|versions)(\/.+)?))?$/.test(path),
   )
-  assert.ok(withIds.length >= 11)
+  assert.ok(withIds.length >= 15)
   for (const route of withIds) {
     // A label satisfies the one body that would otherwise be refused before the id is looked at.
     const body = route.json ? (route.path.endsWith('/keys') ? { label: 'l' } : {}) : undefined
@@ -152,7 +157,7 @@ test("on every route of a profile or a key, another tenant's id answers exactly 
     assert.deepEqual({ ...a.json<object>(), request_id: '' }, { ...b.json<object>(), request_id: '' }, nameOf(route))
   }
   assert.deepEqual(await snapshot(), before)
-  for (const url of ['/api/profiles', '/api/published'])
+  for (const url of ['/api/profiles', '/api/published', '/api/pools'])
     assert.deepEqual((await call(mine.token, 'GET', url)).json(), [])
 })
 
