@@ -69,15 +69,46 @@ export const sessionShutDown: EndReason = {
   message: 'The session was shut down before the run began.',
 }
 
+/** A run whose owner died and whose profile has it tried again. */
+export interface Orphan {
+  readonly claim: Claim
+  readonly task: SubTask
+  readonly session: DurableSession
+  /** How often it was begun. */
+  readonly attempt: number
+  /** Since it was first begun, in the store's time. */
+  readonly elapsedMs: number
+}
+
+/** Goes on with orphans in this process. Without one they all end as `interrupted`. */
+export interface Adopter {
+  /** How many it takes now: a burst of orphans is spread over several sweeps, and over all conductors. */
+  room(): number
+  /** Asked inside the transaction that takes the run from its owner. With a reason the run ends, as `interrupted`. */
+  wants(orphan: Orphan): true | EndReason
+  /** The run belongs to this process, and its next attempt is counted. */
+  adopt(orphan: Orphan): void
+}
+
 export interface DurableSession {
   readonly id: string
   readonly profile: Profile
   readonly status: Session['status']
   readonly runtimeSessionId?: string
+  /** Epoch of its last claim. */
+  readonly epoch: number
   /** Count of saved state bundles; 0 means none yet. */
   readonly stateRev: number
   /** Hash of the runner that took the session's last run: its copy of the conversation is the newest. Absent before the first run ended. */
   readonly runner?: string
+}
+
+/** Which state of a resting session a bundle is a copy of. */
+export interface CopiedState {
+  /** Hash of the runner it was exported from. */
+  readonly runner: string
+  /** Epoch of the session's last claim when the export began. */
+  readonly epoch: number
 }
 
 export interface FinishRun {
@@ -105,6 +136,8 @@ export interface RunStore {
   start(run: StartRun): Promise<StartOutcome>
   /** Appends consecutive events. False: the claim was lost; stop writing. */
   append(claim: Claim, chunk: LogChunk): Promise<boolean>
+  /** Appends the events that begin another attempt of the run, and counts it. False: the claim was lost. */
+  retry(claim: Claim, attempt: number, chunk: LogChunk): Promise<boolean>
   /** Compare-and-set to a terminal status, releasing the claim. False: somebody else ended the run first; nothing was written. */
   finish(end: FinishRun): Promise<boolean>
   /**
@@ -144,11 +177,15 @@ export interface RunStore {
   listSessions(tenantId: string, filter: Page & { q?: string }): Promise<{ sessions: Session[]; total: number }>
   /** idle or errored -> shutdown, cancelling what waits. 'running' when a run is under way, undefined when unknown. */
   shutdownSession(tenantId: string, sessionId: string): Promise<'shutdown' | 'running' | undefined>
-  /** Keeps a copy of the conversation as `runner` has it, unless another runner has taken a run of the session since: then it is old. */
-  saveState(tenantId: string, sessionId: string, bundle: StateBundle, runner: string): Promise<void>
+  /** Keeps a copy of the conversation. False: the session was claimed since then, or another runner has it; the copy is old. */
+  saveState(tenantId: string, sessionId: string, bundle: StateBundle, of: CopiedState): Promise<boolean>
   loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
-  /** Ends runs whose owner is dead as `interrupted`, one terminal event each. Returns how many. Safe to run anywhere, any time. */
+  /**
+   * Ends runs whose owner is dead as `interrupted`, one terminal event each, or hands them to the adopter. Returns how many.
+   * Safe to run anywhere, any time.
+   */
   sweepOrphans(): Promise<number>
+  onOrphan(adopter: Adopter): void
   /** Called when this process's own claims were lost (it was frozen past its lease): abort every run of these ids. */
   onFenced(listener: () => void): void
 }

@@ -47,8 +47,12 @@ export function testReads(open: OpenStore): void {
     await store.finish(resultEnd(claim, 1))
     assert.equal(await store.loadState('acme', sessionId), undefined)
     const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json' })
-    await store.saveState('acme', sessionId, bundle('{"old":1}'), 'aaaaaaaa')
-    await store.saveState('acme', sessionId, { ...bundle('{"new":1}'), runtimeSessionId: 'vendor-2' }, 'aaaaaaaa')
+    const of = { runner: 'aaaaaaaa', epoch: claim.epoch }
+    assert.equal(await store.saveState('acme', sessionId, bundle('{"old":1}'), of), true)
+    assert.equal(
+      await store.saveState('acme', sessionId, { ...bundle('{"new":1}'), runtimeSessionId: 'vendor-2' }, of),
+      true,
+    )
     const loaded = await store.loadState('acme', sessionId)
     assert.equal(Buffer.from(loaded!.bytes).toString(), '{"new":1}')
     assert.equal(loaded!.contentType, 'application/json')
@@ -64,13 +68,14 @@ export function testReads(open: OpenStore): void {
     const { claim, sessionId } = await begin(store)
     assert.equal((await store.findSession('acme', sessionId))?.runner, undefined)
     await store.finish({ ...resultEnd(claim, 1), runner: 'aaaaaaaa' })
-    await store.saveState('acme', sessionId, bundle('one'), 'aaaaaaaa')
+    await store.saveState('acme', sessionId, bundle('one'), { runner: 'aaaaaaaa', epoch: claim.epoch })
     const second = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
     assert.equal(second.session.runner, 'aaaaaaaa')
     await store.finish({ ...resultEnd(second.claim, 1), runner: 'bbbbbbbb' })
-    await store.saveState('acme', sessionId, bundle('one'), 'aaaaaaaa')
+    const { epoch } = second.claim
+    assert.equal(await store.saveState('acme', sessionId, bundle('old'), { runner: 'aaaaaaaa', epoch }), false)
     assert.equal((await store.findSession('acme', sessionId))?.stateRev, 1)
-    await store.saveState('acme', sessionId, bundle('two'), 'bbbbbbbb')
+    assert.equal(await store.saveState('acme', sessionId, bundle('two'), { runner: 'bbbbbbbb', epoch }), true)
     assert.equal(Buffer.from((await store.loadState('acme', sessionId))!.bytes).toString(), 'two')
     const third = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
     await store.steal('acme', third.claim.runId, 'cancelled', stolen)
@@ -79,6 +84,27 @@ export function testReads(open: OpenStore): void {
       'bbbbbbbb',
       'a run that no runner took moves nothing',
     )
+  })
+
+  test('an old copy of a conversation does not replace a newer one, whoever held it back', async (t) => {
+    const store = await open(t)
+    const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json' })
+    const save = (text: string, epoch: number) =>
+      store.saveState('acme', sessionId, bundle(text), { runner: 'aaaaaaaa', epoch })
+    const { claim, sessionId } = await begin(store)
+    assert.equal(await save('half a turn', claim.epoch), false)
+    await store.finish({ ...resultEnd(claim, 1), runner: 'aaaaaaaa' })
+    assert.equal((await store.findSession('acme', sessionId))?.epoch, claim.epoch)
+    const second = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
+    assert.equal(await save('from before the run under way', claim.epoch), false)
+    await store.finish({ ...resultEnd(second.claim, 1), runner: 'aaaaaaaa' })
+    assert.equal(await save('new', second.claim.epoch), true)
+    assert.equal(await save('old', claim.epoch), false)
+    assert.equal(Buffer.from((await store.loadState('acme', sessionId))!.bytes).toString(), 'new')
+    const third = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
+    await store.steal('acme', third.claim.runId, 'cancelled', stolen)
+    assert.equal(await save('of a run that was taken away', third.claim.epoch), false)
+    assert.equal((await store.findSession('acme', sessionId))?.stateRev, 1)
   })
 
   test('one tenant sees and touches nothing of another, even under the same ids', async (t) => {
@@ -93,7 +119,12 @@ export function testReads(open: OpenStore): void {
     assert.deepEqual(await again(store, mine.sessionId, unique('run'), 'writer', 'globex'), { kind: 'no_session' })
     assert.equal((await store.listRuns('globex', {})).total, 0)
     assert.equal((await store.listSessions('globex', {})).total, 0)
-    await store.saveState('globex', mine.sessionId, { bytes: Buffer.from('x'), contentType: 'text/plain' }, 'aaaaaaaa')
+    await store.saveState(
+      'globex',
+      mine.sessionId,
+      { bytes: Buffer.from('x'), contentType: 'text/plain' },
+      { runner: 'aaaaaaaa', epoch: 1 },
+    )
     assert.equal(await store.loadState('globex', mine.sessionId), undefined)
     const theirs = await begin(store, 'globex', mine.runId)
     assert.equal(await store.finish(resultEnd({ ...mine.claim, tenantId: 'globex' }, 1)), true)

@@ -102,6 +102,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     profile: session.profile,
     status: session.dto.status,
     ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
+    epoch: session.epoch,
     stateRev: session.stateRev,
     ...(session.runner === undefined ? {} : { runner: session.runner }),
   })
@@ -140,6 +141,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
         sessionId,
         status,
         subTask: { id: runId, sessionId, profile, prompt, ...(metadata === undefined ? {} : { metadata }) },
+        attempt: 1,
         ...(status === 'queued' ? { queuedAt: at } : {}),
         startedAt: at,
       },
@@ -265,6 +267,13 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       if (run && chunk.firstSeq > last(run)) run.log.push(chunk)
       return run !== undefined
     },
+    async retry(claim, attempt, chunk) {
+      const run = claimed(claim)
+      if (!run) return false
+      run.summary = { ...run.summary, attempt }
+      if (chunk.firstSeq > last(run)) run.log.push(chunk)
+      return true
+    },
     async finish({ claim, ...how }) {
       const run = claimed(claim)
       if (run) end(run, how)
@@ -273,7 +282,10 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     async steal(tenantId, runId, status, reason) {
       const run = runOf(tenantId, runId)
       if (!run || isTerminal(run.summary.status)) return false
-      queues.remove(keyOf(tenantId, run.summary.sessionId), runId)
+      const key = keyOf(tenantId, run.summary.sessionId)
+      const session = sessions.get(key)
+      if (session?.claimRun === runId) session.epoch++
+      queues.remove(key, runId)
       endAs(run, status, reason)
       return true
     },
@@ -344,18 +356,21 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       cancelWaiting(tenantId, queues.clear(keyOf(tenantId, sessionId)), sessionShutDown)
       return 'shutdown'
     },
-    async saveState(tenantId, sessionId, bundle, runner) {
+    async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
       const session = sessions.get(keyOf(tenantId, sessionId))
-      if (!session || session.dto.status === 'shutdown' || (session.runner ?? runner) !== runner) return
+      if (!session || session.dto.status === 'shutdown' || (session.runner ?? runner) !== runner) return false
+      if (session.epoch !== epoch || session.claimRun !== undefined) return false
       session.state = bundle
       session.stateRev++
       session.runtimeSessionId = bundle.runtimeSessionId ?? session.runtimeSessionId
+      return true
     },
     async loadState(tenantId, sessionId) {
       return sessions.get(keyOf(tenantId, sessionId))?.state
     },
     // Claims die with the only process that can hold them: there is nobody else to sweep, and nobody to fence.
     sweepOrphans: async () => 0,
+    onOrphan() {},
     onFenced() {},
   }
   return {

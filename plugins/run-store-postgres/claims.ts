@@ -80,6 +80,18 @@ const append = {
     SELECT 1 FROM owned`,
 }
 
+const retry = {
+  name: 'run-retry',
+  text: `
+    WITH owned AS (
+      UPDATE runs SET attempt = $7 WHERE tenant_id = $1 AND id = $2 AND ${stillRuns} AND claim_epoch = $3 RETURNING 1
+    ), added AS (
+      INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+      SELECT $1, $2, $4, $5, $6 FROM owned ON CONFLICT DO NOTHING
+    )
+    SELECT 1 FROM owned`,
+}
+
 const finish = {
   name: 'run-finish',
   text: `
@@ -122,6 +134,11 @@ export function startStatement(run: StartRun, owner: string): Statement {
 export const appendStatement = (c: Claim, chunk: LogChunk): Statement => ({
   ...append,
   values: [c.tenantId, c.runId, c.epoch, chunk.firstSeq, chunk.count, chunk.lines],
+})
+
+export const retryStatement = (c: Claim, attempt: number, chunk: LogChunk): Statement => ({
+  ...retry,
+  values: [c.tenantId, c.runId, c.epoch, chunk.firstSeq, chunk.count, chunk.lines, attempt],
 })
 
 // A run without usage cost nothing; one whose model has no price cost something unknown.
@@ -172,7 +189,6 @@ export interface EndedRow {
   readonly waiting: boolean
 }
 
-type StartRow = DurableRow & { epoch: number }
 interface WhyNotRow {
   readonly profile: string
   readonly status: DurableRow['status']
@@ -182,7 +198,7 @@ interface WhyNotRow {
 }
 
 /** The id was taken between the look and the insert, or a session id drawn at random is in use. */
-function taken(error: unknown): StartRow[] {
+function taken(error: unknown): DurableRow[] {
   if (sqlState(error) === '23505') return []
   throw error
 }
@@ -193,7 +209,7 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const owner = deps.owner()
-    const started = await db.unit<StartRow>(tenantId, startStatement(run, owner), { order: sessionId }).catch(taken)
+    const started = await db.unit<DurableRow>(tenantId, startStatement(run, owner), { order: sessionId }).catch(taken)
     const row = started[0]
     if (row) {
       return {

@@ -75,7 +75,6 @@ interface NextRow extends DurableRow {
   readonly run_id: string | null
   readonly prompt: string
   readonly metadata: Record<string, unknown> | null
-  readonly epoch: number
 }
 
 export async function enqueueRun(db: Database, run: EnqueueRun): Promise<EnqueueOutcome> {

@@ -18,9 +18,10 @@ export interface RunRow {
   readonly error_code: string | null
   readonly error_message: string | null
   readonly usage: Usage | null
+  readonly attempt: number
 }
 export const runColumns =
-  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage'
+  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt'
 
 export interface SessionRow {
   readonly id: string
@@ -43,9 +44,10 @@ export interface DurableRow {
   readonly runtime_session_id: string | null
   readonly state_rev: number
   readonly runner_hash: string | null
+  readonly epoch: number
 }
 export const durableColumns =
-  'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash'
+  'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch'
 
 export interface ChunkRow {
   readonly first_seq: number
@@ -69,6 +71,7 @@ export const toRun = (row: RunRow): RunSummary => ({
   ...(row.queued_at === null ? {} : { queuedAt: iso(row.queued_at) }),
   startedAt: iso(row.started_at),
   ...(row.finished_at === null ? {} : { finishedAt: iso(row.finished_at) }),
+  attempt: row.attempt,
   ...(row.error_code === null ? {} : { error: { code: row.error_code, message: row.error_message ?? '' } }),
   ...(row.result === null ? {} : { result: row.result }),
   ...(row.usage === null ? {} : { usage: row.usage }),
@@ -92,6 +95,7 @@ export const toDurable = (row: DurableRow): DurableSession => ({
   profile: row.profile_snapshot,
   status: row.status,
   ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
+  epoch: row.epoch,
   stateRev: row.state_rev,
   ...(row.runner_hash === null ? {} : { runner: row.runner_hash }),
 })

@@ -18,19 +18,22 @@ const takeWaiting = {
 }
 
 // Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
-// gone on elsewhere.
+// gone on since: a conductor that was frozen between the export and this must not put the old copy over a newer one.
 const save = {
   name: 'session-save-state',
   text: `
     WITH kept AS (
       UPDATE sessions SET state_rev = state_rev + 1, runtime_session_id = coalesce($5, runtime_session_id)
-      WHERE tenant_id = $1 AND id = $2 AND status <> 'shutdown' AND coalesce(runner_hash, $6) = $6 RETURNING id
+      WHERE tenant_id = $1 AND id = $2 AND status <> 'shutdown' AND coalesce(runner_hash, $6) = $6
+        AND claim_epoch = $7 AND claim_run IS NULL
+      RETURNING id
     )
     INSERT INTO session_state (tenant_id, session_id, content_type, bytes, runtime_session_id)
     SELECT $1, $2, $3, $4, $5 FROM kept
     ON CONFLICT (tenant_id, session_id) DO UPDATE
     SET content_type = excluded.content_type, bytes = excluded.bytes,
-        runtime_session_id = excluded.runtime_session_id, saved_at = now()`,
+        runtime_session_id = excluded.runtime_session_id, saved_at = now()
+    RETURNING session_id`,
 }
 const load = {
   name: 'session-load-state',
@@ -58,11 +61,12 @@ export const createState = (db: Database): State => ({
       return session?.status
     })
   },
-  async saveState(tenantId, sessionId, bundle, runner) {
+  async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
     const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
     const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
-    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner] }
-    await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
+    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner, epoch] }
+    const saved = await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
+    return saved.length > 0
   },
   async loadState(tenantId, sessionId) {
     const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])

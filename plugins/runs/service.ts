@@ -4,7 +4,7 @@ import { isClientId, newId, newSessionId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
 import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
-import type { EnqueueRun, NextOutcome, StartOutcome, RunStore } from '#contracts/run-store'
+import type { EnqueueRun, Orphan, RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
 import {
   isTerminal,
@@ -16,6 +16,7 @@ import {
 } from '#contracts/runs'
 import { sessionChannel } from '#contracts/sessions'
 import type { Webhooks } from '#contracts/webhooks'
+import { mayGoOn, orphaned } from './attempts.ts'
 import {
   invalidRunId,
   invalidSessionId,
@@ -67,6 +68,8 @@ export interface RunService {
 
 /** How long a start waits to hear whether the runner still knows the session, before it answers that the run is accepted. */
 const dispatchWaitMs = 2_000
+/** A thousand orphans begin over a minute and a half, and sooner when several conductors share them. */
+const adoptedPerSweep = 25
 /** One timer looks after the deadlines of all runs. */
 const deadlineTickMs = 250
 
@@ -112,7 +115,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     for (const run of active.values()) if (now > run.deadline) run.stop(timedOut)
   }
   store.onFenced(() => {
-    for (const run of active.values()) run.stop(fenced)
+    for (const run of active.values()) run.leave(fenced)
   })
   const local = (tenantId: string, runId: string): Execution | undefined => active.get(keyOf(tenantId, runId))
   store.onAsked((tenantId, runId, reason) => local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }))
@@ -121,29 +124,32 @@ export function createRunService(deps: RunServiceDeps): RunService {
   const leaveRunners = runners.onDraining((link) => void saver.evacuate(link))
 
   const begin = (
-    outcome: StartOutcome & { kind: 'started' },
+    outcome: Pick<Orphan, 'claim' | 'session'>,
     task: SubTask,
     created: boolean,
     route: ExecutionOrder['route'],
+    orphan?: Orphan,
   ) => {
     const { claim, session } = outcome
     const key = keyOf(claim.tenantId, claim.runId)
     const waiting = saver.busy(claim.tenantId, claim.sessionId)
-    const run = execute(executing, { claim, task, session, route, created })
+    const run = execute(executing, { claim, task, session, route, created, ...(orphan ? { orphan } : {}) })
     active.set(key, run)
     kv.publish(sessionChannel(claim.tenantId, claim.sessionId), '')
     wheel ??= setInterval(turn, deadlineTickMs).unref()
-    void run.done.then(() => {
-      active.delete(key)
+    void run.done.then((released) => {
+      // This process may have taken the run back, under another claim.
+      if (active.get(key) === run) active.delete(key)
       const link = run.runner ?? waiting
-      if (link) saver.rest(claim.tenantId, claim.sessionId, link)
+      // Of a run that goes on elsewhere the runner has half a turn.
+      if (link && released) saver.rest(claim, link)
       if (active.size > 0) return
       clearInterval(wheel)
       wheel = undefined
     })
     return run
   }
-  const resume = (next: (StartOutcome | NextOutcome) & { kind: 'started' }, task: SubTask): Execution => {
+  const resume = (next: Pick<Orphan, 'claim' | 'session'>, task: SubTask, orphan?: Orphan): Execution => {
     const { id: sessionId, profile, runner } = next.session
     const home = {
       sessionId,
@@ -151,7 +157,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
       ...poolOf(profile),
       ...(runner === undefined ? {} : { runner }),
     }
-    return begin(next, task, false, (without) => runners.home({ ...home, without }))
+    return begin(next, task, false, (without) => runners.home({ ...home, without }), orphan)
   }
   const advance = createQueue({
     store,
@@ -167,6 +173,11 @@ export function createRunService(deps: RunServiceDeps): RunService {
     },
   })
   store.onWaiting(advance)
+  store.onOrphan({
+    room: () => (closing ? 0 : adoptedPerSweep),
+    wants: (orphan) => mayGoOn(orphan) || orphaned(orphan.attempt),
+    adopt: (orphan) => void resume(orphan, orphan.task, orphan),
+  })
 
   const profileOf = async (tenantId: string, name: string): Promise<Profile> => {
     const profile = isProfileName(name) ? await deps.profiles.findPlaced(tenantId, name) : undefined
@@ -265,9 +276,12 @@ export function createRunService(deps: RunServiceDeps): RunService {
     },
     executes: (tenantId, runId) => active.has(keyOf(tenantId, runId)),
     follow(tenantId, runId, afterSeq, signal) {
-      const run = active.get(keyOf(tenantId, runId))
-      if (run) return run.log.follow(afterSeq, signal)
-      return followStored(store, kv, tenantId, runId, afterSeq, signal, () => local(tenantId, runId)?.log)
+      let held = local(tenantId, runId)?.log
+      return followStored(store, kv, tenantId, runId, afterSeq, signal, () => {
+        const live = held ?? local(tenantId, runId)?.log
+        held = undefined
+        return live
+      })
     },
     async find(tenantId, runId) {
       const run = isClientId(runId) ? await store.findRun(tenantId, runId) : undefined
@@ -310,7 +324,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
       closing = true
       const all = Promise.all([...active.values()].map((run) => run.done))
       if (!(await within(all, deps.drainMs))) {
-        for (const run of active.values()) run.stop(stopping)
+        for (const run of active.values()) run.leave(stopping)
         // A store that is away cannot be waited for: its sweep ends these runs once this process's lease is over.
         if (!(await within(all, deps.windDownMs + 1_000))) givingUp.abort()
         await all

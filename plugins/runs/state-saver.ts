@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { RunStore } from '#contracts/run-store'
+import type { Claim, RunStore } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 
 /** A session that rests this long is saved: a conversation under way would be saved again after each answer. */
@@ -12,13 +12,15 @@ interface Waiting {
   readonly tenantId: string
   readonly sessionId: string
   readonly link: RunnerLink
+  /** Of the last claim that this process knows of; unless it executed the session's last run, the store is asked. */
+  readonly epoch: number | undefined
   readonly due: number
 }
 
 /** Copies the conversations of resting sessions from their runners to the store, behind everything else. */
 export interface StateSaver {
-  /** A run of the session ended. */
-  rest(tenantId: string, sessionId: string, link: RunnerLink): void
+  /** The run of this claim ended, and the session rests on this runner. */
+  rest(claim: Claim, link: RunnerLink): void
   /** A run of the session began: what is exported now would be half a turn. Returns the runner it would have been exported from. */
   busy(tenantId: string, sessionId: string): RunnerLink | undefined
   /** Saves at once what a runner that is about to stop still has to itself, whichever conductor brought it there. Never rejects. */
@@ -35,10 +37,13 @@ export function createStateSaver(store: RunStore, log: FastifyBaseLogger, delayM
   let draining = false
   const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
 
-  const save = async ({ tenantId, sessionId, link }: Waiting): Promise<void> => {
+  const save = async ({ tenantId, sessionId, link, epoch }: Waiting): Promise<void> => {
     try {
+      // Before the export: a run that comes in between raises it, and the store refuses what is half a turn.
+      const known = epoch ?? (await store.findSession(tenantId, sessionId))?.epoch
+      if (known === undefined) return
       const bundle = await link.exportState(tenantId, sessionId)
-      if (bundle) await store.saveState(tenantId, sessionId, bundle, link.hash)
+      if (bundle) await store.saveState(tenantId, sessionId, bundle, { runner: link.hash, epoch: known })
     } catch (err) {
       // The next run of the session brings another chance; until then its runner still has the conversation.
       log.warn({ err, sessionId }, 'the state of a session could not be saved')
@@ -67,10 +72,10 @@ export function createStateSaver(store: RunStore, log: FastifyBaseLogger, delayM
     }
   }
   return {
-    rest(tenantId, sessionId, link) {
+    rest({ tenantId, sessionId, epoch }, link) {
       const key = keyOf(tenantId, sessionId)
       waiting.delete(key)
-      waiting.set(key, { tenantId, sessionId, link, due: Date.now() + delayMs })
+      waiting.set(key, { tenantId, sessionId, link, epoch, due: Date.now() + delayMs })
       if (waiting.size > maxWaiting) waiting.delete(waiting.keys().next().value!)
       if (timer === undefined) pump()
     },
@@ -89,7 +94,7 @@ export function createStateSaver(store: RunStore, log: FastifyBaseLogger, delayM
       waiting.clear()
       for (const { tenantId, sessionId } of unsaved) {
         const key = keyOf(tenantId, sessionId)
-        if (!saving.has(key)) waiting.set(key, { tenantId, sessionId, link, due: 0 })
+        if (!saving.has(key)) waiting.set(key, { tenantId, sessionId, link, epoch: undefined, due: 0 })
       }
       for (const [key, entry] of later) if (!waiting.has(key)) waiting.set(key, entry)
       pump()

@@ -131,7 +131,8 @@ test('a session that its runner forgot is restored from the row and its bundle, 
   const { sessionId } = await play(s, async function* () {
     yield result('first')
   })
-  await s.store.saveState('acme', sessionId, { bytes: Buffer.from('saved'), contentType: 'application/json' }, 'aaaaaaaa')
+  const saved = { bytes: Buffer.from('saved'), contentType: 'application/json' }
+  assert.ok(await s.store.saveState('acme', sessionId, saved, { runner: 'aaaaaaaa', epoch: 1 }))
   s.runner.known.clear()
   s.runner.onExecute = (run) => {
     if (!run.create && !s.runner.known.has(run.sessionId)) throw new AppError('unknown_session', 404)

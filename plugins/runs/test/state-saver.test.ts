@@ -1,17 +1,22 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { pino } from 'pino'
-import type { RunStore } from '#contracts/run-store'
+import type { Claim, CopiedState, RunStore } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import { createStateSaver } from '../state-saver.ts'
 import { eventually } from './stage.ts'
 
 const log = pino({ level: 'silent' })
 
+const claimOf = (sessionId: string, epoch = 1): Claim => ({ tenantId: 'acme', sessionId, runId: 'r', epoch })
+
 function scripted() {
   const exports: { sessionId: string; answer: (state: string | undefined) => void }[] = []
   const saved: string[] = []
+  const epoch = { now: 1 }
   const link = {
+    hash: 'aaaaaaaa',
+    unsaved: async () => [{ tenantId: 'acme', sessionId: 's' }],
     exportState: (_tenant: string, sessionId: string) =>
       new Promise((resolve) => {
         const answer = (state: string | undefined): void =>
@@ -20,17 +25,18 @@ function scripted() {
       }),
   } as unknown as RunnerLink
   const store = {
-    saveState: async (_tenant: string, id: string, bundle: { bytes: Buffer }) =>
-      void saved.push(`${id}=${bundle.bytes}`),
+    findSession: async () => ({ epoch: epoch.now }),
+    saveState: async (_tenant: string, id: string, bundle: { bytes: Buffer }, of: CopiedState) =>
+      void saved.push(`${id}=${bundle.bytes}`, ...(of.epoch === 1 ? [] : [`epoch ${of.epoch}`])),
   } as unknown as RunStore
-  return { exports, saved, link, store }
+  return { exports, saved, link, store, epoch }
 }
 
 test('a session that rests is saved once, one that runs again is not, and no more than four are exported at a time', async () => {
   const { exports, saved, link, store } = scripted()
   const saver = createStateSaver(store, log, 10)
-  for (let i = 0; i < 3; i++) saver.rest('acme', 's0', link)
-  for (let i = 1; i < 7; i++) saver.rest('acme', `s${i}`, link)
+  for (let i = 0; i < 3; i++) saver.rest(claimOf('s0'), link)
+  for (let i = 1; i < 7; i++) saver.rest(claimOf(`s${i}`), link)
   saver.busy('acme', 's1')
   await eventually('exports begin', () => exports.length >= 4)
   assert.deepEqual(
@@ -49,10 +55,10 @@ test('a session that rests is saved once, one that runs again is not, and no mor
 test('an older export never lands after a newer one of the same session', async () => {
   const { exports, saved, link, store } = scripted()
   const saver = createStateSaver(store, log, 1)
-  saver.rest('acme', 's', link)
+  saver.rest(claimOf('s'), link)
   await eventually('the first export begins', () => exports.length === 1)
   saver.busy('acme', 's')
-  saver.rest('acme', 's', link)
+  saver.rest(claimOf('s'), link)
   const drained = saver.drain()
   assert.equal(exports.length, 1)
   exports[0]!.answer('old')
@@ -60,4 +66,16 @@ test('an older export never lands after a newer one of the same session', async 
   exports[1]!.answer('new')
   await drained
   assert.deepEqual(saved, ['s=old', 's=new'])
+})
+
+test('what another conductor left unsaved is copied as of the claim that was the last before the export began', async () => {
+  const { exports, saved, link, store, epoch } = scripted()
+  const saver = createStateSaver(store, log, 1)
+  epoch.now = 7
+  await saver.evacuate(link)
+  await eventually('the export begins', () => exports.length === 1)
+  epoch.now = 8
+  exports[0]!.answer('left')
+  await saver.drain()
+  assert.deepEqual(saved, ['s=left', 'epoch 7'])
 })
