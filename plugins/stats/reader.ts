@@ -18,7 +18,7 @@ const tooMuch = (cause: unknown) =>
 // A month of a busy tenant is a million rows, grouped in memory. The limits end with the transaction.
 const limits: Statement = {
   name: 'stats-limits',
-  text: `SELECT set_config('statement_timeout', '10000', true), set_config('work_mem', '32MB', true)`,
+  text: `SELECT set_config('statement_timeout', '15000', true), set_config('work_mem', '32MB', true)`,
 }
 const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
 

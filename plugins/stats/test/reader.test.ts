@@ -53,6 +53,6 @@ test('a read that takes too long ends with a sentence, and its limits end with i
   })
   const show = { text: `SELECT current_setting('statement_timeout') AS timeout, current_setting('work_mem') AS memory` }
   const [[inside]] = await reader.read<[object[]]>('acme', [show])
-  assert.deepEqual(inside, { timeout: '10s', memory: '32MB' })
+  assert.deepEqual(inside, { timeout: '15s', memory: '32MB' })
   for (let i = 0; i < 12; i++) assert.notDeepEqual((await database.batch<[object[]]>('acme', [show]))[0][0], inside)
 })
