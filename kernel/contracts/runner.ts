@@ -230,8 +230,6 @@ export interface RunnerMembership {
   undrain(hash: string): RunnerAddress | undefined
   /** `unroutableSessions`: how many it still had. Null: not measured. */
   remove(hash: string): Promise<(RunnerAddress & { readonly unroutableSessions: number | null }) | undefined>
-  /** Milliseconds of the latest successful probe. Undefined before it, and for an unknown hash. */
-  latencyOf(hash: string): number | undefined
 }
 export const RunnerMembership = capability<RunnerMembership>('conductor.runner-membership')
 

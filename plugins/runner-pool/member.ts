@@ -1,11 +1,8 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
 
 const probeTimeoutMs = 2_000
-/** One lost probe is a hiccup, of a busy event loop perhaps: it is asked once more before it counts. */
-const secondTryMs = 100
 /** A runner that was never reached is asked this soon again: conductor and runners usually start together. */
 const firstRetryMs = 100
 /** A runner that is about to stop waits for its sessions to be saved: it is looked at this often. */
@@ -20,8 +17,6 @@ export interface Member {
   readonly state: MemberState
   /** Runs under way on it as far as can be told, other conductors' included. */
   readonly load: number
-  /** Milliseconds of the latest successful probe. Undefined before it. */
-  readonly latencyMs: number | undefined
   /** Undefined: it could not say, because its sidecars did not answer it. */
   supports(runtime: string): boolean | undefined
   /** No new sessions until told otherwise; what is there goes on. */
@@ -55,7 +50,6 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
   let runningWhenAsked = 0
   let known: RunnerInfo | undefined
   let reached = false
-  let latencyMs: number | undefined
   let drained = false
   let stopped = false
   let timer: NodeJS.Timeout | undefined
@@ -65,12 +59,8 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
 
   const state = (): MemberState =>
     !local && !reached ? 'unreachable' : drained || known?.state === 'draining' ? 'draining' : 'live'
-  const ask = async (): Promise<RunnerInfo> => {
-    const begun = performance.now()
-    const info = await raw.info(AbortSignal.any([stopping.signal, AbortSignal.timeout(probeTimeoutMs)]))
-    latencyMs = Math.round((performance.now() - begun) * 10) / 10
-    return info
-  }
+  const ask = (): Promise<RunnerInfo> =>
+    raw.info(AbortSignal.any([stopping.signal, AbortSignal.timeout(probeTimeoutMs)]))
   const learn = (info: RunnerInfo): void => {
     const was = reached
     // One of an earlier release does not say which process it is: then coming back counts as a new one.
@@ -91,10 +81,10 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
   }
   const probeNow = async (): Promise<void> => {
     try {
+      // One lost answer is a hiccup, of a busy event loop perhaps: the runner is asked once more before it counts as away.
       learn(
-        await ask().catch(async (error: unknown) => {
+        await ask().catch((error: unknown) => {
           if (!reached || stopped) throw error
-          await sleep(secondTryMs, undefined, { ref: false })
           return ask()
         }),
       )
@@ -140,9 +130,6 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
       // What the runner said, and what this conductor has sent and seen end since.
       const reported = known?.activeRuns ?? runningWhenAsked
       return Math.max(running, reported + running - runningWhenAsked)
-    },
-    get latencyMs() {
-      return latencyMs
     },
     supports(runtime) {
       if (!known) return local ? true : undefined

@@ -39,6 +39,5 @@ export function createMembership({ registry, configured, connect }: MembershipOp
       registry.remove(member)
       return { ...full(member), unroutableSessions: activeSessions }
     },
-    latencyOf: (hash) => registry.find(hash)?.latencyMs,
   }
 }

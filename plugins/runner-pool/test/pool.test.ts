@@ -115,7 +115,7 @@ test('a runner that was never reached is not live, does not fail the boot, and i
   await ready()
 })
 
-test('one failed probe does not make a runner away, two do, and one success brings it back', async (t) => {
+test('a runner that goes away is noticed, and one that comes back is taken in again', async (t) => {
   const a = await runnerAt(t)
   const { pool } = await poolOf(t, a.url)
   assert.ok(live(pool))

@@ -1,0 +1,75 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { pageHeaders, PageQuery } from '#contracts/paging'
+import { VfsLease, WorkerLease } from '#contracts/runner'
+import type { LeaseService } from './service.ts'
+
+const SessionParams = Type.Object({ id: Type.String({ description: 'Id of the session.' }) })
+
+export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void {
+  app.get(
+    '/api/worker/leases',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'List sandbox workers',
+        description:
+          "Of the tenant's sessions, by session id, read live from the runners. Runners that do not answer in time are left " +
+          'out. Empty when no runner has a worker substrate.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(WorkerLease) },
+      },
+    },
+    async (request, reply) => {
+      const leases = await service.workers(guard.callerOf(request).tenantId)
+      const { limit, offset = 0 } = request.query
+      void reply.headers(pageHeaders(request.url, request.query, leases.length))
+      return limit === undefined ? leases : leases.slice(offset, offset + limit)
+    },
+  )
+  app.get(
+    '/api/sessions/:id/worker',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'Show the sandbox worker of a session',
+        description:
+          '404 `no sandbox worker` for a session whose profile uses static workers, for an unknown one, and before its first ' +
+          'run. 502 `upstream` when its runner does not answer.',
+        params: SessionParams,
+        response: { 200: WorkerLease },
+      },
+    },
+    async (request) => service.worker(guard.callerOf(request).tenantId, request.params.id),
+  )
+  app.get(
+    '/api/vfs/leases',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'List VirtualFS leases',
+        description: "Of the tenant's sessions, by session id. Empty when no runner has a VirtualFS manager.",
+        response: { 200: Type.Array(VfsLease) },
+      },
+    },
+    async (request) => service.vfs(guard.callerOf(request).tenantId),
+  )
+  app.get(
+    '/api/sessions/:id/vfs-lease',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'Show the VirtualFS lease of a session',
+        description: '404 `no vfs session` when it has none.',
+        params: SessionParams,
+        response: { 200: VfsLease },
+      },
+    },
+    async (request) => service.vfsOf(guard.callerOf(request).tenantId, request.params.id),
+  )
+}

@@ -1,0 +1,188 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import fc from 'fast-check'
+import type { AppError } from '#kernel'
+import type { ExecuteRun, RunnerPool } from '#contracts/runner'
+import { createPool } from '../pool.ts'
+import { probeAll, registryOf, type Scripted, scripted } from './scripted.ts'
+
+const hashes = ['00000001', '00000002', '00000003', '00000004']
+
+async function poolOf(...runners: Scripted[]) {
+  const registry = registryOf(...runners)
+  await probeAll(registry)
+  return { registry, pool: createPool(registry), probe: () => probeAll(registry) }
+}
+const placed = (pool: RunnerPool, times = 8, order: Partial<Parameters<RunnerPool['place']>[0]> = {}): string[] =>
+  [...new Set(Array.from({ length: times }, () => pool.place({ runtime: 'general', ...order }).hash))].toSorted()
+const refusal = (act: () => unknown): AppError => {
+  try {
+    act()
+  } catch (error) {
+    return error as AppError
+  }
+  return assert.fail('nothing was refused')
+}
+
+test('a session goes where the fewest runs are under way, other conductors included; equals take turns', async () => {
+  const [a, b, c] = hashes.map((hash) => scripted(hash))
+  a!.info = { activeRuns: 3 }
+  b!.info = { activeRuns: 1 }
+  c!.info = { activeRuns: 1 }
+  const { pool, probe } = await poolOf(a!, b!, c!)
+  assert.deepEqual(placed(pool), ['00000002', '00000003'])
+  a!.info = { activeRuns: 0 }
+  await probe()
+  assert.deepEqual(placed(pool), ['00000001'])
+})
+
+test('what this conductor sends counts at once, and is not counted again when the runner reports it', async () => {
+  const [a, b] = [scripted('00000001'), scripted('00000002')]
+  a.info = { activeRuns: 0 }
+  b.info = { activeRuns: 2 }
+  const { pool, registry, probe } = await poolOf(a, b)
+  const stop = new AbortController()
+  const run = { runId: 'r', sessionId: 's', prompt: 'x', firstSeq: 1, timeoutMs: 1 } as ExecuteRun
+  const streams = [0, 1, 2].map(() => {
+    const stream = pool.all()[0]!.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
+    return { stream, first: stream.next() }
+  })
+  await Promise.all(streams.map(({ first }) => first))
+  assert.equal(registry.members()[0]!.load, 3)
+  assert.deepEqual(placed(pool), ['00000002'])
+  a.info = { activeRuns: 4 }
+  await probe()
+  assert.equal(registry.members()[0]!.load, 4)
+  stop.abort()
+  await Promise.all(streams.map(({ stream }) => stream.next()))
+  assert.equal(registry.members()[0]!.load, 1)
+})
+
+test('a runner that cannot say what it can run is only taken when none certainly can', async () => {
+  const [all, some, none] = hashes.map((hash) => scripted(hash))
+  all!.info = { capabilities: [], capabilitiesKnown: true }
+  some!.info = { capabilities: ['runtime_a'] }
+  none!.info = { capabilities: [], capabilitiesKnown: false }
+  const { pool, probe } = await poolOf(all!, some!, none!)
+  assert.deepEqual(placed(pool), ['00000001'])
+  assert.deepEqual(placed(pool, 8, { runtime: 'runtime_a' }), ['00000001', '00000002'])
+  all!.away = true
+  await probe()
+  assert.deepEqual(placed(pool), ['00000003'])
+})
+
+test('a pool is a part of the fleet, by runners and by runtimes', async () => {
+  const { pool } = await poolOf(...hashes.map((hash) => scripted(hash)))
+  assert.deepEqual(placed(pool, 20, { pool: { runners: hashes.slice(1, 3) } }), hashes.slice(1, 3))
+  assert.deepEqual(placed(pool, 20, { pool: { runtimes: ['general'] } }), hashes)
+  const none = refusal(() => pool.place({ runtime: 'general', pool: { runtimes: ['runtime_a'] } }))
+  assert.equal(none.code, 'no_runner')
+  assert.match(none.message, /runtime 'general' in its pool/)
+})
+
+test('nobody to take a session is a 503 that says what was wanted and what there is', async () => {
+  const [a, b, c] = hashes.map((hash) => scripted(hash, { capabilities: ['general'] }))
+  b!.info = { capabilities: ['general'], state: 'draining' }
+  c!.away = true
+  const { pool } = await poolOf(a!, b!, c!)
+  const error = refusal(() => pool.place({ runtime: 'runtime_b' }))
+  assert.deepEqual([error.code, error.status, error.retryable], ['no_runner', 503, true])
+  assert.equal(
+    error.message,
+    "No runner can take a session of the runtime 'runtime_b' now: 1 live (general), 1 draining, 1 unreachable. Try again.",
+  )
+})
+
+test('a session goes home, also to a draining runner; when that is away every conductor chooses the same other one', async () => {
+  const runners = hashes.map((hash) => scripted(hash))
+  const { pool, registry, probe } = await poolOf(...runners)
+  const sessions = Array.from({ length: 60 }, (_, i) => `sess-00000001-${i.toString(16).padStart(8, '0')}`)
+  const homes = (from: RunnerPool): string[] =>
+    sessions.map((sessionId) => from.home({ sessionId, runtime: 'general' }).hash)
+  registry.find('00000001')!.drain(true)
+  assert.deepEqual(new Set(homes(pool)), new Set(['00000001']))
+  runners[0]!.away = true
+  await probe()
+  const elsewhere = homes(pool)
+  assert.deepEqual(new Set(elsewhere), new Set(hashes.slice(1)), 'they spread')
+  // Another conductor knows them in another order.
+  const other = await poolOf(...runners.toReversed())
+  assert.deepEqual(homes(other.pool), elsewhere)
+  runners[1]!.away = true
+  await probe()
+  for (const [i, hash] of homes(pool).entries()) {
+    if (elsewhere[i] !== '00000002') assert.equal(hash, elsewhere[i], 'only the sessions of the lost runner move')
+  }
+})
+
+test('the runner with the newest conversation comes before the one in the id, and never one that was tried in vain', async () => {
+  const { pool, registry } = await poolOf(...hashes.map((hash) => scripted(hash)))
+  const sessionId = 'sess-00000001-0000000a'
+  assert.equal(pool.home({ sessionId }).hash, '00000001')
+  assert.equal(pool.home({ sessionId, runner: '00000003' }).hash, '00000003')
+  assert.equal(pool.owner(sessionId, '00000003')?.hash, '00000003')
+  const without = new Set(['00000003'])
+  assert.notEqual(pool.home({ sessionId, runner: '00000003', without }).hash, '00000003')
+  registry.remove(registry.find('00000003')!)
+  assert.notEqual(pool.home({ sessionId, runner: '00000003' }).hash, '00000003')
+  assert.equal(refusal(() => pool.home({ sessionId, without: new Set(hashes) })).code, 'no_runner')
+})
+
+/** One thing that happens to runner `who`. */
+const step = fc.record({
+  who: fc.nat({ max: hashes.length - 1 }),
+  what: fc.constantFrom('leave', 'return', 'drain', 'undrain', 'stopping', 'restart', 'remove', 'place', 'home'),
+})
+
+test('whatever happens in whatever order, nothing is placed on a runner that drains, is away or was removed', async () => {
+  await fc.assert(
+    fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), async (steps) => {
+      const runners = hashes.map((hash) => scripted(hash))
+      const { pool, registry } = await poolOf(...runners)
+      const [gone, drained, stopping, removed] = [0, 1, 2, 3].map(() => new Set<string>()) as [
+        Set<string>,
+        Set<string>,
+        Set<string>,
+        Set<string>,
+      ]
+      const takes = (hash: string): boolean => ![gone, drained, stopping, removed].some((set) => set.has(hash))
+      for (const [i, { who, what }] of steps.entries()) {
+        const hash = hashes[who]!
+        const runner = runners[who]!
+        const member = registry.find(hash)
+        if (what === 'leave') gone.add(hash)
+        if (what === 'return') gone.delete(hash)
+        if (what === 'drain' && member) drained.add(hash)
+        if (what === 'undrain') drained.delete(hash)
+        if (what === 'stopping') stopping.add(hash)
+        if (what === 'restart') stopping.delete(hash)
+        if (what === 'remove' && member) {
+          removed.add(hash)
+          registry.remove(member)
+        }
+        runner.away = gone.has(hash)
+        runner.info = { instance: `i-${what === 'restart' ? i : 0}`, state: stopping.has(hash) ? 'draining' : 'live' }
+        member?.drain(drained.has(hash))
+        await member?.probe()
+        const free = hashes.filter(takes)
+        assert.deepEqual(
+          pool.fleet().flatMap((m) => (m.state === 'live' ? [m.hash] : [])),
+          free,
+        )
+        if (what === 'place') {
+          if (free.length === 0) assert.equal(refusal(() => pool.place({ runtime: 'general' })).code, 'no_runner')
+          else assert.ok(takes(pool.place({ runtime: 'general' }).hash))
+        }
+        if (what === 'home') {
+          const sessionId = `sess-${hash}-0000000${i % 10}`
+          const own = !gone.has(hash) && !removed.has(hash)
+          if (own) assert.equal(pool.home({ sessionId }).hash, hash, 'it is where it is, draining or not')
+          else if (free.length === 0) assert.equal(refusal(() => pool.home({ sessionId })).code, 'no_runner')
+          else assert.ok(takes(pool.home({ sessionId }).hash))
+        }
+      }
+      registry.stop()
+    }),
+    { numRuns: 60 },
+  )
+})

@@ -1,0 +1,54 @@
+import { pino } from 'pino'
+import { AppError } from '#kernel'
+import type { ExecuteRun, RunnerInfo, RunnerLink } from '#contracts/runner'
+import { createRegistry, type Registry } from '../registry.ts'
+
+export const silent = pino({ level: 'silent' })
+
+/** A runner that says what a test wants, without a wire. */
+export interface Scripted {
+  readonly link: RunnerLink
+  info: Partial<RunnerInfo>
+  away: boolean
+  probes: number
+}
+
+export function scripted(hash: string, info: Partial<RunnerInfo> = {}): Scripted {
+  const runner: Scripted = {
+    info,
+    away: false,
+    probes: 0,
+    link: {
+      hash,
+      async info() {
+        runner.probes++
+        if (runner.away) throw new AppError('runner_unreachable', 503, { retryable: true })
+        return {
+          hash,
+          instance: 'i-1',
+          capabilities: [],
+          capabilitiesKnown: true,
+          substrates: [],
+          substratesKnown: true,
+          ...runner.info,
+        }
+      },
+      async *execute(_tenantId: string, _run: ExecuteRun, signal: AbortSignal) {
+        yield Buffer.from('{}\n')
+        if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }))
+      },
+    } as unknown as RunnerLink,
+  }
+  return runner
+}
+
+/** A registry whose members are only asked when a test says so. */
+export function registryOf(...runners: readonly Scripted[]): Registry {
+  const registry = createRegistry({ intervalMs: 3_600_000, log: silent })
+  for (const [i, { link }] of runners.entries()) registry.add(link, `http://runner-${i}`)
+  return registry
+}
+
+export const probeAll = async (registry: Registry): Promise<void> => {
+  await Promise.all(registry.members().map((member) => member.probe()))
+}
