@@ -9,9 +9,9 @@ export interface BroadcastBook {
 }
 
 /**
- * Any number of conductors send pages, late, twice and in any order. A page that does not continue what is here is refused
- * by the answer, and changes that were taken already are passed over, so that nothing older can ever replace what is newer:
- * a profile that was deleted stays so without being remembered.
+ * Any number of conductors send pages, late, twice and in any order. One that does not continue what is here, or ends before
+ * it, changes nothing. One that begins before it and ends behind it was read when all of it was newer than what is here. So
+ * nothing older ever replaces what is newer, and a profile that was deleted stays so without being remembered.
  */
 export function createBroadcastBook(profiles: ProfileBook, pools: PoolBook): BroadcastBook {
   const revisions = new Map<string, number>()
@@ -19,9 +19,7 @@ export function createBroadcastBook(profiles: ProfileBook, pools: PoolBook): Bro
     take(tenantId, { after, revision, changes }) {
       const at = revisions.get(tenantId) ?? 0
       if (at < after || revision <= at) return at
-      for (const change of changes) {
-        if (change.revision <= at) continue
-        const { kind, key, profile, pool } = change
+      for (const { kind, key, profile, pool } of changes) {
         if (kind === 'pool') {
           if (pool) pools.put(tenantId, pool)
           else pools.delete(tenantId, key)

@@ -82,7 +82,17 @@ test('whatever pages arrive in whatever order, the runner ends with the newest o
         const n = (state % writes.length) + 1
         return { order, page: pageOf(n, after % n, size) }
       })
-      for (const { page } of pages.toSorted((a, b) => a.order - b.order)) take('acme', page)
+      let last = 0
+      for (const { page } of pages.toSorted((a, b) => a.order - b.order)) {
+        const at = take('acme', page)
+        assert.ok(at >= last)
+        last = at
+        // At every moment it is at least as new as it says.
+        for (const change of logAt(at)) {
+          const held = profiles.get('acme', change.key)?.version ?? Infinity
+          assert.ok(change.profile ? held >= change.revision : held > change.revision)
+        }
+      }
       for (let at = take('acme', { after: 0, revision: 0, changes: [] }); at < writes.length;)
         at = take('acme', pageOf(writes.length, at, 2))
       const expected = logAt(writes.length).flatMap((change) => change.profile ?? [])
