@@ -64,6 +64,8 @@ export class FakeRunner implements RunnerLink {
   readonly hydrated: { sessionId: string; bundle: StateBundle | undefined }[] = []
   readonly exported: string[] = []
   aborted = 0
+  /** No runner can be found for a session that exists. */
+  away = false
   onExecute: (run: ExecuteRun) => void = () => {}
   onHydrate: () => void = () => {}
   info = async () => ({
@@ -183,7 +185,8 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
     fake(RunnerPool, {
       place: () => runner,
       home({ sessionId, without }) {
-        if (sessionId.startsWith('sess-ffffffff') || without?.has(runner.hash)) throw new AppError('no_runner', 503)
+        if (runner.away || sessionId.startsWith('sess-ffffffff') || without?.has(runner.hash))
+          throw new AppError('no_runner', 503)
         return runner
       },
       owner: () => runner,
