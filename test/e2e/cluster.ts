@@ -25,12 +25,15 @@ export interface Cluster {
   readonly conductorUrl: string
   readonly gatewayUrl: string
   readonly internalUrl: string
+  readonly runnerUrl: string
   readonly signingKey: Buffer
   readonly dsn: string
   /** The process that plays a role: in the single form it is always the same one. */
   pid(role: Exclude<RoleName, 'dev'>): number
   /** kill -9, and wait until it is gone. */
   kill(role: Exclude<RoleName, 'dev'>): Promise<void>
+  /** SIGTERM, and wait until it is gone: its exit code, and how long that took in milliseconds. */
+  stop(role: Exclude<RoleName, 'dev'>): Promise<{ code: number | null; ms: number }>
   /** Starts a killed role again on the port it had. `env` replaces settings of the first start. */
   start(role: Exclude<RoleName, 'dev'>, env?: Record<string, string>): Promise<void>
   /** Calls the conductor as the owner of tenant `default`. */
@@ -119,11 +122,21 @@ export async function startCluster(t: TestContext, form: Form, extra: Record<str
     get internalUrl() {
       return url('conductor', 'internal')
     },
+    get runnerUrl() {
+      return url('runner', 'runner')
+    },
     pid: (role) => running.get(process_(role))!.child.pid!,
     async kill(role) {
       const { child } = running.get(process_(role))!
       child.kill('SIGKILL')
       await gone(child)
+    },
+    async stop(role) {
+      const { child } = running.get(process_(role))!
+      const since = performance.now()
+      child.kill('SIGTERM')
+      await gone(child)
+      return { code: child.exitCode, ms: performance.now() - since }
     },
     async start(role, env = {}) {
       const name = process_(role)
