@@ -181,7 +181,7 @@ export interface RunStore {
   saveState(tenantId: string, sessionId: string, bundle: StateBundle, of: CopiedState): Promise<boolean>
   loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
   /**
-   * Ends runs whose owner is dead as `interrupted`, one terminal event each, or hands them to the adopter. Returns how many.
+   * Ends runs whose owner is dead as `interrupted`, one terminal event each, or hands them to the adopter. Returns how many it ended.
    * Safe to run anywhere, any time.
    */
   sweepOrphans(): Promise<number>

@@ -68,6 +68,12 @@ export const RunSummary = Type.Object({
     description: 'When the run began to execute; of a run that never did, when it was accepted.',
   }),
   finishedAt: Type.Optional(Type.String({ format: 'date-time' })),
+  attempt: Type.Optional(
+    Type.Integer({
+      minimum: 1,
+      description: 'How often the run was begun: more than once after a crash, with `onCrash: retry`.',
+    }),
+  ),
   error: Type.Optional(Type.Object({ code: Type.String(), message: Type.String() })),
   result: Type.Optional(Type.String()),
   usage: Type.Optional(Type.Omit(UsageEvent, ['type'])),

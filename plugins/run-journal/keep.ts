@@ -53,6 +53,11 @@ export function keepRuns(store: RunStore, folder: Folder): RunStore {
         await open.get(keyOf(claim))?.append(chunk)
         return store.append(claim, chunk)
       }),
+    retry: (claim, attempt, chunk) =>
+      inTurn(claim, async () => {
+        await open.get(keyOf(claim))?.append(chunk)
+        return store.retry(claim, attempt, chunk)
+      }),
     finish: (run) => inTurn(run.claim, () => finish(run)),
     steal: (tenantId, runId, status, reason) =>
       inTurn({ tenantId, runId }, async () => {

@@ -102,6 +102,12 @@ export function createMirror(store: RunStore, folder: Folder, log: FastifyBaseLo
         else giveUp(claim)
         return owned
       },
+      async retry(claim, attempt, chunk) {
+        const owned = await store.retry(claim, attempt, chunk)
+        if (owned) await add(claim, chunk)
+        else giveUp(claim)
+        return owned
+      },
       async finish(run) {
         const ended = await store.finish(run)
         if (ended) await end(run)

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { Database } from '#contracts/database'
+import { Prices } from '#contracts/prices'
 import { RunJournal } from '#contracts/run-journal'
 import { RunStore } from '#contracts/run-store'
 import { createPostgresRunStore } from './store.ts'
@@ -12,11 +13,14 @@ export default definePlugin({
     // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
     heartbeat: Type.Optional(Duration('4s', 'How often this process renews its lease.')),
     lease: Type.Optional(
-      Duration('12s', 'A process that has not renewed for this long is dead: its runs are interrupted.'),
+      Duration(
+        '12s',
+        'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
+      ),
     ),
     sweep: Type.Optional(Duration('2s', 'How often this process looks for dead ones.')),
   }),
-  requires: { database: Database, journal: maybe(RunJournal) },
+  requires: { database: Database, prices: maybe(Prices), journal: maybe(RunJournal) },
   provides: { store: RunStore },
   async setup(ctx) {
     const { heartbeat = 4_000, lease = 12_000, sweep = 2_000 } = ctx.config
@@ -24,6 +28,7 @@ export default definePlugin({
       heartbeatMs: heartbeat,
       leaseMs: lease,
       sweepMs: sweep,
+      prices: ctx.deps.prices,
       log: ctx.log,
     })
     ctx.onStart(() => store.open())

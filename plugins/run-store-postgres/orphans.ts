@@ -1,9 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database, TenantTx } from '#contracts/database'
 import { createEventEncoder } from '#contracts/run-event'
-import type { EndReason } from '#contracts/run-store'
+import type { Prices } from '#contracts/prices'
+import type { Adopter, EndReason } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
+import { adoptOrphans } from './adoption.ts'
 import { type EndedRow, finishStatement } from './claims.ts'
+import { tallyOf } from './tally.ts'
 
 const taking = (which: string): string => `
   WITH taken AS (
@@ -29,6 +32,8 @@ const takeOrphans = {
   name: 'run-take-orphans',
   text: taking(`id IN (
       SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'
+        AND ($4 OR (SELECT s.profile_snapshot ->> 'onCrash' FROM sessions s
+                    WHERE s.tenant_id = $1 AND s.id = runs.session_id) IS DISTINCT FROM 'retry')
       LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`),
 }
 const nextSeqs = {
@@ -51,6 +56,7 @@ export async function endTaken(
   taken: readonly Taken[],
   status: TerminalRunStatus,
   reason: EndReason,
+  prices?: Prices,
 ): Promise<string[]> {
   if (taken.length === 0) return []
   const { tenantId } = tx
@@ -62,6 +68,8 @@ export async function endTaken(
   const next = new Map(seqs.map((row) => [row.run_id, row.next]))
   for (const run of taken) {
     const firstSeq = next.get(run.id) ?? 1
+    // What nobody began has used nothing.
+    const used = next.has(run.id) ? await tallyOf(tx, run.id, prices) : {}
     const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
     const [ended] = await tx.query<EndedRow>(
       finishStatement({
@@ -69,6 +77,7 @@ export async function endTaken(
         status,
         sessionStatus: 'idle',
         error: reason,
+        ...used,
         tail: { firstSeq, count: 1, lines: Buffer.from(line) },
       }),
     )
@@ -77,12 +86,17 @@ export async function endTaken(
   return wanted
 }
 
+export interface OrphanDeps {
+  readonly onWanted: OnWanted
+  readonly prices: Prices | undefined
+}
+
 /** Told of sessions that are free while runs wait for them. */
 export type OnWanted = (tenantId: string, sessionId: string) => void
 
 /** Takes one run from whoever holds it, or from its queue, and ends it. One transaction: a failure leaves the owner in its rights. */
 export async function stealRun(
-  deps: { readonly db: Database; readonly thief: string; readonly onWanted: OnWanted },
+  deps: OrphanDeps & { readonly db: Database; readonly thief: string },
   tenantId: string,
   runId: string,
   status: TerminalRunStatus,
@@ -93,7 +107,7 @@ export async function stealRun(
     const queued = await tx.query<Taken>({ ...takeQueued, values: [tenantId, runId] })
     const run =
       queued.length > 0 ? queued : await tx.query<Taken>({ ...takeOne, values: [tenantId, runId, deps.thief] })
-    return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason) }
+    return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, deps.prices) }
   })
   for (const sessionId of wanted) deps.onWanted(tenantId, sessionId)
   return taken
@@ -125,24 +139,49 @@ const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
 export interface Orphans {
   sweep(): Promise<number>
+  handTo(adopter: Adopter): void
   /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
   endOf(tenantId: string, owner: string): Promise<number>
 }
 
-export function createOrphans(db: Database, self: () => string, onWanted: OnWanted, log: FastifyBaseLogger): Orphans {
+export function createOrphans(
+  db: Database,
+  self: () => string,
+  { onWanted, prices, log }: OrphanDeps & { readonly log: FastifyBaseLogger },
+): Orphans {
   const sweptOnce = new Set<string>()
+  let adopter: Adopter | undefined
+  let round = 0
   let sweeping: Promise<number> | undefined
   const sweepTenant = async (tenantId: string, owner: string): Promise<number> => {
     let total = 0
     for (;;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
-        const taken = await tx.query<Taken>({ ...takeOrphans, values: [tenantId, owner, self()] })
-        return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted) }
+        const values = [tenantId, owner, self(), adopter === undefined]
+        const taken = await tx.query<Taken>({ ...takeOrphans, values })
+        return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, prices) }
       })
       for (const sessionId of wanted) onWanted(tenantId, sessionId)
       total += ended
       if (ended < sweepSize) return total
     }
+  }
+  /** Hands over as many as there is room for. Resolves to the owners that may have left more. */
+  const adopt = async (tenants: readonly { id: string }[], due: readonly { id: string }[]): Promise<Set<string>> => {
+    const left = new Set<string>()
+    if (!adopter) return left
+    let room = adopter.room()
+    // Another tenant is the first each time: many orphans of one keep nobody else's waiting.
+    const first = round++ % Math.max(tenants.length, 1)
+    for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
+      for (const { id: owner } of due) {
+        const order = { db, tenantId: tenant.id, owner, self: self(), room, adopter, onWanted, prices }
+        const taken = room > 0 ? await adoptOrphans(order) : 0
+        if (taken >= room) left.add(owner)
+        room -= taken
+      }
+    }
+    return left
   }
   const sweepAll = async (): Promise<number> => {
     const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
@@ -151,14 +190,19 @@ export function createOrphans(db: Database, self: () => string, onWanted: OnWant
     const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
     let total = 0
     for (const tenant of tenants) for (const { id } of due) total += await sweepTenant(tenant.id, id)
-    for (const { id } of due) sweptOnce.add(id)
-    const settled = due.filter((row) => row.settled).map((row) => row.id)
+    if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
+    const left = await adopt(tenants, due)
+    const swept = due.filter(({ id }) => !left.has(id))
+    for (const { id } of swept) sweptOnce.add(id)
+    const settled = swept.filter((row) => row.settled).map((row) => row.id)
     if (settled.length > 0) await db.systemBatch([{ ...forget, values: [settled] }])
     for (const id of settled) sweptOnce.delete(id)
-    if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
     return total
   }
   return {
+    handTo(to) {
+      adopter = to
+    },
     sweep: () =>
       (sweeping ??= sweepAll().finally(() => {
         sweeping = undefined

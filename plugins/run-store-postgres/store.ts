@@ -1,7 +1,8 @@
 import type { Database } from '#contracts/database'
+import type { Prices } from '#contracts/prices'
 import type { RunStore } from '#contracts/run-store'
 import { createAsks } from './asks.ts'
-import { appendStatement, type EndedRow, finishStatement, startRun } from './claims.ts'
+import { appendStatement, type EndedRow, finishStatement, retryStatement, startRun } from './claims.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createOrphans, stealRun } from './orphans.ts'
 import { claimNextRun, enqueueRun } from './queue.ts'
@@ -10,6 +11,8 @@ import { createState } from './state.ts'
 import { sweepQueues } from './waiting.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
+  /** What the runs cost that are ended for somebody else; not known without. */
+  readonly prices?: Prices | undefined
   readonly sweepMs: number
 }
 
@@ -28,7 +31,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
   const asks = createAsks(db)
-  const orphans = createOrphans(db, self, onWanted, options.log)
+  const orphans = createOrphans(db, self, { onWanted, prices: options.prices, log: options.log })
   const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
@@ -53,6 +56,12 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
       })
       return owned.length > 0
     },
+    async retry(claim, attempt, chunk) {
+      const { tenantId, sessionId } = claim
+      const statement = retryStatement(claim, attempt, chunk)
+      const owned = await db.unit(tenantId, statement, { order: sessionId, bytes: chunk.lines.length })
+      return owned.length > 0
+    },
     async finish(end) {
       const { tenantId, sessionId } = end.claim
       const [ended] = await db.unit<EndedRow>(tenantId, finishStatement(end), {
@@ -63,13 +72,14 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
       return ended !== undefined
     },
     steal: (tenantId, runId, status, reason) =>
-      stealRun({ db, thief: self(), onWanted }, tenantId, runId, status, reason),
+      stealRun({ db, thief: self(), onWanted, prices: options.prices }, tenantId, runId, status, reason),
     enqueue: (run) => enqueueRun(db, run),
     claimNext: (tenantId, sessionId) => claimNextRun(db, self(), tenantId, sessionId),
     onWaiting: (listener) => void waiters.push(listener),
     ask: (tenantId, runId, reason) => asks.ask(tenantId, runId, reason),
     onAsked: (listener) => asks.onAsked(listener),
     sweepOrphans: () => orphans.sweep(),
+    onOrphan: (adopter) => orphans.handTo(adopter),
     onFenced: (listener) => instance.onFenced(listener),
     async open() {
       await instance.open()

@@ -1,17 +1,19 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
-import { hashOfSession } from '#contracts/ids'
-import { createEventEncoder } from '#contracts/run-event'
+import { maxReplayBytes } from '#contracts/replay'
+import { createEventEncoder, parseLine } from '#contracts/run-event'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink } from '#contracts/runner'
 import type { LogChunk, SubTask } from '#contracts/runs'
-import { hydrationFailed } from './errors.ts'
+import { afterAttempts, isLost, orphaned, policyOf, timeoutMsOf } from './attempts.ts'
+import { type Past, readPast } from './past.ts'
 import { createRecorder, type RecorderDeps } from './recorder.ts'
 import { createRunLog, type RunLog } from './run-log.ts'
-import { createRunnerEvents, type Ending } from './runner-events.ts'
-import { defaultTimeoutSeconds, within } from './timing.ts'
+import { createRunMemory, createRunnerEvents, type Ending } from './runner-events.ts'
+import { createRunnerStreams } from './runner-stream.ts'
+import { within } from './timing.ts'
 
 /** Why the conductor itself ends a run. */
 export type Stop = Extract<Ending, { code: string }>
@@ -23,12 +25,14 @@ export interface Execution {
   readonly deadline: number
   /** Resolves once the runner has taken the run, or with the reason why it never will; never rejects. */
   readonly dispatched: Promise<AppError | undefined>
-  /** Resolves when the claim is released, durably; never rejects. */
-  readonly done: Promise<void>
+  /** Resolves when the claim is released, durably, or is not ours any more: then to false. Never rejects. */
+  readonly done: Promise<boolean>
   /** The runner that took the run, as soon as one has. */
   readonly runner: RunnerLink | undefined
   /** Ends the run for this reason, unless it ends by itself before. The first reason stands. */
   stop(why: Stop): void
+  /** This process cannot go on. A run that may be tried again is left to another one as it is; any other ends for this reason. */
+  leave(why: Stop): void
   /** Somebody took the claim: do not wait for the runner any longer. Only after `stop`. */
   abandon(): void
 }
@@ -51,19 +55,20 @@ export interface ExecutionOrder {
   readonly route: (without: ReadonlySet<string>) => RunnerLink
   /** The session is new: its runner creates it with this first run. */
   readonly created: boolean
+  /** The run was taken over from a dead owner: how often it was begun, and how long ago for the first time. */
+  readonly orphan?: { readonly attempt: number; readonly elapsedMs: number }
 }
 
-/** The runner certainly did nothing: another one may be asked. */
-const tookNothing = (error: AppError): boolean => error.status === 503 && error.retryable
+const ownerDied: Stop = { status: 'interrupted', ...orphaned(1) }
 
-const lostStream: Ending = {
+const lostStream: Stop = {
   status: 'error',
   code: 'runner_lost',
   message: 'The runner went away before the run ended.',
 }
 
-/** The runner's claim on a session may outlive ours by the time an aborted stream takes to reach it. */
-const busyRetryMs = 2_000
+/** How soon a log that cannot be read is tried again. */
+const logRetryMs = 500
 
 /** Runs one claimed run to its end: accepted event, runner stream, terminal event, release. */
 export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
@@ -71,7 +76,9 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
   const { tenantId, runId, sessionId } = claim
   const log = createRunLog((afterSeq) => deps.store.readLog(tenantId, runId, afterSeq))
   const abort = new AbortController()
-  const timeoutMs = (session.profile.limits.timeoutSeconds ?? defaultTimeoutSeconds) * 1_000
+  const policy = policyOf(session.profile)
+  const timeoutMs = timeoutMsOf(session.profile)
+  const timesOutAt = Date.now() + timeoutMs - (order.orphan?.elapsedMs ?? 0)
   let stopped: Stop | undefined
   let onStopped: (() => void) | undefined
   let abandon: () => void = () => {}
@@ -86,13 +93,13 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     onStopped?.()
   }
   let ending: Ending | undefined
-  let runner: RunnerLink | undefined
+  let leaving = false
 
   const recorder = createRecorder(deps, claim, log, () =>
     stop({ status: 'interrupted', code: 'interrupted', message: 'The run was taken from this server.' }),
   )
-  const events = createRunnerEvents(runId, 2, deps.prices)
-  const body: ExecuteRun = {
+  const memory = createRunMemory(deps.prices)
+  const first: ExecuteRun = {
     runId,
     sessionId,
     prompt: order.task.prompt,
@@ -103,83 +110,92 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     ...(order.created ? { create: { profile: session.profile } } : {}),
   }
 
-  /** Any other runner than this one has an old copy of the conversation, or none. */
-  const newestAt = session.runner ?? hashOfSession(sessionId)
-  const hydrate = async (link: RunnerLink, replace: boolean): Promise<void> => {
-    try {
-      const bundle = session.stateRev > 0 ? await deps.store.loadState(tenantId, sessionId) : undefined
-      await link.hydrate(tenantId, sessionId, session.profile, bundle, replace)
-    } catch (cause) {
-      if (isAppError(cause) && cause.status < 500) throw cause
-      throw hydrationFailed({ cause, retryable: isAppError(cause) && tookNothing(cause) })
-    }
-  }
-  /** The runner's stream; tried again, on another runner if need be, only as long as nothing of it was seen. */
-  async function* stream(): AsyncGenerator<Buffer> {
-    const tried = new Set<string>()
-    const busyUntil = Date.now() + busyRetryMs
-    let link = order.route(tried)
-    let hydrated = order.created
-    for (;;) {
-      try {
-        if (!hydrated && link.hash !== newestAt) {
-          await hydrate(link, true)
-          hydrated = true
-        }
-        for await (const bytes of link.execute(tenantId, body, abort.signal)) {
-          runner = link
-          yield bytes
-        }
-        return
-      } catch (error) {
-        if (runner || abort.signal.aborted || !isAppError(error)) throw error
-        if (error.code === 'unknown_session' && !hydrated) {
-          await hydrate(link, false)
-          hydrated = true
-        } else if (error.code === 'session_busy' && Date.now() < busyUntil) {
-          await sleep(25, undefined, { signal: abort.signal })
-        } else if (tookNothing(error)) {
-          link = another(tried.add(link.hash), error)
-          hydrated = order.created
-        } else throw error
-      }
-    }
-  }
-  /** What the first runner said tells more than that there is no second one. */
-  const another = (tried: ReadonlySet<string>, error: AppError): RunnerLink => {
-    try {
-      return order.route(tried)
-    } catch {
-      throw error
-    }
-  }
-  const consume = async (): Promise<Ending> => {
+  const streams = createRunnerStreams(deps.store, order, abort.signal)
+  const consume = async (body: ExecuteRun): Promise<{ ending: Ending; refusal?: AppError }> => {
     let seen = false
+    const events = createRunnerEvents(runId, body.firstSeq, memory)
     try {
-      for await (const bytes of stream()) {
-        if (stopped) return stopped
+      for await (const bytes of streams.open(body)) {
+        if (stopped) return { ending: stopped }
         if (!seen) onDispatched(undefined)
         seen = true
         const read = events.read(bytes)
-        const wait = read.passed && recorder.add(read.passed)
-        if (read.ending) return (ending = read.ending)
+        const wait = read.passed && recorder.add(read.passed, read.tools && policy.most > 1)
+        if (read.ending) {
+          // Nothing that happens from now on changes an end which stands.
+          if (policy.most === 1 || !isLost(read.ending)) ending = read.ending
+          return { ending: read.ending }
+        }
         if (wait) await wait
       }
-      return stopped ?? lostStream
+      return { ending: stopped ?? lostStream }
     } catch (error) {
-      if (stopped) return stopped
+      if (stopped) return { ending: stopped }
       if (isAppError(error) && !seen) {
-        onDispatched(error)
-        return { status: 'error', code: error.code, message: error.message }
+        return { ending: { status: 'error', code: error.code, message: error.message }, refusal: error }
       }
       deps.log.warn({ err: error, runId }, 'the stream of a run broke')
-      return lostStream
+      return { ending: lostStream }
     }
   }
+  const pause = (ms: number): Promise<unknown> => sleep(ms, undefined, { signal: abort.signal }).catch(() => {})
+  const readLog = async (): Promise<Past | undefined> => {
+    while (!stopped) {
+      try {
+        return await readPast(deps.store, tenantId, runId)
+      } catch (err) {
+        deps.log.warn({ err, runId }, 'the log of a run could not be read; trying again')
+        await pause(logRetryMs)
+      }
+    }
+    return undefined
+  }
+  /** Tells everybody that the run is tried again, and waits. Undefined: it was stopped, or has done too much for another attempt. */
+  const begin = async (attempt: number, last: Stop, wait: number): Promise<ExecuteRun | undefined> => {
+    const past = (await recorder.flush()) ? await readLog() : undefined
+    if (!past || past.bytes > maxReplayBytes) return undefined
+    if (last === ownerDied) memory.recall(past)
+    const { replay, cutFrom, lastSeq } = past
+    const told = {
+      type: 'progress',
+      stage: 'retrying',
+      attempt,
+      message: `${last.message} Attempt ${attempt} of ${policy.most} follows.`,
+      ...(cutFrom === undefined ? {} : { supersedes: cutFrom }),
+    } as const
+    void recorder.add(line(lastSeq + 1, createEventEncoder(runId, sessionId, lastSeq + 1).line(told)))
+    const owned = await recorder.flush(attempt)
+    onDispatched(undefined)
+    if (owned && wait > 0) await pause(wait)
+    if (!owned || stopped) return undefined
+    return { ...first, firstSeq: lastSeq + 2, timeoutMs: Math.max(1, timesOutAt - Date.now()), attempt, replay }
+  }
+  /** All attempts; each but the first goes on behind what is stored of those before it. */
+  const attempts = async (): Promise<Ending> => {
+    let attempt = order.orphan?.attempt ?? 1
+    let last: Ending = ownerDied
+    let wait: number | undefined = 0
+    if (!order.orphan) {
+      const { ending: end, refusal } = await consume(first)
+      last = end
+      wait = waitAfter(attempt, last)
+      if (refusal && wait === undefined) onDispatched(refusal)
+    }
+    while (wait !== undefined && last.status !== 'ok') {
+      const body = await begin(attempt + 1, last, wait)
+      if (!body) break
+      attempt++
+      last = (await consume(body)).ending
+      wait = waitAfter(attempt, last)
+    }
+    return stopped ?? toldOf(last, attempt)
+  }
+  const waitAfter = (attempt: number, last: Ending): number | undefined =>
+    isLost(last) ? policy.waitAfter(attempt, timesOutAt - Date.now()) : undefined
   /** The runner's end, or the stop's when the runner does not wind down in time. */
   const outcome = (): Promise<Ending> =>
-    new Promise((resolve) => {
-      const consumed = consume().then(resolve)
+    new Promise((resolve, reject) => {
+      const consumed = attempts().then(resolve, reject)
       onStopped = () => {
         void within(consumed, deps.windDownMs).then(() => resolve(stopped!))
       }
@@ -189,11 +205,16 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
       if (stopped) onStopped()
     })
 
-  const run = async (): Promise<void> => {
+  const run = async (): Promise<boolean> => {
     const encoder = createEventEncoder(runId, sessionId, 1)
-    void recorder.add(line(1, encoder.line({ type: 'progress', stage: 'accepted' })))
+    if (!order.orphan) void recorder.add(line(1, encoder.line({ type: 'progress', stage: 'accepted' })))
     ending = await outcome()
     onDispatched(undefined)
+    if (leaving) {
+      await recorder.flush()
+      log.detach()
+      return false
+    }
     const last = log.lastSeq + 1
     const terminal = line(last, ending.line ?? errorLine(claim, last, ending as Stop))
     const finished = await recorder.finish(
@@ -203,22 +224,27 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
         ...(ending.status === 'ok'
           ? { result: ending.result }
           : { error: { code: ending.code, message: ending.message } }),
-        ...(events.usage ? { usage: events.usage } : {}),
-        toolCalls: events.toolCalls,
-        ...(events.runtimeSessionId === undefined ? {} : { runtimeSessionId: events.runtimeSessionId }),
-        ...(runner ? { runner: runner.hash } : {}),
+        ...(memory.usage ? { usage: memory.usage } : {}),
+        toolCalls: memory.toolCalls,
+        ...(memory.runtimeSessionId === undefined ? {} : { runtimeSessionId: memory.runtimeSessionId }),
+        ...(streams.runner ? { runner: streams.runner.hash } : {}),
       },
       terminal,
     )
-    if (!finished) return log.detach()
+    if (!finished) {
+      log.detach()
+      return false
+    }
     log.append(terminal)
     log.end()
+    return true
   }
   const done = run().catch((err: unknown) => {
     deps.log.error({ err, runId }, 'a run could not be ended')
     log.detach()
+    return false
   })
-  const deadline = Date.now() + timeoutMs + deps.deadlineGraceMs
+  const deadline = timesOutAt + deps.deadlineGraceMs
   return {
     claim,
     log,
@@ -226,9 +252,14 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     dispatched,
     done,
     get runner() {
-      return runner
+      return streams.runner
     },
     stop,
+    leave(why) {
+      leaving = policy.most > 1 && !stopped && !ending
+      stop(why)
+      if (leaving) abandon()
+    },
     abandon: () => abandon(),
   }
 }
@@ -239,5 +270,18 @@ const line = (seq: number, text: string | Buffer): LogChunk => ({
   lines: typeof text === 'string' ? Buffer.from(text) : text,
 })
 
-const errorLine = (claim: Claim, seq: number, { code, message }: Stop): string =>
-  createEventEncoder(claim.runId, claim.sessionId, seq).line({ type: 'error', code, message })
+/** The end of a run that was lost again and again says how often. */
+function toldOf(last: Ending, attempt: number): Ending {
+  if (last.status === 'ok' || attempt === 1 || !(isLost(last) || last === ownerDied)) return last
+  const retryable = last.line !== undefined && parseLine(last.line)?.['retryable'] === true
+  const { line: _, ...told } = last
+  return { ...told, message: afterAttempts(last.message, attempt), ...(retryable ? { retryable } : {}) }
+}
+
+const errorLine = (claim: Claim, seq: number, { code, message, retryable }: Stop): string =>
+  createEventEncoder(claim.runId, claim.sessionId, seq).line({
+    type: 'error',
+    code,
+    message,
+    ...(retryable ? { retryable } : {}),
+  })

@@ -24,6 +24,7 @@ export async function* followStored(
   let cursor = afterSeq
   let wakes = 0
   let resume: (() => void) | undefined
+  let left: RunLog | undefined
   const wake = (): void => {
     wakes++
     resume?.()
@@ -33,9 +34,17 @@ export async function* followStored(
   signal.addEventListener('abort', wake)
   try {
     while (!signal.aborted) {
-      // A run that waited may have begun in this process: what is not stored yet is here.
+      // It may execute here, or begin to after it waited or was left by another process: what is not stored yet is here.
       const live = begun?.()
-      if (live) return yield* live.follow(cursor, signal)
+      if (live && live !== left) {
+        for await (const chunk of live.follow(cursor, signal)) {
+          cursor = lastSeqOf(chunk)
+          yield chunk
+          if (endsLog(chunk)) return
+        }
+        left = live
+        continue
+      }
       const before = wakes
       const page = await store.readLog(tenantId, runId, cursor)
       if (!page) throw unknownRun()

@@ -24,8 +24,13 @@ export interface RecorderDeps {
 
 /** Makes a run's events durable behind the back of its watchers, and its end before their eyes. */
 export interface Recorder {
-  /** Shows events to watchers at once and stores them soon. Resolves when there is room for more; mostly returns undefined. */
-  add(chunk: LogChunk): Promise<void> | undefined
+  /**
+   * Shows events to watchers at once and stores them soon, or as soon as may be. Resolves when there is room for more; mostly
+   * returns undefined.
+   */
+  add(chunk: LogChunk, atOnce?: boolean): Promise<void> | undefined
+  /** Stores everything so far; with an attempt, that it begins. False: the claim was lost. */
+  flush(attempt?: number): Promise<boolean>
   /** Stores what is left with the terminal event, in one transaction. False: the claim was lost and nothing was written. */
   finish(end: Omit<FinishRun, 'claim' | 'tail'>, terminal: LogChunk): Promise<boolean>
 }
@@ -39,6 +44,8 @@ export function createRecorder(deps: RecorderDeps, claim: Claim, log: RunLog, on
   let timer: NodeJS.Timeout | undefined
   let flushing: Promise<void> | undefined
   let lost = false
+  let hurry = false
+  let begun: number | undefined
 
   /** A store that is away comes back, or takes the lease of this process with it: then `write` answers false. */
   const persistently = async (write: () => Promise<boolean>): Promise<boolean> => {
@@ -57,6 +64,7 @@ export function createRecorder(deps: RecorderDeps, claim: Claim, log: RunLog, on
     const chunk = join(pending)
     pending = []
     count = bytes = 0
+    hurry = false
     clearTimeout(timer)
     timer = undefined
     return chunk
@@ -65,7 +73,11 @@ export function createRecorder(deps: RecorderDeps, claim: Claim, log: RunLog, on
     const chunk = take()
     if (!chunk || lost) return
     inFlight = chunk.lines.length
-    const owned = await persistently(() => store.append(claim, chunk))
+    const attempt = begun
+    begun = undefined
+    const owned = await persistently(() =>
+      attempt === undefined ? store.append(claim, chunk) : store.retry(claim, attempt, chunk),
+    )
     inFlight = 0
     if (owned) {
       log.stored(lastSeqOf(chunk))
@@ -82,20 +94,26 @@ export function createRecorder(deps: RecorderDeps, claim: Claim, log: RunLog, on
     }))
   const schedule = (): void => {
     if (flushing || lost || count === 0) return
-    if (count >= flushEvents || bytes >= unstoredBytes) void startFlush()
+    if (hurry || count >= flushEvents || bytes >= unstoredBytes) void startFlush()
     else timer ??= setTimeout(startFlush, flushAfterMs)
   }
   const room = async (): Promise<void> => {
     while (!lost && bytes + inFlight >= unstoredBytes) await startFlush()
   }
   return {
-    add(chunk) {
+    add(chunk, atOnce = false) {
       pending.push(chunk)
       count += chunk.count
       bytes += chunk.lines.length
       log.append(chunk)
+      hurry ||= atOnce
       schedule()
       return bytes + inFlight < unstoredBytes ? undefined : room()
+    },
+    async flush(attempt) {
+      begun = attempt
+      while (flushing || (count > 0 && !lost)) await startFlush()
+      return !lost
     },
     async finish(end, terminal) {
       clearTimeout(timer)

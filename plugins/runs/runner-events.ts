@@ -2,6 +2,7 @@ import type { Prices } from '#contracts/prices'
 import { hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
 import { createUsageTally } from '#contracts/usage'
+import type { Past } from './past.ts'
 
 /** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
 export type Ending =
@@ -10,16 +11,46 @@ export type Ending =
       readonly status: 'error' | 'cancelled' | 'interrupted'
       readonly code: string
       readonly message: string
+      readonly retryable?: boolean
       readonly line?: Buffer
     }
 
+/** What a run must remember, of all its attempts. */
+export interface RunMemory {
+  readonly usage: Usage | undefined
+  toolCalls: number
+  runtimeSessionId: string | undefined
+  used(event: Readonly<Record<string, unknown>>): void
+  /** What a run that was taken over has in its log. */
+  recall(past: Past): void
+}
+
+export function createRunMemory(prices: Prices | undefined): RunMemory {
+  const tally = createUsageTally(prices)
+  return {
+    get usage() {
+      return tally.usage
+    },
+    toolCalls: 0,
+    runtimeSessionId: undefined,
+    used: (event) => tally.add(event),
+    recall(past) {
+      for (const event of past.usage) tally.add(event)
+      this.toolCalls += past.toolCalls
+      this.runtimeSessionId = past.runtimeSessionId
+    },
+  }
+}
+
 /** Takes over what a runner streams: passes lines on as they are and parses only what the run must remember. */
 export interface RunnerEvents {
-  readonly usage: Usage | undefined
-  readonly toolCalls: number
-  readonly runtimeSessionId: string | undefined
   /** Whole lines in; what may be passed on, and the ending when it was among them. Nothing is read after an ending. */
-  read(bytes: Buffer): { readonly passed: LogChunk | undefined; readonly ending: Ending | undefined }
+  read(bytes: Buffer): {
+    readonly passed: LogChunk | undefined
+    readonly ending: Ending | undefined
+    /** A tool call or its result is in it: what must not happen twice. */
+    readonly tools: boolean
+  }
 }
 
 const broken: Ending = { status: 'error', code: 'runner_protocol', message: 'The runner sent a line that is no event.' }
@@ -29,20 +60,17 @@ const misplaced: Ending = {
   message: 'The runner sent an event out of its place.',
 }
 
-export function createRunnerEvents(runId: string, firstSeq: number, prices?: Prices): RunnerEvents {
-  const tally = createUsageTally(prices)
+export function createRunnerEvents(runId: string, firstSeq: number, memory: RunMemory): RunnerEvents {
   let seq = firstSeq
-  let toolCalls = 0
-  let runtimeSessionId: string | undefined
   const understand = (type: string, line: Buffer): Ending | undefined => {
     const event = parseLine(line)
     if (!event) return broken
     if (type === 'session_init') {
-      if (typeof event['runtimeSessionId'] === 'string') runtimeSessionId = event['runtimeSessionId']
+      if (typeof event['runtimeSessionId'] === 'string') memory.runtimeSessionId = event['runtimeSessionId']
       return undefined
     }
     if (type === 'usage') {
-      tally.add(event)
+      memory.used(event)
       return undefined
     }
     const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
@@ -55,18 +83,10 @@ export function createRunnerEvents(runId: string, firstSeq: number, prices?: Pri
     }
   }
   return {
-    get usage() {
-      return tally.usage
-    },
-    get toolCalls() {
-      return toolCalls
-    },
-    get runtimeSessionId() {
-      return runtimeSessionId
-    },
     read(bytes) {
       const first = seq
       let start = 0
+      let tools = false
       let ending: Ending | undefined
       while (start < bytes.length) {
         const end = bytes.indexOf(0x0a, start)
@@ -78,12 +98,14 @@ export function createRunnerEvents(runId: string, firstSeq: number, prices?: Pri
         else if (type === 'session_init' || type === 'usage' || type === 'result' || type === 'error')
           ending = understand(type, line)
         if (ending) break
-        if (type === 'tool_call') toolCalls++
+        if (type === 'tool_call') memory.toolCalls++
+        if (type === 'tool_call' || type === 'tool_result') tools = true
         seq++
         start = end + 1
       }
       const count = seq - first
-      return { passed: count === 0 ? undefined : { firstSeq: first, count, lines: bytes.subarray(0, start) }, ending }
+      const passed = count === 0 ? undefined : { firstSeq: first, count, lines: bytes.subarray(0, start) }
+      return { passed, ending, tools }
     },
   }
 }

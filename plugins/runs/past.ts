@@ -1,0 +1,113 @@
+import type { Replay } from '#contracts/replay'
+import { parseLine, peekType } from '#contracts/run-event'
+import type { RunStore } from '#contracts/run-store'
+import { linesOf } from '#kernel'
+import { lastSeqOf } from '#contracts/log-chunk'
+
+/** What the stored log of a run says to those who go on with it. */
+export interface Past {
+  readonly lastSeq: number
+  readonly replay: Replay
+  /** Of what the replay holds, about. */
+  readonly bytes: number
+  /** The first of the trailing texts: what said it was cut off and is done again. */
+  readonly cutFrom: number | undefined
+  /** The conversation handle that was reported last. */
+  readonly runtimeSessionId: string | undefined
+  /** Bodies of the `usage` events, in order. */
+  readonly usage: readonly Record<string, unknown>[]
+  readonly toolCalls: number
+}
+
+type Item = Replay[number]
+
+/** Reads the log of a run and sorts out what is finished. */
+export async function readPast(store: RunStore, tenantId: string, runId: string): Promise<Past> {
+  const reader = createReader()
+  let lastSeq = 0
+  for (;;) {
+    const page = await store.readLog(tenantId, runId, lastSeq)
+    const end = page?.chunks.at(-1)
+    if (!page || !end) break
+    for (const chunk of page.chunks) {
+      let seq = chunk.firstSeq
+      for (const line of linesOf(chunk.lines)) reader.read(line, seq++)
+    }
+    lastSeq = lastSeqOf(end)
+  }
+  return { lastSeq, ...reader.past() }
+}
+
+function createReader() {
+  /** Of a runtime that did the turn again: what it has not come to again is finished all the same. */
+  let earlier: Item[] = []
+  let items: Item[] = []
+  let text = ''
+  let cutFrom: number | undefined
+  let bytes = 0
+  let toolCalls = 0
+  let runtimeSessionId: string | undefined
+  const usage: Record<string, unknown>[] = []
+  const cut = (): void => {
+    text = ''
+    cutFrom = undefined
+  }
+  const keep = (): void => {
+    // What was said before a tool call is finished: the call ends its step.
+    if (text !== '') items.push({ type: 'assistant', text, delta: true })
+    cut()
+  }
+  const readers: Readonly<Record<string, (event: Record<string, unknown>, seq: number) => void>> = {
+    assistant(event, seq) {
+      text += String(event['text'])
+      cutFrom ??= seq
+    },
+    tool_call({ id, name, arguments: given }) {
+      keep()
+      toolCalls++
+      items.push({ type: 'tool_call', id: String(id), name: String(name), arguments: given })
+      earlier = without(earlier, String(name), given)
+    },
+    tool_result({ id, name, ok, content }) {
+      keep()
+      items.push({ type: 'tool_result', id: String(id), name: String(name), ok: ok === true, content: String(content) })
+    },
+    progress({ stage }) {
+      if (stage === 'retrying') cut()
+      if (stage !== 'repeated') return
+      cut()
+      earlier = [...earlier, ...items.filter(({ type }) => type !== 'assistant')]
+      items = []
+    },
+    usage: (event) => void usage.push(event),
+    session_init(event) {
+      runtimeSessionId = String(event['runtimeSessionId'])
+    },
+  }
+  return {
+    read(line: Buffer, seq: number) {
+      const read = readers[peekType(line) ?? '']
+      const event = read && parseLine(line)
+      if (!event) return
+      bytes += line.length
+      read(event, seq)
+    },
+    past: (): Omit<Past, 'lastSeq'> => ({
+      replay: [...items, ...earlier],
+      bytes,
+      cutFrom,
+      runtimeSessionId,
+      usage,
+      toolCalls,
+    }),
+  }
+}
+
+/** The items but for one call of this name and arguments, and its result. */
+function without(items: Item[], name: string, given: unknown): Item[] {
+  const same = JSON.stringify(given)
+  const call = items.find((i) => i.type === 'tool_call' && i.name === name && JSON.stringify(i.arguments) === same)
+  if (call?.type !== 'tool_call') return items
+  const result = items.find((item) => item.type === 'tool_result' && item.id === call.id)
+  return items.filter((item) => item !== call && item !== result)
+}
