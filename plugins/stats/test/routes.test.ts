@@ -171,7 +171,7 @@ test('usage shows the meters of the tenant and its busiest published agents, for
     ingress('pub_1', 5, 3),
     ingress('pub_1', 6, 4),
     ingress('pub_2', 6, 9),
-    ingress('pub_2', 90, 50),
+    ingress('pub_2', 61, 50),
   )
   await insert('globex', 'usage_meters', ingress('pub_1', 6, 1_000))
   await meters({ at: ago(minutes), toolCalls: 5 }, { at: ago(minutes), toolCalls: 1_000, tenant: 'globex' })
