@@ -16,7 +16,7 @@ import type { Static, TSchema } from '@sinclair/typebox'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
 import { access, accessOf } from './access.ts'
-import { AppError, handleClientError, handleError, handleNotFound, unavailable } from './errors.ts'
+import { AppError, handleClientError, handleError, handleNotFound, notFound, unavailable } from './errors.ts'
 import { openapi } from './openapi.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
 
@@ -51,6 +51,12 @@ export interface Listener {
 
 const stopping = (options: Parameters<typeof unavailable>[0]): AppError =>
   unavailable({ ...options, message: 'This server is stopping; try again.', retryable: true })
+
+/** No id and no text of ours holds a NUL, and PostgreSQL has no form for one: it never gets further than here. */
+const withNul = (url: string): AppError =>
+  /^[^?]*%00/.test(url)
+    ? notFound()
+    : new AppError('invalid_request', 400, { message: 'The query holds a NUL character.' })
 
 /** Builds one listener with everything that cuts across plugins: ids, limits, parsing, errors, OpenAPI, open streams. */
 export async function createListener(name: string, log: FastifyBaseLogger, logRequests: boolean): Promise<Listener> {
@@ -90,6 +96,7 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   app.addHook('onRequest', async (request, reply) => {
     void reply.header('x-request-id', request.id)
     if (streams.ending) throw stopping({ headers: { connection: 'close', 'retry-after': '1' } })
+    if (request.url.includes('%00')) throw withNul(request.url)
   })
   if (logRequests) {
     app.addHook('onResponse', async (request, reply) => {

@@ -47,6 +47,8 @@ export async function startConductor(t: TestContext, variables: Record<string, s
   const app = kernel.listeners['conductor']!
   const internal = kernel.listeners['internal']!
   const gateway = kernel.listeners['gateway']!
+  const runner = kernel.listeners['runner']!
+  const sidecar = kernel.listeners['sidecar']!
 
   /** `body` is sent as JSON text. */
   const call = (key: string | undefined, method: Method, url: string, body?: unknown) =>
@@ -61,5 +63,5 @@ export async function startConductor(t: TestContext, variables: Record<string, s
     })
   const issue = (tenantId: string, role: TenantRole) =>
     issueKey(database, tokens, { tenantId, role, label: role, createdBy: 'test' })
-  return { app, internal, gateway, database, signers, call, issue }
+  return { app, internal, gateway, runner, sidecar, database, signers, call, issue }
 }

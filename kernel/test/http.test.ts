@@ -206,3 +206,12 @@ test('connections that never sent a whole request do not hold the close', { time
   await kernel.stop()
   await closed
 })
+
+test('a NUL in a path names nothing, and one in a query is refused: neither reaches a handler', async (t) => {
+  const app = await gateway(t)
+  const inPath = await app.inject('/query%00?limit=1')
+  assert.deepEqual([inPath.statusCode, inPath.json().error], [404, 'not_found'])
+  const inQuery = await app.inject('/query?limit=1&tag=a%00')
+  assert.deepEqual([inQuery.statusCode, inQuery.json().error], [400, 'invalid_request'])
+  assert.equal((await app.inject('/query?limit=1&tag=a%2500')).statusCode, 200)
+})

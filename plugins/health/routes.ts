@@ -14,7 +14,12 @@ const NotReady = Type.Object({
 })
 
 export async function livenessRoutes(app: App): Promise<void> {
-  const schema = { tags: ['health'], summary: 'Process liveness.', response: { 200: Type.String() } }
+  const schema = {
+    tags: ['health'],
+    summary: 'Process liveness.',
+    produces: ['text/plain'],
+    response: { 200: Type.String() },
+  }
   app.get('/healthz', { ...access('public'), schema }, async (_request, reply) =>
     reply.type('text/plain; charset=utf-8').send('ok'),
   )

@@ -9,7 +9,7 @@ export default definePlugin({
     onStop(async () => metrics.clear())
     for (const listener of listeners) {
       routes(listener, async (app) => {
-        const schema = { tags: ['health'], summary: 'Metrics in the Prometheus text format.' }
+        const schema = { tags: ['health'], summary: 'Metrics in the Prometheus text format.', produces: ['text/plain'] }
         app.get('/metrics', { ...access('public'), schema }, async (_request, reply) =>
           reply.type(metrics.contentType).send(await metrics.metrics()),
         )

@@ -1,0 +1,165 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import fc from 'fast-check'
+import { type Operation, operationsOf } from './openapi-operations.ts'
+import { startConductor } from './conductor.ts'
+import { type Fixtures, nameOf, unknownIds, urlOf } from './route-table.ts'
+import { valuesOf } from './schema-values.ts'
+
+type Conductor = Awaited<ReturnType<typeof startConductor>>
+type Call = (method: Operation['method'], url: string, body?: unknown) => Promise<{ status: number; body: unknown }>
+
+const caller =
+  (conductor: Conductor, key: string): Call =>
+  async (method, url, body) => {
+    // A stream that goes on is known by its status.
+    const reply = await conductor.app.inject({
+      method,
+      url,
+      payloadAsStream: true,
+      headers: {
+        authorization: `Bearer ${key}`,
+        'x-tenant-id': 'initech',
+        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      },
+      ...(body === undefined ? {} : { payload: JSON.stringify(body) }),
+    })
+    if (String(reply.headers['content-type']).includes('event-stream')) {
+      reply.stream().destroy()
+      return { status: reply.statusCode, body: 'a stream' }
+    }
+    const chunks: Buffer[] = []
+    for await (const chunk of reply.stream()) chunks.push(chunk as Buffer)
+    const text = Buffer.concat(chunks).toString()
+    const json = String(reply.headers['content-type']).includes('json;')
+    return { status: reply.statusCode, body: json ? (JSON.parse(text) as unknown) : text }
+  }
+
+/** One of everything that belongs to a tenant and can be named. */
+async function belongings(conductor: Conductor, call: Call, tenantId: string): Promise<Fixtures> {
+  const must = async <T>(method: Operation['method'], url: string, body: unknown): Promise<T> => {
+    const reply = await call(method, url, body)
+    assert.ok(reply.status < 300, `${method} ${url}: ${reply.status} ${JSON.stringify(reply.body)}`)
+    return reply.body as T
+  }
+  const pool = await must<{ id: string }>('POST', '/api/pools', { name: 'initech-pool' })
+  await must('POST', '/api/profiles', { name: 'initech-agent', instructions: 'Initech’s secret.' })
+  await must('POST', '/api/profiles/initech-agent/publish', { slug: 'initech-slug' })
+  const key = await must<{ id: string }>('POST', '/api/profiles/initech-agent/keys', { label: 'initech-key' })
+  const apiKey = await must<{ id: string }>('POST', '/api/api-keys', { label: 'initech-api-key' })
+  // Written as a conductor leaves them: nothing is executed here.
+  const { database } = conductor
+  const messageId = `msg_${'a'.repeat(32)}`
+  await database.batch(tenantId, [
+    {
+      text: `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, run_count)
+             VALUES ($1, 'sess-initech1', 'initech-agent', 'general', '{}', 'idle', 1)`,
+      values: [tenantId],
+    },
+    {
+      text: `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, finished_at, ordinal)
+             VALUES ($1, 'run-initech', 'sess-initech1', 'initech-agent', 'ok', 'Initech’s question', 'x', 1, now(), 1)`,
+      values: [tenantId],
+    },
+    {
+      text: `INSERT INTO webhook_deliveries (tenant_id, id, run_id, url, state) VALUES ($1, $2, 'run-initech', 'https://initech.example/', 'dead')`,
+      values: [tenantId, messageId],
+    },
+  ])
+  return {
+    '/api/api-keys/{id}': apiKey.id,
+    '/api/pools/{id}': pool.id,
+    '/api/profiles/{name}': 'initech-agent',
+    '/api/profiles/{name}/keys/{keyId}': key.id,
+    '/api/profiles/{name}/versions/{version}': '1',
+    '/api/runs/{id}': 'run-initech',
+    '/api/sessions/{id}': 'sess-initech1',
+    '/api/tenants/{id}': tenantId,
+    '/api/webhooks/deliveries/{id}': messageId,
+  }
+}
+
+const sampleBody = (operation: Operation): unknown =>
+  operation.body === undefined ? undefined : fc.sample(valuesOf(operation.body, [], false), { seed: 7, numRuns: 1 })[0]
+
+const comparable = ({ status, body }: { status: number; body: unknown }, ids: Fixtures): unknown => {
+  let text = JSON.stringify({ status, body }).replace(/"request_id":"[^"]*"/, '')
+  // An answer may repeat what the caller wrote.
+  for (const id of Object.values(ids)) text = text.replaceAll(id, '·')
+  return text
+}
+
+test('T4: every route answers another tenant’s ids as it answers ids that nobody has, and changes nothing', async (t) => {
+  const conductor = await startConductor(t)
+  await conductor.database.systemBatch([
+    {
+      text: `INSERT INTO tenants (id, name) VALUES ('initech', 'Initech'), ('globex', 'Globex') ON CONFLICT DO NOTHING`,
+    },
+  ])
+  const initech = caller(conductor, (await conductor.issue('initech', 'owner')).token)
+  const globex = caller(conductor, (await conductor.issue('globex', 'owner')).token)
+  const theirs = await belongings(conductor, initech, 'initech')
+  const operations = (await operationsOf(conductor.app)).filter(({ path }) => path.startsWith('/api/'))
+  const named = operations.filter(({ path }) => path.includes('{'))
+  const missing = Object.keys(unknownIds).filter((path) => !(path in theirs))
+  assert.deepEqual(missing, [], 'every resource of the route table is among the belongings of the tenant in this test')
+
+  // Figures of a window that moves are another answer each time.
+  const reads = named.filter(({ method, path }) => method === 'GET' && !path.endsWith('/metrics'))
+  const seen = async (): Promise<unknown[]> => {
+    const answers: unknown[] = []
+    for (const operation of reads) answers.push([nameOf(operation), await initech('GET', urlOf(operation, theirs))])
+    return answers
+  }
+  const before = JSON.stringify(await seen()).replaceAll(/"request_id":"[^"]*"/g, '')
+
+  // First, because its own log will show what this tenant tries.
+  const secrets = ['initech', 'Initech', ...Object.values(theirs).filter((id) => id.length > 4)]
+  for (const operation of operations.filter(({ method, path }) => method === 'GET' && !path.includes('{'))) {
+    const { body } = await globex('GET', operation.path)
+    for (const secret of secrets) {
+      assert.ok(!JSON.stringify(body).includes(secret), `${nameOf(operation)} shows ${secret} to another tenant`)
+    }
+  }
+
+  for (const operation of named) {
+    const body = sampleBody(operation)
+    const foreign = await globex(operation.method, urlOf(operation, theirs), body)
+    const unknown = await globex(operation.method, urlOf(operation), body)
+    assert.equal(comparable(foreign, theirs), comparable(unknown, unknownIds), nameOf(operation))
+    // A force-terminate always answers with its report, and the runs of a profile outlive it: nobody's are none.
+    const nothing = operation.path.endsWith('/terminate') || JSON.stringify(foreign.body) === '[]'
+    assert.ok(foreign.status >= 400 || nothing, `${nameOf(operation)}: ${foreign.status}`)
+  }
+  assert.equal(JSON.stringify(await seen()).replaceAll(/"request_id":"[^"]*"/g, ''), before)
+})
+
+test('T4: another tenant’s ids inside a body are unknown ones, too', async (t) => {
+  const conductor = await startConductor(t)
+  await conductor.database.systemBatch([
+    {
+      text: `INSERT INTO tenants (id, name) VALUES ('initech', 'Initech'), ('globex', 'Globex') ON CONFLICT DO NOTHING`,
+    },
+  ])
+  const initech = caller(conductor, (await conductor.issue('initech', 'owner')).token)
+  const globex = caller(conductor, (await conductor.issue('globex', 'owner')).token)
+  await belongings(conductor, initech, 'initech')
+  const same = async (url: string, foreign: object, unknown: object, status: number): Promise<void> => {
+    const [a, b] = [await globex('POST', url, foreign), await globex('POST', url, unknown)]
+    assert.equal(a.status, status, JSON.stringify(a.body))
+    const plain = (answer: unknown): string =>
+      JSON.stringify(answer)
+        .replace(/"request_id":"[^"]*"/, '')
+        .replaceAll(/initech-agent|sess-initech1|initech-pool|nobody|sess-nobody01|no-pool/g, '·')
+    assert.equal(plain(a), plain(b), url)
+  }
+  await same('/api/runs', { profile: 'initech-agent', prompt: 'x' }, { profile: 'nobody', prompt: 'x' }, 400)
+  await globex('POST', '/api/profiles', { name: 'mine' })
+  await same(
+    '/api/runs',
+    { profile: 'mine', prompt: 'x', sessionId: 'sess-initech1' },
+    { profile: 'mine', prompt: 'x', sessionId: 'sess-nobody01' },
+    404,
+  )
+  await same('/api/profiles', { name: 'p', pool: 'initech-pool' }, { name: 'p', pool: 'no-pool' }, 400)
+})

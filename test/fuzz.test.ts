@@ -1,0 +1,232 @@
+import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
+import { test } from 'node:test'
+import { Ajv } from 'ajv'
+import formats from 'ajv-formats'
+import fc from 'fast-check'
+import type { FastifyInstance } from 'fastify'
+import type { Signer } from '#contracts/signing'
+import { startConductor } from './conductor.ts'
+import { type Operation, operationsOf } from './openapi-operations.ts'
+import { nameOf } from './route-table.ts'
+import { hostileText, valuesOf } from './schema-values.ts'
+
+/** Requests to each route. `npm run fuzz` makes a thousand; a seed of a failure repeats it: FUZZ_SEED. */
+const runs = Number(process.env['FUZZ_RUNS'] ?? 25)
+const seed = Number(process.env['FUZZ_SEED'] ?? Date.now() % 2 ** 31)
+
+interface Sent {
+  readonly url: string
+  readonly headers: Readonly<Record<string, string>>
+  readonly payload: Buffer | undefined
+}
+
+/** What stands in a URL for a value, well-formed or not. */
+const inUrl = (value: unknown): string => {
+  const text = typeof value === 'string' ? value : JSON.stringify(value)
+  return encodeURIComponent(text.replaceAll(/[\ud800-\udfff]/g, '\ufffd'))
+}
+// No dots alone: a client folds them away, and asks another route.
+const rawText = fc.constantFrom('%zz', '%', '%00', '%252e', '%ff', '%c0%ae', ';', '@', '*', '%20')
+
+const headers = fc.record(
+  {
+    'last-event-id': fc.constantFrom('1', '0', '-1', 'x', '1.1', '9'.repeat(30), ''),
+    'idempotency-key': fc.constantFrom('k1', 'k2', 'x'.repeat(255), 'x'.repeat(256), ''),
+    accept: fc.constantFrom('*/*', 'application/problem+json', 'application/x-ndjson', 'text/html', 'junk'),
+    origin: fc.constantFrom('https://example.com', 'null', 'junk'),
+    'x-tenant-id': fc.constantFrom('acme', 'globex', ''),
+    'if-match': fc.constantFrom('"1"', '*', 'junk'),
+  },
+  { requiredKeys: [] },
+)
+const contentTypes = fc.oneof(
+  { weight: 12, arbitrary: fc.constant('application/json') },
+  {
+    weight: 1,
+    arbitrary: fc.constantFrom(
+      'text/plain',
+      'application/json; charset=utf-16',
+      'application/octet-stream',
+      'junk',
+      'multipart/form-data',
+    ),
+  },
+)
+const bodies = (operation: Operation, known: readonly string[]): fc.Arbitrary<Buffer | undefined> => {
+  const json = operation.body ? valuesOf(operation.body, known, true) : fc.jsonValue({ maxDepth: 2 })
+  const text = json.map((value) => Buffer.from(JSON.stringify(value) ?? ''))
+  return fc.oneof(
+    { weight: 16, arbitrary: text },
+    { weight: 1, arbitrary: fc.constant(undefined) },
+    { weight: 1, arbitrary: text.map((bytes) => bytes.subarray(0, bytes.length >> 1)) },
+    { weight: 1, arbitrary: fc.uint8Array({ maxLength: 64 }).map((bytes) => Buffer.from(bytes)) },
+    {
+      weight: 1,
+      arbitrary: fc
+        .constantFrom('['.repeat(100), `{"__proto__":{"x":1}}`, 'null', '""', '\ufeff{}')
+        .map((s) => Buffer.from(s)),
+    },
+  )
+}
+
+/** Requests to one operation: mostly near what it documents, never quite. */
+function requestsTo(operation: Operation, known: readonly string[]): fc.Arbitrary<Sent> {
+  const part = (schema: object): fc.Arbitrary<string> =>
+    fc.oneof(
+      { weight: 3, arbitrary: valuesOf(schema, known, false).map(inUrl) },
+      { weight: 2, arbitrary: fc.constantFrom(...known).map(inUrl) },
+      { weight: 1, arbitrary: fc.constantFrom(...hostileText).map(inUrl) },
+      { weight: 1, arbitrary: rawText },
+    )
+  const inPath = operation.parameters.filter((one) => one.in === 'path')
+  const inQuery = operation.parameters.filter((one) => one.in === 'query')
+  const path = fc
+    .tuple(...inPath.map((one) => part(one.schema ?? {})))
+    .map((values) =>
+      inPath.reduce((url, { name }, i) => url.replace(`{${name}}`, () => values[i] || 'x'), operation.path),
+    )
+  const query = fc
+    .record(Object.fromEntries(inQuery.map((one) => [one.name, part(one.schema ?? {})])), { requiredKeys: [] })
+    .map((values) => Object.entries(values).map(([name, value]) => `${name}=${value}`))
+  const takesBody = operation.method !== 'GET'
+  return fc
+    .tuple(
+      path,
+      query,
+      fc.constantFrom('', '&limit=1', '&limit=1&limit=2', '&nonsense=1'),
+      headers,
+      contentTypes,
+      bodies(operation, known),
+    )
+    .map(([url, pairs, more, some, contentType, payload]) => ({
+      url: `${url}?${pairs.join('&')}${more}`,
+      headers: { ...some, ...(takesBody && payload ? { 'content-type': contentType } : {}) },
+      payload: takesBody ? payload : undefined,
+    }))
+}
+
+const ajv = formats.default(new Ajv({ strict: false, allowUnionTypes: true }))
+const checks = new WeakMap<object, (value: unknown) => boolean>()
+
+/** What any answer must be, whatever was asked. */
+function judge(operation: Operation, status: number, type: string, body: string): void {
+  const documented = operation.responses[status] ?? operation.responses[`${String(status)[0]!}XX`]
+  // A HEAD of the router, a preflight: nothing else answers outside its document.
+  assert.ok(
+    documented ?? (status < 500 && operation.access === undefined),
+    `status ${status} is not documented: ${body.slice(0, 300)}`,
+  )
+  assert.notEqual(status, 500, body)
+  if (status >= 400) {
+    const problem = JSON.parse(body) as Record<string, unknown>
+    assert.match(type, /^application\/(problem\+)?json/)
+    const code = type.includes('problem') ? problem['title'] : problem['error']
+    assert.ok(typeof code === 'string' && code !== '' && code.length < 300, `an error has a code: ${body}`)
+    assert.equal(typeof problem['request_id'], 'string', `an error names its request: ${body}`)
+    return
+  }
+  const kinds = Object.keys(documented?.content ?? {})
+  const kind = kinds.find((one) => type.startsWith(one))
+  assert.ok(kinds.length === 0 || body === '' || kind, `answered ${type}, documented ${kinds.join(', ')}`)
+  const schema = kind === 'application/json' ? documented?.content?.[kind]?.schema : undefined
+  if (!schema || body === '') return
+  const check = checks.get(schema) ?? ajv.compile(schema)
+  checks.set(schema, check)
+  assert.ok(
+    check(JSON.parse(body)),
+    `the answer is not what is documented: ${ajv.errorsText((check as { errors?: [] }).errors)} ${body.slice(0, 500)}`,
+  )
+}
+
+async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Promise<void> {
+  const reply = await app.inject({
+    method: operation.method,
+    url: sent.url,
+    headers: sent.headers,
+    payloadAsStream: true,
+    ...(sent.payload ? { payload: sent.payload } : {}),
+  })
+  const type = String(reply.headers['content-type'] ?? '')
+  const endless = /event-stream|ndjson/.test(type) && reply.statusCode < 400
+  const chunks: Buffer[] = []
+  if (endless) reply.stream().destroy()
+  else for await (const chunk of reply.stream()) chunks.push(chunk as Buffer)
+  judge(operation, reply.statusCode, type, Buffer.concat(chunks).toString())
+}
+
+async function fuzz(
+  app: FastifyInstance,
+  known: readonly string[],
+  sign: (sent: Sent, operation: Operation) => Sent,
+): Promise<number> {
+  let asked = 0
+  for (const operation of await operationsOf(app)) {
+    await fc.assert(
+      fc.asyncProperty(requestsTo(operation, known), async (sent) => {
+        asked++
+        await ask(app, operation, sign(sent, operation)).catch((error: Error) => {
+          error.message = `${nameOf(operation)} as ${sent.url} ${JSON.stringify(sent.headers)} ${sent.payload?.toString()}: ${error.message}`
+          throw error
+        })
+      }),
+      { numRuns: runs, seed, endOnFailure: true },
+    )
+  }
+  return asked
+}
+
+const known = ['writer', 'writer-two', 'run-1', 'run-2', 'sess-00000000-00000001', '1', '2', 'fuzz-slug', 'default']
+
+test('no request makes a listener of the control plane fail, and every answer is a documented one', async (t) => {
+  // Messages go nowhere, rates are no obstacle.
+  const conductor = await startConductor(t, {
+    AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
+    AGENT_ORC_RATELIMIT_TOPOLOGY_RPM: '100000',
+  })
+  await conductor.database.systemBatch([
+    { text: `INSERT INTO tenants (id, name) VALUES ('acme', 'Acme') ON CONFLICT DO NOTHING` },
+  ])
+  const { token } = await conductor.issue('acme', 'owner')
+  await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
+  await conductor.call(token, 'POST', '/api/profiles', { name: 'writer-two' })
+  await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug' })
+  const asked = await fuzz(conductor.app, known, (sent) => ({
+    ...sent,
+    headers: { ...sent.headers, authorization: `Bearer ${token}` },
+  }))
+  const signer: Signer = conductor.signers.get('chat-gateway')!
+  const internally = await fuzz(conductor.internal, known, (sent, { method }) => ({
+    ...sent,
+    headers: {
+      ...sent.headers,
+      ...signer.sign({ tenant: 'acme', method, target: sent.url, body: sent.payload ?? Buffer.alloc(0) }),
+    },
+  }))
+  t.diagnostic(`${asked + internally} requests, seed ${seed}`)
+  assert.equal((await conductor.app.inject('/healthz')).statusCode, 200)
+  assert.ok(asked > 30 * runs)
+})
+
+test('no request makes the gateway, a runner or a sidecar fail, and every answer is a documented one', async (t) => {
+  const conductor = await startConductor(t)
+  const { token } = await conductor.issue('default', 'owner')
+  await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
+  await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug', rateLimitRpm: 100_000 })
+  const issued = await conductor.call(token, 'POST', '/api/profiles/writer/keys', { label: 'fuzz' })
+  const bearer = `Bearer ${issued.json<{ token: string }>().token}`
+  const publicly = await fuzz(conductor.gateway, known, (sent) => ({
+    ...sent,
+    // Mostly the agent whose key it is: other paths are refused before anything is read.
+    url: sent.url.replace(/^\/v1\/chat\/[^/?]*\/[^/?]*/, (path) =>
+      sent.url.length % 4 ? '/v1/chat/default/fuzz-slug' : path,
+    ),
+    headers: { ...sent.headers, authorization: bearer },
+  }))
+  const privately = await fuzz(conductor.runner, known, (sent) => ({
+    ...sent,
+    headers: { ...sent.headers, 'x-tenant-id': 'default' },
+  }))
+  const inside = await fuzz(conductor.sidecar, known, (sent) => sent)
+  t.diagnostic(`${publicly + privately + inside} requests, seed ${seed}`)
+})
