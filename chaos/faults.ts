@@ -15,12 +15,22 @@ interface Dependencies {
 export async function injectFaults(faults: readonly Scheduled[], deps: Dependencies): Promise<void> {
   const began = performance.now()
   const problems: unknown[] = []
+  // On a slow machine a process may still be starting when its next fault is due: that one waits.
+  const turns = new Map<string, Promise<void>>()
+  const inTurn = (part: string, work: () => Promise<void>): Promise<void> => {
+    const turn = (turns.get(part) ?? Promise.resolve()).then(work)
+    turns.set(
+      part,
+      turn.catch(() => {}),
+    )
+    return turn
+  }
   await Promise.all(
     faults.map(async (fault) => {
       await sleep(Math.max(0, fault.atMs - (performance.now() - began)))
       deps.say(`${(fault.atMs / 1_000).toFixed(1).padStart(6)} s  ${sentence(fault)}`)
       try {
-        await inject(fault, deps)
+        await inTurn('store' in fault ? fault.store : fault.on, () => inject(fault, deps))
       } catch (error) {
         problems.push(error)
       }
