@@ -55,6 +55,36 @@ test('plugins are set up in the order of their capabilities, then started, and s
   assert.deepEqual(events, ['makes setup', 'needs setup', 'needs start', 'needs stop', 'makes stop'])
 })
 
+test('what must be let end before a listener closes runs while that listener still answers, in the order of the listeners', async () => {
+  const events: string[] = []
+  let url = (_listener: string): string => assert.fail('not listening yet')
+  const status = async (listener: string): Promise<number | string> =>
+    fetch(`${url(listener)}/openapi.json`).then(
+      (reply) => reply.status,
+      () => 'closed',
+    )
+  const waits = definePlugin({
+    name: 'waits',
+    async setup(ctx) {
+      url = ctx.urlOf
+      for (const listener of ['second', 'first', 'off']) {
+        ctx.beforeClose(listener, async () => {
+          events.push(`${listener}: first ${await status('first')}, second ${await status('second')}`)
+          throw new Error('what fails here keeps nothing from closing')
+        })
+      }
+      ctx.onStop(async () => void events.push(`stop: ${await status('second')}`))
+      return {}
+    },
+  })
+  const running = await boot(
+    role([as(waits)], { first: on, second: on, off: { host: '127.0.0.1', port: undefined } }),
+    { log },
+  )
+  await assert.rejects(running.stop(), AggregateError)
+  assert.deepEqual(events, ['first: first 200, second 200', 'second: first closed, second 200', 'stop: closed'])
+})
+
 test('a setup that fails is named, and what already started is stopped in reverse', async () => {
   const events: string[] = []
   const boom = definePlugin({

@@ -27,6 +27,10 @@ export interface RunHost {
 }
 
 const drainTickMs = 25
+/** How long a conductor may take to store what was fetched; until then this copy is the only one. */
+const storedMs = 1_000
+/** A sidecar that no runner has asked for this long waits for none to fetch what it has. Runners ask every few seconds. */
+const nobodyMs = 15_000
 
 export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtime>, runs: Runs): RunHost {
   const served = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
@@ -40,6 +44,8 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
   const names = [...served.keys()].toSorted()
   /** Sessions whose conversation changed since it was last exported, with a count of their runs. */
   const changes = new Map<string, number>()
+  let lastExport = -Infinity
+  let lastAsked = -Infinity
   const find = (name: string | undefined): Runtime => {
     if (name === undefined && mode === 'all') throw runtimeRequired()
     const runtime = served.get(name ?? mode)
@@ -53,17 +59,20 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     get inflight() {
       return runs.inflight
     },
-    health: () => ({
-      ok: true,
-      runtime: mode,
-      runtimes: names,
-      instance,
-      inflight: runs.inflight,
-      pid: process.pid,
-      node: process.version,
-      uptimeSeconds: Math.round(process.uptime()),
-      memory: memory(),
-    }),
+    health() {
+      lastAsked = Date.now()
+      return {
+        ok: true,
+        runtime: mode,
+        runtimes: names,
+        instance,
+        inflight: runs.inflight,
+        pid: process.pid,
+        node: process.version,
+        uptimeSeconds: Math.round(process.uptime()),
+        memory: memory(),
+      }
+    },
     accept(envelope) {
       if (!isClientId(envelope.sessionId)) throw invalidSessionId()
       const { sessionId } = envelope
@@ -77,6 +86,7 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
       const midRun = runs.busy(sessionId)
       const bundle = await find(name).exportState?.(sessionId)
       if (!midRun && changes.get(sessionId) === before) changes.delete(sessionId)
+      lastExport = Date.now()
       return bundle
     },
     async hydrate(name, sessionId, bundle) {
@@ -94,7 +104,9 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     },
     async drain(ms) {
       const until = Date.now() + ms
-      while (Date.now() < until && (runs.inflight > 0 || changes.size > 0)) await sleep(drainTickMs)
+      const unfetched = (): boolean =>
+        Date.now() - lastAsked < nobodyMs && (changes.size > 0 || Date.now() - lastExport < storedMs)
+      while (Date.now() < until && (runs.inflight > 0 || unfetched())) await sleep(drainTickMs)
     },
   }
 }

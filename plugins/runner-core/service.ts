@@ -19,7 +19,7 @@ import { createBroadcastBook } from './broadcast.ts'
 import { createLedgers } from './ledger.ts'
 import { createPoolBook } from './pools.ts'
 import { createProfileBook } from './profiles.ts'
-import { createSessionTable, type Held, isUnsaved, type SessionLimits } from './sessions.ts'
+import { createSessionTable, type Held, isElsewhere, isUnsaved, type SessionLimits } from './sessions.ts'
 import { createTopology } from './topology.ts'
 
 const drainTickMs = 25
@@ -85,7 +85,7 @@ export function createRunner(options: RunnerOptions): Runner {
     if (former && session.activeRunId === run.runId && (run.attempt ?? 1) > former.attempt) former.supersede()
     if (session.status === 'running' || hydrating.has(session)) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
-    if (draining && !isUnsaved(session)) throw runnerDraining({ retryable: true })
+    if (draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
     const held = session
     if (held.profile.onCrash === 'retry' && !ledgers.open(held, run)) throw attemptSuperseded()
     const turn = startTurn({
@@ -217,6 +217,7 @@ export function createRunner(options: RunnerOptions): Runner {
       const bundle = await sidecars.forRuntime(runtime).exportState(runtime, id)
       // A run that ended meanwhile is not in it, or not whole.
       session.exported = Math.max(session.exported, changes)
+      session.exportedAt = Date.now()
       if (!bundle || bundle.runtimeSessionId !== undefined || session.runtimeSessionId === undefined) return bundle
       return { ...bundle, runtimeSessionId: session.runtimeSessionId }
     },
@@ -285,8 +286,9 @@ export function createRunner(options: RunnerOptions): Runner {
     async drain(ms) {
       draining = true
       const until = Date.now() + ms
-      const anyUnsaved = (): boolean => Date.now() - lastAsked < nobodyMs && [...table.all()].some(isUnsaved)
-      while (Date.now() < until && (turns.size > 0 || anyUnsaved())) await sleep(drainTickMs)
+      const anyHere = (): boolean =>
+        Date.now() - lastAsked < nobodyMs && [...table.all()].some((session) => !isElsewhere(session, Date.now()))
+      while (Date.now() < until && (turns.size > 0 || anyHere())) await sleep(drainTickMs)
     },
     async stop() {
       const ending = [...turns.values()]

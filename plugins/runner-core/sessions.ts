@@ -10,11 +10,20 @@ export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & 
   /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
   changes: number
   exported: number
+  /** When that export was given out. */
+  exportedAt?: number
 }
 
 /** What this process alone knows would be lost with it. */
 export const isUnsaved = ({ status, changes, exported }: Held): boolean =>
   changes > exported && status !== 'running' && status !== 'shutdown'
+
+/** How long a conductor may take to store what it was given; until then this copy is the only one. */
+const storedMs = 1_000
+
+/** It can go on elsewhere: what was exported has been stored by now. */
+export const isElsewhere = (session: Held, now: number): boolean =>
+  session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
 
 export interface SessionLimits {
   readonly max: number

@@ -12,6 +12,8 @@ export interface Known {
 /** How long an answer of `/health` is believed; a failed probe is repeated sooner, since the sidecar may just be starting. */
 const freshMs = 5_000
 const retryMs = 1_000
+/** A sidecar that was silent for so long offers nothing: a runner that still announced its runtimes would draw runs and fail them. */
+const goneMs = 10_000
 
 /**
  * Chooses the sidecar of a runtime: its own URL, else the poly-sidecar's, else the local one. `shared` is the
@@ -24,10 +26,14 @@ export function createSidecars(
 ): Sidecars {
   let known: readonly string[] | undefined
   let askedAt = -Infinity
+  let answeredAt = -Infinity
   let asking: Promise<void> | undefined
   const ask = async (source: Known): Promise<void> => {
     const health: SidecarHealth | undefined = await source.link.health().catch(() => undefined)
-    if (health) known = health.runtimes
+    if (health) {
+      known = health.runtimes
+      answeredAt = now()
+    } else if (now() - answeredAt >= goneMs) known = undefined
     askedAt = now() - (health ? 0 : freshMs - retryMs)
   }
   const refresh = (): Promise<void> => {

@@ -16,13 +16,14 @@ export interface Host {
 export interface HostOptions {
   readonly mode?: string
   readonly listen?: boolean
+  readonly drain?: string
 }
 
 /** A kernel with run-host on the given runtimes, and its in-process link. */
 export async function hostOf(
   t: Pick<TestContext, 'after'>,
   runtimes: Record<string, Runtime>,
-  { mode = 'all', listen = false }: HostOptions = {},
+  { mode = 'all', listen = false, drain = '10s' }: HostOptions = {},
 ): Promise<Host> {
   let link: SidecarLink | undefined
   let metrics: Registry | undefined
@@ -35,7 +36,7 @@ export async function hostOf(
       return {}
     },
   })
-  const entry = { name: 'run-host', plugin: runHost, config: { mode } }
+  const entry = { name: 'run-host', plugin: runHost, config: { mode, drain } }
   const kernel = await testKernel(t, [fake(Runtimes, runtimes), entry, probe], { listen, listeners: ['sidecar'] })
   return { kernel, link: link!, metrics: metrics! }
 }

@@ -6,6 +6,7 @@ import { AppError, capability, definePlugin, linesOf } from '#kernel'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { fake, testKernel } from '#testing'
 import sidecarLinks from '../index.ts'
+import { createSidecars } from '../sidecars.ts'
 import { createFakeSidecar, envelope, type FakeSidecar, serve } from './fake-sidecar.ts'
 
 /** Boots the plugin and takes out what it provides. */
@@ -208,6 +209,27 @@ test('runtimes are the configured ones and those the shared sidecar reports', as
     sidecars.slots().map((slot) => slot.mode),
     ['sidecar', 'sidecar', 'sidecar'],
   )
+})
+
+test('a sidecar that was silent for long is not announced any more, until it answers again', async () => {
+  let now = 0
+  let away = false
+  const link = {
+    async health() {
+      if (away) throw new Error('connection refused')
+      return { ok: true, runtime: 'all', runtimes: ['general'], instance: 'i', inflight: 0 }
+    },
+  } as unknown as SidecarLink
+  const sidecars = createSidecars(new Map(), { link, url: 'http://sidecar' }, () => now)
+  assert.deepEqual(await sidecars.runtimes(), ['general'])
+  away = true
+  now = 9_000
+  assert.deepEqual(await sidecars.runtimes(), ['general'], 'it may just be restarting')
+  now = 11_000
+  assert.deepEqual(await sidecars.runtimes(), [])
+  away = false
+  now = 13_000
+  assert.deepEqual(await sidecars.runtimes(), ['general'])
 })
 
 test('without any sidecar a runtime is runtime_unavailable', async (t) => {

@@ -1,0 +1,82 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { Runtime } from '#contracts/runtime'
+import { collectRun, terminalOf, testEnvelope } from '#testing'
+import { aborted, hostOf, result, says, scripted } from './support.ts'
+
+const keeping = (over: Partial<Runtime> = {}): Partial<Runtime> => ({
+  exportState: async () => ({ bytes: Buffer.from('{}'), contentType: 'application/json' }),
+  hydrate: async () => {},
+  forget: async () => {},
+  ...over,
+})
+const answering = (over?: Partial<Runtime>): Runtime => scripted(() => [says('hi'), result('hi')], keeping(over))
+
+test('a stopping sidecar waits until its runner has fetched every conversation that changed', async (t) => {
+  const { kernel, link } = await hostOf(t, { general: answering() })
+  await link.health()
+  const sessions = ['sess-00000000-00000001', 'sess-00000000-00000002', 'sess-00000000-00000003']
+  for (const sessionId of sessions) await collectRun(link, testEnvelope({ sessionId }))
+  await link.exportState('general', sessions[0]!)
+  await link.forget('general', sessions[1]!)
+  let stopped = false
+  const over = kernel.stop().then(() => (stopped = true))
+  await sleep(50)
+  assert.equal(stopped, false)
+  await link.exportState('general', sessions[2]!)
+  await over
+})
+
+test('a run that begins while its session is exported leaves it to be fetched again', async (t) => {
+  let exporting: () => void = () => {}
+  const slow = { exportState: () => new Promise<never>((resolve) => (exporting = () => resolve(undefined as never))) }
+  const { kernel, link } = await hostOf(t, { general: answering(slow) }, { drain: '300ms' })
+  await link.health()
+  const sessionId = 'sess-00000000-00000001'
+  await collectRun(link, testEnvelope({ sessionId }))
+  const exported = link.exportState('general', sessionId)
+  await collectRun(link, testEnvelope({ sessionId }))
+  exporting()
+  await exported
+  t.mock.timers.enable({ apis: ['Date'], now: Date.now() })
+  let stopped = false
+  const over = kernel.stop().then(() => (stopped = true))
+  t.mock.timers.tick(299)
+  await sleep(60)
+  assert.equal(stopped, false)
+  t.mock.timers.tick(2)
+  await over
+})
+
+test('a stopping sidecar lets its runs end, and interrupts what outlasts its time', async (t) => {
+  let finish: () => void = () => {}
+  const runtime = scripted(async function* (prompt, signal) {
+    yield says('working')
+    await (prompt === 'soon' ? new Promise<void>((resolve) => (finish = resolve)) : aborted(signal))
+    yield result('done')
+  }, keeping())
+  const first = await hostOf(t, { general: runtime })
+  const run = collectRun(first.link, testEnvelope({ prompt: 'soon' }))
+  await sleep(20)
+  const over = first.kernel.stop()
+  await sleep(20)
+  finish()
+  assert.equal(terminalOf(await run).type, 'result')
+  await over
+  const second = await hostOf(t, { general: runtime }, { drain: '50ms' })
+  const endless = collectRun(second.link, testEnvelope())
+  await sleep(20)
+  await second.kernel.stop()
+  assert.equal((terminalOf(await endless) as { code?: string }).code, 'interrupted')
+})
+
+test('a sidecar without a runner waits for nobody, and so does one whose runtime keeps nothing', async (t) => {
+  const alone = await hostOf(t, { general: answering() })
+  await collectRun(alone.link, testEnvelope())
+  await alone.kernel.stop()
+  const forgetful = await hostOf(t, { general: scripted(() => [result('hi')]) })
+  await forgetful.link.health()
+  await collectRun(forgetful.link, testEnvelope())
+  await forgetful.kernel.stop()
+})
