@@ -80,7 +80,7 @@ async function main(options: Options): Promise<boolean> {
       stored,
       observed: load.observed,
       problems: [...check(stored, load.observed), ...orphans.stuck],
-      orphanMs: orphans.times(stored),
+      orphans: orphans.times(stored),
       healMs: healed ? healMs : undefined,
       faults,
       begun: load.begun,

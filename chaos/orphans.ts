@@ -10,6 +10,11 @@ interface Interval {
   to: number
 }
 
+export interface Orphan {
+  readonly id: string
+  readonly ms: number
+}
+
 /** What processes had under way when they died, and how long it took until it was over. */
 export interface Orphans {
   /** Stopping processes that did not stop. */
@@ -20,7 +25,7 @@ export interface Orphans {
   /** Notes what the process has under way. */
   ownerDied(name: Name, how: 'killed' | 'frozen', forMs: number): Promise<void>
   /** Milliseconds from the death of its owner to the end of each orphan, without the time in which nobody could have ended it. */
-  times(stored: Stored): number[]
+  times(stored: Stored): Orphan[]
 }
 
 export function createOrphans(dsn: string, instancesOf: (name: Name) => readonly string[]): Orphans {
@@ -33,16 +38,21 @@ export function createOrphans(dsn: string, instancesOf: (name: Name) => readonly
       interval.to = Date.now()
     }
   }
-  /** Milliseconds of a span in which at least one process of the role could work. */
-  const ableMs = (role: string, from: number, to: number): number => {
-    const peers = stateful.filter((name) => name.startsWith(role))
-    const edges = peers.flatMap((name) => (away.get(name) ?? []).flatMap((span) => [span.from, span.to]))
+  const isUp = (name: Name, at: number): boolean =>
+    !(away.get(name) ?? []).some((span) => span.from <= at && at < span.to)
+  const conductors = stateful.filter((name) => name.startsWith('conductor'))
+  const gateways = stateful.filter((name) => name.startsWith('gateway'))
+  const couldEndRuns = (at: number): boolean => conductors.some((name) => isUp(name, at))
+  // A gateway asks what became of a run, and every second question of a pair goes to the conductor that is away.
+  const couldEndPublicRuns = (at: number): boolean =>
+    gateways.some((name) => isUp(name, at)) && conductors.every((name) => isUp(name, at))
+  /** Milliseconds of a span in which somebody could work. */
+  const ableMs = (could: (at: number) => boolean, from: number, to: number): number => {
+    const edges = [...away.values()].flat().flatMap((span) => [span.from, span.to])
     const points = [from, ...edges.filter((at) => at > from && at < to), to].sort((a, b) => a - b)
     let able = 0
     for (let i = 1; i < points.length; i++) {
-      const middle = (points[i - 1]! + points[i]!) / 2
-      const up = peers.some((name) => !(away.get(name) ?? []).some((span) => span.from <= middle && middle < span.to))
-      if (up) able += points[i]! - points[i - 1]!
+      if (could((points[i - 1]! + points[i]!) / 2)) able += points[i]! - points[i - 1]!
     }
     return able
   }
@@ -65,7 +75,7 @@ export function createOrphans(dsn: string, instancesOf: (name: Name) => readonly
         ...orphaned.flatMap((id) => {
           const run = ends.get(id)
           return run?.status === 'interrupted' && run.finishedAt !== undefined
-            ? [ableMs('conductor', at, run.finishedAt)]
+            ? [{ id, ms: ableMs(couldEndRuns, at, run.finishedAt) }]
             : []
         }),
         ...unwatched.flatMap((id) => {
@@ -73,7 +83,7 @@ export function createOrphans(dsn: string, instancesOf: (name: Name) => readonly
           if (run?.finishedAt === undefined) return []
           // Its run goes on without its gateway: only what comes after both counts.
           const from = Math.max(at, ends.get(run.runId)?.finishedAt ?? at)
-          return [ableMs('gateway', from, Math.max(from, run.finishedAt))]
+          return [{ id, ms: ableMs(couldEndPublicRuns, from, Math.max(from, run.finishedAt)) }]
         }),
       ])
     },

@@ -1,5 +1,6 @@
 import type { Observation } from './observed.ts'
 import type { Options } from './options.ts'
+import type { Orphan } from './orphans.ts'
 import type { Scheduled } from './schedule.ts'
 import type { Stored } from './stored.ts'
 
@@ -12,7 +13,7 @@ export interface Findings {
   readonly stored: Stored
   readonly observed: readonly Observation[]
   readonly problems: readonly string[]
-  readonly orphanMs: readonly number[]
+  readonly orphans: readonly Orphan[]
   /** Undefined when not everything became ready again. */
   readonly healMs: number | undefined
   readonly faults: readonly Scheduled[]
@@ -43,7 +44,8 @@ export interface Verdict {
 }
 
 export function judge(findings: Findings): Verdict {
-  const { options, stored, observed, faults, begun, refused, orphanMs } = findings
+  const { options, stored, observed, faults, begun, refused } = findings
+  const orphanMs = findings.orphans.map(({ ms }) => ms)
   // What was asked for: chats, and the runs that no chat stands behind.
   const ofChats = new Set(stored.publicRuns.map(({ runId }) => runId))
   const asked = [...stored.publicRuns, ...stored.runs.filter(({ id }) => !ofChats.has(id))]
@@ -111,6 +113,13 @@ export function table(verdict: Verdict): string {
     ...(more > 0 ? [`  … and ${more} more`] : []),
   ].join('\n')
 }
+
+const slowest = (orphans: readonly Orphan[]): string =>
+  orphans
+    .toSorted((a, b) => b.ms - a.ms)
+    .slice(0, 3)
+    .map(({ id, ms }) => `${id} ${ms} ms`)
+    .join(', ')
 
 const percent = (share: number): string => `${(share * 100).toFixed(1)} %`
 

@@ -164,7 +164,7 @@ test('the verdict fails when too little succeeded, healing took too long, or orp
     stored: whole,
     observed: [chat],
     problems: [],
-    orphanMs: [5_000],
+    orphans: [{ id: 'run_1', ms: 5_000 }],
     healMs: 1_000,
     faults: [],
     begun: 1,
@@ -173,7 +173,7 @@ test('the verdict fails when too little succeeded, healing took too long, or orp
   assert.equal(judge(findings).passed, true)
   assert.equal(judge({ ...findings, healMs: 15_001 }).passed, false)
   assert.equal(judge({ ...findings, healMs: undefined }).passed, false)
-  assert.equal(judge({ ...findings, orphanMs: [15_001] }).passed, false)
+  assert.equal(judge({ ...findings, orphans: [{ id: 'run_1', ms: 15_001 }] }).passed, false)
   assert.equal(judge({ ...findings, problems: ['something'] }).passed, false)
   const failed = { ...whole, publicRuns: [{ ...whole.publicRuns[0]!, status: 'error', errorCode: 'unreachable' }] }
   assert.equal(judge({ ...findings, stored: failed }).passed, false)
