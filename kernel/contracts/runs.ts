@@ -49,7 +49,7 @@ export type RunAccepted = Static<typeof RunAccepted>
 export const RunSummary = Type.Object({
   runId: Type.String(),
   sessionId: Type.String(),
-  status: Type.String(),
+  status: Type.Union(runStatuses.map((status) => Type.Literal(status))),
   subTask: Type.Object({
     id: Type.String(),
     sessionId: Type.String(),

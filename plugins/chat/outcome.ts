@@ -1,5 +1,5 @@
 import { type AppError, sseFrame } from '#kernel'
-import type { RunSummary } from '#contracts/runs'
+import { isTerminal, type RunSummary } from '#contracts/runs'
 import { runLost, upstream } from './errors.ts'
 
 export interface RunIds {
@@ -48,7 +48,7 @@ export function outcomeOfEvent(event: Readonly<Record<string, unknown>>, seq: nu
 
 /** The same from a run's summary; undefined while it runs. */
 export function outcomeOfSummary({ status, error, result, sessionId }: RunSummary): Outcome | undefined {
-  if (status === 'running') return undefined
+  if (!isTerminal(status)) return undefined
   if (status === 'ok') return { status: 'ok', message: result ?? '', seq: 0, sessionId }
   return errorOutcome(error?.code ?? status, 0, sessionId)
 }

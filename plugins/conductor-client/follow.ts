@@ -8,7 +8,7 @@ import {
   peekType,
   type RuntimeEvent,
 } from '#contracts/run-event'
-import type { LogChunk, RunSummary } from '#contracts/runs'
+import { isTerminal, type LogChunk, type RunSummary } from '#contracts/runs'
 import { readJson, type Reply } from '#http-exchange'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
@@ -60,7 +60,7 @@ export async function* follow(conductor: Conductor, options: FollowOptions): Asy
         // Asked once more after the run was seen finished, and still nothing: its terminal event is behind us.
         if (finished) return yield terminalOf(finished, cursor + 1)
         const run = await options.find()
-        if (run && run.status !== 'running') {
+        if (run && isTerminal(run.status)) {
           finished = run
           continue
         }

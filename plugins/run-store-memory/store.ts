@@ -12,20 +12,13 @@ import {
   sessionShutDown,
   type StartRun,
 } from '#contracts/run-store'
-import {
-  isTerminal,
-  type LogChunk,
-  type RunStatus,
-  type RunSummary,
-  type SubTask,
-  type TerminalRunStatus,
-} from '#contracts/runs'
+import { isTerminal, type LogChunk, type RunSummary, type SubTask, type TerminalRunStatus } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import type { Session } from '#contracts/sessions'
 import { createQueues } from './queues.ts'
 
 interface StoredRun {
-  summary: RunSummary & { status: RunStatus }
+  summary: RunSummary
   readonly tenantId: string
   epoch: number
   /** 0 until the run is claimed. */

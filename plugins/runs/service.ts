@@ -6,14 +6,7 @@ import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { EnqueueRun, Orphan, RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
-import {
-  isTerminal,
-  type LogChunk,
-  type RunAccepted,
-  type RunStatus,
-  type RunSummary,
-  type SubTask,
-} from '#contracts/runs'
+import { isTerminal, type LogChunk, type RunAccepted, type RunSummary, type SubTask } from '#contracts/runs'
 import { sessionChannel } from '#contracts/sessions'
 import type { Webhooks } from '#contracts/webhooks'
 import { mayGoOn, orphaned } from './attempts.ts'
@@ -317,7 +310,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
         return
       }
       const stored = await service.find(tenantId, runId)
-      if (!isTerminal(stored.status as RunStatus)) await windDown(tenantId, runId, cancelled)
+      if (!isTerminal(stored.status)) await windDown(tenantId, runId, cancelled)
     },
     terminate: (tenantId, runId) => terminateRun({ store, windDown, local, reason: cancelled }, tenantId, runId),
     async close() {
