@@ -12,3 +12,8 @@ const invalid = (path: string, message: string) =>
   new AppError('invalid_request', 400, { message: `${path} ${message}`, detail: { issues: [{ path, message }] } })
 export const slugFixed = () => invalid('body/slug', 'cannot be changed: unpublish and publish again')
 export const badOrigin = (index: number, hint: string) => invalid(`body/allowedOrigins/${index}`, hint)
+export const webhooksUnavailable = appError(
+  'webhooks_unavailable',
+  503,
+  'This installation has no webhooks; publish without one.',
+)

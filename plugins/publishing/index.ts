@@ -4,6 +4,7 @@ import { ApiGuard, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
+import { Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
 import { metricsRoutes, publishingRoutes } from './routes.ts'
 import { createPublishingService } from './service.ts'
@@ -18,10 +19,17 @@ export default definePlugin({
       }),
     ),
   }),
-  requires: { guard: ApiGuard, database: Database, profiles: Profiles, tokens: Tokens, stats: maybe(PublishedStats) },
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    profiles: Profiles,
+    tokens: Tokens,
+    stats: maybe(PublishedStats),
+    webhooks: maybe(Webhooks),
+  },
   async setup({ config, deps, routes }) {
-    const { guard, database, profiles, tokens, stats } = deps
-    const service = createPublishingService({ database, profiles, tokens, publicHost: config.publicHost })
+    const { guard, database, profiles, tokens, stats, webhooks } = deps
+    const service = createPublishingService({ database, profiles, tokens, webhooks, publicHost: config.publicHost })
     routes('conductor', async (app) => {
       guard.protect(app)
       publishingRoutes(app, guard, service)

@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { profileName } from '#contracts/profiles'
+import { webhookUrl } from '#contracts/webhooks'
 
 export const slugPattern = '^[a-z0-9][a-z0-9-]{0,62}$'
 
@@ -24,6 +25,7 @@ export const PublishBody = Type.Object(
       Type.String({ pattern: slugPattern, description: "Made from the profile's name when absent." }),
     ),
     ...knobs,
+    webhookUrl: Type.Optional(webhookUrl),
   },
   { additionalProperties: false },
 )
@@ -32,6 +34,11 @@ export type PublishBody = Static<typeof PublishBody>
 export const PatchBody = Type.Object(
   {
     ...knobs,
+    webhookUrl: Type.Optional(
+      Type.Union([webhookUrl, Type.Null()], {
+        description: 'Where the ends of its runs are told; `null` takes it away.',
+      }),
+    ),
     enabled: Type.Optional(Type.Boolean({ description: '`false` is a kill switch that keeps the history.' })),
     slug: Type.Optional(Type.Unknown({ description: 'Refused: a slug never changes. Unpublish and publish again.' })),
   },
@@ -51,6 +58,7 @@ export const PublishedAgent = Type.Object({
   syncMaxDurationSeconds: Type.Integer(),
   exposeToolEvents: Type.Boolean(),
   enabled: Type.Boolean(),
+  webhookUrl: Type.Optional(Type.String()),
   publicUrl: Type.Optional(Type.String()),
 })
 export type PublishedAgent = Static<typeof PublishedAgent>

@@ -3,7 +3,8 @@ import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
-import { notPublished, slugFixed, unknownKey, unknownProfile } from './errors.ts'
+import type { Webhooks } from '#contracts/webhooks'
+import { notPublished, slugFixed, unknownKey, unknownProfile, webhooksUnavailable } from './errors.ts'
 import { insertKey, listKeys, revokeKey } from './keys.store.ts'
 import { checkOrigins } from './origins.ts'
 import type { IssuedKey, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
@@ -15,12 +16,19 @@ export interface PublishingOptions {
   readonly database: Database
   readonly profiles: Pick<Profiles, 'find'>
   readonly tokens: Tokens
+  /** Undefined: this installation has no webhooks. */
+  readonly webhooks: Webhooks | undefined
   /** Undefined: answers carry no `publicUrl`. */
   readonly publicHost: string | undefined
 }
 
 /** Publishing of profiles and the keys of published agents. Specification 2.1, 2.2, 4.4. */
-export function createPublishingService({ database, profiles, tokens, publicHost }: PublishingOptions) {
+export function createPublishingService({ database, profiles, tokens, webhooks, publicHost }: PublishingOptions) {
+  const checkWebhook = (url: string | null | undefined): void => {
+    if (typeof url !== 'string') return
+    if (!webhooks) throw webhooksUnavailable()
+    webhooks.check(url)
+  }
   const toAgent = (tenantId: string, row: AgentRow): PublishedAgent => ({
     id: row.id,
     tenantId,
@@ -33,6 +41,7 @@ export function createPublishingService({ database, profiles, tokens, publicHost
     syncMaxDurationSeconds: row.sync_max_duration_seconds,
     exposeToolEvents: row.expose_tool_events,
     enabled: row.enabled,
+    ...(row.webhook_url === null ? {} : { webhookUrl: row.webhook_url }),
     ...(publicHost === undefined ? {} : { publicUrl: `https://${publicHost}/v1/chat/${tenantId}/${row.slug}` }),
   })
 
@@ -40,6 +49,7 @@ export function createPublishingService({ database, profiles, tokens, publicHost
     async publish(tenantId: string, profile: string, body: PublishBody): Promise<PublishedAgent> {
       const { allowedOrigins = [] } = body
       checkOrigins(allowedOrigins)
+      checkWebhook(body.webhookUrl)
       if (!(await profiles.find(tenantId, profile))) throw unknownProfile()
       const row = await insertAgent(database, tenantId, {
         id: newId('pub'),
@@ -49,6 +59,7 @@ export function createPublishingService({ database, profiles, tokens, publicHost
         rate_limit_rpm: body.rateLimitRpm ?? defaults.rateLimitRpm,
         sync_max_duration_seconds: body.syncMaxDurationSeconds ?? defaults.syncMaxDurationSeconds,
         expose_tool_events: body.exposeToolEvents ?? false,
+        webhook_url: body.webhookUrl ?? null,
       })
       return toAgent(tenantId, row)
     },
@@ -62,6 +73,7 @@ export function createPublishingService({ database, profiles, tokens, publicHost
     async change(tenantId: string, profile: string, body: PatchBody): Promise<PublishedAgent> {
       if ('slug' in body) throw slugFixed()
       checkOrigins(body.allowedOrigins ?? [])
+      checkWebhook(body.webhookUrl)
       return toAgent(tenantId, found(await updateAgent(database, tenantId, profile, body)))
     },
     async unpublish(tenantId: string, profile: string): Promise<void> {

@@ -14,17 +14,18 @@ export interface AgentRow {
   sync_max_duration_seconds: number
   expose_tool_events: boolean
   enabled: boolean
+  webhook_url: string | null
 }
 
 const columns = `id, profile_name, slug, visibility, auth_mode, allowed_origins, rate_limit_rpm,
-  sync_max_duration_seconds, expose_tool_events, enabled`
+  sync_max_duration_seconds, expose_tool_events, enabled, webhook_url`
 
 export type NewAgent = Omit<AgentRow, 'visibility' | 'auth_mode' | 'enabled'>
 
 export async function insertAgent(database: Database, tenantId: string, agent: NewAgent): Promise<AgentRow> {
   const insert = {
     text: `INSERT INTO published_agents (tenant_id, id, profile_name, slug, allowed_origins, rate_limit_rpm,
-             sync_max_duration_seconds, expose_tool_events) VALUES ($1, $2, $3, $4, $5::text[], $6, $7, $8) RETURNING ${columns}`,
+             sync_max_duration_seconds, expose_tool_events, webhook_url) VALUES ($1, $2, $3, $4, $5::text[], $6, $7, $8, $9) RETURNING ${columns}`,
     values: [
       tenantId,
       agent.id,
@@ -34,6 +35,7 @@ export async function insertAgent(database: Database, tenantId: string, agent: N
       agent.rate_limit_rpm,
       agent.sync_max_duration_seconds,
       agent.expose_tool_events,
+      agent.webhook_url,
     ],
   }
   const [rows] = await database.batch<[AgentRow[]]>(tenantId, [insert]).catch(async (error: unknown) => {
@@ -81,6 +83,8 @@ export interface AgentChange {
   readonly syncMaxDurationSeconds?: number
   readonly exposeToolEvents?: boolean
   readonly enabled?: boolean
+  /** Null takes it away. */
+  readonly webhookUrl?: string | null
 }
 
 /** Fields left out keep their value. Undefined when the profile is not published. */
@@ -96,7 +100,8 @@ export async function updateAgent(
              rate_limit_rpm = COALESCE($4, rate_limit_rpm),
              sync_max_duration_seconds = COALESCE($5, sync_max_duration_seconds),
              expose_tool_events = COALESCE($6, expose_tool_events),
-             enabled = COALESCE($7, enabled)
+             enabled = COALESCE($7, enabled),
+             webhook_url = CASE WHEN $8::boolean THEN $9 ELSE webhook_url END
            WHERE tenant_id = $1 AND active_profile = $2 RETURNING ${columns}`,
     values: [
       tenantId,
@@ -106,6 +111,8 @@ export async function updateAgent(
       change.syncMaxDurationSeconds ?? null,
       change.exposeToolEvents ?? null,
       change.enabled ?? null,
+      change.webhookUrl !== undefined,
+      change.webhookUrl ?? null,
     ],
   }
   const [rows] = await database.batch<[AgentRow[]]>(tenantId, [update])

@@ -68,7 +68,7 @@ test('revoke answers 204, again and again, and keeps the first time', async (t) 
 test('keys of a profile that is not published are 404 not_published', async (t) => {
   const { call, profile } = await conductor(t)
   await profile('p')
-  for (const name of ['p', 'nobody', '%00']) {
+  for (const name of ['p', 'nobody', '%01']) {
     const issue = await call('POST', `/api/profiles/${name}/keys`, { label: 'l' })
     assert.deepEqual([issue.statusCode, issue.json().error], [404, 'not_published'])
     const list = await call('GET', `/api/profiles/${name}/keys`)
@@ -99,7 +99,7 @@ test('a key of another profile or tenant answers exactly like one that does not 
   }
   const sibling = (await call('POST', '/api/profiles/q/keys', { label: 'l' })).json()
   const foreign = (await call('POST', '/api/profiles/p/keys', { label: 'l' }, 'globex')).json()
-  for (const id of [sibling.id, foreign.id, 'key_nothing', '%00', 'x']) {
+  for (const id of [sibling.id, foreign.id, 'key_nothing', '%01', 'x']) {
     const reply = await call('DELETE', `/api/profiles/p/keys/${id}`)
     assert.deepEqual(
       [reply.statusCode, reply.json().error, Object.keys(reply.json())],

@@ -60,7 +60,7 @@ test('metrics are those of the active publication, with nothing lost on the way'
   for (const [name, tenant] of [
     ['nobody', 'acme'],
     ['p', 'globex'],
-    ['%00', 'acme'],
+    ['%01', 'acme'],
   ] as const) {
     const unknown = await call('GET', `/api/profiles/${name}/metrics`, undefined, tenant)
     assert.deepEqual([unknown.statusCode, unknown.json().error], [404, 'not_published'])
