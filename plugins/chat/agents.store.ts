@@ -9,6 +9,8 @@ export interface Agent {
   readonly rateLimitRpm: number
   readonly syncMaxDurationMs: number
   readonly exposeToolEvents: boolean
+  /** Where the ends of its runs are told. */
+  readonly webhookUrl: string | undefined
   /** Published and not switched off. */
   readonly active: boolean
 }
@@ -30,6 +32,7 @@ interface KeyRow {
   rate_limit_rpm: number
   sync_max_duration_seconds: number
   expose_tool_events: boolean
+  webhook_url: string | null
   active: boolean
 }
 
@@ -38,7 +41,7 @@ const byKey = {
   text: `SELECT key.id AS key_id,
            key.last_used_at IS NULL OR key.last_used_at < now() - interval '1 minute' AS unrecorded,
            agent.id, agent.slug, agent.profile_name, agent.allowed_origins, agent.rate_limit_rpm,
-           agent.sync_max_duration_seconds, agent.expose_tool_events,
+           agent.sync_max_duration_seconds, agent.expose_tool_events, agent.webhook_url,
            agent.enabled AND agent.unpublished_at IS NULL AS active
          FROM published_agent_keys key
          JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
@@ -61,6 +64,7 @@ export async function findByKey(database: Database, tenantId: string, hash: Buff
         rateLimitRpm: row.rate_limit_rpm,
         syncMaxDurationMs: row.sync_max_duration_seconds * 1_000,
         exposeToolEvents: row.expose_tool_events,
+        webhookUrl: row.webhook_url ?? undefined,
         active: row.active,
       },
     }

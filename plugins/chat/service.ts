@@ -105,6 +105,7 @@ export function createChatService({
           prompt: message,
           metadata: { ...metadata, conversation_id: chat.conversationId, public_run_id: chat.publicRunId },
           ...(sessionId === undefined ? {} : { sessionId }),
+          ...(agent.webhookUrl === undefined ? {} : { webhook: { url: agent.webhookUrl } }),
         }
         return watchers.open({ ...chat, exposeToolEvents: agent.exposeToolEvents }, (signal) =>
           submit(chat, task, signal),

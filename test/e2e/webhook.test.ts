@@ -4,6 +4,7 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { Webhook } from 'standardwebhooks'
+import { chat } from './client.ts'
 import { eventually, forms, startCluster } from './cluster.ts'
 
 interface Told {
@@ -51,17 +52,24 @@ for (const form of forms) {
     await run('well')
     assert.equal((await toldOf('well')).status, 'ok')
 
+    // A published agent tells the ends of its chats.
+    const agent = await cluster.agent('greeter', { publish: { webhookUrl: url } })
+    await chat(agent, { message: 'hello' })
+    await eventually('the end of a chat is told', async () => told.length === 2)
+    await cluster.api('PATCH', '/api/profiles/greeter/published', { webhookUrl: null })
+    await chat(agent, { message: 'hello' })
+
     cluster.model.next({ text: 'never ends', hangAfter: 1 }, { text: 'never ends', hangAfter: 1 })
     await run('cut')
     await cluster.api('DELETE', '/api/runs/cut')
     assert.equal((await toldOf('cut')).status, 'cancelled')
 
     await run('orphan')
-    await eventually('the model was asked', async () => cluster.model.requests.length >= 3)
+    await eventually('the model was asked', async () => cluster.model.requests.length >= 5)
     await cluster.kill('conductor')
     await cluster.start('conductor')
     assert.equal((await toldOf('orphan')).status, 'interrupted')
-    assert.equal(new Set(told.map(({ headers }) => headers['webhook-id'])).size, 3)
+    assert.equal(new Set(told.map(({ headers }) => headers['webhook-id'])).size, 4)
   })
 }
 
