@@ -44,7 +44,7 @@ const toOrphan = (tenantId: string, row: Row): Orphan => ({
   claim: { tenantId, sessionId: row.id, runId: row.run_id, epoch: row.epoch },
   session: toDurable(row),
   attempt: row.attempt,
-  elapsedMs: Number(row.elapsed),
+  elapsedMs: Math.round(Number(row.elapsed)),
   task: {
     id: row.run_id,
     sessionId: row.id,

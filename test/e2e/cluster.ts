@@ -51,6 +51,7 @@ export interface AgentOptions {
   readonly model?: string
 }
 
+  readonly onCrash?: 'interrupt' | 'retry'
 export interface Agent {
   readonly profile: string
   readonly slug: string
@@ -60,7 +61,13 @@ export interface Agent {
 }
 
 /** Starts the service the way an operator does: role files, environment, one process or four; all of it stops after the test. */
-export async function startCluster(t: TestContext, form: Form, extra: Record<string, string> = {}): Promise<Cluster> {
+export async function startCluster(
+  t: TestContext,
+  form: Form,
+  extra: Record<string, string> = {},
+  /** Role files to start from instead of the ones in config/. */
+  files: Partial<Record<RoleName, string>> = {},
+): Promise<Cluster> {
   const dsn = await freshDatabase(t)
   const model = await startModelServer(t)
   const signingKey = randomBytes(32)
@@ -86,7 +93,7 @@ export async function startCluster(t: TestContext, form: Form, extra: Record<str
   })
 
   const launch = async (role: RoleName, env: Record<string, string>): Promise<Process> => {
-    const started = await spawnRole(role, { ...base, ...env })
+    const started = await spawnRole(role, { ...base, ...env }, files[role])
     running.set(role, started)
     const ports: Record<string, string> = {}
     for (const [listener, url] of Object.entries(started.urls)) ports[portVariable(role, listener)] = new URL(url).port
@@ -176,6 +183,7 @@ export async function startCluster(t: TestContext, form: Form, extra: Record<str
       return {
         profile: name,
         slug: published.slug!,
+        ...(options.onCrash ? { onCrash: options.onCrash } : {}),
         url: `${cluster.gatewayUrl}/v1/chat/default/${published.slug!}`,
         key: key.token!,
         keyId: key.id!,

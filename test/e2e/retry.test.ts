@@ -1,0 +1,177 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { all, chat, chatStream, type Frame, get, resumeStream, terminals } from './client.ts'
+import { type Agent, type Cluster, eventually } from './cluster.ts'
+import { startPaying } from './paying.ts'
+
+const pay = { id: 'c1', name: 'pay', arguments: { amount: 5 } }
+// Attempts that come while the dead process is still starting count too.
+const options = { tools: ['pay'], onCrash: 'retry', limits: { maxAttempts: 10 } } as const
+const roles = ['sidecar', 'runner', 'conductor'] as const
+
+interface Run {
+  readonly runId: string
+  readonly status: string
+  readonly attempt: number
+  readonly result?: string
+  readonly usage?: { readonly inputTokens: number; readonly outputTokens: number }
+  readonly events: readonly { readonly seq: number; readonly type: string; readonly stage?: string }[]
+}
+
+const onlyRun = async (cluster: Cluster): Promise<Run> => {
+  const runs = await cluster.api<Run[]>('GET', '/api/runs')
+  assert.equal(runs.body.length, 1)
+  return (await cluster.api<Run>('GET', `/api/runs/${runs.body[0]!.runId}`)).body
+}
+
+const untilText = async (stream: { frames: AsyncGenerator<Frame> }, wanted: string): Promise<void> => {
+  let said = ''
+  while (!said.includes(wanted)) {
+    const { done, value } = await stream.frames.next()
+    assert.equal(done, false, `the stream ended after: ${said}`)
+    said += String((value as Frame).data['text'] ?? '')
+  }
+}
+
+async function meters(dsn: string): Promise<Record<string, unknown>[]> {
+  const { default: pg } = await import('pg')
+  const client = new pg.Client({ connectionString: dsn })
+  await client.connect()
+  try {
+    await client.query("BEGIN; SELECT set_config('app.tenant_id', 'default', true)")
+    const { rows } = await client.query<Record<string, unknown>>(
+      'SELECT status, tool_calls, output_tokens::int FROM run_meters ORDER BY recorded_at',
+    )
+    return rows
+  } finally {
+    await client.end()
+  }
+}
+
+/** The tool was executed, its result is known, and the next model call is in the middle of its answer. */
+async function midway(cluster: Cluster, agent: Agent) {
+  cluster.model.next(
+    { text: 'Let me pay.', toolCalls: [pay] },
+    { text: 'It is nearly', hangAfter: 2 },
+    { text: 'It is done.' },
+  )
+  const stream = await chatStream(agent, { message: 'pay 5' })
+  await untilText(stream, 'It is')
+  return {
+    stream,
+    conversation: stream.response.headers.get('x-conversation-id')!,
+    publicRunId: stream.response.headers.get('x-public-run-id')!,
+  }
+}
+
+/** One run under one id, whole, paid once, metered for all its attempts; and the next turn knows what happened. */
+async function assertWhole(cluster: Cluster, agent: Agent, conversation: string, last: Frame): Promise<void> {
+  assert.equal(last.event, 'done', JSON.stringify([last, await onlyRun(cluster)], null, 1) + cluster.output())
+  assert.equal(last.data['message'], 'Let me pay.\n\nIt is done.')
+  const run = await onlyRun(cluster)
+  assert.deepEqual([run.status, run.result], ['ok', 'Let me pay.\n\nIt is done.'])
+  assert.ok(run.attempt > 1)
+  assert.deepEqual(
+    run.events.map(({ seq }) => seq),
+    run.events.map((_, i) => i + 1),
+  )
+  assert.equal(run.events.filter(({ type }) => type === 'result' || type === 'error').length, 1)
+  assert.equal(run.events.filter(({ type }) => type === 'tool_call').length, 1)
+  assert.equal(run.events.filter(({ stage }) => stage === 'retrying').length, run.attempt - 1)
+  // Three words before the tool, three after it; of the answer that was cut nothing is known.
+  assert.deepEqual(await meters(cluster.dsn), [{ status: 'ok', tool_calls: 1, output_tokens: 6 }])
+  cluster.model.next({ text: 'You are welcome.' })
+  const next = await chat(agent, { message: 'thanks', conversation_id: conversation })
+  assert.equal(next.status, 200, JSON.stringify(next.body))
+  const heard = cluster.model.requests.at(-1)!.body.messages
+  assert.deepEqual(
+    heard.map(({ role, content }) => [role, content ?? '']),
+    [
+      ['system', 'Be brief.'],
+      ['user', 'pay 5'],
+      ['assistant', 'Let me pay.'],
+      ['tool', 'paid, receipt 1'],
+      ['assistant', 'It is done.'],
+      ['user', 'thanks'],
+    ],
+  )
+}
+
+for (const role of roles) {
+  test(`kill -9 of the ${role} behind a tool call: the run goes on, and the tool is executed once`, async (t) => {
+    const { cluster, payments } = await startPaying(t, 'four')
+    const agent = await cluster.agent('payer', options)
+    const { stream, conversation } = await midway(cluster, agent)
+    await cluster.kill(role)
+    await cluster.start(role)
+    const rest = await all(stream)
+    assert.equal(terminals(rest).length, 1)
+    await assertWhole(cluster, agent, conversation, rest.at(-1)!)
+    assert.equal(payments.length, 1)
+    const replayed = await all(await resumeStream(agent, stream.response.headers.get('x-public-run-id')!))
+    assert.equal(replayed.at(-1)!.data['message'], 'Let me pay.\n\nIt is done.')
+  })
+}
+
+test('kill -9 of the single process behind a tool call: the next one goes on, and the tool is executed once', async (t) => {
+  const { cluster, payments } = await startPaying(t, 'single')
+  const agent = await cluster.agent('payer', options)
+  const { stream, conversation, publicRunId } = await midway(cluster, agent)
+  await eventually('the result of the call is on record', async () =>
+    (await onlyRun(cluster)).events.some(({ type }) => type === 'tool_result'),
+  )
+  await cluster.kill('conductor')
+  await all(stream).catch(() => {})
+  await cluster.start('conductor')
+  await eventually('the public run is over', async () => (await get(agent, `/runs/${publicRunId}`)).status !== 202)
+  const resumed = await all(await resumeStream(agent, publicRunId))
+  assert.equal(terminals(resumed).length, 1)
+  await assertWhole(cluster, agent, conversation, resumed.at(-1)!)
+  assert.equal(payments.length, 1)
+})
+
+test('kill -9 of the sidecar under a tool call: the runner lets the call end, and the next attempt gets its result', async (t) => {
+  const { cluster, payments, hold } = await startPaying(t, 'four')
+  const agent = await cluster.agent('payer', options)
+  const release = hold()
+  cluster.model.next({ text: 'Let me pay.', toolCalls: [pay] }, { text: 'It is done.' })
+  const stream = await chatStream(agent, { message: 'pay 5' })
+  await eventually('the tool is being executed', async () => payments.length === 1)
+  await cluster.kill('sidecar')
+  await cluster.start('sidecar')
+  await eventually('the run is tried again', async () => (await onlyRun(cluster)).attempt > 1)
+  release()
+  const rest = await all(stream)
+  await assertWhole(cluster, agent, stream.response.headers.get('x-conversation-id')!, rest.at(-1)!)
+  assert.equal(payments.length, 1)
+})
+
+test('kill -9 of the runner under a tool call: the call is executed again, and the tool can tell that it is the same', async (t) => {
+  const { cluster, payments, hold } = await startPaying(t, 'four')
+  const agent = await cluster.agent('payer', options)
+  const release = hold()
+  cluster.model.next({ text: 'Let me pay.', toolCalls: [pay] }, { text: 'It is done.' })
+  const stream = await chatStream(agent, { message: 'pay 5' })
+  await eventually('the tool is being executed, and that is on record', async () => {
+    return payments.length === 1 && (await onlyRun(cluster)).events.some(({ type }) => type === 'tool_call')
+  })
+  await cluster.kill('runner')
+  release()
+  await cluster.start('runner')
+  const rest = await all(stream)
+  assert.equal(rest.at(-1)!.event, 'done', cluster.output())
+  assert.equal(payments.length, 2)
+  assert.equal(payments[0]!.idempotencyKey, payments[1]!.idempotencyKey)
+  assert.equal(payments[0]!.idempotencyKey, `${(await onlyRun(cluster)).runId}:c1`)
+})
+
+test('SIGTERM of the conductor under a run that is tried again: it is left to the next one, not interrupted', async (t) => {
+  const { cluster, payments } = await startPaying(t, 'four')
+  const agent = await cluster.agent('payer', options)
+  const { stream, conversation } = await midway(cluster, agent)
+  await cluster.stop('conductor')
+  await cluster.start('conductor')
+  const rest = await all(stream)
+  await assertWhole(cluster, agent, conversation, rest.at(-1)!)
+  assert.equal(payments.length, 1)
+})
