@@ -60,7 +60,8 @@ export function judge(findings: Findings): Verdict {
   if (okShare <= aims.okShare) problems.push(`only ${percent(okShare)} of the chats and runs ended well`)
   if (healMs === undefined || healMs > aims.healMs)
     problems.push(`not whole again ${aims.healMs} ms after the last fault`)
-  if (orphanP99Ms > aims.orphanP99Ms) problems.push(`p99 of the time until an orphan was over is ${orphanP99Ms} ms`)
+  if (orphanP99Ms > aims.orphanP99Ms)
+    problems.push(`p99 of the time until an orphan was over is ${orphanP99Ms} ms: ${slowest(findings.orphans)}`)
   return {
     passed: problems.length === 0,
     seed: options.seed,

@@ -57,7 +57,7 @@ export interface Database {
     statements: readonly Statement[],
     settings?: Readonly<Record<string, string>>,
   ): Promise<Rows>
-  /** Listens to a NOTIFY channel; the listener gets the payload. Survives reconnects; notifications while away are lost. */
+  /** Listens to a NOTIFY channel; the listener gets the payload. While the server is away it waits for it; notifications are lost meanwhile. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
 }
 

@@ -1,7 +1,8 @@
 import type { FastifyBaseLogger } from 'fastify'
 import pg from 'pg'
+import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
-import { databaseAway } from './errors.ts'
+import { databaseAway, isServerAway } from './errors.ts'
 
 const firstPauseMs = 100
 const longestPauseMs = 5_000
@@ -78,8 +79,12 @@ export function createListener(dsn: string, log: FastifyBaseLogger): Listener {
         // Harmless when `open` has done it already; needed on a connection that was there before this channel.
         await command(await connected(), 'LISTEN', channel)
       } catch (error) {
-        await stop()
-        throw error
+        if (!isAppError(error) && !isServerAway(error)) {
+          await stop()
+          throw error
+        }
+        // The channel is listened to as soon as the server is there; what is notified until then is lost, as in any outage.
+        if (!connecting) broken()
       }
       return stop
     },

@@ -65,6 +65,8 @@ test('processes that boot without their database answer 503, and migrate it once
   const conductors = await Promise.all([boot(t, { dsn: between.url }), boot(t, { dsn: between.url })])
   const gateway = await boot(t, { dsn: between.url, migrate: false })
   const all = [...conductors, gateway]
+  const heard: string[] = []
+  await gateway.database.listen('news', (payload) => heard.push(payload))
   for (const { database, ready } of all) {
     await assert.rejects(
       database.tenant('acme', (tx) => tx.query({ text: 'SELECT 1' })),
@@ -79,6 +81,10 @@ test('processes that boot without their database answer 503, and migrate it once
     await eventually(ready)
     assert.deepEqual(await database.systemBatch([{ text: `SELECT id FROM tenants` }]), [[{ id: 'default' }]])
   }
+  await eventually(async () => {
+    await gateway.database.systemBatch([{ text: `SELECT pg_notify('news', 'here')` }])
+    assert.ok(heard.includes('here'), 'who listened while it was away is told')
+  })
   const applied = conductors.flatMap(({ kernel }) =>
     kernel.logs.map((line) => String(line['msg'])).filter((text) => text.startsWith('applied migration')),
   )
