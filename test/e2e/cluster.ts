@@ -36,6 +36,8 @@ export interface Cluster {
   stop(role: Exclude<RoleName, 'dev'>): Promise<{ code: number | null; ms: number }>
   /** Starts a killed role again on the port it had. `env` replaces settings of the first start. */
   start(role: Exclude<RoleName, 'dev'>, env?: Record<string, string>): Promise<void>
+  /** Starts one more process of a role, on free ports. */
+  another(role: Exclude<RoleName, 'dev'>, env?: Record<string, string>): Promise<Process>
   /** Calls the conductor as the owner of tenant `default`. */
   api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }>
   /** Creates a profile on the stand-in model and publishes it. */
@@ -87,9 +89,11 @@ export async function startCluster(
   }
   const running = new Map<RoleName, Process>()
   const settings = new Map<RoleName, Record<string, string>>()
+  const others: Process[] = []
   t.after(async () => {
-    for (const { child } of running.values()) child.kill('SIGKILL')
-    await Promise.all([...running.values()].map(({ child }) => gone(child)))
+    const children = [...running.values(), ...others].map(({ child }) => child)
+    for (const child of children) child.kill('SIGKILL')
+    await Promise.all(children.map(gone))
   })
 
   const launch = async (role: RoleName, env: Record<string, string>): Promise<Process> => {
@@ -149,6 +153,11 @@ export async function startCluster(
       const name = process_(role)
       await launch(name, { ...settings.get(name), ...env })
     },
+    async another(role, env = {}) {
+      const started = await spawnRole(role, { ...base, [portVariable(role, role)]: '0', ...env })
+      others.push(started)
+      return started
+    },
     async api(method, path, body) {
       const response = await fetch(`${cluster.conductorUrl}${path}`, {
         method,
@@ -189,7 +198,10 @@ export async function startCluster(
         keyId: key.id!,
       }
     },
-    output: () => [...running].map(([role, p]) => `--- ${role}\n${p.output.join('')}`).join('\n'),
+    output: () =>
+      [...running, ...others.map((p, i) => [`another ${i + 1}`, p] as const)]
+        .map(([role, p]) => `--- ${role}\n${p.output.join('')}`)
+        .join('\n'),
   }
   return cluster
 }
