@@ -51,9 +51,9 @@ export interface AgentOptions {
   readonly limits?: Record<string, number>
   readonly publish?: Record<string, unknown>
   readonly model?: string
+  readonly onCrash?: 'interrupt' | 'retry'
 }
 
-  readonly onCrash?: 'interrupt' | 'retry'
 export interface Agent {
   readonly profile: string
   readonly slug: string
@@ -183,6 +183,7 @@ export async function startCluster(
         instructions: 'Be brief.',
         tools: options.tools ?? [],
         ...(options.limits ? { limits: options.limits } : {}),
+        ...(options.onCrash ? { onCrash: options.onCrash } : {}),
       })
       const published = await must('POST', `/api/profiles/${name}/publish`, {
         rateLimitRpm: 10_000,
@@ -192,7 +193,6 @@ export async function startCluster(
       return {
         profile: name,
         slug: published.slug!,
-        ...(options.onCrash ? { onCrash: options.onCrash } : {}),
         url: `${cluster.gatewayUrl}/v1/chat/default/${published.slug!}`,
         key: key.token!,
         keyId: key.id!,
