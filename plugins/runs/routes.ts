@@ -34,7 +34,15 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
     '/api/runs',
     {
       ...access(who.write),
-      schema: { tags, headers: IdempotencyHeaders, body: SubTask, response: { 202: RunAccepted } },
+      schema: {
+        tags,
+        summary: 'Start a run',
+        description:
+          'In a new session, or in `sessionId`. When that is busy: 409 `session_busy`, unless `whenBusy` says otherwise. As many runs wait for one session as may: 429 `queue_full`.',
+        headers: IdempotencyHeaders,
+        body: SubTask,
+        response: { 202: RunAccepted },
+      },
     },
     async (request, reply) => {
       const caller = guard.callerOf(request)
@@ -55,7 +63,13 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
     '/api/runs/:id',
     {
       ...access(who.read),
-      schema: { tags, params: RunParams, querystring: RunDetailQuery, response: { 200: RunDetail } },
+      schema: {
+        tags,
+        summary: 'Read a run and its events',
+        params: RunParams,
+        querystring: RunDetailQuery,
+        response: { 200: RunDetail },
+      },
     },
     async (request) => {
       const { tenantId } = guard.callerOf(request)
@@ -74,6 +88,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       schema: {
         tags,
         params: RunParams,
+        summary: 'Stream the events of a run',
         description: 'Server-Sent Events: `event` is the type, `id` the seq. Replays what was, then follows.',
         produces: ['text/event-stream'],
       },
@@ -94,6 +109,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
         tags,
         params: RunParams,
         querystring: EventsQuery,
+        summary: 'Read the raw event log of a run',
         description: 'The raw event log as JSON lines, `session_init` included. Replays what was, then follows.',
         produces: ['application/x-ndjson'],
       },
@@ -109,7 +125,16 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
   )
   app.delete(
     '/api/runs/:id',
-    { ...access(who.write), schema: { tags, params: RunParams, response: { 204: NoContent } } },
+    {
+      ...access(who.write),
+      schema: {
+        tags,
+        summary: 'Cancel a run',
+        description: 'Whichever server executes it, or none yet. A run that is over keeps its status.',
+        params: RunParams,
+        response: { 204: NoContent },
+      },
+    },
     async (request, reply) => {
       await service.cancel(guard.callerOf(request).tenantId, request.params.id)
       return reply.code(204).send()
@@ -132,11 +157,15 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
   }
   app.get(
     '/api/runs',
-    { ...access('member'), schema: { tags, querystring: RunListQuery, response: { 200: RunList } } },
+    {
+      ...access('member'),
+      schema: { tags, summary: 'List runs', querystring: RunListQuery, response: { 200: RunList } },
+    },
     async (request, reply) => {
-      const { status, ...page } = request.query
+      const { limit, offset, ...filter } = request.query
       const { tenantId } = guard.callerOf(request)
-      const { runs, headers } = await list(tenantId, request.url, page, status === undefined ? {} : { status })
+      const page = { ...(limit === undefined ? {} : { limit }), ...(offset === undefined ? {} : { offset }) }
+      const { runs, headers } = await list(tenantId, request.url, page, filter)
       return reply.headers(headers).send(runs)
     },
   )
@@ -144,7 +173,13 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
     '/api/profiles/:name/runs',
     {
       ...access('member'),
-      schema: { tags, params: ProfileParams, querystring: PageQuery, response: { 200: RunList } },
+      schema: {
+        tags,
+        summary: 'List the runs of a profile',
+        params: ProfileParams,
+        querystring: PageQuery,
+        response: { 200: RunList },
+      },
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
@@ -155,7 +190,17 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
   )
   app.post(
     '/api/runs/:id/terminate',
-    { ...access('admin'), schema: { tags, params: RunParams, response: { 200: Terminated } } },
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'End a run by force',
+        description:
+          'Asks whoever executes the run to end it, waits 2 seconds, then takes it away: a late answer changes nothing. Always 200; look at every field and at `warnings`.',
+        params: RunParams,
+        response: { 200: Terminated },
+      },
+    },
     async (request) => service.terminate(guard.callerOf(request).tenantId, request.params.id),
   )
 }

@@ -18,7 +18,13 @@ export const RunDetailQuery = Type.Object({
 
 export const RunListQuery = Type.Composite([
   PageQuery,
-  Type.Object({ status: Type.Optional(Type.Union(runStatuses.map((status) => Type.Literal(status)))) }),
+  Type.Object({
+    status: Type.Optional(Type.Union(runStatuses.map((status) => Type.Literal(status)))),
+    profile: Type.Optional(Type.String({ maxLength: 200, description: 'Only runs of this profile.' })),
+    sessionId: Type.Optional(Type.String({ maxLength: 128, description: 'Only runs of this session.' })),
+    from: Type.Optional(Type.String({ format: 'date-time', description: 'Only runs that started then or later.' })),
+    to: Type.Optional(Type.String({ format: 'date-time', description: 'Only runs that started before.' })),
+  }),
 ])
 export const EventsQuery = Type.Object({
   after: Type.Optional(

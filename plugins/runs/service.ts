@@ -63,6 +63,8 @@ export interface RunService {
 const dispatchWaitMs = 2_000
 /** A thousand orphans begin over a minute and a half, and sooner when several conductors share them. */
 const adoptedPerSweep = 25
+/** What the end of a run takes, and more. */
+const lookAgainMs = 100
 /** One timer looks after the deadlines of all runs. */
 const deadlineTickMs = 250
 
@@ -213,8 +215,10 @@ export function createRunService(deps: RunServiceDeps): RunService {
     if (outcome.kind === 'exists') return join(outcome.run, task, attach)
     if (outcome.kind === 'full') throw queueFull()
     if (outcome.kind !== 'queued') throw await refusal(tenantId, task, unusable[outcome.kind]())
-    // The session may have become free since it was found busy.
+    // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
+    // and may not have been seen to be over: one more look is sooner than the next sweep.
     advance(tenantId, sessionId)
+    setTimeout(advance, lookAgainMs, tenantId, sessionId).unref()
     return { runId, sessionId, status: 'queued' }
   }
   const startIn = async (

@@ -18,12 +18,25 @@ export interface Plane {
 export function sessionRoutes(app: App, service: SessionService, { guard, who }: Plane): void {
   app.get(
     '/api/sessions/:id',
-    { ...access(who.read), schema: { tags, params: SessionParams, response: { 200: Session } } },
+    {
+      ...access(who.read),
+      schema: { tags, summary: 'Read a session', params: SessionParams, response: { 200: Session } },
+    },
     async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
   )
   app.delete(
     '/api/sessions/:id',
-    { ...access(who.write), schema: { tags, params: SessionParams, response: { 204: NoContent } } },
+    {
+      ...access(who.write),
+      schema: {
+        tags,
+        summary: 'Shut a session down',
+        description:
+          'For good: no run starts in it again, and runs that wait for it are cancelled. 409 `session_busy` while it executes one: cancel that first.',
+        params: SessionParams,
+        response: { 204: NoContent },
+      },
+    },
     async (request, reply) => {
       await service.shutdown(guard.callerOf(request).tenantId, request.params.id)
       return reply.code(204).send()
@@ -35,7 +48,10 @@ export function sessionRoutes(app: App, service: SessionService, { guard, who }:
 export function publicSessionRoutes(app: App, service: SessionService, store: RunStore, guard: Guard): void {
   app.get(
     '/api/sessions',
-    { ...access('member'), schema: { tags, querystring: SessionListQuery, response: { 200: SessionList } } },
+    {
+      ...access('member'),
+      schema: { tags, summary: 'List live sessions', querystring: SessionListQuery, response: { 200: SessionList } },
+    },
     async (request, reply) => {
       const { q, ...page } = request.query
       const filter = { ...whole(page), ...(q === undefined ? {} : { q }) }
@@ -47,7 +63,13 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     '/api/sessions/:id/runs',
     {
       ...access('member'),
-      schema: { tags, params: SessionParams, querystring: PageQuery, response: { 200: SessionRuns } },
+      schema: {
+        tags,
+        summary: 'List the runs of a session',
+        params: SessionParams,
+        querystring: PageQuery,
+        response: { 200: SessionRuns },
+      },
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)

@@ -8,8 +8,8 @@ import { type Claim, type NextOutcome, type RunStore, type StartOutcome } from '
 import type { PostgresRunStore } from '../store.ts'
 import { openStores } from './stores.ts'
 
-/** How many schedules are tried. More of them, e.g. 10,000: `PROPERTY_RUNS=10000 npm test -- plugins/run-store-postgres/test/schedules.test.ts`. */
-const numRuns = Number(process.env['PROPERTY_RUNS'] ?? 200)
+/** How many schedules are tried. More of them: `AGENT_ORC_SCHEDULES=10000 npm test -- plugins/run-store-postgres/test/schedules.test.ts`. */
+const numRuns = Number(process.env['AGENT_ORC_SCHEDULES'] || 200)
 
 const profile = { name: 'p', runtime: 'general', limits: {} } as Profile
 const tenantId = 'acme'

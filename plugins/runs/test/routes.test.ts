@@ -196,3 +196,18 @@ test('the internal listener serves what a gateway needs and nothing more', async
   assert.equal(await status('GET', '/api/runs'), 404)
   assert.equal(await status('POST', `/api/runs/${id}/terminate`), 404)
 })
+
+test('runs are found by profile, session and time; what is no time is refused', async (t) => {
+  const s = await stage(t)
+  const first = (await post(s, { profile: 'writer', prompt: 'x' })).json()
+  await post(s, { profile: 'other', prompt: 'y' })
+  const { startedAt } = (await get(s, `/api/runs/${first.runId}`)).json()
+  const found = async (query: string): Promise<string[]> =>
+    (await get(s, `/api/runs?${query}`)).json().map((run: { subTask: { profile: string } }) => run.subTask.profile)
+  assert.deepEqual(await found('profile=writer'), ['writer'])
+  assert.deepEqual(await found(`sessionId=${first.sessionId}`), ['writer'])
+  assert.deepEqual((await found(`from=${startedAt}`)).sort(), ['other', 'writer'])
+  assert.deepEqual(await found(`to=${startedAt}`), [])
+  assert.deepEqual(await found('from=2999-01-01T00:00:00Z'), [])
+  assert.equal((await get(s, '/api/runs?from=yesterday')).statusCode, 400)
+})
