@@ -34,20 +34,23 @@ export function keepRuns(store: RunStore, folder: Folder): RunStore {
     open.delete(keyOf(claim))
     return store.finish(run)
   }
+  /** A run without a file is not begun. */
+  const begun = async <T extends { kind: string; claim?: Claim }>(outcome: T): Promise<T> => {
+    const { claim } = outcome
+    if (!claim) return outcome
+    try {
+      await inTurn(claim, () => begin(claim))
+    } catch (cause) {
+      const reason = { code: 'unavailable', message: 'The log of the run could not be written.' }
+      await store.steal(claim.tenantId, claim.runId, 'error', reason)
+      throw unavailable({ cause, message: reason.message, retryable: true })
+    }
+    return outcome
+  }
   return {
     ...store,
-    async start(run) {
-      const outcome = await store.start(run)
-      if (outcome.kind !== 'started') return outcome
-      try {
-        await inTurn(outcome.claim, () => begin(outcome.claim))
-      } catch (cause) {
-        const reason = { code: 'unavailable', message: 'The log of the run could not be written.' }
-        await store.steal(run.tenantId, run.runId, 'error', reason)
-        throw unavailable({ cause, message: reason.message, retryable: true })
-      }
-      return outcome
-    },
+    start: async (run) => begun(await store.start(run)),
+    claimNext: async (tenantId, sessionId) => begun(await store.claimNext(tenantId, sessionId)),
     append: (claim, chunk) =>
       inTurn(claim, async () => {
         await open.get(keyOf(claim))?.append(chunk)

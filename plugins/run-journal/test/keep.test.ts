@@ -71,6 +71,28 @@ test('a start puts runs, logs and sessions back, and a session goes on', async (
   assert.equal(await finish(second.store, three, 0), true)
 })
 
+test('a run that waited for its session is in a file as well, once it begins', async (t) => {
+  const dir = await emptyFolder(t)
+  const { store, stop } = await openStore(dir)
+  t.after(stop)
+  const one = await begin(store, 'r1', 's1')
+  await store.enqueue({
+    tenantId: 'acme',
+    runId: 'r2',
+    sessionId: 's1',
+    task: { profile: 'writer', prompt: 'Write r2' },
+    interrupt: false,
+  })
+  await finish(store, one, 0)
+  const next = await store.claimNext('acme', 's1')
+  assert.ok(next.kind === 'started')
+  await finish(store, next.claim, 0)
+  assert.deepEqual(
+    (await linesOf(dir, 'r2')).map((line) => line['type']),
+    ['header', 'result', 'finish'],
+  )
+})
+
 test('R7: a file cut at any byte boots, keeps a prefix of the events and ends once', async (t) => {
   const dir = await emptyFolder(t)
   const { store, stop } = await openStore(dir)
