@@ -226,6 +226,20 @@ test('a stream that was silent for 15 s gets a ping; one that wrote, or that can
   assert.deepEqual(blocked.written, [])
 })
 
+test('S5: ten thousand silent streams are pinged by one timer, never more than 20 s apart', (t) => {
+  t.mock.timers.enable({ apis: ['setInterval', 'setTimeout', 'Date'] })
+  const intervals = t.mock.method(globalThis, 'setInterval')
+  const timeouts = t.mock.method(globalThis, 'setTimeout')
+  const registry = createStreamRegistry()
+  const streams = Array.from({ length: 10_000 }, () => fakeStream(15_000))
+  for (const { stream } of streams) registry.add(stream)
+  assert.deepEqual([intervals.mock.callCount(), timeouts.mock.callCount()], [1, 0])
+  for (let pings = 1; pings <= 3; pings++) {
+    for (let second = 0; second < 20; second++) t.mock.timers.tick(1_000)
+    assert.ok(streams.every(({ written }) => written.length >= pings))
+  }
+})
+
 test('a reader that stays unwritable for 30 s is dropped', (t) => {
   t.mock.timers.enable({ apis: ['setInterval', 'Date'] })
   const registry = createStreamRegistry()

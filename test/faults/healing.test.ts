@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -59,7 +60,12 @@ test('PostgreSQL and Redis away at boot, then cut and hung mid-flight: documente
   const redis = await startProxy(t, redisUrl)
   postgres.cut()
   redis.cut()
-  const cluster = await startCluster(t, 'four', { POSTGRES_DSN: postgres.url, REDIS_URL: redis.url })
+  // With a master key everything is switched on that looks at the database at its start.
+  const cluster = await startCluster(t, 'four', {
+    POSTGRES_DSN: postgres.url,
+    REDIS_URL: redis.url,
+    AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
+  })
   const pids = [cluster.pid('conductor'), cluster.pid('gateway')]
   for (const url of [cluster.conductorUrl, cluster.gatewayUrl]) {
     const { checks } = await ready(url)
