@@ -252,7 +252,7 @@ export function createRunner(options: RunnerOptions): Runner {
     get: (id) => table.any(id),
     list: () => [...table.all()],
     toolSpecs: (session) => toolkit.specs(session.tools),
-    async invokeTool(session, name, input, signal) {
+    async invokeTool(session, name, input, signal, callId) {
       if (!session.tools.includes(name)) {
         throw toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
       }
