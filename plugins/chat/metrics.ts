@@ -52,7 +52,8 @@ export function createMetrics(registry: Registry, activeWatchers: () => number):
         duration.observe({ route }, reply.elapsedTime / 1_000)
       })
     },
-    ended: ({ status }) => terminal.inc({ status: status === 'ok' ? 'done' : status }),
+    // A run that was lost is announced as an error.
+    ended: ({ status }) => terminal.inc({ status: status === 'ok' ? 'done' : 'error' }),
     limitFallback: () => fallbacks.inc(),
   }
 }

@@ -46,7 +46,7 @@ export function outcomeOfEvent(event: Readonly<Record<string, unknown>>, seq: nu
   return { status: 'ok', message: text(event['text']) ?? '', seq, ...(sessionId === undefined ? {} : { sessionId }) }
 }
 
-/** The same from a run's summary; undefined while it runs. */
+/** The same from a run's summary; undefined while it waits or runs. */
 export function outcomeOfSummary({ status, error, result, sessionId }: RunSummary): Outcome | undefined {
   if (!isTerminal(status)) return undefined
   if (status === 'ok') return { status: 'ok', message: result ?? '', seq: 0, sessionId }

@@ -37,7 +37,7 @@ test('a missing, malformed, unknown, revoked or misplaced key answers the same 4
     { method: 'GET', url: `${agent.url}/conversations/conv_0123456789abcdefghjkmnpqr` },
     // Nobody's tenant, nobody's agent, and names that cannot exist.
     { method: 'POST', url: '/v1/chat/nobody/helper', payload },
-    { method: 'POST', url: '/v1/chat/acme%00/helper', payload },
+    { method: 'POST', url: '/v1/chat/acme%01/helper', payload },
     { method: 'POST', url: "/v1/chat/acme'--/helper", payload },
   ] as const
   const bodies = new Set<string>()
@@ -79,6 +79,15 @@ test('a revoked key is refused on the very next request', async (t) => {
     assert.equal((await chat()).statusCode, 401)
     await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = NULL')
   }
+})
+
+test('a key of a deleted tenant is refused on the very next request', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  assert.equal((await chat()).statusCode, 200)
+  await database.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = 'acme'` }])
+  assert.equal((await chat()).statusCode, 401)
 })
 
 test('a valid key of an agent that is disabled or unpublished answers 404 not_published', async (t) => {

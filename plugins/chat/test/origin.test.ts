@@ -78,6 +78,23 @@ test('errors too can be read from an allowed origin, the 401 included', async (t
   })
   assert.equal(invalid.statusCode, 400)
   assert.equal(invalid.headers['access-control-allow-origin'], allowed)
+  const limited = await publish(database, { slug: 'limited', origins: [allowed], rpm: 1 })
+  const headers = { ...limited.auth, origin: allowed }
+  const post = () => app.inject({ method: 'POST', url: limited.url, headers, payload })
+  await post()
+  const gone = app.inject({ url: `${limited.url}/runs/prun_${'0'.repeat(33)}`, headers })
+  for (const [reply, status] of [
+    [await post(), 429],
+    [await gone, 404],
+  ] as const) {
+    assert.equal(reply.statusCode, status)
+    assert.equal(reply.headers['access-control-allow-origin'], allowed)
+    assert.match(
+      String(reply.headers['access-control-expose-headers']),
+      /x-request-id.*retry-after.*idempotency-replayed/,
+    )
+    assert.equal(reply.headers['vary'], 'Origin')
+  }
 })
 
 test('a preflight needs no key: allowed origins get 204, all others and unknown agents 403', async (t) => {
@@ -90,7 +107,11 @@ test('a preflight needs no key: allowed origins get 204, all others and unknown 
     assert.equal(reply.statusCode, 204)
     assert.equal(reply.headers['access-control-allow-origin'], allowed)
     assert.match(String(reply.headers['access-control-allow-methods']), /GET.*POST.*DELETE/)
-    assert.match(String(reply.headers['access-control-allow-headers']), /authorization.*content-type.*last-event-id/)
+    assert.match(
+      String(reply.headers['access-control-allow-headers']),
+      /authorization.*content-type.*last-event-id.*idempotency-key/,
+    )
+    assert.equal(reply.headers['access-control-max-age'], '600')
     assert.equal(reply.headers['vary'], 'Origin')
   }
   for (const origin of foreign.filter((o) => o !== ''))
@@ -98,8 +119,8 @@ test('a preflight needs no key: allowed origins get 204, all others and unknown 
   for (const url of [
     '/v1/chat/acme/unknown',
     '/v1/chat/nobody/helper',
-    '/v1/chat/acme%00/helper',
-    '/v1/chat/acme/x%00',
+    '/v1/chat/acme%01/helper',
+    '/v1/chat/acme/x%01',
   ]) {
     assert.equal((await preflight(url, allowed)).statusCode, 403, url)
   }

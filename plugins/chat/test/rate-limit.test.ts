@@ -80,13 +80,14 @@ test('backend memory counts in this process, also beside a shared store', async 
 test('while the store is away each gateway holds the whole rate itself, and says so in a metric', async (t) => {
   const kv = testKv('redis')
   kv.away = true
-  const { app, database, kernel } = await gateway(t, { kv })
+  const { app, database, kernel, metrics } = await gateway(t, { kv })
   const agent = await publish(database, { rpm: 2 })
   const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
   const statuses = []
   for (let i = 0; i < 4; i++) statuses.push((await chat()).statusCode)
   assert.deepEqual(statuses, [200, 200, 429, 429])
   assert.equal(kernel.logs.filter((line) => String(line['msg']).includes('rate-limit store')).length, 1)
+  assert.match(await metrics(), /^chat_gateway_rate_limit_fallback_total 4$/m)
   kv.away = false
   assert.equal((await chat()).statusCode, 200)
 })

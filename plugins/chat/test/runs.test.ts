@@ -86,7 +86,7 @@ test('unknown and foreign runs answer the same 404 on every route', async (t) =>
   await until(() => dispatch.runs.size === 3)
   const [live] = await sql<{ id: string }>(database, 'acme', `SELECT id FROM public_runs WHERE finished_at IS NULL`)
   const bodies = new Set<string>()
-  for (const id of [...ended, live!.id, 'prun_0123456789abcdefghjkmnpqr', 'nonsense', 'prun_%00']) {
+  for (const id of [...ended, live!.id, 'prun_0123456789abcdefghjkmnpqr', 'nonsense', 'prun_%01']) {
     for (const [method, path] of [
       ['GET', ''],
       ['GET', '/stream'],
@@ -165,7 +165,7 @@ test('a conversation of another agent or tenant answers like one that does not e
   const { app, database } = await gateway(t)
   const agent = await publish(database)
   const bodies = new Set<string>()
-  const ids = ['conv_0123456789abcdefghjkmnpqr', 'nonsense', '%00']
+  const ids = ['conv_0123456789abcdefghjkmnpqr', 'nonsense', '%01']
   for (const options of [{ slug: 'sibling' }, { tenant: 'globex' }]) {
     const other = await publish(database, options)
     const reply = await app.inject({ method: 'POST', url: other.url, headers: other.auth, payload })

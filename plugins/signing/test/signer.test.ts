@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHash, createHmac, randomBytes } from 'node:crypto'
 import { test } from 'node:test'
+import fc from 'fast-check'
 import { unavailable } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import { signedHeaders, type Signer } from '#contracts/signing'
@@ -220,4 +221,57 @@ test('with nonces in memory, nothing signed before the process started is accept
 test('a key of less than 32 bytes is refused', () => {
   assert.throws(() => signer({ current: Buffer.alloc(31) }), /at least 32 bytes/)
   assert.throws(() => signer({ previous: Buffer.alloc(31) }), /at least 32 bytes/)
+})
+
+test('A5: of any request with any one part changed none verifies', async () => {
+  const text = fc.string({ minLength: 1, maxLength: 20, unit: 'grapheme-ascii' })
+  const part = fc.record({
+    tenant: fc.stringMatching(/^[A-Za-z0-9_.-]{1,30}$/),
+    method: fc.constantFrom('GET', 'POST', 'DELETE'),
+    target: text.map((t) => `/${t}`),
+    body: fc.uint8Array({ maxLength: 40 }),
+  })
+  const names = ['timestamp', 'nonce', 'keyId', 'tenant', 'signature'] as const
+  const header = (name: (typeof names)[number]): fc.Arbitrary<string> =>
+    ({
+      timestamp: fc.integer({ min: -60, max: 60 }).map((off) => String(time + off)),
+      nonce: fc.stringMatching(/^[A-Za-z0-9_-]{22}$/),
+      keyId: fc.stringMatching(/^[A-Za-z0-9_-]{1,64}$/),
+      tenant: fc.stringMatching(/^[A-Za-z0-9_.-]{1,128}$/),
+      signature: fc.stringMatching(/^v1,[A-Za-z0-9+/]{43}=$/),
+    })[name]
+  const change = fc.oneof(
+    ...names.map((name) => header(name).map((value) => ({ kind: 'header' as const, name, value }))),
+    fc.constantFrom('GET', 'POST', 'DELETE').map((value) => ({ kind: 'method' as const, value })),
+    text.map((value) => ({ kind: 'target' as const, value: `/${value}` })),
+    fc.uint8Array({ maxLength: 40 }).map((value) => ({ kind: 'body' as const, value })),
+  )
+  await fc.assert(
+    fc.asyncProperty(part, change, async (parts, changed) => {
+      const verifier = signer()
+      const headers = verifier.sign(parts)
+      const sent = { method: parts.method, target: parts.target, body: Buffer.from(parts.body) }
+      if (changed.kind === 'header') {
+        const name = signedHeaders[changed.name]
+        fc.pre(headers[name] !== changed.value)
+        await assert.rejects(verifier.verify({ ...headers, [name]: changed.value }, sent), denied)
+      } else {
+        const before = sent[changed.kind]
+        const same = typeof before === 'string' ? before === changed.value : before.equals(changed.value as Uint8Array)
+        fc.pre(!same)
+        await assert.rejects(verifier.verify(headers, { ...sent, [changed.kind]: changed.value }), denied)
+      }
+      assert.deepEqual(await verifier.verify(headers, sent), { tenant: parts.tenant }, 'the nonce was not used up')
+    }),
+    { numRuns: 2_000 },
+  )
+})
+
+test('with a previous key either key signs; without one only the current one can', async () => {
+  const previous = randomBytes(32)
+  const both = signer({ previous })
+  const parts = { ...request, tenant: 'acme' }
+  assert.equal(both.sign(parts, 'PREVIOUS')[signedHeaders.keyId], 'PREVIOUS')
+  assert.throws(() => signer().sign(parts, 'PREVIOUS'), /no previous key/)
+  await signer({ current: previous }).verify(both.sign(parts, 'PREVIOUS'), request)
 })
