@@ -17,11 +17,13 @@ const shapes = {
   gateway: { text: '"text":"', end: 'event: done' },
 } as const
 
-export function createAnswer(format: Format, lateMs: number[] | undefined): Answer {
+/** `lateMs` is asked for with each delta that carries its send time: where its lateness goes changes as streams open and end. */
+export function createAnswer(format: Format, lateMs: (() => number[] | undefined) | undefined): Answer {
+  if (format === 'accepted') return acceptedAnswer()
   return format === 'sync' ? syncAnswer() : streamAnswer(shapes[format], lateMs)
 }
 
-function streamAnswer(shape: { text: string; end: string }, lateMs: number[] | undefined): Answer {
+function streamAnswer(shape: { text: string; end: string }, lateMs: (() => number[] | undefined) | undefined): Answer {
   let rest = ''
   let last = ''
   let ended = false
@@ -48,7 +50,7 @@ function streamAnswer(shape: { text: string; end: string }, lateMs: number[] | u
         const from = at + shape.text.length
         at = text.indexOf('"', from)
         characters += at - from
-        if (lateMs && at > from) recordLateness(text.slice(from, at), lateMs)
+        if (lateMs && at > from) recordLateness(text.slice(from, at), lateMs())
       }
       if (text.includes(shape.end)) {
         ended = true
@@ -64,7 +66,8 @@ function streamAnswer(shape: { text: string; end: string }, lateMs: number[] | u
 }
 
 // A frame may carry several deltas joined, each one its send time and a space.
-function recordLateness(text: string, lateMs: number[]): void {
+function recordLateness(text: string, lateMs: number[] | undefined): void {
+  if (!lateMs) return
   const now = performance.timeOrigin + performance.now()
   for (const sent of text.trim().split(' ')) lateMs.push(now - Number(sent))
 }
@@ -92,6 +95,20 @@ function syncAnswer(): Answer {
       return typeof body.message === 'string' ? wrongLength(body.message.length, expect) : text.slice(0, 300)
     },
     rest: () => Buffer.concat(parts).toString().slice(0, 300),
+  }
+}
+
+/** The conductor has taken a run. */
+function acceptedAnswer(): Answer {
+  let text = ''
+  return {
+    characters: 0,
+    conversation: undefined,
+    read: (chunk) => {
+      text += chunk.toString('latin1')
+    },
+    fault: () => (text.includes('"runId":"') ? undefined : text.slice(0, 300)),
+    rest: () => text.slice(0, 300),
   }
 }
 

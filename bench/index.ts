@@ -2,7 +2,7 @@
 // whole path in its two forms. See docs/performance.md for what the figures mean.
 import { cpus } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { createLoad, type RunJob } from './load.ts'
+import { createLoad, type RunJob } from './load-client.ts'
 import { measureBuiltin, measureCell, measureLong, measureSlow, type Sample } from './measure.ts'
 import { type Options, readOptions, usage } from './options.ts'
 import { createProcesses, type Processes, usageOf } from './processes.ts'
@@ -58,7 +58,7 @@ async function measure(run: RunJob, targets: readonly Target[], options: Options
     const long = options.longTimes > 0 ? await measureLong(run, target, options.longTimes) : undefined
     const slow =
       options.slowStreams > 0 && target.name !== 'model'
-        ? await measureSlow(run, target, options.slowStreams, (options.slowDeltas * 1000) / 2)
+        ? await measureSlow(run, target, options.slowStreams, options.slowDeltas)
         : undefined
     const measured = [...(samples.get(target) ?? [])].map(([name, list]) => [name, medianOf(list)] as const)
     const before = idle.get(target)

@@ -1,28 +1,35 @@
-/** How an answer is encoded: the model's SSE, the gateway's SSE, or the gateway's synchronous JSON. */
-export type Format = 'openai' | 'gateway' | 'sync'
+/** How an answer is encoded: the model's SSE, the gateway's SSE, its synchronous JSON, or the conductor's 202. */
+export type Format = 'openai' | 'gateway' | 'sync' | 'accepted'
 
 export interface Expected {
   /** Characters of the whole text; undefined where it differs from answer to answer. */
   readonly characters?: number
 }
 
-/** One piece of load: `clients` connections, each sending its next chat when the last one ended. */
+/** One piece of load: `clients` clients, each sending its next chat when the last one ended. */
 export interface Job {
-  readonly origin: string
   /** Client n uses the n-th of these, round robin. */
-  readonly requests: readonly { readonly path: string; readonly headers: Readonly<Record<string, string>> }[]
+  readonly requests: readonly {
+    readonly origin: string
+    readonly path: string
+    readonly headers: Readonly<Record<string, string>>
+  }[]
   /** A JSON object. */
   readonly body: string
   readonly format: Format
   readonly clients: number
   /** Clients go on until this has passed; absent: one chat each. */
   readonly durationMs?: number
+  /** Send at this rate instead, by the clock, whatever becomes of what was sent before; times count from when it was due. */
+  readonly perSecond?: number
   readonly expect: Expected
   readonly continueConversation?: boolean
   /** Deltas carry their send time; lateness is recorded. */
   readonly timed?: boolean
-  /** Say so when every stream has shown its first delta. */
+  /** Say so when every stream has shown its first delta, and keep the lateness until then apart. */
   readonly tellOpened?: boolean
+  /** Record lateness for so long once all streams are open; until the first one ends unless given. */
+  readonly lateForMs?: number
 }
 
 export interface JobResult {
@@ -33,7 +40,13 @@ export interface JobResult {
   /** Time to the first delta, and to the end, of each chat. */
   readonly firstMs: readonly number[]
   readonly totalMs: readonly number[]
+  /** From the model's write to the client's read, while every stream was open; before that, `openingLateMs`. */
   readonly lateMs: readonly number[]
+  readonly openingLateMs: readonly number[]
+  /** From the first request until every stream has shown its first delta. */
+  readonly openedMs?: number
+  /** How late the client itself was with what it sent by the clock. */
+  readonly lagMs: readonly number[]
 }
 
 export type ClientMessage =

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { JobResult } from './job.ts'
-import type { RunJob } from './load.ts'
+import type { RunJob } from './load-client.ts'
 import { usageOf } from './processes.ts'
 import { median, quantile } from './statistics.ts'
 import type { Target } from './targets.ts'
@@ -38,11 +38,13 @@ export const cells: readonly Cell[] = [
 
 /** Characters of the stand-in's 20 deltas, `word000 ` to `word019 `. */
 const charactersPerDelta = 8
+/** Of a delta of a slow stream: when it was sent, in milliseconds since the epoch with one decimal, and a space. */
+export const charactersPerStamp = 16
 export const longDeltas = 20_000
 
 export async function measureCell(
   run: RunJob,
-  target: Target,
+  target: Target<string>,
   cell: Cell,
   warmMs: number,
   ms: number,
@@ -78,7 +80,7 @@ export async function measureCell(
 /** Deltas per second of one stream of 20,000, from request to end; median of `times`. */
 export async function measureLong(
   run: RunJob,
-  target: Target,
+  target: Target<string>,
   times: number,
 ): Promise<{ perSecond: number; errors: number }> {
   const rates: number[] = []
@@ -103,24 +105,32 @@ export interface SlowStreams {
   /** From the stand-in's write to the client's read. */
   readonly lateP50: number
   readonly lateP99: number
+  /** Of the deltas that came while streams were still being opened, all at once. */
+  readonly openingLateP99: number
   readonly errors: number
 }
 
-/** Memory of streams that stay open, one delta per second each: growth from before the first to `settleMs` after all run. */
+/** Memory of streams that stay open, one delta per second each: growth from before the first to half of their length after all run. */
 export async function measureSlow(
   run: RunJob,
-  target: Target,
+  target: Target<string>,
   streams: number,
-  settleMs: number,
+  deltas: number,
 ): Promise<SlowStreams> {
   const before = usageOf(target.roots(), target.postgresRoots?.())
   const opened = Promise.withResolvers<void>()
   const running = run(
-    { ...target.chat('slow', false), clients: streams, expect: {}, timed: true, tellOpened: true },
+    {
+      ...target.chat('slow', false),
+      clients: streams,
+      expect: { characters: deltas * charactersPerStamp },
+      timed: true,
+      tellOpened: true,
+    },
     opened.resolve,
   )
   await Promise.race([opened.promise, running])
-  await sleep(settleMs)
+  await sleep((deltas * 1000) / 2)
   const open = usageOf(target.roots(), target.postgresRoots?.())
   const result = await running
   complain(target, 'slow streams', result)
@@ -128,6 +138,7 @@ export async function measureSlow(
     streams,
     lateP50: quantile(result.lateMs, 0.5),
     lateP99: quantile(result.lateMs, 0.99),
+    openingLateP99: quantile(result.openingLateMs, 0.99),
     errors: result.errors,
     ...(before && open ? { kbPerStream: ((open.nodeRssMb - before.nodeRssMb) * 1024) / streams } : {}),
   }
@@ -138,7 +149,7 @@ const builtinChats = 20
 /** Time to the first delta of chats with the builtin provider, one at a time; undefined for targets without one. */
 export async function measureBuiltin(
   run: RunJob,
-  target: Target,
+  target: Target<string>,
 ): Promise<{ cold: number; warm: number; errors: number } | undefined> {
   if (!target.builtin) return undefined
   const first: number[] = []
@@ -152,7 +163,7 @@ export async function measureBuiltin(
   return { cold: first[0] ?? Number.NaN, warm: median(first.slice(1)), errors }
 }
 
-function complain(target: Target, what: string, result: JobResult): void {
+export function complain(target: Pick<Target<string>, 'name'>, what: string, result: JobResult): void {
   if (result.errors === 0) return
   process.stderr.write(
     `\n!! ${target.name}, ${what}: ${result.errors} of ${result.chats + result.errors} chats FAILED\n`,

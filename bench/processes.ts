@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn } from 'node:child_process'
+import { type ChildProcess, spawn, type StdioOptions } from 'node:child_process'
 import { readdirSync, readFileSync } from 'node:fs'
 import type { Server } from 'node:http'
 
@@ -17,8 +17,8 @@ export interface Started {
 
 /** Everything the bench started, stopped in reverse on exit, failure and Ctrl-C. */
 export interface Processes {
-  /** Starts Node on a script with `execArgv`; resolves once it has printed its line. */
-  node(args: readonly string[], env?: Readonly<Record<string, string>>): Promise<Started>
+  /** Starts Node on a script with `execArgv`; resolves once it has printed its line. `ipc` holds a channel to it. */
+  node(args: readonly string[], env?: Readonly<Record<string, string>>, ipc?: boolean): Promise<Started>
   /** Starts Node on a script that talks over IPC and prints nothing. */
   fork(script: string): ChildProcess
   onStop(fn: () => Promise<void> | void): void
@@ -44,11 +44,11 @@ export function createProcesses(): Processes {
     await gone
     clearTimeout(late)
   }
-  const start = (args: readonly string[], env: Readonly<Record<string, string>>, ipc: boolean): ChildProcess => {
+  const start = (args: readonly string[], env: Readonly<Record<string, string>>, stdio: StdioOptions): ChildProcess => {
     if (stopping) throw new Error('stopping')
     const child = spawn(process.execPath, args, {
       env: { ...process.env, NODE_ENV: 'production', ...env },
-      stdio: ipc ? ['ignore', 'inherit', 'inherit', 'ipc'] : ['ignore', 'pipe', 'pipe'],
+      stdio,
       // Its own group: a Ctrl-C on the terminal reaches the bench only, which then stops its children in order.
       detached: true,
     })
@@ -56,8 +56,8 @@ export function createProcesses(): Processes {
     return child
   }
   return {
-    async node(args, env = {}) {
-      const child = start(args, env, false)
+    async node(args, env = {}, ipc = false) {
+      const child = start(args, env, ['ignore', 'pipe', 'pipe', ...(ipc ? ['ipc' as const] : [])])
       let err = ''
       child.stderr?.on('data', (text: Buffer) => {
         err = (err + text.toString()).slice(-8_000)
@@ -69,7 +69,7 @@ export function createProcesses(): Processes {
       })
       return { child, line }
     },
-    fork: (script) => start([script], {}, true),
+    fork: (script) => start([script], {}, ['ignore', 'inherit', 'inherit', 'ipc']),
     onStop: (fn) => {
       stops.push(fn)
     },

@@ -1,4 +1,5 @@
 import type { SlowStreams, Sample } from './measure.ts'
+import { draw } from './table.ts'
 import type { TargetName } from './targets.ts'
 
 export interface TargetResult {
@@ -55,6 +56,7 @@ export const rowsOf = (cells: readonly string[]): Row[] => [
   { label: 'slow streams: memory KB each', digits: 1, value: (r) => r.slow?.kbPerStream },
   { label: 'slow streams: lateness p50 ms', digits: 1, value: (r) => r.slow?.lateP50 },
   { label: 'slow streams: lateness p99 ms', digits: 1, value: (r) => r.slow?.lateP99 },
+  { label: 'slow streams: lateness p99 ms while opening', digits: 1, value: (r) => r.slow?.openingLateP99 },
   { label: 'builtin chat: first delta ms, cold', digits: 1, value: (r) => r.builtinFirstMs?.cold, plain: true },
   { label: 'builtin chat: first delta ms, warm', digits: 1, value: (r) => r.builtinFirstMs?.warm, plain: true },
   { label: 'boot to ready ms', digits: 0, value: (r) => r.bootMs },
@@ -86,12 +88,7 @@ export function table(results: readonly TargetResult[], cells: readonly string[]
   const used = lines.filter((line) => line.shown.some((text) => text !== '-'))
   const head = ['', ...results.map((result) => titles[result.target])]
   const body = [head, ...used.map((line) => [line.label, ...line.shown])]
-  const widths = head.map((_, column) => Math.max(...body.map((cells) => cells[column]?.length ?? 0)))
-  const draw = (cells: readonly string[]): string =>
-    `| ${cells.map((text, i) => text.padEnd(widths[i] ?? 0)).join(' | ')} |`
-  return [draw(head), `| ${widths.map((width) => '-'.repeat(width)).join(' | ')} |`, ...body.slice(1).map(draw)].join(
-    '\n',
-  )
+  return draw(body)
 }
 
 /** The aims of the first release, each with what was measured; undefined where this run did not measure it. */

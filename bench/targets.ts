@@ -4,11 +4,11 @@ import type { Processes } from './processes.ts'
 
 export type TargetName = 'model' | 'proxy' | 'single' | 'four'
 /** What the stand-in streams; `slow` is as many one-second deltas as the run was told. */
-export type ModelName = 'burst-20' | 'tick-20' | 'burst-20000' | 'slow'
+export type ModelName = 'burst-20' | 'tick-20' | 'burst-20000' | 'slow' | `slow-${number}`
 
 /** Something that answers chats. */
-export interface Target {
-  readonly name: TargetName
+export interface Target<Name extends string = TargetName> {
+  readonly name: Name
   /** From the first spawn to an answer to the first probe. */
   readonly bootMs: number
   /** Roots of its process trees; the stand-in is not among them, except for itself. */
@@ -19,12 +19,12 @@ export interface Target {
   /** A streamed chat with an agent on the builtin provider. */
   readonly builtin?: Chat
 }
-export type Chat = Pick<Job, 'origin' | 'requests' | 'body' | 'format'>
+export type Chat = Pick<Job, 'requests' | 'body' | 'format'>
 
 const script = (name: string): string => new URL(name, import.meta.url).pathname
 
 /** A target that speaks the model's own protocol. It has no synchronous form: the whole stream is the answer. */
-function openaiTarget(
+export function openaiTarget(
   name: TargetName,
   url: string,
   children: readonly ChildProcess[],
@@ -36,8 +36,7 @@ function openaiTarget(
     bootMs,
     roots: () => children.map((child) => child.pid ?? 0),
     chat: (model) => ({
-      origin: url,
-      requests: [{ path: '/v1/chat/completions', headers: {} }],
+      requests: [{ origin: url, path: '/v1/chat/completions', headers: {} }],
       body: JSON.stringify({
         model: model === 'slow' ? `slow-${slow}` : model,
         stream: true,
@@ -49,11 +48,14 @@ function openaiTarget(
 }
 
 /** The stand-in model server itself: what everything else is compared with. */
-export async function startModel(processes: Processes, slow: number): Promise<Target & { readonly url: string }> {
+export async function startModel(
+  processes: Processes,
+  slow: number,
+): Promise<Target & { readonly url: string; readonly child: ChildProcess }> {
   const began = performance.now()
   const { child, line } = await processes.node([script('model-server.ts')])
   const url = String(line.url)
-  return { ...openaiTarget('model', url, [child], slow, performance.now() - began), url }
+  return { ...openaiTarget('model', url, [child], slow, performance.now() - began), url, child }
 }
 
 /** The yardstick: client -> proxy -> proxy -> model, each hop its own process. */

@@ -7,6 +7,7 @@ import { stripVTControlCharacters } from 'node:util'
 
 const oldestNode = [24, 12] as const
 const folders = [
+  'bench',
   'kernel',
   'plugins',
   'runtimes',

@@ -5,7 +5,7 @@ import type { ClientMessage, Job, JobResult } from './job.ts'
 export type RunJob = (job: Job, opened?: () => void) => Promise<JobResult>
 
 /** A job that takes longer than it was to last by this much has hung. */
-const graceMs = 60_000
+const graceMs = 180_000
 
 export function createLoad(child: ChildProcess): RunJob {
   return (job, opened) => {

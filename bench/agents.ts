@@ -1,0 +1,34 @@
+/** A published agent, and keys of it to spread load over. */
+export interface Agent {
+  readonly profile: string
+  /** Below the gateway's address. */
+  readonly path: string
+  readonly keys: readonly string[]
+}
+
+/** The highest limit an agent can have, in requests per minute and key: the limiter stays on and must not interfere. */
+const rateLimitRpm = 100_000
+/** So many keys per agent carry 26,000 chats a second. */
+const keysPerAgent = 16
+
+/** Publishes an agent without tools on a model of the stand-in. */
+export async function publishAgent(conductorUrl: string, apiKey: string, model: string): Promise<Agent> {
+  const post = async (path: string, body: unknown): Promise<Record<string, string>> => {
+    const response = await fetch(`${conductorUrl}${path}`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${apiKey}`, 'content-type': 'application/json' },
+      body: JSON.stringify(body),
+    })
+    if (response.status !== 201) throw new Error(`POST ${path}: ${response.status} ${await response.text()}`)
+    return (await response.json()) as Record<string, string>
+  }
+  const profile = `bench-${model}`
+  await post('/api/profiles', { name: profile, model: `openai/${model}` })
+  const { slug } = await post(`/api/profiles/${profile}/publish`, { rateLimitRpm })
+  const keys: string[] = []
+  for (let i = 0; i < keysPerAgent; i++) {
+    const { token } = await post(`/api/profiles/${profile}/keys`, { label: `bench ${i}` })
+    keys.push(String(token))
+  }
+  return { profile, path: `/v1/chat/default/${slug}`, keys }
+}

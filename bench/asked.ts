@@ -1,0 +1,59 @@
+import type { ChildProcess } from 'node:child_process'
+
+/** What a process holds after a full collection, in bytes, and how many handles, timers and requests of each kind. */
+export interface Measured {
+  readonly rss: number
+  readonly heapUsed: number
+  /** Buffers and other memory that belongs to objects of the heap but is not in it. */
+  readonly external: number
+  readonly resources: Readonly<Record<string, number>>
+}
+
+export interface Question {
+  readonly kind: 'measure' | 'snapshot'
+  readonly file?: string
+}
+
+export type Told =
+  | { readonly kind: 'measured'; readonly measured: Measured }
+  | { readonly kind: 'snapshot'; readonly file: string }
+  | { readonly kind: 'warning'; readonly text: string }
+
+/** Node's arguments for a process that can be asked. */
+export const askable: readonly string[] = ['--expose-gc', '--import', new URL('inside.ts', import.meta.url).href]
+
+/** A process that does not answer within this time hangs. Snapshots of large heaps take seconds. */
+const answerMs = 60_000
+
+const ask = <Kind extends Told['kind']>(
+  child: ChildProcess,
+  question: Question,
+  kind: Kind,
+): Promise<Extract<Told, { kind: Kind }>> => {
+  const { promise, resolve, reject } = Promise.withResolvers<Extract<Told, { kind: Kind }>>()
+  const late = setTimeout(() => reject(new Error(`process ${child.pid} does not answer`)), answerMs)
+  const gone = (): void => reject(new Error(`process ${child.pid} has ended`))
+  const hear = (told: Told): void => {
+    if (told.kind === kind) resolve(told as Extract<Told, { kind: Kind }>)
+  }
+  child.on('message', hear).once('exit', gone)
+  child.send(question)
+  return promise.finally(() => {
+    clearTimeout(late)
+    child.off('message', hear).off('exit', gone)
+  })
+}
+
+/** Collects garbage in the process, then measures it. One question at a time. */
+export const measureInside = async (child: ChildProcess): Promise<Measured> =>
+  (await ask(child, { kind: 'measure' }, 'measured')).measured
+
+export const writeSnapshot = async (child: ChildProcess, file: string): Promise<string> =>
+  (await ask(child, { kind: 'snapshot', file }, 'snapshot')).file
+
+/** Calls `hear` with each warning that Node gives in the process, e.g. of listeners that pile up. */
+export function hearWarnings(child: ChildProcess, hear: (text: string) => void): void {
+  child.on('message', (told: Told) => {
+    if (told.kind === 'warning') hear(told.text)
+  })
+}

@@ -1,0 +1,104 @@
+import { randomBytes } from 'node:crypto'
+import { mkdir, mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { Processes, Started } from './processes.ts'
+
+export type Role = 'sidecar' | 'runner' | 'conductor' | 'gateway'
+
+export interface Member {
+  /** `gateway`, or `gateway 2` of several. */
+  readonly name: string
+  readonly role: Role
+  readonly process: Started
+  readonly urls: Readonly<Record<string, string>>
+}
+
+/** One process per role or more, HTTP between them, on a PostgreSQL of their own. */
+export interface Fleet {
+  readonly members: readonly Member[]
+  readonly dsn: string
+  /** The key of the owner of tenant `default`. */
+  readonly apiKey: string
+  /** From the first role's spawn until the last one answers. */
+  readonly bootMs: number
+  readonly postgres: Started
+  urls(role: 'conductor' | 'gateway'): string[]
+  pids(): number[]
+}
+
+export interface FleetOptions {
+  readonly processes: Processes
+  readonly env: Readonly<Record<string, string>>
+  /** So many gateways, and as many conductors: each gateway has its own, as behind a balancer that is fair. One unless given. */
+  readonly pairs?: number
+  /** Without it every process counts and remembers for itself. */
+  readonly redisUrl?: string
+  /** What Node is given before the script, e.g. to profile the process. */
+  readonly nodeArgs?: (role: Role) => Promise<readonly string[]> | readonly string[]
+  /** The role's file; the one in `config/` unless given. */
+  readonly config?: (role: Role) => string
+  /** Hold a channel to each process, for what `inside.ts` tells. */
+  readonly ipc?: boolean
+}
+
+const script = (name: string): string => new URL(name, import.meta.url).pathname
+export const roleFile = (role: string): string => script(`../config/${role}.yaml`)
+
+export async function dataDirectory(processes: Processes): Promise<string> {
+  const directory = await mkdtemp(join(tmpdir(), 'agent-orc-bench-'))
+  processes.onStop(() => rm(directory, { recursive: true, force: true }))
+  // PostgreSQL's socket folder is made beside its data, so both are inside what is removed.
+  return join(directory, 'data')
+}
+
+export async function profiling(directory: string | undefined, name: string): Promise<string[]> {
+  if (directory === undefined) return []
+  await mkdir(directory, { recursive: true })
+  return ['--cpu-prof', `--cpu-prof-dir=${directory}`, `--cpu-prof-name=${name}.cpuprofile`]
+}
+
+/** Starts the roles in the order in which each needs the next. */
+export async function startFleet(options: FleetOptions): Promise<Fleet> {
+  const { processes, pairs = 1, redisUrl, nodeArgs, config = roleFile } = options
+  const postgres = await processes.node([script('postgres.ts'), await dataDirectory(processes)])
+  const dsn = String(postgres.line['dsn'])
+  const apiKey = `bootstrap-${randomBytes(16).toString('hex')}`
+  const env = {
+    ...options.env,
+    POSTGRES_DSN: dsn,
+    AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
+    AGENT_ORC_BOOTSTRAP_KEY: apiKey,
+    CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+    ...(redisUrl === undefined ? { GATEWAY_RATE_LIMIT_BACKEND: 'memory' } : { REDIS_URL: redisUrl }),
+  }
+  const members: Member[] = []
+  const start = async (role: Role, number: number, more: Record<string, string>): Promise<Member['urls']> => {
+    const args = [...((await nodeArgs?.(role)) ?? []), script('../bin/agent-orc.js')]
+    const command = ['start', '--json', '--config', config(role)]
+    const started = await processes.node([...args, ...command], { ...env, ...more }, options.ipc)
+    const urls = started.line['urls'] as Member['urls']
+    members.push({ name: number === 1 ? role : `${role} ${number}`, role, process: started, urls })
+    return urls
+  }
+  const began = performance.now()
+  const sidecar = await start('sidecar', 1, { PORT: '0' })
+  const runner = await start('runner', 1, { RUNNER_PORT: '0', SIDECAR_URL: sidecar['sidecar'] ?? '' })
+  for (let pair = 1; pair <= pairs; pair++) {
+    const conductor = await start('conductor', pair, {
+      PORT: '0',
+      INTERNAL_PORT: '0',
+      RUNNER_URLS: runner['runner'] ?? '',
+    })
+    await start('gateway', pair, { PORT: '0', CONDUCTOR_INTERNAL_URL: conductor['internal'] ?? '' })
+  }
+  return {
+    members,
+    dsn,
+    apiKey,
+    bootMs: performance.now() - began,
+    postgres,
+    urls: (role) => members.filter((member) => member.role === role).map(({ urls }) => urls[role] ?? ''),
+    pids: () => members.map(({ process }) => process.child.pid ?? 0),
+  }
+}

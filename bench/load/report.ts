@@ -1,0 +1,138 @@
+import type { Sample } from '../measure.ts'
+import { draw, shown } from '../table.ts'
+import type { Cores } from './cpu.ts'
+import type { RunsSample } from './runs.ts'
+import type { StreamsSample } from './streams.ts'
+
+export interface ChatsSample extends Sample {
+  readonly cores: Cores
+}
+
+/** What one target showed in one cell. */
+export interface Entry<T> {
+  readonly target: string
+  readonly sample: T
+}
+
+export interface Results {
+  readonly rate: number
+  readonly runs: readonly Entry<RunsSample>[]
+  readonly streams: readonly Entry<StreamsSample>[]
+  readonly chats: readonly Entry<ChatsSample>[]
+}
+
+interface Row<T> {
+  readonly label: string
+  readonly digits: number
+  readonly value: (sample: T) => number | undefined
+  /** Not a figure to divide by the yardstick's. */
+  readonly plain?: boolean
+}
+
+/** A Markdown table: each figure, and in brackets its ratio to the first column's, which is the yardstick. */
+function table<T extends { readonly cores: Cores; readonly errors: number }>(
+  title: string,
+  entries: readonly Entry<T>[],
+  rows: readonly Row<T>[],
+): string {
+  if (entries.length === 0) return ''
+  const [base] = entries
+  const processes = [...new Set(entries.flatMap(({ sample }) => Object.keys(sample.cores)))]
+  const all: Row<T>[] = [
+    ...rows,
+    ...processes.map((name) => ({
+      label: `CPU in cores: ${name}`,
+      digits: 2,
+      value: ({ cores }: T) => cores[name],
+      plain: true,
+    })),
+    { label: 'failed', digits: 0, value: ({ errors }) => errors, plain: true },
+  ]
+  const lines = all.map(({ label, digits, value, plain }) => {
+    const yardstick = base && !plain ? value(base.sample) : undefined
+    const cells = entries.map((entry) => {
+      const measured = value(entry.sample)
+      const text = shown(measured, digits)
+      return entry === base || !yardstick || text === '-'
+        ? text
+        : `${text} (${((measured ?? 0) / yardstick).toPrecision(2)}x)`
+    })
+    return [label, ...cells]
+  })
+  const used = lines.filter(([, ...cells]) => cells.some((text) => text !== '-'))
+  return `${draw([[title, ...entries.map(({ target }) => target)], ...used])}\n\n`
+}
+
+const runsRows: readonly Row<RunsSample>[] = [
+  { label: 'POST /api/runs p50 ms', digits: 2, value: (s) => s.p50 },
+  { label: 'POST /api/runs p99 ms', digits: 2, value: (s) => s.p99 },
+  { label: 'POST /api/runs worst ms', digits: 2, value: (s) => s.worst },
+  { label: 'of it the client’s own lateness p99 ms', digits: 2, value: (s) => s.lagP99, plain: true },
+  { label: 'runs', digits: 0, value: (s) => s.sent, plain: true },
+]
+
+const streamsRows = (entries: readonly Entry<StreamsSample>[]): Row<StreamsSample>[] => {
+  const names = [...new Set(entries.flatMap(({ sample }) => Object.keys(sample.memory)))]
+  return [
+    { label: 'all open after ms', digits: 0, value: (s) => s.openedMs, plain: true },
+    { label: 'lateness p50 ms', digits: 1, value: (s) => s.lateP50 },
+    { label: 'lateness p99 ms', digits: 1, value: (s) => s.lateP99 },
+    { label: 'lateness p99 ms while opening', digits: 1, value: (s) => s.openingLateP99 },
+    ...names.flatMap((name): Row<StreamsSample>[] => [
+      { label: `${name}: resident KiB per stream`, digits: 1, value: (s) => s.memory[name]?.residentKb, plain: true },
+      { label: `${name}: heap KiB per stream`, digits: 1, value: (s) => s.memory[name]?.heapKb, plain: true },
+    ]),
+  ]
+}
+
+const chatsRows: readonly Row<ChatsSample>[] = [
+  { label: 'chats/s', digits: 0, value: (s) => s.chatsPerSecond },
+  { label: 'first delta p50 ms', digits: 2, value: (s) => s.firstP50 },
+  { label: 'first delta p99 ms', digits: 2, value: (s) => s.firstP99 },
+  { label: 'whole answer p99 ms', digits: 2, value: (s) => s.totalP99 },
+]
+
+export function tables({ rate, runs, streams, chats }: Results): string {
+  const counts = [...new Set(streams.map(({ sample }) => sample.streams))]
+  return [
+    table(`${rate} runs/s`, runs, runsRows),
+    ...counts.map((count) => {
+      const entries = streams.filter(({ sample }) => sample.streams === count)
+      return table(`${count.toLocaleString('en')} streams`, entries, streamsRows(entries))
+    }),
+    table('short chats x64', chats, chatsRows),
+  ].join('')
+}
+
+export interface Aim {
+  readonly aim: string
+  readonly measured: number | undefined
+  readonly met: boolean
+}
+
+/** The targets of this bench, with what was measured; those that this run did not measure are left out. */
+export function aims({ rate, runs, streams, chats }: Results): Aim[] {
+  const most = (aim: string, measured: number | undefined, bound: number): Aim => ({
+    aim: `${aim} at most ${bound}`,
+    measured,
+    met: measured !== undefined && measured <= bound,
+  })
+  const services = <T>(entries: readonly Entry<T>[]): readonly Entry<T>[] =>
+    entries.filter(({ target }) => target.includes('pair'))
+  const found = [
+    ...services(runs).map(({ target, sample }) => most(`${target}, ${rate} runs/s: p99 ms`, sample.p99, 100)),
+    ...services(streams).flatMap(({ target, sample: { streams: count, lateP99, memory } }) => [
+      most(`${target}, ${count} streams: lateness p99 ms`, lateP99, 50),
+      ...Object.entries(memory)
+        .filter(([name]) => /^(gateway|conductor)$/.test(name))
+        .map(([name, { residentKb }]) => most(`${target}, ${count} streams: ${name} KiB per stream`, residentKb, 64)),
+    ]),
+  ]
+  const [one, two] = services(chats)
+  const scale = one && two && two.sample.chatsPerSecond / one.sample.chatsPerSecond
+  return [
+    ...found,
+    // No bound: what more processes bring is for the machine's cores to say.
+    ...(scale === undefined ? [] : [{ aim: 'chats/s of two pairs over one pair', measured: scale, met: true }]),
+  ]
+}

@@ -1,0 +1,91 @@
+import type { ChildProcess } from 'node:child_process'
+import { type Agent, publishAgent } from '../agents.ts'
+import { askable } from '../asked.ts'
+import { type Fleet, startFleet } from '../fleet.ts'
+import type { Processes } from '../processes.ts'
+import { chatOf, environment } from '../service.ts'
+import { type ModelName, openaiTarget, type Target } from '../targets.ts'
+
+export interface Watched {
+  /** `gateway`, `conductor 2`, `postgres`. */
+  readonly name: string
+  readonly child: ChildProcess
+}
+
+/** Something that answers chats, and whose processes are looked at one by one. */
+export interface LoadTarget extends Target<string> {
+  readonly processes: readonly Watched[]
+  /** Where runs are started directly; the proxy starts none. */
+  readonly runs?: { readonly urls: readonly string[]; readonly profile: string; readonly key: string }
+}
+
+/** Client -> proxy -> proxy -> model, each hop its own process. */
+export async function startProxy(processes: Processes, modelUrl: string): Promise<LoadTarget> {
+  const began = performance.now()
+  const script = new URL('../proxy.ts', import.meta.url).pathname
+  const inner = await processes.node([...askable, script, modelUrl], {}, true)
+  const outer = await processes.node([...askable, script, String(inner.line['url'])], {}, true)
+  return {
+    ...openaiTarget('proxy', String(outer.line['url']), [outer.child, inner.child], 0, performance.now() - began),
+    processes: [
+      { name: 'outer proxy', child: outer.child },
+      { name: 'inner proxy', child: inner.child },
+    ],
+  }
+}
+
+export interface PairsContext {
+  readonly processes: Processes
+  readonly modelUrl: string
+  readonly redisUrl: string | undefined
+  readonly models: readonly ModelName[]
+}
+
+/** The service as one process per role, with `pairs` gateways and as many conductors. */
+export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<LoadTarget & { fleet: Fleet }> {
+  const { processes, redisUrl, models } = context
+  const fleet = await startFleet({
+    processes,
+    env: environment(context.modelUrl),
+    pairs,
+    nodeArgs: () => askable,
+    ipc: true,
+    ...(redisUrl === undefined ? {} : { redisUrl }),
+  })
+  const [conductor = ''] = fleet.urls('conductor')
+  const agents = new Map<ModelName, Agent>()
+  for (const model of models) agents.set(model, await publishAgent(conductor, fleet.apiKey, model))
+  const agentOf = (model: ModelName): Agent => {
+    const agent = agents.get(model)
+    if (!agent) throw new Error(`no agent on ${model}`)
+    return agent
+  }
+  return {
+    name: pairs === 1 ? 'one pair' : 'two pairs',
+    fleet,
+    bootMs: fleet.bootMs,
+    roots: () => fleet.pids(),
+    postgresRoots: () => [fleet.postgres.child.pid ?? 0],
+    chat: (model, sync) => chatOf(fleet.urls('gateway'), agentOf(model), sync),
+    processes: [
+      ...fleet.members.map(({ name, process }) => ({ name, child: process.child })),
+      { name: 'postgres', child: fleet.postgres.child },
+    ],
+    runs: {
+      urls: fleet.urls('conductor'),
+      profile: agentOf('burst-20').profile,
+      key: await memberKey(conductor, fleet.apiKey),
+    },
+  }
+}
+
+/** A key as an SDK has one: unlike the one of the environment it is looked up in the database with every request. */
+async function memberKey(conductorUrl: string, ownerKey: string): Promise<string> {
+  const response = await fetch(`${conductorUrl}/api/api-keys`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${ownerKey}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ label: 'bench', role: 'member' }),
+  })
+  if (response.status !== 201) throw new Error(`POST /api/api-keys: ${response.status} ${await response.text()}`)
+  return ((await response.json()) as { token: string }).token
+}
