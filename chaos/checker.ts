@@ -97,7 +97,11 @@ function observationProblems(stored: Stored, observation: Observation): string[]
   }
   // A chat that is over by the time its client comes back is told in one event, which holds the whole answer.
   const reconstructed = kind === 'chat' && readings.length > 1 && readings.at(-1)!.length === 1
-  for (const text of readingProblems(kind, run, events, end !== undefined && !reconstructed)) say(text)
+  // A gateway that has asked for a minute in vain says so, whatever becomes of the run: the rest was never shown to anybody.
+  const givenUp =
+    publicRun?.errorCode !== undefined && ['unreachable', 'lost', 'incomplete'].includes(publicRun.errorCode)
+  const whole = end !== undefined && !reconstructed && !givenUp
+  for (const text of readingProblems(kind, run, events, whole)) say(text)
   return problems
 }
 

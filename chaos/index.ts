@@ -50,6 +50,7 @@ async function main(options: Options): Promise<boolean> {
       (fault) => servers.ownsRedis || fault.kind !== 'restart' || fault.store !== 'redis',
     )
     const began = performance.now()
+    let patientUntil = Number.POSITIVE_INFINITY
     const load = startLoad({
       ...agents,
       random: createRandom(options.seed + 1),
@@ -58,6 +59,7 @@ async function main(options: Options): Promise<boolean> {
         apiKey: fleet.apiKey,
         gateways: [fleet.url('gateway-1'), fleet.url('gateway-2')],
         conductors: [fleet.url('conductor-1'), fleet.url('conductor-2')],
+        patient: () => performance.now() < patientUntil,
       },
     })
     const progress = setInterval(() => {
@@ -69,6 +71,7 @@ async function main(options: Options): Promise<boolean> {
     say(`${((faultsOver - began) / 1_000).toFixed(1).padStart(6)} s  the last fault is over`)
     const healed = await whole(fleet)
     const healMs = performance.now() - faultsOver
+    patientUntil = performance.now() + watchMs
     await load.finish()
     // Everything that clients were told is stored by now; what no client waits for may still be on its way.
     for (let left = watchMs / 250; left > 0 && (await countOpen(servers.dsn)) > 0; left--) await sleep(250)

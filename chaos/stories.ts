@@ -16,13 +16,13 @@ export interface Client {
   readonly apiKey: string
   readonly gateways: readonly string[]
   readonly conductors: readonly string[]
+  /** True as long as clients go on trying: while parts are broken on purpose, and for a while after that. */
+  patient(): boolean
 }
 
 /** What becomes of a chat besides being read. */
 export type Habit = 'stays' | 'leaves' | 'cancels'
 
-/** How long a client cares. Longer than everything that may be away, and than the service's own deadlines. */
-const patienceMs = 90_000
 const answerMs = 30_000
 const retryMs = 400
 
@@ -50,9 +50,8 @@ export async function chatWhole(
   conversation: string | undefined,
   habit: Habit,
 ): Promise<Told> {
-  const until = performance.now() + patienceMs
   const message = prompt(random, agent)
-  while (performance.now() < until) {
+  while (client.patient()) {
     const base = chatUrl(client, random, agent)
     const body = { message, ...(conversation === undefined ? {} : { conversation_id: conversation }) }
     const answer = await ask(base, agent.key, 'POST', body, answerMs).catch(() => undefined)
@@ -67,7 +66,7 @@ export async function chatWhole(
     if (answer.status === 200)
       return told({ ...known, ended: true, answer: text(answer.body['message'])! }, conversationId)
     if (answer.status === 502 || answer.status === 410) return told({ ...known, ended: true }, conversationId)
-    const end = await poll(client, random, agent, id, until)
+    const end = await poll(client, random, agent, id)
     return told({ ...known, ...end }, conversationId)
   }
   return { observation: undefined, conversationId: undefined }
@@ -84,9 +83,8 @@ async function poll(
   random: Random,
   agent: Agent,
   id: string,
-  until: number,
 ): Promise<{ ended: boolean; answer?: string }> {
-  while (performance.now() < until) {
+  while (client.patient()) {
     const url = `${chatUrl(client, random, agent)}/runs/${id}`
     const answer = await ask(url, agent.key, 'GET', undefined, answerMs).catch(() => undefined)
     if (answer?.status === 200) return { ended: true, answer: text(answer.body['message'])! }
@@ -104,10 +102,9 @@ export async function chatStreamed(
   conversation: string | undefined,
   habit: Habit,
 ): Promise<Told> {
-  const until = performance.now() + patienceMs
   const message = prompt(random, agent)
   const body = { message, ...(conversation === undefined ? {} : { conversation_id: conversation }) }
-  while (performance.now() < until) {
+  while (client.patient()) {
     const url = `${chatUrl(client, random, agent)}/stream`
     const first = await open(url, agent.key, 'POST', body, 0, answerMs).catch(() => undefined)
     const id = first?.headers.get('x-public-run-id') ?? text(first?.body['public_run_id'])
@@ -121,7 +118,7 @@ export async function chatStreamed(
       id,
       first,
       habit,
-      until,
+      client,
       random,
       isEnd: (type) => type === 'done' || type === 'error',
       resume: (after) =>
@@ -135,11 +132,10 @@ export async function chatStreamed(
 
 /** Starts a run at the conductor under an id of its own choice, so that it may be asked for again, and follows it. */
 export async function runDirectly(client: Client, random: Random, agent: Agent): Promise<Observation | undefined> {
-  const until = performance.now() + patienceMs
   const id = `chaos-${randomBytes(8).toString('hex')}`
   const body = { id, profile: agent.profile, prompt: prompt(random, agent) }
   const at = (path: string): string => `${random.pick(client.conductors)}${path}`
-  for (; performance.now() < until; await wait()) {
+  for (; client.patient(); await wait()) {
     const answer = await ask(at('/api/runs'), client.apiKey, 'POST', body, answerMs).catch(() => undefined)
     // `conflict`: an earlier try came through, and only its answer was lost.
     if (answer?.status !== 202 && answer?.status !== 409) continue
@@ -149,7 +145,7 @@ export async function runDirectly(client: Client, random: Random, agent: Agent):
       id,
       first: undefined,
       habit: random.chance(0.1) ? 'cancels' : random.chance(0.2) ? 'leaves' : 'stays',
-      until,
+      client,
       random,
       isEnd: (type) => type === 'result' || type === 'error',
       resume: (after) => open(at(url), client.apiKey, 'GET', undefined, after, answerMs),
@@ -164,7 +160,7 @@ interface Following {
   readonly id: string
   readonly first: Reading | undefined
   readonly habit: Habit
-  readonly until: number
+  readonly client: Client
   readonly random: Random
   isEnd(type: string): boolean
   resume(after: number): Promise<Reading>
@@ -172,7 +168,7 @@ interface Following {
 }
 
 async function followToTheEnd(following: Following): Promise<Observation> {
-  const { kind, id, habit, until, random, isEnd } = following
+  const { kind, id, habit, client, random, isEnd } = following
   const readings: Seen[][] = []
   let cancelled = false
   let left = habit !== 'leaves'
@@ -201,7 +197,7 @@ async function followToTheEnd(following: Following): Promise<Observation> {
   const over = following.first?.status === 502 || following.first?.status === 410
   if (over) return { kind, id, readings, cancelled, ended: true }
   let ended = following.first?.status === 200 && (await read(following.first))
-  while (!ended && performance.now() < until) {
+  while (!ended && client.patient()) {
     const reading = await following.resume(last).catch(() => undefined)
     if (reading?.status === 200) ended = await read(reading)
     if (!ended) await wait()

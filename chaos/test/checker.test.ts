@@ -62,6 +62,13 @@ test('what a killed process showed beyond its record is no broken promise, unles
   assert.deepEqual(check(failed, [observation]), [])
 })
 
+test('a chat that its gateway gave up need not show what its run still said', () => {
+  const publicRuns = [{ ...whole.publicRuns[0]!, status: 'error', errorCode: 'unreachable' }]
+  const messages = [whole.messages[0]!, { ...whole.messages[1]!, content: 'The agent cannot be reached.' }]
+  const observation = { ...chat, readings: [[deltas[0]!, { seq: 0, type: 'error' }]] }
+  assert.deepEqual(check({ ...whole, publicRuns, messages }, [observation]), [])
+})
+
 const renumbered = [...log.slice(0, 4), { seq: 6, type: 'result', text: 'one two' }]
 catches(
   'an event that is on record twice',
