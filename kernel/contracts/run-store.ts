@@ -186,6 +186,11 @@ export interface RunStore {
    */
   sweepOrphans(): Promise<number>
   onOrphan(adopter: Adopter): void
+  /**
+   * Tells the store which runs this process executes. One that was claimed in its name by a call whose answer was lost is
+   * ended as `interrupted`: nobody would execute it.
+   */
+  executing(check: (tenantId: string, runId: string) => boolean): void
   /** Called when this process's own claims were lost (it was frozen past its lease): abort every run of these ids. */
   onFenced(listener: () => void): void
 }

@@ -365,6 +365,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     sweepOrphans: async () => 0,
     onOrphan() {},
     onFenced() {},
+    executing() {},
   }
   return {
     store,

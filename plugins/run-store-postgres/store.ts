@@ -8,12 +8,15 @@ import { createOrphans, stealRun } from './orphans.ts'
 import { claimNextRun, enqueueRun } from './queue.ts'
 import { createReads } from './reads.ts'
 import { createState } from './state.ts'
+import { createStrays } from './strays.ts'
 import { sweepQueues } from './waiting.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
   /** What the runs cost that are ended for somebody else; not known without. */
   readonly prices?: Prices | undefined
   readonly sweepMs: number
+  /** How long a claimed run may be without anybody executing it, where that can be. */
+  readonly strayMs?: number
 }
 
 export interface PostgresRunStore extends RunStore {
@@ -33,6 +36,9 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   const asks = createAsks(db)
   const orphans = createOrphans(db, self, { onWanted, prices: options.prices, log: options.log })
   const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
+  const steal: RunStore['steal'] = (tenantId, runId, status, reason) =>
+    stealRun({ db, thief: self(), onWanted, prices: options.prices }, tenantId, runId, status, reason)
+  const strays = createStrays(db, self, steal, options.strayMs)
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const warn = (what: string) => (err: unknown) => options.log.warn({ err }, `${what} failed`)
@@ -41,13 +47,14 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     sweeping = Promise.all([
       orphans.sweep().catch(warn('the orphan sweep')),
       sweepQueues(db, onWanted).catch(warn('the sweep of queues')),
+      strays.sweep().catch(warn('the look for lost claims')),
       listen(),
     ])
   }
   return {
     ...createReads(db),
     ...createState(db),
-    start: (run) => startRun(starting, run),
+    start: (run) => strays.watch(run.tenantId, startRun(starting, run)),
     async append(claim, chunk) {
       const { tenantId, sessionId } = claim
       const owned = await db.unit(tenantId, appendStatement(claim, chunk), {
@@ -71,16 +78,16 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
       if (ended?.waiting) onWanted(tenantId, sessionId)
       return ended !== undefined
     },
-    steal: (tenantId, runId, status, reason) =>
-      stealRun({ db, thief: self(), onWanted, prices: options.prices }, tenantId, runId, status, reason),
+    steal,
     enqueue: (run) => enqueueRun(db, run),
-    claimNext: (tenantId, sessionId) => claimNextRun(db, self(), tenantId, sessionId),
+    claimNext: (tenantId, sessionId) => strays.watch(tenantId, claimNextRun(db, self(), tenantId, sessionId)),
     onWaiting: (listener) => void waiters.push(listener),
     ask: (tenantId, runId, reason) => asks.ask(tenantId, runId, reason),
     onAsked: (listener) => asks.onAsked(listener),
     sweepOrphans: () => orphans.sweep(),
     onOrphan: (adopter) => orphans.handTo(adopter),
     onFenced: (listener) => instance.onFenced(listener),
+    executing: (check) => strays.executing(check),
     async open() {
       await instance.open()
       await listen()

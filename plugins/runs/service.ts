@@ -113,6 +113,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     for (const run of active.values()) run.leave(fenced)
   })
   const local = (tenantId: string, runId: string): Execution | undefined => active.get(keyOf(tenantId, runId))
+  store.executing((tenantId, runId) => local(tenantId, runId) !== undefined)
   store.onAsked((tenantId, runId, reason) => local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }))
   const windDown = createWinding({ store, kv, local })
 

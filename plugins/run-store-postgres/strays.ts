@@ -1,0 +1,72 @@
+import { isAppError } from '#kernel'
+import type { Database } from '#contracts/database'
+import type { EndReason, RunStore } from '#contracts/run-store'
+
+/** How long after a lost answer its statement may still be carried out by the server. */
+const doubtMs = 60_000
+/** How long a run may be claimed before whoever claimed it begins to execute it. */
+const begunMs = 5_000
+
+const listOwn = {
+  name: 'run-list-own',
+  text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'`,
+}
+const lost: EndReason = {
+  code: 'interrupted',
+  message: 'The server lost touch with the database just when the run began.',
+}
+
+export interface Strays {
+  /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
+  watch<T>(tenantId: string, claiming: Promise<T>): Promise<T>
+  executing: RunStore['executing']
+  /** Ends what this process owns and does not execute, where it may own something unawares. */
+  sweep(): Promise<void>
+}
+
+/**
+ * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
+ * its session would be busy until this process ends.
+ */
+export function createStrays(db: Database, self: () => string, steal: RunStore['steal'], waitMs = begunMs): Strays {
+  /** Tenants with an answer that was lost, and until when to look. */
+  const doubts = new Map<string, number>()
+  /** Since when a run was seen without anybody executing it. */
+  const seen = new Map<string, number>()
+  let executes: Parameters<RunStore['executing']>[0] | undefined
+
+  const look = async (tenantId: string, now: number): Promise<void> => {
+    const [runs] = await db.batch<[{ id: string }[]]>(tenantId, [{ ...listOwn, values: [tenantId, self()] }])
+    for (const { id } of runs) {
+      const key = `${tenantId}\n${id}`
+      const since = seen.get(key) ?? now
+      if (executes?.(tenantId, id) !== false) seen.delete(key)
+      else if (now - since < waitMs) seen.set(key, since)
+      else {
+        seen.delete(key)
+        await steal(tenantId, id, 'interrupted', lost)
+      }
+    }
+  }
+  return {
+    async watch(tenantId, claiming) {
+      try {
+        return await claiming
+      } catch (error) {
+        if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
+        throw error
+      }
+    },
+    executing(check) {
+      executes = check
+    },
+    async sweep() {
+      const now = Date.now()
+      for (const [tenantId, until] of doubts) {
+        await look(tenantId, now)
+        if (now > until) doubts.delete(tenantId)
+      }
+      if (doubts.size === 0) seen.clear()
+    },
+  }
+}
