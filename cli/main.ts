@@ -8,6 +8,7 @@ import { addKey } from './key.ts'
 import { addMigrate } from './migrate.ts'
 import { addPlugins } from './plugins.ts'
 import { addPostgres } from './postgres.ts'
+import { addRunners } from './runners.ts'
 import { addStart } from './start.ts'
 import { addTenant } from './tenant.ts'
 import { CliError } from './terminal.ts'
@@ -24,7 +25,18 @@ export async function main(argv: readonly string[]): Promise<number> {
     .version(manifest.version)
     .exitOverride()
     .showHelpAfterError('(agent-orc --help lists the commands)')
-  for (const add of [addDev, addStart, addChat, addKey, addTenant, addMigrate, addCheckConfig, addPlugins, addPostgres])
+  for (const add of [
+    addDev,
+    addStart,
+    addChat,
+    addKey,
+    addTenant,
+    addMigrate,
+    addRunners,
+    addCheckConfig,
+    addPlugins,
+    addPostgres,
+  ])
     add(program)
   try {
     await program.parseAsync(argv)

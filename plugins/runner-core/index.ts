@@ -50,6 +50,6 @@ export default definePlugin({
       await Promise.race([runner.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
     })
     ctx.beforeClose('runner', () => runner.drain(config.drain))
-    return { core: runner.link, locals: { local: runner.link }, sessions: runner.sessions }
+    return { core: runner.core, locals: { local: runner.link }, sessions: runner.sessions }
   },
 })

@@ -40,7 +40,10 @@ export interface RunnerOptions {
 }
 
 export interface Runner {
+  /** For a conductor in this process, which saves what it has before this runner stops. */
   readonly link: RunnerService
+  /** The same for everybody on the network: whoever asks it is waited for. */
+  readonly core: RunnerService
   readonly sessions: RunnerSessions
   sweep(): void
   /**
@@ -142,7 +145,6 @@ export function createRunner(options: RunnerOptions): Runner {
       return options.hash()
     },
     async info(): Promise<RunnerInfo> {
-      lastAsked = Date.now()
       const capabilities = options.capabilities.length > 0 ? options.capabilities : await sidecars.runtimes()
       // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
       const capabilitiesKnown = capabilities.length > 0
@@ -279,8 +281,18 @@ export function createRunner(options: RunnerOptions): Runner {
     },
   }
 
+  const core = Object.create(link, {
+    info: {
+      value: () => {
+        lastAsked = Date.now()
+        return link.info()
+      },
+    },
+  }) as RunnerService
+
   return {
     link,
+    core,
     sessions,
     sweep: () => table.sweep(),
     async drain(ms) {
