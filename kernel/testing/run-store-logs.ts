@@ -31,6 +31,23 @@ export function testLogs(open: OpenStore): void {
     assert.equal(await store.readLog('acme', unique('run'), 0), undefined)
   })
 
+  test('another attempt is counted with the event that begins it, and refused to whoever lost the run', async (t) => {
+    const store = await open(t)
+    const { claim, runId } = await begin(store)
+    assert.equal((await store.findRun('acme', runId))?.attempt, 1)
+    await store.append(claim, chunkOf(claim, 1, 3))
+    const again = chunkOf(claim, 4, 1)
+    assert.equal(await store.retry(claim, 2, again), true)
+    assert.equal(await store.retry(claim, 2, again), true, 'a repeated call changes nothing')
+    assert.equal((await store.findRun('acme', runId))?.attempt, 2)
+    assert.equal((await readAll(store, 'acme', runId)).events.length, 4)
+    assert.equal(await store.retry({ ...claim, epoch: claim.epoch - 1 }, 3, chunkOf(claim, 5, 1)), false)
+    await store.finish(resultEnd(claim, 5))
+    assert.equal(await store.retry(claim, 3, chunkOf(claim, 6, 1)), false)
+    assert.equal((await store.findRun('acme', runId))?.attempt, 2)
+    assert.equal((await readAll(store, 'acme', runId)).events.length, 5)
+  })
+
   test('one read of a log is bounded to about a megabyte', async (t) => {
     const store = await open(t)
     const { claim, runId } = await begin(store)

@@ -140,12 +140,12 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
   }
   const pause = (ms: number): Promise<unknown> => sleep(ms, undefined, { signal: abort.signal }).catch(() => {})
   const readLog = async (): Promise<Past | undefined> => {
-    while (!stopped) {
+    while (!deps.givingUp.aborted) {
       try {
         return await readPast(deps.store, tenantId, runId)
       } catch (err) {
         deps.log.warn({ err, runId }, 'the log of a run could not be read; trying again')
-        await pause(logRetryMs)
+        await sleep(logRetryMs, undefined, { signal: deps.givingUp }).catch(() => {})
       }
     }
     return undefined
@@ -153,8 +153,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
   /** Tells everybody that the run is tried again, and waits. Undefined: it was stopped, or has done too much for another attempt. */
   const begin = async (attempt: number, last: Stop, wait: number): Promise<ExecuteRun | undefined> => {
     const past = (await recorder.flush()) ? await readLog() : undefined
-    if (!past || past.bytes > maxReplayBytes) return undefined
-    if (last === ownerDied) memory.recall(past)
+    if (!past || stopped || past.bytes > maxReplayBytes) return undefined
     const { replay, cutFrom, lastSeq } = past
     const told = {
       type: 'progress',
@@ -205,15 +204,24 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
       if (stopped) onStopped()
     })
 
+  /** What follows is in the store, and not from here. */
+  const left = (): false => {
+    log.detach()
+    return false
+  }
   const run = async (): Promise<boolean> => {
     const encoder = createEventEncoder(runId, sessionId, 1)
-    if (!order.orphan) void recorder.add(line(1, encoder.line({ type: 'progress', stage: 'accepted' })))
+    if (order.orphan) {
+      const past = await readLog()
+      if (!past) return left()
+      memory.recall(past)
+      log.resume(past.lastSeq)
+    } else void recorder.add(line(1, encoder.line({ type: 'progress', stage: 'accepted' })))
     ending = await outcome()
     onDispatched(undefined)
     if (leaving) {
       await recorder.flush()
-      log.detach()
-      return false
+      return left()
     }
     const last = log.lastSeq + 1
     const terminal = line(last, ending.line ?? errorLine(claim, last, ending as Stop))
@@ -231,18 +239,14 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
       },
       terminal,
     )
-    if (!finished) {
-      log.detach()
-      return false
-    }
+    if (!finished) return left()
     log.append(terminal)
     log.end()
     return true
   }
   const done = run().catch((err: unknown) => {
     deps.log.error({ err, runId }, 'a run could not be ended')
-    log.detach()
-    return false
+    return left()
   })
   const deadline = timesOutAt + deps.deadlineGraceMs
   return {

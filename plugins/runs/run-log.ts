@@ -12,6 +12,8 @@ export interface RunLog {
   append(chunk: LogChunk): void
   /** Everything up to `seq` is durable: older chunks may leave memory. */
   stored(seq: number): void
+  /** The log begins behind `seq`: what is before is in the store. Before anything is appended. */
+  resume(seq: number): void
   /** The last chunk was the terminal one. */
   end(): void
   /** The run was taken from this process: what follows the durable part is in the store. */
@@ -63,6 +65,10 @@ export function createRunLog(readStored: ReadStored, kept = keptBytes): RunLog {
     stored(seq) {
       storedSeq = Math.max(storedSeq, seq)
       trim()
+    },
+    resume(seq) {
+      lastSeq = storedSeq = seq
+      wake()
     },
     end() {
       state = 'ended'

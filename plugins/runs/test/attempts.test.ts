@@ -266,6 +266,66 @@ test('a fenced process leaves its run as it is; the next one goes on with it, an
   assert.equal(a.runner.exported.length, 0, 'what the first runner has is half a turn')
 })
 
+test('an orphan that is cancelled at once ends behind what its log holds, with what it has used', async (t) => {
+  const inner = await memoryStore(t)
+  const [one, two] = [shared(inner), shared(inner)]
+  const profiles = [retrying()]
+  const [a, b] = [await stage(t, { store: one.store, profiles }), await stage(t, { store: two.store, profiles })]
+  a.runner.script = async function* (_run, signal) {
+    yield usage
+    yield text('half')
+    await untilAborted(signal)
+  }
+  const id = runId()
+  const { sessionId } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+  await eventually('its words are on record', async () =>
+    (await inner.readLog('acme', id, 0))!.chunks.some(({ lines }) => lines.includes('half')),
+  )
+  one.fence()
+  await eventually('its runner is told', () => a.runner.aborted === 1)
+  const session = (await inner.findSession('acme', sessionId))!
+  const claim = { tenantId: 'acme', sessionId, runId: id, epoch: 1 }
+  two.adopt({ claim, task: { id, sessionId, profile: 'writer', prompt: 'x' }, session, attempt: 1, elapsedMs: 0 })
+  const following = collect(b.dispatch.follow('acme', id, 0, never))
+  await b.dispatch.cancel('acme', id)
+  const seen = await following
+  assert.deepEqual(
+    seen.map(({ seq, type }) => [seq, type]),
+    [
+      [1, 'progress'],
+      [2, 'usage'],
+      [3, 'assistant'],
+      [4, 'error'],
+    ],
+  )
+  const run = (await inner.findRun('acme', id))!
+  assert.deepEqual([run.status, run.usage?.inputTokens], ['cancelled', 5])
+  assert.equal(b.runner.executed.length, 0)
+})
+
+test('a tool call and its result are stored at once where they must not happen twice, and in their turn elsewhere', async (t) => {
+  for (const onCrash of ['retry', 'interrupt'] as const) {
+    const s = await stage(t, { profiles: [{ ...profileNamed('writer'), onCrash }] })
+    s.runner.script = async function* (_run, signal) {
+      yield call('a', 'look')
+      yield answered('a', 'look')
+      await untilAborted(signal)
+    }
+    const id = runId()
+    // Nothing is stored because its time has come.
+    t.mock.timers.enable({ apis: ['setTimeout'] })
+    await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+    let stored = ''
+    for (let turn = 0; turn < 200 && !stored.includes('a!'); turn++) {
+      await new Promise((resolve) => setImmediate(resolve))
+      stored = (await s.store.readLog('acme', id, 0))!.chunks.map(({ lines }) => lines.toString()).join('')
+    }
+    t.mock.timers.reset()
+    assert.equal(stored.includes('a!'), onCrash === 'retry')
+    await s.dispatch.cancel('acme', id)
+  }
+})
+
 test('an orphan that was begun often enough, or has no time left, is not wanted', async (t) => {
   const inner = await memoryStore(t)
   const answers: unknown[] = []
