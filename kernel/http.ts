@@ -81,7 +81,8 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   app.setValidatorCompiler(validators())
   app.setErrorHandler(handleError)
   app.setNotFoundHandler(handleNotFound)
-  app.removeContentTypeParser('application/json')
+  // Text is no body of ours: a route that takes one says so with a parser of its own, any other answers 415.
+  app.removeContentTypeParser(['application/json', 'text/plain'])
   app.addContentTypeParser('application/json', { parseAs: 'buffer' }, async (_request: unknown, body: Buffer) =>
     parseJson(body),
   )

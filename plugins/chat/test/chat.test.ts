@@ -292,3 +292,17 @@ test('calls that a stopping server cannot wait for answer 503 with the ids of th
   await stopped
   assert.deepEqual(dispatch.cancelled, [])
 })
+
+test('a body of another content type answers 415, a larger one than a megabyte 413, and neither begins anything', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const post = (type: string, body: string) =>
+    app.inject({ method: 'POST', url: agent.url, headers: { ...agent.auth, 'content-type': type }, payload: body })
+  for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'application/xml', 'multipart/form-data']) {
+    const reply = await post(type, JSON.stringify({ message: 'Hi' }))
+    assert.deepEqual([reply.statusCode, reply.json().error], [415, 'unsupported_media_type'], type)
+  }
+  const large = await post('application/json', JSON.stringify({ message: 'x'.repeat(1_000_000) }))
+  assert.deepEqual([large.statusCode, large.json().error], [413, 'body_too_large'])
+  assert.equal(dispatch.started.length, 0)
+})
