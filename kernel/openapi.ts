@@ -1,6 +1,12 @@
 import type swagger from '@fastify/swagger'
 import { accessOf } from './access.ts'
 
+const about = `Every error is a Problem: match on \`error\`, show \`message\`, quote \`request_id\` (also the header
+\`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
+Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`Link\` to its neighbours.
+\`X-Total-Count\` counts them all. Times are ISO 8601 UTC, money is in cents.
+\`x-access\` says who may call an operation; there is none where anybody may.`.replaceAll('\n', ' ')
+
 // What every error body looks like; see errors.ts.
 const problem = {
   type: 'object',
@@ -12,66 +18,133 @@ const problem = {
     issues: {
       type: 'array',
       description: 'With `invalid_request`: what is wrong, and where.',
-      items: { type: 'object', properties: { path: { type: 'string' }, message: { type: 'string' } } },
+      items: {
+        type: 'object',
+        required: ['path', 'message'],
+        properties: { path: { type: 'string' }, message: { type: 'string' } },
+      },
     },
   },
   additionalProperties: true,
 }
 
-const answer = (description: string) => ({
-  description,
-  content: { 'application/json': { schema: { $ref: '#/components/schemas/Problem' } } },
-})
+const problemContent = {
+  'application/json': { schema: { $ref: '#/components/schemas/Problem' } },
+  'application/problem+json': { schema: { $ref: '#/components/schemas/Problem' } },
+}
+/** How a caller shows who it is. The network that runners and sidecars live in is trusted: nothing is shown there. */
+const securitySchemes = {
+  bearer: { type: 'http' as const, scheme: 'bearer', description: 'A key: `Authorization: Bearer ao_…`.' },
+  signature: {
+    type: 'apiKey' as const,
+    in: 'header' as const,
+    name: 'x-chat-gateway-signature',
+    description:
+      'HMAC over the request, with `X-Chat-Gateway-Timestamp`, `-Nonce`, `-Key-ID` and `-Tenant`; the tenant is the signed one.',
+  },
+}
 const components = {
-  securitySchemes: { bearer: { type: 'http' as const, scheme: 'bearer' } },
+  securitySchemes,
   schemas: { Problem: problem as object },
   responses: {
-    Refused: answer('The request was refused; `error` says why.'),
-    Unavailable: answer('Something that the answer needs is away, or this server is stopping: try again.'),
+    Refused: { description: 'The request was refused; `error` says why.', content: problemContent },
+    Unavailable: {
+      description: 'Something that the answer needs is away, or this server is stopping: try again.',
+      content: problemContent,
+    },
   },
+  headers: {
+    Total: { description: 'How many there are, on all pages.', schema: { type: 'integer' as const } },
+    Link: {
+      description: '`rel="next"` and `rel="prev"`; only with `limit`, and only where there is one.',
+      schema: { type: 'string' as const },
+    },
+  },
+}
+
+const schemeOf = (who: string | undefined): keyof typeof securitySchemes | undefined => {
+  if (who === undefined || who === 'public' || who === 'network') return undefined
+  return who === 'service' ? 'signature' : 'bearer'
 }
 
 const described: Readonly<Record<string, string>> = {
   200: 'The answer.',
   201: 'Created.',
   202: 'Accepted: it goes on without the caller.',
-  204: 'Done.',
 }
 
+interface Response {
+  description?: string
+  headers?: Record<string, unknown>
+  content?: Readonly<Record<string, { schema?: object }>>
+  $ref?: string
+}
 interface Operation {
   readonly 'x-access'?: string
-  readonly responses: Record<string, { description?: string; $ref?: string }>
+  readonly security?: readonly Readonly<Record<string, unknown>>[]
+  readonly parameters?: readonly { readonly name: string; readonly in: string }[]
+  readonly responses: Record<string, Response>
 }
 interface Document {
   readonly paths?: Record<string, Record<string, Operation>>
+  readonly components?: object
 }
 
 /** The OpenAPI document of one listener. Errors are described once, here; a route says only what is special about it. */
 export const openapi = (name: string) =>
   ({
-    openapi: { openapi: '3.1.0', info: { title: `Agent Orc ${name}`, version: '1' }, components },
+    openapi: {
+      openapi: '3.1.0',
+      info: {
+        title: `Agent Orc ${name}`,
+        version: '1',
+        description: about,
+        license: { name: 'Apache-2.0', url: 'https://www.apache.org/licenses/LICENSE-2.0' },
+      },
+      components,
+    },
     hideUntagged: false,
     transform: ({ schema, url, route }) => {
       const who = accessOf(route.config)
-      const secured = who === undefined || who === 'public' ? {} : { security: [{ bearer: [] }], 'x-access': who }
+      const scheme = schemeOf(who)
+      const secured = {
+        ...(scheme === undefined ? {} : { security: [{ [scheme]: [] }] }),
+        ...(who === undefined || who === 'public' ? {} : { 'x-access': who }),
+      }
       const method = String(Array.isArray(route.method) ? route.method[0] : route.method)
       return { schema: { operationId: operationId(method, url), ...schema, ...secured } as typeof schema, url }
     },
     transformObject: (made) => {
       const document = ('openapiObject' in made ? made.openapiObject : made.swaggerObject) as Document
-      for (const operations of Object.values(document.paths ?? {})) Object.values(operations).forEach(complete)
-      return document
+      const operations = Object.values(document.paths ?? {}).flatMap((path) => Object.values(path))
+      operations.forEach(complete)
+      const used = new Set(operations.flatMap(({ security = [] }) => security.flatMap((one) => Object.keys(one))))
+      return { ...document, components: { ...document.components, ...schemesOf(used) } } as Document
     },
   }) satisfies Parameters<typeof swagger>[1]
 
-/** Names what any route of a guarded scope may answer, and what a status means where the route did not say. */
+/** A listener documents only the schemes that its operations use. */
+const schemesOf = (used: ReadonlySet<string>) => ({
+  securitySchemes: Object.fromEntries(Object.entries(securitySchemes).filter(([name]) => used.has(name))),
+})
+
+/** Names what any route may answer, and what a status means where the route did not say. */
 function complete(operation: Operation): void {
-  const { responses } = operation
+  const { responses, parameters = [] } = operation
   for (const [status, response] of Object.entries(responses)) {
     const words = described[status]
     if (response.description === 'Default Response' && words) response.description = words
+    // A failure that has a body of its own says what is in it.
+    const own = response.content?.['application/json']?.schema ?? {}
+    if (Number(status) >= 400 && !('properties' in own)) response.content = problemContent
   }
-  if (operation['x-access'] === undefined) return
+  const paged = ['limit', 'offset'].every((name) => parameters.some((one) => one.name === name && one.in === 'query'))
+  if (paged && responses['200']) {
+    responses['200'].headers = {
+      'X-Total-Count': { $ref: '#/components/headers/Total' },
+      Link: { $ref: '#/components/headers/Link' },
+    }
+  }
   responses['4XX'] ??= { $ref: '#/components/responses/Refused' }
   responses['503'] ??= { $ref: '#/components/responses/Unavailable' }
 }

@@ -1,9 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
-import { IdParams, IssueBody, IssuedKey, KeyMetadata, NoContent } from './schema.ts'
+import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './schema.ts'
 import type { ApiKeyService } from './service.ts'
 
 const tags = ['api keys']
@@ -15,7 +15,7 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
       ...access('member'),
       schema: {
         tags,
-        summary: 'List API keys.',
+        summary: 'List API keys',
         description:
           'Newest first, revoked ones included. Members see the keys that they created, admins and owners every key.',
         querystring: PageQuery,
@@ -34,7 +34,7 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
       ...auditedAccess('member', 'api-keys.create'),
       schema: {
         tags,
-        summary: 'Issue an API key.',
+        summary: 'Issue an API key',
         description:
           'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one.',
         body: IssueBody,
@@ -52,7 +52,7 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
       ...auditedAccess('member', 'api-keys.delete'),
       schema: {
         tags,
-        summary: 'Revoke an API key.',
+        summary: 'Revoke an API key',
         description:
           'Effective with its very next request. Keys that it created stay valid. Members revoke the keys that they created, admins and owners any key.',
         params: IdParams,

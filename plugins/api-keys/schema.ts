@@ -42,4 +42,3 @@ export const IssuedKey = Type.Object({
 export type IssuedKey = Static<typeof IssuedKey>
 
 export const IdParams = Type.Object({ id: Type.String() })
-export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

@@ -20,7 +20,7 @@ export function auditRoutes(app: App, guard: Guard, database: Database): void {
       ...access('admin'),
       schema: {
         tags: ['audit'],
-        summary: 'List administrative writes of the tenant.',
+        summary: 'List administrative writes of the tenant',
         description,
         querystring: AuditQuery,
         response: { 200: Type.Array(Entry) },

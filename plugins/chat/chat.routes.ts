@@ -1,11 +1,11 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, sse } from '#kernel'
+import { access, type App, failure, sse } from '#kernel'
 import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import type { Caller } from './authenticate.ts'
 import { stoppingHere, syncTimeout } from './errors.ts'
 import type { BeginOnce, Begun } from './once.ts'
 import { type Outcome, outcomeError, type RunIds } from './outcome.ts'
-import { ChatBody, ChatParams, ChatReply, EventStream } from './schema.ts'
+import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
 import type { SyncWaits } from './sync-wait.ts'
 
 interface Dependencies {
@@ -41,7 +41,23 @@ export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatM
       ...access('agent-key'),
       onRequest: limit,
       bodyLimit,
-      schema: { tags, params: ChatParams, headers: IdempotencyHeaders, body: ChatBody, response: { 200: ChatReply } },
+      schema: {
+        tags,
+        summary: 'Send a message and wait for the answer',
+        description:
+          'Without `conversation_id` a conversation begins. A client that leaves does not end the run: fetch it by `public_run_id`, which is in the header `X-Public-Run-Id`, too.',
+        params: ChatParams,
+        headers: IdempotencyHeaders,
+        body: ChatBody,
+        response: {
+          200: ChatReply,
+          ...chatRefusals,
+          410: failure('`lost`: the run was lost in a restart; send the message again.'),
+          504: failure(
+            '`sync_timeout`: it takes longer than the agent lets such a call take; the run goes on. With `public_run_id` and `conversation_id`.',
+          ),
+        },
+      },
     },
     async (request, reply) => {
       const caller = callerOf(request)
@@ -64,7 +80,16 @@ export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatM
       ...access('agent-key'),
       onRequest: limit,
       bodyLimit,
-      schema: { tags, params: ChatParams, headers: IdempotencyHeaders, body: ChatBody, response: { 200: EventStream } },
+      schema: {
+        tags,
+        summary: 'Send a message and stream the answer',
+        description:
+          'Without `conversation_id` a conversation begins; both ids are headers of the answer. After a cut, resume with the stream of the run.',
+        params: ChatParams,
+        headers: IdempotencyHeaders,
+        body: ChatBody,
+        response: { 200: EventStream, ...chatRefusals },
+      },
     },
     async (request, reply) => {
       const begun = await begin(callerOf(request), request.body, request.headers['idempotency-key'])

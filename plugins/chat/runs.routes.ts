@@ -1,5 +1,5 @@
 import type { FastifyRequest } from 'fastify'
-import { access, type App, isAppError, lastEventId, notFound, sse } from '#kernel'
+import { access, type App, failure, isAppError, lastEventId, NoContent, notFound, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
 import type { RunDispatch } from '#contracts/runs'
@@ -9,7 +9,16 @@ import { readHistory } from './history.store.ts'
 import { outcomeError, terminalFrame } from './outcome.ts'
 import { followElsewhere } from './resume.ts'
 import { findRun, type StoredRun } from './runs.store.ts'
-import { ConversationParams, EventStream, History, HistoryQuery, RunAnswer, RunParams, RunPending } from './schema.ts'
+import {
+  ConversationParams,
+  EventStream,
+  History,
+  HistoryQuery,
+  refusals,
+  RunAnswer,
+  RunParams,
+  RunPending,
+} from './schema.ts'
 import type { Watcher, Watchers } from './watchers.ts'
 
 interface Dependencies {
@@ -38,7 +47,19 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
     '/v1/chat/:tenant/:agent/runs/:publicRunId',
     {
       ...access('agent-key'),
-      schema: { tags, params: RunParams, response: { 200: RunAnswer, 202: RunPending } },
+      schema: {
+        tags,
+        summary: 'Get the answer of a run',
+        description: '202 until it has ended; then the same answer for ever.',
+        params: RunParams,
+        response: {
+          200: RunAnswer,
+          202: RunPending,
+          ...refusals,
+          410: failure('`lost`: the run was lost in a restart; send the message again.'),
+          502: failure('`upstream`: the run failed. With `public_run_id` and `conversation_id`.'),
+        },
+      },
     },
     async (request, reply) => {
       const caller = callerOf(request)
@@ -59,7 +80,14 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
       ...access('agent-key'),
       // HEAD would follow the run to its end to say nothing.
       exposeHeadRoute: false,
-      schema: { tags, params: RunParams, response: { 200: EventStream } },
+      schema: {
+        tags,
+        summary: 'Follow a run',
+        description:
+          'From its first event, or behind the one that `Last-Event-ID` names, to `done` or `error`. Of a run that has ended, that one event.',
+        params: RunParams,
+        response: { 200: EventStream, ...refusals },
+      },
     },
     async (request, reply) => {
       const caller = callerOf(request)
@@ -79,7 +107,16 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
   )
   app.delete(
     '/v1/chat/:tenant/:agent/runs/:publicRunId',
-    { ...access('agent-key'), schema: { tags, params: RunParams } },
+    {
+      ...access('agent-key'),
+      schema: {
+        tags,
+        summary: 'Cancel a run',
+        description: 'One that has ended stays as it is.',
+        params: RunParams,
+        response: { 204: NoContent, ...refusals, 502: failure('`upstream`: the conductor cannot be reached.') },
+      },
+    },
     async (request, reply) => {
       const caller = callerOf(request)
       const run = await stored(caller, request.params.publicRunId)
@@ -94,7 +131,18 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
     '/v1/chat/:tenant/:agent/conversations/:id',
     {
       ...access('agent-key'),
-      schema: { tags, params: ConversationParams, querystring: HistoryQuery, response: { 200: History } },
+      schema: {
+        tags,
+        summary: 'Read a conversation',
+        description: 'Its newest messages, oldest first.',
+        params: ConversationParams,
+        querystring: HistoryQuery,
+        response: {
+          200: History,
+          ...refusals,
+          404: failure('`conversation_not_found`, or `not_published`: the agent is disabled.'),
+        },
+      },
     },
     async (request) => {
       const { tenantId, agent } = callerOf(request)

@@ -1,4 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { eventStream, failure } from '#kernel'
 
 export const ChatParams = Type.Object({ tenant: Type.String(), agent: Type.String() })
 export const RunParams = Type.Object({ tenant: Type.String(), agent: Type.String(), publicRunId: Type.String() })
@@ -54,6 +55,24 @@ export const History = Type.Object({
 })
 export type History = Static<typeof History>
 
-export const EventStream = {
-  content: { 'text/event-stream': { schema: Type.String({ description: 'delta, tool, done and error events.' }) } },
+export const EventStream = eventStream(
+  '`delta` {text}: a chunk of the answer. `tool` {id, name, status} while tools run, if the agent shows them. At last `done` {public_run_id, conversation_id, message} or `error` {code, message, public_run_id}. `id` resumes, `: ping` means nothing.',
+)
+
+/** What any request of a key may be refused with. */
+export const refusals = {
+  401: failure('`unauthorized`: no key, or not one of this agent.'),
+  403: failure('`origin_not_allowed`: the agent may not be called from this `Origin`.'),
+  404: failure('`not_published`: the agent is disabled. Else what is asked for is unknown, or of another agent.'),
+}
+/** What a new message may be refused with, too. */
+export const chatRefusals = {
+  ...refusals,
+  404: failure('`conversation_not_found`, or `not_published`: the agent is disabled.'),
+  409: failure('`conversation_busy`: a run is under way in this conversation. `idempotency_in_flight`.'),
+  422: failure('`idempotency_key_reused`.'),
+  429: failure(
+    '`rate_limited`: the key has used up its requests of the last minute; see `Retry-After` and `RateLimit`.',
+  ),
+  502: failure('`upstream`: the agent failed or cannot be reached. With `public_run_id` and `conversation_id`.'),
 }

@@ -1,24 +1,27 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, appError, errorBody } from '#kernel'
+import { access, type App, appError, errorBody, plainText } from '#kernel'
 import type { Readiness } from './readiness.ts'
 
 const notReady = appError('not_ready', 503)
 
 const Checks = Type.Record(Type.String(), Type.String(), { description: '`ok`, or what is wrong.' })
 const Ready = Type.Object({ ready: Type.Literal(true), checks: Checks })
-const NotReady = Type.Object({
-  error: Type.Literal('not_ready'),
-  request_id: Type.String(),
-  ready: Type.Literal(false),
-  checks: Checks,
-})
+const NotReady = Type.Object(
+  {
+    error: Type.Literal('not_ready'),
+    request_id: Type.String(),
+    ready: Type.Literal(false),
+    checks: Checks,
+  },
+  { description: 'Not now; `checks` says why.' },
+)
 
 export async function livenessRoutes(app: App): Promise<void> {
   const schema = {
     tags: ['health'],
-    summary: 'Process liveness.',
-    produces: ['text/plain'],
-    response: { 200: Type.String() },
+    summary: 'Say that the process lives',
+    description: 'Touches nothing else: for liveness probes.',
+    response: { 200: plainText('`ok`') },
   }
   app.get('/healthz', { ...access('public'), schema }, async (_request, reply) =>
     reply.type('text/plain; charset=utf-8').send('ok'),
@@ -30,7 +33,9 @@ export const readinessRoutes =
   async (app: App): Promise<void> => {
     const schema = {
       tags: ['health'],
-      summary: 'Readiness to serve; 503 as soon as the process is stopping.',
+      summary: 'Say whether the process can serve',
+      description:
+        'Asks every part that it needs, at most once a second. 503 `not_ready` while one of them is away, and as soon as the process is stopping.',
       response: { 200: Ready, 503: NotReady },
     }
     app.get('/readyz', { ...access('public'), schema }, async (request, reply) => {

@@ -1,10 +1,11 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, failure } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { VfsLease, WorkerLease } from '#contracts/runner'
 import type { LeaseService } from './service.ts'
 
+const runnerFailed = failure('`upstream`: the runner of the session did not answer.')
 const SessionParams = Type.Object({ id: Type.String({ description: 'Id of the session.' }) })
 
 export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void {
@@ -37,10 +38,9 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         tags: ['sessions'],
         summary: 'Show the sandbox worker of a session',
         description:
-          '404 `no sandbox worker` for a session whose profile uses static workers, for an unknown one, and before its first ' +
-          'run. 502 `upstream` when its runner does not answer.',
+          '404 `no sandbox worker` for a session whose profile uses static workers, for an unknown one, and before its first run.',
         params: SessionParams,
-        response: { 200: WorkerLease },
+        response: { 200: WorkerLease, 502: runnerFailed },
       },
     },
     async (request) => service.worker(guard.callerOf(request).tenantId, request.params.id),
@@ -67,7 +67,7 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         summary: 'Show the VirtualFS lease of a session',
         description: '404 `no vfs session` when it has none.',
         params: SessionParams,
-        response: { 200: VfsLease },
+        response: { 200: VfsLease, 502: runnerFailed },
       },
     },
     async (request) => service.vfsOf(guard.callerOf(request).tenantId, request.params.id),

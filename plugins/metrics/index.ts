@@ -1,5 +1,5 @@
 import { collectDefaultMetrics } from 'prom-client'
-import { access, definePlugin } from '#kernel'
+import { access, definePlugin, plainText } from '#kernel'
 
 /** `/metrics` of this role in the Prometheus text format, with the process's own figures. */
 export default definePlugin({
@@ -9,7 +9,12 @@ export default definePlugin({
     onStop(async () => metrics.clear())
     for (const listener of listeners) {
       routes(listener, async (app) => {
-        const schema = { tags: ['health'], summary: 'Metrics in the Prometheus text format.', produces: ['text/plain'] }
+        const schema = {
+          tags: ['health'],
+          summary: 'Read the metrics of this process',
+          description: 'In the Prometheus text format, version 0.0.4.',
+          response: { 200: plainText('One line for each value.') },
+        }
         app.get('/metrics', { ...access('public'), schema }, async (_request, reply) =>
           reply.type(metrics.contentType).send(await metrics.metrics()),
         )

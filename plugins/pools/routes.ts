@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Broadcast } from '#contracts/broadcast'
 import type { Database } from '#contracts/database'
@@ -17,7 +17,13 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
     '/api/pools',
     {
       ...access('member'),
-      schema: { tags, summary: 'List pools', querystring: PageQuery, response: { 200: Type.Array(Pool) } },
+      schema: {
+        tags,
+        summary: 'List pools',
+        description: 'By name.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(Pool) },
+      },
     },
     async (request, reply) => {
       const { pools, total } = await listPools(database, guard.callerOf(request).tenantId, request.query)
@@ -54,7 +60,7 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
         summary: 'Delete a pool',
         description: '409 `pool_in_use` while profiles name it. Existing sessions stay where they are.',
         params: Type.Object({ id: Type.String() }),
-        response: { 204: Type.Unsafe<undefined>({ type: 'null', description: 'No content.' }) },
+        response: { 204: NoContent },
       },
     },
     async (request, reply) => {

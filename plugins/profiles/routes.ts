@@ -1,12 +1,12 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { pageHeaders } from '#contracts/paging'
 import { isProfileName, type Profile } from '#contracts/profiles'
 import { unknownProfile } from './errors.ts'
 import { etagOf, matchedVersions } from './etag.ts'
-import { CreateProfile, ListQuery, NameParams, NoContent, ProfileView, ReplaceProfile, WriteHeaders } from './schema.ts'
+import { CreateProfile, ListQuery, NameParams, ProfileView, ReplaceProfile, WriteHeaders } from './schema.ts'
 import type { ProfileService } from './service.ts'
 import { findPlaced, listProfiles } from './store.ts'
 
@@ -29,6 +29,7 @@ export function profileRoutes(
       schema: {
         tags,
         summary: 'List profiles',
+        description: 'By name; each as its latest version.',
         querystring: ListQuery,
         response: { 200: Type.Array(ProfileView) },
       },
@@ -64,7 +65,14 @@ export function profileRoutes(
     '/api/profiles/:name',
     {
       ...access('member'),
-      schema: { tags, summary: 'Get a profile', params: NameParams, response: { 200: ProfileView } },
+      schema: {
+        tags,
+        summary: 'Get a profile',
+        description:
+          'Its latest version. Write with the `ETag` of this answer as `If-Match` to overwrite nothing unseen.',
+        params: NameParams,
+        response: { 200: ProfileView },
+      },
     },
     async (request, reply) => {
       const name = knownName(request.params.name)

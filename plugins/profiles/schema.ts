@@ -74,5 +74,3 @@ export const WriteHeaders = Type.Object({
     }),
   ),
 })
-
-export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

@@ -45,6 +45,7 @@ export function versionRoutes(
       schema: {
         tags,
         summary: 'Get one version of a profile',
+        description: 'The profile as it was then, and who wrote it.',
         params: VersionParams,
         response: { 200: ProfileVersion },
       },

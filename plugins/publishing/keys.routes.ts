@@ -1,11 +1,11 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { unknownKey } from './errors.ts'
 import { publishable } from './routes.ts'
-import { IssuedKey, KeyBody, KeyMetadata, KeyParams, NameParams, NoContent } from './schema.ts'
+import { IssuedKey, KeyBody, KeyMetadata, KeyParams, NameParams } from './schema.ts'
 import type { PublishingService } from './service.ts'
 
 const tags = ['publishing']

@@ -1,11 +1,11 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
 import { notPublished, unknownProfile } from './errors.ts'
-import { NameParams, NoContent, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
+import { NameParams, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 import type { PublishingService } from './service.ts'
 
 const tags = ['publishing']

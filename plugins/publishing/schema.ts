@@ -89,4 +89,3 @@ export type IssuedKey = Static<typeof IssuedKey>
 
 export const NameParams = Type.Object({ name: Type.String() })
 export const KeyParams = Type.Object({ name: Type.String(), keyId: Type.String() })
-export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, failure, negotiated, NoContent } from '#kernel'
 import { runtimeSessionIdHeader, workerInstanceHeader } from '#contracts/wire/sidecar'
 import { nothingToExport } from './errors.ts'
 import type { RunHost } from './host.ts'
@@ -7,9 +7,15 @@ import type { RunHost } from './host.ts'
 /** What a runner keeps of one session at most. */
 const bundleLimit = 64 * 1024 * 1024
 
+const bytes = Type.String({ format: 'binary' })
+const bundleForms = { 'application/json': Type.Unknown(), 'application/gzip': bytes, 'application/octet-stream': bytes }
+
+const tags = ['sessions']
 const address = {
   params: Type.Object({ sessionId: Type.String({ maxLength: 256 }) }),
-  querystring: Type.Object({ runtime: Type.Optional(Type.String()) }),
+  querystring: Type.Object({
+    runtime: Type.Optional(Type.String({ description: 'Needed where the sidecar serves more than one.' })),
+  }),
 }
 
 /** In a scope of their own: here a body is bytes, whatever its content type says. */
@@ -24,7 +30,17 @@ export const stateRoutes = (host: RunHost) => async (app: App) => {
     void reply.header(workerInstanceHeader, host.instance)
   })
 
-  app.get('/state/:sessionId', { ...access('network'), schema: address }, async (request, reply) => {
+  const exporting = {
+    tags,
+    summary: 'Export the state of a session',
+    description: 'Opaque to everybody but the runtime. The header `X-Runtime-Session-Id` belongs to it.',
+    ...address,
+    response: {
+      200: negotiated('The bundle, in the form of its runtime.', bundleForms),
+      404: failure('`not_found`: the session has no state here.'),
+    },
+  }
+  app.get('/state/:sessionId', { ...access('network'), schema: exporting }, async (request, reply) => {
     const { sessionId } = request.params
     const bundle = await host.exportState(request.query.runtime, sessionId)
     if (!bundle) throw nothingToExport()
@@ -36,7 +52,19 @@ export const stateRoutes = (host: RunHost) => async (app: App) => {
 
   app.post(
     '/state/:sessionId',
-    { ...access('network'), bodyLimit: bundleLimit, schema: address },
+    {
+      ...access('network'),
+      bodyLimit: bundleLimit,
+      schema: {
+        tags,
+        summary: 'Hydrate a session',
+        description: 'The body is a bundle as it was exported, with its `Content-Type` and `X-Runtime-Session-Id`.',
+        consumes: Object.keys(bundleForms),
+        ...address,
+        body: Type.Unknown({ description: 'A bundle.' }),
+        response: { 204: NoContent, 400: failure('`invalid_state`: the bundle is empty or cannot be read.') },
+      },
+    },
     async (request, reply) => {
       const seeded = request.headers[runtimeSessionIdHeader]
       await host.hydrate(request.query.runtime, request.params.sessionId, {
@@ -48,7 +76,14 @@ export const stateRoutes = (host: RunHost) => async (app: App) => {
     },
   )
 
-  app.delete('/state/:sessionId', { ...access('network'), schema: address }, async (request, reply) => {
+  const forgetting = {
+    tags,
+    summary: 'Forget a session',
+    description: 'Frees its memory. An unknown session is no error.',
+    ...address,
+    response: { 204: NoContent },
+  }
+  app.delete('/state/:sessionId', { ...access('network'), schema: forgetting }, async (request, reply) => {
     await host.forget(request.query.runtime, request.params.sessionId)
     return reply.code(204).send()
   })

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, notFound } from '#kernel'
+import { access, type App, NoContent, notFound } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { RunnerService } from '#contracts/runner'
 import { Pool, PoolInput, SessionParams, TenantHeaders } from './schema.ts'
@@ -46,7 +46,13 @@ export function poolRoutes(app: App, core: RunnerService): void {
     '/runner/pools/:id',
     {
       ...access('network'),
-      schema: { tags, summary: 'Delete a pool from this runner', headers: TenantHeaders, params: SessionParams },
+      schema: {
+        tags,
+        summary: 'Delete a pool from this runner',
+        headers: TenantHeaders,
+        params: SessionParams,
+        response: { 204: NoContent },
+      },
     },
     async (request, reply) => {
       const tenantId = tenantOf(request)

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import { Profile } from '#contracts/profiles'
 import type { RunnerService } from '#contracts/runner'
 import { NameParams, TenantHeaders } from './schema.ts'
@@ -33,6 +33,7 @@ export function profileRoutes(app: App, core: RunnerService): void {
         description: 'An older version than the one that is there changes nothing.',
         headers: TenantHeaders,
         body: Profile,
+        response: { 204: NoContent },
       },
     },
     async (request, reply) => {
@@ -45,7 +46,14 @@ export function profileRoutes(app: App, core: RunnerService): void {
     '/runner/profiles/:name',
     {
       ...access('network'),
-      schema: { tags, summary: 'Delete a profile from this runner', headers: TenantHeaders, params: NameParams },
+      schema: {
+        tags,
+        summary: 'Delete a profile from this runner',
+        description: 'Sessions keep their snapshot of it.',
+        headers: TenantHeaders,
+        params: NameParams,
+        response: { 204: NoContent },
+      },
     },
     async (request, reply) => {
       await core.deleteProfile(tenantOf(request), request.params.name)

@@ -1,4 +1,16 @@
-import { access, type App, lastEventId, ndjson, sse, sseFrame } from '#kernel'
+import {
+  access,
+  type App,
+  eventStream,
+  failure,
+  jsonLines,
+  lastEventId,
+  ndjson,
+  negotiated,
+  NoContent,
+  sse,
+  sseFrame,
+} from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
@@ -7,8 +19,8 @@ import type { RunFilter, RunStore } from '#contracts/run-store'
 import { type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
 import type { StartOnce } from './once.ts'
 import {
+  EventLine,
   EventsQuery,
-  NoContent,
   ProfileParams,
   RunDetail,
   RunDetailQuery,
@@ -38,10 +50,22 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
         tags,
         summary: 'Start a run',
         description:
-          'In a new session, or in `sessionId`. When that is busy: 409 `session_busy`, unless `whenBusy` says otherwise. As many runs wait for one session as may: 429 `queue_full`.',
+          'In a new session, or in `sessionId`. Answers at once; the run goes on without the caller. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
         headers: IdempotencyHeaders,
         body: SubTask,
-        response: { 202: RunAccepted },
+        response: {
+          202: negotiated('Accepted.', { 'application/json': RunAccepted, 'application/x-ndjson': EventLine }),
+          400: failure(
+            '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_request`.',
+          ),
+          404: failure('`not_found`: no such session, or it was shut down.'),
+          409: failure(
+            '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `idempotency_in_flight`.',
+          ),
+          422: failure('`idempotency_key_reused`.'),
+          429: failure('`queue_full`: as many runs wait for the session as may.'),
+          502: failure('`runner_failed`: the session could not be restored on its runner.'),
+        },
       },
     },
     async (request, reply) => {
@@ -65,7 +89,8 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       ...access(who.read),
       schema: {
         tags,
-        summary: 'Read a run and its events',
+        summary: 'Get a run',
+        description: 'Its summary and, unless `events=false`, its events so far.',
         params: RunParams,
         querystring: RunDetailQuery,
         response: { 200: RunDetail },
@@ -87,10 +112,15 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       ...access(who.read),
       schema: {
         tags,
-        params: RunParams,
         summary: 'Stream the events of a run',
-        description: 'Server-Sent Events: `event` is the type, `id` the seq. Replays what was, then follows.',
-        produces: ['text/event-stream'],
+        description:
+          'Replays what was, then follows to the last one, `result` or `error`. `Last-Event-ID` resumes exactly behind the event of that `id`.',
+        params: RunParams,
+        response: {
+          200: eventStream(
+            '`event` is the type of a RunEvent, `data` the RunEvent, `id` its `seq`. No `session_init`.',
+          ),
+        },
       },
     },
     async (request, reply) => {
@@ -107,11 +137,11 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       ...access(who.read),
       schema: {
         tags,
+        summary: 'Read the raw event log of a run',
+        description: '`session_init` included. Replays what was, then follows to the last one.',
         params: RunParams,
         querystring: EventsQuery,
-        summary: 'Read the raw event log of a run',
-        description: 'The raw event log as JSON lines, `session_init` included. Replays what was, then follows.',
-        produces: ['application/x-ndjson'],
+        response: { 200: jsonLines('One RunEvent a line.', EventLine) },
       },
     },
     async (request, reply) => {
@@ -159,7 +189,13 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
     '/api/runs',
     {
       ...access('member'),
-      schema: { tags, summary: 'List runs', querystring: RunListQuery, response: { 200: RunList } },
+      schema: {
+        tags,
+        summary: 'List runs',
+        description: 'Newest first, without their events.',
+        querystring: RunListQuery,
+        response: { 200: RunList },
+      },
     },
     async (request, reply) => {
       const { limit, offset, ...filter } = request.query
@@ -176,6 +212,7 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
       schema: {
         tags,
         summary: 'List the runs of a profile',
+        description: 'Newest first, without their events; also those of a profile that was deleted since.',
         params: ProfileParams,
         querystring: PageQuery,
         response: { 200: RunList },

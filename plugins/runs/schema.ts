@@ -1,9 +1,27 @@
 import { Type } from '@sinclair/typebox'
 import { PageQuery } from '#contracts/paging'
+import { eventTypes } from '#contracts/run-event'
 import { RunSummary, runStatuses } from '#contracts/runs'
 
 export const RunParams = Type.Object({ id: Type.String({ description: 'Id of the run.' }) })
 export const ProfileParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
+
+/** Of a log, whose lines pass as the runner wrote them. */
+export const EventLine = Type.Object(
+  {
+    type: Type.Union(eventTypes.map((type) => Type.Literal(type))),
+    runId: Type.String(),
+    sessionId: Type.String(),
+    seq: Type.Integer({ minimum: 1, description: 'Counts from 1, without a gap.' }),
+    at: Type.String({ format: 'date-time' }),
+  },
+  {
+    additionalProperties: true,
+    title: 'RunEvent',
+    description:
+      'Besides what is here, by type: progress {stage, message?}, session_init {runtimeSessionId}, assistant {text, delta} (a chunk), tool_call {id, name, arguments}, tool_result {id, name, ok, content}, usage {inputTokens, outputTokens, cachedTokens?, model, costCents?}, result {text, finishReason}, error {code, message, retryable?}. The last one is result or error.',
+  },
+)
 
 export const RunList = Type.Array(RunSummary, { description: 'Newest first.' })
 export const RunDetail = Type.Composite([
@@ -31,4 +49,3 @@ export const EventsQuery = Type.Object({
     Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Only events behind this `seq`.' }),
   ),
 })
-export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'Done.' })

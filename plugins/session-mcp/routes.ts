@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/webStandardStreamableHttp.js'
 import { Type } from '@sinclair/typebox'
-import { access, type App, appError } from '#kernel'
+import { access, type App, appError, failure } from '#kernel'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import { createSessionServer } from './server.ts'
 
@@ -11,12 +11,29 @@ const emptyBatch = appError('invalid_request', 400, 'The batch is empty.')
 
 const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 
+// The SDK checks them, and answers mistakes in the way of its protocol.
+const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of them.' })
+const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
+
 /**
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
  * path. The runner network is trusted; sessions of sandbox workers need a token of their own (specification 5.4).
  */
 export function mcpRoutes(app: App, sessions: RunnerSessions): void {
-  app.post('/runner/sessions/:id/mcp', { ...access('network'), schema: { params: Params } }, async (request, reply) => {
+  const schema = {
+    tags: ['tools'],
+    summary: "Speak MCP with a session's tools",
+    description:
+      'Streamable HTTP of the Model Context Protocol, without streams and without MCP sessions: each POST is answered with JSON.',
+    params: Params,
+    body: Message,
+    response: {
+      200: Answer,
+      202: Type.Unsafe<undefined>({ type: 'null', description: 'Only notifications: there is nothing to answer.' }),
+      404: failure('`unknown_session`: it is none of this runner, has failed or was shut down.'),
+    },
+  }
+  app.post('/runner/sessions/:id/mcp', { ...access('network'), schema }, async (request, reply) => {
     const session = sessions.get(request.params.id)
     // Specification 3.1: the endpoint exists only while the session is idle or running.
     if (session?.status !== 'idle' && session?.status !== 'running') throw unknownSession()

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, linesOf, notFound, sse, sseFrame } from '#kernel'
+import { access, type App, eventStream, linesOf, notFound, sse, sseFrame } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { isClientId } from '#contracts/ids'
 import { peekType } from '#contracts/run-event'
@@ -20,9 +20,11 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: FollowDeps): v
         tags: ['sessions'],
         summary: 'Follow a session across its runs',
         description:
-          'Server-Sent Events: the events of all runs of the session in order, then those to come. `id` is one cursor across runs; `Last-Event-ID` resumes exactly behind it. Ends when the session is shut down.',
+          'The events of all runs of the session in order, then those to come. `Last-Event-ID` resumes exactly behind the event of that `id`. Ends when the session is shut down.',
         params: Params,
-        produces: ['text/event-stream'],
+        response: {
+          200: eventStream('`event` is the type of a RunEvent, `data` the RunEvent, `id` one cursor across all runs.'),
+        },
       },
     },
     async (request, reply) => {

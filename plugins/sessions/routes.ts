@@ -1,9 +1,9 @@
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
 import type { RunStore } from '#contracts/run-store'
 import { Session } from '#contracts/sessions'
-import { NoContent, SessionList, SessionListQuery, SessionParams, SessionRuns } from './schema.ts'
+import { SessionList, SessionListQuery, SessionParams, SessionRuns } from './schema.ts'
 import type { SessionService } from './service.ts'
 
 const tags = ['sessions']
@@ -20,7 +20,13 @@ export function sessionRoutes(app: App, service: SessionService, { guard, who }:
     '/api/sessions/:id',
     {
       ...access(who.read),
-      schema: { tags, summary: 'Read a session', params: SessionParams, response: { 200: Session } },
+      schema: {
+        tags,
+        summary: 'Get a session',
+        description: 'Also one that was shut down.',
+        params: SessionParams,
+        response: { 200: Session },
+      },
     },
     async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
   )
@@ -50,7 +56,13 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     '/api/sessions',
     {
       ...access('member'),
-      schema: { tags, summary: 'List live sessions', querystring: SessionListQuery, response: { 200: SessionList } },
+      schema: {
+        tags,
+        summary: 'List live sessions',
+        description: 'Newest first, without those that were shut down.',
+        querystring: SessionListQuery,
+        response: { 200: SessionList },
+      },
     },
     async (request, reply) => {
       const { q, ...page } = request.query
@@ -66,6 +78,7 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
       schema: {
         tags,
         summary: 'List the runs of a session',
+        description: 'Newest first, those that wait for it included.',
         params: SessionParams,
         querystring: PageQuery,
         response: { 200: SessionRuns },

@@ -12,4 +12,3 @@ export const SessionListQuery = Type.Composite([
 ])
 export const SessionList = Type.Array(Session, { description: 'Live sessions, newest first.' })
 export const SessionRuns = Type.Array(RunSummary, { description: 'Newest first.' })
-export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'Done.' })

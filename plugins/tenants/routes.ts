@@ -1,7 +1,7 @@
-import { access, type App } from '#kernel'
+import { access, type App, NoContent } from '#kernel'
 import { type Guard, operator } from '#contracts/auth'
 import { pageHeaders } from '#contracts/paging'
-import { ChangeTenant, CreateTenant, FindQuery, IdParams, ListQuery, NoContent, Tenant, TenantList } from './schema.ts'
+import { ChangeTenant, CreateTenant, FindQuery, IdParams, ListQuery, Tenant, TenantList } from './schema.ts'
 import type { TenantService } from './service.ts'
 
 const tags = ['tenants']
@@ -14,7 +14,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         tags,
-        summary: 'List tenants.',
+        summary: 'List tenants',
         description: operators,
         querystring: ListQuery,
         response: { 200: TenantList },
@@ -32,7 +32,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         tags,
-        summary: 'Create a tenant.',
+        summary: 'Create a tenant',
         description: `${operators} Its first key: \`agent-orc key issue --tenant <id> --role owner\`.`,
         body: CreateTenant,
         response: { 201: Tenant },
@@ -46,7 +46,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         tags,
-        summary: 'Get a tenant.',
+        summary: 'Get a tenant',
         description: operators,
         params: IdParams,
         querystring: FindQuery,
@@ -61,7 +61,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         tags,
-        summary: 'Rename a tenant, or bring a deleted one back.',
+        summary: 'Rename a tenant, or bring a deleted one back',
         description: operators,
         params: IdParams,
         body: ChangeTenant,
@@ -76,7 +76,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         tags,
-        summary: 'Delete a tenant.',
+        summary: 'Delete a tenant',
         description: `${operators} Nothing is erased: its keys stop working with their next request, and what it has running is cancelled.`,
         params: IdParams,
         response: { 204: NoContent },

@@ -56,4 +56,3 @@ export const TenantList = Type.Object({
 
 /** Any text: an id that no tenant can have is simply unknown. */
 export const IdParams = Type.Object({ id: Type.String() })
-export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'No content.' })

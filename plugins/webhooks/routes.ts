@@ -14,7 +14,7 @@ export function webhookRoutes(app: App, guard: Guard, service: WebhookService): 
       ...access('member'),
       schema: {
         tags,
-        summary: 'List webhook messages.',
+        summary: 'List webhook messages',
         description: 'Newest first: what was delivered, what is on its way, and what was given up.',
         querystring: DeliveryQuery,
         response: { 200: Type.Array(Delivery) },
@@ -30,7 +30,13 @@ export function webhookRoutes(app: App, guard: Guard, service: WebhookService): 
     '/api/webhooks/deliveries/:id',
     {
       ...access('member'),
-      schema: { tags, summary: 'Look at a webhook message.', params: DeliveryParams, response: { 200: Delivery } },
+      schema: {
+        tags,
+        summary: 'Get a webhook message',
+        description: 'How its delivery stands: attempts, the last status, when it is tried next.',
+        params: DeliveryParams,
+        response: { 200: Delivery },
+      },
     },
     async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
   )
@@ -40,7 +46,7 @@ export function webhookRoutes(app: App, guard: Guard, service: WebhookService): 
       ...access('admin'),
       schema: {
         tags,
-        summary: 'Send a webhook message again.',
+        summary: 'Send a webhook message again',
         description: 'Under the same id, and with all its attempts. One that is still on its way stays as it is.',
         params: DeliveryParams,
         response: { 202: Delivery },
@@ -57,7 +63,7 @@ export function webhookRoutes(app: App, guard: Guard, service: WebhookService): 
       ...access('admin'),
       schema: {
         tags,
-        summary: 'Read the signing secret.',
+        summary: 'Read the signing secret',
         description: 'What receivers of this tenant verify messages with; see standardwebhooks.com.',
         response: { 200: Secret },
       },
@@ -73,7 +79,7 @@ export function webhookRoutes(app: App, guard: Guard, service: WebhookService): 
       ...access('admin'),
       schema: {
         tags,
-        summary: 'Replace the signing secret.',
+        summary: 'Replace the signing secret',
         description: 'For 24 hours messages carry the signatures of both secrets.',
         response: { 200: Secret },
       },
