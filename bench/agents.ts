@@ -11,17 +11,24 @@ const rateLimitRpm = 100_000
 /** So many keys per agent carry 26,000 chats a second. */
 const keysPerAgent = 16
 
+async function create(
+  conductorUrl: string,
+  apiKey: string,
+  path: string,
+  body: unknown,
+): Promise<Record<string, string>> {
+  const response = await fetch(`${conductorUrl}${path}`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${apiKey}`, 'content-type': 'application/json' },
+    body: JSON.stringify(body),
+  })
+  if (response.status !== 201) throw new Error(`POST ${path}: ${response.status} ${await response.text()}`)
+  return (await response.json()) as Record<string, string>
+}
+
 /** Publishes an agent without tools on a model of the stand-in. */
 export async function publishAgent(conductorUrl: string, apiKey: string, model: string): Promise<Agent> {
-  const post = async (path: string, body: unknown): Promise<Record<string, string>> => {
-    const response = await fetch(`${conductorUrl}${path}`, {
-      method: 'POST',
-      headers: { authorization: `Bearer ${apiKey}`, 'content-type': 'application/json' },
-      body: JSON.stringify(body),
-    })
-    if (response.status !== 201) throw new Error(`POST ${path}: ${response.status} ${await response.text()}`)
-    return (await response.json()) as Record<string, string>
-  }
+  const post = (path: string, body: unknown) => create(conductorUrl, apiKey, path, body)
   const profile = `bench-${model}`
   await post('/api/profiles', { name: profile, model: `openai/${model}` })
   const { slug } = await post(`/api/profiles/${profile}/publish`, { rateLimitRpm })
@@ -31,4 +38,10 @@ export async function publishAgent(conductorUrl: string, apiKey: string, model: 
     keys.push(String(token))
   }
   return { profile, path: `/v1/chat/default/${slug}`, keys }
+}
+
+/** A key as an SDK has one: unlike the one of the environment it is looked up in the database with every request. */
+export async function issueKey(conductorUrl: string, ownerKey: string, role: 'member' | 'admin'): Promise<string> {
+  const { token } = await create(conductorUrl, ownerKey, '/api/api-keys', { label: 'bench', role })
+  return String(token)
 }

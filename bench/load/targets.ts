@@ -1,5 +1,5 @@
 import type { ChildProcess } from 'node:child_process'
-import { type Agent, publishAgent } from '../agents.ts'
+import { type Agent, issueKey, publishAgent } from '../agents.ts'
 import { askable } from '../asked.ts'
 import { type Fleet, startFleet } from '../fleet.ts'
 import type { Processes } from '../processes.ts'
@@ -74,18 +74,7 @@ export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<L
     runs: {
       urls: fleet.urls('conductor'),
       profile: agentOf('burst-20').profile,
-      key: await memberKey(conductor, fleet.apiKey),
+      key: await issueKey(conductor, fleet.apiKey, 'member'),
     },
   }
-}
-
-/** A key as an SDK has one: unlike the one of the environment it is looked up in the database with every request. */
-async function memberKey(conductorUrl: string, ownerKey: string): Promise<string> {
-  const response = await fetch(`${conductorUrl}/api/api-keys`, {
-    method: 'POST',
-    headers: { authorization: `Bearer ${ownerKey}`, 'content-type': 'application/json' },
-    body: JSON.stringify({ label: 'bench', role: 'member' }),
-  })
-  if (response.status !== 201) throw new Error(`POST /api/api-keys: ${response.status} ${await response.text()}`)
-  return ((await response.json()) as { token: string }).token
 }

@@ -21,17 +21,19 @@ test('requests go out by the clock although no earlier one is over', async () =>
   const sentAt: number[] = []
   const stalled = Promise.withResolvers<void>()
   let over = false
-  const loop = openLoop(
-    50,
-    200,
-    async () => {
-      sentAt.push(clock.now())
-      await stalled.promise
-    },
-    clock,
-  ).then(() => {
+  const whole = async (): Promise<void> => {
+    await openLoop(
+      50,
+      200,
+      async () => {
+        sentAt.push(clock.now())
+        await stalled.promise
+      },
+      clock,
+    )
     over = true
-  })
+  }
+  const loop = whole()
   while (sentAt.length < 10) await new Promise((resolve) => setImmediate(resolve))
   assert.deepEqual(
     sentAt,

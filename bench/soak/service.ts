@@ -1,0 +1,66 @@
+import { randomBytes } from 'node:crypto'
+import { readFile, writeFile } from 'node:fs/promises'
+import { dirname, join } from 'node:path'
+import { createRandom } from '../../chaos/random.ts'
+import { issueKey, publishAgent } from '../agents.ts'
+import { askable } from '../asked.ts'
+import { dataDirectory, type Fleet, roleFile, startFleet } from '../fleet.ts'
+import type { Processes } from '../processes.ts'
+import { startRedis } from '../redis.ts'
+import { environment } from '../service.ts'
+import { startModel } from '../targets.ts'
+import type { Receiver } from './receiver.ts'
+import type { World } from './world.ts'
+
+/** Long enough to be gone on with in memory, short enough that sessions leave it all the time: else every soak would see them pile up for a day. */
+const idleTtl = '1m'
+
+export interface Service {
+  readonly fleet: Fleet
+  readonly usesRedis: boolean
+  world(seed: number, receiver: Receiver): Promise<World>
+}
+
+/** Two gateways and conductors where there is a Redis, else one of each, as the documentation demands. */
+export async function startService(processes: Processes): Promise<Service> {
+  const model = await startModel(processes, 0)
+  const redisUrl = await startRedis(processes)
+  const folder = dirname(await dataDirectory(processes))
+  const runner = join(folder, 'runner.yaml')
+  const role = await readFile(roleFile('runner'), 'utf8')
+  if (!/^ {2}runner-core:\n/m.test(role)) throw new Error('config/runner.yaml has no runner-core')
+  await writeFile(runner, role.replace(/^ {2}runner-core:\n/m, `$&    idleTtl: ${idleTtl}\n`))
+  const fleet = await startFleet({
+    processes,
+    env: {
+      ...environment(model.url),
+      AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
+      AGENT_ORC_WEBHOOK_ALLOW_HOSTS: '127.0.0.1',
+    },
+    pairs: redisUrl === undefined ? 1 : 2,
+    ...(redisUrl === undefined ? {} : { redisUrl }),
+    nodeArgs: () => askable,
+    config: (name) => (name === 'runner' ? runner : roleFile(name)),
+    ipc: true,
+  })
+  return {
+    fleet,
+    usesRedis: redisUrl !== undefined,
+    async world(seed, receiver) {
+      const random = createRandom(seed)
+      const [conductor = ''] = fleet.urls('conductor')
+      const publish = (name: string) => publishAgent(conductor, fleet.apiKey, name)
+      const key = await issueKey(conductor, fleet.apiKey, 'admin')
+      return {
+        random,
+        agents: { burst: await publish('burst-20'), tick: await publish('tick-20'), slow: await publish('slow-4') },
+        receiver,
+        conversations: [],
+        requests: 0,
+        apiKey: key,
+        gateway: () => random.pick(fleet.urls('gateway')),
+        conductor: () => random.pick(fleet.urls('conductor')),
+      }
+    },
+  }
+}
