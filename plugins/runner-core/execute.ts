@@ -13,9 +13,12 @@ const graceMs = 3_000
 const unwindMs = 1_000
 /** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
 const stateMissingMs = 1_000
-/** How long a sidecar may refuse a session because it is still leaving the former run. */
+/** How long a sidecar may refuse a session because it is still leaving the former run, or be away because it is being restarted. */
 const busyMs = 3_000
 const busyRetryMs = 25
+/** Nothing of the turn was begun, and soon it may be. */
+const passes = (error: unknown): boolean =>
+  isAppError(error) && (error.code === 'session_busy' || (error.code === 'sidecar_unreachable' && error.retryable))
 
 /** One run under way. */
 export interface Turn {
@@ -90,17 +93,20 @@ export function startTurn(options: TurnOptions): StartedTurn {
 
   async function* chunks(): AsyncGenerator<Buffer> {
     let source: AsyncIterator<Buffer> | undefined
+    let askedAt = Infinity
     /** Starts the sidecar's turn. It may still be leaving the session's former run, if that one was cut off from here. */
     const open = async (): Promise<IteratorResult<Buffer> | undefined> => {
       const until = Date.now() + busyMs
       const envelope = envelopeOf(session, run, relay.next, sessionMcpUrl)
       for (;;) {
         source = sidecar().run(envelope, abort.signal)[Symbol.asyncIterator]()
+        askedAt = Date.now()
         try {
           return await nextOf(source)
         } catch (error) {
-          if (!isAppError(error) || error.code !== 'session_busy' || Date.now() > until) throw error
+          if (!passes(error) || Date.now() > until) throw error
         }
+        askedAt = Infinity
         await sleep(busyRetryMs)
         if (reason) return undefined
       }
@@ -114,7 +120,7 @@ export function startTurn(options: TurnOptions): StartedTurn {
         () => session.changes++,
         () => {},
       )
-      if (session.conversation) await stateMissing(first)
+      if (session.conversation) await stateMissing(first, () => askedAt)
       yield accepted
       let failure: unknown
       try {
@@ -140,9 +146,15 @@ export function startTurn(options: TurnOptions): StartedTurn {
     }
   }
   /** Rejects when the conversation is known to be lost; nothing of the run has been seen by then, so it can be tried again. */
-  const stateMissing = (first: Promise<unknown>): Promise<void> =>
+  const stateMissing = (first: Promise<unknown>, askedAt: () => number): Promise<void> =>
     new Promise((resolve, reject) => {
-      const late = setTimeout(resolve, stateMissingMs)
+      const look = (): void => {
+        // One that takes the turn only now has its time from now on.
+        const left = Math.min(stateMissingMs, askedAt() + stateMissingMs - Date.now())
+        if (left <= 0) return resolve()
+        late = setTimeout(look, left)
+      }
+      let late = setTimeout(look, stateMissingMs)
       const settled = (error?: unknown): void => {
         clearTimeout(late)
         if (isAppError(error) && error.code === 'session_state_missing') reject(options.onStateMissing())

@@ -74,6 +74,25 @@ test('a sidecar that cannot be reached is an error event with its code', async (
   consecutive(lines)
 })
 
+test('a sidecar that is being restarted is waited for; when it comes back without the conversation, nothing of the run was seen', async (t) => {
+  let asked = 0
+  let restarting = false
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (restarting && asked++ < 60) throw new AppError('sidecar_unreachable', 503, { retryable: true })
+    if (restarting && envelope.resume) throw new AppError('session_state_missing', 409)
+    yield* answer(envelope, events, signal)
+  })
+  await execute(f)
+  restarting = true
+  // Longer than a sidecar that is there may take to say that it has lost a conversation.
+  await assert.rejects(execute(f, { runId: 'r2' }), (e: AppError) => e.code === 'unknown_session')
+  assert.equal(asked, 61)
+  asked = 0
+  const lines = await execute(f, { runId: 'r3', sessionId: 'sess-00000000-00000002' })
+  assert.equal(lines.at(-1)!['type'], 'result')
+  consecutive(lines)
+})
+
 test('a sidecar that is still leaving the former run is asked again', async (t) => {
   let asked = 0
   const f = await runnerOf(t, async function* (envelope, events, signal) {
