@@ -8,6 +8,7 @@ import { Profiles } from '#contracts/profiles'
 import { RunStore } from '#contracts/run-store'
 import { RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
+import { Webhooks } from '#contracts/webhooks'
 import { createDispatch } from './dispatch.ts'
 import { startOnce } from './once.ts'
 import { publicRunRoutes, runRoutes } from './routes.ts'
@@ -28,6 +29,7 @@ export default definePlugin({
     profiles: Profiles,
     runners: RunnerPool,
     prices: maybe(Prices),
+    webhooks: maybe(Webhooks),
     kv: Kv,
     api: maybe(ApiGuard),
     internal: maybe(InternalGuard),
@@ -35,13 +37,14 @@ export default definePlugin({
   },
   provides: { dispatch: RunDispatch },
   async setup(ctx) {
-    const { store, profiles, runners, prices, kv, api, internal, idempotency } = ctx.deps
+    const { store, profiles, runners, prices, webhooks, kv, api, internal, idempotency } = ctx.deps
     const { deadlineGrace = 5_000, windDown = 10_000, drain = 5_000 } = ctx.config
     const service = createRunService({
       store,
       profiles,
       runners,
       prices,
+      webhooks,
       kv,
       log: ctx.log,
       deadlineGraceMs: deadlineGrace,

@@ -147,47 +147,51 @@ async function check(world: World): Promise<void> {
   )
 }
 
-test('whatever is started, queued, interrupted, finished, cancelled and killed, on two conductors: one ending each, in order, one at a time, nothing stuck', { timeout: 120_000 + numRuns * 1_000 }, async (t) => {
-  const stores = await openStores(t)
-  const pair = [await stores.open(), await stores.open()]
-  let schedule = 0
-  await fc.assert(
-    fc.asyncProperty(fc.array(step, { minLength: 4, maxLength: 24 }), async (steps) => {
-      const sessionId = `sess-${schedule++}`
-      const world: World = {
-        stores: pair,
-        sessionId,
-        claims: [],
-        ids: [`${sessionId}-first`],
-        line: [],
-        count: 0,
-      }
-      const task = { profile: 'p', prompt: 'x' }
-      remember(
-        world,
-        pair[0]!,
-        await pair[0]!.start({ tenantId, runId: world.ids[0]!, sessionId, task, create: profile }),
-      )
-      const underWay: Promise<void>[] = []
-      for (const one of steps) {
-        // Crashes and what is put in line have an order of their own; the rest may race.
-        const alone = one.act === 'crash' || one.act === 'enqueue' || !one.together
-        if (alone) await Promise.all(underWay.splice(0))
-        const taking = take(world, one, () => stores.open())
-        if (alone) await taking
-        else underWay.push(taking)
-        if (!alone) continue
-        const { total } = await pair[0]!.listRuns(tenantId, { sessionId, status: 'running' })
-        assert.ok(total <= 1, `${total} runs at once in one session`)
-      }
-      await Promise.all(underWay)
-      await settle(world)
-      await check(world)
-      // Else every new process looks after all that ever died.
-      await stores.db.systemBatch([{ text: 'DELETE FROM instances WHERE dead' }])
-      assert.notEqual((await pair[0]!.getSession(tenantId, sessionId))?.status, 'running')
-      assert.equal((await pair[0]!.listRuns(tenantId, { sessionId, status: 'queued' })).total, 0)
-    }),
-    { numRuns, ...(numRuns === 200 ? { seed: 20_261_121 } : {}) },
-  )
-})
+test(
+  'whatever is started, queued, interrupted, finished, cancelled and killed, on two conductors: one ending each, in order, one at a time, nothing stuck',
+  { timeout: 120_000 + numRuns * 1_000 },
+  async (t) => {
+    const stores = await openStores(t)
+    const pair = [await stores.open(), await stores.open()]
+    let schedule = 0
+    await fc.assert(
+      fc.asyncProperty(fc.array(step, { minLength: 4, maxLength: 24 }), async (steps) => {
+        const sessionId = `sess-${schedule++}`
+        const world: World = {
+          stores: pair,
+          sessionId,
+          claims: [],
+          ids: [`${sessionId}-first`],
+          line: [],
+          count: 0,
+        }
+        const task = { profile: 'p', prompt: 'x' }
+        remember(
+          world,
+          pair[0]!,
+          await pair[0]!.start({ tenantId, runId: world.ids[0]!, sessionId, task, create: profile }),
+        )
+        const underWay: Promise<void>[] = []
+        for (const one of steps) {
+          // Crashes and what is put in line have an order of their own; the rest may race.
+          const alone = one.act === 'crash' || one.act === 'enqueue' || !one.together
+          if (alone) await Promise.all(underWay.splice(0))
+          const taking = take(world, one, () => stores.open())
+          if (alone) await taking
+          else underWay.push(taking)
+          if (!alone) continue
+          const { total } = await pair[0]!.listRuns(tenantId, { sessionId, status: 'running' })
+          assert.ok(total <= 1, `${total} runs at once in one session`)
+        }
+        await Promise.all(underWay)
+        await settle(world)
+        await check(world)
+        // Else every new process looks after all that ever died.
+        await stores.db.systemBatch([{ text: 'DELETE FROM instances WHERE dead' }])
+        assert.notEqual((await pair[0]!.getSession(tenantId, sessionId))?.status, 'running')
+        assert.equal((await pair[0]!.listRuns(tenantId, { sessionId, status: 'queued' })).total, 0)
+      }),
+      { numRuns, ...(numRuns === 200 ? { seed: 20_261_121 } : {}) },
+    )
+  },
+)
