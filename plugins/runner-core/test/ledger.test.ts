@@ -130,18 +130,22 @@ test('the connection of a sidecar that dies under a call does not stop the call 
   }
 })
 
-test('a later attempt takes the session from one whose reader is frozen, and an earlier one is refused', async (t) => {
-  const f = await runnerOf(t, hang)
-  const frozen = f.core.execute('acme', run(retrying), new AbortController().signal)[Symbol.asyncIterator]()
-  await frozen.next()
-  await until(() => f.signals.length === 1)
-  const leaving = new AbortController()
-  const second = execute(f, { ...retrying, attempt: 2 }, leaving.signal)
-  await until(() => f.signals.length === 2)
-  assert.equal(f.signals[0]!.aborted, true)
-  assert.equal(f.sessions.get(run().sessionId)!.activeRunId, 'r1')
-  await assert.rejects(collect(f.core.execute('acme', run(retrying), leaving.signal)), { code: 'session_busy' })
-  leaving.abort()
-  assert.equal(codeOf(await second), 'cancelled')
-  await assert.rejects(execute(f, retrying), { code: 'attempt_superseded', status: 409 })
-})
+test(
+  'a later attempt takes the session from one whose reader is frozen, and an earlier one is refused',
+  { timeout: 20_000 },
+  async (t) => {
+    const f = await runnerOf(t, hang)
+    const frozen = f.core.execute('acme', run(retrying), new AbortController().signal)[Symbol.asyncIterator]()
+    await frozen.next()
+    await until(() => f.signals.length === 1)
+    const leaving = new AbortController()
+    const second = execute(f, { ...retrying, attempt: 2 }, leaving.signal)
+    await until(() => f.signals.length === 2)
+    assert.equal(f.signals[0]!.aborted, true)
+    assert.equal(f.sessions.get(run().sessionId)!.activeRunId, 'r1')
+    await assert.rejects(collect(f.core.execute('acme', run(retrying), leaving.signal)), { code: 'session_busy' })
+    leaving.abort()
+    assert.equal(codeOf(await second), 'cancelled')
+    await assert.rejects(execute(f, retrying), { code: 'attempt_superseded', status: 409 })
+  },
+)

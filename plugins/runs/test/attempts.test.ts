@@ -263,6 +263,8 @@ test('a fenced process leaves its run as it is; the next one goes on with it, an
   const [body] = b.runner.executed
   assert.ok(body!.timeoutMs <= 600_000 - 20_000, 'the time before counts')
   assert.deepEqual(body!.replay, [call('a', 'look'), answered('a', 'look')])
+  // What still waits to be saved is saved when the process stops.
+  await a.kernel.stop()
   assert.equal(a.runner.exported.length, 0, 'what the first runner has is half a turn')
 })
 
