@@ -17,6 +17,7 @@ import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import { type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
+import { withEnding } from './ending.ts'
 import type { StartOnce } from './once.ts'
 import {
   EventLine,
@@ -114,7 +115,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
         tags,
         summary: 'Stream the events of a run',
         description:
-          'Replays what was, then follows to the last one, `result` or `error`. `Last-Event-ID` resumes exactly behind the event of that `id`.',
+          'Replays what was, then follows to the last one, `result` or `error`. `Last-Event-ID` resumes exactly behind the event of that `id`; behind the last one the ending is told again.',
         params: RunParams,
         response: {
           200: eventStream(
@@ -127,7 +128,13 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       if (!service.executes(tenantId, id)) await service.find(tenantId, id)
-      await sse(request, reply, (signal) => frames(service.follow(tenantId, id, lastEventId(request), signal)))
+      await sse(request, reply, (signal) =>
+        frames(
+          withEnding(service.follow(tenantId, id, lastEventId(request), signal), () =>
+            signal.aborted ? nothing() : service.events(tenantId, id),
+          ),
+        ),
+      )
       return reply
     },
   )
@@ -241,6 +248,8 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
     async (request) => service.terminate(guard.callerOf(request).tenantId, request.params.id),
   )
 }
+
+async function* nothing(): AsyncGenerator<LogChunk> {}
 
 async function* bytes(chunks: AsyncIterable<LogChunk>): AsyncGenerator<Buffer> {
   for await (const chunk of chunks) yield chunk.lines

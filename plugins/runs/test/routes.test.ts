@@ -119,6 +119,16 @@ test('the SSE stream names events, numbers them, resumes after Last-Event-ID and
   assert.equal((await get(s, `/api/runs/${id}/stream`, { 'last-event-id': 'garbage' })).body, all)
 })
 
+test('a reader who saw more than a killed conductor had stored is told the ending all the same', async (t) => {
+  const s = await stage(t)
+  const { runId: id } = await finished(s)
+  const all = (await get(s, `/api/runs/${id}/stream`)).body
+  const ending = `${all.trimEnd().split('\n\n').at(-1)!}\n\n`
+  for (const seen of ['6', '7', '900']) {
+    assert.equal((await get(s, `/api/runs/${id}/stream`, { 'last-event-id': seen })).body, ending, seen)
+  }
+})
+
 test('the raw event log carries the runtime session id, from any seq on', async (t) => {
   const s = await stage(t)
   const { runId: id } = await finished(s)
