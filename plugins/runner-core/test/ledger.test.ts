@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Replay } from '#contracts/replay'
+import type { RunnerSession } from '#contracts/runner'
 import { createLedgers, type Ledger } from '../ledger.ts'
 import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, until } from './fixtures.ts'
 
@@ -96,13 +97,12 @@ test('another run begins an empty ledger, an attempt that was overtaken gets non
 const retrying = { create: { profile: { ...profile('p', ['calculate']), onCrash: 'retry' as const } } }
 
 test('a sidecar that died after a call gets its result again in the next attempt; the tool has one name for the call', async (t) => {
-  let f: Awaited<ReturnType<typeof runnerOf>>
   const script: Script = async function* (envelope, events) {
-    const held = f.sessions.get(envelope.sessionId)!
+    const held: RunnerSession = f.sessions.get(envelope.sessionId)!
     const { content } = await f.sessions.invokeTool(held, 'calculate', { n: 1 }, new AbortController().signal, 'c1')
     if (envelope.attempt === 2) yield events.line({ type: 'result', text: content, finishReason: 'stop' })
   }
-  f = await runnerOf(t, script)
+  const f = await runnerOf(t, script)
   assert.equal(codeOf(await execute(f, retrying)), 'sidecar_lost')
   const lines = await execute(f, { ...retrying, attempt: 2, replay: [], firstSeq: 9 })
   assert.equal(lines.at(-1)!['text'], 'done')
