@@ -1,5 +1,7 @@
+import { STATUS_CODES } from 'node:http'
 import type { Socket } from 'node:net'
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import { issuesOf } from './issues.ts'
 
 export interface AppErrorOptions {
   /** A sentence for people; never the text of an unknown exception. */
@@ -38,19 +40,14 @@ export const appError =
   (options: AppErrorOptions = {}): AppError =>
     new AppError(code, status, { ...(message === undefined ? {} : { message }), ...options })
 
-export const notFound = appError('not_found', 404)
+export const notFound = appError('not_found', 404, 'There is nothing of this name or id.')
 export const forbidden = appError('forbidden', 403, 'Your role does not allow this.')
-export const unauthorized = appError('unauthorized', 401)
+export const unauthorized = appError('unauthorized', 401, 'The request carries no valid credentials.')
 export const conflict = appError('conflict', 409)
 export const unavailable = appError('unavailable', 503)
 
 export const isAppError = (error: unknown): error is AppError =>
   error instanceof Error && error.name === 'AppError' && 'status' in error && 'code' in error
-
-interface Issue {
-  readonly path: string
-  readonly message: string
-}
 
 // Fastify's own failures, by code: what the caller did wrong and what to do about it.
 const known: Readonly<Record<string, { code: string; message: string }>> = {
@@ -66,10 +63,7 @@ const known: Readonly<Record<string, { code: string; message: string }>> = {
 function asAppError(error: FastifyError | AppError): AppError | undefined {
   if (isAppError(error)) return error
   if (error.validation) {
-    const issues: Issue[] = error.validation.map((v) => ({
-      path: `${error.validationContext ?? 'body'}${v.instancePath}${missing(v.params)}`,
-      message: v.message ?? 'is invalid',
-    }))
+    const issues = issuesOf(error.validation, error.validationContext)
     const first = issues[0]
     return new AppError('invalid_request', 400, {
       message: first ? `${first.path} ${first.message}` : 'The request is invalid.',
@@ -82,11 +76,6 @@ function asAppError(error: FastifyError | AppError): AppError | undefined {
     return new AppError('invalid_request', error.statusCode)
   }
   return undefined
-}
-
-const missing = (params: unknown): string => {
-  const name = (params as { missingProperty?: unknown } | undefined)?.missingProperty
-  return typeof name === 'string' ? `/${name}` : ''
 }
 
 /** The body every failure answers with: the contract's `error` string first, then what helps a person. */
@@ -157,7 +146,7 @@ function send(request: FastifyRequest, reply: FastifyReply, error: AppError): vo
     void reply.type('application/problem+json').send(
       JSON.stringify({
         type: 'about:blank',
-        title: error.code,
+        title: STATUS_CODES[error.status] ?? error.code,
         status: error.status,
         detail: error.sentence,
         ...body,

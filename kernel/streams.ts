@@ -114,6 +114,19 @@ export function stream(
   const registry = reply.server.getDecorator<StreamRegistry>(streamRegistryKey)
   const raw = reply.raw
   reply.hijack()
+  const headers = {
+    ...(reply.getHeaders() as Record<string, string>),
+    'content-type': options.contentType,
+    'cache-control': 'no-store',
+    'x-accel-buffering': 'no',
+    ...options.headers,
+  }
+  const status = options.status ?? 200
+  if (request.method === 'HEAD') {
+    // To follow the source to its end, and hold the connection until then, would be to say nothing for a long time.
+    raw.writeHead(status, headers).end()
+    return Promise.resolve()
+  }
   const open: Open = {
     abort: new AbortController(),
     raw,
@@ -129,13 +142,7 @@ export function stream(
   // A client may have left while the handler was still deciding: its 'close' has been and gone.
   if (raw.destroyed) gone()
   else raw.once('close', gone)
-  raw.writeHead(options.status ?? 200, {
-    ...(reply.getHeaders() as Record<string, string>),
-    'content-type': options.contentType,
-    'cache-control': 'no-store',
-    'x-accel-buffering': 'no',
-    ...options.headers,
-  })
+  raw.writeHead(status, headers)
   // With the first bytes where they come at once: a write of its own costs as much as all that is in it.
   const alone = setTimeout(() => raw.flushHeaders(), headersMs)
   const remove = registry.add(open)

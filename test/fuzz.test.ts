@@ -121,7 +121,7 @@ function judge(operation: Operation, status: number, type: string, body: string)
   if (status >= 400) {
     const problem = JSON.parse(body) as Record<string, unknown>
     assert.match(type, /^application\/(problem\+)?json/)
-    const code = type.includes('problem') ? problem['title'] : problem['error']
+    const code = problem['error']
     assert.ok(typeof code === 'string' && code !== '' && code.length < 300, `an error has a code: ${body}`)
     assert.equal(typeof problem['request_id'], 'string', `an error names its request: ${body}`)
     return

@@ -11,7 +11,13 @@ const failing = definePlugin({
   async setup(ctx) {
     ctx.routes('conductor', async (app) => {
       const body = Type.Object(
-        { name: Type.String(), size: Type.Optional(Type.Integer()) },
+        {
+          name: Type.String(),
+          size: Type.Optional(Type.Integer()),
+          mode: Type.Optional(Type.Union([Type.Literal('quick'), Type.Literal('thorough')])),
+          note: Type.Optional(Type.Union([Type.String({ maxLength: 3 }), Type.Null()])),
+          owner: Type.Optional(Type.Union([Type.Object({ id: Type.Integer() }), Type.Null()])),
+        },
         { additionalProperties: false },
       )
       app.get('/known', access('public'), async () => {
@@ -62,7 +68,7 @@ test('Accept: application/problem+json gets RFC 9457 with the same fields', asyn
   assert.equal(typeof id, 'string')
   assert.deepEqual(body, {
     type: 'about:blank',
-    title: 'payment_required',
+    title: 'Payment Required',
     status: 402,
     detail: 'Buy credit first.',
     error: 'payment_required',
@@ -84,6 +90,19 @@ test('a validation error lists every place with its path', async (t) => {
   assert.deepEqual(wrong.json().issues, [{ path: 'body/size', message: 'must be integer' }])
   const params = (await conductor!.inject('/item/abc')).json()
   assert.deepEqual(params.issues, [{ path: 'params/id', message: 'must be integer' }])
+})
+
+test('a validation error says what is wrong in words of the request, once for each place', async (t) => {
+  const { conductor } = (await testKernel(t, [failing])).listeners
+  const issues = async (payload: object): Promise<unknown> =>
+    (await conductor!.inject({ method: 'POST', url: '/thing', payload: { name: 'x', ...payload } })).json().issues
+  assert.deepEqual(await issues({ name: undefined }), [{ path: 'body/name', message: 'is required' }])
+  assert.deepEqual(await issues({ sise: 1 }), [{ path: 'body/sise', message: 'is not a field of this request' }])
+  assert.deepEqual(await issues({ mode: 'slow' }), [{ path: 'body/mode', message: 'must be one of: quick, thorough' }])
+  assert.deepEqual(await issues({ note: 5 }), [{ path: 'body/note', message: 'must be string or must be null' }])
+  assert.deepEqual(await issues({ owner: { id: 'x' } }), [{ path: 'body/owner/id', message: 'must be integer' }])
+  const [long] = (await issues({ ['n'.repeat(10_000)]: 1 })) as { path: string }[]
+  assert.ok(long!.path.length < 200, 'a name is not repeated whatever its length')
 })
 
 test('an unknown exception is `internal` 500, is logged whole, and says nothing to the caller', async (t) => {

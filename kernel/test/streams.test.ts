@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
-import { request as httpRequest, type IncomingMessage } from 'node:http'
+import { Agent, request as httpRequest, type IncomingMessage } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import { access, type Chunk, definePlugin, lastEventId, ndjson, sse, sseFrame, type StreamEnd } from '#kernel'
 import { createStreamRegistry } from '../streams.ts'
@@ -73,6 +73,25 @@ test('headers leave before the first chunk exists', async (t) => {
   assert.equal(reply.statusCode, 200)
   release()
   assert.equal(await text(reply), 'late\n')
+})
+
+test('HEAD of a stream answers its headers at once, never asks the source, and leaves the connection usable', async (t) => {
+  let asked = 0
+  const kernel = await serving(t, async function* (signal) {
+    asked++
+    yield ': begun\n\n'
+    await aborted(signal)
+  })
+  const agent = new Agent({ keepAlive: true, maxSockets: 1 })
+  t.after(() => agent.destroy())
+  for (const path of ['/sse', '/lines', '/since']) {
+    const request = httpRequest(`${kernel.urls['gateway']}${path}`, { agent, method: 'HEAD' }).end()
+    const [reply] = (await once(request, 'response')) as [IncomingMessage]
+    assert.equal(reply.statusCode, 200)
+    assert.equal(await text(reply), '')
+    if (path === '/sse') assert.equal(reply.headers['content-type'], 'text/event-stream')
+  }
+  assert.equal(asked, 0)
 })
 
 test('a slow reader is not written to: the source waits, and memory stays bounded', async (t) => {

@@ -39,7 +39,11 @@ export function createAuthenticate({ tokens, keys, bootstrap }: AuthenticateOpti
   }
 }
 
-const refused = () => unauthorized({ headers: { 'www-authenticate': 'Bearer' } })
+const refused = () =>
+  unauthorized({
+    message: 'Send one valid API key of a tenant: `Authorization: Bearer ao_…`.',
+    headers: { 'www-authenticate': 'Bearer' },
+  })
 
 /** Read from the raw headers, because Node silently keeps the first of two Authorization headers. */
 function bearerOf(rawHeaders: readonly string[]): string | undefined {

@@ -8,7 +8,11 @@ export const invalidKey = (): AppError =>
 export const notPublished = appError('not_published', 404, 'This agent is not published.')
 export const originNotAllowed = appError('origin_not_allowed', 403, 'This agent may not be called from this origin.')
 export const rateLimited = appError('rate_limited', 429, 'This key has used up its requests of the last minute.')
-export const conversationNotFound = appError('conversation_not_found', 404)
+export const conversationNotFound = appError(
+  'conversation_not_found',
+  404,
+  'This agent has no such conversation; leave conversation_id out to begin one.',
+)
 export const conversationBusy = appError(
   'conversation_busy',
   409,

@@ -78,8 +78,6 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
     '/v1/chat/:tenant/:agent/runs/:publicRunId/stream',
     {
       ...access('agent-key'),
-      // HEAD would follow the run to its end to say nothing.
-      exposeHeadRoute: false,
       schema: {
         tags,
         summary: 'Follow a run',

@@ -1,7 +1,8 @@
 import { Type } from '@sinclair/typebox'
+import type { FastifyReply } from 'fastify'
 import { access, type App, failure } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders, PageQuery } from '#contracts/paging'
+import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
 import { VfsLease, WorkerLease } from '#contracts/runner'
 import type { LeaseService } from './service.ts'
 
@@ -23,12 +24,7 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         response: { 200: Type.Array(WorkerLease) },
       },
     },
-    async (request, reply) => {
-      const leases = await service.workers(guard.callerOf(request).tenantId)
-      const { limit, offset = 0 } = request.query
-      void reply.headers(pageHeaders(request.url, request.query, leases.length))
-      return limit === undefined ? leases : leases.slice(offset, offset + limit)
-    },
+    async (request, reply) => pageOf(await service.workers(guard.callerOf(request).tenantId), request, reply),
   )
   app.get(
     '/api/sessions/:id/worker',
@@ -53,10 +49,11 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         tags: ['sessions'],
         summary: 'List VirtualFS leases',
         description: "Of the tenant's sessions, by session id. Empty when no runner has a VirtualFS manager.",
+        querystring: PageQuery,
         response: { 200: Type.Array(VfsLease) },
       },
     },
-    async (request) => service.vfs(guard.callerOf(request).tenantId),
+    async (request, reply) => pageOf(await service.vfs(guard.callerOf(request).tenantId), request, reply),
   )
   app.get(
     '/api/sessions/:id/vfs-lease',
@@ -72,4 +69,10 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
     },
     async (request) => service.vfsOf(guard.callerOf(request).tenantId, request.params.id),
   )
+}
+
+function pageOf<T>(leases: T[], { url, query }: { url: string; query: Page }, reply: FastifyReply): T[] {
+  const { limit, offset = 0 } = query
+  void reply.headers(pageHeaders(url, query, leases.length))
+  return limit === undefined ? leases : leases.slice(offset, offset + limit)
 }

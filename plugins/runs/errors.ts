@@ -1,7 +1,8 @@
 import { AppError, appError } from '#kernel'
 
 /** The name is part of the string that the specification shows. Specification 4.8. */
-export const unknownProfile = (name: string): AppError => new AppError(`unknown_profile: ${name}`, 400)
+export const unknownProfile = (name: string): AppError =>
+  new AppError(`unknown_profile: ${name}`, 400, { message: 'There is no profile of this name; see GET /api/profiles.' })
 export const invalidRunId = appError(
   'invalid run id',
   400,

@@ -105,7 +105,7 @@ test('no key, an unknown key and a malformed header are all the same 401', async
   for (const header of bad) {
     const reply = await get('/member', header)
     assert.equal(reply.statusCode, 401, String(header))
-    assert.deepEqual(Object.keys(reply.json()), ['error', 'request_id'])
+    assert.deepEqual(Object.keys(reply.json()), ['error', 'request_id', 'message'])
     assert.equal(reply.headers['www-authenticate'], 'Bearer')
   }
   // Only what could be a key of ours costs a look-up.

@@ -151,7 +151,7 @@ test("another tenant's key answers exactly like one that does not exist", async 
     const reply = await call('DELETE', `/api/api-keys/${id}`)
     assert.deepEqual(
       [reply.statusCode, reply.json().error, Object.keys(reply.json())],
-      [404, 'not_found', ['error', 'request_id']],
+      [404, 'not_found', ['error', 'request_id', 'message']],
       id,
     )
   }

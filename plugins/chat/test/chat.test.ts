@@ -220,7 +220,8 @@ test('unknown and foreign conversations answer the same 404 conversation_not_fou
     const { request_id: _, ...body } = reply.json()
     bodies.add(JSON.stringify(body))
   }
-  assert.deepEqual([...bodies], ['{"error":"conversation_not_found"}'])
+  assert.equal(bodies.size, 1)
+  assert.match(String([...bodies][0]), /^\{"error":"conversation_not_found"/)
 })
 
 test('a body that is not a chat is refused as invalid_request', async (t) => {

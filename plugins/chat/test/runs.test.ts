@@ -98,7 +98,8 @@ test('unknown and foreign runs answer the same 404 on every route', async (t) =>
       bodies.add(JSON.stringify(body))
     }
   }
-  assert.deepEqual([...bodies], ['{"error":"not_found"}'])
+  assert.equal(bodies.size, 1)
+  assert.match([...bodies][0]!, /^\{"error":"not_found"/)
   assert.deepEqual(dispatch.cancelled, [])
   dispatch.newest().emit(finish('done'))
   await open
@@ -177,7 +178,8 @@ test('a conversation of another agent or tenant answers like one that does not e
     const { request_id: _, ...body } = reply.json()
     bodies.add(JSON.stringify(body))
   }
-  assert.deepEqual([...bodies], ['{"error":"conversation_not_found"}'])
+  assert.equal(bodies.size, 1)
+  assert.match([...bodies][0]!, /^\{"error":"conversation_not_found"/)
 })
 
 test('requests, ends and active watchers are counted', async (t) => {

@@ -115,6 +115,9 @@ test('leases of all runners are merged by session, paged and counted for the ten
     { sessionId: 's1' },
     { sessionId: 's2', allowedMounts: ['data'] },
   ])
+  const second = await call('/api/vfs/leases?limit=1&offset=1')
+  assert.deepEqual(second.json(), [{ sessionId: 's2', allowedMounts: ['data'] }])
+  assert.equal(second.headers['x-total-count'], '2')
 })
 
 test('one lease comes from the runner that has the session; its failure is 502, a foreign session an unknown one', async (t) => {

@@ -86,7 +86,7 @@ test('a malformed pool is 400 with the field that is wrong', async (t) => {
     [{ name: 'p', runners: ['http://runner:7060'] }, 'body/runners/0'],
     [{ name: 'p', runtimes: ['No Such'] }, 'body/runtimes/0'],
     [{ name: 'p', description: 'a\0b' }, 'body/description'],
-    [{ name: 'p', size: 3 }, 'body'],
+    [{ name: 'p', size: 3 }, 'body/size'],
   ] as const) {
     const reply = await call('POST', '/api/pools', body)
     assert.equal(reply.statusCode, 400, JSON.stringify(body))

@@ -145,7 +145,7 @@ test('a malformed profile is 400 with the field that is wrong', async (t) => {
     [{ name: 'p', model: 'no-slash' }, 'body/model'],
     [{ name: 'p', runtime: 'No Such' }, 'body/runtime'],
     [{ name: 'p', limits: { maxSteps: 0 } }, 'body/limits/maxSteps'],
-    [{ name: 'p', surprise: 1 }, 'body'],
+    [{ name: 'p', surprise: 1 }, 'body/surprise'],
   ] as const) {
     const reply = await call('POST', '/api/profiles', body)
     assert.equal(reply.statusCode, 400, JSON.stringify(body))
@@ -172,7 +172,8 @@ test("another tenant's profile answers exactly like one that does not exist", as
       const reply = await call(method, `/api/profiles/${name}`, method === 'PUT' ? {} : undefined)
       answers.push([reply.statusCode, reply.json().error, Object.keys(reply.json())])
     }
-    for (const answer of answers.slice(0, 4)) assert.deepEqual(answer, [404, 'not_found', ['error', 'request_id']])
+    for (const answer of answers.slice(0, 4))
+      assert.deepEqual(answer, [404, 'not_found', ['error', 'request_id', 'message']])
   }
   assert.equal((await call('GET', '/api/profiles/secret', undefined, 'globex')).statusCode, 200)
   assert.deepEqual((await call('GET', '/api/profiles')).json(), [])

@@ -103,7 +103,7 @@ test('a key of another profile or tenant answers exactly like one that does not 
     const reply = await call('DELETE', `/api/profiles/p/keys/${id}`)
     assert.deepEqual(
       [reply.statusCode, reply.json().error, Object.keys(reply.json())],
-      [404, 'not_found', ['error', 'request_id']],
+      [404, 'not_found', ['error', 'request_id', 'message']],
       id,
     )
   }

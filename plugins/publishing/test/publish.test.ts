@@ -67,7 +67,7 @@ test('a value out of bounds, a bad slug or a bad origin is 400 and names the fie
     [{ syncMaxDurationSeconds: 0 }, 'body/syncMaxDurationSeconds'],
     [{ syncMaxDurationSeconds: 601 }, 'body/syncMaxDurationSeconds'],
     [{ exposeToolEvents: 'yes' }, 'body/exposeToolEvents'],
-    [{ visibility: 'public' }, 'body'],
+    [{ visibility: 'public' }, 'body/visibility'],
     ...['', 'Upper', '-a', 'a/b', 'a b', 'ä', 'x'.repeat(64), 'a\n'].map((slug): [object, string] => [
       { slug },
       'body/slug',
