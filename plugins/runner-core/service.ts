@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { newSessionId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
-import type { ExecuteRun, RunnerInfo, RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
+import type { ExecuteRun, RunnerInfo, RunnerService, RunnerSessions } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { Sidecars } from '#contracts/sidecar'
 import type { ToolContext, Toolkit } from '#contracts/tools'
@@ -16,6 +16,7 @@ import {
 } from './errors.ts'
 import { type StartedTurn, startTurn, type Turn } from './execute.ts'
 import { createBroadcastBook } from './broadcast.ts'
+import { createForgetting } from './forgetting.ts'
 import { createLedgers } from './ledger.ts'
 import { createPoolBook } from './pools.ts'
 import { createProfileBook } from './profiles.ts'
@@ -67,12 +68,14 @@ export function createRunner(options: RunnerOptions): Runner {
   let draining = false
   let lastAsked = -Infinity
   /** Best effort: a sidecar forgets idle sessions by itself too. */
-  const forget = (session: RunnerSession): void => {
-    const { runtime } = session.profile
-    const told = (async () => sidecars.forRuntime(runtime).forget(runtime, session.id))()
-    told.catch((err: unknown) => log.warn({ err, sessionId: session.id }, 'a sidecar was not told to forget a session'))
-  }
-  const table = createSessionTable({ ...options.limits, onEvict: forget })
+  const forgetting = createForgetting(async ({ id, profile: { runtime } }) => {
+    try {
+      await sidecars.forRuntime(runtime).forget(runtime, id)
+    } catch (err) {
+      log.warn({ err, sessionId: id }, 'a sidecar was not told to forget a session')
+    }
+  })
+  const table = createSessionTable({ ...options.limits, onEvict: forgetting.begin })
   const create = (tenantId: string, id: string, profile: Profile): Held =>
     table.create(tenantId, id, profile, Object.freeze(toolkit.specs(profile.tools).map((spec) => spec.name)))
 
@@ -117,9 +120,10 @@ export function createRunner(options: RunnerOptions): Runner {
     return turn
   }
 
-  const bring = async (session: Held, bundle: StateBundle): Promise<void> => {
+  const bring = async (session: Held, bundle: StateBundle, told: Promise<void> | undefined): Promise<void> => {
     const { runtime } = session.profile
     try {
+      await told
       await sidecars.forRuntime(runtime).hydrate(runtime, session.id, bundle)
       session.conversation = true
     } catch (error) {
@@ -193,7 +197,7 @@ export function createRunner(options: RunnerOptions): Runner {
       ledgers.drop(session)
       const turn = turns.get(session)
       turn?.end('session_shutdown')
-      void Promise.resolve(turn?.over).then(() => forget(session))
+      void Promise.resolve(turn?.over).then(() => forgetting.begin(session))
     },
     async hydrate(tenantId, id, profile, bundle, replace = false) {
       const present = table.find(tenantId, id)
@@ -206,7 +210,8 @@ export function createRunner(options: RunnerOptions): Runner {
       }
       const session = create(tenantId, id, profile)
       if (bundle?.runtimeSessionId !== undefined) session.runtimeSessionId = bundle.runtimeSessionId
-      const bringing = bundle ? bring(session, bundle) : present ? empty(session) : undefined
+      const told = forgetting.finish(id)
+      const bringing = bundle ? bring(session, bundle, told) : present ? empty(session) : told
       if (!bringing) return
       hydrating.set(session, bringing)
       await bringing.finally(() => hydrating.delete(session))

@@ -61,6 +61,8 @@ export interface Fixture {
   readonly envelopes: RunEnvelope[]
   readonly signals: AbortSignal[]
   readonly forgotten: string[]
+  /** What a sidecar waits for before it forgets. */
+  readonly pace: { forget?: Promise<unknown> }
   readonly hydrated: string[]
   readonly states: Map<string, StateBundle>
   readonly invoked: { name: string; context: ToolContext }[]
@@ -72,6 +74,7 @@ export async function runnerOf(t: TestContext, script: Script, config: object = 
   const envelopes: RunEnvelope[] = []
   const signals: AbortSignal[] = []
   const forgotten: string[] = []
+  const pace: Fixture['pace'] = {}
   const hydrated: string[] = []
   const states = new Map<string, StateBundle>()
   const invoked: Fixture['invoked'] = []
@@ -89,7 +92,10 @@ export async function runnerOf(t: TestContext, script: Script, config: object = 
       await turn()
       hydrated.push(id)
     },
-    forget: async (_runtime, id) => void forgotten.push(id),
+    async forget(_runtime, id) {
+      await pace.forget
+      forgotten.push(id)
+    },
   }
   const names = ['calculate', 'current_time']
   const spec = (name: string) => ({ name, description: name, inputSchema: { type: 'object' } })
@@ -124,6 +130,7 @@ export async function runnerOf(t: TestContext, script: Script, config: object = 
     envelopes,
     signals,
     forgotten,
+    pace,
     hydrated,
     states,
     invoked,
