@@ -107,7 +107,7 @@ for (const form of forms) {
     })
 
     await t.test('health, readiness, metrics and the OpenAPI document answer without a key', async () => {
-      for (const base of [cluster.gatewayUrl, cluster.conductorUrl]) {
+      for (const base of [cluster.gatewayUrl, cluster.conductorUrl, cluster.internalUrl, cluster.runnerUrl]) {
         const health = await fetch(`${base}/healthz`)
         assert.deepEqual([health.status, await health.text()], [200, 'ok'])
         assert.equal((await fetch(`${base}/readyz`)).status, 200)
