@@ -57,6 +57,7 @@ const known: Readonly<Record<string, { code: string; message: string }>> = {
   },
   FST_ERR_CTP_INVALID_MEDIA_TYPE: { code: 'unsupported_media_type', message: 'Send the body as application/json.' },
   FST_ERR_CTP_INVALID_JSON_BODY: { code: 'invalid_request', message: 'The body is not valid JSON.' },
+  FST_ERR_BAD_URL: { code: 'invalid_request', message: 'The path is not valid percent-encoding.' },
   FST_ERR_CTP_INVALID_CONTENT_LENGTH: { code: 'invalid_request', message: 'Content-Length does not match the body.' },
 }
 

@@ -131,5 +131,6 @@ test('a URL that is not valid percent-encoding is 400 in the same shape', async 
   const reply = await conductor!.inject('/item/%zz')
   assert.equal(reply.statusCode, 400)
   assert.equal(reply.json().error, 'invalid_request')
+  assert.match(reply.json().message, /percent-encoding/)
   assert.equal(typeof reply.json().request_id, 'string')
 })
