@@ -91,7 +91,9 @@ test('contracts do no I/O: they import only what computes', async () => {
 })
 
 test('process.env is read in kernel/config*.ts alone', async () => {
-  const files = await sources('{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange,outbound}/**/*.ts')
+  const files = await sources(
+    '{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange,outbound}/**/*.ts',
+  )
   const found: string[] = []
   for (const file of files) {
     if (/^kernel\/config[^/]*\.ts$/.test(file) || isTest(file) || file.startsWith('kernel/testing/')) continue
