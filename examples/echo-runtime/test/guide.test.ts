@@ -41,7 +41,8 @@ try {
     'echo',
     async (t) => {
       const options = { listen: true, listeners: ['sidecar'] }
-      const { urls } = await testKernel(t, [plugin, runHost.default], options)
+      const host = { name: 'run-host', plugin: runHost.default, config: { drain: '0s' } }
+      const { urls } = await testKernel(t, [plugin, host], options)
       assert.equal((await sidecarAt(urls['sidecar']!).health()).runtime, 'all')
       return urls['sidecar']!
     },

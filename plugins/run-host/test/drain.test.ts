@@ -14,7 +14,7 @@ const keeping = (over: Partial<Runtime> = {}): Partial<Runtime> => ({
 const answering = (over?: Partial<Runtime>): Runtime => scripted(() => [says('hi'), result('hi')], keeping(over))
 
 test('a stopping sidecar waits until its runner has fetched every conversation that changed', async (t) => {
-  const { kernel, link } = await hostOf(t, { general: answering() })
+  const { kernel, link } = await hostOf(t, { general: answering() }, { drain: '10s' })
   await link.health()
   const sessions = ['sess-00000000-00000001', 'sess-00000000-00000002', 'sess-00000000-00000003']
   for (const sessionId of sessions) await collectRun(link, testEnvelope({ sessionId }))
@@ -56,7 +56,7 @@ test('a stopping sidecar lets its runs end, and interrupts what outlasts its tim
     await (prompt === 'soon' ? new Promise<void>((resolve) => (finish = resolve)) : aborted(signal))
     yield result('done')
   }, keeping())
-  const first = await hostOf(t, { general: runtime })
+  const first = await hostOf(t, { general: runtime }, { drain: '10s' })
   const run = collectRun(first.link, testEnvelope({ prompt: 'soon' }))
   await sleep(20)
   const over = first.kernel.stop()
@@ -72,10 +72,10 @@ test('a stopping sidecar lets its runs end, and interrupts what outlasts its tim
 })
 
 test('a sidecar without a runner waits for nobody, and so does one whose runtime keeps nothing', async (t) => {
-  const alone = await hostOf(t, { general: answering() })
+  const alone = await hostOf(t, { general: answering() }, { drain: '10s' })
   await collectRun(alone.link, testEnvelope())
   await alone.kernel.stop()
-  const forgetful = await hostOf(t, { general: scripted(() => [result('hi')]) })
+  const forgetful = await hostOf(t, { general: scripted(() => [result('hi')]) }, { drain: '10s' })
   await forgetful.link.health()
   await collectRun(forgetful.link, testEnvelope())
   await forgetful.kernel.stop()

@@ -16,6 +16,7 @@ export interface Host {
 export interface HostOptions {
   readonly mode?: string
   readonly listen?: boolean
+  /** No waiting for runners that are not there, unless the test is about it. */
   readonly drain?: string
 }
 
@@ -23,7 +24,7 @@ export interface HostOptions {
 export async function hostOf(
   t: Pick<TestContext, 'after'>,
   runtimes: Record<string, Runtime>,
-  { mode = 'all', listen = false, drain = '10s' }: HostOptions = {},
+  { mode = 'all', listen = false, drain = '0s' }: HostOptions = {},
 ): Promise<Host> {
   let link: SidecarLink | undefined
   let metrics: Registry | undefined

@@ -38,7 +38,7 @@ const hangIn = (sessionId: string): Script =>
   }
 
 test('a session is unsaved from the end of a run until it is exported, and never while a run is under way', async (t) => {
-  const f = await runnerOf(t, hangIn(other))
+  const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   f.states.set(first, bundle)
   assert.deepEqual(await f.core.unsaved(), [])
   await execute(f)
@@ -56,7 +56,7 @@ test('a session is unsaved from the end of a run until it is exported, and never
 })
 
 test('an export that a run overtook leaves the session unsaved', async (t) => {
-  const f = await runnerOf(t, answer)
+  const f = await runnerOf(t, answer, { drain: '15s' })
   f.states.set(first, bundle)
   await execute(f)
   // The sidecar is asked, a run begins and ends, and only then the export is given out.
@@ -67,7 +67,7 @@ test('an export that a run overtook leaves the session unsaved', async (t) => {
 })
 
 test('a stopping runner takes no new session, lets runs end, and waits until every changed conversation was fetched', async (t) => {
-  const f = await runnerOf(t, hangIn(other))
+  const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   f.states.set(first, bundle)
   await execute(f)
   const stop = new AbortController()
@@ -96,7 +96,7 @@ test('a stopping runner takes no new session, lets runs end, and waits until eve
 })
 
 test('once a conversation was fetched and stored, its next run is for another runner', async (t) => {
-  const f = await runnerOf(t, hangIn(other))
+  const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   f.states.set(first, bundle)
   await execute(f)
   await f.core.exportState('acme', first)
@@ -127,7 +127,7 @@ test('once a conversation was fetched and stored, its next run is for another ru
 })
 
 test('a runner that no conductor asks for waits for none, and waits for nobody beyond its time', async (t) => {
-  const alone = await runnerOf(t, answer)
+  const alone = await runnerOf(t, answer, { drain: '15s' })
   await execute(alone)
   await alone.stop()
   const asked = await runnerOf(t, hang, { drain: '100ms' })
@@ -139,7 +139,7 @@ test('a runner that no conductor asks for waits for none, and waits for nobody b
 })
 
 test('an old copy is replaced by the newest conversation, or by an empty one; a run under way is not', async (t) => {
-  const f = await runnerOf(t, hangIn(other))
+  const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   await execute(f)
   await f.core.hydrate('acme', first, profile(), bundle)
   assert.deepEqual(f.hydrated, [], 'nothing happens to a session that is here')

@@ -112,7 +112,7 @@ export async function runnerOf(t: TestContext, script: Script, config: object = 
     },
   })
   const kernel = await testKernel(t, [
-    { name: 'runner-core', plugin: runnerCore, config: { baseUrl: 'http://runner.test:7060', ...config } },
+    { name: 'runner-core', plugin: runnerCore, config: { baseUrl: 'http://runner.test:7060', drain: '0s', ...config } },
     fake(Sidecars, { forRuntime: () => sidecar, runtimes: async () => ['general'], slots: () => [] }),
     fake(Toolkit, {
       specs: (wanted) => names.filter((name) => !wanted || wanted.includes(name)).map(spec),
