@@ -2,6 +2,7 @@
 export { idempotencyPlugin } from './idempotency.ts'
 export { fake, testKernel, type TestKernel } from './kernel.ts'
 export { databasePlugin, freshDatabase } from './database.ts'
+export { testProfile } from './profile.ts'
 export { runStorePlugin } from './run-store.ts'
 export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'

@@ -5,25 +5,12 @@ import type { Profile } from '#contracts/profiles'
 import { createEventEncoder, parseLine } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore, StartOutcome } from '#contracts/run-store'
 import type { LogChunk, RunStatus } from '#contracts/runs'
+import { testProfile } from './profile.ts'
 
 /** A store with the tenants `acme` and `globex`; called once per test. */
 export type OpenStore = (t: TestContext) => Promise<RunStore>
 
-export const profile = (name = 'writer'): Profile => ({
-  name,
-  id: `prof_${name}`,
-  runtime: 'general',
-  model: 'builtin/demo',
-  instructions: '',
-  tools: [],
-  skills: [],
-  mcpServers: [],
-  workerMode: 'static',
-  limits: {},
-  metadata: {},
-  createdAt: '2026-01-01T00:00:00.000Z',
-  updatedAt: '2026-01-01T00:00:00.000Z',
-})
+export const profile = (name = 'writer'): Profile => testProfile(name)
 
 export const unique = (kind: string): string => `${kind}-${randomBytes(6).toString('hex')}`
 

@@ -9,22 +9,7 @@ import { isTerminalType, parseLine, type RunEvent, RuntimeEvent } from '#contrac
 import { type Runtime, Runtimes } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import { testKernel } from './kernel.ts'
-
-const profile: Profile = {
-  name: 'test',
-  id: 'test',
-  runtime: 'general',
-  model: 'builtin/demo',
-  instructions: '',
-  tools: [],
-  skills: [],
-  mcpServers: [],
-  workerMode: 'static',
-  limits: {},
-  metadata: {},
-  createdAt: '2026-01-01T00:00:00.000Z',
-  updatedAt: '2026-01-01T00:00:00.000Z',
-}
+import { testProfile } from './profile.ts'
 
 export type EnvelopeFields = Partial<Omit<RunEnvelope, 'profile'>> & { readonly profile?: Partial<Profile> }
 
@@ -38,7 +23,7 @@ export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
     firstSeq: 1,
     timeoutMs: 30_000,
     ...fields,
-    profile: { ...profile, ...fields.profile },
+    profile: testProfile('test', { id: 'test', ...fields.profile }),
   }
 }
 

@@ -8,7 +8,7 @@ import { type ExecuteRun, RunnerCore, type RunnerService, RunnerSessions } from 
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { type ToolContext, Toolkit } from '#contracts/tools'
-import { fake, testKernel } from '#testing'
+import { fake, testKernel, testProfile } from '#testing'
 import runnerCore from '../index.ts'
 
 export type Script = (
@@ -17,21 +17,7 @@ export type Script = (
   signal: AbortSignal,
 ) => AsyncIterable<string | Buffer>
 
-export const profile = (name = 'p', tools: string[] = []): Profile => ({
-  name,
-  id: `prof_${name}`,
-  runtime: 'general',
-  model: 'builtin/demo',
-  instructions: '',
-  tools,
-  skills: [],
-  mcpServers: [],
-  workerMode: 'static',
-  limits: {},
-  metadata: {},
-  createdAt: '2026-01-01T00:00:00.000Z',
-  updatedAt: '2026-01-01T00:00:00.000Z',
-})
+export const profile = (name = 'p', tools: string[] = []): Profile => testProfile(name, { tools })
 
 export const run = (over: Partial<ExecuteRun> = {}): ExecuteRun => ({
   runId: 'r1',

@@ -14,25 +14,11 @@ import {
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { Toolkit, type ToolSpec } from '#contracts/tools'
-import { fake, testKernel } from '#testing'
+import { fake, testKernel, testProfile } from '#testing'
 import runnerWire from '../index.ts'
 
-export const profile = (name = 'p', over: Partial<Profile> = {}): Profile => ({
-  name,
-  id: `prof_${name}`,
-  runtime: 'general',
-  model: 'builtin/demo',
-  instructions: '',
-  tools: ['calculate'],
-  skills: [],
-  mcpServers: [],
-  workerMode: 'static',
-  limits: { maxSteps: 3 },
-  metadata: { team: 'blue' },
-  createdAt: '2026-01-01T00:00:00.000Z',
-  updatedAt: '2026-01-01T00:00:00.000Z',
-  ...over,
-})
+export const profile = (name = 'p', over: Partial<Profile> = {}): Profile =>
+  testProfile(name, { tools: ['calculate'], limits: { maxSteps: 3 }, metadata: { team: 'blue' }, ...over })
 
 export const topology: RunnerTopology = {
   process: { allocBytes: 1, sysBytes: 2, heapInuseBytes: 3, numGoroutine: null, numCPU: 4, uptimeSeconds: 5 },

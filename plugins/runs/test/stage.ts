@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { AppError, definePlugin, type Entry, type Plugin } from '#kernel'
-import { fake, runStorePlugin, testKernel, type TestKernel } from '#testing'
+import { fake, runStorePlugin, testKernel, type TestKernel, testProfile } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
 import { type Profile, Profiles } from '#contracts/profiles'
@@ -16,21 +16,7 @@ import runs from '../index.ts'
 /** What the fake runner does with a run: yields events, or raw bytes where a test needs them wrong. */
 export type Script = (run: ExecuteRun, signal: AbortSignal) => AsyncIterable<RuntimeEvent | Buffer>
 
-export const profileNamed = (name: string, limits: Profile['limits'] = {}): Profile => ({
-  name,
-  id: `prof_${name}`,
-  runtime: 'general',
-  model: 'builtin/demo',
-  instructions: '',
-  tools: [],
-  skills: [],
-  mcpServers: [],
-  workerMode: 'static',
-  limits,
-  metadata: {},
-  createdAt: '2026-01-01T00:00:00.000Z',
-  updatedAt: '2026-01-01T00:00:00.000Z',
-})
+export const profileNamed = (name: string, limits: Profile['limits'] = {}): Profile => testProfile(name, { limits })
 
 export const text = (words: string): RuntimeEvent => ({ type: 'assistant', text: words, delta: true })
 export const result = (words: string): RuntimeEvent => ({ type: 'result', text: words, finishReason: 'stop' })

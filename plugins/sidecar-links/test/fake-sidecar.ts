@@ -3,6 +3,7 @@ import { createServer, type Server } from 'node:http'
 import { type AddressInfo, type Socket } from 'node:net'
 import type { TestContext } from 'node:test'
 import { AppError, isAppError } from '#kernel'
+import { testProfile } from '#testing'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder } from '#contracts/run-event'
 import type { StateBundle } from '#contracts/runtime'
@@ -132,21 +133,7 @@ export const envelope = (runId: string, prompt: string): RunEnvelope => ({
   runId,
   sessionId: 'sess-00000000-00000000',
   tenantId: 'acme',
-  profile: {
-    name: 'p',
-    id: 'prof_1',
-    runtime: 'general',
-    model: 'builtin/demo',
-    instructions: '',
-    tools: [],
-    skills: [],
-    mcpServers: [],
-    workerMode: 'static',
-    limits: {},
-    metadata: {},
-    createdAt: '2026-01-01T00:00:00.000Z',
-    updatedAt: '2026-01-01T00:00:00.000Z',
-  },
+  profile: testProfile('p'),
   prompt,
   firstSeq: 2,
   timeoutMs: 60_000,
