@@ -11,15 +11,21 @@ import { type PostgresServer, startPostgres } from '#embedded-postgres'
 
 const settings = { fsync: 'off' }
 
+// Hooks run in the order they were registered: a directory is removed by the hook that has stopped its servers first.
+const started: { readonly dataDir: string; readonly server: PostgresServer }[] = []
+
 async function directory(t: TestContext): Promise<string> {
   const path = await mkdtemp(join(tmpdir(), 'ao-embedded-'))
-  t.after(() => rm(path, { recursive: true }))
+  t.after(async () => {
+    for (const { dataDir, server } of started) if (dataDir.startsWith(path)) await server.stop()
+    await rm(path, { recursive: true, maxRetries: 10 })
+  })
   return join(path, 'postgres')
 }
 
-async function start(t: TestContext, dataDir: string): Promise<PostgresServer> {
-  const server = await startPostgres({ dataDir, settings })
-  t.after(() => server.stop())
+async function start(dataDir: string, more: Readonly<Record<string, string>> = settings): Promise<PostgresServer> {
+  const server = await startPostgres({ dataDir, settings: more })
+  started.push({ dataDir, server })
   return server
 }
 
@@ -63,20 +69,19 @@ async function parent(t: TestContext, dataDir: string): Promise<ChildProcess> {
 
 test('the first start makes a database whose role is no superuser, the second finds what the first kept', async (t) => {
   const dataDir = await directory(t)
-  const first = await start(t, dataDir)
+  const first = await start(dataDir)
   assert.deepEqual(
     await query(first.dsn(), 'SELECT rolname, rolsuper, rolbypassrls FROM pg_roles WHERE rolname = current_user'),
     [{ rolname: 'agent_orc', rolsuper: false, rolbypassrls: false }],
   )
   await query(first.dsn(), `CREATE TABLE kept AS SELECT 'Élan' AS text`)
   await first.stop()
-  const second = await start(t, dataDir)
+  const second = await start(dataDir)
   assert.deepEqual(await query(second.dsn(), 'SELECT lower(text) AS text FROM kept'), [{ text: 'élan' }])
 })
 
 test('writes survive a crash and nobody connects but through the socket, unless the settings say otherwise', async (t) => {
-  const server = await startPostgres({ dataDir: await directory(t) })
-  t.after(() => server.stop())
+  const server = await start(await directory(t), {})
   const names = ['fsync', 'synchronous_commit', 'full_page_writes', 'listen_addresses']
   const values = names.map((name) => `current_setting('${name}') AS ${name}`)
   assert.deepEqual(await query(server.dsn(), `SELECT ${values.join()}`), [
@@ -86,7 +91,7 @@ test('writes survive a crash and nobody connects but through the socket, unless 
 
 test('stopping ends sessions and the server, and leaves no lock', async (t) => {
   const dataDir = await directory(t)
-  const server = await start(t, dataDir)
+  const server = await start(dataDir)
   const client = new pg.Client({ connectionString: server.dsn() })
   client.on('error', () => {})
   await client.connect()
@@ -102,14 +107,14 @@ test('no PostgreSQL outlives a parent that was killed, and the next start takes 
   const pid = await serverPid(dataDir)
   assert.equal(runs(pid), true)
   child.kill('SIGKILL')
-  const next = await start(t, dataDir)
+  const next = await start(dataDir)
   assert.deepEqual(await query(next.dsn(), 'SELECT 1 AS one'), [{ one: 1 }])
   await until(() => !runs(pid))
 })
 
 test('a directory in use is refused with the pid', async (t) => {
   const dataDir = await directory(t)
-  await start(t, dataDir)
+  await start(dataDir)
   await assert.rejects(startPostgres({ dataDir }), {
     message: `${dataDir} is in use by another PostgreSQL (pid ${await serverPid(dataDir)}): stop it, or name another data directory.`,
   })
@@ -117,17 +122,17 @@ test('a directory in use is refused with the pid', async (t) => {
 
 test('a lock left behind does not block, even when its pid now belongs to another program', async (t) => {
   const dataDir = await directory(t)
-  const server = await start(t, dataDir)
+  const server = await start(dataDir)
   const lock = await readFile(join(dataDir, 'postmaster.pid'), 'utf8')
   await server.stop()
   await writeFile(join(dataDir, 'postmaster.pid'), lock.replace(/^\d+/, String(process.pid)))
-  const next = await start(t, dataDir)
+  const next = await start(dataDir)
   assert.deepEqual(await query(next.dsn(), 'SELECT 1 AS one'), [{ one: 1 }])
 })
 
 test('a data directory with a long path still gets a socket', async (t) => {
   const dataDir = join(await directory(t), 'x'.repeat(120))
-  const server = await start(t, dataDir)
+  const server = await start(dataDir)
   assert.deepEqual(await query(server.dsn(), 'SELECT 1 AS one'), [{ one: 1 }])
   const socket = new URL(server.dsn()).searchParams.get('host')!
   assert.ok(Buffer.byteLength(socket) < 80)
