@@ -4,7 +4,8 @@ import Fastify from 'fastify'
 import { Pool } from 'undici'
 import { announce } from './processes.ts'
 
-const upstream = new Pool(process.argv[2] ?? '', { connections: 4096, bodyTimeout: 0 })
+// No bound on connections: each open stream holds one.
+const upstream = new Pool(process.argv[2] ?? '', { connections: null, bodyTimeout: 0 })
 const app = Fastify({ logger: false })
 app.removeAllContentTypeParsers()
 app.addContentTypeParser('*', { parseAs: 'buffer' }, (_request, body, done) => done(null, body))

@@ -56,7 +56,7 @@ export function readOptions(args: readonly string[]): Options {
     rate: number(values.rate, 50),
     runsMs: (number(values.seconds, quick ? 10 : 60) * 1000) / rounds,
     streams: values.streams?.split(',').map((text) => number(text, 0)) ?? (quick ? [500] : [1_000, 5_000]),
-    openPerSecond: 125,
+    openPerSecond: 60,
     openMs: quick ? 6_000 : 20_000,
     chatsMs: quick ? 2_000 : 5_000,
   }
