@@ -1,6 +1,5 @@
-import { linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
-import { createEventEncoder, parseLine, peekType } from '#contracts/run-event'
+import { createEventEncoder } from '#contracts/run-event'
 import type { JournaledRun } from '#contracts/run-journal'
 import {
   type Claim,
@@ -12,37 +11,13 @@ import {
   sessionShutDown,
   type StartRun,
 } from '#contracts/run-store'
-import { isTerminal, type LogChunk, type RunSummary, type SubTask, type TerminalRunStatus } from '#contracts/runs'
-import type { StateBundle } from '#contracts/runtime'
-import type { Session } from '#contracts/sessions'
+import { isTerminal, type SubTask, type TerminalRunStatus } from '#contracts/runs'
 import { createQueues } from './queues.ts'
-
-interface StoredRun {
-  summary: RunSummary
-  readonly tenantId: string
-  epoch: number
-  /** 0 until the run is claimed. */
-  ordinal: number
-  readonly log: LogChunk[]
-}
-
-interface StoredSession {
-  dto: Session
-  readonly profile: Profile
-  claimRun: string | undefined
-  epoch: number
-  runtimeSessionId: string | undefined
-  stateRev: number
-  runner: string | undefined
-  state: StateBundle | undefined
-}
+import { createReads } from './reads.ts'
+import { keyOf, said, type StoredRun, type StoredSession } from './stored.ts'
 
 /** Finished runs, and sessions at rest, kept per process; the oldest give way. */
 const kept = 10_000
-/** About what one read of a log returns. */
-const readBytes = 1024 * 1024
-
-const keyOf = (tenantId: string, id: string): string => `${tenantId}\n${id}`
 const now = (): string => new Date().toISOString()
 
 export interface MemoryRunStore {
@@ -282,63 +257,10 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       endAs(run, status, reason)
       return true
     },
-    async findRun(tenantId, runId) {
-      return runOf(tenantId, runId)?.summary
-    },
-    async listRuns(tenantId, filter) {
-      const matching = [...started.values()]
-        .filter(
-          (run) =>
-            run.tenantId === tenantId &&
-            (filter.profile === undefined || run.summary.subTask.profile === filter.profile) &&
-            (filter.sessionId === undefined || run.summary.sessionId === filter.sessionId) &&
-            (filter.status === undefined || run.summary.status === filter.status) &&
-            (filter.from === undefined || Date.parse(run.summary.startedAt) >= Date.parse(filter.from)) &&
-            (filter.to === undefined || Date.parse(run.summary.startedAt) < Date.parse(filter.to)),
-        )
-        .map((run) => run.summary)
-        .toReversed()
-      const from = filter.offset ?? 0
-      return { runs: matching.slice(from, from + (filter.limit ?? matching.length)), total: matching.length }
-    },
-    async readLog(tenantId, runId, afterSeq) {
-      const run = runOf(tenantId, runId)
-      if (!run) return undefined
-      const chunks: LogChunk[] = []
-      let bytes = 0
-      for (const chunk of run.log) {
-        if (chunk.firstSeq + chunk.count <= afterSeq + 1) continue
-        if (bytes >= readBytes) break
-        bytes += chunk.lines.length
-        chunks.push(chunk)
-      }
-      return { chunks, status: run.summary.status }
-    },
-    async runsOfSession(tenantId, sessionId, ordinal) {
-      const session = sessions.get(keyOf(tenantId, sessionId))
-      if (!session) return undefined
-      const runs = [...started.values()]
-        .filter((run) => run.tenantId === tenantId && run.summary.sessionId === sessionId && run.ordinal > ordinal)
-        .map((run) => ({ runId: run.summary.runId, ordinal: run.ordinal }))
-        .sort((a, b) => a.ordinal - b.ordinal)
-      return { runs: runs.slice(0, 100), status: session.dto.status }
-    },
+    ...createReads({ started, sessions, runOf }),
     async findSession(tenantId, sessionId) {
       const session = sessions.get(keyOf(tenantId, sessionId))
       return session && durable(session)
-    },
-    async getSession(tenantId, sessionId) {
-      return sessions.get(keyOf(tenantId, sessionId))?.dto
-    },
-    async listSessions(tenantId, filter) {
-      const q = filter.q?.toLowerCase() ?? ''
-      const matching = [...sessions]
-        .filter(([key, { dto }]) => key === keyOf(tenantId, dto.id) && dto.status !== 'shutdown')
-        .map(([, { dto }]) => dto)
-        .filter((dto) => dto.id.toLowerCase().includes(q) || dto.profile.toLowerCase().includes(q))
-        .sort((a, b) => (a.createdAt === b.createdAt ? (a.id < b.id ? 1 : -1) : a.createdAt < b.createdAt ? 1 : -1))
-      const from = filter.offset ?? 0
-      return { sessions: matching.slice(from, from + (filter.limit ?? matching.length)), total: matching.length }
     },
     async shutdownSession(tenantId, sessionId) {
       const session = sessions.get(keyOf(tenantId, sessionId))
@@ -380,15 +302,4 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       end(running.get(keyOf(tenantId, runId))!, { status, sessionStatus, tail: log, ...rest, ...said(log) }, finishedAt)
     },
   }
-}
-
-/** The answer and the vendor's handle, from the events that carry them. */
-function said(log: LogChunk | undefined): { result?: string; runtimeSessionId?: string } {
-  const found: { result?: string; runtimeSessionId?: string } = {}
-  for (const line of log ? linesOf(log.lines) : []) {
-    const type = peekType(line)
-    if (type === 'result') found.result = String(parseLine(line)?.['text'])
-    else if (type === 'session_init') found.runtimeSessionId = String(parseLine(line)?.['runtimeSessionId'])
-  }
-  return found
 }
