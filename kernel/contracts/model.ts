@@ -1,7 +1,8 @@
 import type { LanguageModelV4 } from '@ai-sdk/provider'
 import type { Static, TObject } from '@sinclair/typebox'
-import { definePlugin, type Plugin, slot } from '#kernel'
+import { type Capability, definePlugin, maybe, type Plugin, slot } from '#kernel'
 import { createModelConnections, type ModelFetch } from './model-fetch.ts'
+import { ModelEgress } from './workers.ts'
 
 /**
  * A source of language models. The model contract is the AI SDK's provider specification v4, so every provider package
@@ -19,6 +20,8 @@ export const Models = slot<ModelProvider>('sidecar.models')
 export interface ModelProviderContext {
   /** Keep-alive connections to model servers, closed when the role stops: pass it to the provider package. */
   readonly fetch: ModelFetch
+  /** Set in a sandbox worker: calls go to this address with this fetch, and the runner adds the key. */
+  readonly egress: { readonly baseUrl: string; readonly fetch: ModelFetch } | undefined
   onStop(fn: () => Promise<void>): void
 }
 
@@ -28,15 +31,18 @@ export function defineModelProvider<C extends TObject>(spec: {
   /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
   create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
 }): Plugin {
-  return definePlugin<TObject, Record<never, never>, { models: typeof Models }>({
+  return definePlugin<TObject, { egress: Capability<ModelEgress, 'maybe'> }, { models: typeof Models }>({
     name: `model-${spec.name}`,
     ...(spec.config ? { config: spec.config } : {}),
+    requires: { egress: maybe(ModelEgress) },
     provides: { models: Models },
     async setup(ctx) {
+      const { egress } = ctx.deps
       const connections = createModelConnections()
       ctx.onStop(connections.close)
       const provider = await spec.create(ctx.config as Static<C>, {
         fetch: connections.fetch,
+        egress: egress && { baseUrl: egress.baseUrl(spec.name), fetch: egress.fetch },
         onStop: (fn) => ctx.onStop(fn),
       })
       return { models: provider ? { [spec.name]: provider } : {} }

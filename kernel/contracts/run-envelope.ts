@@ -1,5 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { McpServer } from './mcp-servers.ts'
 import { Profile } from './profiles.ts'
+import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 
 /** What a sidecar gets to execute one run: the body of `POST /run`. Specification 4.23. */
@@ -26,6 +28,11 @@ export const RunEnvelope = Type.Object(
     firstSeq: Type.Integer({ minimum: 1 }),
     /** Milliseconds left for the run when the envelope was sent: durations survive clocks that disagree. */
     timeoutMs: Type.Integer({ minimum: 1 }),
+    /** The external MCP servers of the profile. */
+    mcpServers: Type.Optional(Type.Array(McpServer)),
+    /** How many delegations led here; 0 unless given. */
+    depth: Type.Optional(Type.Integer({ minimum: 0 })),
+    ...promptFields,
     ...attemptFields,
   },
   { additionalProperties: true },

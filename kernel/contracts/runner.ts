@@ -1,7 +1,9 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
+import { McpServer } from './mcp-servers.ts'
 import { Profile } from './profiles.ts'
+import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 import type { StateBundle } from './runtime.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
@@ -18,6 +20,9 @@ export const ExecuteRun = Type.Object(
     runtimeSessionId: Type.Optional(Type.String()),
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
+    mcpServers: Type.Optional(Type.Array(McpServer)),
+    depth: Type.Optional(Type.Integer({ minimum: 0 })),
+    ...promptFields,
     ...attemptFields,
   },
   { additionalProperties: true },

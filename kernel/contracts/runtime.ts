@@ -1,9 +1,10 @@
 import type { Static, TObject } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { definePlugin, type Plugin, slot } from '#kernel'
+import { type Capability, definePlugin, maybe, type Plugin, slot } from '#kernel'
 import { type ModelProvider, Models } from './model.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { RuntimeEvent } from './run-event.ts'
+import { ModelEgress } from './workers.ts'
 
 /** An opaque copy of a session's conversation, enough to go on with it on another host. */
 export interface StateBundle {
@@ -44,6 +45,8 @@ export interface RuntimeContext<C> {
   readonly config: C
   /** The role's model providers, by the name before the slash of a profile's `model`. */
   readonly models: ReadonlyMap<string, ModelProvider>
+  /** Set in a sandbox worker: the way to model servers, which has the keys. */
+  readonly egress: ModelEgress | undefined
   readonly log: FastifyBaseLogger
   onStop(fn: () => Promise<void>): void
 }
@@ -54,15 +57,20 @@ export function defineRuntime<C extends TObject>(spec: {
   readonly config?: C
   create(ctx: RuntimeContext<Static<C>>): Promise<Runtime>
 }): Plugin {
-  return definePlugin<TObject, { models: typeof Models }, { runtimes: typeof Runtimes }>({
+  return definePlugin<
+    TObject,
+    { models: typeof Models; egress: Capability<ModelEgress, 'maybe'> },
+    { runtimes: typeof Runtimes }
+  >({
     name: `runtime-${spec.name}`,
     ...(spec.config ? { config: spec.config } : {}),
-    requires: { models: Models },
+    requires: { models: Models, egress: maybe(ModelEgress) },
     provides: { runtimes: Runtimes },
     async setup(ctx) {
       const runtime = await spec.create({
         config: ctx.config as Static<C>,
         models: ctx.deps.models,
+        egress: ctx.deps.egress,
         log: ctx.log,
         onStop: (fn) => ctx.onStop(fn),
       })

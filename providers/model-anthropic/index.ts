@@ -16,13 +16,13 @@ export default defineModelProvider({
       }),
     ),
   }),
-  async create({ apiKey, baseUrl }, { fetch }) {
-    if (!apiKey && !baseUrl) return undefined
+  async create({ apiKey, baseUrl }, { fetch, egress }) {
+    if (!apiKey && !baseUrl && !egress) return undefined
     const provider = createAnthropic({
-      baseURL: versioned(baseUrl || 'https://api.anthropic.com'),
+      baseURL: egress?.baseUrl ?? versioned(baseUrl || 'https://api.anthropic.com'),
       // Without one the package would look into the environment, which belongs to the role file alone.
       apiKey: apiKey || 'none',
-      fetch,
+      fetch: egress?.fetch ?? fetch,
     })
     return { contract: 'model/1', model: (modelId) => provider(modelId) }
   },

@@ -17,12 +17,12 @@ export default defineModelProvider({
       }),
     ),
   }),
-  async create({ apiKey, baseUrl }, { fetch }) {
-    if (!apiKey && !baseUrl) return undefined
-    const tap = createTextTap(fetch)
+  async create({ apiKey, baseUrl }, { fetch, egress }) {
+    if (!apiKey && !baseUrl && !egress) return undefined
+    const tap = createTextTap(egress?.fetch ?? fetch)
     const provider = createOpenAICompatible({
       name: 'openai',
-      baseURL: baseUrl || 'https://api.openai.com/v1',
+      baseURL: egress?.baseUrl ?? (baseUrl || 'https://api.openai.com/v1'),
       includeUsage: true,
       fetch: tap.fetch,
       ...(apiKey ? { apiKey } : {}),

@@ -1,0 +1,36 @@
+import { type Static, Type } from '@sinclair/typebox'
+
+/** Base64 characters of all attachments of a run together: 4 MiB of content, well inside every hop's body limit. */
+export const maxAttachmentChars = Math.ceil((4 * 1024 * 1024) / 3) * 4
+
+/** An image or a file that goes with a prompt. Inline only: an address would make some hop fetch what a tenant names. */
+export const Attachment = Type.Object(
+  {
+    mediaType: Type.String({
+      pattern: '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$',
+      description: 'e.g. `image/png`, `application/pdf`.',
+    }),
+    data: Type.String({ minLength: 1, maxLength: maxAttachmentChars, description: 'Base64.' }),
+    name: Type.Optional(Type.String({ maxLength: 255 })),
+  },
+  { additionalProperties: false },
+)
+export type Attachment = Static<typeof Attachment>
+
+/** What form the answer of a run must have. */
+export const ResponseFormat = Type.Object(
+  {
+    type: Type.Literal('json_schema'),
+    name: Type.Optional(Type.String({ pattern: '^[A-Za-z0-9_-]{1,64}$' })),
+    description: Type.Optional(Type.String({ maxLength: 2_000 })),
+    schema: Type.Record(Type.String(), Type.Unknown(), { description: 'A JSON Schema, draft 2020-12 or 07.' }),
+  },
+  { additionalProperties: false },
+)
+export type ResponseFormat = Static<typeof ResponseFormat>
+
+/** Fields of a run's prompt beside its text, on their way to whoever executes it. */
+export const promptFields = {
+  attachments: Type.Optional(Type.Array(Attachment, { maxItems: 20 })),
+  responseFormat: Type.Optional(ResponseFormat),
+}

@@ -1,0 +1,116 @@
+import type { Static, TObject } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
+import { AppError, definePlugin, type Plugin, slot } from '#kernel'
+
+/** What the substrate says of a sandbox. A lease adds `unknown`: the substrate could not be asked. Specification 2.12. */
+export type SandboxState = 'starting' | 'running' | 'paused' | 'gone'
+
+/** Limits of one sandbox; what a provider cannot enforce it refuses at launch instead of ignoring it. */
+export interface SandboxResources {
+  readonly memoryMb?: number
+  readonly cpus?: number
+  /** Processes and threads at once. */
+  readonly pids?: number
+  /** Of `/tmp` and the like; the workspace is bounded by its volume. */
+  readonly diskMb?: number
+}
+
+/** One worker to start, in a sandbox of its own. */
+export interface LaunchOrder {
+  /** Drawn by the runner for this launch, `ao-` and 16 of a-z0-9: a label that any substrate takes. */
+  readonly name: string
+  /** The runner's hash: with it a restarted runner finds what its former process left. */
+  readonly owner: string
+  readonly tenantId: string
+  /** The session, or the slot of a warm pool that no session has yet. Names the workspace. */
+  readonly sessionId: string
+  /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default unless given. */
+  readonly template?: string
+  readonly resources: SandboxResources
+  /** Where workers reach the runner over the network. A provider that gives them another way says so in `Launched`. */
+  readonly runnerUrl: string
+  /**
+   * The worker's environment without `AGENT_ORC_RUNNER_URL`, which the provider adds. It is complete: nothing of the
+   * runner's own environment may come with it.
+   */
+  readonly env: Readonly<Record<string, string>>
+  /** Starts our worker on this machine, for providers that run it here. */
+  readonly command: readonly string[]
+}
+
+export interface Launched {
+  /** The substrate's name for it; a label of at most 128 characters. */
+  readonly sandboxId: string
+  /** The runner's address as the worker sees it; `order.runnerUrl` unless given. */
+  readonly runnerUrl?: string
+}
+
+/**
+ * Where workers of sessions run. Every method may be called twice for the same sandbox, and after it is gone. What fails
+ * because the substrate cannot be reached rejects with anything; a sandbox that is not there any more is `sandboxGone`.
+ */
+export interface SandboxProvider {
+  readonly contract: 'sandbox/1'
+  /**
+   * Starts a worker and resolves when the substrate has taken it; the worker then polls by itself. Nothing is left behind
+   * when it rejects or when `signal` aborts. AppError 400 `invalid_sandbox` for a template or a limit it cannot serve.
+   */
+  launch(order: LaunchOrder, signal: AbortSignal): Promise<Launched>
+  /** Asked live. An id that the substrate does not know is `gone`. */
+  status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState>
+  /** It uses no CPU from then on, and keeps its files; whether it keeps its memory is the substrate's. */
+  pause(sandboxId: string): Promise<void>
+  /** `order` for a substrate that starts the worker anew: its environment has a fresh token. */
+  resume(sandboxId: string, order: LaunchOrder): Promise<void>
+  /** Ends it and its files. */
+  destroy(sandboxId: string): Promise<void>
+  /** Those of an owner, paused ones included; needed where they outlive the runner's process. */
+  list?(owner: string): Promise<readonly string[]>
+}
+export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
+
+export const sandboxGone = (cause?: unknown): AppError =>
+  new AppError('sandbox_gone', 410, { message: 'The sandbox is gone.', cause })
+export const invalidSandbox = (message: string): AppError => new AppError('invalid_sandbox', 400, { message })
+
+export interface SandboxProviderContext<C> {
+  readonly config: C
+  readonly log: FastifyBaseLogger
+  onStop(fn: () => Promise<void>): void
+}
+
+/** A sandbox provider as a plugin: `name` is what a profile's `sandbox.provider` says, and the substrate of runner info. */
+export function defineSandboxProvider<C extends TObject>(spec: {
+  readonly name: string
+  readonly config?: C
+  /** Undefined: not configured, or this machine cannot do it; the runner then does not offer it. */
+  create(ctx: SandboxProviderContext<Static<C>>): Promise<SandboxProvider | undefined>
+}): Plugin {
+  return definePlugin<TObject, Record<never, never>, { providers: typeof SandboxProviders }>({
+    name: `sandbox-${spec.name}`,
+    ...(spec.config ? { config: spec.config } : {}),
+    provides: { providers: SandboxProviders },
+    async setup(ctx) {
+      const provider = await spec.create({
+        config: ctx.config as Static<C>,
+        log: ctx.log,
+        onStop: (fn) => ctx.onStop(fn),
+      })
+      return { providers: provider ? { [spec.name]: provider } : {} }
+    },
+  })
+}
+
+/** A delivery of a provider to `POST /api/sandbox-events/{provider}`. */
+export interface SandboxDelivery {
+  readonly headers: Readonly<Record<string, string | string[] | undefined>>
+  /** As it came, at most 64 KiB. */
+  readonly body: Buffer
+}
+
+/** Reads a provider's deliveries in the conductor. It only ever invalidates what a runner has cached of a sandbox. */
+export interface SandboxEventDecoder {
+  /** Undefined: nothing about a sandbox. AppError 400 for what cannot be read, 401 for a signature that is wrong. */
+  decode(delivery: SandboxDelivery): { readonly sandboxId: string } | undefined
+}
+export const SandboxEventDecoders = slot<SandboxEventDecoder>('conductor.sandbox-event-decoders')

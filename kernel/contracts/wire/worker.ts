@@ -1,0 +1,75 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { RunEnvelope } from '../run-envelope.ts'
+
+/** Names of the outbound worker's wire, specification 4.22 and 4.23: a worker of one session polls its runner. */
+export const workerProtocol = '1'
+/** Counts the uploads of a sandbox's state; the copy with the higher one is the newer. */
+export const stateRevHeader = 'x-agent-orc-state-rev'
+
+/** Longest a poll is held open. */
+export const pollMs = 25_000
+export const maxEventUploadBytes = 256 * 1024 * 1024
+export const maxEventUploadMs = 4 * 60 * 60 * 1_000
+/** The runner's state-bundle size cap. */
+export const maxStateBytes = 64 * 1024 * 1024
+
+const command = <K extends string>(kind: K) => ({
+  /** Counts from 1 per worker; a command comes again with every poll until one says `after` it. */
+  id: Type.Integer({ minimum: 1 }),
+  kind: Type.Literal(kind),
+})
+
+export const WorkerCommand = Type.Union([
+  Type.Object({ ...command('run'), envelope: RunEnvelope }),
+  Type.Object({ ...command('cancel'), runId: Type.String() }),
+  /** Answered by `PUT …/state`, or by `DELETE …/state` when there is none. */
+  Type.Object({ ...command('export_state') }),
+  Type.Object({ ...command('shutdown') }),
+  /** Only for a worker that polls with `tools=1`. Answered by `PUT …/tools/{callId}`. */
+  Type.Object({
+    ...command('tool'),
+    callId: Type.String(),
+    name: Type.String(),
+    input: Type.Record(Type.String(), Type.Unknown()),
+    timeoutMs: Type.Integer({ minimum: 1 }),
+  }),
+  /** Nobody waits for that tool any more. */
+  Type.Object({ ...command('tool_cancel'), callId: Type.String() }),
+  /** A worker of a warm pool gets its session: from now on it uses this id and this token, and restores that session's state. */
+  Type.Object({ ...command('bind'), sessionId: Type.String(), token: Type.String() }),
+])
+export type WorkerCommand = Static<typeof WorkerCommand>
+
+/** 200 of `GET /runner/worker/{sessionId}/poll?after&tools&wait`; 204: nothing within `wait` milliseconds. */
+export const PollAnswer = Type.Object({
+  commands: Type.Array(WorkerCommand),
+  token: Type.Optional(Type.String({ description: 'Replaces the token that the worker has.' })),
+})
+export type PollAnswer = Static<typeof PollAnswer>
+
+export const workerPaths = (sessionId: string) => {
+  const base = `/runner/worker/${encodeURIComponent(sessionId)}`
+  return {
+    poll: `${base}/poll`,
+    /** `POST ?runId=`: NDJSON, streamed while the run goes on. */
+    events: `${base}/events`,
+    /** `GET`, `PUT`, `DELETE`; the bundle as it is, with its `Content-Type`, `X-Runtime-Session-Id` and `X-Agent-Orc-State-Rev`. */
+    state: `${base}/state`,
+    tool: (callId: string) => `${base}/tools/${encodeURIComponent(callId)}`,
+    /** Stands for the API root of a model provider (the `…/v1` of `openai` and `anthropic`); keys stay in the runner. */
+    models: (provider: string) => `${base}/models/${encodeURIComponent(provider)}`,
+    /** Stands for the endpoint of an external MCP server of the profile. */
+    mcpServer: (name: string) => `${base}/mcp-servers/${encodeURIComponent(name)}`,
+    sessionMcp: `/runner/sessions/${encodeURIComponent(sessionId)}/mcp`,
+  }
+}
+
+/** The variables by which a process becomes an outbound worker. Specification 4.23, rule 3. */
+export const workerVariables = {
+  runnerUrl: 'AGENT_ORC_RUNNER_URL',
+  token: 'AGENT_ORC_WORKER_TOKEN',
+  sessionId: 'AGENT_ORC_SESSION_ID',
+  stateDir: 'AGENT_ORC_STATE_DIR',
+  /** Where the sandbox tools work; the home of the agent's files. */
+  workspace: 'AGENT_ORC_WORKSPACE',
+} as const
