@@ -157,6 +157,8 @@ export interface RunnerLink {
   workerLeases(tenantId: string, signal?: AbortSignal): Promise<readonly WorkerLease[]>
   /** Undefined: the session has none. */
   workerLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
+  /** A provider said that this sandbox changed. Resolves to how many cached states the runner dropped. */
+  invalidateSandbox(provider: string, sandboxId: string): Promise<number>
   vfsLeases(tenantId: string, signal?: AbortSignal): Promise<readonly VfsLease[]>
   vfsLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
   /**

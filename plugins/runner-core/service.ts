@@ -234,6 +234,7 @@ export function createRunner(options: RunnerOptions): Runner {
     // This runner has neither a worker substrate nor a VFS manager.
     workerLeases: async () => [],
     workerLease: async () => undefined,
+    invalidateSandbox: async () => 0,
     vfsLeases: async () => [],
     vfsLease: async () => undefined,
     cancelRun(tenantId, runId) {

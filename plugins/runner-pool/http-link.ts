@@ -147,6 +147,13 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
     workerLeases: (tenantId, signal) => list<WorkerLease>('/runner/worker/leases', tenantId, signal),
     workerLease: (tenantId, sessionId, signal) =>
       one<WorkerLease>(`/runner/sessions/${segment(sessionId)}/worker`, tenantId, signal),
+    async invalidateSandbox(provider, sandboxId) {
+      const answer = await call('POST', '/runner/sandbox-events/invalidate', { body: { provider, sandboxId } })
+      if (answer.statusCode !== 404) return ((await json(answer)) as { invalidated: number }).invalidated
+      // One of an earlier release, which keeps no state of a sandbox.
+      await answer.body.dump()
+      return 0
+    },
     vfsLeases: (tenantId, signal) => list<VfsLease>('/runner/vfs/leases', tenantId, signal),
     vfsLease: (tenantId, sessionId, signal) =>
       one<VfsLease>(`/runner/sessions/${segment(sessionId)}/vfs-lease`, tenantId, signal),

@@ -104,6 +104,7 @@ export async function wireOf(
     topology: async () => topology,
     workerLeases: async () => [],
     workerLease: async () => undefined,
+    invalidateSandbox: async () => 0,
     vfsLeases: async () => [],
     vfsLease: async () => undefined,
     async exportState(tenant, id) {

@@ -79,6 +79,7 @@ export class FakeRunner implements RunnerLink {
   topology = async () => assert.fail('no run needs it')
   workerLeases = async () => []
   workerLease = async () => undefined
+  invalidateSandbox = async () => 0
   vfsLeases = async () => []
   vfsLease = async () => undefined
   async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
