@@ -6,8 +6,8 @@ import type { SidecarHealth } from '#contracts/sidecar'
 import { workerInflightHeader, workerInstanceHeader } from '#contracts/wire/sidecar'
 import type { RunHost } from './host.ts'
 
-/** A prompt of 1,000,000 characters and instructions of 200,000, at up to 6 bytes each in JSON, and what was finished before. */
-const envelopeLimit = 8 * 1024 * 1024 + maxReplayBytes
+/** A prompt of 1,000,000 characters and instructions of 200,000, at up to 6 bytes each in JSON, attachments, and what was finished before. */
+const envelopeLimit = 16 * 1024 * 1024 + maxReplayBytes
 
 const Health = Type.Unsafe<SidecarHealth>(
   Type.Object(

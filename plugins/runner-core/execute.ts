@@ -191,6 +191,9 @@ function envelopeOf(session: Held, run: ExecuteRun, firstSeq: number, sessionMcp
     ...(session.conversation ? { resume: true } : {}),
     firstSeq,
     timeoutMs: run.timeoutMs,
+    ...(run.attachments ? { attachments: run.attachments } : {}),
+    ...(run.responseFormat ? { responseFormat: run.responseFormat } : {}),
+    ...(run.mcpServers ? { mcpServers: run.mcpServers } : {}),
     ...(run.attempt === undefined ? {} : { attempt: run.attempt }),
     ...(run.replay === undefined ? {} : { replay: run.replay }),
   }

@@ -6,8 +6,8 @@ import { tenantOf } from './tenant.ts'
 
 const tags = ['runs']
 
-/** A prompt is at most 1,000,000 characters; the profile that creates a session comes along, and what was finished before. */
-const maxRunBytes = 8 * 1024 * 1024 + maxReplayBytes
+/** A prompt is at most 1,000,000 characters; its attachments and the profile that creates a session come along, and what was finished before. */
+const maxRunBytes = 16 * 1024 * 1024 + maxReplayBytes
 
 export function runRoutes(app: App, core: RunnerService): void {
   app.post(
