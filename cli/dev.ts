@@ -1,7 +1,7 @@
-import { join } from 'node:path'
+import { join, resolve } from 'node:path'
 import { type Command, InvalidArgumentError } from 'commander'
-import { BootError } from '#kernel'
-import { environment, type Environment, loadRole, root } from '../kernel/config.ts'
+import { BootError, type Entry } from '#kernel'
+import { environment, type Environment, loadPlugin, loadRole, root } from '../kernel/config.ts'
 import { devData, type DevSecrets, type ReadyLine } from './dev-data.ts'
 import { seed } from './dev-seed.ts'
 import { serve } from './serve.ts'
@@ -10,6 +10,7 @@ import { CliError, terminalOf } from './terminal.ts'
 interface DevOptions {
   readonly port?: number
   readonly data: string
+  readonly with: readonly string[]
 }
 
 export function addDev(program: Command): void {
@@ -18,6 +19,7 @@ export function addDev(program: Command): void {
     .description('run everything in this process: database, all roles, two published agents and the keys to use them')
     .option('--port <n>', 'port of the conductor; the other listeners take the next ones. 0: free ports', portNumber)
     .option('--data <dir>', 'where everything is kept', '.agent-orc')
+    .option('--with <file...>', 'add plugins of yours: a file, or a folder with an index.ts', [])
     .option('--json', 'print the ready line as JSON, and nothing else on stdout')
     .action(async (options: DevOptions, command: Command) => {
       const terminal = terminalOf(command)
@@ -25,7 +27,8 @@ export function addDev(program: Command): void {
       const given = environment()
       const secrets = await data.secrets()
       const env = { ...devEnvironment(data.folder, secrets), ...nonEmpty(given) }
-      const role = await loadRole(join(root, 'config/dev.yaml'), { env: { ...env, ...ports(options.port) } })
+      const shipped = await loadRole(join(root, 'config/dev.yaml'), { env: { ...env, ...ports(options.port) } })
+      const role = { ...shipped, plugins: [...shipped.plugins, ...(await added(options.with))] }
       const onStep = (step: string): void => terminal.step(`  ${step}`)
       const served = await serve([role], { onStep }).catch((error: unknown) => {
         terminal.step('')
@@ -61,6 +64,17 @@ export function addDev(program: Command): void {
       await served.forever
     })
 }
+
+/** Plugins that the role file does not name, with their default settings. */
+const added = (files: readonly string[]): Promise<Entry[]> =>
+  Promise.all(
+    files.map(async (file) => {
+      const plugin = await loadPlugin(resolve(file), '').catch((error: unknown) => {
+        throw new CliError((error as Error).message)
+      })
+      return { name: plugin.name, plugin }
+    }),
+  )
 
 /** What stands in for the variables an operator would set; any that is really set wins. */
 function devEnvironment(folder: string, secrets: DevSecrets): Environment {

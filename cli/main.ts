@@ -3,9 +3,11 @@ import { BootError } from '#kernel'
 import manifest from '../package.json' with { type: 'json' }
 import { addChat } from './chat.ts'
 import { addCheckConfig } from './check-config.ts'
+import { addConformance } from './conformance.ts'
 import { addDev } from './dev.ts'
 import { addKey } from './key.ts'
 import { addMigrate } from './migrate.ts'
+import { addPlugin } from './plugin.ts'
 import { addPlugins } from './plugins.ts'
 import { addPostgres } from './postgres.ts'
 import { addRunners } from './runners.ts'
@@ -35,6 +37,8 @@ export async function main(argv: readonly string[]): Promise<number> {
     addRunners,
     addCheckConfig,
     addPlugins,
+    addPlugin,
+    addConformance,
     addPostgres,
   ])
     add(program)

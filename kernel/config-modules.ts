@@ -1,6 +1,6 @@
 import { existsSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
-import { dirname, join, resolve } from 'node:path'
+import { dirname, isAbsolute, join, resolve } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { Kind } from '@sinclair/typebox'
 import type { Plugin } from './plugin.ts'
@@ -10,7 +10,7 @@ export const root = fileURLToPath(new URL('..', import.meta.url))
 
 /**
  * Finds and imports the plugin that a role file names. `use` is `plugins/x`, `runtimes/x` or `providers/x` of this
- * repository, a path relative to the role file, or a package. Throws an Error whose message is a sentence.
+ * repository, a path (absolute, or relative to the role file), or a package. Throws an Error whose message is a sentence.
  */
 export async function loadPlugin(use: string, roleFile: string): Promise<Plugin> {
   const url = urlOf(use, roleFile)
@@ -40,7 +40,7 @@ async function importModule(url: string): Promise<{ readonly default?: unknown }
 
 function urlOf(use: string, roleFile: string): string {
   const ours = /^(plugins|runtimes|providers)\/[^/]/.test(use)
-  if (!ours && !use.startsWith('./') && !use.startsWith('../')) return packageUrl(use, roleFile)
+  if (!ours && !isAbsolute(use) && !use.startsWith('./') && !use.startsWith('../')) return packageUrl(use, roleFile)
   const path = ours ? join(root, use) : resolve(dirname(roleFile), use)
   const file = ['', '.ts', '.js', '/index.ts', '/index.js'].map((end) => path + end).find(isFile)
   if (file === undefined) throw new Error(`'${use}' is not there: looked for ${path} as a file and for its index.ts`)

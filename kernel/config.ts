@@ -1,5 +1,5 @@
 import { readFile } from 'node:fs/promises'
-import { relative, resolve } from 'node:path'
+import { dirname, relative, resolve } from 'node:path'
 import { type Static, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { loadPlugin } from './config-modules.ts'
@@ -7,7 +7,7 @@ import { type Environment, escapePointer, readRoleDocument, type RoleDocument } 
 import { BootError, configProblems, type Entry as RoleEntry, problemsOf, type Role, shownAt } from './plan.ts'
 import { Duration, Settings } from './settings.ts'
 
-export { root } from './config-modules.ts'
+export { loadPlugin, root } from './config-modules.ts'
 export type { Environment } from './config-yaml.ts'
 
 /** The one place where the process environment is read. */
@@ -26,6 +26,17 @@ const Listener = Type.Object(
   },
   // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
   { additionalProperties: false, default: {} },
+)
+
+const Instead = Type.Object(
+  {
+    whenSet: Type.Array(Type.String(), { minItems: 1, description: 'Names of environment variables.' }),
+    file: Type.String({ minLength: 1, description: 'A role file, relative to this one.' }),
+  },
+  {
+    additionalProperties: false,
+    description: 'Another file that a process is made of where all of these variables are set.',
+  },
 )
 
 /** One entry under `plugins`; the settings beside `use` belong to the plugin. */
@@ -53,11 +64,14 @@ export const RoleFile = Settings({
     }),
   ),
   shutdownGrace: Duration('25s', 'How long stopping may take before the process exits anyway.'),
+  instead: Type.Optional(Instead),
   plugins: Type.Record(Type.String(), Entry, { description: 'What this role is made of.' }),
 })
 
 export interface LoadOptions {
   readonly env: Environment
+  /** Where the file says `instead`, the other file is loaded; unless given, this one is. */
+  readonly instead?: boolean
 }
 
 /** Reads a role file, fills in the environment and imports its plugins. Throws a BootError with every problem found. */
@@ -69,6 +83,9 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   })
   const document = readRoleDocument(text, shown, options.env)
   if (document.problems.length > 0) throw new BootError(shown, document.problems)
+  const other = options.instead ? insteadOf(document.value, options.env) : undefined
+  // Of the other file this is not asked again: two files could name each other.
+  if (other !== undefined) return loadRole(resolve(dirname(path), other), { env: options.env })
   const value = Value.Default(RoleFile, Value.Convert(RoleFile, document.value))
   const problems = problemsOf('', RoleFile, value, document.where)
   const plugins = (value as Partial<Static<typeof RoleFile>>).plugins ?? {}
@@ -88,6 +105,13 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   // The settings of what could be loaded are wrong or right regardless of the rest: say everything in one go.
   if (problems.length > 0) throw new BootError(shown, [...problems, ...entries.flatMap(configProblems)])
   return toRole(Value.Decode(RoleFile, value), entries, document)
+}
+
+function insteadOf(value: unknown, env: Environment): string | undefined {
+  const instead = (value as { instead?: unknown }).instead
+  // A wrong one is reported with everything else that is wrong in the file.
+  if (!Value.Check(Instead, instead)) return undefined
+  return instead.whenSet.every((name) => env[name]) ? instead.file : undefined
 }
 
 function toRole(

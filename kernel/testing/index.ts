@@ -1,6 +1,6 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
 export { idempotencyPlugin } from './idempotency.ts'
-export { fake, testKernel, type TestKernel } from './kernel.ts'
+export { entriesOf, fake, testKernel, type TestKernel } from './kernel.ts'
 export { databasePlugin, freshDatabase } from './database.ts'
 export { testProfile } from './profile.ts'
 export { runStorePlugin } from './run-store.ts'
@@ -19,3 +19,7 @@ export {
 export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, textOf } from './runs.ts'
 export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'
 export { bareSidecar, sidecarAt } from './sidecar-link.ts'
+export { modelScript, startScriptedModels } from './model-script.ts'
+export { type ModelScript, testModelProvider } from './model-suite.ts'
+export { type StandInTool, startToolServer, type ToolServer } from './tool-server.ts'
+export { testToolContext, testToolProvider, type ToolCase, type ToolScript } from './tool-suite.ts'

@@ -41,6 +41,25 @@ export async function testKernel(
   return { ...running, logs }
 }
 
+/** Boots `plugins` in a test kernel and takes out what they put into a slot, e.g. the runtimes. */
+export async function entriesOf<T>(
+  t: Pick<TestContext, 'after'>,
+  token: Capability<T, 'many'>,
+  plugins: readonly (Plugin | Entry)[],
+): Promise<ReadonlyMap<string, T>> {
+  let found: ReadonlyMap<string, T> = new Map()
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { entries: token as Capability<unknown, 'many'> },
+    async setup(ctx) {
+      found = ctx.deps.entries as ReadonlyMap<string, T>
+      return {}
+    },
+  })
+  await testKernel(t, [...plugins, probe], { listeners: [] })
+  return found
+}
+
 let fakes = 0
 
 /** A plugin that provides a ready-made value for a capability: `fake(RunDispatch, {...})`. For a slot give `{name: value}`. */

@@ -2,13 +2,13 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { Value } from '@sinclair/typebox/value'
-import { definePlugin, type Entry, linesOf, type Plugin } from '#kernel'
+import { type Entry, linesOf, type Plugin } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { isTerminalType, parseLine, type RunEvent, RuntimeEvent } from '#contracts/run-event'
 import { type Runtime, Runtimes } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
-import { testKernel } from './kernel.ts'
+import { entriesOf } from './kernel.ts'
 import { testProfile } from './profile.ts'
 
 export type EnvelopeFields = Partial<Omit<RunEnvelope, 'profile'>> & { readonly profile?: Partial<Profile> }
@@ -69,16 +69,7 @@ export async function runtimeOf(
   name: string,
   plugins: readonly (Plugin | Entry)[],
 ): Promise<Runtime> {
-  let found: Runtime | undefined
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { runtimes: Runtimes },
-    async setup(ctx) {
-      found = ctx.deps.runtimes.get(name)
-      return {}
-    },
-  })
-  await testKernel(t, [...plugins, probe], { listeners: [] })
+  const found = (await entriesOf(t, Runtimes, plugins)).get(name)
   assert.ok(found, `no plugin adds a runtime '${name}'`)
   return found
 }

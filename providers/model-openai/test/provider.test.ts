@@ -2,24 +2,12 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import { APICallError, type LanguageModelV4StreamPart } from '@ai-sdk/provider'
-import { definePlugin } from '#kernel'
 import { type ModelProvider, Models } from '#contracts/model'
-import { startModelServer, testKernel } from '#testing'
+import { entriesOf, startModelServer } from '#testing'
 import provider from '../index.ts'
 
-async function providerWith(t: Pick<TestContext, 'after'>, config: object): Promise<ModelProvider | undefined> {
-  let found: ModelProvider | undefined
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { models: Models },
-    async setup(ctx) {
-      found = ctx.deps.models.get('openai')
-      return {}
-    },
-  })
-  await testKernel(t, [{ name: 'openai', plugin: provider, config }, probe], { listeners: [] })
-  return found
-}
+const providerWith = async (t: Pick<TestContext, 'after'>, config: object): Promise<ModelProvider | undefined> =>
+  (await entriesOf(t, Models, [{ name: 'openai', plugin: provider, config }])).get('openai')
 
 const prompt = [{ role: 'user' as const, content: [{ type: 'text' as const, text: 'hi' }] }]
 const key = 'key-canary'

@@ -1,0 +1,31 @@
+import type { Kind } from './scaffold.ts'
+
+/** What a profile, or the operator, does to use a plugin of the kind. */
+const uses: Readonly<Record<Kind, (name: string) => string>> = {
+  runtime: (name) => `A profile uses it with \`runtime: ${name}\`.`,
+  'sandbox-provider': (name) => `A profile uses it with \`workerMode: sandbox\` and \`sandbox: {provider: ${name}}\`.`,
+  'model-provider': (name) => `A profile uses it with \`model: ${name}/<model>\`.`,
+  tool: () => 'A profile uses its tools by their names, in `tools`.',
+}
+
+export const readmeOf = (kind: Kind, name: string): string => `# ${name}
+
+A ${kind.replace('-', ' ')} for Agent Orc. ${uses[kind](name)}
+
+\`\`\`
+npm test         # the contract that the bundled ones pass too
+npm run dev      # Agent Orc on this machine, with this plugin in it
+\`\`\`
+
+Begin in \`index.ts\`: it works as it is, and does something simple. \`test/index.test.ts\` says what must stay true; give its script the prompts
+or calls that fit what yours does. The guide is docs/plugins.md of Agent Orc.
+
+\`node_modules/agent-orc\` is a link to the installation that wrote this package. Elsewhere, \`npm install <path or version of agent-orc>\`.
+To use it in a role file, add under \`plugins\`:
+
+\`\`\`yaml
+${name}: { use: /path/to/${name} }
+\`\`\`
+
+To publish it, \`npm install -D typescript\` and \`npm publish\`: Node does not strip types under node_modules, so \`prepack\` builds \`dist/\`.
+`

@@ -1,0 +1,72 @@
+import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { readFile, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { test } from 'node:test'
+import { kinds } from '../plugin/scaffold.ts'
+import { emptyFolder, run, start } from './spawned.ts'
+
+for (const kind of Object.keys(kinds)) {
+  test(`plugin new ${kind} writes a package of at most 12 files whose tests are green at once`, async (t) => {
+    const folder = join(await emptyFolder(t), 'my-part')
+    const made = await run(t, ['plugin', 'new', kind, 'my-part', '--dir', folder, '--json'])
+    assert.equal(made.code, 0, made.stderr)
+    const { files } = JSON.parse(made.stdout) as { files: string[] }
+    assert.ok(files.length <= 12, files.join(', '))
+    for (const file of ['index.ts', 'test/index.test.ts']) {
+      assert.doesNotMatch(
+        await readFile(join(folder, file), 'utf8'),
+        /'(echo|plain|greeting)'/,
+        'nothing has the name of the example',
+      )
+    }
+    const { scripts } = JSON.parse(await readFile(join(folder, 'package.json'), 'utf8')) as {
+      scripts: Record<string, string>
+    }
+    // What `npm test` does there, without what npm itself takes to start.
+    const [, ...args] = scripts['test']!.split(' ')
+    const child = spawn(process.execPath, args, { cwd: folder, env: { PATH: process.env['PATH'] } })
+    let report = ''
+    child.stdout.on('data', (data) => {
+      report += data
+    })
+    const [code] = (await once(child, 'close')) as [number]
+    assert.equal(code, 0, report)
+    assert.match(report, /pass [1-9]/)
+    assert.match(report, /fail 0/)
+  })
+}
+
+test('plugin new refuses a folder with something in it, a bad name and an unknown kind, and writes nothing', async (t) => {
+  const folder = await emptyFolder(t)
+  await writeFile(join(folder, 'mine.txt'), 'mine')
+  const taken = await run(t, ['plugin', 'new', 'tool', 'my-tool', '--dir', folder])
+  assert.equal(taken.code, 1)
+  assert.match(taken.stderr, /is not empty/)
+  for (const args of [
+    ['tool', 'My Tool'],
+    ['tool', '../up'],
+    ['toll', 'my-tool'],
+  ]) {
+    const wrong = await run(t, ['plugin', 'new', ...args, '--dir', join(folder, 'new')])
+    assert.equal(wrong.code, 2, args.join(' '))
+  }
+})
+
+test('dev --with adds a plugin of a stranger: its tool is there', async (t) => {
+  const folder = join(await emptyFolder(t), 'my-tool')
+  assert.equal((await run(t, ['plugin', 'new', 'tool', 'my-tool', '--dir', folder])).code, 0)
+  const dev = start(t, ['dev', '--json', '--port', '0', '--data', await emptyFolder(t), '--with', folder])
+  const { runnerUrl } = JSON.parse(await dev.line()) as { runnerUrl: string }
+  const specs = (await (await fetch(`${runnerUrl}/runner/toolkit/specs`)).json()) as { name: string }[]
+  assert.ok(specs.some(({ name }) => name === 'greet'))
+  dev.child.kill('SIGTERM')
+  assert.equal((await dev.finished()).code, 0)
+})
+
+test('dev --with says what it cannot load', async (t) => {
+  const wrong = await run(t, ['dev', '--port', '0', '--data', await emptyFolder(t), '--with', '/nowhere'])
+  assert.equal(wrong.code, 1)
+  assert.match(wrong.stderr, /'\/nowhere' is not there/)
+})

@@ -1,0 +1,170 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import { isAppError } from '#kernel'
+import type { ModelProvider } from '#contracts/model'
+
+/** How to make the provider under test do what the suite looks at. What a script leaves out is not tested. */
+export interface ModelScript {
+  /** The model to ask, without the provider's name. */
+  readonly model: string
+  /** A prompt whose answer contains `word`. */
+  say(word: string): string
+  /** A prompt on which the model calls the tool it is offered, `look`, which takes `{at: string}`. */
+  readonly tool?: string
+  /** A prompt whose answer takes until it is stopped, after at least one text delta. */
+  readonly hang?: string
+  /** Resolves once the model server saw the connection of `hang` close. */
+  readonly closed?: () => Promise<unknown>
+  /** A prompt that the model server fails, before or in its answer. */
+  readonly failure?: string
+  /** An id that the provider does not serve. Leave it out where any id is passed on. */
+  readonly unknownModel?: string
+}
+
+const timeout = 20_000
+const look = {
+  type: 'function' as const,
+  name: 'look',
+  description: 'Looks at something.',
+  inputSchema: {
+    type: 'object' as const,
+    properties: { at: { type: 'string' as const } },
+    required: ['at'],
+    additionalProperties: false,
+  },
+}
+
+/** The contract of a model provider as tests. `make` is called for each test. */
+export function testModelProvider(
+  name: string,
+  make: (t: TestContext) => Promise<ModelProvider> | ModelProvider,
+  script: ModelScript,
+): void {
+  const check = (sentence: string, body: (model: LanguageModelV4, t: TestContext) => Promise<void>): void =>
+    void test(`${name}: ${sentence}`, { timeout }, async (t) => body((await make(t)).model(script.model), t))
+
+  check('an answer is text in deltas and ends with one finish that counts tokens', async (model) => {
+    const parts = await ask(model, script.say('marmalade'))
+    assert.match(textOf(parts), /marmalade/)
+    const open = new Set<string>()
+    for (const part of parts) {
+      if (part.type === 'text-start') open.add(part.id)
+      else if (part.type === 'text-delta') assert.ok(open.has(part.id), 'a delta belongs to a text that was started')
+      else if (part.type === 'text-end') assert.ok(open.delete(part.id), 'a text that ends was started')
+    }
+    const finishes = parts.filter((part) => part.type === 'finish')
+    assert.equal(finishes.length, 1, 'an answer finishes once')
+    assert.equal(parts.at(-1), finishes[0], 'nothing follows the finish')
+    const [finish] = finishes
+    assert.equal(finish!.finishReason.unified, 'stop')
+    for (const { total } of [finish!.usage.inputTokens, finish!.usage.outputTokens]) {
+      assert.ok(total !== undefined && total >= 0, `a number of tokens: ${total}`)
+    }
+  })
+
+  check('answers at once do not mix', async (model) => {
+    const words = ['anise', 'basil', 'clove', 'dill']
+    const texts = await Promise.all(words.map(async (word) => textOf(await ask(model, script.say(word)))))
+    for (const [i, text] of texts.entries()) {
+      assert.deepEqual(
+        words.filter((word) => text.includes(word)),
+        [words[i]],
+      )
+    }
+  })
+
+  const { tool, hang, failure, unknownModel } = script
+  if (tool !== undefined) {
+    check('a tool call names an offered tool with JSON arguments, and its result is answered', async (model) => {
+      const parts = await ask(model, tool, { tools: [look] })
+      const calls = parts.filter((part) => part.type === 'tool-call')
+      assert.ok(calls.length > 0, 'the prompt makes the model call a tool')
+      const [call] = calls
+      assert.equal(call!.toolName, 'look')
+      const input = JSON.parse(call!.input) as { at?: unknown }
+      assert.equal(typeof input.at, 'string')
+      assert.equal(new Set(calls.map(({ toolCallId }) => toolCallId)).size, calls.length, 'ids differ')
+      const after = await ask(model, tool, { tools: [look] }, [
+        { role: 'assistant', content: calls.map(({ toolCallId, toolName }) => asked(toolCallId, toolName, input)) },
+        { role: 'tool', content: calls.map(({ toolCallId, toolName }) => answered(toolCallId, toolName)) },
+      ])
+      assert.equal(after.at(-1)?.type, 'finish')
+      assert.notEqual(textOf(after), '', 'the result of the tool is answered with text')
+    })
+  }
+
+  if (hang !== undefined) {
+    check('an answer stops when its signal aborts, and the provider stays usable', async (model) => {
+      const abort = new AbortController()
+      const { stream } = await model.doStream({ ...promptOf(hang), abortSignal: abort.signal })
+      const parts: LanguageModelV4StreamPart[] = []
+      try {
+        for await (const part of stream) {
+          parts.push(part)
+          if (part.type === 'text-delta') abort.abort()
+        }
+      } catch (error) {
+        assert.ok(abort.signal.aborted, `the answer failed before it was stopped: ${String(error)}`)
+      }
+      assert.ok(abort.signal.aborted, 'there was text before the answer was stopped')
+      assert.equal(
+        parts.some((part) => part.type === 'finish' && part.finishReason.unified === 'stop'),
+        false,
+        'a stopped answer is not complete',
+      )
+      await script.closed?.()
+      assert.match(textOf(await ask(model, script.say('after'))), /after/)
+    })
+  }
+
+  if (failure !== undefined) {
+    check('a failure is told: the call rejects, or the stream says so', async (model) => {
+      const told = await ask(model, failure).then(
+        (parts) => {
+          const finish = parts.find((part) => part.type === 'finish')
+          return (
+            parts.some((part) => part.type === 'error') ||
+            finish === undefined ||
+            finish.finishReason.unified === 'error'
+          )
+        },
+        (error: unknown) => error instanceof Error,
+      )
+      assert.ok(told, 'a failed answer must not look like a complete one')
+    })
+  }
+
+  if (unknownModel !== undefined) {
+    void test(`${name}: a model it does not serve is refused with 400 unknown_model`, { timeout }, async (t) => {
+      const provider = await make(t)
+      assert.throws(
+        () => provider.model(unknownModel),
+        (error) => isAppError(error) && error.status === 400 && error.code === 'unknown_model',
+      )
+    })
+  }
+}
+
+const promptOf = (text: string): LanguageModelV4CallOptions => ({
+  prompt: [{ role: 'user', content: [{ type: 'text', text }] }],
+})
+
+async function ask(
+  model: LanguageModelV4,
+  text: string,
+  options: Partial<LanguageModelV4CallOptions> = {},
+  rest: LanguageModelV4CallOptions['prompt'] = [],
+): Promise<LanguageModelV4StreamPart[]> {
+  const { prompt } = promptOf(text)
+  const { stream } = await model.doStream({ ...options, prompt: [...prompt, ...rest] })
+  return Array.fromAsync(stream)
+}
+
+const textOf = (parts: readonly LanguageModelV4StreamPart[]): string =>
+  parts.map((part) => (part.type === 'text-delta' ? part.delta : '')).join('')
+
+const asked = (toolCallId: string, toolName: string, input: unknown) =>
+  ({ type: 'tool-call', toolCallId, toolName, input }) as const
+const answered = (toolCallId: string, toolName: string) =>
+  ({ type: 'tool-result', toolCallId, toolName, output: { type: 'text', value: 'It is blue.' } }) as const
