@@ -15,6 +15,16 @@ export interface ToolContext {
    * tool whose effect must not happen twice passes it on. Absent when the runtime does not name its calls.
    */
   readonly idempotencyKey?: string
+  /** The skills of the session's profile. */
+  readonly skills?: readonly string[]
+  /** The sandbox of the session, started when it is used first; absent when its profile has none. */
+  readonly sandbox?: SessionSandbox
+}
+
+/** Executes a tool of the worker inside a session's sandbox. */
+export interface SessionSandbox {
+  /** Never rejects for the tool's own failure, nor for a sandbox that does not start. */
+  call(name: string, input: Readonly<Record<string, unknown>>, timeoutMs: number): Promise<ToolResult>
 }
 
 export interface ToolResult {
@@ -33,6 +43,8 @@ export interface ToolSpec {
 
 /** A tool of the platform, executed in the runner on behalf of a session. A throw becomes `{ok: false}` with a plain sentence. */
 export interface PlatformTool extends ToolSpec {
+  /** Longest a call may take, for tools that are slow by nature; the toolkit's own limit unless given. */
+  readonly timeoutMs?: number
   /** `input` already satisfies `inputSchema`. */
   execute(input: Readonly<Record<string, unknown>>, context: ToolContext): Promise<ToolResult>
 }

@@ -59,9 +59,10 @@ async function attempt(
   name: string,
   input: Record<string, unknown>,
   context: ToolContext,
-  { timeoutMs, log }: ToolkitOptions,
+  { timeoutMs: usual, log }: ToolkitOptions,
 ): Promise<[Outcome, ToolResult]> {
   if (context.signal.aborted) return aborted(name)
+  const { timeoutMs = usual } = tool
   const abort = new AbortController()
   let timer: NodeJS.Timeout | undefined
   let leave: (() => void) | undefined

@@ -162,3 +162,13 @@ test('a tool whose schema does not compile fails the boot by name', async (t) =>
     },
   )
 })
+
+test('a tool that is slow by nature has a limit of its own', async (t) => {
+  const waits = (input: object, { signal }: ToolContext) =>
+    new Promise<{ ok: boolean; content: string }>((resolve) => {
+      signal.addEventListener('abort', () => resolve({ ok: false, content: 'left' }))
+    })
+  const { toolkit } = await toolkitOf(t, { slow: { ...tool(waits), timeoutMs: 20 } }, '1h')
+  const { ok, content } = await toolkit.invoke('slow', {}, context())
+  assert.deepEqual([ok, content], [false, "'slow' took longer than 0.02 s and was stopped."])
+})
