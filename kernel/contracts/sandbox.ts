@@ -1,4 +1,4 @@
-import type { Static, TObject } from '@sinclair/typebox'
+import type { StaticDecode, TObject } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
 import { AppError, definePlugin, type Plugin, slot } from '#kernel'
 
@@ -84,7 +84,7 @@ export function defineSandboxProvider<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
   /** Undefined: not configured, or this machine cannot do it; the runner then does not offer it. */
-  create(ctx: SandboxProviderContext<Static<C>>): Promise<SandboxProvider | undefined>
+  create(ctx: SandboxProviderContext<StaticDecode<C>>): Promise<SandboxProvider | undefined>
 }): Plugin {
   return definePlugin<TObject, Record<never, never>, { providers: typeof SandboxProviders }>({
     name: `sandbox-${spec.name}`,
@@ -92,7 +92,7 @@ export function defineSandboxProvider<C extends TObject>(spec: {
     provides: { providers: SandboxProviders },
     async setup(ctx) {
       const provider = await spec.create({
-        config: ctx.config as Static<C>,
+        config: ctx.config as StaticDecode<C>,
         log: ctx.log,
         onStop: (fn) => ctx.onStop(fn),
       })
