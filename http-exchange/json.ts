@@ -1,0 +1,83 @@
+import type { Dispatcher } from 'undici'
+import { exchange, type Reply } from './exchange.ts'
+import { readBody } from './read.ts'
+
+export interface JsonRequest {
+  readonly method: Dispatcher.HttpMethod
+  /** `https://host:port`. */
+  readonly origin: string
+  readonly path: string
+  readonly headers?: Readonly<Record<string, string>>
+  /** Sent as JSON, as `application/json` unless `headers` says otherwise. */
+  readonly body?: unknown
+  readonly timeoutMs: number
+  readonly signal?: AbortSignal | undefined
+}
+
+export interface JsonAnswer extends Pick<Reply, 'status' | 'headers'> {
+  /** Undefined when the answer has no body, none that is JSON, or one that is too long. */
+  readonly body: unknown
+}
+
+/** A page of a list is the longest answer. */
+const maxAnswerBytes = 8 * 1024 * 1024
+
+/** There is no whole answer. */
+export class NoAnswer extends Error {
+  /** False: there was no connection, so nothing was asked. Else the server may have done it. */
+  readonly asked: boolean
+  constructor(message: string, asked: boolean, cause: unknown) {
+    super(message, { cause })
+    this.name = 'NoAnswer'
+    this.asked = asked
+  }
+}
+
+const neverConnected = new Set([
+  'ECONNREFUSED',
+  'ENOTFOUND',
+  'EAI_AGAIN',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'UND_ERR_CONNECT_TIMEOUT',
+])
+
+/**
+ * Asks the JSON API of another service. Resolves with whatever it answers; rejects with `NoAnswer`, or with the reason of
+ * the caller's signal.
+ */
+export async function askJson(dispatcher: Dispatcher, request: JsonRequest): Promise<JsonAnswer> {
+  const { method, origin, path, headers, body, timeoutMs, signal } = request
+  const late = AbortSignal.timeout(timeoutMs)
+  const lost = (cause: Error): Error => {
+    const { code } = cause as { code?: unknown }
+    return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected.has(String(code)), cause)
+  }
+  try {
+    const reply = await exchange(
+      dispatcher,
+      {
+        method,
+        origin,
+        path,
+        headers: { accept: 'application/json', ...(body === undefined ? {} : json), ...headers },
+        ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      },
+      { signal: signal ? AbortSignal.any([signal, late]) : late, lost },
+    )
+    return { status: reply.status, headers: reply.headers, body: parse(await readBody(reply.body, maxAnswerBytes)) }
+  } catch (error) {
+    if (!late.aborted || signal?.aborted || error instanceof NoAnswer) throw error
+    throw new NoAnswer(`${method} ${origin} did not answer within ${timeoutMs} ms`, true, error)
+  }
+}
+
+const json = { 'content-type': 'application/json' }
+
+function parse(bytes: Buffer | undefined): unknown {
+  try {
+    return JSON.parse(bytes?.toString('utf8') ?? '') as unknown
+  } catch {
+    return undefined
+  }
+}

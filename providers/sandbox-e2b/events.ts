@@ -1,0 +1,64 @@
+import { createHash, timingSafeEqual } from 'node:crypto'
+import { type Static, Type } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
+import { appError, definePlugin, Settings } from '#kernel'
+import { type SandboxDelivery, SandboxEventDecoders } from '#contracts/sandbox'
+
+const unreadableEvent = appError('unreadable_event', 400, 'This is not a delivery of E2B.')
+const wrongSignature = appError('signature_invalid', 401, 'The signature of this delivery is missing or wrong.')
+
+/** A delivery as E2B documents it; of its fields only these matter here. */
+const Delivery = Type.Object({
+  type: Type.String(),
+  sandboxId: Type.Optional(Type.String()),
+})
+
+const sandboxIdForm = /^[A-Za-z0-9_-]{1,128}$/
+
+/** In the conductor: what E2B's lifecycle webhooks say of sandboxes. */
+export default definePlugin({
+  name: 'sandbox-e2b-events',
+  config: Settings({
+    secret: Type.Optional(
+      Type.String({
+        description: 'E2B_WEBHOOK_SECRET: the `signatureSecret` of the webhook. Unsigned ones pass without it.',
+      }),
+    ),
+  }),
+  provides: { decoders: SandboxEventDecoders },
+  async setup({ config: { secret } }) {
+    return {
+      decoders: {
+        e2b: {
+          decode(delivery) {
+            if (secret && !isSigned(delivery, secret)) throw wrongSignature()
+            const { type, sandboxId } = parse(delivery.body)
+            if (!type.startsWith('sandbox.lifecycle.')) return undefined
+            return sandboxId !== undefined && sandboxIdForm.test(sandboxId) ? { sandboxId } : undefined
+          },
+        },
+      },
+    }
+  },
+})
+
+/** E2B's own form: a digest of the secret and the bytes, in base64url without padding. */
+function isSigned({ headers, body }: SandboxDelivery, secret: string): boolean {
+  const given = headers['e2b-signature']
+  if (typeof given !== 'string') return false
+  const expected = createHash('sha256').update(secret).update(body).digest('base64url')
+  // Digests again, because only what is as long can be compared in constant time.
+  const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
+  return timingSafeEqual(digest(given), digest(expected))
+}
+
+function parse(body: Buffer): Static<typeof Delivery> {
+  let value: unknown
+  try {
+    value = JSON.parse(body.toString('utf8'))
+  } catch (cause) {
+    throw unreadableEvent({ cause })
+  }
+  if (!Value.Check(Delivery, value)) throw unreadableEvent()
+  return value
+}

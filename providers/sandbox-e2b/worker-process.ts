@@ -1,0 +1,164 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import type { Dispatcher } from 'undici'
+import { askJson, exchange, NoAnswer, readBody } from '#http-exchange'
+import type { StartedSandbox } from './api.ts'
+import { envelope, messagesOf } from './connect-stream.ts'
+import { E2bError } from './errors.ts'
+
+/** Where E2B's agent listens inside of a sandbox. */
+const agentPort = '49983'
+/** Names our worker among the processes of its sandbox. */
+const tag = 'agent-orc-worker'
+const requestMs = 10_000
+/** A sandbox that has just begun may not be routed to yet. */
+const patienceMs = 30_000
+const retryMs = 250
+/** How long a killed process may take to be gone. */
+const endMs = 5_000
+/** A worker that ends this early never worked: most likely the template has none. */
+const watchMs = 10_000
+const maxOutput = 2_000
+
+export interface WorkerProcesses {
+  /** Starts the worker of a sandbox with this environment, after ending the one that may run there. */
+  start(sandbox: StartedSandbox, env: Readonly<Record<string, string>>, options?: StartOptions): Promise<void>
+}
+
+export interface StartOptions {
+  /** The sandbox has just been created: no worker runs there. */
+  readonly fresh?: boolean
+  readonly signal?: AbortSignal
+}
+
+export interface WorkerProcessOptions {
+  readonly dispatcher: Dispatcher
+  /** Run by `/bin/sh -c`. */
+  readonly command: string
+  readonly domain: string
+  /** Stands for every sandbox's own address, where E2B is hosted by oneself. */
+  readonly sandboxUrl?: string | undefined
+  readonly log: FastifyBaseLogger
+}
+
+interface ProcessEvent {
+  readonly event?: {
+    readonly start?: { readonly pid?: number }
+    readonly data?: { readonly stdout?: string; readonly stderr?: string }
+    readonly end?: { readonly exitCode?: number; readonly status?: string }
+  }
+}
+
+/**
+ * A template's own start command runs when the template is built and is woken with it, so it never sees what a sandbox is
+ * created for. The worker is therefore started by E2B's agent inside, with an environment that E2B itself does not keep.
+ */
+export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProcesses {
+  const { dispatcher, command, domain, sandboxUrl, log } = options
+  const addressOf = ({ sandboxID, domain: own }: StartedSandbox): string =>
+    (sandboxUrl ?? `https://${agentPort}-${sandboxID}.${own || domain}`).replace(/\/+$/, '')
+  const headersOf = ({ sandboxID, envdAccessToken }: StartedSandbox): Record<string, string> => ({
+    'connect-protocol-version': '1',
+    'e2b-sandbox-id': sandboxID,
+    'e2b-sandbox-port': agentPort,
+    ...(envdAccessToken ? { 'x-access-token': envdAccessToken } : {}),
+  })
+
+  /** False when nothing runs under the tag. */
+  const kill = async (sandbox: StartedSandbox): Promise<boolean> => {
+    const answer = await askJson(dispatcher, {
+      method: 'POST',
+      origin: addressOf(sandbox),
+      path: '/process.Process/SendSignal',
+      headers: headersOf(sandbox),
+      body: { process: { tag }, signal: 'SIGNAL_SIGKILL' },
+      timeoutMs: requestMs,
+    })
+    if (answer.status === 404) return false
+    // It ended between being found and being killed.
+    if (answer.status === 200 || (answer.body as { code?: unknown } | undefined)?.code === 'internal') return true
+    throw new E2bError(answer)
+  }
+  const endFormer = async (sandbox: StartedSandbox): Promise<void> => {
+    const end = performance.now() + endMs
+    while (await kill(sandbox)) {
+      if (performance.now() > end) throw new Error('the former worker of the sandbox did not end')
+      await sleep(retryMs / 5)
+    }
+  }
+
+  const startOnce = async (sandbox: StartedSandbox, env: Readonly<Record<string, string>>): Promise<void> => {
+    const leave = new AbortController()
+    const late = setTimeout(() => leave.abort(new NoAnswer('the sandbox did not answer', true, undefined)), requestMs)
+    try {
+      const reply = await exchange(
+        dispatcher,
+        {
+          method: 'POST',
+          origin: addressOf(sandbox),
+          path: '/process.Process/Start',
+          headers: { ...headersOf(sandbox), 'content-type': 'application/connect+json' },
+          // No `connect-timeout-ms`: the agent would end the process by it.
+          body: envelope({ process: { cmd: '/bin/sh', args: ['-c', command], envs: env }, tag, stdin: false }),
+        },
+        {
+          signal: leave.signal,
+          lost: (cause) => new NoAnswer(`the sandbox cannot be reached: ${cause.message}`, true, cause),
+        },
+      )
+      if (reply.status !== 200) {
+        const body = (await readBody(reply.body, maxOutput))?.toString('utf8')
+        throw new E2bError({ ...reply, body: undefined }, `the sandbox answered ${reply.status}: ${body ?? ''}`)
+      }
+      const events = messagesOf(reply.body) as AsyncGenerator<ProcessEvent>
+      const first = await events.next()
+      if (first.done || !first.value.event?.start) throw new Error('the sandbox did not say that the worker runs')
+      void watch(sandbox.sandboxID, events, leave)
+    } catch (error) {
+      leave.abort()
+      throw error
+    } finally {
+      clearTimeout(late)
+    }
+  }
+
+  /** Looks on for a while. The process stays when the one who started it leaves. */
+  const watch = async (sandboxId: string, events: AsyncIterable<ProcessEvent>, leave: AbortController) => {
+    const enough = setTimeout(() => leave.abort(), watchMs).unref()
+    let output = ''
+    try {
+      for await (const { event } of events) {
+        const piece = event?.data?.stderr ?? event?.data?.stdout
+        if (piece) output = (output + Buffer.from(piece, 'base64').toString('utf8')).slice(-maxOutput)
+        if (!event?.end) continue
+        const { exitCode = 0 } = event.end
+        log.warn({ sandboxId, exitCode, output }, 'the worker in a sandbox ended at once; is it in the template?')
+      }
+    } catch {
+      // Whether the worker lives is seen by its polls.
+    } finally {
+      clearTimeout(enough)
+      leave.abort()
+    }
+  }
+
+  return {
+    async start(sandbox, env, { fresh = false, signal } = {}) {
+      const end = performance.now() + patienceMs
+      for (let attempt = 0; ; attempt++) {
+        signal?.throwIfAborted()
+        try {
+          // Before another attempt, too: the former one may have started it.
+          if (!fresh || attempt > 0) await endFormer(sandbox)
+          return await startOnce(sandbox, env)
+        } catch (error) {
+          if (!mayPass(error) || performance.now() + retryMs > end) throw error
+          await sleep(retryMs)
+        }
+      }
+    },
+  }
+}
+
+const mayPass = (error: unknown): boolean =>
+  error instanceof NoAnswer || (error instanceof E2bError && [429, 500, 502, 503, 504].includes(error.status))

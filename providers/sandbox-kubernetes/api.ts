@@ -1,0 +1,165 @@
+import { type Static, type TSchema, Type } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
+import { askJson, askPatiently, type JsonAnswer } from '#http-exchange'
+import type { ClusterAccess } from './cluster.ts'
+import { KubernetesError } from './errors.ts'
+
+const requestMs = 15_000
+/** How long one call goes on with what may pass. */
+const patienceMs = 30_000
+const pageSize = 250
+/** Named in what the cluster keeps of a change, and the owner of what is applied. */
+const manager = 'agent-orc'
+
+export const apiVersion = 'agents.x-k8s.io/v1beta1'
+
+const Metadata = Type.Object({
+  name: Type.String(),
+  uid: Type.String(),
+  generation: Type.Optional(Type.Integer()),
+  deletionTimestamp: Type.Optional(Type.String()),
+  labels: Type.Optional(Type.Record(Type.String(), Type.String())),
+})
+
+/** A Sandbox of agent-sandbox, as far as it is read here. */
+export const SandboxObject = Type.Object({
+  metadata: Metadata,
+  spec: Type.Object({ operatingMode: Type.Optional(Type.String()) }),
+  status: Type.Optional(
+    Type.Object({
+      conditions: Type.Optional(
+        Type.Array(
+          Type.Object({
+            type: Type.String(),
+            status: Type.String(),
+            observedGeneration: Type.Optional(Type.Integer()),
+          }),
+        ),
+      ),
+    }),
+  ),
+})
+export type SandboxObject = Static<typeof SandboxObject>
+
+const SandboxList = Type.Object({
+  metadata: Type.Object({ continue: Type.Optional(Type.String()) }),
+  items: Type.Array(SandboxObject),
+})
+
+export type OperatingMode = 'Running' | 'Suspended'
+
+/** The API server of Kubernetes, as far as it is used here. Rejects with `KubernetesError` and `NoAnswer`. */
+export interface KubernetesApi {
+  create(sandbox: object): Promise<SandboxObject>
+  get(name: string, signal?: AbortSignal): Promise<SandboxObject>
+  /** Those that all of these labels select. */
+  list(labels: Readonly<Record<string, string>>): Promise<SandboxObject[]>
+  setMode(name: string, mode: OperatingMode): Promise<SandboxObject>
+  delete(name: string): Promise<void>
+  /** Creates the secret, or replaces everything of ours in it. */
+  applySecret(name: string, secret: object): Promise<void>
+}
+
+export interface KubernetesApiOptions {
+  readonly cluster: ClusterAccess
+  readonly apiUrl: string
+  readonly namespace: string
+}
+
+interface Call {
+  readonly what: string
+  readonly body?: unknown
+  readonly type?: string
+  readonly query?: Readonly<Record<string, string>>
+  readonly signal?: AbortSignal | undefined
+}
+
+export function createKubernetesApi({ cluster, apiUrl, namespace }: KubernetesApiOptions): KubernetesApi {
+  const { origin, pathname } = new URL(apiUrl)
+  const prefix = pathname.replace(/\/+$/, '')
+  const inNamespace = `/namespaces/${encodeURIComponent(namespace)}`
+  const sandboxes = `/apis/${apiVersion}${inNamespace}/sandboxes`
+  const one = (name: string): string => `${sandboxes}/${encodeURIComponent(name)}`
+
+  // Every call may be made twice: what is created has a name of its own, and everything else sets what it sets.
+  const call = async (
+    method: 'GET' | 'POST' | 'PATCH' | 'DELETE',
+    path: string,
+    options: Call,
+  ): Promise<JsonAnswer> => {
+    const { what, body, type, query, signal } = options
+    const ask = async (): Promise<JsonAnswer> =>
+      askJson(cluster.dispatcher, {
+        method,
+        origin,
+        path: `${prefix}${path}${query ? `?${new URLSearchParams(query).toString()}` : ''}`,
+        headers: {
+          authorization: `Bearer ${await cluster.token()}`,
+          ...(type === undefined ? {} : { 'content-type': type }),
+        },
+        body,
+        timeoutMs: requestMs,
+        signal,
+      })
+    const again = async (): Promise<JsonAnswer> => {
+      const answer = await ask()
+      // The token was replaced while the request was on its way; the object was changed by its controller.
+      return answer.status === 401 || isLostRace(answer) ? ask() : answer
+    }
+    const answer = await askPatiently(again, { repeatable: true, withinMs: patienceMs, signal })
+    if (answer.status >= 200 && answer.status < 300) return answer
+    throw new KubernetesError(answer, what)
+  }
+
+  return {
+    create: async (sandbox) =>
+      read(
+        await call('POST', sandboxes, { what: 'create a sandbox', body: sandbox, query: { fieldManager: manager } }),
+      ),
+    get: async (name, signal) => read(await call('GET', one(name), { what: 'show a sandbox', signal })),
+    async list(labels) {
+      const found: SandboxObject[] = []
+      const labelSelector = Object.entries(labels)
+        .map(([name, value]) => `${name}=${value}`)
+        .join(',')
+      let next: string | undefined
+      do {
+        const query = { labelSelector, limit: String(pageSize), ...(next === undefined ? {} : { continue: next }) }
+        const page = read(await call('GET', sandboxes, { what: 'list sandboxes', query }), SandboxList)
+        found.push(...page.items)
+        next = page.metadata.continue || undefined
+      } while (next !== undefined)
+      return found
+    },
+    setMode: async (name, mode) =>
+      read(
+        await call('PATCH', one(name), {
+          what: `set a sandbox to ${mode}`,
+          body: { spec: { operatingMode: mode } },
+          type: 'application/merge-patch+json',
+          query: { fieldManager: manager },
+        }),
+      ),
+    async delete(name) {
+      await call('DELETE', one(name), { what: 'delete a sandbox', query: { propagationPolicy: 'Background' } })
+    },
+    async applySecret(name, secret) {
+      await call('PATCH', `/api/v1${inNamespace}/secrets/${encodeURIComponent(name)}`, {
+        what: 'write the secret of a sandbox',
+        body: secret,
+        type: 'application/apply-patch+yaml',
+        query: { fieldManager: manager, force: 'true' },
+      })
+    },
+  }
+}
+
+const isLostRace = ({ status, body }: JsonAnswer): boolean =>
+  status === 409 && (body as { reason?: unknown } | undefined)?.reason === 'Conflict'
+
+function read(answer: JsonAnswer): SandboxObject
+function read<T extends TSchema>(answer: JsonAnswer, schema: T): Static<T>
+function read(answer: JsonAnswer, schema: TSchema = SandboxObject): unknown {
+  if (Value.Check(schema, answer.body)) return answer.body
+  throw new Error('Kubernetes answered with something else than its documentation says')
+}

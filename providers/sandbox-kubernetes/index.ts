@@ -1,0 +1,54 @@
+import { Type } from '@sinclair/typebox'
+import { CommaList, Settings } from '#kernel'
+import { defineSandboxProvider } from '#contracts/sandbox'
+import { createKubernetesApi } from './api.ts'
+import { createClusterAccess } from './cluster.ts'
+import { createKubernetesProvider } from './provider.ts'
+import { PodTemplate } from './templates.ts'
+
+/** What Kubernetes gives to a pod that asks for its service account. */
+const account = '/var/run/secrets/kubernetes.io/serviceaccount'
+
+/** Workers in pods, by kubernetes-sigs/agent-sandbox: how a fleet larger than one machine runs them. */
+export default defineSandboxProvider({
+  name: 'kubernetes',
+  config: Settings({
+    namespace: Type.Optional(Type.String({ description: 'Of the sandboxes. Without it the provider is not offered.' })),
+    apiUrl: Type.String({
+      default: 'https://kubernetes.default.svc',
+      pattern: '^https?://.+$',
+      expects: 'an http or https URL',
+      description: 'Of the API server.',
+    }),
+    token: Type.Optional(Type.String({ description: 'Instead of a file.' })),
+    tokenFile: Type.String({ default: `${account}/token`, description: 'Read for every request: it is replaced.' }),
+    caFile: Type.String({
+      default: `${account}/ca.crt`,
+      description: 'Authority of the API server; those of the system where there is no such file.',
+    }),
+    image: Type.Optional(Type.String({ description: 'For profiles that name no template.' })),
+    images: Type.Optional(CommaList('Beginnings of the images that profiles may name as template; `*` for any.')),
+    templates: Type.Optional(
+      Type.Record(Type.String(), PodTemplate, { description: 'Pods that profiles may name as template.' }),
+    ),
+    workspaceSize: Type.String({ default: '1Gi', description: 'Of the volume of a session.' }),
+    storageClass: Type.Optional(Type.String({ description: "Of that volume; the cluster's default unless given." })),
+  }),
+  async create({ config, log, onStop }) {
+    const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, ...volume } = config
+    if (!namespace) return undefined
+    const cluster = createClusterAccess({ token: token || undefined, tokenFile, caFile })
+    onStop(() => cluster.dispatcher.destroy())
+    return createKubernetesProvider({
+      api: createKubernetesApi({ cluster, apiUrl, namespace }),
+      rules: {
+        image: image || undefined,
+        images: images ?? [],
+        templates: templates ?? {},
+        workspaceSize: volume.workspaceSize,
+        storageClass: volume.storageClass || undefined,
+      },
+      log,
+    })
+  },
+})

@@ -1,0 +1,125 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { invalidSandbox, type LaunchOrder, sandboxGone, type SandboxProvider } from '#contracts/sandbox'
+import type { KubernetesApi, SandboxObject } from './api.ts'
+import { isNotFound, isThere, KubernetesError } from './errors.ts'
+import { labelsOf, ownerLabel, ownerSelector } from './labels.ts'
+import { sandboxManifest, secretManifest, type VolumeRules } from './objects.ts'
+import { isSuspended, stateOf } from './state.ts'
+import { templateOf, type TemplateRules } from './templates.ts'
+
+/** A pod has its grace to end, and its node may be slow to say so. */
+const suspendMs = 60_000
+const firstLookMs = 100
+const longestLookMs = 1_000
+/** Names of objects; anything else is no sandbox of ours. */
+const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
+
+export interface KubernetesProviderOptions {
+  readonly api: KubernetesApi
+  readonly rules: TemplateRules & VolumeRules
+  readonly log: FastifyBaseLogger
+}
+
+/** Sandboxes of kubernetes-sigs/agent-sandbox: a pod and a volume for each worker. */
+export function createKubernetesProvider({ api, rules, log }: KubernetesProviderOptions): SandboxProvider {
+  const goneOr = (error: unknown): unknown => (isNotFound(error) ? sandboxGone(error) : error)
+  const find = async (sandboxId: string, signal?: AbortSignal): Promise<SandboxObject | undefined> => {
+    if (!nameForm.test(sandboxId)) return undefined
+    return api.get(sandboxId, signal).catch((error: unknown) => {
+      if (isNotFound(error)) return undefined
+      throw error
+    })
+  }
+  const get = async (sandboxId: string): Promise<SandboxObject> => {
+    const sandbox = await find(sandboxId)
+    if (!sandbox || stateOf(sandbox) === 'gone') throw sandboxGone()
+    return sandbox
+  }
+
+  /** Creates the sandbox of an order, or takes the one that a lost answer was about. */
+  const create = async (order: LaunchOrder, manifest: object): Promise<SandboxObject> => {
+    try {
+      return await api.create(manifest)
+    } catch (error) {
+      // Whatever it was about may be there, unless the server itself refused it.
+      if (!(error instanceof KubernetesError)) await discard(order.name)
+      if (!isThere(error)) throw refusal(error)
+      const sandbox = await api.get(order.name)
+      const owner = sandbox.metadata.labels?.[ownerLabel]
+      if (owner !== labelsOf(order)[ownerLabel]) throw error
+      return sandbox
+    }
+  }
+  /** Gives the sandbox the environment of the order, and lets it run. */
+  const run = async (sandbox: SandboxObject, order: LaunchOrder): Promise<void> => {
+    const { name } = sandbox.metadata
+    await api.applySecret(name, secretManifest({ ...order, name }, sandbox))
+    await api.setMode(name, 'Running')
+  }
+  const destroy = async (sandboxId: string): Promise<void> => {
+    if (!nameForm.test(sandboxId)) return
+    await api.delete(sandboxId).catch((error: unknown) => {
+      if (!isNotFound(error)) throw error
+    })
+  }
+
+  const discard = (sandboxId: string): Promise<void> =>
+    destroy(sandboxId).catch((err: unknown) => {
+      log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be deleted')
+    })
+
+  return {
+    contract: 'sandbox/1',
+    destroy,
+    async launch(order, signal) {
+      signal.throwIfAborted()
+      const manifest = sandboxManifest(order, templateOf(order.template, rules), rules)
+      // Not under the signal: what was begun must be known, or it could not be ended.
+      const sandbox = await create(order, manifest)
+      try {
+        signal.throwIfAborted()
+        await run(sandbox, order)
+        signal.throwIfAborted()
+      } catch (error) {
+        await discard(order.name)
+        throw error
+      }
+      return { sandboxId: order.name }
+    },
+    async status(sandboxId, signal) {
+      const sandbox = await find(sandboxId, signal)
+      return sandbox ? stateOf(sandbox) : 'gone'
+    },
+    async pause(sandboxId) {
+      let sandbox = await get(sandboxId)
+      try {
+        if (sandbox.spec.operatingMode !== 'Suspended') sandbox = await api.setMode(sandboxId, 'Suspended')
+        const end = performance.now() + suspendMs
+        for (let wait = firstLookMs; !isSuspended(sandbox); wait = Math.min(wait * 2, longestLookMs)) {
+          if (performance.now() > end) throw new Error(`the pod of sandbox ${sandboxId} did not end`)
+          await sleep(wait)
+          sandbox = await api.get(sandboxId)
+        }
+      } catch (error) {
+        throw goneOr(error)
+      }
+    },
+    async resume(sandboxId, order) {
+      const sandbox = await get(sandboxId)
+      await run(sandbox, order).catch((error: unknown) => {
+        throw goneOr(error)
+      })
+    },
+    list: async (owner) =>
+      (await api.list(ownerSelector(owner)))
+        .filter((sandbox) => stateOf(sandbox) !== 'gone')
+        .map((sandbox) => sandbox.metadata.name),
+  }
+}
+
+/** What the profile asked for is its author's to mend; the rest is the operator's. */
+function refusal(error: unknown): unknown {
+  if (!(error instanceof KubernetesError) || error.status !== 422) return error
+  return invalidSandbox("Kubernetes takes no pod with this profile's `sandbox` settings.")
+}
