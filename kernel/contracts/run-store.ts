@@ -2,6 +2,7 @@ import { capability } from '#kernel'
 import type { Profile } from './profiles.ts'
 import type { Usage } from './run-event.ts'
 import type { LogChunk, RunStatus, RunSummary, SubTask, TerminalRunStatus } from './runs.ts'
+import type { SandboxUse } from './sandbox-use.ts'
 import type { Session } from './sessions.ts'
 import type { StateBundle } from './runtime.ts'
 
@@ -120,6 +121,8 @@ export interface FinishRun {
   /** What the run used, all its model calls together; `costCents` when a price is known. Metered by the same write that ends the run. */
   readonly usage?: Usage
   readonly toolCalls?: number
+  /** The run had a sandbox; its own duration is added to what is here. */
+  readonly sandbox?: SandboxUse
   readonly runtimeSessionId?: string
   /** Hash of the runner that took the run. Absent: none did, and the conversation is where it was. */
   readonly runner?: string

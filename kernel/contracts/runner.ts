@@ -94,6 +94,12 @@ export const WorkerLease = Type.Object(
         description: '`gone`: the next run launches another one; `unknown`: the substrate could not be reached.',
       },
     ),
+    provider: Type.Optional(Type.String({ description: 'The substrate.' })),
+    sandboxId: Type.Optional(Type.String({ description: "The substrate's own name for it." })),
+    template: Type.Optional(Type.String()),
+    launchedAt: Type.Optional(Type.String({ format: 'date-time' })),
+    lastUsedAt: Type.Optional(Type.String({ format: 'date-time' })),
+    warm: Type.Optional(Type.Boolean({ description: 'It was prepared before the session was known.' })),
   },
   { additionalProperties: true },
 )
@@ -176,6 +182,8 @@ export interface Placement {
   readonly runtime: string
   /** Runner hashes and runtimes that the pool allows; an absent list allows all. */
   readonly pool?: { readonly runners?: readonly string[]; readonly runtimes?: readonly string[] }
+  /** Where its sandbox is: a substrate by name, or true for the runner's default. Unless given, it has none. */
+  readonly substrate?: string | true
   /** Hashes of runners that were tried in vain. */
   readonly without?: ReadonlySet<string>
 }
@@ -260,6 +268,10 @@ export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
 
 /** The runner's own link and what only its wire routes need on top of it. */
 export interface RunnerService extends RunnerLink {
+  /** Of all tenants when none is named. */
+  workerLeases(tenantId: string | undefined, signal?: AbortSignal): Promise<readonly WorkerLease[]>
+  /** Rejects with a sentence when whatever executes the session's runs does not answer. */
+  checkSession(session: RunnerSession): Promise<void>
   /** Not the broadcast of this release: one profile or pool as an earlier one sends it. An older version never replaces a newer. */
   putProfile(tenantId: string, profile: Profile): Promise<void>
   deleteProfile(tenantId: string, name: string): Promise<void>

@@ -1,8 +1,10 @@
 import { capability } from '#kernel'
 import type { ModelFetch } from './model-fetch.ts'
+import type { Profile } from './profiles.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { RunnerSession, WorkerLease } from './runner.ts'
 import type { StateBundle } from './runtime.ts'
+import type { SandboxEvent } from './sandbox-use.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 
@@ -68,11 +70,24 @@ export interface WorkerHub {
 }
 export const WorkerHub = capability<WorkerHub>('runner.worker-hub')
 
+/** A run whose sandbox is ready. */
+export interface PreparedRun {
+  /** What its readers are told: which sandbox, how it started, and what it used since the former run. */
+  readonly event: SandboxEvent
+  /** The run is over: from now on the sandbox is idle. */
+  over(): void
+}
+
 /** Sessions whose worker, or whose tools, are in a sandbox of their own. */
 export interface SandboxWorkers {
   /** Names of the providers, sorted. */
   readonly substrates: readonly string[]
   readonly defaultSubstrate?: string
+  /**
+   * Before a run: makes the session's worker ready, however long that takes. AppError 409 `session_state_missing` when the run is to
+   * go on with a conversation that is neither in a worker nor here. Undefined: a static session whose tools need no sandbox now.
+   */
+  prepare(session: RunnerSession, resume: boolean, signal: AbortSignal): Promise<PreparedRun | undefined>
   /** The way to the worker of a session with `workerMode: sandbox`: launched, resumed or replaced when it is used. */
   link(session: RunnerSession): SidecarLink
   /** Executes a tool inside the session's sandbox, which a static session with `sandbox` in its profile has too. */
@@ -86,10 +101,24 @@ export interface SandboxWorkers {
   lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
   /** The session left this runner for good: its sandbox is destroyed. */
   release(session: RunnerSession): Promise<void>
-  /** A provider said that this sandbox changed. Resolves to how many cached states were dropped. */
+  /** A provider said that this sandbox changed. Returns how many cached states were dropped. */
   invalidate(provider: string, sandboxId: string): number
+  /** This runner was told of a profile; undefined: that it was deleted. Warm pools follow it. */
+  sawProfile(tenantId: string, name: string, profile: Profile | undefined): void
 }
 export const SandboxWorkers = capability<SandboxWorkers>('runner.sandbox-workers')
+
+/** In a worker: whose it is now. */
+export interface WorkerIdentity {
+  readonly runnerUrl: string
+  readonly sessionId: string
+  readonly token: string
+  /** The runner gave it a newer token. */
+  renew(token: string): void
+  /** A worker of a warm pool got its session. */
+  bind(sessionId: string, token: string): void
+}
+export const WorkerIdentity = capability<WorkerIdentity>('worker.identity')
 
 /**
  * In a worker: model calls go through the runner, which holds the keys; a sandbox has neither keys nor a network. Absent in a

@@ -9,6 +9,7 @@ export const invalidSessionId = appError('invalid session id', 400)
 export const runnerFull = appError('runner_full', 503, 'Every session of this runner has a run under way.')
 /** Another runner may be asked: nothing was begun here. */
 export const runnerDraining = appError('runner_draining', 503, 'The runner is about to stop and takes nothing new.')
+export const noSandboxSubstrate = appError('no_sandbox_substrate', 503, 'This runner has no sandboxes.')
 export const toolNotAllowed = appError('tool_not_allowed', 403)
 
 /** Why a run was ended here, as the code of its `error` event. */

@@ -1,9 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
-import type { RunEnvelope } from '#contracts/run-envelope'
 import type { ExecuteRun } from '#contracts/runner'
 import type { SidecarLink } from '#contracts/sidecar'
+import type { PreparedRun } from '#contracts/workers'
+import { envelopeOf } from './envelope.ts'
 import { type EndReason, sentences } from './errors.ts'
+import type { Prepare } from './links.ts'
 import { createRelay } from './relay.ts'
 import type { Held } from './sessions.ts'
 
@@ -36,6 +38,8 @@ export interface Turn {
 export interface TurnOptions {
   readonly session: Held
   readonly run: ExecuteRun
+  /** Absent: nothing has to be made ready. */
+  readonly prepare?: Prepare
   /** Chosen before the run starts, so that a missing sidecar is an `error` event of the run as well. */
   readonly sidecar: () => SidecarLink
   readonly sessionMcpUrl: string | undefined
@@ -83,22 +87,41 @@ export function startTurn(options: TurnOptions): StartedTurn {
     },
     onEnd: release,
   })
-  /** The next chunk, or undefined as soon as the turn is ended from here: a sidecar may ignore its signal. */
-  const nextOf = (source: AsyncIterator<Buffer>): Promise<IteratorResult<Buffer> | undefined> =>
+  const takenAt = Date.now()
+  /** What is waited for, or undefined as soon as the turn is ended from here: whoever is asked may ignore the signal. */
+  const unlessEnded = <T>(ask: () => Promise<T>): Promise<T | undefined> =>
     new Promise((resolve, reject) => {
       if (reason) return resolve(undefined)
       wake = () => resolve(undefined)
-      source.next().then(resolve, reject)
+      ask().then(resolve, reject)
     })
+  const nextOf = (source: AsyncIterator<Buffer>) => unlessEnded(() => source.next())
 
   async function* chunks(): AsyncGenerator<Buffer> {
     let source: AsyncIterator<Buffer> | undefined
     let askedAt = Infinity
+    let prepared: PreparedRun | undefined
+    let left = false
+    const makeReady = async (prepare: Prepare): Promise<Buffer | undefined> => {
+      const preparing = prepare(session.conversation === true, abort.signal)
+      preparing.then(
+        (ready) => {
+          // Too late for a turn that has ended meanwhile.
+          if (left) ready?.over()
+          else prepared = ready
+        },
+        () => {},
+      )
+      const ready = await unlessEnded(() => preparing)
+      return ready && relay.own(ready.event)
+    }
     /** Starts the sidecar's turn. It may still be leaving the session's former run, if that one was cut off from here. */
     const open = async (): Promise<IteratorResult<Buffer> | undefined> => {
       const until = Date.now() + busyMs
-      const envelope = envelopeOf(session, run, relay.next, sessionMcpUrl)
+      const elapsedMs = Date.now() - takenAt
+      const envelope = envelopeOf(session, run, { firstSeq: relay.next, elapsedMs, sessionMcpUrl })
       for (;;) {
+        if (reason) return undefined
         source = sidecar().run(envelope, abort.signal)[Symbol.asyncIterator]()
         askedAt = Date.now()
         try {
@@ -108,13 +131,13 @@ export function startTurn(options: TurnOptions): StartedTurn {
         }
         askedAt = Infinity
         await sleep(busyRetryMs)
-        if (reason) return undefined
       }
     }
     try {
       const accepted = relay.own({ type: 'progress', stage: 'runner_accepted' })
-      // Started before our own line is read, so that the sidecar works meanwhile.
-      const first = open()
+      // Started before our own lines are read, so that the sidecar works meanwhile.
+      const ready = options.prepare && makeReady(options.prepare)
+      const first = ready ? ready.then(open) : open()
       // Whatever becomes of a turn that the sidecar took, the conversation is another one afterwards.
       first.then(
         () => session.changes++,
@@ -124,6 +147,8 @@ export function startTurn(options: TurnOptions): StartedTurn {
       yield accepted
       let failure: unknown
       try {
+        const told = await ready
+        if (told) yield told
         for (let read = await first; read && !read.done; read = await nextOf(source!)) {
           const chunk = relay.pass(read.value)
           if (relay.endedBy === 'runner') abort.abort(new Error(sentences.bad_event))
@@ -142,6 +167,8 @@ export function startTurn(options: TurnOptions): StartedTurn {
       if (!relay.endedBy) end('cancelled')
       release('error')
       if (source) await unwind(source, abort, relay.endedBy === 'sidecar')
+      left = true
+      prepared?.over()
       finished!()
     }
   }
@@ -175,28 +202,6 @@ export function startTurn(options: TurnOptions): StartedTurn {
     release('error')
   }
   return { session, signal: abort.signal, attempt: run.attempt ?? 1, end, supersede, over, chunks: chunks() }
-}
-
-function envelopeOf(session: Held, run: ExecuteRun, firstSeq: number, sessionMcpUrl: string | undefined): RunEnvelope {
-  const handle = run.runtimeSessionId ?? session.runtimeSessionId
-  return {
-    runId: run.runId,
-    sessionId: session.id,
-    tenantId: session.tenantId,
-    profile: session.profile,
-    prompt: run.prompt,
-    ...(run.metadata ? { metadata: run.metadata } : {}),
-    ...(sessionMcpUrl === undefined ? {} : { sessionMcpUrl }),
-    ...(handle === undefined ? {} : { runtimeSessionId: handle }),
-    ...(session.conversation ? { resume: true } : {}),
-    firstSeq,
-    timeoutMs: run.timeoutMs,
-    ...(run.attachments ? { attachments: run.attachments } : {}),
-    ...(run.responseFormat ? { responseFormat: run.responseFormat } : {}),
-    ...(run.mcpServers ? { mcpServers: run.mcpServers } : {}),
-    ...(run.attempt === undefined ? {} : { attempt: run.attempt }),
-    ...(run.replay === undefined ? {} : { replay: run.replay }),
-  }
 }
 
 /**

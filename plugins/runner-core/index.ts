@@ -1,9 +1,10 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { runnerHash } from '#contracts/ids'
 import { LocalRunners, RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
+import { SandboxWorkers } from '#contracts/workers'
 import { createRunner } from './service.ts'
 
 const sweepEveryMs = 60_000
@@ -28,7 +29,7 @@ export default definePlugin({
     ),
     idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
   }),
-  requires: { sidecars: Sidecars, toolkit: Toolkit },
+  requires: { sidecars: Sidecars, toolkit: Toolkit, sandboxes: maybe(SandboxWorkers) },
   provides: { core: RunnerCore, locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
@@ -37,6 +38,7 @@ export default definePlugin({
     const mcpBaseUrl = (): string => (config.mcpBaseUrl ?? baseUrl()).replace(/\/+$/, '')
     const runner = createRunner({
       sidecars: deps.sidecars,
+      sandboxes: deps.sandboxes,
       toolkit: deps.toolkit,
       hash: () => (hash ??= runnerHash(baseUrl())),
       mcpBaseUrl,

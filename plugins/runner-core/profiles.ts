@@ -9,7 +9,10 @@ export interface ProfileBook {
   list(tenantId: string): Profile[]
 }
 
-export function createProfileBook(): ProfileBook {
+/** `onChange` is told of what is here now; undefined: it was deleted. */
+export function createProfileBook(
+  onChange: (tenantId: string, name: string, profile: Profile | undefined) => void = () => {},
+): ProfileBook {
   const tenants = new Map<string, Map<string, Profile>>()
   return {
     put(tenantId, profile) {
@@ -17,10 +20,13 @@ export function createProfileBook(): ProfileBook {
       const held = book.get(profile.name)
       if (held && isOlder(profile, held)) return
       tenants.set(tenantId, book.set(profile.name, profile))
+      onChange(tenantId, profile.name, profile)
     },
     delete(tenantId, name) {
       const book = tenants.get(tenantId)
-      if (book?.delete(name) && book.size === 0) tenants.delete(tenantId)
+      if (!book?.delete(name)) return
+      if (book.size === 0) tenants.delete(tenantId)
+      onChange(tenantId, name, undefined)
     },
     get: (tenantId, name) => tenants.get(tenantId)?.get(name),
     list: (tenantId) => [...(tenants.get(tenantId)?.values() ?? [])].sort((a, b) => (a.name < b.name ? -1 : 1)),

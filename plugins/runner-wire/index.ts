@@ -23,11 +23,11 @@ export default definePlugin({
       profileRoutes(app, core)
       poolRoutes(app, core)
       broadcastRoutes(app, core)
-      sessionRoutes(app, core, sessions, sidecars)
+      sessionRoutes(app, core, sessions)
       stateRoutes(app, core, ctx.log)
       runRoutes(app, core)
       toolkitRoutes(app, sessions, toolkit)
-      leaseRoutes(app)
+      leaseRoutes(app, core)
     })
     return {}
   },

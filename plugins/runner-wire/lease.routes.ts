@@ -1,16 +1,17 @@
 import { type TSchema, Type } from '@sinclair/typebox'
 import { access, type App, failure } from '#kernel'
-import { VfsLease, WorkerLease } from '#contracts/runner'
+import { type RunnerService, VfsLease, WorkerLease } from '#contracts/runner'
 import { noSandboxWorker, noVfsSession } from './errors.ts'
-import { OptionalTenantHeaders, SessionParams, TenantHeaders } from './schema.ts'
+import { Invalidated, InvalidateSandbox, OptionalTenantHeaders, SessionParams, TenantHeaders } from './schema.ts'
+import { optionalTenantOf, tenantOf } from './tenant.ts'
 
 const tags = ['leases']
 
 /**
- * Leases of a runner that has neither a VFS manager nor a worker substrate: the contract's answers for that case. The
- * leases of all tenants are asked for without a tenant (the conductor's fan-out).
+ * What sessions hold outside of this runner. The leases of all tenants are asked for without a tenant. Of the VirtualFS, which
+ * has no manager here, the answers are the contract's for that case.
  */
-export function leaseRoutes(app: App): void {
+export function leaseRoutes(app: App, core: RunnerService): void {
   const list = (summary: string, item: TSchema) => ({
     ...access('network'),
     schema: {
@@ -32,7 +33,10 @@ export function leaseRoutes(app: App): void {
     },
   })
   app.get('/runner/vfs/leases', list('List VirtualFS leases', VfsLease), async () => [])
-  app.get('/runner/worker/leases', list('List sandbox workers', WorkerLease), async () => [])
+  app.get('/runner/worker/leases', list('List sandbox workers', WorkerLease), async (request) => {
+    const leases = await core.workerLeases(optionalTenantOf(request))
+    return leases.toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1))
+  })
   app.get(
     '/runner/sessions/:id/vfs-lease',
     one('Show the VirtualFS lease of a session', VfsLease, 'no vfs session'),
@@ -43,8 +47,27 @@ export function leaseRoutes(app: App): void {
   app.get(
     '/runner/sessions/:id/worker',
     one('Show the sandbox worker of a session', WorkerLease, 'no sandbox worker'),
-    async () => {
-      throw noSandboxWorker()
+    async (request) => {
+      const lease = await core.workerLease(tenantOf(request), request.params.id)
+      if (!lease) throw noSandboxWorker()
+      return lease
+    },
+  )
+  app.post(
+    '/runner/sandbox-events/invalidate',
+    {
+      ...access('network'),
+      schema: {
+        tags,
+        summary: 'Forget what is known of a sandbox',
+        description: 'Its provider said that it changed. 0 is normal: another runner has it.',
+        body: InvalidateSandbox,
+        response: { 200: Invalidated },
+      },
+    },
+    async (request) => {
+      const { provider, sandboxId } = request.body
+      return { invalidated: await core.invalidateSandbox(provider, sandboxId) }
     },
   )
 }

@@ -79,3 +79,12 @@ export const InvokeResult = Type.Object({ result: Type.Object({ ok: Type.Boolean
 /** Agent pools are defined by the conductor: the runner keeps what it is told. */
 export const PoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)
 export const Pool = Type.Object({ id: Type.String() }, open)
+
+/** `POST /runner/sandbox-events/invalidate`. */
+export const InvalidateSandbox = Type.Object(
+  { provider: Type.String({ maxLength: 64 }), sandboxId: Type.String({ maxLength: 128 }) },
+  { additionalProperties: false },
+)
+export const Invalidated = Type.Object({
+  invalidated: Type.Integer({ description: 'How many cached states were dropped.' }),
+})

@@ -1,7 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { access, type App, failure, isAppError, NoContent } from '#kernel'
 import type { RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
-import type { Sidecars } from '#contracts/sidecar'
 import { encodeSessionStatus } from '#contracts/wire/runner'
 import { CreateSession, SessionHealth, SessionParams, TenantHeaders, WireSession } from './schema.ts'
 import { sessionOf, tenantOf } from './tenant.ts'
@@ -15,7 +14,7 @@ const wire = (session: RunnerSession): Static<typeof WireSession> => ({
   status: encodeSessionStatus(session.status),
 })
 
-export function sessionRoutes(app: App, core: RunnerService, sessions: RunnerSessions, sidecars: Sidecars): void {
+export function sessionRoutes(app: App, core: RunnerService, sessions: RunnerSessions): void {
   app.get(
     '/runner/sessions',
     {
@@ -95,7 +94,7 @@ export function sessionRoutes(app: App, core: RunnerService, sessions: RunnerSes
       schema: {
         tags,
         summary: "Check a session's sidecar",
-        description: '200 with `healthy` false and an `error` when it does not answer.',
+        description: 'Or its sandbox. 200 with `healthy` false and an `error` when it does not answer.',
         headers: TenantHeaders,
         params: SessionParams,
         response: { 200: SessionHealth },
@@ -104,7 +103,7 @@ export function sessionRoutes(app: App, core: RunnerService, sessions: RunnerSes
     async (request) => {
       const session = sessionOf(sessions, tenantOf(request), request.params.id)
       try {
-        await sidecars.forRuntime(session.profile.runtime).health()
+        await core.checkSession(session)
         return { healthy: true }
       } catch (error) {
         return { healthy: false, error: (isAppError(error) && error.sentence) || 'The sidecar does not answer.' }

@@ -114,7 +114,14 @@ test('tools outside the snapshot are refused, and the context is the runner’s 
   })
   await f.sessions.invokeTool(session, 'calculate', {}, signal)
   const { signal: given, ...context } = f.invoked[0]!.context
-  assert.deepEqual(context, { tenantId: 'acme', sessionId: session.id, profileName: 'p', runId: 'r1', depth: 0 })
+  assert.deepEqual(context, {
+    tenantId: 'acme',
+    sessionId: session.id,
+    profileName: 'p',
+    skills: [],
+    runId: 'r1',
+    depth: 0,
+  })
   f.core.cancelRun('acme', 'r1')
   assert.equal(given.aborted, true, 'cancelling the run stops the tool it waits for')
   await lines

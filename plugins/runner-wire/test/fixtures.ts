@@ -10,6 +10,7 @@ import {
   type RunnerSession,
   RunnerSessions,
   type RunnerTopology,
+  type WorkerLease,
 } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
@@ -49,6 +50,7 @@ export async function wireOf(
   const states = new Map<string, StateBundle | AppError | Error>()
   const hydrated: Hydrated[] = []
   const cancelled: string[] = []
+  const leases = new Map<string, WorkerLease[]>()
   const health = { failing: false, instance: 'i-7' }
   const spec: ToolSpec = { name: 'calculate', description: 'Calculates.', inputSchema: { type: 'object' } }
   const unknown = () => new AppError('unknown_session', 404)
@@ -102,9 +104,12 @@ export async function wireOf(
     },
     unsaved: async () => [{ tenantId: 'acme', sessionId: 'sess-abcdef01-00000001' }],
     topology: async () => topology,
-    workerLeases: async () => [],
-    workerLease: async () => undefined,
-    invalidateSandbox: async () => 0,
+    workerLeases: async (tenant) => (tenant === undefined ? [...leases.values()].flat() : (leases.get(tenant) ?? [])),
+    workerLease: async (tenant, id) => leases.get(tenant)?.find((lease) => lease.sessionId === id),
+    invalidateSandbox: async (provider, sandboxId) => Number(`${provider}/${sandboxId}` === 'vm/box-1'),
+    async checkSession() {
+      await sidecar.health()
+    },
     vfsLeases: async () => [],
     vfsLease: async () => undefined,
     async exportState(tenant, id) {
@@ -167,7 +172,7 @@ export async function wireOf(
     })
     return reply
   }
-  return { kernel, call, add, sessions, states, hydrated, cancelled, health, taken }
+  return { kernel, call, add, sessions, states, hydrated, cancelled, leases, health, taken }
 }
 
 export const runBody = { runId: 'r1', sessionId: 's1', prompt: 'hi', firstSeq: 1, timeoutMs: 1000 }

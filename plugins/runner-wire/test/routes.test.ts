@@ -243,3 +243,30 @@ test('without VFS and workers the lease lists are empty arrays and a lease is 40
   const worker = await call('GET', '/runner/sessions/x/worker')
   assert.deepEqual([worker.statusCode, worker.json<{ error: string }>().error], [404, 'no sandbox worker'])
 })
+
+test('leases are sorted by session, those of the tenant or of all of them, and one is found by its session', async (t) => {
+  const { call, leases } = await wireOf(t)
+  leases.set('acme', [
+    { sessionId: 's2', state: 'paused' },
+    { sessionId: 's1', state: 'gone' },
+  ])
+  leases.set('globex', [{ sessionId: 's3', state: 'running' }])
+  const ids = async (tenant: string) =>
+    (await call('GET', '/runner/worker/leases', { tenant })).json<{ sessionId: string }[]>().map((l) => l.sessionId)
+  assert.deepEqual(await ids('acme'), ['s1', 's2'])
+  assert.deepEqual(await ids(''), ['s1', 's2', 's3'])
+  const one = (tenant: string) => call('GET', '/runner/sessions/s2/worker', { tenant })
+  assert.equal((await one('acme')).json<{ state: string }>().state, 'paused')
+  assert.equal((await one('globex')).statusCode, 404)
+})
+
+test('an event of a sandbox provider is answered with how many cached states it made stale', async (t) => {
+  const { call } = await wireOf(t)
+  const tell = (sandboxId: string) =>
+    call('POST', '/runner/sandbox-events/invalidate', { tenant: '', body: { provider: 'vm', sandboxId } })
+  assert.deepEqual(
+    [(await tell('box-1')).json(), (await tell('box-2')).json()],
+    [{ invalidated: 1 }, { invalidated: 0 }],
+  )
+  assert.equal((await call('POST', '/runner/sandbox-events/invalidate', { tenant: '', body: {} })).statusCode, 400)
+})

@@ -1,0 +1,42 @@
+import type { Profile } from '#contracts/profiles'
+import type { RunnerSession } from '#contracts/runner'
+import type { SidecarLink, Sidecars } from '#contracts/sidecar'
+import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
+import { noSandboxSubstrate } from './errors.ts'
+
+export type Prepare = (resume: boolean, signal: AbortSignal) => Promise<PreparedRun | undefined>
+
+/** Who executes the runs of a session: a sidecar of this runner, or the worker in the session's own sandbox. */
+export interface SessionLinks {
+  /** Throws AppError 503 when this runner has neither. */
+  of(session: RunnerSession): SidecarLink
+  /** What must be ready before a run of the session. Undefined: it has no sandbox. */
+  preparing(session: RunnerSession): Prepare | undefined
+  /** The session left this runner. */
+  forget(session: RunnerSession): Promise<void>
+}
+
+/** For its worker, or for its tools alone. */
+export const hasSandbox = ({ workerMode, sandbox }: Profile): boolean =>
+  workerMode === 'sandbox' || sandbox !== undefined
+
+export function createSessionLinks(sidecars: Sidecars, sandboxes: SandboxWorkers | undefined): SessionLinks {
+  const isSandboxed = ({ profile }: RunnerSession): boolean => profile.workerMode === 'sandbox'
+  const forRuntime = ({ profile }: RunnerSession): SidecarLink => sidecars.forRuntime(profile.runtime)
+  const tellSidecar = async (session: RunnerSession): Promise<void> =>
+    forRuntime(session).forget(session.profile.runtime, session.id)
+  return {
+    of(session) {
+      if (!isSandboxed(session)) return forRuntime(session)
+      if (!sandboxes) throw noSandboxSubstrate()
+      return sandboxes.link(session)
+    },
+    preparing(session) {
+      if (!sandboxes || !hasSandbox(session.profile)) return undefined
+      return (resume, signal) => sandboxes.prepare(session, resume, signal)
+    },
+    async forget(session) {
+      await Promise.all([isSandboxed(session) ? undefined : tellSidecar(session), sandboxes?.release(session)])
+    },
+  }
+}
