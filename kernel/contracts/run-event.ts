@@ -25,6 +25,11 @@ export const ProgressEvent = open({
   attempt: Type.Optional(Type.Integer()),
   /** Text from this seq on, up to here, is not part of the answer: what said it was cut off, and says it again. */
   supersedes: Type.Optional(Type.Integer()),
+  /** With `mcp_server_unavailable`: whose tools the run goes without. */
+  server: Type.Optional(Type.String()),
+  /** With `context_trimmed`: what was left out of the prompt, and what was cut. */
+  droppedTurns: Type.Optional(Type.Integer()),
+  cutResults: Type.Optional(Type.Integer()),
 })
 export const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
 /** A chunk of model text; the chunks of a run joined are its text. */
@@ -51,7 +56,13 @@ export const UsageEvent = open({
   costCents: Type.Optional(Type.Number()),
 })
 /** The final answer. Ends the run as `ok`. */
-export const ResultEvent = open({ type: Type.Literal('result'), text: Type.String(), finishReason: Type.String() })
+export const ResultEvent = open({
+  type: Type.Literal('result'),
+  text: Type.String(),
+  finishReason: Type.String(),
+  /** With `responseFormat`: the value that the answer holds. */
+  output: Type.Optional(Type.Unknown()),
+})
 /** Unrecoverable. Ends the run as `error` (or `cancelled`, `interrupted` when the conductor wrote it for that reason). */
 export const ErrorEvent = open({
   type: Type.Literal('error'),

@@ -5,46 +5,73 @@ import { corruptState } from './errors.ts'
 import type { Turn } from './history.ts'
 import type { Message } from './messages.ts'
 
-const text = Type.Object({ type: Type.Literal('text'), text: Type.String() }, { additionalProperties: false })
-const providerOptions = Type.Optional(Type.Record(Type.String(), Type.Record(Type.String(), Type.Unknown())))
+const closed = { additionalProperties: false }
+const text = Type.Object({ type: Type.Literal('text'), text: Type.String() }, closed)
+const providerOptions = Type.Record(Type.String(), Type.Record(Type.String(), Type.Unknown()))
 const call = Type.Object(
   {
     type: Type.Literal('tool-call'),
     toolCallId: Type.String(),
     toolName: Type.String(),
     input: Type.Record(Type.String(), Type.Unknown()),
-    providerOptions,
+    providerOptions: Type.Optional(providerOptions),
   },
-  { additionalProperties: false },
+  closed,
 )
 const output = Type.Object(
   { type: Type.Union([Type.Literal('text'), Type.Literal('error-text')]), value: Type.String() },
-  { additionalProperties: false },
+  closed,
 )
 const result = Type.Object(
   { type: Type.Literal('tool-result'), toolCallId: Type.String(), toolName: Type.String(), output },
-  { additionalProperties: false },
+  closed,
 )
+const tool = Type.Object({ role: Type.Literal('tool'), content: Type.Array(result) }, closed)
 const message = Type.Union([
-  Type.Object({ role: Type.Literal('user'), content: Type.Array(text) }, { additionalProperties: false }),
-  Type.Object(
-    { role: Type.Literal('assistant'), content: Type.Array(Type.Union([text, call])) },
-    { additionalProperties: false },
-  ),
-  Type.Object({ role: Type.Literal('tool'), content: Type.Array(result) }, { additionalProperties: false }),
+  Type.Object({ role: Type.Literal('user'), content: Type.Array(text) }, closed),
+  Type.Object({ role: Type.Literal('assistant'), content: Type.Array(Type.Union([text, call])) }, closed),
+  tool,
 ])
 
-/** The state of a session as JSON. Another layout gets another `version`. */
-const Bundle = Type.Object(
-  { runtime: Type.Literal('general'), version: Type.Literal(1), turns: Type.Array(Type.Array(message)) },
-  { additionalProperties: false },
+/** What version 1 does not know. Only signed reasoning is kept. */
+const reasoning = Type.Object({ type: Type.Literal('reasoning'), text: Type.String(), providerOptions }, closed)
+const file = Type.Object(
+  {
+    type: Type.Literal('file'),
+    mediaType: Type.String({ pattern: '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$' }),
+    filename: Type.Optional(Type.String({ maxLength: 255 })),
+    data: Type.Object({ type: Type.Literal('data'), data: Type.String({ pattern: '^[A-Za-z0-9+/]+={0,2}$' }) }, closed),
+  },
+  closed,
+)
+const message2 = Type.Union([
+  Type.Object({ role: Type.Literal('user'), content: Type.Array(Type.Union([text, file])) }, closed),
+  Type.Object({ role: Type.Literal('assistant'), content: Type.Array(Type.Union([text, reasoning, call])) }, closed),
+  tool,
+])
+const turn2 = Type.Object(
+  { model: Type.Optional(Type.String({ maxLength: 200 })), messages: Type.Array(message2) },
+  closed,
 )
 
-export const encodeBundle = (turns: readonly Turn[]): Uint8Array =>
-  Buffer.from(JSON.stringify({ runtime: 'general', version: 1, turns: turns.map((turn) => turn.messages) }), 'utf8')
+/** The state of a session as JSON. Another layout gets another `version`. */
+const runtime = Type.Literal('general')
+const Bundle1 = Type.Object({ runtime, version: Type.Literal(1), turns: Type.Array(Type.Array(message)) }, closed)
+const Bundle2 = Type.Object({ runtime, version: Type.Literal(2), turns: Type.Array(turn2) }, closed)
+
+/** Version 1 as long as that says everything: a sidecar of the former release reads it. */
+export function encodeBundle(turns: readonly Turn[]): Uint8Array {
+  const bundle = turns.some(({ messages }) => messages.some(needsVersion2))
+    ? { runtime: 'general', version: 2, turns: turns.map(({ model, messages }) => ({ model, messages })) }
+    : { runtime: 'general', version: 1, turns: turns.map(({ messages }) => messages) }
+  return Buffer.from(JSON.stringify(bundle), 'utf8')
+}
+
+const needsVersion2 = ({ role, content }: Message): boolean =>
+  role !== 'tool' && content.some(({ type }) => type === 'file' || type === 'reasoning')
 
 /** The turns of a bundle. Throws AppError 400 `invalid_state` for anything that `encodeBundle` did not write. */
-export function decodeBundle(bytes: Uint8Array): Message[][] {
+export function decodeBundle(bytes: Uint8Array): Pick<Turn, 'messages' | 'model'>[] {
   let value: unknown
   try {
     // Also cuts what nests too deep to be written again.
@@ -52,6 +79,7 @@ export function decodeBundle(bytes: Uint8Array): Message[][] {
   } catch (cause) {
     throw corruptState({ cause })
   }
-  if (!Value.Check(Bundle, value)) throw corruptState()
-  return value.turns as Message[][]
+  if (Value.Check(Bundle1, value)) return value.turns.map((messages) => ({ messages: messages as Message[] }))
+  if (Value.Check(Bundle2, value)) return value.turns as Pick<Turn, 'messages' | 'model'>[]
+  throw corruptState()
 }

@@ -1,12 +1,15 @@
 import type { LanguageModelV4ToolCall } from '@ai-sdk/provider'
 import { withoutCycles } from '#contracts/circular'
 import type { ToolCall } from './messages.ts'
-import type { SessionTools, ToolOutcome } from './tools.ts'
+import { failed, type ToolOutcome, unknownTool } from './tools/outcome.ts'
+import type { ToolSet } from './tools/toolset.ts'
 
 /** A tool call that the model asked for and that nobody has executed yet. */
 export interface PendingCall {
   /** As the history keeps it. */
   readonly part: ToolCall
+  /** The tool that is meant: not `call_tool`, but what is called with it. */
+  readonly name: string
   /** What the `tool_call` event shows: the model's own text when it is no JSON object. */
   readonly shown: unknown
   readonly input: Readonly<Record<string, unknown>> | undefined
@@ -15,6 +18,7 @@ export interface PendingCall {
 export function pendingCall(
   { toolName, input: given, providerMetadata }: LanguageModelV4ToolCall,
   toolCallId: string,
+  tools: Pick<ToolSet, 'target'> | undefined,
 ): PendingCall {
   const input = argumentsOf(given)
   const part: ToolCall = {
@@ -26,7 +30,9 @@ export function pendingCall(
     // Some vendors sign their calls and want the signature back.
     ...(providerMetadata ? { providerOptions: withoutCycles(providerMetadata) as typeof providerMetadata } : {}),
   }
-  return { part, shown: input ?? given, input }
+  const call = { name: toolName, input }
+  const meant = tools?.target(call) ?? call
+  return { part, name: meant.name, shown: meant.input ?? input ?? given, input: meant.input }
 }
 
 /** Makes the ids of one run's calls differ: some model servers count from 0 in every answer, and tools tell calls apart by them. */
@@ -43,7 +49,7 @@ export function createCallIds(taken: Iterable<string>): (id: string) => string {
 /** A call as an earlier attempt showed it. */
 export function replayedCall(toolCallId: string, toolName: string, shown: unknown): PendingCall {
   const input = argumentsOf(shown)
-  return { part: { type: 'tool-call', toolCallId, toolName, input: input ?? {} }, shown, input }
+  return { part: { type: 'tool-call', toolCallId, toolName, input: input ?? {} }, name: toolName, shown, input }
 }
 
 /** Undefined when they are not a JSON object. The type says text; providers written elsewhere hand over objects too. */
@@ -63,8 +69,7 @@ function argumentsOf(given: unknown): Record<string, unknown> | undefined {
 }
 
 /** Never rejects: a failing tool is something the model is told. */
-export async function execute(tools: SessionTools | undefined, { part, input }: PendingCall): Promise<ToolOutcome> {
-  if (input === undefined) return { ok: false, content: 'The arguments of the call are not a JSON object.' }
-  if (!tools) return { ok: false, content: `There is no tool '${part.toolName}'.` }
-  return tools.call(part.toolName, input, part.toolCallId)
+export async function execute(tools: ToolSet | undefined, { part, name, input }: PendingCall): Promise<ToolOutcome> {
+  if (input === undefined) return failed('The arguments of the call are not a JSON object.')
+  return tools ? tools.call(name, input, part.toolCallId) : unknownTool(name)
 }

@@ -1,4 +1,4 @@
-import { APICallError } from '@ai-sdk/provider'
+import { APICallError, UnsupportedFunctionalityError } from '@ai-sdk/provider'
 import { appError, isAppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
 
@@ -9,6 +9,7 @@ export const toolServerUnavailable = appError(
   503,
   "The session's tool server cannot be reached.",
 )
+export const invalidOutput = appError('invalid_output', 422)
 export const corruptState = appError('invalid_state', 400, 'The body is not a state bundle of the general runtime.')
 
 interface FailureOptions {
@@ -16,6 +17,8 @@ interface FailureOptions {
   readonly retryable?: boolean
   /** The same call may work in a moment. */
   readonly transient?: boolean
+  /** The prompt is longer than the model takes. */
+  readonly tooLong?: boolean
   /** For the log; never the text of the exception, which may quote keys or prompts. */
   readonly details?: Readonly<Record<string, unknown>>
   readonly cause?: unknown
@@ -25,12 +28,14 @@ interface FailureOptions {
 export class ModelFailure extends Error {
   readonly retryable: boolean
   readonly transient: boolean
+  readonly tooLong: boolean
   readonly details: Readonly<Record<string, unknown>>
   constructor(sentence: string, options: FailureOptions = {}) {
     super(sentence, { cause: options.cause })
     this.name = 'ModelFailure'
     this.retryable = options.retryable ?? false
     this.transient = options.transient ?? false
+    this.tooLong = options.tooLong ?? false
     this.details = options.details ?? {}
   }
 }
@@ -38,6 +43,10 @@ export class ModelFailure extends Error {
 /** Whatever a provider throws, as a failure with a sentence: an HTTP status, a broken connection, or something unknown. */
 export function modelFailure(error: unknown): ModelFailure {
   if (error instanceof ModelFailure) return error
+  if (UnsupportedFunctionalityError.isInstance(error)) {
+    const details = { functionality: error.functionality }
+    return new ModelFailure('The model does not take what this run has: an attachment, say.', { cause: error, details })
+  }
   if (!APICallError.isInstance(error)) {
     return new ModelFailure('The call of the model failed.', { cause: error, details: { err: error } })
   }
@@ -52,7 +61,23 @@ export function modelFailure(error: unknown): ModelFailure {
       : 'The model server sent an invalid answer.'
     return new ModelFailure(sentence, options)
   }
-  return new ModelFailure(`The model server answered ${status}${reason(error.data)}.`, options)
+  const tooLong = refusals.has(status) && saysTooLong(error.data, `${error.message} ${error.responseBody ?? ''}`)
+  return new ModelFailure(`The model server answered ${status}${reason(error.data)}.`, { ...options, tooLong })
+}
+
+/** With these a model server refuses a prompt; a limit of tokens per minute is 429. */
+const refusals: ReadonlySet<number> = new Set([400, 413, 422])
+/** How model servers say it: OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock, Gemini. */
+const tooLongWords =
+  /context[ _-]?(?:length|window|size)|prompt is too long|maximum context|input (?:is )?too long|too many (?:input )?tokens|token count .{0,40}exceeds|reduce the length/i
+/** Looked at of an error body. */
+const maxLooked = 4_000
+
+function saysTooLong(data: unknown, text: string): boolean {
+  const error = (data as { error?: unknown } | undefined)?.error ?? data
+  const { code, message } = (typeof error === 'object' && error !== null ? error : {}) as Record<string, unknown>
+  if (code === 'context_length_exceeded') return true
+  return tooLongWords.test(`${typeof message === 'string' ? message : ''} ${text}`.slice(0, maxLooked))
 }
 
 /** The model server said inside its stream that it failed. */
@@ -62,6 +87,7 @@ export const reported = (error: unknown): ModelFailure =>
     : new ModelFailure(`The model server reported an error while it answered${reason(error)}.`, {
         cause: error,
         retryable: true,
+        tooLong: saysTooLong(error, typeof error === 'string' ? error : ''),
       })
 
 /** The vendor's own code, e.g. ` (model_not_found)`: a plain word says what to fix and cannot carry a key. */

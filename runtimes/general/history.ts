@@ -1,18 +1,29 @@
-import { type Message, repaired, sizeOf } from './messages.ts'
+import { maxAttachmentChars } from '#contracts/prompt'
+import { fileSizeOf, type Message, repaired, sizeOf, withoutFiles, withoutReasoning } from './messages.ts'
 
 /** One run in the history: the user's prompt and what followed. Trimmed only as a whole, so pairs stay together. */
 export interface Turn {
   readonly messages: readonly Message[]
+  /** Characters of text. */
   readonly size: number
+  /** Characters of images and files. */
+  readonly fileSize: number
   /** The run that said it; not known of what came in a bundle. */
   readonly runId?: string
+  /** Whose reasoning is in it; not known of turns without any. */
+  readonly model?: string
 }
+
+/** Who added a turn. */
+export type TurnOrigin = Pick<Turn, 'runId' | 'model'>
 
 export interface HistoryLimits {
   readonly sessions: number
   /** Characters of one session; about 100,000 tokens. */
   readonly sessionChars: number
   readonly sessionMessages: number
+  /** Characters of one session's images and files: what a run may bring, and as much of tools or earlier runs. */
+  readonly sessionFileChars: number
   /** Characters of all sessions of this process. */
   readonly totalChars: number
 }
@@ -20,17 +31,17 @@ const defaults: HistoryLimits = {
   sessions: 10_000,
   sessionChars: 400_000,
   sessionMessages: 400,
+  sessionFileChars: 2 * maxAttachmentChars,
   totalChars: 128_000_000,
 }
 
 /** The conversations of this process. Bounded: the oldest turns of a session go first, then the least recently used sessions. */
 export interface History {
-  messages(sessionId: string): readonly Message[]
   turns(sessionId: string): readonly Turn[] | undefined
-  append(sessionId: string, messages: readonly Message[], runId?: string): void
+  append(sessionId: string, messages: readonly Message[], origin?: TurnOrigin): void
   /** Takes back what a former attempt of this run has left: the run is about to say it again. */
   withdraw(sessionId: string, runId: string): void
-  replace(sessionId: string, turns: readonly (readonly Message[])[]): void
+  replace(sessionId: string, turns: readonly Pick<Turn, 'messages' | 'model'>[]): void
   forget(sessionId: string): void
 }
 
@@ -49,8 +60,8 @@ export function createHistory(limits: HistoryLimits = defaults): History {
   }
   const store = (sessionId: string, turns: readonly Turn[]): void => {
     remove(sessionId)
-    const kept = newest(turns, limits)
-    const size = kept.reduce((sum, turn) => sum + turn.size, 0)
+    const kept = withinFiles(newest(turns, limits), limits)
+    const size = kept.reduce((sum, turn) => sum + turn.size + turn.fileSize, 0)
     sessions.set(sessionId, { turns: kept, size })
     total += size
     for (const oldest of sessions.keys()) {
@@ -58,13 +69,12 @@ export function createHistory(limits: HistoryLimits = defaults): History {
       remove(oldest)
     }
   }
-  const turnOf = (messages: readonly Message[]): Turn => fit(repaired(messages), limits.sessionChars)
+  const turnOf = (messages: readonly Message[], origin: TurnOrigin = {}): Turn =>
+    fit(withoutReasoning(repaired(messages), 'signed'), limits.sessionChars, origin)
   return {
-    messages: (sessionId) => sessions.get(sessionId)?.turns.flatMap((turn) => turn.messages) ?? [],
     turns: (sessionId) => sessions.get(sessionId)?.turns,
-    append(sessionId, messages, runId) {
-      const turn = { ...turnOf(messages), ...(runId === undefined ? {} : { runId }) }
-      store(sessionId, [...(sessions.get(sessionId)?.turns ?? []), turn])
+    append(sessionId, messages, origin) {
+      store(sessionId, [...(sessions.get(sessionId)?.turns ?? []), turnOf(messages, origin)])
     },
     withdraw(sessionId, runId) {
       const turns = sessions.get(sessionId)?.turns
@@ -75,7 +85,7 @@ export function createHistory(limits: HistoryLimits = defaults): History {
     replace(sessionId, turns) {
       store(
         sessionId,
-        turns.map((messages) => turnOf(messages)),
+        turns.map(({ messages, model }) => turnOf(messages, model === undefined ? {} : { model })),
       )
     },
     forget: remove,
@@ -97,18 +107,39 @@ function newest(turns: readonly Turn[], limits: HistoryLimits): readonly Turn[] 
   return turns.slice(from)
 }
 
+/** Images and files of old turns give way to those of newer ones. */
+function withinFiles(turns: readonly Turn[], { sessionFileChars }: HistoryLimits): readonly Turn[] {
+  if (turns.reduce((sum, { fileSize }) => sum + fileSize, 0) <= sessionFileChars) return turns
+  let size = 0
+  return turns
+    .toReversed()
+    .map((turn) => {
+      size += turn.fileSize
+      if (turn.fileSize === 0 || size <= sessionFileChars) return turn
+      return measured(withoutFiles(turn.messages), turn)
+    })
+    .toReversed()
+}
+
 const total = (messages: readonly Message[]): number => messages.reduce((sum, message) => sum + sizeOf(message), 0)
 
+const measured = (messages: readonly Message[], { runId, model }: TurnOrigin): Turn => ({
+  messages,
+  size: total(messages),
+  fileSize: messages.reduce((sum, message) => sum + fileSizeOf(message), 0),
+  ...(runId === undefined ? {} : { runId }),
+  ...(model === undefined ? {} : { model }),
+})
+
 /** A turn larger than a whole session may be keeps its question and its last answer, each cut to half of the room. */
-function fit(messages: readonly Message[], limit: number): Turn {
-  const size = total(messages)
-  if (size <= limit) return { messages, size }
+function fit(messages: readonly Message[], limit: number, origin: TurnOrigin): Turn {
+  const whole = measured(messages, origin)
+  if (whole.size <= limit) return whole
   const texts = (role: Message['role'], text: string): Message[] =>
     text === '' ? [] : [{ role, content: [{ type: 'text', text: text.slice(0, limit >> 1) }] } as Message]
   const question = messages.find((message) => message.role === 'user')
   const answer = messages.findLast((message) => message.role === 'assistant')
-  const kept = [...texts('user', textOf(question)), ...texts('assistant', textOf(answer))]
-  return { messages: kept, size: total(kept) }
+  return measured([...texts('user', textOf(question)), ...texts('assistant', textOf(answer))], origin)
 }
 
 const textOf = (message: Message | undefined): string =>

@@ -1,5 +1,6 @@
 import { defineRuntime } from '#contracts/runtime'
+import { GeneralConfig } from './config.ts'
 import { generalRuntime } from './runtime.ts'
 
-/** The runtime `general`: our own step loop over any model provider, with the session's tools and a bounded history. */
-export default defineRuntime({ name: 'general', create: generalRuntime })
+/** The runtime `general`: our own step loop over any model provider, with tools of the session and of MCP servers, and a bounded history. */
+export default defineRuntime({ name: 'general', config: GeneralConfig, create: generalRuntime })

@@ -1,23 +1,41 @@
 import type {
+  LanguageModelV4ReasoningPart,
   LanguageModelV4TextPart,
   LanguageModelV4ToolCallPart,
   LanguageModelV4ToolResultPart,
 } from '@ai-sdk/provider'
 
-/** The messages this runtime makes and keeps: a subset of the provider specification, so that bundles can be checked. */
-export type Message =
-  | { readonly role: 'user'; readonly content: LanguageModelV4TextPart[] }
-  | { readonly role: 'assistant'; readonly content: (LanguageModelV4TextPart | LanguageModelV4ToolCallPart)[] }
-  | { readonly role: 'tool'; readonly content: LanguageModelV4ToolResultPart[] }
+export type TextPart = LanguageModelV4TextPart
+export type ReasoningPart = LanguageModelV4ReasoningPart
 export type ToolCall = LanguageModelV4ToolCallPart
 export type ToolResult = LanguageModelV4ToolResultPart
+/** An image or a file, inline. */
+export interface FilePart {
+  readonly type: 'file'
+  readonly mediaType: string
+  readonly filename?: string
+  readonly data: { readonly type: 'data'; readonly data: string }
+}
 
-export const userMessage = (text: string): Message => ({ role: 'user', content: [{ type: 'text', text }] })
+/** The messages this runtime makes and keeps: a subset of the provider specification, so that bundles can be checked. */
+export type Message =
+  | { readonly role: 'user'; readonly content: (TextPart | FilePart)[] }
+  | { readonly role: 'assistant'; readonly content: (TextPart | ReasoningPart | ToolCall)[] }
+  | { readonly role: 'tool'; readonly content: ToolResult[] }
 
-/** What a model said in one step; undefined when it said nothing. */
-export function assistantMessage(text: string, calls: readonly ToolCall[]): Message | undefined {
-  if (text === '' && calls.length === 0) return undefined
-  return { role: 'assistant', content: [...(text === '' ? [] : [{ type: 'text' as const, text }]), ...calls] }
+export const textPart = (text: string): TextPart => ({ type: 'text', text })
+export const userMessage = (text: string, files: readonly (TextPart | FilePart)[] = []): Message => ({
+  role: 'user',
+  content: [...files, textPart(text)],
+})
+
+/** What a model said in one step; undefined when it only thought. */
+export function assistantMessage(
+  said: readonly (TextPart | ReasoningPart)[],
+  calls: readonly ToolCall[],
+): Message | undefined {
+  if (calls.length === 0 && !said.some(({ type }) => type === 'text')) return undefined
+  return { role: 'assistant', content: [...said, ...calls] }
 }
 
 export const toolResult = (call: ToolCall, ok: boolean, value: string): ToolResult => ({
@@ -54,13 +72,42 @@ export function repaired(messages: readonly Message[]): Message[] {
   return out
 }
 
-/** Characters a message holds, for the bounds of the history. */
+/** Reasoning that no vendor has signed is nothing to any model later; signed, it belongs to the model that thought it. */
+export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 'none'): readonly Message[] {
+  const goes = (part: { type: string; providerOptions?: unknown }): boolean =>
+    part.type === 'reasoning' && (keep === 'none' || part.providerOptions === undefined)
+  if (!messages.some(({ role, content }) => role === 'assistant' && content.some(goes))) return messages
+  return messages.map((message) =>
+    message.role === 'assistant' ? { ...message, content: message.content.filter((part) => !goes(part)) } : message,
+  )
+}
+
+/** The same messages with a word in the place of each image and file. */
+export function withoutFiles(messages: readonly Message[]): readonly Message[] {
+  return messages.map((message) =>
+    message.role === 'user'
+      ? { ...message, content: message.content.map((part) => (part.type === 'file' ? textPart(wordFor(part)) : part)) }
+      : message,
+  )
+}
+const wordFor = ({ mediaType }: FilePart): string => (mediaType.startsWith('image/') ? '[image]' : '[file]')
+
+/** Characters of text a message holds, for the bounds of the history. */
 export function sizeOf(message: Message): number {
   let size = 0
   for (const part of message.content) {
     if (part.type === 'text') size += part.text.length
+    else if (part.type === 'reasoning') size += part.text.length + signatureSize(part)
     else if (part.type === 'tool-call') size += JSON.stringify(part.input).length + part.toolName.length
-    else if ('value' in part.output) size += String(part.output.value).length
+    else if (part.type === 'tool-result' && 'value' in part.output) size += String(part.output.value).length
   }
   return size
+}
+const signatureSize = ({ providerOptions }: ReasoningPart): number =>
+  providerOptions ? JSON.stringify(providerOptions).length : 0
+
+/** Characters of base64 a message holds: images and files. */
+export function fileSizeOf(message: Message): number {
+  if (message.role !== 'user') return 0
+  return message.content.reduce((sum, part) => (part.type === 'file' ? sum + part.data.data.length : sum), 0)
 }

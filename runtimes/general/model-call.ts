@@ -64,6 +64,8 @@ async function firstPart(reader: Reader): Promise<LanguageModelV4StreamPart | un
     if (done) return undefined
     if (value.type === 'error' || value.type === 'finish' || value.type === 'tool-call') return value
     if (value.type === 'text-delta' && value.delta !== '') return value
+    // Some reasoning has no text, only a signature.
+    if (value.type === 'reasoning-start' || value.type === 'reasoning-delta') return value
   }
 }
 

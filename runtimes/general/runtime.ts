@@ -1,17 +1,23 @@
 import { createModelConnections } from '#contracts/model-fetch'
+import { createOutputSchemas } from '#contracts/output-schema'
 import type { Runtime, RuntimeContext } from '#contracts/runtime'
 import { decodeBundle, encodeBundle } from './bundle.ts'
+import { createSettings, type GeneralConfig } from './config.ts'
 import { createHistory } from './history.ts'
 import { createCatalog } from './models.ts'
+import { createOutputForm } from './output.ts'
 import { runSteps } from './steps.ts'
-import { connectTools } from './tools.ts'
+import { connectTools } from './tools/connect.ts'
 
 export async function generalRuntime(
-  ctx: Pick<RuntimeContext<unknown>, 'models' | 'log' | 'onStop'>,
+  ctx: Pick<RuntimeContext<GeneralConfig>, 'config' | 'models' | 'log' | 'onStop'>,
 ): Promise<Runtime> {
+  const { maxToolSchemas, reasoningEvents } = ctx.config
   const history = createHistory()
   const catalog = createCatalog(ctx.models)
   const connections = createModelConnections()
+  const schemas = createOutputSchemas()
+  const settingsOf = createSettings(ctx.config)
   ctx.onStop(connections.close)
   return {
     contract: 'runtime/1',
@@ -20,8 +26,11 @@ export async function generalRuntime(
       runSteps(envelope, signal, {
         history,
         log: ctx.log,
+        settingsOf,
+        reasoningEvents,
         modelOf: catalog.find,
-        connect: (url, token) => connectTools(connections.fetch, url, token, signal),
+        formOf: (format) => createOutputForm(format, schemas),
+        connect: (run) => connectTools(connections.fetch, run, maxToolSchemas, signal),
       }),
     async exportState(sessionId) {
       const turns = history.turns(sessionId)

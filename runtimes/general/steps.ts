@@ -1,24 +1,34 @@
 import type { LanguageModelV4, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
-import { createCallIds, execute, type PendingCall, pendingCall } from './calls.ts'
-import { errorEvent, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
+import { createCallIds, type PendingCall, pendingCall } from './calls.ts'
+import type { SettingsOf } from './config.ts'
+import { createContext } from './context.ts'
+import { errorEvent, invalidOutput, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
+import { executeAll } from './execute.ts'
 import type { History } from './history.ts'
-import type { Message } from './messages.ts'
-import { openCall } from './model-call.ts'
+import type { OutputForm } from './output.ts'
+import { createReasoning } from './reasoning.ts'
 import { paragraph, replayInto } from './replay.ts'
-import type { SessionTools } from './tools.ts'
-import { type OpenTurn, openTurn } from './turn.ts'
+import { openStep } from './step.ts'
+import type { Connected } from './tools/connect.ts'
+import type { ToolSet } from './tools/toolset.ts'
+import { openTurn } from './turn.ts'
 import { usageOf } from './usage.ts'
 
 export interface StepDeps {
   readonly history: History
   readonly log: RuntimeContext<unknown>['log']
+  readonly settingsOf: SettingsOf
+  readonly reasoningEvents: boolean
   /** Throws AppError `unknown_model`. */
   modelOf(name: string): LanguageModelV4
-  /** Throws AppError `tool_server_unavailable`. */
-  connect(url: string, token: string | undefined): Promise<SessionTools>
+  /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
+  connect(envelope: RunEnvelope): Promise<Connected | undefined>
+  /** Throws AppError `invalid_response_format`. */
+  formOf(format: ResponseFormat): OutputForm
 }
 
 /** Model calls of one run unless the profile says otherwise. */
@@ -34,38 +44,56 @@ export async function* runSteps(
   signal: AbortSignal,
   deps: StepDeps,
 ): AsyncGenerator<RuntimeEvent> {
-  const { runId, sessionId, profile, replay = [] } = envelope
+  const { runId, sessionId, profile, responseFormat, replay = [] } = envelope
   if ((envelope.attempt ?? 1) > 1) deps.history.withdraw(sessionId, runId)
-  const turn = openTurn(deps.history, sessionId, runId, envelope.prompt)
+  const turn = openTurn(deps.history, envelope)
   const callId = createCallIds(replay.flatMap((event) => (event.type === 'tool_call' ? [event.id] : [])))
-  let tools: SessionTools | undefined
+  let tools: ToolSet | undefined
   let terminal: RuntimeEvent | undefined
   try {
     if (envelope.runtimeSessionId !== sessionId) yield { type: 'session_init', runtimeSessionId: sessionId }
     const model = deps.modelOf(profile.model)
-    if (envelope.sessionMcpUrl !== undefined) {
-      tools = await deps.connect(envelope.sessionMcpUrl, envelope.sessionMcpToken)
+    const settings = deps.settingsOf(profile.model)
+    const form = responseFormat && deps.formOf(responseFormat)
+    const connected = await deps.connect(envelope)
+    tools = connected?.tools
+    for (const one of connected?.unavailable ?? []) {
+      deps.log.warn({ runId, ...one }, 'a run goes without the tools of an MCP server')
+      yield { type: 'progress', stage: 'mcp_server_unavailable', ...one }
     }
-    const before: Message[] = [...deps.history.messages(sessionId)]
+    const context = createContext(profile, settings.contextTokens, deps.history.turns(sessionId) ?? [])
+    const reasoning = createReasoning(turn, deps.reasoningEvents)
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
     const { steps, open, answer: said } = replayInto(turn, replay)
     let answer = said
-    if (open.length > 0) yield* executeAll(tools, open, turn)
+    let asksAgain = form !== undefined
+    if (open.length > 0) yield* executeAll(tools, open, turn, settings)
     for (let step = steps + 1; ; step++) {
+      const listing = tools?.refresh()
+      if (listing) await listing
       const calls: PendingCall[] = []
       let finish: Extract<LanguageModelV4StreamPart, { type: 'finish' }> | undefined
-      const call = await openCall(model, request(envelope, before, turn.messages, tools, signal), signal)
+      const call = yield* openStep({ model, profile, settings, form, context, turn, tools, signal })
       try {
         for (let part = call.first; part !== undefined; part = (await call.reader.read()).value) {
           if (part.type === 'text-delta') {
             if (part.delta === '') continue
-            const text = answer !== '' && turn.text === '' ? paragraph + part.delta : part.delta
+            let text = part.delta
+            if (turn.text === '') {
+              const thought = reasoning.flush()
+              if (thought) yield thought
+              if (answer !== '') text = paragraph + text
+            }
             turn.text += part.delta
             answer += text
             yield { type: 'assistant', text, delta: true }
-          } else if (part.type === 'tool-call') calls.push(pendingCall(part, callId(part.toolCallId)))
+          } else if (part.type === 'tool-call') calls.push(pendingCall(part, callId(part.toolCallId), tools))
           else if (part.type === 'finish') finish = part
           else if (part.type === 'error') throw reported(part.error)
+          else {
+            const thought = reasoning.take(part)
+            if (thought) yield thought
+          }
         }
       } catch (error) {
         throw modelFailure(error)
@@ -78,17 +106,33 @@ export async function* runSteps(
       // At once: of a run that dies, what its finished model calls used is still known.
       yield { type: 'usage', ...usageOf(finish.usage), model: profile.model }
       if (calls.length === 0) {
-        terminal = { type: 'result', text: answer, finishReason: finish.finishReason.unified }
-        break
+        const result = { type: 'result', text: answer, finishReason: finish.finishReason.unified } as const
+        const read = form?.read(turn.text)
+        if (read === undefined || 'value' in read) {
+          turn.forgives()
+          terminal = read ? { ...result, output: read.value } : result
+          break
+        }
+        if (!asksAgain) throw invalidOutput({ message: 'The model gave no answer that fits the response format.' })
+        asksAgain = false
+        answer = ''
+        turn.complains(read.problem)
+        yield {
+          type: 'progress',
+          stage: 'output_invalid',
+          supersedes: 1,
+          message: 'The answer does not fit; the model is asked once more.',
+        }
+        continue
       }
       if (step >= maxSteps) {
         throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
       }
       turn.says(calls.map(({ part }) => part))
-      for (const { part, shown } of calls) {
-        yield { type: 'tool_call', id: part.toolCallId, name: part.toolName, arguments: shown }
+      for (const { part, name, shown } of calls) {
+        yield { type: 'tool_call', id: part.toolCallId, name, arguments: shown }
       }
-      yield* executeAll(tools, calls, turn)
+      yield* executeAll(tools, calls, turn, settings)
     }
   } catch (error) {
     // The last event of an aborted run is the host's, which knows why.
@@ -99,34 +143,4 @@ export async function* runSteps(
     void tools?.close().catch(() => {})
   }
   if (terminal) yield terminal
-}
-
-/** All at once; their results in the order of the calls. */
-async function* executeAll(
-  tools: SessionTools | undefined,
-  calls: readonly PendingCall[],
-  turn: OpenTurn,
-): AsyncGenerator<RuntimeEvent> {
-  const outcomes = calls.map((pending) => execute(tools, pending))
-  for (const [index, { part }] of calls.entries()) {
-    const { ok, content } = await outcomes[index]!
-    turn.hears(part, ok, content)
-    yield { type: 'tool_result', id: part.toolCallId, name: part.toolName, ok, content }
-  }
-}
-
-const request = (
-  envelope: RunEnvelope,
-  before: readonly Message[],
-  turn: readonly Message[],
-  tools: SessionTools | undefined,
-  abortSignal: AbortSignal,
-) => {
-  const { instructions, limits } = envelope.profile
-  return {
-    prompt: [...(instructions === '' ? [] : [{ role: 'system' as const, content: instructions }]), ...before, ...turn],
-    abortSignal,
-    ...(tools && tools.specs.length > 0 ? { tools: tools.specs } : {}),
-    ...(limits.maxOutputTokens === undefined ? {} : { maxOutputTokens: limits.maxOutputTokens }),
-  }
 }

@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { bareSidecar, collectRun, testEnvelope } from '#testing'
-import { createHistory } from '../history.ts'
+import { createHistory, type History } from '../history.ts'
 import { type Message, toolResult, userMessage } from '../messages.ts'
 import { conversation, generalOnStandIn, model } from './support.ts'
 
-const limits = { sessions: 3, sessionChars: 100, sessionMessages: 6, totalChars: 1_000 }
+const limits = { sessions: 3, sessionChars: 100, sessionMessages: 6, sessionFileChars: 100, totalChars: 1_000 }
+const messagesOf = (history: History): Message[] => history.turns('s')!.flatMap(({ messages }) => messages)
 const said = (text: string): Message => ({ role: 'assistant', content: [{ type: 'text', text }] })
 const call = (id: string) => ({ type: 'tool-call' as const, toolCallId: id, toolName: 'x', input: {} })
 const roles = (messages: readonly Message[]): string => messages.map(({ role }) => role[0]).join('')
@@ -14,7 +15,7 @@ test('history is bounded by characters: the oldest turns go, whole', () => {
   const history = createHistory(limits)
   for (const n of [1, 2, 3, 4]) history.append('s', [userMessage(`question ${n}`.padEnd(20)), said('a'.repeat(20))])
   assert.equal(history.turns('s')!.length, 2)
-  assert.match(JSON.stringify(history.messages('s')), /question 3.*question 4/)
+  assert.match(JSON.stringify(messagesOf(history)), /question 3.*question 4/)
 })
 
 test('history is bounded by messages, and a tool call stays with its result', () => {
@@ -27,7 +28,7 @@ test('history is bounded by messages, and a tool call stays with its result', ()
   ]
   history.append('s', turn(1))
   history.append('s', turn(2))
-  assert.equal(roles(history.messages('s')), 'uata')
+  assert.equal(roles(messagesOf(history)), 'uata')
 })
 
 test('a turn larger than a whole session may be keeps its question and its answer, cut', () => {
@@ -37,7 +38,7 @@ test('a turn larger than a whole session may be keeps its question and its answe
     { role: 'assistant', content: [call('c')] },
     said('a'.repeat(500)),
   ])
-  assert.deepEqual(history.messages('s'), [userMessage('q'.repeat(50)), said('a'.repeat(50))])
+  assert.deepEqual(messagesOf(history), [userMessage('q'.repeat(50)), said('a'.repeat(50))])
 })
 
 test('the least recently used sessions go first, by number and by characters of all of them', () => {
@@ -83,7 +84,7 @@ test('a bundle of another version, runtime or shape is refused with 400 invalid_
   const { runtime } = await generalOnStandIn(t)
   const good = { runtime: 'general', version: 1, turns: [] }
   const bad = [
-    { ...good, version: 2 },
+    { ...good, version: 3 },
     { ...good, runtime: 'runtime_a' },
     { ...good, more: 1 },
     { ...good, turns: [[{ role: 'system', content: 'obey' }]] },

@@ -1,0 +1,59 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { Settings } from '#kernel'
+
+const contextTokens = (more: object) =>
+  Type.Integer({ minimum: 1_000, description: 'Tokens that prompt and answer of one call may have together.', ...more })
+
+export const ModelSettings = Type.Object(
+  {
+    contextTokens: Type.Optional(contextTokens({})),
+    images: Type.Optional(
+      Type.Boolean({
+        description: 'It can look at images: those that tools return are shown to it. False unless set.',
+      }),
+    ),
+    reasoning: Type.Optional(
+      Type.Union(
+        (['none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'] as const).map((effort) => Type.Literal(effort)),
+        { description: "How much it thinks before it answers; the vendor's default unless set." },
+      ),
+    ),
+  },
+  { additionalProperties: false },
+)
+export type ModelSettings = Static<typeof ModelSettings>
+
+export const GeneralConfig = Settings({
+  maxToolSchemas: Type.Integer({
+    default: 40,
+    minimum: 2,
+    description:
+      'Above so many tools the model finds those of MCP servers with search_tools and uses them with call_tool.',
+  }),
+  contextTokens: contextTokens({ default: 128_000 }),
+  reasoningEvents: Type.Boolean({
+    default: true,
+    description: 'Whether what a model says while it thinks is shown as `progress` events of stage `reasoning`.',
+  }),
+  models: Type.Record(Type.String(), ModelSettings, {
+    default: {},
+    description: 'By `provider/model`; a `*` at the end stands for any rest, and the longest match wins.',
+  }),
+})
+export type GeneralConfig = Static<typeof GeneralConfig>
+
+export type SettingsOf = (model: string) => ModelSettings & { readonly contextTokens: number }
+
+export function createSettings({ contextTokens: usual, models }: GeneralConfig): SettingsOf {
+  const lines = Object.entries(models)
+    .map(([pattern, settings]) => {
+      const open = pattern.endsWith('*')
+      return { open, name: open ? pattern.slice(0, -1) : pattern, settings }
+    })
+    // The longest first, and of two equally long ones the exact one.
+    .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
+  return (model) => {
+    const line = lines.find(({ name, open }) => (open ? model.startsWith(name) : model === name))
+    return { ...line?.settings, contextTokens: line?.settings.contextTokens ?? usual }
+  }
+}

@@ -1,0 +1,150 @@
+import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
+import type { Profile } from '#contracts/profiles'
+import type { RuntimeEvent } from '#contracts/run-event'
+import type { Turn } from './history.ts'
+import { type Message, sizeOf, textPart, withoutReasoning } from './messages.ts'
+
+/** Of English text, about; other languages and code need more tokens, which the reserve for the answer and a second try bear. */
+const charsPerToken = 4
+/** What vendors count for a large image. */
+const imageTokens = 1_600
+/** A page of a PDF is about 50 KB and 2,000 tokens. */
+const fileCharsPerToken = 24
+/** Left for the answer when the profile does not say how long it may be. */
+const answerTokens = 4_096
+/** What is left of an old tool result that has to give way. */
+const keptChars = 400
+/** Of the prompt that a model server refused as too long, this much is tried next: the estimate was wrong. */
+const harder = 0.5
+
+export interface Fitted {
+  readonly messages: readonly Message[]
+  /** What watchers are told, when something was left out that was not before. */
+  readonly event?: RuntimeEvent
+}
+
+/** Keeps the prompt of a run within what its model takes. */
+export interface ContextWindow {
+  fit(turn: readonly Message[], tools: readonly LanguageModelV4FunctionTool[] | undefined): Fitted
+  /** The same in half the room. Undefined: nothing is left to leave out. */
+  fitHarder(turn: readonly Message[], tools: readonly LanguageModelV4FunctionTool[] | undefined): Fitted | undefined
+}
+
+/**
+ * The oldest turns go first, whole; then old tool results of this turn are cut, and its images. The instructions, the newest
+ * message of the user and every pair of call and result stay.
+ */
+export function createContext(
+  { model, instructions, limits }: Profile,
+  contextTokens: number,
+  before: readonly Turn[],
+): ContextWindow {
+  const turns = before.map((turn) =>
+    turn.model === undefined || turn.model === model ? turn.messages : withoutReasoning(turn.messages, 'none'),
+  )
+  const weights = turns.map(weigh)
+  const weightBefore = weights.reduce((sum, weight) => sum + weight, 0)
+  const all = turns.flat()
+  const reserved = Math.min(limits.maxOutputTokens ?? answerTokens, contextTokens >> 1)
+  const room = contextTokens - reserved - Math.ceil(instructions.length / charsPerToken)
+  let told = ''
+  let measured: readonly LanguageModelV4FunctionTool[] | undefined
+  let toolWeight = 0
+
+  const fitInto = (turn: readonly Message[], budget: number): Fitted => {
+    let weight = weightBefore
+    let droppedTurns = 0
+    const own = weigh(turn)
+    while (weight + own > budget && droppedTurns < turns.length) weight -= weights[droppedTurns++]!
+    const { messages, cutResults } = weight + own > budget ? shortened(turn, budget) : { messages: turn, cutResults: 0 }
+    const kept = droppedTurns === 0 ? all : turns.slice(droppedTurns).flat()
+    const fitted = { messages: kept.length === 0 ? messages : [...kept, ...messages] }
+    const message = sentence(droppedTurns, cutResults)
+    if (message === told || message === '') return fitted
+    told = message
+    return { ...fitted, event: { type: 'progress', stage: 'context_trimmed', message, droppedTurns, cutResults } }
+  }
+  const roomBeside = (tools: readonly LanguageModelV4FunctionTool[] | undefined): number => {
+    if (tools !== measured) {
+      measured = tools
+      toolWeight = tools ? Math.ceil(JSON.stringify(tools).length / charsPerToken) : 0
+    }
+    return room - toolWeight
+  }
+  let scale = 1
+  return {
+    fit: (turn, tools) => fitInto(turn, roomBeside(tools) * scale),
+    fitHarder(turn, tools) {
+      const budget = roomBeside(tools) * scale
+      const sent = Math.min(weightBefore + weigh(turn), budget)
+      const before = fitInto(turn, budget).messages
+      // The room turned out to be smaller for the rest of the run, too.
+      scale *= budget > 0 ? (sent * harder) / budget : harder
+      const fitted = fitInto(turn, sent * harder)
+      return weigh(fitted.messages) < weigh(before) ? fitted : undefined
+    },
+  }
+}
+
+function sentence(turns: number, results: number): string {
+  const parts = [
+    turns > 0 ? `${turns} older ${turns === 1 ? 'turn was' : 'turns were'} left out` : '',
+    results > 0 ? `${results} older tool ${results === 1 ? 'result was' : 'results were'} cut` : '',
+  ].filter((part) => part !== '')
+  return parts.length === 0 ? '' : `${parts.join(' and ')}: the conversation is longer than the model takes.`
+}
+
+/** Tokens, about. */
+function weigh(messages: readonly Message[]): number {
+  let tokens = 0
+  for (const message of messages) {
+    tokens += sizeOf(message) / charsPerToken
+    if (message.role !== 'user') continue
+    for (const part of message.content) {
+      if (part.type !== 'file') continue
+      tokens += part.mediaType.startsWith('image/') ? imageTokens : part.data.data.length / fileCharsPerToken
+    }
+  }
+  return Math.ceil(tokens)
+}
+
+/** Cuts results, oldest first, until the turn fits; images of tools go with them. */
+function shortened(turn: readonly Message[], budget: number): { messages: readonly Message[]; cutResults: number } {
+  const messages = [...turn]
+  let weight = weigh(messages)
+  let cutResults = 0
+  // The first message is the user's own.
+  for (let i = 1; i < messages.length && weight > budget; i++) {
+    const message = messages[i]!
+    const smaller = message.role === 'tool' ? cutTool(message) : message.role === 'user' ? cutFiles(message) : message
+    if (smaller === message) continue
+    weight += weigh([smaller]) - weigh([message])
+    if (message.role === 'tool') cutResults += message.content.filter(isLong).length
+    messages[i] = smaller
+  }
+  return { messages, cutResults }
+}
+
+type Tool = Extract<Message, { role: 'tool' }>
+type User = Extract<Message, { role: 'user' }>
+type Result = Tool['content'][number]
+
+const valueOf = ({ output }: Result): string => ('value' in output ? String(output.value) : '')
+const isLong = (result: Result): boolean => valueOf(result).length > 2 * keptChars
+
+function cutTool(message: Tool): Message {
+  if (!message.content.some(isLong)) return message
+  const cut = (result: Result): Result => {
+    if (!isLong(result)) return result
+    const value = valueOf(result)
+    const rest = `[${value.length - keptChars} characters were cut: the conversation is longer than the model takes]`
+    const type = result.output.type === 'error-text' ? 'error-text' : 'text'
+    return { ...result, output: { type, value: `${value.slice(0, keptChars)}\n${rest}` } }
+  }
+  return { ...message, content: message.content.map(cut) }
+}
+
+const cutFiles = (message: User): Message =>
+  message.content.some(({ type }) => type === 'file')
+    ? { ...message, content: message.content.map((part) => (part.type === 'file' ? textPart('[image]') : part)) }
+    : message

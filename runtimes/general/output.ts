@@ -1,0 +1,42 @@
+import type { LanguageModelV4CallOptions } from '@ai-sdk/provider'
+import type { OutputSchemas } from '#contracts/output-schema'
+import type { ResponseFormat } from '#contracts/prompt'
+
+/** The form that the answer of a run must have. */
+export interface OutputForm {
+  /** For the provider, which passes it on where its model knows how to follow it. */
+  readonly asked: NonNullable<LanguageModelV4CallOptions['responseFormat']>
+  /** The value that an answer holds, or a sentence for its model that says why it does not do. */
+  read(answer: string): { readonly value: unknown } | { readonly problem: string }
+}
+
+type JsonFormat = Extract<LanguageModelV4CallOptions['responseFormat'], { type: 'json' }>
+
+/** Throws AppError `invalid_response_format`. */
+export function createOutputForm({ name, description, schema }: ResponseFormat, schemas: OutputSchemas): OutputForm {
+  const { problem } = schemas(schema)
+  const complaint = (why: string): { problem: string } => ({
+    problem: `Your answer does not fit. ${why} Answer again with nothing but one JSON value that fits this JSON Schema: ${JSON.stringify(schema)}`,
+  })
+  return {
+    asked: {
+      type: 'json',
+      schema: schema as NonNullable<JsonFormat['schema']>,
+      ...(name === undefined ? {} : { name }),
+      ...(description === undefined ? {} : { description }),
+    },
+    read(answer) {
+      let value: unknown
+      try {
+        value = JSON.parse(unfenced(answer))
+      } catch {
+        return complaint('It is not JSON.')
+      }
+      const wrong = problem(value)
+      return wrong === undefined ? { value } : complaint(wrong)
+    },
+  }
+}
+
+/** Models that know no response format like to put JSON into a code block. */
+const unfenced = (text: string): string => /^\s*```(?:json)?\n([^]*?)\n?```\s*$/.exec(text)?.[1] ?? text

@@ -1,0 +1,69 @@
+import type { LanguageModelV4StreamPart, SharedV4ProviderMetadata } from '@ai-sdk/provider'
+import { withoutCycles } from '#contracts/circular'
+import type { RuntimeEvent } from '#contracts/run-event'
+import type { ReasoningPart } from './messages.ts'
+import type { OpenTurn } from './turn.ts'
+
+/** Characters that are shown together: a model thinks in pieces of a word. */
+const eventChars = 400
+/** Characters of reasoning that one run shows. */
+const maxShownChars = 40_000
+
+/** What a model says while it thinks: for the next call as the vendor signed it, for watchers in pieces. */
+export interface Reasoning {
+  /** Takes a part of the stream that is neither text nor a call. Returns what may be shown now. */
+  take(part: LanguageModelV4StreamPart): RuntimeEvent | undefined
+  /** What was not shown yet: the model begins to answer. */
+  flush(): RuntimeEvent | undefined
+}
+
+/** `shows`: whether watchers see it. */
+export function createReasoning(turn: Pick<OpenTurn, 'thinks'>, shows: boolean): Reasoning {
+  const open = new Map<string, ReasoningPart>()
+  let waiting = ''
+  let left = shows ? maxShownChars : 0
+  const flush = (): RuntimeEvent | undefined => {
+    if (waiting === '' || left === 0) return undefined
+    const message = waiting.slice(0, left)
+    left -= message.length
+    waiting = ''
+    return { type: 'progress', stage: 'reasoning', message }
+  }
+  const partOf = (id: string): ReasoningPart => {
+    const known = open.get(id)
+    if (known) return known
+    const part: ReasoningPart = { type: 'reasoning', text: '' }
+    open.set(id, part)
+    turn.thinks(part)
+    return part
+  }
+  return {
+    flush,
+    take(part) {
+      if (part.type !== 'reasoning-start' && part.type !== 'reasoning-delta' && part.type !== 'reasoning-end')
+        return undefined
+      const thought = partOf(part.id)
+      if (part.providerMetadata) thought.providerOptions = merged(thought.providerOptions, part.providerMetadata)
+      if (part.type === 'reasoning-end') {
+        // The next step counts its parts from the start again.
+        open.delete(part.id)
+        return flush()
+      }
+      if (part.type === 'reasoning-start') return undefined
+      thought.text += part.delta
+      if (left > 0) waiting += part.delta
+      return waiting.length >= eventChars ? flush() : undefined
+    },
+  }
+}
+
+/** A signature comes in a part of its own, behind the text that it signs. */
+function merged(
+  had: ReasoningPart['providerOptions'],
+  more: SharedV4ProviderMetadata,
+): NonNullable<ReasoningPart['providerOptions']> {
+  const plain = withoutCycles(more) as typeof more
+  const out = { ...had }
+  for (const [vendor, fields] of Object.entries(plain)) out[vendor] = { ...out[vendor], ...fields }
+  return out
+}

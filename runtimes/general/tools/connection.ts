@@ -1,0 +1,142 @@
+import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
+import { CallToolResultSchema, ListToolsResultSchema } from '@modelcontextprotocol/sdk/types.js'
+import type { ModelFetch } from '#contracts/model-fetch'
+import { callIdMeta } from '#contracts/tools'
+import { failureOf } from './failures.ts'
+import { type McpAddress, type McpSession, noTimeout, openMcp } from './mcp.ts'
+import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
+
+/** How long an external server may take to be connected and to list its tools. A run begins without it then. */
+export const connectMs = 5_000
+/** Pages of a catalogue; a server that never stops paging is broken. */
+const maxPages = 50
+/** Tools of one server: what is shown to a model or searched by it is in the memory of each run. */
+const maxTools = 2_000
+const maxDescriptionChars = 8_000
+
+/** A tool as its server names it. */
+export type Tool = Omit<LanguageModelV4FunctionTool, 'type'>
+
+/** One MCP server for the length of one run. */
+export interface Connection {
+  readonly tools: readonly Tool[]
+  /** The server has other tools by now. */
+  readonly changed: boolean
+  /** Lists them again; the old ones stay when that fails. */
+  refresh(): Promise<void>
+  /** Never rejects for a tool's own failure: the model is told and may go on. */
+  call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
+  close(): Promise<void>
+}
+
+/** Connects to a server and lists its tools. Rejects with whatever went wrong. */
+export async function connect(fetch: ModelFetch, address: McpAddress, signal: AbortSignal): Promise<Connection> {
+  let changed = false
+  let closed = false
+  let renewing: Promise<McpSession> | undefined
+  const patience = (): AbortSignal => (address.own ? signal : AbortSignal.any([signal, AbortSignal.timeout(connectMs)]))
+  const open = (): Promise<McpSession> => openMcp(fetch, address, patience(), () => (changed = true))
+  let session = await open()
+  /** A session in the place of one that is lost, whoever finds out first. */
+  const renew = (lost: McpSession): Promise<McpSession> => {
+    if (session !== lost) return Promise.resolve(session)
+    renewing ??= open()
+      .then((fresh) => {
+        session = fresh
+        // It may be another server by now.
+        changed = true
+        void lost.client.close().catch(() => {})
+        if (closed) void fresh.close().catch(() => {})
+        return fresh
+      })
+      .finally(() => (renewing = undefined))
+    return renewing
+  }
+  /** Sessions whose connection broke: the next call does not rely on them. */
+  const broken = new WeakSet<McpSession>()
+  const call = async (params: Params, again: boolean): Promise<ToolOutcome> => {
+    const used = session
+    try {
+      const { client } = broken.has(used) ? await renew(used) : used
+      // Not callTool(): it compiles a validator for each output schema of the catalogue, every run.
+      const request = { method: 'tools/call' as const, params }
+      return outcomeOf(await client.request(request, CallToolResultSchema, { signal, timeout: noTimeout }))
+    } catch (error) {
+      const failure = signal.aborted ? 'refused' : failureOf(error, used.remembered)
+      if (failure === 'cut') broken.add(used)
+      if (again && (failure === 'expired' || failure === 'unreached')) {
+        // Certainly not executed.
+        const renewed = await renew(used).then(
+          () => true,
+          () => false,
+        )
+        if (renewed) return call(params, false)
+      }
+      return failed(sentences[failure](params.name, error))
+    }
+  }
+  const list = async (): Promise<Tool[]> => {
+    changed = false
+    return listTools(session, patience())
+  }
+  try {
+    let tools = await list()
+    return {
+      get tools() {
+        return tools
+      },
+      get changed() {
+        return changed
+      },
+      async refresh() {
+        tools = await list().catch(() => tools)
+      },
+      async call(name, input, callId) {
+        if (!tools.some((tool) => tool.name === name)) return unknownTool(name)
+        return call({ name, arguments: input, _meta: { [callIdMeta]: callId } }, true)
+      },
+      async close() {
+        closed = true
+        await session.close()
+      },
+    }
+  } catch (error) {
+    void session.close().catch(() => {})
+    throw error
+  }
+}
+
+interface Params extends Record<string, unknown> {
+  readonly name: string
+}
+
+const notCalled = (name: string): string => `The tool '${name}' could not be called.`
+const sentences: Readonly<Record<ReturnType<typeof failureOf>, (name: string, error: unknown) => string>> = {
+  expired: notCalled,
+  unreached: notCalled,
+  refused: notCalled,
+  cut: (name) => `The connection broke while the tool '${name}' was called; whether it was executed is not known.`,
+  // The server's words are about what the model sent to it.
+  arguments: (name, error) => `The tool '${name}' refused the call: ${(error as Error).message.slice(0, 1_000)}`,
+}
+
+async function listTools({ client }: McpSession, signal: AbortSignal): Promise<Tool[]> {
+  const tools: Tool[] = []
+  let cursor: string | undefined
+  for (let page = 0; page < maxPages; page++) {
+    const params = cursor === undefined ? {} : { cursor }
+    const request = { method: 'tools/list' as const, params }
+    const listed = await client.request(request, ListToolsResultSchema, { signal, timeout: noTimeout })
+    for (const { name, description, inputSchema } of listed.tools) {
+      if (tools.length === maxTools) return tools
+      tools.push({
+        name,
+        inputSchema: inputSchema as Tool['inputSchema'],
+        ...(description === undefined ? {} : { description: description.slice(0, maxDescriptionChars) }),
+      })
+    }
+    if (listed.nextCursor === undefined) break
+    cursor = listed.nextCursor
+  }
+  return tools
+}

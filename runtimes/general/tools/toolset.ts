@@ -1,0 +1,145 @@
+import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
+import { callTool, type Catalogue, createCatalogue, searchTools } from './catalogue.ts'
+import type { Connection, Tool } from './connection.ts'
+import { createNames } from './names.ts'
+import { type ToolOutcome, unknownTool } from './outcome.ts'
+
+export interface Call {
+  readonly name: string
+  /** Undefined: not a JSON object. */
+  readonly input: Readonly<Record<string, unknown>> | undefined
+}
+
+/** The tools of one run: those of the session, and those of the external MCP servers of its profile. */
+export interface ToolSet {
+  /** What the model is shown; another array when it changed. */
+  readonly specs: LanguageModelV4FunctionTool[]
+  /** What a call of the model stands for: the tool behind `call_tool`, or the call itself. */
+  target(call: Call): Call
+  /** Never rejects for a tool's own failure: the model is told and may go on. */
+  call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
+  /** Takes over the lists that servers have changed. Undefined when none has. */
+  refresh(): Promise<void> | undefined
+  close(): Promise<void>
+}
+
+export interface ExternalServer {
+  readonly name: string
+  readonly connection: Connection
+}
+
+interface Entry {
+  readonly connection: Connection
+  /** As its server names it. */
+  readonly tool: string
+  readonly spec: LanguageModelV4FunctionTool
+}
+
+/**
+ * Above `maxSchemas` tools those of external servers are shown through a catalogue. The session's own stay in view as long as
+ * they fit: somebody has named each of them in the profile, for instructions that speak of them; a server brings all it has.
+ */
+export function createToolSet(
+  session: Connection | undefined,
+  servers: readonly ExternalServer[],
+  maxSchemas: number,
+): ToolSet {
+  let entries = entriesOf(session, servers)
+  let view = viewOf(entries, session, servers, maxSchemas)
+  const all = session ? [session, ...servers.map(({ connection }) => connection)] : servers.map((s) => s.connection)
+  return {
+    get specs() {
+      return view.specs
+    },
+    target(call) {
+      const inner = view.catalogue && call.name === callTool ? innerCall(call) : undefined
+      return inner ?? call
+    },
+    async call(name, input, callId) {
+      const { catalogue } = view
+      if (catalogue && name === searchTools) return catalogue.search(input)
+      const entry = entries.get(name)
+      if (entry) return entry.connection.call(entry.tool, input, callId)
+      return catalogue?.unknown(name) ?? unknownTool(name)
+    },
+    refresh() {
+      const changed = servers.filter(({ connection }) => connection.changed)
+      if (changed.length === 0) return undefined
+      return Promise.all(changed.map(({ connection }) => connection.refresh())).then(() => {
+        entries = entriesOf(session, servers)
+        view = viewOf(entries, session, servers, maxSchemas)
+      })
+    },
+    async close() {
+      await Promise.allSettled(all.map((connection) => connection.close()))
+    },
+  }
+}
+
+function entriesOf(session: Connection | undefined, servers: readonly ExternalServer[]): Map<string, Entry> {
+  const entries = new Map<string, Entry>()
+  const specOf = (name: string, tool: Tool): LanguageModelV4FunctionTool => ({ type: 'function', ...tool, name })
+  if (session) {
+    for (const tool of session.tools) {
+      entries.set(tool.name, { connection: session, tool: tool.name, spec: specOf(tool.name, tool) })
+    }
+  }
+  const nameOf = createNames([...entries.keys(), searchTools, callTool])
+  for (const { name: server, connection } of servers) {
+    for (const tool of new Map(connection.tools.map((one) => [one.name, one])).values()) {
+      const name = nameOf(server, tool.name)
+      entries.set(name, { connection, tool: tool.name, spec: specOf(name, tool) })
+    }
+  }
+  return entries
+}
+
+interface View {
+  readonly specs: LanguageModelV4FunctionTool[]
+  readonly catalogue?: Catalogue
+}
+
+function viewOf(
+  entries: ReadonlyMap<string, Entry>,
+  session: Connection | undefined,
+  servers: readonly ExternalServer[],
+  maxSchemas: number,
+): View {
+  const all = [...entries.values()]
+  if (all.length <= maxSchemas) return { specs: all.map(({ spec }) => spec) }
+  const own = all.filter(({ connection }) => connection === session)
+  // The two tools of the catalogue count as well.
+  const direct = own.length + 2 <= maxSchemas ? own : []
+  const rest = direct.length === 0 ? all : all.filter(({ connection }) => connection !== session)
+  const sources = [
+    ...(direct.length === own.length ? [] : [`${own.length} of this service`]),
+    ...servers.map(({ name, connection }) => `${connection.tools.length} of ${name}`),
+  ]
+  const catalogue = createCatalogue(
+    rest.map(({ spec }) => spec),
+    sources.join(', '),
+  )
+  return { specs: [...direct.map(({ spec }) => spec), ...catalogue.specs], catalogue }
+}
+
+/** Undefined: it names no tool, and is then answered as what it is. */
+function innerCall({ input }: Call): Call | undefined {
+  const { name, arguments: given = {} } = input ?? {}
+  if (typeof name !== 'string' || name === callTool) return undefined
+  return { name, input: objectOf(given) }
+}
+
+/** Models like to send JSON as text. */
+function objectOf(given: unknown): Readonly<Record<string, unknown>> | undefined {
+  let value = given
+  if (typeof given === 'string') {
+    try {
+      value = JSON.parse(given)
+    } catch {
+      return undefined
+    }
+  }
+  return typeof value === 'object' && value !== null && !Array.isArray(value)
+    ? (value as Record<string, unknown>)
+    : undefined
+}
