@@ -16,6 +16,7 @@ import type { Static, TSchema } from '@sinclair/typebox'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
 import { access, accessOf } from './access.ts'
+import { createArrivals } from './arrival.ts'
 import { AppError, handleClientError, handleError, handleNotFound, notFound, unavailable } from './errors.ts'
 import { openapi } from './openapi.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
@@ -52,6 +53,9 @@ export interface Listener {
 const stopping = (options: Parameters<typeof unavailable>[0]): AppError =>
   unavailable({ ...options, message: 'This server is stopping; try again.', retryable: true })
 
+/** As Node's own. */
+const requestLate = (): Error => Object.assign(new Error('late'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
+
 /** No id and no text of ours holds a NUL, and PostgreSQL has no form for one: it never gets further than here. */
 const withNul = (url: string): AppError =>
   /^[^?]*%00/.test(url)
@@ -78,6 +82,7 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   }).withTypeProvider<TypeBox>()
   const streams = createStreamRegistry()
   app.decorate(streamRegistryKey, streams)
+  const arrivals = createArrivals(requestTimeout, ({ raw }) => handleClientError(requestLate(), raw.socket))
   app.setValidatorCompiler(validators())
   app.setErrorHandler(handleError)
   app.setNotFoundHandler(handleNotFound)
@@ -93,11 +98,13 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     if (who === undefined) {
       throw new Error(`route ${String(route.method)} ${route.url} does not say who may call it; add access('...')`)
     }
+    if (arrivals.add(route)) app.server.requestTimeout = 0
   })
   app.addHook('onRequest', async (request, reply) => {
     void reply.header('x-request-id', request.id)
     if (streams.ending) throw stopping({ headers: { connection: 'close', 'retry-after': '1' } })
     if (request.url.includes('%00')) throw withNul(request.url)
+    arrivals.begin(request)
   })
   if (logRequests) {
     app.addHook('onResponse', async (request, reply) => {

@@ -8,12 +8,12 @@ export interface TestKernel extends Running {
 }
 
 export interface TestKernelOptions extends BootOptions {
-  /** Names of the listeners to open on free ports; all five of the standard roles unless given. */
+  /** Names of the listeners to open on free ports; all those of the standard roles unless given. */
   readonly listeners?: readonly string[]
   readonly requests?: boolean
 }
 
-const standard = ['conductor', 'internal', 'gateway', 'runner', 'sidecar']
+const standard = ['conductor', 'internal', 'gateway', 'runner', 'workers', 'sidecar']
 
 /**
  * Boots the real kernel with the given plugins (or entries, to give one a config) and stops it after the test. Opens no

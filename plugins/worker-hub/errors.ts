@@ -1,0 +1,37 @@
+import { appError } from '#kernel'
+
+/** Specification 7: a runner without a runtime for dynamic workers answers so on every callback of one. */
+export const dynamicWorkersUnavailable = appError(
+  'dynamic_workers_unavailable',
+  503,
+  'This runner starts no sandbox workers: no sandbox provider is configured.',
+)
+
+// Specification 7: the text starts so, and says which case. Those of the token itself are the token plugin's.
+export const otherSession = appError('invalid or missing worker token: other session', 401)
+export const otherTenant = appError('invalid or missing worker token: other tenant', 401)
+/** The session has another worker now, or none. */
+export const superseded = appError('invalid or missing worker token: superseded', 401)
+
+export const unsupportedProtocol = appError('unsupported_worker_protocol', 400, 'Send X-Agent-Orc-Worker-Protocol: 1.')
+export const pollSuperseded = appError(
+  'poll_superseded',
+  409,
+  'A newer poll of this worker took the place of this one.',
+)
+export const unknownRun = appError('unknown_run', 404, 'This run is over, or its events are taken already.')
+export const unknownCall = appError('unknown_call', 404, 'Nobody waits for this tool call.')
+export const noState = appError('no_state', 404, 'There is no state of this session here.')
+export const listenerStopping = appError('unavailable', 503, 'This server is stopping; try again.')
+
+// How a run ends whose events do not come. The first two are as those of the link to a static sidecar.
+/** Nothing of the run was executed, so it may be sent again. */
+export const workerUnreachable = appError('sidecar_unreachable', 503, 'The sandbox worker cannot be reached.')
+export const workerLost = appError('sidecar_lost', 502, 'The connection to the sandbox worker was lost.')
+export const eventsTooLarge = appError('event_upload_too_large', 413, 'The events of a run may have at most 256 MiB.')
+export const eventsTooLong = appError('event_upload_timeout', 408, 'The events of a run may take at most 4 hours.')
+export const eventsCut = appError('invalid_events', 400, 'A line of events may have at most 4 MiB.')
+
+// A worker's refusals before it begins, which come as its only event.
+export const sessionBusy = appError('session_busy', 409, 'A run of this session is still under way.')
+export const stateMissing = appError('session_state_missing', 409, 'The worker does not have this conversation.')

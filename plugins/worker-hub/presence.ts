@@ -1,0 +1,74 @@
+/** Whether a worker is there: it polls, or something of it came a moment ago. */
+export interface Presence {
+  readonly lastPollAt: number | undefined
+  readonly present: boolean
+  /** A poll of it is open until the returned function is called. */
+  polls(): () => void
+  /** Something else came from it. */
+  seen(): void
+  /** Resolves once a poll is open. */
+  connected(signal: AbortSignal): Promise<void>
+  /** Calls back once it has been silent for too long. Returns how to stop watching. */
+  watch(onLost: () => void): () => void
+}
+
+/** `lostMs`: how long a worker may be silent between two polls. */
+export function createPresence(lostMs: number): Presence {
+  let open = 0
+  let lastPollAt: number | undefined
+  let seenAt = -Infinity
+  const arrivals = new Set<() => void>()
+  const seen = (): void => {
+    seenAt = performance.now()
+  }
+  const silentMs = (): number => (open > 0 ? 0 : performance.now() - seenAt)
+  return {
+    get lastPollAt() {
+      return lastPollAt
+    },
+    get present() {
+      return silentMs() < lostMs
+    },
+    polls() {
+      open++
+      lastPollAt = Date.now()
+      for (const arrive of arrivals) arrive()
+      return () => {
+        open--
+        seen()
+      }
+    },
+    seen,
+    connected: (signal) =>
+      new Promise((resolve, reject) => {
+        if (open > 0) return resolve()
+        const settle = (): void => {
+          arrivals.delete(arrive)
+          signal.removeEventListener('abort', leave)
+        }
+        const arrive = (): void => {
+          settle()
+          resolve()
+        }
+        const leave = (): void => {
+          settle()
+          reject(signal.reason as Error)
+        }
+        if (signal.aborted) return leave()
+        arrivals.add(arrive)
+        signal.addEventListener('abort', leave)
+      }),
+    watch(onLost) {
+      // It counts from now on: before that nothing was asked of it.
+      const since = performance.now()
+      let timer: NodeJS.Timeout
+      const look = (): void => {
+        const silent = Math.min(silentMs(), performance.now() - since)
+        if (silent >= lostMs) onLost()
+        else timer = setTimeout(look, lostMs - silent)
+      }
+      look()
+      return () => clearTimeout(timer)
+    },
+  }
+}
