@@ -1,0 +1,115 @@
+import type { Profile } from '#contracts/profiles'
+import type { StateBundle } from '#contracts/runtime'
+import type { WorkerHub } from '#contracts/workers'
+import { asStartFailure, sandboxStartFailed } from './errors.ts'
+import { type Orders, renewed } from './orders.ts'
+import type { Reaper } from './reaper.ts'
+import { type Sandbox, stateOf } from './sandbox.ts'
+import type { Substrate, Substrates } from './substrates.ts'
+import { unlessAborted } from './waiting.ts'
+import { wishOf } from './wishes.ts'
+
+export interface LaunchRequest {
+  readonly tenantId: string
+  /** Or the slot of a warm pool. */
+  readonly sessionId: string
+  readonly profile: Profile
+  /** The conversation that the worker starts with. */
+  readonly state: StateBundle | undefined
+  readonly warm: boolean
+  readonly signal: AbortSignal
+}
+
+/** Starts sandboxes and waits for the workers in them. */
+export interface Launcher {
+  /** Where the sandboxes of a profile are. Throws as `launch` does for a profile that cannot have one. */
+  substrateFor(profile: Profile): Substrate
+  /** Resolves when the worker polls. Leaves nothing behind when it rejects; the error says why in words for people. */
+  launch(request: LaunchRequest): Promise<Sandbox>
+  /** Wakes a paused one and waits for its worker. AppError `sandbox_gone` when it is not there any more. */
+  resume(sandbox: Sandbox, signal: AbortSignal): Promise<void>
+  /** Waits for the worker of a sandbox that is awake: until the signal aborts or the sandbox is seen to be gone. */
+  connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
+}
+
+export interface LauncherDeps {
+  readonly hub: WorkerHub
+  readonly substrates: Substrates
+  readonly orders: Orders
+  readonly reaper: Reaper
+  readonly connectMs: number
+}
+
+/** A worker that cannot start ends at once, and its session need not wait for the limit. */
+const lookEveryMs = 500
+
+export function createLauncher(deps: LauncherDeps): Launcher {
+  const { hub, substrates, orders, reaper, connectMs } = deps
+  const tooLate = (cause: unknown) =>
+    sandboxStartFailed({ cause, retryable: true, message: `The sandbox was not ready within ${connectMs / 1_000} s.` })
+  /** Both a start and its worker's first poll are within the limit. */
+  const withinLimit = async <T>(signal: AbortSignal, work: (bound: AbortSignal) => Promise<T>): Promise<T> => {
+    const limit = AbortSignal.timeout(connectMs)
+    try {
+      return await work(AbortSignal.any([signal, limit]))
+    } catch (cause) {
+      throw limit.aborted && !signal.aborted ? tooLate(cause) : cause
+    }
+  }
+
+  const launcher: Launcher = {
+    substrateFor: (profile) => substrates.choose(wishOf(profile).provider),
+    async launch({ tenantId, sessionId, profile, state, warm, signal }) {
+      const wish = wishOf(profile)
+      const substrate = substrates.choose(wish.provider)
+      // First of all: without a token for its worker no sandbox is started.
+      const channel = await hub.open(tenantId, sessionId)
+      channel.setState(state)
+      let launching: ReturnType<typeof substrate.provider.launch> | undefined
+      try {
+        return await withinLimit(signal, async (bound) => {
+          bound.throwIfAborted()
+          const order = orders.write(tenantId, channel, profile, wish)
+          launching = substrate.provider.launch(order, bound)
+          reaper.expect(substrate, launching)
+          const { sandboxId, runnerUrl = order.runnerUrl } = await unlessAborted(launching, bound)
+          const sandbox = { substrate, sandboxId, order, runnerUrl, channel, warm, launchedAt: Date.now() }
+          await launcher.connected(sandbox, bound)
+          return sandbox
+        })
+      } catch (error) {
+        channel.close()
+        // Also one that its provider reports only when nobody waits any more.
+        launching?.then(
+          ({ sandboxId }) => reaper.destroy({ substrate, sandboxId }),
+          () => {},
+        )
+        throw asStartFailure(error)
+      }
+    },
+    resume: (sandbox, signal) =>
+      withinLimit(signal, async (bound) => {
+        const { substrate, sandboxId, order, channel } = sandbox
+        await unlessAborted(substrate.provider.resume(sandboxId, renewed(order, channel)), bound)
+        await launcher.connected(sandbox, bound)
+      }),
+    async connected(sandbox, signal) {
+      const gone = new AbortController()
+      const looking = setInterval(() => {
+        void stateOf(sandbox).then((state) => {
+          if (state === 'gone') gone.abort()
+        })
+      }, lookEveryMs)
+      try {
+        await sandbox.channel.connected(AbortSignal.any([gone.signal, signal]))
+      } catch (cause) {
+        throw gone.signal.aborted ? sandboxStartFailed({ cause, retryable: true, message: endedAtOnce }) : cause
+      } finally {
+        clearInterval(looking)
+      }
+    },
+  }
+  return launcher
+}
+
+const endedAtOnce = 'The sandbox ended before its worker was ready.'

@@ -1,0 +1,64 @@
+import type { SandboxProvider } from '#contracts/sandbox'
+import { noSandboxSubstrate } from './errors.ts'
+
+export interface Substrate {
+  readonly name: string
+  readonly provider: SandboxProvider
+}
+
+/** The sandbox providers that this runner offers. */
+export interface Substrates {
+  /** Sorted. */
+  readonly names: readonly string[]
+  readonly fallback: string | undefined
+  all(): readonly Substrate[]
+  /** Throws AppError 503 `no_sandbox_substrate`. */
+  choose(provider: string | undefined): Substrate
+}
+
+export interface SubstrateSettings {
+  readonly configured: ReadonlyMap<string, SandboxProvider>
+  /** Empty: all that are configured. */
+  readonly offered: readonly string[]
+  readonly byDefault: string | undefined
+}
+
+/** Throws a sentence for a name that this runner does not have: an operator who asked for it wants to hear that at once. */
+export function createSubstrates({ configured, offered, byDefault }: SubstrateSettings): Substrates {
+  const names = [...new Set(offered.length > 0 ? offered : configured.keys())].toSorted()
+  const missing = names.filter((name) => !configured.has(name))
+  if (missing.length > 0) {
+    throw new Error(
+      `AGENT_ORC_SANDBOX_PROVIDERS names ${missing.join(', ')}, which this runner does not have or this machine cannot do; it has ${listed([...configured.keys()])}`,
+    )
+  }
+  if (byDefault !== undefined && !names.includes(byDefault)) {
+    throw new Error(
+      `AGENT_ORC_SANDBOX_DEFAULT is ${byDefault}, which this runner does not offer; it offers ${listed(names)}`,
+    )
+  }
+  const fallback = byDefault ?? (names.length === 1 ? names[0] : undefined)
+  return {
+    names,
+    fallback,
+    all: () => names.map((name) => ({ name, provider: configured.get(name)! })),
+    choose(wanted = fallback) {
+      if (wanted === undefined) {
+        const message =
+          names.length === 0
+            ? 'This runner has no sandboxes.'
+            : `This runner has no default sandbox provider; name one as sandbox.provider: ${names.join(', ')}.`
+        throw noSandboxSubstrate({ message })
+      }
+      const provider = names.includes(wanted) ? configured.get(wanted) : undefined
+      if (!provider) {
+        throw noSandboxSubstrate({
+          message: `This runner has no sandbox provider '${wanted}'; it has ${listed(names)}.`,
+        })
+      }
+      return { name: wanted, provider }
+    },
+  }
+}
+
+const listed = (names: readonly string[]): string => (names.length === 0 ? 'none' : names.join(', '))

@@ -1,0 +1,29 @@
+/** Rejects as soon as the signal aborts: what is waited for is shared, and goes on for the others. */
+export function unlessAborted<T>(shared: Promise<T>, signal: AbortSignal): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const leave = (): void => reject(signal.reason as Error)
+    if (signal.aborted) leave()
+    else signal.addEventListener('abort', leave, { once: true })
+    shared.then(resolve, reject).finally(() => signal.removeEventListener('abort', leave))
+  })
+}
+
+/** Resolves after `ms` at the latest, whatever becomes of the work. */
+export async function atMost(ms: number, work: Promise<unknown>): Promise<void> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, ms)
+  })
+  await Promise.race([work.catch(() => {}), late])
+  clearTimeout(timer)
+}
+
+/** Work that is done one after the other. */
+export function createTurnstile(): <T>(work: () => Promise<T>) => Promise<T> {
+  let last: Promise<unknown> = Promise.resolve()
+  return (work) => {
+    const done = last.then(work)
+    last = done.catch(() => {})
+    return done
+  }
+}
