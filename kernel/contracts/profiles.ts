@@ -117,6 +117,19 @@ export const Profile = Type.Object({
 })
 export type Profile = Static<typeof Profile>
 
+/**
+ * The substrate that sessions of a profile need, for their worker or for their tools alone: by name, or true for a runner's default.
+ * Undefined: none.
+ */
+export function substrateOf({
+  workerMode,
+  sandbox,
+}: Pick<Profile, 'workerMode' | 'sandbox'>): string | true | undefined {
+  const provider = (sandbox as { readonly provider?: unknown } | undefined)?.provider
+  if (typeof provider === 'string') return provider
+  return workerMode === 'sandbox' || sandbox !== undefined ? true : undefined
+}
+
 /** Read access to profiles, for the plugins that run or publish them. */
 export interface Profiles {
   find(tenantId: string, name: string): Promise<Profile | undefined>

@@ -1,5 +1,5 @@
 import type { FleetMember } from '#contracts/runner'
-import type { Profile } from '#contracts/profiles'
+import { type Profile, substrateOf } from '#contracts/profiles'
 import type { WorkerPlacement } from './schema.ts'
 
 /**
@@ -17,16 +17,14 @@ export function workerPlacementOf(profile: Profile, fleet: readonly FleetMember[
       (!pool?.runners || pool.runners.includes(runner.hash)),
   )
   if (runners.length === 0) return undefined
-  const requested = (profile.sandbox as { provider?: string } | undefined)?.provider
-  return requested === undefined ? byDefault(runners) : asRequested(requested, runners)
+  const requested = substrateOf(profile)
+  return typeof requested === 'string' ? asRequested(requested, runners) : byDefault(runners)
 }
 
+/** Sessions go to the runners that have it. */
 function asRequested(requested: string, runners: readonly FleetMember[]): WorkerPlacement {
-  const having = runners.filter(({ substrates }) => substrates.includes(requested)).length
-  if (having === runners.length) return { substrate: requested, source: 'profile', servable: true }
-  if (having > 0) {
-    const detail = `${having} of ${runners.length} live runners have '${requested}'; sessions on the others have no worker.`
-    return { substrate: requested, source: 'profile', servable: true, requested, detail }
+  if (runners.some(({ substrates }) => substrates.includes(requested))) {
+    return { substrate: requested, source: 'profile', servable: true }
   }
   const others = sorted(runners.flatMap(({ substrates }) => substrates))
   const detail =
@@ -36,6 +34,7 @@ function asRequested(requested: string, runners: readonly FleetMember[]): Worker
   return { substrate: null, source: 'unresolved', servable: false, requested, detail }
 }
 
+/** Sessions go to the runners that have a default. */
 function byDefault(runners: readonly FleetMember[]): WorkerPlacement {
   const defaults = sorted(runners.flatMap(({ defaultSubstrate }) => defaultSubstrate ?? []))
   const [only] = defaults
@@ -47,10 +46,7 @@ function byDefault(runners: readonly FleetMember[]): WorkerPlacement {
     const detail = `The defaults of the live runners differ: ${defaults.join(', ')}. Name one as sandbox.provider.`
     return { substrate: null, source: 'unresolved', servable: true, detail }
   }
-  const having = runners.filter(({ defaultSubstrate }) => defaultSubstrate !== undefined).length
-  if (having === runners.length) return { substrate: only, source: 'default', servable: true }
-  const detail = `${having} of ${runners.length} live runners have a default substrate; sessions on the others have no worker.`
-  return { substrate: only, source: 'default', servable: true, detail }
+  return { substrate: only, source: 'default', servable: true }
 }
 
 const sorted = (names: readonly string[]): string[] => [...new Set(names)].sort()

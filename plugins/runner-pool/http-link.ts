@@ -154,6 +154,12 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
       await answer.body.dump()
       return 0
     },
+    delegations: async (tenantId, sessionId) =>
+      (await json(await call('GET', `/runner/sessions/${segment(sessionId)}/delegations`, { tenantId }))) as Delegation[],
+    async answerDelegation(tenantId, sessionId, id, answer) {
+      const path = `/runner/sessions/${segment(sessionId)}/delegations`
+      await done(await call('POST', path, { tenantId, body: { id, ...answer } }))
+    },
     vfsLeases: (tenantId, signal) => list<VfsLease>('/runner/vfs/leases', tenantId, signal),
     vfsLease: (tenantId, sessionId, signal) =>
       one<VfsLease>(`/runner/sessions/${segment(sessionId)}/vfs-lease`, tenantId, signal),

@@ -19,6 +19,8 @@ export interface Member {
   readonly load: number
   /** Undefined: it could not say, because its sidecars did not answer it. */
   supports(runtime: string): boolean | undefined
+  /** Whether it has this substrate, or with `true` a default one. Undefined as for a runtime. */
+  hasSubstrate(substrate: string | true): boolean | undefined
   /** No new sessions until told otherwise; what is there goes on. */
   drain(on: boolean): void
   describe(): FleetMember
@@ -137,6 +139,11 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
       // An empty list means all of them, unless the runner says that it does not know. Specification 2.12.
       if (known.capabilities.length > 0) return false
       return known.capabilitiesKnown === false ? undefined : true
+    },
+    hasSubstrate(substrate) {
+      if (!known) return local ? true : undefined
+      if (substrate === true ? known.defaultSubstrate !== undefined : known.substrates.includes(substrate)) return true
+      return known.substratesKnown === false ? undefined : false
     },
     drain(on) {
       drained = on

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { hashOfSession } from '#contracts/ids'
-import type { Homecoming, Placement, RunnerPool } from '#contracts/runner'
+import type { Homecoming, RunnerPool } from '#contracts/runner'
 import { noRunner } from './errors.ts'
 import type { Member } from './member.ts'
 import type { Registry } from './registry.ts'
@@ -46,31 +46,42 @@ export function createPool(registry: Registry): RunnerPool {
   }
 }
 
-type Wanted = Pick<Homecoming, 'runtime' | 'pool' | 'without'>
+type Wanted = Pick<Homecoming, 'runtime' | 'pool' | 'substrate' | 'without'>
 
 /** Live members that may take a session; those that certainly can, or else those that do not know themselves. */
-function eligible({ runtime, pool, without }: Wanted, members: readonly Member[]): readonly Member[] {
+function eligible({ runtime, pool, substrate, without }: Wanted, members: readonly Member[]): readonly Member[] {
   if (runtime !== undefined && pool?.runtimes && !pool.runtimes.includes(runtime)) return []
   const allowed = members.filter(
     ({ state, link }) =>
       state === 'live' && !without?.has(link.hash) && (!pool?.runners || pool.runners.includes(link.hash)),
   )
-  if (runtime === undefined) return allowed
-  const able = allowed.filter((member) => member.supports(runtime) === true)
-  return able.length > 0 ? able : allowed.filter((member) => member.supports(runtime) === undefined)
+  const can = (member: Member): readonly (boolean | undefined)[] => [
+    runtime === undefined || member.supports(runtime),
+    substrate === undefined || member.hasSubstrate(substrate),
+  ]
+  const able = allowed.filter((member) => can(member).every((yes) => yes === true))
+  return able.length > 0 ? able : allowed.filter((member) => !can(member).includes(false))
 }
 
 const weightOf = (sessionId: string, hash: string): string =>
   createHash('sha256').update(`${sessionId}\n${hash}`).digest('hex')
 
 /** What was asked for and what there is, in counts only: tenants see this sentence. */
-function whyNone(
-  { runtime, pool }: Pick<Placement, 'pool'> & { runtime?: string },
-  members: readonly Member[],
-): string {
-  const wanted = `${runtime === undefined ? 'the session' : `a session of the runtime '${runtime}'`}${pool ? ' in its pool' : ''}`
+function whyNone({ runtime, pool, substrate }: Wanted, members: readonly Member[]): string {
+  const inPool = pool ? ' in its pool' : ''
+  const inSandbox =
+    substrate === undefined
+      ? ''
+      : substrate === true
+        ? ' in a sandbox of its default provider'
+        : ` in a sandbox of '${substrate}'`
+  const wanted = `${runtime === undefined ? 'the session' : `a session of the runtime '${runtime}'`}${inSandbox}${inPool}`
   const count = (state: string): number => members.filter((member) => member.state === state).length
-  const offered = [...new Set(members.flatMap((m) => (m.state === 'live' ? m.describe().capabilities : [])))].toSorted()
-  const live = `${count('live')} live${offered.length > 0 ? ` (${offered.join(', ')})` : ''}`
+  const alive = members.filter((member) => member.state === 'live').map((member) => member.describe())
+  const listed = (names: readonly string[]): string => [...new Set(names)].toSorted().join(', ')
+  const runtimes = listed(alive.flatMap(({ capabilities }) => capabilities))
+  const sandboxes = listed(alive.flatMap(({ substrates }) => substrates)) || 'none'
+  const offered = [...(runtimes ? [runtimes] : []), ...(substrate === undefined ? [] : [`sandboxes: ${sandboxes}`])]
+  const live = `${count('live')} live${offered.length > 0 ? ` (${offered.join('; ')})` : ''}`
   return `No runner can take ${wanted} now: ${live}, ${count('draining')} draining, ${count('unreachable')} unreachable. Try again.`
 }

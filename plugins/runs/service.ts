@@ -15,7 +15,7 @@ import { execute, type Execution, type ExecutionDeps, type ExecutionOrder, type 
 import { followStored, runChannel } from './follow.ts'
 import { createQueue } from './queue.ts'
 import { eventsSoFar } from './so-far.ts'
-import { createStarts, poolOf, type Start } from './starts.ts'
+import { createStarts, placementOf, type Start } from './starts.ts'
 import { createStateSaver } from './state-saver.ts'
 import { type Terminated, terminateRun } from './terminate.ts'
 import { within } from './timing.ts'
@@ -129,7 +129,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     const home = {
       sessionId,
       runtime: profile.runtime,
-      ...poolOf(profile),
+      ...placementOf(profile),
       ...(runner === undefined ? {} : { runner }),
     }
     return begin(next, task, false, (without) => runners.home({ ...home, without }), orphan)

@@ -1,7 +1,7 @@
 import type { AppError } from '#kernel'
 import { unavailable } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
-import { isProfileName, type Profile, type Profiles } from '#contracts/profiles'
+import { isProfileName, type Profile, type Profiles, substrateOf } from '#contracts/profiles'
 import type { EnqueueRun, Orphan, RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
 import type { RunAccepted, RunSummary, SubTask } from '#contracts/runs'
@@ -30,8 +30,12 @@ const unrestored: ReadonlySet<string> = new Set(['hydration_failed', 'no_runner'
 
 const unusable = { no_session: unknownSession, other_profile: profileMismatch } as const
 
-/** What placement has to know of the pool that a profile names. */
-export const poolOf = ({ placement }: Profile) => (placement ? { pool: placement } : {})
+/** What placement has to know of a profile beside its runtime: its pool, and where its sandboxes are. */
+export function placementOf(profile: Profile) {
+  const { placement } = profile
+  const substrate = substrateOf(profile)
+  return { ...(placement ? { pool: placement } : {}), ...(substrate === undefined ? {} : { substrate }) }
+}
 
 export type Begin = (
   claimed: Pick<Orphan, 'claim' | 'session'>,
@@ -74,7 +78,7 @@ export function createStarts(deps: StartsDeps): Start {
 
   const startNew = async (tenantId: string, runId: string, task: SubTask, attach: boolean): Promise<RunAccepted> => {
     const profile = await profileOf(tenantId, task.profile)
-    const order = { runtime: profile.runtime, ...poolOf(profile) }
+    const order = { runtime: profile.runtime, ...placementOf(profile) }
     const placed = runners.place(order)
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {

@@ -80,6 +80,32 @@ test('a pool is a part of the fleet, by runners and by runtimes', async () => {
   assert.match(none.message, /runtime 'general' in its pool/)
 })
 
+test('a session with a sandbox goes where its substrate is, also when it moves', async () => {
+  const [vm, other, mute, bare] = hashes.map((hash) => scripted(hash))
+  vm!.info = { substrates: ['process', 'vm'] }
+  other!.info = { substrates: ['process'], defaultSubstrate: 'process' }
+  mute!.info = { substratesKnown: false }
+  const { pool, probe } = await poolOf(vm!, other!, mute!, bare!)
+  assert.deepEqual(placed(pool, 20, { substrate: 'vm' }), ['00000001'])
+  assert.deepEqual(placed(pool, 20, { substrate: 'process' }), ['00000001', '00000002'])
+  assert.deepEqual(placed(pool, 20, { substrate: true }), ['00000002'])
+  assert.deepEqual(placed(pool, 20), hashes)
+  const sessionId = 'sess-00000004-0000000a'
+  assert.equal(pool.home({ sessionId, substrate: 'vm', without: new Set(['00000004']) }).hash, '00000001')
+  // One that does not know what it has is better than none.
+  vm!.away = true
+  await probe()
+  assert.deepEqual(placed(pool, 20, { substrate: 'vm' }), ['00000003'])
+  mute!.away = true
+  await probe()
+  const none = refusal(() => pool.place({ runtime: 'general', substrate: 'vm' }))
+  assert.deepEqual([none.code, none.status], ['no_runner', 503])
+  assert.equal(
+    none.message,
+    "No runner can take a session of the runtime 'general' in a sandbox of 'vm' now: 2 live (sandboxes: process), 0 draining, 2 unreachable. Try again.",
+  )
+})
+
 test('nobody to take a session is a 503 that says what was wanted and what there is', async () => {
   const [a, b, c] = hashes.map((hash) => scripted(hash, { capabilities: ['general'] }))
   b!.info = { capabilities: ['general'], state: 'draining' }
