@@ -16,6 +16,7 @@ const folders = [
   'cli',
   'embedded-postgres',
   'http-exchange',
+  'state-archive',
   'test',
   'examples',
   'scripts',

@@ -27,6 +27,7 @@ test('the npm package holds what runs and what authors read, no tests and no ben
     'plugins/chat/index.ts',
     'providers/model-openai/index.ts',
     'runtimes/general/index.ts',
+    'state-archive/index.ts',
   ]
   assert.deepEqual(
     needed.filter((file) => !files.includes(file)),
