@@ -30,8 +30,6 @@ export const RunEnvelope = Type.Object(
     timeoutMs: Type.Integer({ minimum: 1 }),
     /** The external MCP servers of the profile. */
     mcpServers: Type.Optional(Type.Array(McpServer)),
-    /** How many delegations led here; 0 unless given. */
-    depth: Type.Optional(Type.Integer({ minimum: 0 })),
     ...promptFields,
     ...attemptFields,
   },

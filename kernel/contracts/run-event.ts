@@ -30,6 +30,18 @@ export const ProgressEvent = open({
   /** With `context_trimmed`: what was left out of the prompt, and what was cut. */
   droppedTurns: Type.Optional(Type.Integer()),
   cutResults: Type.Optional(Type.Integer()),
+  /** With `delegation`: the run of another profile that a tool of this run has asked for, and how it ended. */
+  delegation: Type.Optional(
+    Type.Object({
+      id: Type.String(),
+      runId: Type.String(),
+      profile: Type.String(),
+      state: Type.Union([Type.Literal('started'), Type.Literal('ended')]),
+      ok: Type.Optional(Type.Boolean()),
+      status: Type.Optional(Type.String()),
+      costCents: Type.Optional(Type.Number()),
+    }),
+  ),
 })
 export const SessionInitEvent = open({ type: Type.Literal('session_init'), runtimeSessionId: Type.String() })
 /** A chunk of model text; the chunks of a run joined are its text. */

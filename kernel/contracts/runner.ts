@@ -1,6 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
+import type { Delegation, DelegationAnswer } from './delegation.ts'
 import { McpServer } from './mcp-servers.ts'
 import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
@@ -21,6 +22,7 @@ export const ExecuteRun = Type.Object(
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
     mcpServers: Type.Optional(Type.Array(McpServer)),
+    /** How many delegations led here; 0 unless given. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
     ...promptFields,
     ...attemptFields,
@@ -167,6 +169,10 @@ export interface RunnerLink {
   invalidateSandbox(provider: string, sandboxId: string): Promise<number>
   vfsLeases(tenantId: string, signal?: AbortSignal): Promise<readonly VfsLease[]>
   vfsLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
+  /** Tool calls of a session that wait for a run of another profile. */
+  delegations(tenantId: string, sessionId: string): Promise<readonly Delegation[]>
+  /** Nothing happens when nobody waits for it any more. */
+  answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
    * `error` was cut. Aborting `signal` aborts the sidecar's turn.

@@ -1,4 +1,6 @@
+import type { Static } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
+import type { ProgressEvent } from './run-event.ts'
 
 /** Who calls a tool, from the runner's own records: a model cannot choose any of it. */
 export interface ToolContext {
@@ -17,6 +19,8 @@ export interface ToolContext {
   readonly idempotencyKey?: string
   /** The skills of the session's profile. */
   readonly skills?: readonly string[]
+  /** Writes a `progress` event into the log of the run, where its readers see it. Absent outside a run. */
+  readonly report?: (event: Static<typeof ProgressEvent>) => void
   /** The sandbox of the session, started when it is used first; absent when its profile has none. */
   readonly sandbox?: SessionSandbox
 }

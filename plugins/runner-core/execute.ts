@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
+import type { RuntimeEvent } from '#contracts/run-event'
 import type { ExecuteRun } from '#contracts/runner'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { PreparedRun } from '#contracts/workers'
@@ -27,6 +28,10 @@ export interface Turn {
   readonly session: Held
   readonly signal: AbortSignal
   readonly attempt: number
+  /** How many delegations led to the run. */
+  readonly depth: number
+  /** Puts an event between the sidecar's own, as soon as it can be read; too late for a run that is over. */
+  report(event: RuntimeEvent): void
   /** Ends the run for this reason; the first one counts. */
   end(reason: EndReason): void
   /** Ends it and frees its session at once, even if nobody reads its end. */
@@ -64,6 +69,8 @@ export function startTurn(options: TurnOptions): StartedTurn {
   let reason: EndReason | undefined
   let wake: (() => void) | undefined
   let finished: (() => void) | undefined
+  /** What tools report, until its turn among the lines has come. */
+  const reported: RuntimeEvent[] = []
   let free = false
   const over = new Promise<void>((resolve) => {
     finished = resolve
@@ -88,14 +95,33 @@ export function startTurn(options: TurnOptions): StartedTurn {
     onEnd: release,
   })
   const takenAt = Date.now()
-  /** What is waited for, or undefined as soon as the turn is ended from here: whoever is asked may ignore the signal. */
+  const report = (event: RuntimeEvent): void => {
+    if (free || reason) return
+    reported.push(event)
+    wake?.()
+  }
+  /**
+   * What is waited for, or undefined as soon as the turn is ended from here or something is reported: whoever is asked may
+   * ignore the signal.
+   */
   const unlessEnded = <T>(ask: () => Promise<T>): Promise<T | undefined> =>
     new Promise((resolve, reject) => {
       if (reason) return resolve(undefined)
       wake = () => resolve(undefined)
       ask().then(resolve, reject)
     })
-  const nextOf = (source: AsyncIterator<Buffer>) => unlessEnded(() => source.next())
+  let coming: Promise<IteratorResult<Buffer>> | undefined
+  const nextOf = async (source: AsyncIterator<Buffer>): Promise<IteratorResult<Buffer> | undefined> => {
+    const asked = (coming ??= source.next())
+    let pending = false
+    try {
+      const read = await unlessEnded(() => asked)
+      pending = read === undefined
+      return read
+    } finally {
+      if (!pending) coming = undefined
+    }
+  }
 
   async function* chunks(): AsyncGenerator<Buffer> {
     let source: AsyncIterator<Buffer> | undefined
@@ -149,7 +175,9 @@ export function startTurn(options: TurnOptions): StartedTurn {
       try {
         const told = await ready
         if (told) yield told
-        for (let read = await first; read && !read.done; read = await nextOf(source!)) {
+        for (let read = await first; read ? !read.done : !reason; read = await nextOf(source!)) {
+          for (const event of reported.splice(0)) yield relay.insert(event)
+          if (!read) continue
           const chunk = relay.pass(read.value)
           if (relay.endedBy === 'runner') abort.abort(new Error(sentences.bad_event))
           if (chunk.length > 0) yield chunk
@@ -201,7 +229,17 @@ export function startTurn(options: TurnOptions): StartedTurn {
     end('cancelled')
     release('error')
   }
-  return { session, signal: abort.signal, attempt: run.attempt ?? 1, end, supersede, over, chunks: chunks() }
+  return {
+    session,
+    signal: abort.signal,
+    attempt: run.attempt ?? 1,
+    depth: run.depth ?? 0,
+    report,
+    end,
+    supersede,
+    over,
+    chunks: chunks(),
+  }
 }
 
 /**

@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { RunnerDelegations } from '#contracts/delegation'
 import { runnerHash } from '#contracts/ids'
 import { LocalRunners, RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
@@ -29,7 +30,12 @@ export default definePlugin({
     ),
     idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
   }),
-  requires: { sidecars: Sidecars, toolkit: Toolkit, sandboxes: maybe(SandboxWorkers) },
+  requires: {
+    sidecars: Sidecars,
+    toolkit: Toolkit,
+    sandboxes: maybe(SandboxWorkers),
+    delegations: maybe(RunnerDelegations),
+  },
   provides: { core: RunnerCore, locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
@@ -39,6 +45,7 @@ export default definePlugin({
     const runner = createRunner({
       sidecars: deps.sidecars,
       sandboxes: deps.sandboxes,
+      delegations: deps.delegations,
       toolkit: deps.toolkit,
       hash: () => (hash ??= runnerHash(baseUrl())),
       mcpBaseUrl,

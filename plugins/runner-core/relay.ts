@@ -7,9 +7,10 @@ import {
   peekType,
   type RuntimeEvent,
 } from '#contracts/run-event'
-import { maxLineBytes } from '#kernel'
+import { linesOf, maxLineBytes } from '#kernel'
 import { type EndReason, sentences } from './errors.ts'
 import { readEvent } from './events.ts'
+import { createRestamping } from './restamp.ts'
 
 export interface RelayHooks {
   /** The vendor's conversation handle, when the sidecar reports one. */
@@ -27,8 +28,10 @@ export interface Relay {
   readonly endedBy: 'sidecar' | 'runner' | undefined
   /** Seq of the next line. */
   readonly next: number
-  /** A line of the runner's own. */
+  /** A line of the runner's own, before the sidecar has begun. */
   own(event: RuntimeEvent): Buffer
+  /** A line between those of the sidecar. */
+  insert(event: RuntimeEvent): Buffer
   /** What of a chunk goes on. After a line that is no event this holds the `error` that ends the run. */
   pass(chunk: Buffer): Buffer
   /** The line that ends a run which did not end itself. */
@@ -40,6 +43,7 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
   let encoder: EventEncoder = createEventEncoder(runId, sessionId, firstSeq)
   let next = firstSeq
   let stamped: boolean | undefined
+  const restamping = createRestamping(runId, sessionId)
   let endedBy: Relay['endedBy']
   /** What an unstamped run said so far. */
   const answer: string[] = []
@@ -65,7 +69,7 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
     if (isDelta(line)) return line[line.length - 1] === closingBrace
     const type = peekType(line)
     const event = type && parseLine(line)
-    if (!event || !hasStamp(line, runId, next)) return false
+    if (!event || !hasStamp(line, runId, next - restamping.shift)) return false
     if (type === 'session_init') takeHandle(event['runtimeSessionId'])
     if (isTerminalType(type)) finish('sidecar', type)
     return true
@@ -74,16 +78,28 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
     if (typeof handle === 'string' && sendable.test(handle)) hooks.onHandle(handle)
   }
   const passStamped = (chunk: Buffer): Buffer => {
+    if (restamping.shift > 0) return passShifted(chunk)
     let start = 0
     while (start < chunk.length) {
-      const newline = chunk.indexOf(0x0a, start)
-      const stop = newline < 0 ? chunk.length : newline
+      const lineEnd = chunk.indexOf(0x0a, start)
+      const stop = lineEnd < 0 ? chunk.length : lineEnd
       if (!sound(chunk.subarray(start, stop))) return Buffer.concat([chunk.subarray(0, start), end('bad_event')])
       next++
       start = stop + 1
       if (endedBy) return chunk.subarray(0, start)
     }
     return chunk
+  }
+  const passShifted = (chunk: Buffer): Buffer => {
+    const out: Buffer[] = []
+    for (const line of linesOf(chunk)) {
+      const other = sound(line) ? restamping.line(line, next - restamping.shift) : undefined
+      if (!other) return Buffer.concat([...out, end('bad_event')])
+      next++
+      out.push(other, newline)
+      if (endedBy) break
+    }
+    return Buffer.concat(out)
   }
   /** JSON can nest so deep that it parses and still overflows the stack when written. */
   const writable = (event: RuntimeEvent): Buffer | undefined => {
@@ -123,9 +139,14 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
       return next
     },
     own: write,
+    insert(event) {
+      // A sidecar that does not stamp has its lines counted as they come.
+      if (stamped !== false) restamping.insert(next - restamping.shift)
+      return write(event)
+    },
     pass(chunk) {
       if (oversized(chunk)) return end('bad_event')
-      stamped ??= hasStamp(firstLine(chunk), runId, next)
+      stamped ??= hasStamp(firstLine(chunk), runId, next - restamping.shift)
       return stamped ? passStamped(chunk) : restamp(chunk)
     },
     end,
@@ -138,6 +159,7 @@ const maxAnswer = Math.floor((maxLineBytes - 4_096) / 6)
 /** A handle travels in a header of the state routes. */
 const sendable = /^[\x21-\x7e]{1,1024}$/
 const closingBrace = 0x7d
+const newline = Buffer.from('\n')
 const deltaHead = Buffer.from('{"type":"assistant","runId":"')
 const isDelta = (line: Buffer): boolean =>
   line.length > deltaHead.length && line.compare(deltaHead, 0, deltaHead.length, 0, deltaHead.length) === 0

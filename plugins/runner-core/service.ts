@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { RunnerDelegations } from '#contracts/delegation'
 import { newSessionId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerInfo, RunnerService, RunnerSessions } from '#contracts/runner'
@@ -27,6 +28,8 @@ export interface RunnerOptions {
   readonly sidecars: Sidecars
   /** Undefined: this runner has no sandboxes. */
   readonly sandboxes: SandboxWorkers | undefined
+  /** Undefined: no tool of this runner delegates. */
+  readonly delegations: RunnerDelegations | undefined
   readonly toolkit: Toolkit
   /** Known once the kernel listens. */
   readonly hash: () => string
@@ -55,7 +58,7 @@ export interface Runner {
 }
 
 export function createRunner(options: RunnerOptions): Runner {
-  const { sidecars, sandboxes, toolkit, log } = options
+  const { sidecars, sandboxes, delegations, toolkit, log } = options
   const instance = randomUUID()
   const profiles = createProfileBook((...change) => sandboxes?.sawProfile(...change))
   const pools = createPoolBook()
@@ -148,6 +151,10 @@ export function createRunner(options: RunnerOptions): Runner {
     workerLeases: async (tenantId, signal) => (await sandboxes?.leases(tenantId, signal)) ?? [],
     workerLease: async (tenantId, id, signal) => sandboxes?.lease(tenantId, id, signal),
     invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
+    delegations: async (tenantId, id) => delegations?.take(tenantId, id) ?? [],
+    async answerDelegation(tenantId, sessionId, id, answer) {
+      delegations?.answer(tenantId, sessionId, id, answer)
+    },
     // This runner has no VFS manager.
     vfsLeases: async () => [],
     vfsLease: async () => undefined,

@@ -32,9 +32,10 @@ export const createToolCalls =
       profileName: profile.name,
       skills: profile.skills,
       runId,
-      depth: 0,
+      depth: turn?.depth ?? 0,
       signal: stop,
       ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
+      ...(turn ? { report: turn.report } : {}),
       ...(sandboxes && hasSandbox(profile) ? { sandbox: sandboxOf(sandboxes, session, stop) } : {}),
     }
     if (!ledger) return toolkit.invoke(name, input, context)

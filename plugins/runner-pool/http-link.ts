@@ -1,6 +1,7 @@
 import { Agent, type Dispatcher, request } from 'undici'
 import { AppError, wholeLines } from '#kernel'
 import type { BroadcastChange } from '#contracts/broadcast'
+import type { Delegation } from '#contracts/delegation'
 import { runnerHash } from '#contracts/ids'
 import type {
   RunnerInfo,

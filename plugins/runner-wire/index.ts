@@ -3,6 +3,7 @@ import { RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { broadcastRoutes } from './broadcast.routes.ts'
+import { delegationRoutes } from './delegation.routes.ts'
 import { infoRoutes } from './info.routes.ts'
 import { leaseRoutes } from './lease.routes.ts'
 import { poolRoutes } from './pool.routes.ts'
@@ -27,6 +28,7 @@ export default definePlugin({
       stateRoutes(app, core, ctx.log)
       runRoutes(app, core)
       toolkitRoutes(app, sessions, toolkit)
+      delegationRoutes(app, core, sessions)
       leaseRoutes(app, core)
     })
     return {}

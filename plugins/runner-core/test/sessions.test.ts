@@ -113,7 +113,7 @@ test('tools outside the snapshot are refused, and the context is the runner’s 
     status: 403,
   })
   await f.sessions.invokeTool(session, 'calculate', {}, signal)
-  const { signal: given, ...context } = f.invoked[0]!.context
+  const { signal: given, report: _, ...context } = f.invoked[0]!.context
   assert.deepEqual(context, {
     tenantId: 'acme',
     sessionId: session.id,

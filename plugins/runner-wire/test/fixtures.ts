@@ -107,6 +107,8 @@ export async function wireOf(
     workerLeases: async (tenant) => (tenant === undefined ? [...leases.values()].flat() : (leases.get(tenant) ?? [])),
     workerLease: async (tenant, id) => leases.get(tenant)?.find((lease) => lease.sessionId === id),
     invalidateSandbox: async (provider, sandboxId) => Number(`${provider}/${sandboxId}` === 'vm/box-1'),
+    delegations: async () => [],
+    answerDelegation: async () => {},
     async checkSession() {
       await sidecar.health()
     },

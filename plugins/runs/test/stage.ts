@@ -4,6 +4,7 @@ import type { TestContext } from 'node:test'
 import { AppError, definePlugin, type Entry, type Plugin } from '#kernel'
 import { fake, runStorePlugin, testKernel, type TestKernel, testProfile } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
+import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
@@ -80,6 +81,8 @@ export class FakeRunner implements RunnerLink {
   workerLeases = async () => []
   workerLease = async () => undefined
   invalidateSandbox = async () => 0
+  delegations = async (): Promise<readonly Delegation[]> => []
+  async answerDelegation(): Promise<void> {}
   vfsLeases = async () => []
   vfsLease = async () => undefined
   async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
