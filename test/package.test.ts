@@ -6,7 +6,7 @@ import { promisify } from 'node:util'
 
 const cwd = fileURLToPath(new URL('..', import.meta.url))
 
-test('the npm package holds what runs and what authors read, no tests and no benchmark', async () => {
+test('the npm package holds what runs and what authors read, no tests, no benchmark and no vendor package', async () => {
   const { stdout } = await promisify(execFile)('npm', ['pack', '--dry-run', '--json', '--ignore-scripts'], { cwd })
   const report: unknown = JSON.parse(stdout)
   // A list, or an object by package name: it depends on npm's version.
@@ -34,7 +34,7 @@ test('the npm package holds what runs and what authors read, no tests and no ben
     [],
   )
   assert.deepEqual(
-    files.filter((file) => /(^|\/)test\/|\.test\.ts$|^bench\/|^scripts\/|^\.ci\//.test(file)),
+    files.filter((file) => /(^|\/)test\/|\.test\.ts$|^bench\/|node_modules\/|^scripts\/|^\.ci\//.test(file)),
     [],
   )
 })
