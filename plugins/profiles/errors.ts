@@ -24,3 +24,5 @@ export const preconditionFailed = (version: number) =>
     message: `The profile is at version ${version}: read it again, and write with that ETag.`,
     detail: { version },
   })
+export const unknownMcpServer = (name: string) =>
+  new AppError(`unknown_mcp_server: ${name}`, 400, { message: 'This installation has no MCP server of that name.' })

@@ -3,8 +3,10 @@ import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Broadcast } from '#contracts/broadcast'
 import { Database } from '#contracts/database'
+import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { RunnerPool } from '#contracts/runner'
+import { Skills } from '#contracts/skills'
 import { createBroadcast } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
 import { workerPlacementOf } from './placement.ts'
@@ -21,10 +23,16 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  requires: { guard: ApiGuard, database: Database, pool: maybe(RunnerPool) },
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    pool: maybe(RunnerPool),
+    skills: maybe(Skills),
+    mcpServers: maybe(McpServers),
+  },
   provides: { profiles: Profiles, broadcast: Broadcast },
   async setup({ config, deps, log, routes, stopping }) {
-    const { guard, database, pool } = deps
+    const { guard, database, pool, skills, mcpServers } = deps
     const broadcast = createBroadcast({
       pool,
       log,
@@ -33,7 +41,7 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
-    const service = createProfileService(database, broadcast)
+    const service = createProfileService(database, broadcast, { skills, mcpServers })
     const viewOf: ViewOf = (profile) => {
       const { placement: _, ...stored } = profile
       const workerPlacement = workerPlacementOf(profile, pool?.fleet() ?? [])

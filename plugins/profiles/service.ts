@@ -3,13 +3,14 @@ import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
 import { documentOf, type ProfileDocument } from './document.ts'
-import { nameMismatch, poolWithoutRuntime, unknownPool, unknownSkill } from './errors.ts'
+import { nameMismatch, poolWithoutRuntime, unknownPool } from './errors.ts'
+import { checkReferences, type References } from './references.ts'
 import type { ReplaceProfile } from './schema.ts'
 import { deleteProfile, type Expected, findPool, insertProfile, replaceProfile, type Writer } from './store.ts'
 import { findVersion } from './versions.store.ts'
 
 /** Writes commit first and are broadcast afterwards: what is stored is the truth. Specification 4.3. */
-export function createProfileService(database: Database, broadcast: Broadcast) {
+export function createProfileService(database: Database, broadcast: Broadcast, references: References) {
   /** A pool that is deleted after this look is refused by the database. */
   const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
     if (pool === undefined) return
@@ -18,7 +19,7 @@ export function createProfileService(database: Database, broadcast: Broadcast) {
     if (found.runtimes && !found.runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
   }
   const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
-    checkSkills(document)
+    await checkReferences(references, tenantId, document)
     await checkPool(tenantId, document)
     return document
   }
@@ -65,9 +66,3 @@ export function createProfileService(database: Database, broadcast: Broadcast) {
   }
 }
 export type ProfileService = ReturnType<typeof createProfileService>
-
-/** No catalog of skills exists here yet, so every name is unknown; saying so is better than ignoring it. */
-function checkSkills({ skills = [] }: Pick<ReplaceProfile, 'skills'>): void {
-  const [first] = skills
-  if (first !== undefined) throw unknownSkill(first)
-}

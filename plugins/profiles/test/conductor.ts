@@ -2,8 +2,10 @@ import type { TestContext } from 'node:test'
 import { definePlugin } from '#kernel'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { type FleetMember, type RunnerLink, RunnerPool } from '#contracts/runner'
+import { Skills } from '#contracts/skills'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import profiles from '../index.ts'
 
@@ -24,6 +26,12 @@ export interface ConductorOptions {
   readonly dsn?: string
   readonly broadcastEvery?: string
 }
+
+/** What a catalogue of one says. */
+const withoutThe =
+  (known: string) =>
+  async (_tenantId: string, names: readonly string[]): Promise<string[]> =>
+    names.filter((name) => name !== known)
 
 /** A conductor with profiles and whatever runners a test gives it. */
 export async function conductor(t: TestContext, options: ConductorOptions = {}) {
@@ -47,6 +55,8 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
     { name: 'profiles', plugin: profiles, config: { broadcastEvery } },
     probe,
     pool,
+    fake(McpServers, { unknown: withoutThe('files'), resolve: async () => [] }),
+    fake(Skills, { unknown: withoutThe('using-pdf'), files: async () => undefined }),
   ])
   type Method = 'GET' | 'POST' | 'PUT' | 'DELETE'
   const call = (method: Method, url: string, body?: object, tenant = 'acme', headers: Record<string, string> = {}) =>

@@ -124,7 +124,7 @@ test('the list is complete without limit, and a page with X-Total-Count and Link
   }
 })
 
-test('an unknown skill is 400 and names it', async (t) => {
+test('an unknown skill or MCP server is 400 and is named; known ones are taken', async (t) => {
   const { call } = await conductor(t)
   await call('POST', '/api/profiles', { name: 'p' })
   for (const [method, url] of [
@@ -134,6 +134,9 @@ test('an unknown skill is 400 and names it', async (t) => {
     const reply = await call(method, url, { name: 'p', skills: ['using-magic'] })
     assert.equal(reply.statusCode, 400)
     assert.equal(reply.json().error, 'unknown_skill: using-magic')
+    const servers = await call(method, url, { name: 'p', skills: ['using-pdf'], mcpServers: ['files', 'none'] })
+    assert.equal(servers.statusCode, 400)
+    assert.equal(servers.json().error, 'unknown_mcp_server: none')
   }
 })
 
