@@ -83,7 +83,11 @@ export async function startFleet(options: FleetOptions): Promise<Fleet> {
   }
   const began = performance.now()
   const sidecar = await start('sidecar', 1, { PORT: '0' })
-  const runner = await start('runner', 1, { RUNNER_PORT: '0', SIDECAR_URL: sidecar['sidecar'] ?? '' })
+  const runner = await start('runner', 1, {
+    RUNNER_PORT: '0',
+    AGENT_ORC_WORKER_PORT: '0',
+    SIDECAR_URL: sidecar['sidecar'] ?? '',
+  })
   for (let pair = 1; pair <= pairs; pair++) {
     const conductor = await start('conductor', pair, {
       PORT: '0',

@@ -83,6 +83,7 @@ export async function startFleet(servers: Servers, model: ModelServer, folder: s
       return {
         ...own,
         RUNNER_PORT: own.PORT,
+        AGENT_ORC_WORKER_PORT: '0',
         RUNNER_BASE_URL: url,
         SIDECAR_URL: at(portOf(`sidecar-${number}` as Name)),
       }

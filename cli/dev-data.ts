@@ -8,6 +8,7 @@ export interface DevSecrets {
   readonly signingKey: string
   readonly bootstrapKey: string
   readonly webhookKey: string
+  readonly workerKey: string
 }
 
 /** `api.md`, "Ready line": what another program needs to use a development server. */
@@ -48,7 +49,13 @@ export function devData(folder: string): DevData {
       await mkdir(path, { recursive: true, mode: 0o700 })
       const kept = await readJson<Partial<DevSecrets>>(file('secrets.json'))
       const random = (): string => randomBytes(32).toString('base64')
-      const made = { pepper: random(), signingKey: random(), bootstrapKey: random(), webhookKey: random() }
+      const made: DevSecrets = {
+        pepper: random(),
+        signingKey: random(),
+        bootstrapKey: random(),
+        webhookKey: random(),
+        workerKey: random(),
+      }
       // A folder of an earlier release has fewer of them: it keeps what it has.
       const all = { ...made, ...kept }
       if (Object.keys(all).length > Object.keys(kept ?? {}).length) await writeJson(file('secrets.json'), all)

@@ -83,11 +83,12 @@ function devEnvironment(folder: string, secrets: DevSecrets): Environment {
     AGENT_API_KEY_PEPPER: secrets.pepper,
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: secrets.signingKey,
     AGENT_ORC_WEBHOOK_KEY: secrets.webhookKey,
+    AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: secrets.workerKey,
     AGENT_ORC_BOOTSTRAP_KEY: secrets.bootstrapKey,
   }
 }
 
-const listeners = ['CONDUCTOR', 'GATEWAY', 'RUNNER', 'SIDECAR', 'INTERNAL']
+const listeners = ['CONDUCTOR', 'GATEWAY', 'RUNNER', 'SIDECAR', 'INTERNAL', 'WORKER']
 
 /** `--port` wins over variables: it was typed just now. */
 const ports = (first: number | undefined): Environment =>

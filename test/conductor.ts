@@ -48,6 +48,7 @@ export async function startConductor(t: TestContext, variables: Record<string, s
   const internal = kernel.listeners['internal']!
   const gateway = kernel.listeners['gateway']!
   const runner = kernel.listeners['runner']!
+  const workers = kernel.listeners['workers']!
   const sidecar = kernel.listeners['sidecar']!
 
   /** `body` is sent as JSON text. */
@@ -63,5 +64,5 @@ export async function startConductor(t: TestContext, variables: Record<string, s
     })
   const issue = (tenantId: string, role: TenantRole) =>
     issueKey(database, tokens, { tenantId, role, label: role, createdBy: 'test' })
-  return { app, internal, gateway, runner, sidecar, database, signers, call, issue }
+  return { app, internal, gateway, runner, workers, sidecar, database, signers, call, issue }
 }

@@ -227,6 +227,7 @@ test('no request makes the gateway, a runner or a sidecar fail, and every answer
     ...sent,
     headers: { ...sent.headers, 'x-tenant-id': 'default' },
   }))
+  const workers = await fuzz(conductor.workers, known, (sent) => sent)
   const inside = await fuzz(conductor.sidecar, known, (sent) => sent)
-  t.diagnostic(`${publicly + privately + inside} requests, seed ${seed}`)
+  t.diagnostic(`${publicly + privately + workers + inside} requests, seed ${seed}`)
 })

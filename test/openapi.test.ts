@@ -20,11 +20,11 @@ interface Document {
   readonly paths: Readonly<Record<string, Readonly<Record<string, Operation>>>>
 }
 
-const guarded = ['member', 'admin', 'owner', 'operator', 'agent-key', 'service']
+const guarded = ['member', 'admin', 'owner', 'operator', 'agent-key', 'service', 'worker']
 
 test('every listener has a valid OpenAPI document in which every operation says what it does and what it answers', async (t) => {
-  const { app, internal, gateway, runner, sidecar } = await startConductor(t)
-  for (const [name, listener] of Object.entries({ conductor: app, internal, gateway, runner, sidecar })) {
+  const { app, internal, gateway, runner, workers, sidecar } = await startConductor(t)
+  for (const [name, listener] of Object.entries({ conductor: app, internal, gateway, runner, workers, sidecar })) {
     const document = (await listener.inject('/openapi.json')).json<Document>()
     const { valid, errors } = await new Validator().validate(structuredClone({ ...document }))
     assert.ok(valid, `${name}: ${JSON.stringify(errors)}`)

@@ -11,7 +11,7 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const file = (name: string): string => join(root, 'config', `${name}.yaml`)
 const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
 
-for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'dev']) {
+for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev']) {
   test(`config/${name}.yaml plans with the sample environment`, async () => {
     const role = await loadRole(file(name), { env: sample })
     assert.equal(role.name, name)
@@ -44,9 +44,16 @@ test('the documented default ports hold, and the internal listener is off unless
   }
   assert.deepEqual(await ports('conductor'), { conductor: 8080, internal: undefined })
   assert.deepEqual(await ports('gateway'), { gateway: 8090 })
-  assert.deepEqual(await ports('runner'), { runner: 7060 })
+  assert.deepEqual(await ports('runner'), { runner: 7060, workers: 7061 })
   assert.deepEqual(await ports('sidecar'), { sidecar: 7070 })
-  assert.deepEqual(await ports('dev'), { gateway: 8090, conductor: 8080, internal: 0, runner: 7060, sidecar: 7070 })
+  assert.deepEqual(await ports('dev'), {
+    gateway: 8090,
+    conductor: 8080,
+    internal: 0,
+    runner: 7060,
+    workers: 0,
+    sidecar: 7070,
+  })
 })
 
 test('a gateway without its variables says everything that is missing, with the lines', async () => {

@@ -49,6 +49,7 @@ test('dev from nothing: one ready line, agents that answer and call tools, and t
     AGENT_ORC_CONDUCTOR_PORT: '0',
     AGENT_ORC_RUNNER_PORT: '0',
     AGENT_ORC_SIDECAR_PORT: '0',
+    AGENT_ORC_WORKER_PORT: '0',
   })
   assert.equal(clash.code, 1)
   assert.match(clash.stderr, new RegExp(`:${port} is in use by another process; set AGENT_ORC_GATEWAY_PORT`))

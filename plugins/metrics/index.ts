@@ -1,13 +1,21 @@
 import { collectDefaultMetrics } from 'prom-client'
-import { access, definePlugin, plainText } from '#kernel'
+import { Type } from '@sinclair/typebox'
+import { access, definePlugin, plainText, Settings } from '#kernel'
 
 /** `/metrics` of this role in the Prometheus text format, with the process's own figures. */
 export default definePlugin({
   name: 'metrics',
-  async setup({ listeners, metrics, routes, onStop }) {
+  config: Settings({
+    skip: Type.Array(Type.String(), {
+      default: ['workers'],
+      description: 'Listeners without it: code in a sandbox learns nothing of the process that it calls.',
+    }),
+  }),
+  async setup({ config, listeners, metrics, routes, onStop }) {
     collectDefaultMetrics({ register: metrics })
     onStop(async () => metrics.clear())
     for (const listener of listeners) {
+      if (config.skip.includes(listener)) continue
       routes(listener, async (app) => {
         const schema = {
           tags: ['health'],

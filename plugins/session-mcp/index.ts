@@ -1,13 +1,20 @@
-import { definePlugin } from '#kernel'
+import { definePlugin, maybe } from '#kernel'
 import { RunnerSessions } from '#contracts/runner'
+import { WorkerHub } from '#contracts/workers'
+import { anySession, sandboxSession } from './admission.ts'
 import { mcpRoutes } from './routes.ts'
 
 /** The MCP endpoint of each session: the platform tools of its toolkit, with the session as their context. */
 export default definePlugin({
   name: 'session-mcp',
-  requires: { sessions: RunnerSessions },
+  requires: { sessions: RunnerSessions, hub: maybe(WorkerHub) },
   async setup(ctx) {
-    ctx.routes('runner', async (app) => mcpRoutes(app, ctx.deps.sessions))
+    const { sessions, hub } = ctx.deps
+    ctx.routes('runner', async (app) => mcpRoutes(app, sessions, 'network', anySession(sessions, hub)))
+    // A role without sandbox workers need not have it.
+    if (ctx.listeners.includes('workers')) {
+      ctx.routes('workers', async (app) => mcpRoutes(app, sessions, 'worker', sandboxSession(sessions, hub)))
+    }
     return {}
   },
 })

@@ -3,9 +3,9 @@ import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/
 import { Type } from '@sinclair/typebox'
 import { access, type App, appError, failure } from '#kernel'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+import type { Admission } from './admission.ts'
 import { createSessionServer } from './server.ts'
 
-const unknownSession = appError('unknown_session', 404)
 const methodNotAllowed = appError('method_not_allowed', 405, 'This endpoint keeps no streams: send POST.')
 const emptyBatch = appError('invalid_request', 400, 'The batch is empty.')
 
@@ -17,9 +17,9 @@ const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of the
 
 /**
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
- * path. The runner network is trusted; sessions of sandbox workers need a token of their own (specification 5.4).
+ * path.
  */
-export function mcpRoutes(app: App, sessions: RunnerSessions): void {
+export function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admission): void {
   const schema = {
     tags: ['tools'],
     summary: "Speak MCP with a session's tools",
@@ -30,21 +30,20 @@ export function mcpRoutes(app: App, sessions: RunnerSessions): void {
     response: {
       200: Answer,
       202: Type.Unsafe<undefined>({ type: 'null', description: 'Only notifications: there is nothing to answer.' }),
+      401: failure('`invalid or missing worker token: …`: the session has a sandbox, whose worker alone may ask.'),
       404: failure('`unknown_session`: it is none of this runner, has failed or was shut down.'),
     },
   }
-  app.post('/runner/sessions/:id/mcp', { ...access('network'), schema }, async (request, reply) => {
-    const session = sessions.get(request.params.id)
-    // Specification 3.1: the endpoint exists only while the session is idle or running.
-    if (session?.status !== 'idle' && session?.status !== 'running') throw unknownSession()
+  app.post('/runner/sessions/:id/mcp', { ...access(who), schema }, async (request, reply) => {
+    const session = await admit(request.headers.authorization, request.params.id)
     return answer(request, reply, sessions, session)
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
   const refuse = async (): Promise<never> => {
     throw methodNotAllowed({ headers: { allow: 'POST' } })
   }
-  app.get('/runner/sessions/:id/mcp', { ...access('network'), schema: { params: Params, hide: true } }, refuse)
-  app.delete('/runner/sessions/:id/mcp', { ...access('network'), schema: { params: Params, hide: true } }, refuse)
+  app.get('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
+  app.delete('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
 }
 
 /** The SDK's web-standard transport gives its answer as a value, so the reply stays the kernel's: no hijacking. */

@@ -1,6 +1,6 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '#kernel'
-import { dynamicWorkersUnavailable } from './errors.ts'
+import { callerLeft, dynamicWorkersUnavailable } from './errors.ts'
 import type { Admitted, Hub } from './hub.ts'
 
 /** Lets workers in to the routes of a scope, each to those of its own session. */
@@ -32,6 +32,6 @@ export function createDoor(hub: Hub, served: boolean): Door {
 /** Aborts when the caller has left, and with `others`. */
 export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal[]): AbortSignal {
   const gone = new AbortController()
-  reply.raw.once('close', () => gone.abort(new Error('the caller left')))
+  reply.raw.once('close', () => gone.abort(callerLeft()))
   return AbortSignal.any([gone.signal, ...others])
 }

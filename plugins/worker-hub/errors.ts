@@ -35,3 +35,18 @@ export const eventsCut = appError('invalid_events', 400, 'A line of events may h
 // A worker's refusals before it begins, which come as its only event.
 export const sessionBusy = appError('session_busy', 409, 'A run of this session is still under way.')
 export const stateMissing = appError('session_state_missing', 409, 'The worker does not have this conversation.')
+
+// The way out of a sandbox.
+export const callerLeft = appError('caller_left', 400, 'The caller left before there was an answer.')
+export const unknownModelProvider = appError(
+  'unknown_model_provider',
+  404,
+  'This runner has neither key nor address of a model server of this name.',
+)
+export const unknownModelCall = appError('unknown_model_call', 404, 'Workers may only call models, and list them.')
+export const modelServerUnreachable = appError('model_server_unreachable', 502, 'The model server cannot be reached.')
+export const modelKeyRefused = appError('model_key_refused', 502, "The model server does not take the runner's key.")
+export const unknownMcpServer = appError('unknown_mcp_server', 404, 'The run under way has no MCP server of this name.')
+export const mcpServerUnreachable = appError('mcp_server_unreachable', 502, 'The MCP server cannot be reached.')
+export const mcpServerRefused = appError('mcp_server_refused', 502, 'The MCP server does not take its credentials.')
+export const bodyTooLarge = appError('body_too_large', 413, 'A request to a model or MCP server may have 32 MiB.')

@@ -85,6 +85,7 @@ export async function startCluster(
     OPENAI_API_KEY: 'stand-in',
     OPENAI_BASE_URL: model.url,
     LOG_LEVEL: 'warn',
+    AGENT_ORC_WORKER_PORT: '0',
     ...extra,
   }
   const running = new Map<RoleName, Process>()
@@ -207,13 +208,15 @@ export async function startCluster(
 }
 
 const portVariable = (role: RoleName, listener: string): string =>
-  role === 'dev'
-    ? `AGENT_ORC_${listener.toUpperCase()}_PORT`
-    : listener === 'internal'
-      ? 'INTERNAL_PORT'
-      : role === 'runner'
-        ? 'RUNNER_PORT'
-        : 'PORT'
+  listener === 'workers'
+    ? 'AGENT_ORC_WORKER_PORT'
+    : role === 'dev'
+      ? `AGENT_ORC_${listener.toUpperCase()}_PORT`
+      : listener === 'internal'
+        ? 'INTERNAL_PORT'
+        : role === 'runner'
+          ? 'RUNNER_PORT'
+          : 'PORT'
 
 /** Starts one role as a process of its own, from its role file unless another one is named. */
 export async function spawnRole(

@@ -49,6 +49,7 @@ export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners 
     LOG_LEVEL: 'warn',
     PORT: '0',
     RUNNER_PORT: '0',
+    AGENT_ORC_WORKER_PORT: '0',
   }
   const running: Process[] = []
   t.after(async () => {

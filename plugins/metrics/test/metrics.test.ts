@@ -13,9 +13,11 @@ const counting = definePlugin({
   },
 })
 
-test('/metrics answers on every listener with the process figures and those of the plugins', async (t) => {
+test('/metrics answers on every listener but that of the sandboxes, with the process figures and those of the plugins', async (t) => {
   const kernel = await testKernel(t, [metrics, counting])
-  for (const app of Object.values(kernel.listeners)) {
+  const { workers, ...others } = kernel.listeners
+  assert.equal((await workers!.inject('/metrics')).statusCode, 404)
+  for (const app of Object.values(others)) {
     const reply = await app.inject('/metrics')
     assert.equal(reply.statusCode, 200)
     assert.match(String(reply.headers['content-type']), /^text\/plain; version=0\.0\.4/)

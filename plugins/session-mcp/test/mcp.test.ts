@@ -6,7 +6,8 @@ import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import { AppError } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
-import { fake, testKernel } from '#testing'
+import { WorkerHub } from '#contracts/workers'
+import { fake, testKernel, testProfile } from '#testing'
 import sessionMcp from '../index.ts'
 
 interface Call {
@@ -16,19 +17,29 @@ interface Call {
   readonly signal: AbortSignal
 }
 
-async function endpoint(t: TestContext) {
+async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
   const calls: Call[] = []
-  const session = (id: string, status: RunnerSession['status'], tools: string[]) =>
-    [id, { id, tenantId: 'acme', status, tools } as unknown as RunnerSession] as const
+  const session = (
+    id: string,
+    status: RunnerSession['status'],
+    tools: string[],
+    workerMode: 'static' | 'sandbox' = 'static',
+  ) => {
+    const profile = testProfile('p', { workerMode })
+    return [id, { id, tenantId: 'acme', status, tools, profile } as unknown as RunnerSession] as const
+  }
   const known = new Map([
     session('idle', 'idle', ['calculate']),
     session('running', 'running', ['calculate', 'slow']),
     session('errored', 'errored', ['calculate']),
+    session('sandboxed', 'running', ['calculate'], 'sandbox'),
+    session('sandboxed-errored', 'errored', ['calculate'], 'sandbox'),
   ])
   const kernel = await testKernel(
     t,
     [
       sessionMcp,
+      ...(hub ? [fake(WorkerHub, hub as WorkerHub)] : []),
       fake(RunnerSessions, {
         get: (id) => known.get(id),
         list: () => [...known.values()],
@@ -46,10 +57,20 @@ async function endpoint(t: TestContext) {
         },
       }),
     ],
-    { listen: true, listeners: ['runner'] },
+    { listen: true, listeners: ['runner', 'workers'] },
   )
   const url = (id: string): string => `${kernel.urls['runner']}/runner/sessions/${id}/mcp`
-  return { kernel, calls, url }
+  const list = (listener: 'runner' | 'workers', id: string, authorization?: string) =>
+    kernel.listeners[listener]!.inject({
+      method: 'POST',
+      url: `/runner/sessions/${id}/mcp`,
+      headers: {
+        accept: 'application/json, text/event-stream',
+        ...(authorization === undefined ? {} : { authorization }),
+      },
+      payload: { jsonrpc: '2.0', id: 1, method: 'tools/list' },
+    })
+  return { kernel, calls, url, list }
 }
 
 async function connect(t: TestContext, url: string): Promise<Client> {
@@ -162,4 +183,41 @@ test('a batch whose requests are cancelled in itself is answered, an empty one i
   assert.equal(answered.json<{ id: number }>().id, 4)
   assert.equal((await send([cancel])).statusCode, 202)
   assert.equal((await send([])).statusCode, 400)
+})
+
+test('the session of a sandbox worker is open to the token of that worker alone, on both listeners', async (t) => {
+  const asked: unknown[] = []
+  const { list } = await endpoint(t, {
+    async authorize(...who) {
+      asked.push(who)
+      if (who[0] !== 'Bearer right') throw new AppError('invalid or missing worker token: malformed', 401)
+    },
+  })
+  for (const listener of ['runner', 'workers'] as const) {
+    assert.equal((await list(listener, 'sandboxed', 'Bearer right')).statusCode, 200)
+    for (const authorization of ['Bearer wrong', undefined]) {
+      const refused = await list(listener, 'sandboxed', authorization)
+      assert.equal(refused.statusCode, 401)
+      assert.match(refused.json<{ error: string }>().error, /^invalid or missing worker token/)
+    }
+    assert.equal((await list(listener, 'sandboxed-errored', 'Bearer right')).statusCode, 404)
+  }
+  assert.deepEqual(asked[0], ['Bearer right', 'acme', 'sandboxed'])
+})
+
+test('a role without a worker hub has no worker that could hold a token', async (t) => {
+  const { list } = await endpoint(t)
+  for (const listener of ['runner', 'workers'] as const) {
+    const refused = await list(listener, 'sandboxed', 'Bearer anything')
+    assert.equal(refused.statusCode, 401)
+    assert.match(refused.json<{ error: string }>().error, /^invalid or missing worker token/)
+  }
+})
+
+test('a session without a sandbox needs no token on the runner network, and does not exist where workers come in', async (t) => {
+  const { list } = await endpoint(t, { authorize: async () => {} })
+  assert.equal((await list('runner', 'idle')).statusCode, 200)
+  const refused = await list('workers', 'idle', 'Bearer right')
+  assert.equal(refused.statusCode, 404)
+  assert.equal(refused.json<{ error: string }>().error, 'unknown_session')
 })

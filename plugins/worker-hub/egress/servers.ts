@@ -1,0 +1,63 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { Settings } from '#kernel'
+
+const baseUrl = (description: string) =>
+  Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', expects: 'an http or https URL', description }))
+const apiKey = Type.Optional(Type.String({ description: 'Stays in the runner.' }))
+
+/** The model servers that workers reach through the runner; each as the model provider of a sidecar has it. */
+export const ModelServers = Settings({
+  openai: Type.Optional(
+    Settings({
+      apiKey,
+      baseUrl: baseUrl('Ends before /chat/completions; https://api.openai.com/v1 when only the key is set.'),
+    }),
+  ),
+  anthropic: Type.Optional(
+    Settings({
+      apiKey,
+      baseUrl: baseUrl('With or without its final /v1; https://api.anthropic.com when only the key is set.'),
+    }),
+  ),
+})
+
+export interface ModelServer {
+  readonly base: URL
+  readonly headers: Readonly<Record<string, string>>
+  /** The calls that workers may make: by method, the paths below the base. */
+  readonly calls: RegExp
+}
+
+// Not the rest of an API: its files, batches and stored answers are those of every tenant of this installation.
+const openaiCalls =
+  /^(POST (chat\/completions|completions|responses(\/compact|\/input_tokens)?|embeddings)|GET models(\/.+)?)$/
+const anthropicCalls = /^(POST messages(\/count_tokens)?|GET models(\/.+)?)$/
+
+/** By the name of the provider. Neither key nor URL: it is not there. */
+export function modelServers({
+  openai = {},
+  anthropic = {},
+}: Static<typeof ModelServers>): ReadonlyMap<string, ModelServer> {
+  const found = new Map<string, ModelServer>()
+  if (openai.apiKey || openai.baseUrl) {
+    found.set('openai', {
+      base: new URL(openai.baseUrl ?? 'https://api.openai.com/v1'),
+      headers: openai.apiKey ? { authorization: `Bearer ${openai.apiKey}` } : {},
+      calls: openaiCalls,
+    })
+  }
+  if (anthropic.apiKey || anthropic.baseUrl) {
+    found.set('anthropic', {
+      base: versioned(new URL(anthropic.baseUrl ?? 'https://api.anthropic.com')),
+      headers: anthropic.apiKey ? { 'x-api-key': anthropic.apiKey } : {},
+      calls: anthropicCalls,
+    })
+  }
+  return found
+}
+
+/** As the provider reads the same variable. */
+function versioned(url: URL): URL {
+  const path = url.pathname.replace(/\/+$/, '')
+  return new URL(path.endsWith('/v1') ? path : `${path}/v1`, url)
+}
