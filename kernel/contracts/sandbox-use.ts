@@ -13,9 +13,12 @@ export type SandboxEvent = Static<typeof ProgressEvent> & {
   readonly idleSeconds: number
 }
 
-/** What a run used of its sandbox beside its own duration. */
+/** What a run used of its sandbox. */
 export interface SandboxUse {
+  /** Awake before the run and not accounted for. */
   readonly idleSeconds: number
+  /** Of the run; all the time until its end unless given. */
+  readonly runSeconds?: number
 }
 
 /** An idle sandbox is paused long before; it keeps the meter within what can be. */
@@ -25,8 +28,8 @@ const mostIdleSeconds = 7 * 24 * 3_600
 export interface SandboxUseReader {
   /** Undefined: the run has had no sandbox so far. */
   readonly use: SandboxUse | undefined
-  /** Every line in its order, or of each attempt the first ones. */
-  read(line: Buffer): void
+  /** Lines that are neither progress nor the ones behind it may be left out. */
+  read(line: Buffer, seq: number): void
 }
 
 /**
@@ -34,20 +37,20 @@ export interface SandboxUseReader {
  * worker can write.
  */
 export function createSandboxUseReader(): SandboxUseReader {
-  let accepted = false
+  let acceptedAt = Infinity
   let decided = false
   let use: SandboxUse | undefined
   return {
     get use() {
       return use
     },
-    read(line) {
+    read(line, seq) {
       if (decided) return
-      const event = peekType(line) === 'progress' ? parseLine(line) : undefined
-      if (accepted) {
-        decided = true
-        if (event?.['stage'] === 'sandbox') use = { idleSeconds: secondsOf(event['idleSeconds']) }
-      } else accepted = event?.['stage'] === 'runner_accepted'
+      decided = seq > acceptedAt
+      if (seq > acceptedAt + 1 || peekType(line) !== 'progress') return
+      const { stage, idleSeconds } = parseLine(line) ?? {}
+      if (stage === 'runner_accepted' && !decided) acceptedAt = seq
+      if (stage === 'sandbox' && decided) use = { idleSeconds: secondsOf(idleSeconds) }
     },
   }
 }

@@ -92,6 +92,7 @@ const retry = {
     SELECT 1 FROM owned`,
 }
 
+// A run in a sandbox is added to its session's meter of the minute, with the change that only one end of the run can make.
 const finish = {
   name: 'run-finish',
   text: `
@@ -99,11 +100,17 @@ const finish = {
       UPDATE runs
       SET status = $4, finished_at = clock_timestamp(), result = $5, error_code = $6, error_message = $7, usage = $8::json
       WHERE tenant_id = $1 AND id = $2 AND ${stillRuns} AND claim_epoch = $3
-      RETURNING id, session_id, profile, started_at
+      RETURNING id, session_id, profile, started_at, finished_at
     ), meter AS (
       INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens,
                               cached_tokens, tool_calls, cost_microcents)
       SELECT $1, id, session_id, profile, $4, started_at, $14::text, $15::bigint, $16::bigint, $17::bigint, $18::int, $19::bigint FROM ended
+    ), sandbox AS (
+      INSERT INTO usage_meters AS m (tenant_id, meter, subject, minute, amount)
+      SELECT $1, 'sandbox_seconds', session_id, date_trunc('minute', finished_at),
+        $21::int + round(least(extract(epoch FROM finished_at - started_at), $22::int))::bigint
+      FROM ended WHERE $21::int IS NOT NULL
+      ON CONFLICT (tenant_id, meter, subject, minute) DO UPDATE SET amount = m.amount + excluded.amount, recorded_at = now()
     ), released AS (
       UPDATE sessions s
       SET status = $9, claim_owner = NULL, claim_run = NULL, last_run_status = $4, last_used_at = now(),
@@ -170,6 +177,8 @@ export function finishStatement(end: FinishRun): Statement {
       end.toolCalls ?? 0,
       usage === undefined ? 0 : costOf(usage),
       end.runner ?? null,
+      end.sandbox?.idleSeconds ?? null,
+      end.sandbox?.runSeconds ?? null,
     ],
   }
 }

@@ -234,6 +234,7 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
           : { error: { code: ending.code, message: ending.message } }),
         ...(memory.usage ? { usage: memory.usage } : {}),
         toolCalls: memory.toolCalls,
+        ...(memory.sandbox ? { sandbox: memory.sandbox } : {}),
         ...(memory.runtimeSessionId === undefined ? {} : { runtimeSessionId: memory.runtimeSessionId }),
         ...(streams.runner ? { runner: streams.runner.hash } : {}),
       },

@@ -1,5 +1,6 @@
 import type { Replay } from '#contracts/replay'
 import { parseLine, peekType } from '#contracts/run-event'
+import { createSandboxUseReader, type SandboxUse } from '#contracts/sandbox-use'
 import type { RunStore } from '#contracts/run-store'
 import { linesOf } from '#kernel'
 import { lastSeqOf } from '#contracts/log-chunk'
@@ -17,6 +18,7 @@ export interface Past {
   /** Bodies of the `usage` events, in order. */
   readonly usage: readonly Record<string, unknown>[]
   readonly toolCalls: number
+  readonly sandbox: SandboxUse | undefined
 }
 
 type Item = Replay[number]
@@ -47,6 +49,7 @@ function createReader() {
   let bytes = 0
   let toolCalls = 0
   let runtimeSessionId: string | undefined
+  const sandboxes = createSandboxUseReader()
   const usage: Record<string, unknown>[] = []
   const cut = (): void => {
     text = ''
@@ -86,6 +89,7 @@ function createReader() {
   }
   return {
     read(line: Buffer, seq: number) {
+      sandboxes.read(line, seq)
       const read = readers[peekType(line) ?? '']
       const event = read && parseLine(line)
       if (!event) return
@@ -99,6 +103,7 @@ function createReader() {
       runtimeSessionId,
       usage,
       toolCalls,
+      sandbox: sandboxes.use,
     }),
   }
 }

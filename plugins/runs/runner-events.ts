@@ -1,6 +1,7 @@
 import type { Prices } from '#contracts/prices'
 import { hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
+import { createSandboxUseReader, type SandboxUse } from '#contracts/sandbox-use'
 import { createUsageTally } from '#contracts/usage'
 import type { Past } from './past.ts'
 
@@ -20,23 +21,34 @@ export interface RunMemory {
   readonly usage: Usage | undefined
   toolCalls: number
   runtimeSessionId: string | undefined
+  /** Undefined: none of its attempts had a sandbox so far. */
+  readonly sandbox: SandboxUse | undefined
   used(event: Readonly<Record<string, unknown>>): void
+  /** Every line of it, in order. */
+  saw(line: Buffer, seq: number): void
   /** What a run that was taken over has in its log. */
   recall(past: Past): void
 }
 
 export function createRunMemory(prices: Prices | undefined): RunMemory {
   const tally = createUsageTally(prices)
+  const sandboxes = createSandboxUseReader()
+  let recalled: SandboxUse | undefined
   return {
     get usage() {
       return tally.usage
     },
+    get sandbox() {
+      return recalled ?? sandboxes.use
+    },
+    saw: sandboxes.read,
     toolCalls: 0,
     runtimeSessionId: undefined,
     used: (event) => tally.add(event),
     recall(past) {
       for (const event of past.usage) tally.add(event)
       this.toolCalls += past.toolCalls
+      recalled = past.sandbox
       this.runtimeSessionId = past.runtimeSessionId
     },
   }
@@ -98,6 +110,7 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
         else if (type === 'session_init' || type === 'usage' || type === 'result' || type === 'error')
           ending = understand(type, line)
         if (ending) break
+        memory.saw(line, seq)
         if (type === 'tool_call') memory.toolCalls++
         if (type === 'tool_call' || type === 'tool_result') tools = true
         seq++

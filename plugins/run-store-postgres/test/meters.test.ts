@@ -33,6 +33,7 @@ async function finish(store: RunStore, claim: Claim, n: number): Promise<void> {
     result: 'done',
     usage,
     toolCalls: n,
+    sandbox: { idleSeconds: n, runSeconds: 0 },
     tail: undefined,
   } as const
   for (;;) {
@@ -60,6 +61,8 @@ const problemsOf = async (db: Database, tenantId: string, ids: readonly string[]
         WHERE r.id IS NULL OR m.run_id IS NULL OR m.times <> 1 OR m.status <> r.status
           OR m.input <> coalesce((r.usage ->> 'inputTokens')::bigint, 0)
           OR m.output <> 2 * m.input OR (r.status = 'ok' AND m.calls <> m.input)
+          OR (SELECT sum(amount) FROM usage_meters u WHERE u.meter = 'sandbox_seconds' AND u.subject = r.session_id)
+            IS DISTINCT FROM CASE r.status WHEN 'ok' THEN m.input END
           OR m.cost <> CASE WHEN r.usage IS NULL THEN 0 WHEN m.input % 2 = 1 THEN m.input ELSE -1 END`,
       values: [ids],
     },

@@ -9,7 +9,7 @@ import { Kv } from '#contracts/kv'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
 import { RunStore } from '#contracts/run-store'
-import { type ExecuteRun, type RunnerLink, RunnerPool } from '#contracts/runner'
+import { type ExecuteRun, type Homecoming, type Placement, type RunnerLink, RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import runs from '../index.ts'
@@ -51,6 +51,8 @@ export class FakeRunner implements RunnerLink {
   readonly hydrated: { sessionId: string; bundle: StateBundle | undefined }[] = []
   readonly exported: string[] = []
   aborted = 0
+  /** What the pool was asked, for new sessions and for those that exist. */
+  readonly asked: (Placement | Homecoming)[] = []
   /** No runner can be found for a session that exists. */
   away = false
   onExecute: (run: ExecuteRun) => void = () => {}
@@ -173,8 +175,13 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
     fake(RunStore, options.wrap?.(store) ?? store),
     fake(Profiles, { find, findIn: find, findPlaced: find }),
     fake(RunnerPool, {
-      place: () => runner,
-      home({ sessionId, without }) {
+      place(order) {
+        runner.asked.push(order)
+        return runner
+      },
+      home(order) {
+        runner.asked.push(order)
+        const { sessionId, without } = order
         if (runner.away || sessionId.startsWith('sess-ffffffff') || without?.has(runner.hash))
           throw new AppError('no_runner', 503)
         return runner
