@@ -14,6 +14,8 @@ export interface Wire {
   frames(body: ModelRequestBody, deltas: readonly string[], reply: ModelReply): Frames
   whole(body: ModelRequestBody, text: string, reply: ModelReply): unknown
   error(message: string): unknown
+  /** How the vendor says that a prompt is longer than its model takes. */
+  readonly tooLong?: unknown
 }
 
 const framesOf = (head: string, deltas: readonly string[], tail: string): Frames => ({
@@ -24,12 +26,19 @@ const framesOf = (head: string, deltas: readonly string[], tail: string): Frames
 })
 
 const data = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`
-const inputTokens = (body: ModelRequestBody): number => JSON.stringify(body.messages).length >> 2
+const wordsOf = (text = ''): string[] => text.match(/\S+\s*|\s+/g) ?? []
+/** What the vendor would refuse a changed thought by. */
+export const signatureOf = (thought: string): string => `signed:${thought.length}`
+export const inputTokens = (body: ModelRequestBody): number =>
+  JSON.stringify(body.messages ?? body['input']).length >> 2
 
 /** OpenAI chat completions. */
 export const chatWire: Wire = {
   name: 'chat',
   error: (message) => ({ error: { message, type: 'stand_in', code: null } }),
+  tooLong: {
+    error: { message: 'Too much.', type: 'invalid_request_error', param: 'messages', code: 'context_length_exceeded' },
+  },
   whole: (body, text, reply) => ({
     id: 'chatcmpl-1',
     object: 'chat.completion',
@@ -42,6 +51,7 @@ export const chatWire: Wire = {
         message: {
           role: 'assistant',
           content: text,
+          ...(reply.reasoning ? { reasoning_content: reply.reasoning } : {}),
           ...(reply.toolCalls ? { tool_calls: chatCalls(reply) } : {}),
         },
       },
@@ -52,9 +62,14 @@ export const chatWire: Wire = {
     const envelope = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":${JSON.stringify(body.model)},"choices":[{"index":0,`
     const chunk = (delta: unknown, finish: string | null = null): string =>
       `data: ${envelope}"delta":${JSON.stringify(delta)},"finish_reason":${JSON.stringify(finish)}}]}\n\n`
+    const head =
+      chunk({ role: 'assistant', content: '' }) +
+      wordsOf(reply.reasoning)
+        .map((word) => chunk({ reasoning_content: word }))
+        .join('')
     if (reply.inBandError !== undefined) {
       return framesOf(
-        chunk({ role: 'assistant', content: '' }),
+        head,
         deltas.map((content) => chunk({ content })),
         data({ error: { message: reply.inBandError, type: 'server_error', code: null } }),
       )
@@ -80,7 +95,7 @@ export const chatWire: Wire = {
         })
       : ''
     return framesOf(
-      chunk({ role: 'assistant', content: '' }),
+      head,
       deltas.map((content) => chunk({ content })),
       `${calls.join('')}${chunk({}, reply.toolCalls ? 'tool_calls' : 'stop')}${usage}data: [DONE]\n\n`,
     )
@@ -107,9 +122,16 @@ const chatCalls = (reply: ModelReply) =>
 export const anthropicWire: Wire = {
   name: 'anthropic',
   error: (message) => ({ type: 'error', error: { type: 'api_error', message } }),
+  tooLong: {
+    type: 'error',
+    error: { type: 'invalid_request_error', message: 'prompt is too long: 2 tokens > 1 maximum' },
+  },
   whole: (body, text, reply) => ({
     ...anthropicMessage(body),
     content: [
+      ...(reply.reasoning
+        ? [{ type: 'thinking', thinking: reply.reasoning, signature: signatureOf(reply.reasoning) }]
+        : []),
       ...(text ? [{ type: 'text', text }] : []),
       ...(reply.toolCalls ?? []).map((call, index) => ({
         type: 'tool_use',
@@ -123,14 +145,28 @@ export const anthropicWire: Wire = {
   }),
   frames(body, deltas, reply) {
     const event = (value: { type: string; [more: string]: unknown }): string => `event: ${value.type}\n${data(value)}`
+    const delta = (index: number, fields: object): string =>
+      event({ type: 'content_block_delta', index, delta: fields })
+    const thought = reply.reasoning
+      ? event({
+          type: 'content_block_start',
+          index: 0,
+          content_block: { type: 'thinking', thinking: '', signature: '' },
+        }) +
+        wordsOf(reply.reasoning)
+          .map((thinking) => delta(0, { type: 'thinking_delta', thinking }))
+          .join('') +
+        delta(0, { type: 'signature_delta', signature: signatureOf(reply.reasoning) }) +
+        event({ type: 'content_block_stop', index: 0 })
+      : ''
+    const first = reply.reasoning ? 1 : 0
     const head =
       event({ type: 'message_start', message: anthropicMessage(body) }) +
+      thought +
       (deltas.length > 0
-        ? event({ type: 'content_block_start', index: 0, content_block: { type: 'text', text: '' } })
+        ? event({ type: 'content_block_start', index: first, content_block: { type: 'text', text: '' } })
         : '')
-    const texts = deltas.map((text) =>
-      event({ type: 'content_block_delta', index: 0, delta: { type: 'text_delta', text } }),
-    )
+    const texts = deltas.map((text) => delta(first, { type: 'text_delta', text }))
     if (reply.inBandError !== undefined) {
       return framesOf(
         head,
@@ -139,23 +175,19 @@ export const anthropicWire: Wire = {
       )
     }
     const calls = (reply.toolCalls ?? []).map((call, i) => {
-      const index = i + 1
+      const index = first + i + 1
       return (
         event({
           type: 'content_block_start',
           index,
           content_block: { type: 'tool_use', id: call.id ?? `toolu_${i}`, name: call.name, input: {} },
         }) +
-        event({
-          type: 'content_block_delta',
-          index,
-          delta: { type: 'input_json_delta', partial_json: argumentsText(call.arguments) },
-        }) +
+        delta(index, { type: 'input_json_delta', partial_json: argumentsText(call.arguments) }) +
         event({ type: 'content_block_stop', index })
       )
     })
     const tail =
-      (deltas.length > 0 ? event({ type: 'content_block_stop', index: 0 }) : '') +
+      (deltas.length > 0 ? event({ type: 'content_block_stop', index: first }) : '') +
       calls.join('') +
       event({
         type: 'message_delta',

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { LanguageModelV4, LanguageModelV4StreamPart } from '@ai-sdk/provider'
-import { bareSidecar, collectRun, type ModelReply, terminalOf, testEnvelope, textOf } from '#testing'
-import { conversation, generalOnStandIn, generalWith, model, startToolServer } from './support.ts'
+import { bareSidecar, collectRun, startToolServer, type ModelReply, terminalOf, testEnvelope, textOf } from '#testing'
+import { conversation, generalOnStandIn, generalWith, model } from './support.ts'
 
 const session = { sessionId: 'sess-00000000-0000000f', ...model }
 

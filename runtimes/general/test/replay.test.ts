@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Replay } from '#contracts/replay'
-import { bareSidecar, collectRun, terminalOf, testEnvelope, textOf } from '#testing'
-import { conversation, generalOnStandIn, model, startToolServer } from './support.ts'
+import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope, textOf } from '#testing'
+import { conversation, generalOnStandIn, model } from './support.ts'
 
 const { profile } = model
 const asked: Replay = [

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { bareSidecar, collectRun, terminalOf, testEnvelope, textOf } from '#testing'
-import { conversation, generalOnStandIn, model, startToolServer } from './support.ts'
+import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope, textOf } from '#testing'
+import { conversation, generalOnStandIn, model } from './support.ts'
 
 const profile = { ...model.profile, instructions: 'Be brief.' }
 

@@ -1,7 +1,7 @@
-import { fake, testRuntime, runtimeOf, startModelServer, type ModelRequestBody } from '#testing'
+import { fake, testRuntime, runtimeOf, startModelServer, startToolServer, type ModelRequestBody } from '#testing'
 import { Models } from '#contracts/model'
 import general from '../index.ts'
-import { standIn, startToolServer } from './support.ts'
+import { standIn } from './support.ts'
 
 // A model that repeats what it was told in the whole conversation; `hang` and `tool` ask for what their names say.
 const answer = (body: ModelRequestBody) => {

@@ -24,8 +24,8 @@ export interface Connection {
   readonly changed: boolean
   /** Lists them again; the old ones stay when that fails. */
   refresh(): Promise<void>
-  /** Never rejects for a tool's own failure: the model is told and may go on. */
-  call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
+  /** Never rejects for a tool's own failure: the model is told and may go on. `shown`: the name that the model knows. */
+  call(name: string, input: Readonly<Record<string, unknown>>, callId: string, shown?: string): Promise<ToolOutcome>
   close(): Promise<void>
 }
 
@@ -54,7 +54,7 @@ export async function connect(fetch: ModelFetch, address: McpAddress, signal: Ab
   }
   /** Sessions whose connection broke: the next call does not rely on them. */
   const broken = new WeakSet<McpSession>()
-  const call = async (params: Params, again: boolean): Promise<ToolOutcome> => {
+  const call = async (params: Params, shown: string, again: boolean): Promise<ToolOutcome> => {
     const used = session
     try {
       const { client } = broken.has(used) ? await renew(used) : used
@@ -70,9 +70,9 @@ export async function connect(fetch: ModelFetch, address: McpAddress, signal: Ab
           () => true,
           () => false,
         )
-        if (renewed) return call(params, false)
+        if (renewed) return call(params, shown, false)
       }
-      return failed(sentences[failure](params.name, error))
+      return failed(sentences[failure](shown, error))
     }
   }
   const list = async (): Promise<Tool[]> => {
@@ -91,9 +91,9 @@ export async function connect(fetch: ModelFetch, address: McpAddress, signal: Ab
       async refresh() {
         tools = await list().catch(() => tools)
       },
-      async call(name, input, callId) {
-        if (!tools.some((tool) => tool.name === name)) return unknownTool(name)
-        return call({ name, arguments: input, _meta: { [callIdMeta]: callId } }, true)
+      async call(name, input, callId, shown = name) {
+        if (!tools.some((tool) => tool.name === name)) return unknownTool(shown)
+        return call({ name, arguments: input, _meta: { [callIdMeta]: callId } }, shown, true)
       },
       async close() {
         closed = true
@@ -117,7 +117,8 @@ const sentences: Readonly<Record<ReturnType<typeof failureOf>, (name: string, er
   refused: notCalled,
   cut: (name) => `The connection broke while the tool '${name}' was called; whether it was executed is not known.`,
   // The server's words are about what the model sent to it.
-  arguments: (name, error) => `The tool '${name}' refused the call: ${(error as Error).message.slice(0, 1_000)}`,
+  arguments: (name, error) =>
+    `The tool '${name}' refused the call: ${(error as Error).message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)}`,
 }
 
 async function listTools({ client }: McpSession, signal: AbortSignal): Promise<Tool[]> {

@@ -2,7 +2,7 @@ import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import { callTool, type Catalogue, createCatalogue, searchTools } from './catalogue.ts'
 import type { Connection, Tool } from './connection.ts'
 import { createNames } from './names.ts'
-import { type ToolOutcome, unknownTool } from './outcome.ts'
+import { failed, type ToolOutcome, unknownTool } from './outcome.ts'
 
 export interface Call {
   readonly name: string
@@ -58,8 +58,9 @@ export function createToolSet(
     async call(name, input, callId) {
       const { catalogue } = view
       if (catalogue && name === searchTools) return catalogue.search(input)
+      if (catalogue && name === callTool) return failed(`'name' has to name a tool that ${searchTools} found.`)
       const entry = entries.get(name)
-      if (entry) return entry.connection.call(entry.tool, input, callId)
+      if (entry) return entry.connection.call(entry.tool, input, callId, name)
       return catalogue?.unknown(name) ?? unknownTool(name)
     },
     refresh() {

@@ -1,0 +1,122 @@
+import { randomUUID } from 'node:crypto'
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import type { TestContext } from 'node:test'
+import { Server } from '@modelcontextprotocol/sdk/server/index.js'
+import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js'
+import { CallToolRequestSchema, type CallToolResult, ListToolsRequestSchema } from '@modelcontextprotocol/sdk/types.js'
+
+export type Content = CallToolResult['content']
+/** Says that the list has changed: on the call's own stream, or on the one for unasked messages. */
+export type Announce = (where: 'call' | 'stream') => Promise<void>
+export interface StandInTool {
+  readonly description?: string
+  readonly run?: (input: Record<string, unknown>, announce: Announce) => Promise<Content | string>
+}
+
+/** An external MCP server with sessions, as other people run them. */
+export interface ExternalServer {
+  readonly url: string
+  readonly tools: Map<string, StandInTool>
+  /** Names of the tools that were executed, in their order. */
+  readonly calls: string[]
+  readonly authorizations: (string | undefined)[]
+  /** Sessions that were opened, and those of them that took their leave. */
+  readonly opened: string[]
+  readonly left: string[]
+  /** Streams for unasked messages that are open. */
+  readonly listening: () => number
+  /** Forgets every session, as a restart does. */
+  forget(): void
+  /** Called for each request, before anything else; true: it has answered, or never will. */
+  before: (request: IncomingMessage, response: ServerResponse, body: string) => boolean
+}
+
+export interface ExternalOptions {
+  /** Says that its list may change. */
+  readonly listChanged?: boolean
+  /** How many tools a page of the list has. */
+  readonly pageSize?: number
+  /** What it answers for a session that it does not know: 404 unless given. */
+  readonly forgotten?: number
+}
+
+export async function startExternalServer(
+  t: Pick<TestContext, 'after'>,
+  tools: Record<string, StandInTool>,
+  options: ExternalOptions = {},
+): Promise<ExternalServer> {
+  const { listChanged = false, pageSize = Infinity, forgotten = 404 } = options
+  const sessions = new Map<string, { server: Server; transport: StreamableHTTPServerTransport }>()
+  let listening = 0
+  const catalogue = new Map(Object.entries(tools))
+  const external: Omit<ExternalServer, 'url'> = {
+    tools: catalogue,
+    calls: [],
+    authorizations: [],
+    opened: [],
+    left: [],
+    listening: () => listening,
+    forget: () => sessions.clear(),
+    before: () => false,
+  }
+  const open = async (): Promise<StreamableHTTPServerTransport> => {
+    const server = new Server({ name: 'external', version: '1' }, { capabilities: { tools: { listChanged } } })
+    server.setRequestHandler(ListToolsRequestSchema, async ({ params }) => {
+      const from = Number(params?.cursor ?? 0)
+      const all = [...catalogue].map(([name, { description = name }]) => ({
+        name,
+        description,
+        inputSchema: { type: 'object' as const },
+      }))
+      const to = Math.min(from + pageSize, all.length)
+      return { tools: all.slice(from, to), ...(to < all.length ? { nextCursor: String(to) } : {}) }
+    })
+    server.setRequestHandler(CallToolRequestSchema, async ({ params }, { sendNotification }) => {
+      const announce: Announce = (where) =>
+        where === 'stream'
+          ? server.sendToolListChanged()
+          : sendNotification({ method: 'notifications/tools/list_changed' })
+      external.calls.push(params.name)
+      const said = (await catalogue.get(params.name)?.run?.(params.arguments ?? {}, announce)) ?? `${params.name} done`
+      return { content: typeof said === 'string' ? [{ type: 'text', text: said }] : said }
+    })
+    const transport: StreamableHTTPServerTransport = new StreamableHTTPServerTransport({
+      sessionIdGenerator: () => randomUUID(),
+      onsessioninitialized(id) {
+        sessions.set(id, { server, transport })
+        external.opened.push(id)
+      },
+    })
+    await server.connect(transport as never)
+    return transport
+  }
+  const http = createServer(async (request, response) => {
+    external.authorizations.push(request.headers.authorization)
+    const chunks: Buffer[] = []
+    for await (const chunk of request) chunks.push(chunk as Buffer)
+    const body = Buffer.concat(chunks).toString('utf8')
+    if (external.before(request, response, body)) return
+    const id = request.headers['mcp-session-id']
+    const known = typeof id === 'string' ? sessions.get(id) : undefined
+    if (id !== undefined && !known) {
+      response.writeHead(forgotten, { 'content-type': 'application/json' })
+      const error = { code: -32_001, message: 'Bad Request: No valid session ID provided' }
+      return void response.end(JSON.stringify({ jsonrpc: '2.0', error, id: null }))
+    }
+    if (request.method === 'DELETE') external.left.push(String(id))
+    if (request.method === 'GET') {
+      listening++
+      response.once('close', () => listening--)
+    }
+    const transport = known?.transport ?? (await open())
+    await transport.handleRequest(request, response, body === '' ? undefined : JSON.parse(body))
+  })
+  await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    http.closeAllConnections()
+    return new Promise<void>((resolve) => http.close(() => resolve()))
+  })
+  // The options are read at each request, so a test may change them.
+  return Object.assign(external, { url: `http://127.0.0.1:${(http.address() as AddressInfo).port}/mcp` })
+}
