@@ -1,7 +1,7 @@
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
-import { anthropicWire, chatWire, type Frames, type Wire } from './model-wire.ts'
+import { anthropicWire, chatWire, type Frames, inputTokens, type Wire } from './model-wire.ts'
 
 /** What the stand-in answers to one request. */
 export interface ModelReply {
@@ -12,6 +12,8 @@ export interface ModelReply {
   /** Milliseconds before each delta; 0 sends everything in one write. */
   readonly delayMs?: number
   readonly toolCalls?: readonly { readonly id?: string; readonly name: string; readonly arguments: unknown }[]
+  /** What it thinks before it answers; signed where the vendor signs. */
+  readonly reasoning?: string
   /** Answers with this HTTP status and an error body instead of a stream. */
   readonly status?: number
   /** Writes an error frame into the stream after the text, and no finish. */
@@ -62,6 +64,8 @@ export interface ModelServerOptions {
   /** False for benchmarks: nothing is remembered. */
   readonly record?: boolean
   readonly port?: number
+  /** Refuses longer prompts in its vendor's words. */
+  readonly contextTokens?: number
 }
 
 /**
@@ -112,6 +116,7 @@ export async function startModelServer(
     for await (const chunk of request) chunks.push(chunk as Buffer)
     const body = JSON.parse(Buffer.concat(chunks).toString('utf8')) as ModelRequestBody
     record(request, response, body)
+    if (inputTokens(body) > (options.contextTokens ?? Infinity)) return json(response, 400, wire.tooLong)
     await answer(wire, response, body, replyTo(body), whole)
   })
   await new Promise<void>((resolve) => server.listen(options.port ?? 0, '127.0.0.1', 4096, resolve))
