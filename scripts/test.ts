@@ -16,6 +16,7 @@ const folders = [
   'cli',
   'embedded-postgres',
   'http-exchange',
+  'local-sandboxes',
   'state-archive',
   'test',
   'examples',

@@ -58,6 +58,8 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (specifier === '#outbound') return false
     // The safe way to carry a vendor's files, for the runtimes that have some.
     if (specifier === '#state-archive') return false
+    // What providers share that run workers on this machine.
+    if (specifier === '#local-sandboxes') return own?.startsWith('providers/sandbox-') !== true
     // The launcher is a library of its own, too; only its plugin starts it.
     if (specifier === '#embedded-postgres') return own !== 'plugins/embedded-postgres'
     return !(specifier === '#testing' && isTest(file))
@@ -96,7 +98,7 @@ test('contracts do no I/O: they import only what computes', async () => {
 
 test('process.env is read in kernel/config*.ts alone', async () => {
   const files = await sources(
-    '{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange,outbound,state-archive}/**/*.ts',
+    '{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange,local-sandboxes,outbound,state-archive}/**/*.ts',
   )
   const found: string[] = []
   for (const file of files) {
@@ -107,7 +109,7 @@ test('process.env is read in kernel/config*.ts alone', async () => {
 })
 
 test('no module of a unit or of the kernel keeps state: top-level let and mutable collections are refused', async () => {
-  const files = await sources('{kernel,plugins,runtimes,providers}/**/*.ts')
+  const files = await sources('{kernel,plugins,runtimes,providers,local-sandboxes}/**/*.ts')
   const found: string[] = []
   for (const file of files) {
     if (isTest(file) || file.startsWith('kernel/testing/')) continue

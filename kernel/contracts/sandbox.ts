@@ -30,8 +30,9 @@ export interface LaunchOrder {
   /** Where workers reach the runner over the network. A provider that gives them another way says so in `Launched`. */
   readonly runnerUrl: string
   /**
-   * The worker's environment without `AGENT_ORC_RUNNER_URL`, which the provider adds. It is complete: nothing of the
-   * runner's own environment may come with it.
+   * The worker's environment without `AGENT_ORC_RUNNER_URL`, which the provider adds, as it does `AGENT_ORC_WORKSPACE` and
+   * `AGENT_ORC_STATE_DIR` when the places are of its choosing. It is complete: nothing of the runner's own environment may
+   * come with it.
    */
   readonly env: Readonly<Record<string, string>>
   /** Starts our worker on this machine, for providers that run it here. */

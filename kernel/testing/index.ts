@@ -24,3 +24,16 @@ export { type ModelScript, testModelProvider } from './model-suite.ts'
 export { type StandInTool, startToolServer, type ToolServer } from './tool-server.ts'
 export { testToolContext, testToolProvider, type ToolCase, type ToolScript } from './tool-suite.ts'
 export { type ScriptedWorker, startScriptedWorker, type WorkerScript } from './scripted-worker.ts'
+export {
+  type Launches,
+  openLaunches,
+  sandboxProviderOf,
+  type Started,
+  suiteWorker,
+  testOrder,
+  until,
+} from './sandbox-launches.ts'
+export { type Poll, startSuiteRunner, type SuiteRunner, type SuiteSession } from './sandbox-runner.ts'
+export { type SandboxPart, type SandboxSuiteOptions, testSandboxProvider } from './sandbox-suite.ts'
+export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-in-api.ts'
+export { createStandInMachine, type StandInMachine } from './stand-in-machine.ts'

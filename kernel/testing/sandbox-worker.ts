@@ -1,0 +1,83 @@
+// The worker of the sandbox suite: it polls as a worker does and answers tool commands. It imports nothing of this
+// repository, so that any substrate with Node can run this one file.
+import { execFile, spawn } from 'node:child_process'
+import { readFile, writeFile } from 'node:fs/promises'
+import { request } from 'node:http'
+import { resolve } from 'node:path'
+
+interface Command {
+  readonly id: number
+  readonly kind: string
+  readonly callId: string
+  readonly name: string
+  readonly input: Readonly<Record<string, string & readonly string[]>>
+}
+
+// No role file stands behind this process: its environment is what the suite looks at.
+const { env } = process
+const base = `${env['AGENT_ORC_RUNNER_URL']}/runner/worker/${encodeURIComponent(env['AGENT_ORC_SESSION_ID'] ?? '')}`
+const workspace = env['AGENT_ORC_WORKSPACE'] ?? process.cwd()
+const inWorkspace = (path: string): string => resolve(workspace, path)
+/** A copy that `fork` started: it only polls, and so shows whether it runs. */
+const copy = process.argv[2] === 'copy'
+
+const tools: Readonly<Record<string, (input: Command['input']) => unknown>> = {
+  environment: () => env,
+  write_file: ({ path, content }) => writeFile(inWorkspace(path!), content!),
+  read_file: ({ path }) => readFile(inWorkspace(path!), 'utf8').catch((error: NodeJS.ErrnoException) => error.code),
+  run: ({ command }) => run(command!),
+  fork: () => void spawn(process.execPath, [process.argv[1]!, 'copy'], { detached: true, stdio: 'ignore' }).unref(),
+  exit: () => process.exit(1),
+}
+
+let after = 0
+for (;;) {
+  const answer = await call('GET', copy ? '/poll?copy=1' : `/poll?after=${after}&tools=1&wait=20`).catch(() => '')
+  // The runner was not there, or had nothing to say: its answer already waited.
+  if (answer === '') await new Promise((done) => setTimeout(done, 20))
+  else {
+    for (const command of (JSON.parse(answer) as { commands: Command[] }).commands) {
+      after = command.id
+      if (command.kind === 'shutdown') process.exit(0)
+      if (command.kind === 'tool') void answerTool(command)
+    }
+  }
+}
+
+async function answerTool({ callId, name, input }: Command): Promise<void> {
+  const result = await Promise.resolve(tools[name]?.(input)).catch(String)
+  await call(
+    'PUT',
+    `/tools/${encodeURIComponent(callId)}`,
+    JSON.stringify({ ok: true, content: JSON.stringify(result ?? null) }),
+  )
+}
+
+/** What a program said, and how it ended. */
+function run([file = '', ...args]: readonly string[]): Promise<unknown> {
+  return new Promise((done) => {
+    execFile(file, args, { maxBuffer: 1024 * 1024 }, (error, stdout, stderr) =>
+      done({ code: error ? (error.code ?? error.signal) : 0, stdout, stderr }),
+    )
+  })
+}
+
+function call(method: string, path: string, body?: string): Promise<string> {
+  return new Promise((done, fail) => {
+    const headers = {
+      authorization: `Bearer ${env['AGENT_ORC_WORKER_TOKEN']}`,
+      'x-agent-orc-worker-protocol': '1',
+      'content-type': 'application/json',
+    }
+    // A connection for each request: a pause must not be told apart by connections that went stale.
+    const sent = request(base + path, { method, headers, agent: false }, (response) => {
+      let text = ''
+      response.setEncoding('utf8')
+      response.on('data', (chunk: string) => (text += chunk))
+      response.on('end', () => done(text))
+      response.on('error', fail)
+    })
+    sent.on('error', fail)
+    sent.end(body)
+  })
+}

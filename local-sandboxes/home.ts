@@ -1,0 +1,114 @@
+import { execFile } from 'node:child_process'
+import { once } from 'node:events'
+import { chmod, chown, lstat, mkdir, mkdtemp, readdir, rename, stat } from 'node:fs/promises'
+import { connect, createServer } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join, resolve } from 'node:path'
+
+const prefix = 'agent-orc-sandboxes-'
+/** A socket that its owner listens at for as long as it lives: the kernel ends it, however the owner ends. */
+const lifeSign = 'alive'
+/** `sockaddr_un.sun_path` is 104 bytes on macOS and 108 on Linux, the closing NUL included. */
+const longestSocketPath = 103
+
+export interface HomeOptions {
+  /** Where the folder is made; the system's temporary folder unless given. */
+  readonly dir?: string | undefined
+  /** Whether other users may pass through: those that sandboxes run as. */
+  readonly passable?: boolean
+}
+
+/** The places of one session. */
+export interface Folders {
+  readonly workspace: string
+  readonly state: string
+}
+
+/** A folder of this process alone, with a folder for each session. It goes with the process, or with the next start. */
+export interface Home {
+  readonly path: string
+  /** Made on first use; `uid` then owns them. */
+  folders(key: string, uid?: number): Promise<Folders>
+  remove(key: string): Promise<void>
+  close(): Promise<void>
+}
+
+export async function openHome({ dir = tmpdir(), passable = false }: HomeOptions): Promise<Home> {
+  const parent = resolve(dir)
+  const sample = join(parent, `${prefix}XXXXXX`, lifeSign)
+  if (Buffer.byteLength(sample) > longestSocketPath) {
+    throw new Error(
+      `${parent} is too long a path for the folder of sandboxes: the system takes ${longestSocketPath} bytes.`,
+    )
+  }
+  await mkdir(parent, { recursive: true })
+  await sweep(parent)
+  // It gets its name when the sign of life is there: another process that starts meanwhile must not sweep it away.
+  const unfinished = await mkdtemp(join(parent, `.${prefix}`))
+  const sign = createServer((socket) => socket.destroy())
+  sign.listen(join(unfinished, lifeSign)).unref()
+  await once(sign, 'listening')
+  if (passable) await chmod(unfinished, 0o711)
+  const path = unfinished.replace(`/.${prefix}`, `/${prefix}`)
+  await rename(unfinished, path)
+  return {
+    path,
+    async folders(key, uid) {
+      const folder = join(path, key)
+      const folders = { workspace: join(folder, 'workspace'), state: join(folder, 'state') }
+      await mkdir(folder, { recursive: true, mode: passable ? 0o711 : 0o700 })
+      for (const place of Object.values(folders)) {
+        await mkdir(place, { recursive: true, mode: 0o700 })
+        if (uid !== undefined) await chown(place, uid, uid)
+      }
+      return folders
+    },
+    remove: (key) => removeTree(join(path, key)),
+    async close() {
+      await removeTree(path)
+      sign.close()
+    },
+  }
+}
+
+/** Removes what processes left behind that are gone. */
+async function sweep(parent: string): Promise<void> {
+  for (const name of await readdir(parent)) {
+    const folder = join(parent, name)
+    if (!name.startsWith(prefix) || !(await isOurs(folder)) || (await isAlive(join(folder, lifeSign)))) continue
+    await removeTree(folder)
+  }
+}
+
+/** In a temporary folder anybody may make a folder of that name. */
+const isOurs = (folder: string): Promise<boolean> =>
+  lstat(folder).then(
+    (found) => found.isDirectory() && found.uid === process.getuid?.(),
+    () => false,
+  )
+
+const isAlive = (sign: string): Promise<boolean> =>
+  new Promise((done) => {
+    const socket = connect(sign)
+    socket.once('connect', () => {
+      socket.destroy()
+      done(true)
+    })
+    // Refused, or never made: nobody listens. Anything else leaves it alone.
+    socket.once('error', ({ code }: NodeJS.ErrnoException) => done(code !== 'ECONNREFUSED' && code !== 'ENOENT'))
+  })
+
+/** `rm` reaches what is nested deeper than any path may be long, which Node does not. */
+async function removeTree(path: string): Promise<void> {
+  if (await ran('rm', '-rf', '--', path)) return
+  // A worker may have taken the permissions away from folders of its own.
+  await ran('chmod', '-R', 'u+rwx', '--', path)
+  if (!(await ran('rm', '-rf', '--', path)) && (await stat(path).catch(() => undefined))) {
+    throw new Error(`${path} cannot be removed.`)
+  }
+}
+
+const ran = (command: string, ...args: string[]): Promise<boolean> =>
+  new Promise((done) => {
+    execFile(command, args, { env: { PATH: '/usr/bin:/bin' } }, (error) => done(!error))
+  })

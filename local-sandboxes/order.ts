@@ -1,0 +1,36 @@
+import { Type } from '@sinclair/typebox'
+import { invalidSandbox, type LaunchOrder } from '#contracts/sandbox'
+import { workerVariables } from '#contracts/wire/worker'
+
+/** The setting of a provider that names what `sandbox.template` of a profile may say. */
+export const Templates = Type.Record(Type.String(), Type.Array(Type.String(), { minItems: 1 }), {
+  default: {},
+  description: 'Commands by the names that profiles use as sandbox.template. Without one our own worker is started.',
+})
+
+export function commandOf(
+  order: LaunchOrder,
+  templates: Readonly<Record<string, readonly string[]>>,
+): readonly string[] {
+  if (order.template === undefined) return order.command
+  const command = Object.hasOwn(templates, order.template) ? templates[order.template] : undefined
+  if (command) return command
+  const names = Object.keys(templates).sort().join(', ')
+  throw invalidSandbox(
+    `There is no template '${order.template}': ${names ? `there are ${names}` : 'this runner has none; leave it out'}.`,
+  )
+}
+
+/** What the worker's environment is: as ordered, and where it finds itself. */
+export const workerEnvironment = (
+  order: LaunchOrder,
+  runnerUrl: string,
+  places: { readonly workspace: string; readonly state: string },
+): Record<string, string> => ({
+  PATH: '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+  HOME: places.workspace,
+  [workerVariables.workspace]: places.workspace,
+  [workerVariables.stateDir]: places.state,
+  ...order.env,
+  [workerVariables.runnerUrl]: runnerUrl,
+})

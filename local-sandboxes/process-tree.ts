@@ -1,0 +1,68 @@
+import { readdirSync, readFileSync } from 'node:fs'
+import { setTimeout as wait } from 'node:timers/promises'
+
+/** A fork bomb that is bounded stands still after a few rounds; one that is not never does. */
+const mostRounds = 200
+
+/**
+ * A process and all that descend from it, the oldest first. Where there is no /proc it is the process alone. The files are
+ * read at once and not one await after the other: the less happens in between, the truer the list.
+ */
+export function treeOf(root: number): number[] {
+  const tree = [root]
+  for (const pid of tree) tree.push(...childrenOf(pid))
+  return tree
+}
+
+function childrenOf(pid: number): number[] {
+  try {
+    return readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
+      // A thread that ends while we read takes no child along: its children are then the process's.
+      read(`/proc/${pid}/task/${thread}/children`).split(' ').filter(Boolean).map(Number),
+    )
+  } catch {
+    return []
+  }
+}
+
+/** Sends a signal to each; those that have ended are no failure. */
+export function signalTree(pids: readonly number[], signal: NodeJS.Signals): void {
+  for (const pid of pids) {
+    try {
+      process.kill(pid, signal)
+    } catch {
+      // It has ended.
+    }
+  }
+}
+
+/**
+ * Stops a process and all that descend from it, and resolves when none runs. Whoever was forking while we looked has a child
+ * that we have not seen: we look again until there is nobody new, twice.
+ */
+export async function stopTree(root: number): Promise<void> {
+  const stopped = new Set<number>()
+  for (let round = 0, quiet = 0; quiet < 2; round++) {
+    if (round === mostRounds) throw new Error(`The processes under ${root} do not stand still.`)
+    const fresh = treeOf(root).filter((pid) => !stopped.has(pid))
+    signalTree(fresh, 'SIGSTOP')
+    for (const pid of fresh) stopped.add(pid)
+    const still = fresh.length === 0 && [...stopped].every(standsStill)
+    quiet = still ? quiet + 1 : 0
+    if (!still) await wait(1)
+  }
+}
+
+/** The state is the first letter behind the name, which may hold anything. D: it waits in the kernel, and stops on its way out. */
+const standsStill = (pid: number): boolean => {
+  const stat = read(`/proc/${pid}/stat`)
+  return stat === '' || /^[TtZXD]/.test(stat.slice(stat.lastIndexOf(')') + 2))
+}
+
+function read(path: string): string {
+  try {
+    return readFileSync(path, 'utf8')
+  } catch {
+    return ''
+  }
+}
