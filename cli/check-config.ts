@@ -6,7 +6,9 @@ import { BootError, plan } from '#kernel'
 import { environment, type Environment, loadRole, root } from '../kernel/config.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
-export const shippedRoles = ['conductor', 'gateway', 'runner', 'sidecar', 'dev'].map((name) => `config/${name}.yaml`)
+export const shippedRoles = ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev'].map(
+  (name) => `config/${name}.yaml`,
+)
 
 /** The environment that the shipped role files are checked with. */
 export const sampleEnvironment = async (): Promise<Environment> =>

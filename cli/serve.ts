@@ -38,10 +38,14 @@ export async function serve(roles: readonly Role[], options: BootOptions = {}): 
     failure ??= error
     void handle.close()
   }
+  // A second close would find everything stopping already, and end the process before it has.
+  const onEnd = (): void => {
+    if (!stopping) void handle.close()
+  }
   stopWithParent()
   try {
     for (const role of roles) {
-      const one = boot(role, { ...options, onFailure })
+      const one = boot(role, { ...options, onFailure, onEnd })
       booting = one
       running.push(await one)
       if (stopping) await forever

@@ -12,7 +12,7 @@ export function addStart(program: Command): void {
     .action(async (options: { config: string[] }, command: Command) => {
       const terminal = terminalOf(command)
       const roles = []
-      for (const file of options.config) roles.push(await loadRole(file, { env: environment() }))
+      for (const file of options.config) roles.push(await loadRole(file, { env: environment(), instead: true }))
       const { running, forever } = await serve(roles)
       for (const { role, urls } of running) {
         const list = Object.entries(urls).map(([name, url]) => `${name} ${url}`)

@@ -22,6 +22,8 @@ export interface BootOptions {
   readonly onStep?: (step: string) => void
   /** Told when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
   readonly onFailure?: (error: BootError) => void
+  /** Told when a plugin says that this role is done; stop it then. Unless given, the role stops by itself. */
+  readonly onEnd?: () => void
 }
 
 interface Mount {
@@ -89,6 +91,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
         metrics,
         stopping: ended.signal,
         fail: (error) => fail(new BootError(role.name, [`${name}: ${error.message}`], error)),
+        end: options.onEnd ?? (() => void stop().catch((err: unknown) => log.error({ err }, 'did not stop cleanly'))),
         listeners: [...listeners.keys()],
         urlOf(listener) {
           const url = urls[listener]

@@ -52,6 +52,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   readonly stopping: AbortSignal
   /** Ends the role, and the process with it: for what must not go on and was only found out after the boot. In setup, throw. */
   fail(error: Error): void
+  /** Ends the role, and the process with it, in good order: what it was there for is done. */
+  end(): void
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
   /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */

@@ -1,0 +1,129 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import { createEventEncoder } from '#contracts/run-event'
+import type { SidecarLink } from '#contracts/sidecar'
+import { persist } from './backoff.ts'
+import type { Conversation } from './conversation.ts'
+import type { Runner } from './runner.ts'
+
+export interface Runs {
+  start(envelope: RunEnvelope, conversation: Conversation): void
+  cancel(runId: string): void
+  /** Lets the runs under way end for so long, then interrupts them; resolves when all are uploaded, and their states saved. */
+  drain(ms: number): Promise<void>
+}
+
+export interface RunsOptions {
+  readonly link: SidecarLink
+  readonly runner: Runner
+  readonly log: FastifyBaseLogger
+  /** Aborts when nothing can be delivered any more. */
+  readonly signal: AbortSignal
+}
+
+/** How long the runner may take to confirm a run that it has the last byte of. */
+const confirmMs = 60_000
+
+export function createRuns({ link, runner, log, signal }: RunsOptions): Runs {
+  const active = new Map<string, { readonly stop: AbortController; readonly over: Promise<void> }>()
+
+  const execute = async (envelope: RunEnvelope, conversation: Conversation, stop: AbortController): Promise<void> => {
+    await conversation.prepare(envelope.profile.runtime)
+    const run = begin(link, envelope, stop.signal)
+    try {
+      await deliver(run, envelope.runId)
+    } catch (err) {
+      if (!signal.aborted) log.warn({ err, runId: envelope.runId }, 'a run could not be uploaded')
+      // Nobody is there to hear the rest.
+      stop.abort()
+    } finally {
+      await run.leave()
+    }
+    if (!run.refused) await conversation.save()
+  }
+
+  /** What was sent once is gone: only an upload that has sent nothing is tried again. */
+  const deliver = (run: BegunRun, runId: string): Promise<void> => {
+    const attempt = async (): Promise<void> => {
+      const late = new AbortController()
+      let timer: NodeJS.Timeout | undefined
+      let sent = false
+      let over = false
+      const lines = async function* (): AsyncGenerator<Buffer> {
+        for (let line = await run.first; !line.done; line = await run.next()) {
+          sent = true
+          yield line.value
+          // A connection that is gone may pull once more; that line belongs to the next one.
+          if (over) return
+        }
+        timer = setTimeout(() => late.abort(), confirmMs)
+      }
+      try {
+        await runner.upload(runId, lines(), AbortSignal.any([signal, late.signal]))
+      } catch (error) {
+        throw sent ? new Error('the upload broke', { cause: error }) : error
+      } finally {
+        over = true
+        clearTimeout(timer)
+      }
+    }
+    return persist(attempt, { signal })
+  }
+
+  return {
+    start(envelope, conversation) {
+      const stop = new AbortController()
+      const over = execute(envelope, conversation, stop).finally(() => active.delete(envelope.runId))
+      active.set(envelope.runId, { stop, over })
+    },
+    cancel: (runId) => active.get(runId)?.stop.abort(),
+    async drain(ms) {
+      const all = [...active.values()]
+      const timer = setTimeout(() => all.forEach(({ stop }) => stop.abort('shutdown')), ms)
+      await Promise.all(all.map(({ over }) => over))
+      clearTimeout(timer)
+    },
+  }
+}
+
+interface BegunRun {
+  readonly first: Promise<IteratorResult<Buffer>>
+  next(): Promise<IteratorResult<Buffer>>
+  /** The local link did not take it; `first` says why, and is all there is. */
+  readonly refused: boolean
+  leave(): Promise<void>
+}
+
+/** Begins a run at once: the connection that takes its lines is made meanwhile. It holds no more than its link does. */
+function begin(link: SidecarLink, envelope: RunEnvelope, signal: AbortSignal): BegunRun {
+  const source = link.run(envelope, signal)[Symbol.asyncIterator]()
+  let refused = false
+  const first = source.next().catch((error: unknown): IteratorResult<Buffer> => {
+    refused = true
+    return { done: false, value: refusalLine(envelope, error) }
+  })
+  return {
+    first,
+    // A source that has thrown is done.
+    next: () => source.next(),
+    get refused() {
+      return refused
+    },
+    async leave() {
+      await source.return?.()
+    },
+  }
+}
+
+/** What a caller over HTTP gets as the status and body of its answer. */
+function refusalLine({ runId, sessionId, firstSeq }: RunEnvelope, error: unknown): Buffer {
+  const known = isAppError(error) ? error : undefined
+  const line = createEventEncoder(runId, sessionId, firstSeq).line({
+    type: 'error',
+    code: known?.code ?? 'runtime_error',
+    message: known?.sentence ?? 'The worker could not begin the run.',
+    ...(known?.retryable ? { retryable: true } : {}),
+  })
+  return Buffer.from(line)
+}

@@ -1,0 +1,142 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import type { SidecarLink } from '#contracts/sidecar'
+import { type PollAnswer, pollMs, type WorkerCommand } from '#contracts/wire/worker'
+import type { WorkerIdentity, WorkerTools } from '#contracts/workers'
+import { createBackoff } from './backoff.ts'
+import { createConversation, type Conversation } from './conversation.ts'
+import type { Disk } from './disk.ts'
+import { isRefusal } from './errors.ts'
+import { createRuns } from './run.ts'
+import { createRunner } from './runner.ts'
+import { createToolCalls } from './tools.ts'
+
+export interface WorkerOptions {
+  readonly identity: WorkerIdentity
+  readonly link: SidecarLink
+  readonly tools: WorkerTools | undefined
+  readonly disk: Disk | undefined
+  readonly log: FastifyBaseLogger
+  /** A stopping worker lets its run end for this long. */
+  readonly drainMs: number
+  /** The runner told it to end. */
+  onShutdown(): void
+  /** It must not go on. */
+  onRefused(error: Error): void
+}
+
+export interface Worker {
+  start(): void
+  stop(): Promise<void>
+}
+
+/** How long interrupted runs, and what is still to be uploaded, may take when the worker stops. */
+const settleMs = 5_000
+/** How long the runner may take to hear that its `shutdown` was taken. */
+const goodbyeMs = 1_000
+/** A runner that answers nothing at once, against the protocol, is not asked more often than this. */
+const leastPollMs = 100
+
+/** Asks the runner of one session for work, and does it. */
+export function createWorker(options: WorkerOptions): Worker {
+  const { identity, link, tools, disk, log } = options
+  const runner = createRunner(identity)
+  const polling = new AbortController()
+  const delivering = new AbortController()
+  const runs = createRuns({ link, runner, log, signal: delivering.signal })
+  const calls = createToolCalls({ tools, runner, log, signal: delivering.signal })
+  const backoff = createBackoff()
+  const converse = (): Conversation =>
+    createConversation({ sessionId: identity.sessionId, link, runner, disk, log, signal: delivering.signal })
+  let conversation = converse()
+  let after = 0
+  let away = false
+
+  /** Undefined: nothing to do, or nobody there; the next poll may follow. */
+  const ask = async (): Promise<PollAnswer | undefined> => {
+    const asked = performance.now()
+    try {
+      const answer = await runner.poll({ after, tools: tools !== undefined, wait: pollMs }, polling.signal)
+      backoff.reset()
+      if (away) log.info('the runner is back')
+      away = false
+      const left = leastPollMs - (performance.now() - asked)
+      if (!answer?.commands.length && left > 0) await sleep(left, undefined, { signal: polling.signal }).catch(() => {})
+      return answer
+    } catch (err) {
+      if (isRefusal(err)) throw err
+      if (polling.signal.aborted) return undefined
+      if (!away) log.warn({ err }, 'the runner is away')
+      away = true
+      await backoff.pause(polling.signal)
+      return undefined
+    }
+  }
+
+  const bind = async ({ sessionId, token }: Extract<WorkerCommand, { kind: 'bind' }>): Promise<void> => {
+    if (sessionId === identity.sessionId) return identity.renew(token)
+    identity.bind(sessionId, token)
+    // Another session, another count.
+    after = 0
+    conversation = converse()
+    await conversation.restore()
+  }
+
+  const obey = async (command: WorkerCommand): Promise<void> => {
+    switch (command.kind) {
+      case 'run':
+        return runs.start(command.envelope, conversation)
+      case 'cancel':
+        return runs.cancel(command.runId)
+      case 'export_state':
+        return void conversation.save({ asked: true })
+      case 'tool':
+        return calls.start(command)
+      case 'tool_cancel':
+        return calls.cancel(command.callId)
+      case 'bind':
+        return bind(command)
+      case 'shutdown':
+        polling.abort()
+        // The poll that would say so does not come any more.
+        await runner.poll({ after, tools: false, wait: 0 }, AbortSignal.timeout(goodbyeMs)).catch(() => {})
+        return options.onShutdown()
+    }
+  }
+
+  const loop = async (): Promise<void> => {
+    try {
+      await conversation.restore()
+      while (!polling.signal.aborted) {
+        const answer = await ask()
+        if (answer?.token !== undefined) identity.renew(answer.token)
+        for (const command of answer?.commands ?? []) {
+          // One that comes again was on its way while the poll that took it was.
+          if (command.id <= after || polling.signal.aborted) continue
+          after = command.id
+          await obey(command)
+          // What else came was for the worker as it was.
+          if (command.kind === 'bind') break
+        }
+      }
+    } catch (error) {
+      if (!polling.signal.aborted) options.onRefused(error as Error)
+    }
+  }
+
+  let looping: Promise<void> = Promise.resolve()
+  return {
+    start() {
+      looping = loop()
+    },
+    async stop() {
+      polling.abort()
+      calls.stop()
+      const late = sleep(options.drainMs + settleMs, undefined, { ref: false })
+      await Promise.race([runs.drain(options.drainMs).then(() => conversation.settled()), late])
+      delivering.abort()
+      await runner.close()
+      await looping
+    },
+  }
+}

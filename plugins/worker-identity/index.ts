@@ -1,0 +1,36 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Settings } from '#kernel'
+import { clientIdPattern } from '#contracts/ids'
+import { createModelConnections } from '#contracts/model-fetch'
+import { ModelEgress, WorkerIdentity } from '#contracts/workers'
+import { createEgress } from './egress.ts'
+import { createIdentity } from './identity.ts'
+
+/** Whose worker this process is, and its way to model servers: through the runner, with the token that it has now. */
+export default definePlugin({
+  name: 'worker-identity',
+  config: Settings({
+    runnerUrl: Type.String({
+      pattern: '^https?://[^\\s]+$',
+      expects: 'an http or https URL',
+      description: 'The runner, as this worker reaches it.',
+    }),
+    token: Type.String({
+      pattern: '^[\\x21-\\x7e]+$',
+      expects: 'a token without spaces',
+      description: 'What the runner gave this worker to show to it.',
+    }),
+    sessionId: Type.String({
+      pattern: clientIdPattern,
+      expects: 'a session id: 1 to 128 letters, digits, _ and -',
+      description: 'The session whose runs this worker executes.',
+    }),
+  }),
+  provides: { identity: WorkerIdentity, egress: ModelEgress },
+  async setup(ctx) {
+    const identity = createIdentity(ctx.config)
+    const connections = createModelConnections()
+    ctx.onStop(connections.close)
+    return { identity, egress: createEgress(identity, connections.fetch) }
+  },
+})

@@ -1,0 +1,28 @@
+import { AppError, isAppError } from '#kernel'
+
+// Every sentence is for a model.
+export const outside = (path: string): AppError =>
+  new AppError('outside_workspace', 403, { message: `'${path}' is not inside the workspace.` })
+export const refused = (message: string, cause?: unknown): AppError =>
+  new AppError('tool_refused', 400, { message, cause })
+
+const reasons: Readonly<Record<string, string>> = {
+  ENOENT: 'is not there',
+  EACCES: 'may not be used',
+  EPERM: 'may not be used',
+  EISDIR: 'is a folder',
+  ENOTDIR: 'goes through a file as if it were a folder',
+  ELOOP: 'is a link',
+  ENXIO: 'is no regular file',
+  ENAMETOOLONG: 'is too long a name',
+  EROFS: 'cannot be changed: the disk is read-only',
+  ENOSPC: 'cannot be written: the disk is full',
+  EDQUOT: 'cannot be written: the disk is full',
+}
+
+/** What the file system says, in words about the path that was given. */
+export function explained(path: string, error: unknown): unknown {
+  if (isAppError(error)) return error
+  const reason = reasons[(error as NodeJS.ErrnoException)?.code ?? '']
+  return reason === undefined ? error : refused(`'${path}' ${reason}.`, error)
+}

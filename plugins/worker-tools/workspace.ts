@@ -1,0 +1,52 @@
+import { lstat, mkdir, realpath } from 'node:fs/promises'
+import { dirname, join, relative, resolve, sep } from 'node:path'
+import { explained, outside, refused } from './errors.ts'
+
+/** The folder that file tools keep to. What they are given is a path in it; what they get is where it really is. */
+export interface Workspace {
+  readonly root: string
+  /** Makes the folder again when a tool has removed it. */
+  keep(): Promise<void>
+  /** Of something that is there. */
+  existing(path: string): Promise<string>
+  /** Of something that may be there or not, in folders that may be there or not. */
+  writable(path: string): Promise<string>
+}
+
+export async function createWorkspace(folder: string): Promise<Workspace> {
+  await mkdir(folder, { recursive: true })
+  const root = await realpath(folder)
+  const inside = (real: string): boolean => real === root || real.startsWith(root.endsWith(sep) ? root : root + sep)
+  const given = (path: string): string => {
+    if (path.includes('\0')) throw refused('A path cannot hold a NUL character.')
+    const absolute = resolve(root, path)
+    if (!inside(absolute)) throw outside(path)
+    return absolute
+  }
+  return {
+    root,
+    async keep() {
+      await mkdir(root, { recursive: true })
+    },
+    async existing(path) {
+      const real = await realpath(given(path)).catch((error: unknown) => {
+        throw explained(path, error)
+      })
+      if (!inside(real)) throw outside(path)
+      return real
+    },
+    async writable(path) {
+      const absolute = given(path)
+      for (let ancestor = absolute; ; ancestor = dirname(ancestor)) {
+        const real = await realpath(ancestor).catch(() => undefined)
+        if (real !== undefined) {
+          if (!inside(real)) throw outside(path)
+          return join(real, relative(ancestor, absolute))
+        }
+        // Something without a real path is a link to nowhere: writing to it would make what it points at.
+        if (await lstat(ancestor).catch(() => undefined)) throw refused(`'${path}' leads through a link to nothing.`)
+        if (ancestor === root) return absolute
+      }
+    },
+  }
+}
