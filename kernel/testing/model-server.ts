@@ -2,6 +2,7 @@ import { createServer, type IncomingHttpHeaders, type IncomingMessage, type Serv
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
 import { anthropicWire, chatWire, type Frames, inputTokens, type Wire } from './model-wire.ts'
+import { responsesWire } from './responses-wire.ts'
 
 /** What the stand-in answers to one request. */
 export interface ModelReply {
@@ -11,7 +12,17 @@ export interface ModelReply {
   readonly deltas?: number
   /** Milliseconds before each delta; 0 sends everything in one write. */
   readonly delayMs?: number
-  readonly toolCalls?: readonly { readonly id?: string; readonly name: string; readonly arguments: unknown }[]
+  readonly toolCalls?: readonly {
+    readonly id?: string
+    readonly name: string
+    /** Only in OpenAI Responses. */
+    readonly namespace?: string
+    readonly arguments: unknown
+  }[]
+  /** OpenAI Responses: further output items as they are, for calls that are no function calls. */
+  readonly items?: readonly object[]
+  /** OpenAI Responses: input tokens that it says came out of a cache. */
+  readonly cachedTokens?: number
   /** What it thinks before it answers; signed where the vendor signs. */
   readonly reasoning?: string
   /** Answers with this HTTP status and an error body instead of a stream. */
@@ -69,7 +80,8 @@ export interface ModelServerOptions {
 }
 
 /**
- * A stand-in for a model server on a free port of 127.0.0.1: OpenAI chat completions and model list, Anthropic messages.
+ * A stand-in for a model server on a free port of 127.0.0.1: OpenAI chat completions, Responses and model list, Anthropic
+ * messages.
  * Stopped after the test when `t` is given.
  */
 export async function startModelServer(
@@ -134,7 +146,11 @@ export async function startModelServer(
   }
 }
 
-const wires: Readonly<Record<string, Wire>> = { '/v1/chat/completions': chatWire, '/v1/messages': anthropicWire }
+const wires: Readonly<Record<string, Wire>> = {
+  '/v1/chat/completions': chatWire,
+  '/v1/messages': anthropicWire,
+  '/v1/responses': responsesWire,
+}
 
 const twentyWords = 'one two three four five six seven eight nine ten '.repeat(2).trimEnd()
 
@@ -151,7 +167,7 @@ async function answer(
 ): Promise<void> {
   if (reply.hang) return
   if (reply.status !== undefined) return json(response, reply.status, wire.error(`stand-in says ${reply.status}`))
-  const text = reply.text ?? (reply.toolCalls ? '' : twentyWords)
+  const text = reply.text ?? (reply.toolCalls || reply.items ? '' : twentyWords)
   if (body.stream !== true) return json(response, 200, wire.whole(body, text, reply))
   const encode = (): Frames => wire.frames(body, pieces(text, reply.deltas), reply)
   response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-cache' })
