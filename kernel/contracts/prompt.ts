@@ -34,3 +34,43 @@ export const promptFields = {
   attachments: Type.Optional(Type.Array(Attachment, { maxItems: 20 })),
   responseFormat: Type.Optional(ResponseFormat),
 }
+export type PromptFields = { attachments?: Attachment[]; responseFormat?: ResponseFormat }
+
+/** What a summary shows of them: it is listed by the hundred. */
+export const promptInfoFields = {
+  attachments: Type.Optional(
+    Type.Array(Type.Object({ mediaType: Type.String(), name: Type.Optional(Type.String()), bytes: Type.Integer() }), {
+      description: 'Without their content, which is kept until the run has ended.',
+    }),
+  ),
+  responseFormat: Type.Optional(
+    Type.Object(
+      { type: Type.Literal('json_schema'), name: Type.Optional(Type.String()) },
+      { description: 'Without its schema.' },
+    ),
+  ),
+}
+export type PromptInfo = {
+  attachments?: { mediaType: string; name?: string; bytes: number }[]
+  responseFormat?: Pick<ResponseFormat, 'type' | 'name'>
+}
+
+/** The fields of a task that go beside its text, alone. Undefined when it has none. */
+export function promptFieldsOf({ attachments, responseFormat }: PromptFields): PromptFields | undefined {
+  if (!attachments?.length && !responseFormat) return undefined
+  return { ...(attachments?.length ? { attachments } : {}), ...(responseFormat ? { responseFormat } : {}) }
+}
+
+export function promptInfoOf({ attachments, responseFormat }: PromptFields): PromptInfo {
+  return {
+    ...(attachments?.length ? { attachments: attachments.map(infoOf) } : {}),
+    ...(responseFormat ? { responseFormat: formatInfoOf(responseFormat) } : {}),
+  }
+}
+
+const infoOf = ({ mediaType, name, data }: Attachment) => ({
+  mediaType,
+  ...(name === undefined ? {} : { name }),
+  bytes: Math.floor((data.replace(/=+$/, '').length * 3) / 4),
+})
+const formatInfoOf = ({ type, name }: ResponseFormat) => ({ type, ...(name === undefined ? {} : { name }) })

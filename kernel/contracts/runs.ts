@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '#kernel'
+import { promptFields, promptInfoFields } from './prompt.ts'
 import { UsageEvent } from './run-event.ts'
 import { WebhookTarget } from './webhooks.ts'
 
@@ -23,6 +24,7 @@ export const SubTask = Type.Object(
     profile: Type.String(),
     prompt: Type.String({ minLength: 1, maxLength: 1_000_000 }),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    ...promptFields,
     webhook: Type.Optional(WebhookTarget),
     whenBusy: Type.Optional(
       Type.Union(
@@ -56,6 +58,7 @@ export const RunSummary = Type.Object({
     profile: Type.String(),
     prompt: Type.String(),
     metadata: Type.Optional(Type.Unknown()),
+    ...promptInfoFields,
   }),
   queuedAt: Type.Optional(
     Type.String({

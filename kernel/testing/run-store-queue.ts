@@ -8,8 +8,10 @@ import {
   chunkOf,
   errorEnd,
   type OpenStore,
+  promptParts,
   readAll,
   resultEnd,
+  shownParts,
   stolen,
   unique,
 } from './run-store-steps.ts'
@@ -19,7 +21,7 @@ export const enqueue = (store: RunStore, sessionId: string, runId = unique('run'
     tenantId: 'acme',
     runId,
     sessionId,
-    task: { profile: 'writer', prompt: `prompt of ${runId}`, metadata: { of: runId } },
+    task: { profile: 'writer', prompt: `prompt of ${runId}`, metadata: { of: runId }, ...promptParts },
     interrupt,
   })
 
@@ -49,7 +51,9 @@ export function testQueue(open: OpenStore): void {
       profile: 'writer',
       prompt: `prompt of ${first}`,
       metadata: { of: first },
+      ...promptParts,
     })
+    assert.deepEqual(waiting.subTask.attachments, shownParts.attachments)
     assert.equal(next.session.runtimeSessionId, 'vendor-1')
     assert.ok(next.claim.epoch > claim.epoch)
     const running = await store.findRun('acme', first)

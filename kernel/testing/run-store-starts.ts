@@ -1,6 +1,17 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { again, begin, chunkOf, errorEnd, type OpenStore, profile, resultEnd, unique } from './run-store-steps.ts'
+import {
+  again,
+  begin,
+  chunkOf,
+  errorEnd,
+  type OpenStore,
+  profile,
+  promptParts,
+  resultEnd,
+  shownParts,
+  unique,
+} from './run-store-steps.ts'
 
 /** How a run takes its session. */
 export function testStarts(open: OpenStore): void {
@@ -21,6 +32,24 @@ export function testStarts(open: OpenStore): void {
     assert.equal(run.result, 'done')
     assert.deepEqual(run.subTask, { id: runId, sessionId, profile: 'writer', prompt: 'hello' })
     assert.ok(run.finishedAt! >= run.startedAt)
+  })
+
+  test('what a run brings beside its text is shown without its content, before and after it has ended', async (t) => {
+    const store = await open(t)
+    const { claim, sessionId } = await begin(store)
+    await store.finish(resultEnd(claim, 1))
+    const runId = unique('run')
+    const task = { profile: 'writer', prompt: 'look', ...promptParts }
+    const outcome = await store.start({ tenantId: 'acme', runId, sessionId, task })
+    assert.ok(outcome.kind === 'started')
+    const shown = { id: runId, sessionId, profile: 'writer', prompt: 'look', ...shownParts }
+    assert.deepEqual((await store.findRun('acme', runId))?.subTask, shown)
+    await store.finish(resultEnd(outcome.claim, 1))
+    const { runs } = await store.listRuns('acme', { sessionId })
+    assert.deepEqual(
+      runs.map(({ subTask }) => subTask),
+      [shown, { id: claim.runId, sessionId, profile: 'writer', prompt: 'hello' }],
+    )
   })
 
   test('a session is reused by the same profile only, remembers its snapshot and its runtime handle', async (t) => {

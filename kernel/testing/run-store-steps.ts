@@ -4,13 +4,29 @@ import type { TestContext } from 'node:test'
 import type { Profile } from '#contracts/profiles'
 import { createEventEncoder, parseLine } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore, StartOutcome } from '#contracts/run-store'
-import type { LogChunk, RunStatus } from '#contracts/runs'
+import type { LogChunk, RunStatus, RunSummary, SubTask } from '#contracts/runs'
 import { testProfile } from './profile.ts'
 
 /** A store with the tenants `acme` and `globex`; called once per test. */
 export type OpenStore = (t: TestContext) => Promise<RunStore>
 
 export const profile = (name = 'writer'): Profile => testProfile(name)
+
+/** What a run brings beside its text, and what its summary shows of it. */
+export const promptParts: Pick<SubTask, 'attachments' | 'responseFormat'> = {
+  attachments: [
+    { mediaType: 'image/png', data: 'aGVsbG8=', name: 'a\0.png' },
+    { mediaType: 'application/pdf', data: 'aGVsbA==' },
+  ],
+  responseFormat: { type: 'json_schema', name: 'answer', schema: { type: 'object' } },
+}
+export const shownParts: Pick<RunSummary['subTask'], 'attachments' | 'responseFormat'> = {
+  attachments: [
+    { mediaType: 'image/png', name: 'a\0.png', bytes: 5 },
+    { mediaType: 'application/pdf', bytes: 4 },
+  ],
+  responseFormat: { type: 'json_schema', name: 'answer' },
+}
 
 export const unique = (kind: string): string => `${kind}-${randomBytes(6).toString('hex')}`
 

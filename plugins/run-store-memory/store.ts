@@ -1,4 +1,5 @@
 import type { Profile } from '#contracts/profiles'
+import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
 import { createEventEncoder } from '#contracts/run-event'
 import type { JournaledRun } from '#contracts/run-journal'
 import {
@@ -18,6 +19,10 @@ import { keyOf, said, type StoredRun, type StoredSession } from './stored.ts'
 
 /** Finished runs, and sessions at rest, kept per process; the oldest give way. */
 const kept = 10_000
+const taskOf = ({ summary, input }: StoredRun): SubTask => {
+  const { attachments: _, responseFormat: __, ...task } = summary.subTask
+  return { ...(task as SubTask), ...input }
+}
 const now = (): string => new Date().toISOString()
 
 export interface MemoryRunStore {
@@ -103,12 +108,20 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       tenantId,
       epoch: 0,
       ordinal: 0,
+      input: promptFieldsOf(task),
       log: [],
       summary: {
         runId,
         sessionId,
         status,
-        subTask: { id: runId, sessionId, profile, prompt, ...(metadata === undefined ? {} : { metadata }) },
+        subTask: {
+          id: runId,
+          sessionId,
+          profile,
+          prompt,
+          ...(metadata === undefined ? {} : { metadata }),
+          ...promptInfoOf(task),
+        },
         attempt: 1,
         ...(status === 'queued' ? { queuedAt: at } : {}),
         startedAt: at,
@@ -147,6 +160,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
   const end = (run: StoredRun, how: Omit<FinishRun, 'claim'>, at = now()): void => {
     const { runId, sessionId } = run.summary
     if (how.tail) run.log.push(how.tail)
+    run.input = undefined
     run.summary = {
       ...run.summary,
       status: how.status,
@@ -221,7 +235,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
         kind: 'started',
         claim: claim(run, session, now()),
         session: durable(session),
-        task: run.summary.subTask as SubTask,
+        task: taskOf(run),
       }
     },
     onWaiting: (listener) => void waiters.push(listener),

@@ -1,5 +1,6 @@
 import { linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
+import type { PromptFields } from '#contracts/prompt'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { LogChunk, RunSummary } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
@@ -11,6 +12,8 @@ export interface StoredRun {
   epoch: number
   /** 0 until the run is claimed. */
   ordinal: number
+  /** What goes to whoever executes it and is in no summary; kept until the run has ended. */
+  input: PromptFields | undefined
   readonly log: LogChunk[]
 }
 

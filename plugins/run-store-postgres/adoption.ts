@@ -1,7 +1,7 @@
 import type { Database } from '#contracts/database'
 import type { Adopter, EndReason, Orphan } from '#contracts/run-store'
 import { endTaken, type OrphanDeps } from './orphans.ts'
-import { type DurableRow, toDurable } from './rows.ts'
+import { type TaskRow, toDurable, toTask } from './rows.ts'
 
 // SKIP LOCKED: what another conductor is adopting is none of ours. Picked on their own: as a sub-select the limit may be
 // applied again for each row.
@@ -16,12 +16,12 @@ const take = {
     ), taken AS (
       UPDATE runs SET claim_epoch = claim_epoch + 1, claim_owner = $3
       WHERE tenant_id = $1 AND status = 'running' AND id IN (SELECT id FROM picked)
-      RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, started_at
+      RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, input, started_at
     ), session AS (
       UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = $3
       FROM taken WHERE s.tenant_id = $1 AND s.id = taken.session_id AND s.claim_run = taken.id
     )
-    SELECT t.id AS run_id, t.claim_epoch::int AS epoch, t.attempt, t.prompt, t.metadata,
+    SELECT t.id AS run_id, t.claim_epoch::int AS epoch, t.attempt, t.prompt, t.metadata, t.input,
       extract(epoch FROM clock_timestamp() - t.started_at) * 1000 AS elapsed,
       s.id, s.profile_snapshot, s.status, s.runtime_session_id, s.state_rev::int AS state_rev, s.runner_hash
     FROM taken t JOIN sessions s ON s.tenant_id = $1 AND s.id = t.session_id`,
@@ -31,12 +31,9 @@ const count = {
   text: 'UPDATE runs SET attempt = attempt + 1 WHERE tenant_id = $1 AND id = ANY($2)',
 }
 
-interface Row extends DurableRow {
-  readonly run_id: string
+interface Row extends TaskRow {
   readonly epoch: number
   readonly attempt: number
-  readonly prompt: string
-  readonly metadata: Record<string, unknown> | null
   readonly elapsed: number | string
 }
 
@@ -45,13 +42,7 @@ const toOrphan = (tenantId: string, row: Row): Orphan => ({
   session: toDurable(row),
   attempt: row.attempt,
   elapsedMs: Math.round(Number(row.elapsed)),
-  task: {
-    id: row.run_id,
-    sessionId: row.id,
-    profile: row.profile_snapshot.name,
-    prompt: row.prompt,
-    ...(row.metadata === null ? {} : { metadata: row.metadata }),
-  },
+  task: toTask(row),
 })
 
 export interface AdoptionOrder extends OrphanDeps {

@@ -4,7 +4,7 @@ import type { Claim, FinishRun, StartOutcome, StartRun } from '#contracts/run-st
 import { microcentsPerCent } from '#contracts/prices'
 import type { Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
-import { type DurableRow, type RunRow, runColumns, storable, toDurable, toRun } from './rows.ts'
+import { type DurableRow, inputOf, type RunRow, runColumns, storable, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = $7 AND NOT dead)'
@@ -18,8 +18,9 @@ const create = {
   name: 'run-start-new',
   text: `
     WITH run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1, $11 WHERE ${ownerLives}
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url,
+                        input, input_info)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1, $11, $12::json, $13::json WHERE ${ownerLives}
       ON CONFLICT DO NOTHING RETURNING id
     )
     INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
@@ -39,8 +40,9 @@ const claim = {
         AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND id = $2) AND ${ownerLives} AND ${nobodyWaits}
       RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, runner_hash, claim_epoch, run_count
     ), run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch, run_count, $9 FROM claimed
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url,
+                        input, input_info)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, claim_epoch, run_count, $9, $10::json, $11::json FROM claimed
     )
     SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch
     FROM claimed`,
@@ -98,7 +100,8 @@ const finish = {
   text: `
     WITH ended AS (
       UPDATE runs
-      SET status = $4, finished_at = clock_timestamp(), result = $5, error_code = $6, error_message = $7, usage = $8::json
+      SET status = $4, finished_at = clock_timestamp(), result = $5, error_code = $6, error_message = $7, usage = $8::json,
+          input = NULL
       WHERE tenant_id = $1 AND id = $2 AND ${stillRuns} AND claim_epoch = $3
       RETURNING id, session_id, profile, started_at, finished_at
     ), meter AS (
@@ -134,8 +137,11 @@ export function startStatement(run: StartRun, owner: string): Statement {
   const preview = prompt.slice(0, 4_000)
   const webhook = task.webhook?.url ?? null
   return run.create
-    ? { ...create, values: [...common, run.create.runtime, JSON.stringify(run.create), preview, webhook] }
-    : { ...claim, values: [...common, preview, webhook] }
+    ? {
+        ...create,
+        values: [...common, run.create.runtime, JSON.stringify(run.create), preview, webhook, ...inputOf(task)],
+      }
+    : { ...claim, values: [...common, preview, webhook, ...inputOf(task)] }
 }
 
 export const appendStatement = (c: Claim, chunk: LogChunk): Statement => ({
@@ -215,10 +221,13 @@ function taken(error: unknown): DurableRow[] {
 export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   const { db } = deps
   const { tenantId, runId, sessionId } = run
+  const bytes = (run.task.attachments ?? []).reduce((sum, { data }) => sum + data.length, 0)
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const owner = deps.owner()
-    const started = await db.unit<DurableRow>(tenantId, startStatement(run, owner), { order: sessionId }).catch(taken)
+    const started = await db
+      .unit<DurableRow>(tenantId, startStatement(run, owner), { order: sessionId, bytes })
+      .catch(taken)
     const row = started[0]
     if (row) {
       return {

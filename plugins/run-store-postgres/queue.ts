@@ -2,7 +2,7 @@ import type { Database } from '#contracts/database'
 import { type EnqueueOutcome, type EnqueueRun, interruptedBy, maxQueued, type NextOutcome } from '#contracts/run-store'
 import { runById } from './claims.ts'
 import { endTaken, type Taken } from './orphans.ts'
-import { type DurableRow, type RunRow, storable, toDurable, toRun } from './rows.ts'
+import { inputOf, type RunRow, storable, type TaskRow, toDurable, toRun, toTask } from './rows.ts'
 
 // Whoever changes a queue holds its session's row: enqueue, claim and shutdown of one session happen one after the other, and
 // the end of a run that is committing meanwhile is waited for and seen.
@@ -20,8 +20,9 @@ const insert = {
   name: 'queue-insert',
   text: `
     WITH run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url)
-      SELECT $1, $2, $3, $4, 'queued', $5, $6::json, '', 0, clock_timestamp(), $8
+      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url,
+                        input, input_info)
+      SELECT $1, $2, $3, $4, 'queued', $5, $6::json, '', 0, clock_timestamp(), $8, $9::json, $10::json
       WHERE $7 OR (SELECT count(*) FROM run_queue WHERE tenant_id = $1 AND session_id = $3) < ${maxQueued}
       ON CONFLICT DO NOTHING RETURNING id
     ), seen AS (
@@ -58,23 +59,21 @@ const claimNext = {
       UPDATE runs SET status = 'running', claim_owner = $3, claim_epoch = (SELECT claim_epoch FROM claimed),
           ordinal = (SELECT run_count FROM claimed), started_at = clock_timestamp()
       WHERE tenant_id = $1 AND id = (SELECT claim_run FROM claimed)
-      RETURNING id AS run_id, prompt, metadata
+      RETURNING id AS run_id, prompt, metadata, input
     )
-    SELECT head.front, session.claim_run AS holder, head.run_id AS waiting, run.run_id, run.prompt, run.metadata,
+    SELECT head.front, session.claim_run AS holder, head.run_id AS waiting, run.run_id, run.prompt, run.metadata, run.input,
       claimed.id, claimed.profile_snapshot, claimed.status, claimed.runtime_session_id, claimed.state_rev::int AS state_rev,
       claimed.runner_hash, claimed.claim_epoch::int AS epoch
     FROM head CROSS JOIN session LEFT JOIN claimed ON true LEFT JOIN run ON true`,
 }
 
-interface NextRow extends DurableRow {
+interface NextRow extends Omit<TaskRow, 'run_id'> {
   readonly front: boolean
   /** The run that held the session before, if any. */
   readonly holder: string | null
   readonly waiting: string
   /** Null: nothing was claimed. */
   readonly run_id: string | null
-  readonly prompt: string
-  readonly metadata: Record<string, unknown> | null
 }
 
 export async function enqueueRun(db: Database, run: EnqueueRun): Promise<EnqueueOutcome> {
@@ -89,6 +88,7 @@ export async function enqueueRun(db: Database, run: EnqueueRun): Promise<Enqueue
     metadata,
     interrupt,
     task.webhook?.url ?? null,
+    ...inputOf(task),
   ]
   return db.tenant(tenantId, async (tx): Promise<EnqueueOutcome> => {
     const [session] = await tx.query<{ profile: string; status: string }>({
@@ -128,12 +128,6 @@ export async function claimNextRun(
     kind: 'started',
     claim: { tenantId, sessionId, runId: row.run_id, epoch: row.epoch },
     session: { ...toDurable(row), status: 'running' },
-    task: {
-      id: row.run_id,
-      sessionId,
-      profile: row.profile_snapshot.name,
-      prompt: row.prompt,
-      ...(row.metadata === null ? {} : { metadata: row.metadata }),
-    },
+    task: toTask({ ...row, run_id: row.run_id }),
   }
 }

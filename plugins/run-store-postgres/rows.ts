@@ -1,7 +1,8 @@
 import type { Profile } from '#contracts/profiles'
+import { type PromptFields, promptFieldsOf, type PromptInfo, promptInfoOf } from '#contracts/prompt'
 import type { Usage } from '#contracts/run-event'
 import type { DurableSession } from '#contracts/run-store'
-import type { LogChunk, RunStatus, RunSummary } from '#contracts/runs'
+import type { LogChunk, RunStatus, RunSummary, SubTask } from '#contracts/runs'
 import type { Session, SessionStatus } from '#contracts/sessions'
 
 export interface RunRow {
@@ -19,9 +20,10 @@ export interface RunRow {
   readonly error_message: string | null
   readonly usage: Usage | null
   readonly attempt: number
+  readonly input_info: PromptInfo | null
 }
 export const runColumns =
-  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt'
+  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt, input_info'
 
 export interface SessionRow {
   readonly id: string
@@ -67,6 +69,7 @@ export const toRun = (row: RunRow): RunSummary => ({
     profile: row.profile,
     prompt: row.prompt,
     ...(row.metadata === null ? {} : { metadata: row.metadata }),
+    ...row.input_info,
   },
   ...(row.queued_at === null ? {} : { queuedAt: iso(row.queued_at) }),
   startedAt: iso(row.started_at),
@@ -101,6 +104,28 @@ export const toDurable = (row: DurableRow): DurableSession => ({
 })
 
 export const toChunk = (row: ChunkRow): LogChunk => ({ firstSeq: row.first_seq, count: row.count, lines: row.lines })
+
+/** A claimed run as whoever executes it needs it. */
+export interface TaskRow extends DurableRow {
+  readonly run_id: string
+  readonly prompt: string
+  readonly metadata: Record<string, unknown> | null
+  readonly input: PromptFields | null
+}
+export const toTask = (row: TaskRow): SubTask => ({
+  id: row.run_id,
+  sessionId: row.id,
+  profile: row.profile_snapshot.name,
+  prompt: row.prompt,
+  ...(row.metadata === null ? {} : { metadata: row.metadata }),
+  ...row.input,
+})
+
+/** Values of `input` and `input_info`. */
+export function inputOf(task: SubTask): [string | null, string | null] {
+  const input = promptFieldsOf(task)
+  return input ? [JSON.stringify(input), JSON.stringify(promptInfoOf(task))] : [null, null]
+}
 
 /** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
 export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')

@@ -10,12 +10,14 @@ import { openStores } from './stores.ts'
 const profile = (onCrash?: 'retry'): Profile =>
   ({ name: 'p', runtime: 'general', limits: {}, ...(onCrash ? { onCrash } : {}) }) as Profile
 
+const attachments = [{ mediaType: 'image/png', data: 'aGVsbG8=', name: 'a.png' }]
+
 async function begin(store: RunStore, tenantId: string, id: string, onCrash?: 'retry'): Promise<Claim> {
   const outcome = await store.start({
     tenantId,
     runId: `run-${id}`,
     sessionId: `sess-${id}`,
-    task: { profile: 'p', prompt: `do ${id}`, metadata: { of: id } },
+    task: { profile: 'p', prompt: `do ${id}`, metadata: { of: id }, attachments },
     create: profile(onCrash),
   })
   return outcome.kind === 'started' ? outcome.claim : assert.fail(outcome.kind)
@@ -58,6 +60,7 @@ test('a run that is tried again goes from its dead owner to the one that sweeps;
     [orphan!.attempt, orphan!.task.prompt, orphan!.task.metadata, orphan!.session.profile.onCrash],
     [1, 'do 1', { of: '1' }, 'retry'],
   )
+  assert.deepEqual(orphan!.task.attachments, attachments)
   assert.ok(orphan!.elapsedMs >= 0 && orphan!.elapsedMs < 600_000)
   const run = await b.findRun('acme', claim.runId)
   assert.deepEqual([run?.status, run?.attempt], ['running', 2])
@@ -71,6 +74,13 @@ test('a run that is tried again goes from its dead owner to the one that sweeps;
   )
   assert.equal((await b.getSession('acme', claim.sessionId))?.status, 'idle')
   assert.equal(await b.sweepOrphans(), 0)
+  const [rows] = await stores.db.batch<[{ input: unknown }[]]>('acme', [
+    { text: 'SELECT input FROM runs WHERE input IS NOT NULL' },
+  ])
+  assert.deepEqual(rows, [], 'nobody executes it again: the content is gone')
+  assert.deepEqual((await b.findRun('acme', claim.runId))?.subTask.attachments, [
+    { mediaType: 'image/png', name: 'a.png', bytes: 5 },
+  ])
 })
 
 test('a burst of orphans is taken in portions, by several processes, each run by one; none is forgotten', async (t) => {
