@@ -14,7 +14,7 @@ interface Copy extends RevisedState {
   readonly runtime: string | undefined
 }
 
-/** The conversation of one session between its runtime, the disk and the runner. Apart from restoring, all of it is best effort. */
+/** The conversation of one session between its runtime, the disk and the runner. All of it is best effort. */
 export interface Conversation {
   /** Takes the newer of the disk's and the runner's copy. Rejects only when the runner refuses this worker. */
   restore(): Promise<void>
@@ -37,8 +37,8 @@ export interface ConversationOptions {
 
 export function createConversation(options: ConversationOptions): Conversation {
   const { sessionId, link, runner, disk, log, signal } = options
-  /** Restored, and no runtime has taken one of them yet; the newest first. */
-  let restored: Copy[] = []
+  /** No runtime has taken it yet. */
+  let restored: Copy | undefined
   let runtime: string | undefined
   let rev = 0
   /** There may be a conversation that this worker has not got: its runner's copy must not be replaced by nothing. */
@@ -54,42 +54,41 @@ export function createConversation(options: ConversationOptions): Conversation {
       return undefined
     }
   }
-  const fromRunner = async (): Promise<RevisedState | undefined> => {
+  const fromRunner = async () => {
     try {
       return await persist(() => runner.state(signal), { signal })
     } catch (err) {
       if (isRefusal(err)) throw err
       log.warn({ err }, "the runner's copy of the state cannot be read")
       lost = true
-      return undefined
+      return { rev: 0, bundle: undefined }
     }
   }
 
   const give = async (name: string): Promise<void> => {
-    for (let copy = restored.shift(); copy; copy = restored.shift()) {
-      try {
-        await link.hydrate(name, sessionId, copy.bundle)
-        restored = []
-        lost = false
-        runtime = name
-        return
-      } catch (err) {
-        lost = true
-        log.warn({ err, rev: copy.rev }, 'a copy of the state cannot be restored')
-      }
+    if (!restored) return
+    const { bundle } = restored
+    restored = undefined
+    try {
+      await link.hydrate(name, sessionId, bundle)
+      runtime = name
+    } catch (err) {
+      // No older copy in its place: a conversation that lacks its last turns looks like a whole one.
+      lost = true
+      log.warn({ err, rev }, 'the state cannot be restored')
     }
   }
-
   const hydrate = (name: string): Promise<void> => (hydrating = hydrating.then(() => give(name)))
 
   /** What is to be uploaded now; undefined when there is no conversation. */
   const present = async (): Promise<Copy | undefined> => {
     await hydrating
-    if (restored[0]) return restored[0]
+    if (restored) return restored
     const bundle = runtime === undefined ? undefined : await link.exportState(runtime, sessionId)
     return bundle && { rev: ++rev, runtime, bundle }
   }
-
+  const upload = (copy: Copy): Promise<void> =>
+    persist(() => runner.putState(copy, signal), { signal, forMs: uploadMs })
   const store = async (copy: Copy): Promise<void> => {
     if (copy.bundle.bytes.length > maxStateBytes) throw stateTooLarge()
     if (disk && copy.runtime !== undefined) {
@@ -100,15 +99,13 @@ export function createConversation(options: ConversationOptions): Conversation {
     }
     await upload(copy)
   }
-  const upload = (copy: Copy): Promise<void> =>
-    persist(() => runner.putState(copy, signal), { signal, forMs: uploadMs })
-
   const save = async (asked: boolean): Promise<void> => {
     const copy = await present()
     if (copy) return await store(copy)
     if (!asked || lost) return
     await disk?.remove(sessionId)
-    await persist(() => runner.deleteState(signal), { signal, forMs: uploadMs })
+    rev++
+    await persist(() => runner.deleteState(rev, signal), { signal, forMs: uploadMs })
   }
   /** One after the other: an older state must not arrive behind a newer one. */
   const inTurn = (work: () => Promise<void>): Promise<void> =>
@@ -119,17 +116,15 @@ export function createConversation(options: ConversationOptions): Conversation {
   return {
     async restore() {
       const [here, there] = await Promise.all([fromDisk(), fromRunner()])
-      const copies: Copy[] = []
-      if (there) copies.push({ ...there, runtime: undefined })
-      if (here) copies.push(here)
-      // A stable sort: of equals the runner's, which others have gone on with.
-      restored = copies.toSorted((a, b) => b.rev - a.rev)
-      rev = restored[0]?.rev ?? 0
-      const newest = restored[0]
-      if (!newest) return
-      if (newest === here) void inTurn(() => upload(here))
+      rev = Math.max(there.rev, here?.rev ?? 0)
+      // Of two equal ones the runner's: others may have gone on with it.
+      if (here && here.rev > there.rev) {
+        restored = here
+        void inTurn(() => upload(here))
+      } else if (there.bundle) restored = { rev, bundle: there.bundle, runtime: undefined }
+      if (!restored) return
       // A runtime unpacks it while nobody waits for it yet.
-      const name = newest.runtime ?? (await onlyRuntime(link))
+      const name = restored.runtime ?? (await onlyRuntime(link))
       if (name !== undefined) await hydrate(name)
     },
     async prepare(name) {

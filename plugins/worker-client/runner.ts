@@ -23,10 +23,10 @@ export interface Runner {
   ): Promise<PollAnswer | undefined>
   /** Streams a run. Rejects as soon as the runner stops taking it. */
   upload(runId: string, lines: AsyncIterable<Buffer>, signal: AbortSignal): Promise<void>
-  /** Undefined: the runner has none. */
-  state(signal: AbortSignal): Promise<RevisedState | undefined>
+  /** Without a bundle: since that count the runner has none. */
+  state(signal: AbortSignal): Promise<{ readonly rev: number; readonly bundle: StateBundle | undefined }>
   putState(state: RevisedState, signal: AbortSignal): Promise<void>
-  deleteState(signal: AbortSignal): Promise<void>
+  deleteState(rev: number, signal: AbortSignal): Promise<void>
   answerTool(callId: string, result: ToolResult, signal: AbortSignal): Promise<void>
   close(): Promise<void>
 }
@@ -123,9 +123,9 @@ export function createRunner(identity: WorkerIdentity): Runner {
 
     async state(signal) {
       const answer = await ask({ method: 'GET', path: paths().state }, { signal, maxBytes: maxStateBytes })
-      if (answer.status === 404 || answer.status === 204) return undefined
+      if (answer.status === 404 || answer.status === 204) return { rev: revOf(answer), bundle: undefined }
       if (answer.status !== 200) throw refusal(answer)
-      return stateOf(answer)
+      return { rev: revOf(answer), bundle: bundleOf(answer) }
     },
 
     async putState({ rev, bundle }, signal) {
@@ -138,7 +138,8 @@ export function createRunner(identity: WorkerIdentity): Runner {
       await tell({ method: 'PUT', path: paths().state, headers, body: bytes as Buffer }, { signal })
     },
 
-    deleteState: (signal) => tell({ method: 'DELETE', path: paths().state }, { signal }),
+    deleteState: (rev, signal) =>
+      tell({ method: 'DELETE', path: paths().state, headers: { [stateRevHeader]: String(rev) } }, { signal }),
 
     answerTool: (callId, result, signal) =>
       tell(
@@ -157,20 +158,22 @@ export function createRunner(identity: WorkerIdentity): Runner {
   }
 }
 
-function stateOf({ headers, bytes }: Answer): RevisedState {
-  if (!bytes) throw stateTooLarge()
-  const header = (name: string): string | undefined => {
-    const value = headers[name]
-    return typeof value === 'string' && value !== '' ? value : undefined
-  }
-  const rev = Number(header(stateRevHeader))
-  const runtimeSessionId = header(runtimeSessionIdHeader)
+const header = ({ headers }: Answer, name: string): string | undefined => {
+  const value = headers[name]
+  return typeof value === 'string' && value !== '' ? value : undefined
+}
+
+function revOf(answer: Answer): number {
+  const rev = Number(header(answer, stateRevHeader))
+  return Number.isSafeInteger(rev) && rev > 0 ? rev : 0
+}
+
+function bundleOf(answer: Answer): StateBundle {
+  if (!answer.bytes) throw stateTooLarge()
+  const runtimeSessionId = header(answer, runtimeSessionIdHeader)
   return {
-    rev: Number.isSafeInteger(rev) && rev > 0 ? rev : 0,
-    bundle: {
-      bytes,
-      contentType: header('content-type') ?? 'application/octet-stream',
-      ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
-    },
+    bytes: answer.bytes,
+    contentType: header(answer, 'content-type') ?? 'application/octet-stream',
+    ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
   }
 }

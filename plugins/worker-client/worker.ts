@@ -32,8 +32,6 @@ export interface Worker {
 
 /** How long interrupted runs, and what is still to be uploaded, may take when the worker stops. */
 const settleMs = 5_000
-/** How long the runner may take to hear that its `shutdown` was taken. */
-const goodbyeMs = 1_000
 /** A runner that answers nothing at once, against the protocol, is not asked more often than this. */
 const leastPollMs = 100
 
@@ -98,8 +96,6 @@ export function createWorker(options: WorkerOptions): Worker {
         return bind(command)
       case 'shutdown':
         polling.abort()
-        // The poll that would say so does not come any more.
-        await runner.poll({ after, tools: false, wait: 0 }, AbortSignal.timeout(goodbyeMs)).catch(() => {})
         return options.onShutdown()
     }
   }

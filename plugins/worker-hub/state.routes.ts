@@ -43,7 +43,8 @@ export const stateRoutes = (door: Door) => async (app: App) => {
     },
     async (request, reply) => {
       const { state, stateRev } = door.of(request).worker
-      if (!state) throw noState()
+      // A worker counts on from it, or its first copy would be older than this nothing.
+      if (!state) throw noState({ headers: { [stateRevHeader]: String(stateRev) } })
       if (state.runtimeSessionId !== undefined) void reply.header(runtimeSessionIdHeader, state.runtimeSessionId)
       return reply
         .header(stateRevHeader, stateRev)

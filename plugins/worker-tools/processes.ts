@@ -21,25 +21,27 @@ export interface Outcome {
 }
 
 export interface Processes {
+  /** Whatever it started ends with it. */
   execute(execution: Execution): Promise<Outcome>
-  /** Kills what still runs, also what was left in the background. */
+  /** Kills what still runs. */
   stop(): void
 }
 
-/** What a process has written before it ended is read within this time; something in the background may hold the pipe open. */
+/** What was written before the end is read within this time; a process that has left the group may hold the pipe open. */
 const lastWordsMs = 200
 
 export function createProcesses(env: Readonly<Record<string, string>>): Processes {
-  /** By the id of their leader, which is also that of the group. */
-  const groups = new Map<number, ChildProcess>()
+  const running = new Set<() => void>()
   const begin = (args: readonly string[], cwd: string): ChildProcess => {
     try {
       // A group of its own, so that all of it can be killed.
       return spawn('/bin/sh', args, { cwd, env, detached: true, stdio: ['ignore', 'pipe', 'ignore'] })
     } catch (cause) {
-      if ((cause as NodeJS.ErrnoException).code === 'E2BIG')
-        throw refused('The command is too long: write it to a file.', cause)
-      throw refused('The process could not be started.', cause)
+      const tooLong = (cause as NodeJS.ErrnoException).code === 'E2BIG'
+      throw refused(
+        tooLong ? 'The command is too long: write it to a file.' : 'The process could not be started.',
+        cause,
+      )
     }
   }
   return {
@@ -47,34 +49,29 @@ export function createProcesses(env: Readonly<Record<string, string>>): Processe
       if (signal.aborted) return { code: undefined, killed: 'cancelled', output: '' }
       // One pipe for both keeps the order; a shell that replaces itself is the way to that.
       const child = begin(['-c', 'exec "$@" 2>&1', 'sh', ...command], cwd)
-      const { pid } = child
-      if (pid !== undefined) groups.set(pid, child)
       const output = createOutput()
       child.stdout!.on('data', (chunk: Buffer) => output.add(chunk))
       let killed: NodeJS.Signals | 'timeout' | 'cancelled' | null = null
       const kill = (why: 'timeout' | 'cancelled'): void => {
         killed ??= why
-        if (pid !== undefined) signalGroup(pid, 'SIGKILL')
+        killGroup(child)
       }
-      const onAbort = (): void => kill('cancelled')
+      const cancel = (): void => kill('cancelled')
       const timer = setTimeout(kill, timeoutMs, 'timeout')
-      signal.addEventListener('abort', onAbort, { once: true })
+      signal.addEventListener('abort', cancel, { once: true })
+      running.add(cancel)
       try {
         const [code, by] = await ended(child)
-        killed ??= by
-        return { code: code ?? undefined, output: output.text(), ...(killed === null ? {} : { killed }) }
+        if (code !== null) return { code, output: output.text() }
+        return { code: undefined, killed: killed ?? by ?? 'SIGKILL', output: output.text() }
       } finally {
         clearTimeout(timer)
-        signal.removeEventListener('abort', onAbort)
-        if (pid !== undefined && !signalGroup(pid, 0)) groups.delete(pid)
+        signal.removeEventListener('abort', cancel)
+        running.delete(cancel)
       }
     },
     stop() {
-      for (const [id, leader] of groups) {
-        // While members of the group live nobody else gets its number: a process that has it and is not ours is a stranger.
-        const over = leader.exitCode !== null || leader.signalCode !== null
-        if (!over || !signalled(id, 0)) signalGroup(id, 'SIGKILL')
-      }
+      for (const cancel of running) cancel()
     },
   }
 }
@@ -84,6 +81,8 @@ async function ended(child: ChildProcess): Promise<[code: number | null, signal:
   const [code, signal] = (await once(child, 'exit').catch((cause: unknown) => {
     throw refused('The process could not be started.', cause)
   })) as [number | null, NodeJS.Signals | null]
+  // At once: without members the group's number may soon be another's.
+  killGroup(child)
   const late = new AbortController()
   await Promise.race([closed, sleep(lastWordsMs, undefined, { signal: late.signal }).catch(() => {})])
   late.abort()
@@ -91,13 +90,10 @@ async function ended(child: ChildProcess): Promise<[code: number | null, signal:
   return [code, signal]
 }
 
-const signalGroup = (id: number, signal: NodeJS.Signals | 0): boolean => signalled(-id, signal)
-
-/** False when nobody is there to hear it. */
-function signalled(id: number, signal: NodeJS.Signals | 0): boolean {
+function killGroup({ pid }: ChildProcess): void {
   try {
-    return process.kill(id, signal)
+    if (pid !== undefined) process.kill(-pid, 'SIGKILL')
   } catch {
-    return false
+    // Nobody is left of it.
   }
 }

@@ -12,15 +12,15 @@ const blockBytes = 64 * 1024
 
 export interface ReadInput {
   readonly path: string
-  /** The first line to show; the first one of the file is 1. */
+  /** Lines to skip. */
   readonly offset?: number
-  /** How many lines. */
+  /** Lines to show. */
   readonly limit?: number
 }
 
 export async function readFile(
   workspace: Workspace,
-  { path, offset = 1, limit = defaultLines }: ReadInput,
+  { path, offset = 0, limit = defaultLines }: ReadInput,
 ): Promise<ToolResult> {
   const real = await workspace.existing(path)
   // Not blocking: opening a pipe would wait for who writes to it.
@@ -47,31 +47,26 @@ async function isBinary(handle: FileHandle): Promise<boolean> {
 
 interface Slice {
   readonly bytes: Buffer
-  /** Lines shown, the last one perhaps not whole. */
-  readonly lines: number
   readonly end: 'file' | 'lines' | 'bytes'
 }
 
-/** The lines from `offset` on, as many as were asked for and fit. */
-async function slice(handle: FileHandle, offset: number, limit: number): Promise<Slice> {
+/** The lines behind the first `skip`, as many as were asked for and fit. */
+async function slice(handle: FileHandle, skip: number, limit: number): Promise<Slice> {
   const parts: Buffer[] = []
   let size = 0
-  let line = 1
-  const done = (end: Slice['end']): Slice => {
-    const bytes = Buffer.concat(parts)
-    const whole = bytes.length === 0 || bytes.at(-1) === 0x0a
-    return { bytes, lines: Math.max(0, line - offset) + (whole ? 0 : 1), end }
-  }
+  let line = 0
+  const done = (end: Slice['end']): Slice => ({ bytes: Buffer.concat(parts), end })
   for (let position = 0; ;) {
     const { buffer, bytesRead } = await handle.read(Buffer.allocUnsafe(blockBytes), 0, blockBytes, position)
     if (bytesRead === 0) return done('file')
     position += bytesRead
+    const block = buffer.subarray(0, bytesRead)
     for (let at = 0; at < bytesRead;) {
-      if (line >= offset + limit) return done('lines')
-      const newline = buffer.subarray(0, bytesRead).indexOf(0x0a, at)
+      if (line >= skip + limit) return done('lines')
+      const newline = block.indexOf(0x0a, at)
       const end = newline < 0 ? bytesRead : newline + 1
-      if (line >= offset) {
-        const part = buffer.subarray(at, Math.min(end, at + maxReadBytes - size))
+      if (line >= skip) {
+        const part = block.subarray(at, Math.min(end, at + maxReadBytes - size))
         parts.push(part)
         size += part.length
         if (part.length < end - at) return done('bytes')
@@ -82,16 +77,19 @@ async function slice(handle: FileHandle, offset: number, limit: number): Promise
   }
 }
 
-function shown({ bytes, lines, end }: Slice, offset: number): ToolResult {
+function shown({ bytes, end }: Slice, skipped: number): ToolResult {
   const text = bytes.toString('utf8')
-  if (lines === 0)
-    return { ok: true, content: offset === 1 ? '[The file is empty.]' : `[The file has no line ${offset}.]` }
-  const last = offset + lines - 1
-  const more = {
-    file: undefined,
-    lines: `The file goes on: offset ${last + 1} shows more.`,
-    bytes: `Cut in line ${last}, after ${maxReadBytes / 1024} KiB: offset ${last} shows that line, shell commands what is longer.`,
-  }[end]
-  if (more === undefined) return { ok: true, content: text }
-  return { ok: true, content: `${text}${text.endsWith('\n') ? '' : '\n'}[Lines ${offset} to ${last}. ${more}]` }
+  if (text === '')
+    return {
+      ok: true,
+      content: skipped === 0 ? '[The file is empty.]' : `[The file has no more than ${skipped} lines.]`,
+    }
+  if (end === 'file') return { ok: true, content: text }
+  const lines = text.split('\n').length - 1
+  const whole = text.endsWith('\n')
+  const note =
+    end === 'bytes' && !whole
+      ? `Cut after ${maxReadBytes / 1024} KiB, in line ${skipped + lines + 1}: ${lines === 0 ? 'shell commands show the rest of it' : `offset ${skipped + lines} begins with that line`}.`
+      : `The file goes on: offset ${skipped + lines} shows more.`
+  return { ok: true, content: `${text}${whole ? '' : '\n'}[${note}]` }
 }

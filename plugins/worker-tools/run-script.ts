@@ -1,6 +1,5 @@
-import { createHash } from 'node:crypto'
-import { open } from 'node:fs/promises'
-import { extname, join } from 'node:path'
+import { open, stat } from 'node:fs/promises'
+import { extname, join, relative } from 'node:path'
 import type { ToolResult } from '#contracts/tools'
 import { refused } from './errors.ts'
 import type { Processes } from './processes.ts'
@@ -8,54 +7,47 @@ import { type Limits, shellOf, timeFor, told } from './shell.ts'
 import type { Workspace } from './workspace.ts'
 import { put } from './write-file.ts'
 
-/** Where scripts that come with a call are put, so that two skills with files of one name do not meet. */
-const scriptsFolder = '.scripts'
 /** The kernel reads no more of a first line either. */
 const shebangBytes = 256
 
 export interface ScriptFile {
   readonly path: string
-  readonly content: string
-  /** `utf8` unless given. */
-  readonly encoding?: 'utf8' | 'base64'
+  /** Base64. */
+  readonly data: string
   readonly executable?: boolean
 }
 
 export interface ScriptInput {
-  /** Of the script: among `files`, or without them in the workspace. */
+  /** In `folder`. */
   readonly path: string
   readonly args?: readonly string[]
+  /** Of the workspace, and the script's current folder; the workspace itself unless given. */
+  readonly folder?: string
+  /** Written to `folder` first. */
   readonly files?: readonly ScriptFile[]
   readonly timeoutSeconds?: number
 }
 
-/** Runs a script with the workspace as its current folder. */
 export async function runScript(
   { workspace, processes }: { readonly workspace: Workspace; readonly processes: Processes },
-  { path, args = [], files, timeoutSeconds }: ScriptInput,
+  { path, args = [], folder = '.', files = [], timeoutSeconds }: ScriptInput,
   limits: Limits,
 ): Promise<ToolResult> {
-  const folder = files ? await unpack(workspace, files) : undefined
-  const script = await workspace.existing(folder === undefined ? path : within(folder, path))
+  for (const { path: file, data, executable = false } of files) {
+    await put(workspace, within(folder, file), Buffer.from(data, 'base64'), { mode: executable ? 0o755 : 0o644 })
+  }
+  const cwd = await workspace.existing(folder)
+  const script = await workspace.existing(within(folder, path))
+  if (!(await stat(script)).isFile()) throw refused(`'${path}' is no regular file.`)
   const timeoutMs = timeFor(timeoutSeconds, limits)
   const command = [...(await interpreterOf(script, path)), script, ...args] as [string, ...string[]]
-  const outcome = await processes.execute({ command, cwd: workspace.root, timeoutMs, signal: limits.signal })
-  return told(outcome, timeoutMs)
+  return told(await processes.execute({ command, cwd, timeoutMs, signal: limits.signal }), timeoutMs)
 }
 
-/** The same files are in the same folder each time, whatever became of them since. */
-async function unpack(workspace: Workspace, files: readonly ScriptFile[]): Promise<string> {
-  const hash = createHash('sha256').update(JSON.stringify(files)).digest('hex').slice(0, 16)
-  const folder = join(scriptsFolder, hash)
-  for (const { path, content, encoding = 'utf8', executable = false } of files) {
-    await put(workspace, within(folder, path), Buffer.from(content, encoding), { mode: executable ? 0o755 : 0o644 })
-  }
-  return folder
-}
-
+/** Files that come with a script stay together: one of them cannot replace what the agent has made. */
 function within(folder: string, path: string): string {
   const joined = join(folder, path)
-  if (!joined.startsWith(`${folder}/`)) throw refused(`'${path}' is not inside the folder of the script.`)
+  if (relative(folder, joined).startsWith('..')) throw refused(`'${path}' is not inside the folder of the script.`)
   return joined
 }
 

@@ -39,7 +39,7 @@ const ShellInput = Type.Object({
 })
 const ReadInput = Type.Object({
   path,
-  offset: Type.Optional(Type.Integer({ minimum: 1 })),
+  offset: Type.Optional(Type.Integer({ minimum: 0 })),
   limit: Type.Optional(Type.Integer({ minimum: 1 })),
 })
 const WriteInput = Type.Object({ path, content: Type.String(), append: Type.Optional(Type.Boolean()) })
@@ -47,19 +47,16 @@ const ListInput = Type.Object({
   path: Type.Optional(path),
   depth: Type.Optional(Type.Integer({ minimum: 1, maximum: 20 })),
 })
+const ScriptFile = Type.Object({
+  path,
+  data: Type.String({ description: 'Base64.' }),
+  executable: Type.Optional(Type.Boolean()),
+})
 const ScriptInput = Type.Object({
   path,
   args: Type.Optional(Type.Array(Type.String())),
-  files: Type.Optional(
-    Type.Array(
-      Type.Object({
-        path,
-        content: Type.String(),
-        encoding: Type.Optional(Type.Union([Type.Literal('utf8'), Type.Literal('base64')])),
-        executable: Type.Optional(Type.Boolean()),
-      }),
-    ),
-  ),
+  folder: Type.Optional(path),
+  files: Type.Optional(Type.Array(ScriptFile)),
   timeoutSeconds: seconds,
 })
 
