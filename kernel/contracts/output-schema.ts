@@ -7,7 +7,7 @@ import { AppError } from '#kernel'
 /** Schemas of answers, far below what a model follows. Their size bounds what compiling one costs. */
 const maxSchemaChars = 65_536
 /** A client's patterns may be slow on purpose: past this the check is given up. */
-const maxMs = 1_000
+const maxMs = 250
 /** Compiled schemas kept: the same few are used again and again. */
 const maxCached = 100
 

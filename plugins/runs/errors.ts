@@ -13,6 +13,13 @@ export const invalidSessionId = appError(
   400,
   'A session id is 1-128 letters, digits, underscores and hyphens.',
 )
+export const attachmentsTooLarge = appError(
+  'attachments_too_large',
+  413,
+  'The attachments of a run may have 4 MiB together.',
+)
+export const invalidAttachment = (index: number): AppError =>
+  new AppError('invalid_attachment', 400, { message: `body/attachments/${index}/data is not base64.` })
 export const runExists = appError('conflict', 409, 'A run with this id exists.')
 export const sessionBusy = appError('session_busy', 409, 'The session is executing another run.')
 export const queueFull = appError('queue_full', 429, 'As many runs wait for the session as may; try again later.')

@@ -1,7 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
+import type { McpServers } from '#contracts/mcp-servers'
 import { maxReplayBytes } from '#contracts/replay'
+import { promptFieldsOf } from '#contracts/prompt'
 import { createEventEncoder, parseLine } from '#contracts/run-event'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
@@ -41,6 +43,8 @@ export interface ExecutionDeps extends RecorderDeps {
   readonly store: RunStore
   /** Undefined: what runs cost is not known, unless their runtime says so. */
   readonly prices: Prices | undefined
+  /** Undefined: profiles name no MCP servers here. */
+  readonly mcpServers: McpServers | undefined
   readonly log: FastifyBaseLogger
   readonly deadlineGraceMs: number
   /** How long a stopped runner stream may take to end before the run ends without it. */
@@ -107,10 +111,11 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     timeoutMs,
     ...(order.task.metadata === undefined ? {} : { metadata: order.task.metadata }),
     ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
+    ...promptFieldsOf(order.task),
     ...(order.created ? { create: { profile: session.profile } } : {}),
   }
 
-  const streams = createRunnerStreams(deps.store, order, abort.signal)
+  const streams = createRunnerStreams(deps, order, abort.signal)
   const consume = async (body: ExecuteRun): Promise<{ ending: Ending; refusal?: AppError }> => {
     let seen = false
     const events = createRunnerEvents(runId, body.firstSeq, memory)

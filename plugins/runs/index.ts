@@ -3,6 +3,7 @@ import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
+import { McpServers } from '#contracts/mcp-servers'
 import { Prices } from '#contracts/prices'
 import { Profiles } from '#contracts/profiles'
 import { RunStore } from '#contracts/run-store'
@@ -29,6 +30,7 @@ export default definePlugin({
     profiles: Profiles,
     runners: RunnerPool,
     prices: maybe(Prices),
+    mcpServers: maybe(McpServers),
     webhooks: maybe(Webhooks),
     kv: Kv,
     api: maybe(ApiGuard),
@@ -37,13 +39,14 @@ export default definePlugin({
   },
   provides: { dispatch: RunDispatch },
   async setup(ctx) {
-    const { store, profiles, runners, prices, webhooks, kv, api, internal, idempotency } = ctx.deps
+    const { store, profiles, runners, prices, mcpServers, webhooks, kv, api, internal, idempotency } = ctx.deps
     const { deadlineGrace = 5_000, windDown = 10_000, drain = 5_000 } = ctx.config
     const service = createRunService({
       store,
       profiles,
       runners,
       prices,
+      mcpServers,
       webhooks,
       kv,
       log: ctx.log,

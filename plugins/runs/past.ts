@@ -77,6 +77,11 @@ function createReader() {
     },
     progress({ stage }) {
       if (stage === 'retrying') cut()
+      if (stage === 'output_invalid') {
+        // What was said is no part of the answer; what was done is done.
+        cut()
+        items = items.filter(({ type }) => type !== 'assistant')
+      }
       if (stage !== 'repeated') return
       cut()
       earlier = [...earlier, ...items.filter(({ type }) => type !== 'assistant')]

@@ -33,6 +33,8 @@ import type { RunService } from './service.ts'
 import { Terminated } from './terminate.ts'
 
 const tags = ['runs']
+/** A prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
+const maxRunBytes = 8 * 1024 * 1024
 
 /** One listener's way of saying who may call, and how it starts a run. */
 export interface Plane {
@@ -47,6 +49,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
     '/api/runs',
     {
       ...access(who.write),
+      bodyLimit: maxRunBytes,
       schema: {
         tags,
         summary: 'Start a run',
@@ -57,12 +60,13 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
         response: {
           202: negotiated('Accepted.', { 'application/json': RunAccepted, 'application/x-ndjson': EventLine }),
           400: failure(
-            '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_request`.',
+            '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_attachment`, `invalid_response_format`, `invalid_request`.',
           ),
           404: failure('`not_found`: no such session, or it was shut down.'),
           409: failure(
             '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `idempotency_in_flight`.',
           ),
+          413: failure('`attachments_too_large`: 4 MiB together. `body_too_large`.'),
           422: failure('`idempotency_key_reused`.'),
           429: failure('`queue_full`: as many runs wait for the session as may.'),
           502: failure('`runner_failed`: the session could not be restored on its runner.'),

@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
+import type { McpServers } from '#contracts/mcp-servers'
 import type { RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink } from '#contracts/runner'
 import { hydrationFailed } from './errors.ts'
@@ -20,7 +21,16 @@ const tookNothing = (error: AppError): boolean => error.status === 503 && error.
 /** The runner's claim on a session may outlive ours by the time an aborted stream takes to reach it. */
 const busyRetryMs = 2_000
 
-export function createRunnerStreams(store: RunStore, order: ExecutionOrder, signal: AbortSignal): RunnerStreams {
+export interface RunnerStreamDeps {
+  readonly store: RunStore
+  readonly mcpServers: McpServers | undefined
+}
+
+export function createRunnerStreams(
+  { store, mcpServers }: RunnerStreamDeps,
+  order: ExecutionOrder,
+  signal: AbortSignal,
+): RunnerStreams {
   const { claim, session } = order
   const { tenantId, sessionId } = claim
   let runner: RunnerLink | undefined
@@ -36,8 +46,14 @@ export function createRunnerStreams(store: RunStore, order: ExecutionOrder, sign
       throw hydrationFailed({ cause, retryable: isAppError(cause) && tookNothing(cause) })
     }
   }
+  /** Looked up for each attempt: what a server is sent may have changed, and is stored nowhere with the run. */
+  const withServers = async (body: ExecuteRun): Promise<ExecuteRun> => {
+    if (!mcpServers || session.profile.mcpServers.length === 0) return body
+    return { ...body, mcpServers: [...(await mcpServers.resolve(tenantId, session.profile.mcpServers))] }
+  }
   /** The runner's stream; tried again, on another runner if need be, only as long as nothing of it was seen. */
-  async function* open(body: ExecuteRun): AsyncGenerator<Buffer> {
+  async function* open(run: ExecuteRun): AsyncGenerator<Buffer> {
+    const body = await withServers(run)
     let taken = false
     const tried = new Set<string>()
     const busyUntil = Date.now() + busyRetryMs

@@ -2,6 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { unavailable } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
+import type { McpServers } from '#contracts/mcp-servers'
 import type { Profiles } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { Orphan, RunStore } from '#contracts/run-store'
@@ -26,6 +27,7 @@ export interface RunServiceDeps {
   readonly profiles: Profiles
   readonly runners: RunnerPool
   readonly prices: Prices | undefined
+  readonly mcpServers: McpServers | undefined
   readonly webhooks: Webhooks | undefined
   readonly kv: Kv
   readonly log: FastifyBaseLogger

@@ -2,9 +2,10 @@ import type { AppError } from '#kernel'
 import { unavailable } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { isProfileName, type Profile, type Profiles, substrateOf } from '#contracts/profiles'
+import { createOutputSchemas } from '#contracts/output-schema'
 import type { EnqueueRun, Orphan, RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
-import type { RunAccepted, RunSummary, SubTask } from '#contracts/runs'
+import type { RunAccepted, RunSummary, Task } from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
 import {
   invalidRunId,
@@ -18,6 +19,7 @@ import {
   webhooksUnavailable,
 } from './errors.ts'
 import type { Execution, ExecutionOrder } from './execution.ts'
+import { checkPromptParts } from './prompt-parts.ts'
 import { within } from './timing.ts'
 
 /** How long a start waits to hear whether the runner still knows the session, before it answers that the run is accepted. */
@@ -39,7 +41,7 @@ export function placementOf(profile: Profile) {
 
 export type Begin = (
   claimed: Pick<Orphan, 'claim' | 'session'>,
-  task: SubTask,
+  task: Task,
   created: boolean,
   route: ExecutionOrder['route'],
 ) => Execution
@@ -51,23 +53,24 @@ export interface StartsDeps {
   readonly webhooks: Webhooks | undefined
   readonly begin: Begin
   /** Begins a run in the session that it has claimed, wherever that is at home. */
-  readonly resume: (claimed: Pick<Orphan, 'claim' | 'session'>, task: SubTask) => Execution
+  readonly resume: (claimed: Pick<Orphan, 'claim' | 'session'>, task: Task) => Execution
   /** Looks whether the next run of a session can begin. */
   readonly advance: (tenantId: string, sessionId: string) => void
 }
 
 /** Starts a run. `attach`: a run of this id and the same task is a repeated call and is joined; otherwise 409 `conflict`. */
-export type Start = (tenantId: string, task: SubTask, attach: boolean) => Promise<RunAccepted>
+export type Start = (tenantId: string, task: Task, attach: boolean) => Promise<RunAccepted>
 
 export function createStarts(deps: StartsDeps): Start {
   const { store, runners, begin, resume, advance } = deps
+  const schemas = createOutputSchemas()
   const profileOf = async (tenantId: string, name: string): Promise<Profile> => {
     const profile = isProfileName(name) ? await deps.profiles.findPlaced(tenantId, name) : undefined
     if (!profile) throw unknownProfile(name)
     return profile
   }
   const accepted = (runId: string, sessionId: string): RunAccepted => ({ runId, sessionId, status: 'running' })
-  const join = (run: RunSummary, task: SubTask, attach: boolean): RunAccepted => {
+  const join = (run: RunSummary, task: Task, attach: boolean): RunAccepted => {
     const same =
       run.subTask.profile === task.profile &&
       run.subTask.prompt === task.prompt.replaceAll('\0', '\uFFFD') &&
@@ -76,7 +79,7 @@ export function createStarts(deps: StartsDeps): Start {
     return { runId: run.runId, sessionId: run.sessionId, status: run.status }
   }
 
-  const startNew = async (tenantId: string, runId: string, task: SubTask, attach: boolean): Promise<RunAccepted> => {
+  const startNew = async (tenantId: string, runId: string, task: Task, attach: boolean): Promise<RunAccepted> => {
     const profile = await profileOf(tenantId, task.profile)
     const order = { runtime: profile.runtime, ...placementOf(profile) }
     const placed = runners.place(order)
@@ -92,7 +95,7 @@ export function createStarts(deps: StartsDeps): Start {
     throw unavailable({ message: 'No session could be created; try again.', retryable: true })
   }
   /** Why a session cannot be used, the profile being looked at first: a task that could never run is the client's mistake. */
-  const refusal = async (tenantId: string, task: SubTask, error: AppError): Promise<AppError> => {
+  const refusal = async (tenantId: string, task: Task, error: AppError): Promise<AppError> => {
     await profileOf(tenantId, task.profile)
     return error
   }
@@ -112,7 +115,7 @@ export function createStarts(deps: StartsDeps): Start {
     tenantId: string,
     runId: string,
     sessionId: string,
-    task: SubTask,
+    task: Task,
     attach: boolean,
   ): Promise<RunAccepted> => {
     try {
@@ -147,6 +150,7 @@ export function createStarts(deps: StartsDeps): Start {
     const { id: runId = newId('run'), sessionId } = task
     if (!isClientId(runId)) throw invalidRunId()
     if (sessionId !== undefined && !isClientId(sessionId)) throw invalidSessionId()
+    checkPromptParts(task, schemas)
     // A gateway's was checked when the agent was published: a chat does not fail for its webhook.
     if (task.webhook && !attach) checkWebhook(task.webhook.url)
     return sessionId === undefined

@@ -59,7 +59,11 @@ function stage(
     },
   } as unknown as ExecutionOrder
   const store = { loadState: async () => ({ bytes: Buffer.from('saved'), contentType: 'application/json' }) }
-  const streams = createRunnerStreams(store as unknown as RunStore, order, new AbortController().signal)
+  const streams = createRunnerStreams(
+    { store: store as unknown as RunStore, mcpServers: undefined },
+    order,
+    new AbortController().signal,
+  )
   const body: ExecuteRun = {
     runId: 'r1',
     sessionId,

@@ -6,6 +6,7 @@ import { fake, runStorePlugin, testKernel, type TestKernel, testProfile } from '
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
+import { McpServers } from '#contracts/mcp-servers'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
 import { RunStore } from '#contracts/run-store'
@@ -153,6 +154,7 @@ export interface StageOptions {
   readonly profiles?: readonly Profile[]
   readonly config?: Record<string, string>
   readonly listen?: boolean
+  readonly mcpServers?: McpServers
 }
 
 /** The runs plugin on a fake runner and the run store in memory. */
@@ -192,6 +194,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       onLive: () => () => {},
       onDraining: () => () => {},
     }),
+    ...(options.mcpServers ? [fake(McpServers, options.mcpServers)] : []),
     fake(Kv, options.kv ?? memoryKv()),
     fake(ApiGuard, guard()),
     fake(InternalGuard, guard()),
