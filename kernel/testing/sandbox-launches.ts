@@ -87,7 +87,11 @@ export async function openLaunches(
     },
     becomes: (id, state) => until(async () => (await provider.status(id)) === state, `${id} ${state}`),
     async end() {
-      for (const id of launched) await provider.destroy(id)
+      for (const id of launched) {
+        // What a test has ended is not asked for again after it, when its provider may have been closed.
+        launched.delete(id)
+        await provider.destroy(id)
+      }
     },
   }
   t.after(() => launches.end())
