@@ -3,8 +3,10 @@ import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { definePlugin } from '#kernel'
 import { type SandboxProvider, SandboxProviders } from '#contracts/sandbox'
-import { WorkerHub, WorkerTokens } from '#contracts/workers'
-import { fake, startScriptedWorker, testKernel, type WorkerScript } from '#testing'
+import { workerProtocolHeader } from '#contracts/wire/sidecar'
+import { workerPaths, workerProtocol } from '#contracts/wire/worker'
+import { type WorkerChannel, WorkerHub, WorkerTokens } from '#contracts/workers'
+import { type EnvelopeFields, fake, startScriptedWorker, testEnvelope, testKernel, type WorkerScript } from '#testing'
 import hubPlugin from '../index.ts'
 
 export interface HubOptions {
@@ -54,3 +56,21 @@ export async function until(condition: () => boolean, what: string): Promise<voi
     await sleep(5)
   }
 }
+
+/** Polls once, as the worker of a channel. */
+export const pollOf =
+  (url: string, { sessionId, token }: { readonly sessionId: string; readonly token: string }) =>
+  (query: string): Promise<Response> =>
+    fetch(`${url}${workerPaths(sessionId).poll}?${query}`, {
+      headers: { authorization: `Bearer ${token}`, [workerProtocolHeader]: workerProtocol },
+    })
+
+/** Begins a run in the channel's session, and yields what comes. */
+export const begin = (
+  channel: WorkerChannel,
+  fields: EnvelopeFields = {},
+  signal = new AbortController().signal,
+): AsyncIterator<Buffer> =>
+  channel
+    .run(testEnvelope({ ...fields, sessionId: channel.sessionId }), signal, 'http://runner')
+    [Symbol.asyncIterator]()
