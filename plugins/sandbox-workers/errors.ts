@@ -32,4 +32,5 @@ export function asStartFailure(cause: unknown): Error {
   })
 }
 
+export const isStartFailure = (error: unknown): boolean => isAppError(error) && error.code === 'sandbox_start_failed'
 export const isGone = (error: unknown): boolean => isAppError(error) && error.code === 'sandbox_gone'

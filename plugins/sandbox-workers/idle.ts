@@ -30,8 +30,8 @@ export function createIdleWatch(table: WorkerTable, limits: IdleLimits, log: Fas
   return () => {
     const now = Date.now()
     for (const worker of table.all()) {
-      if (!worker.sandbox || worker.uses > 0 || busy.has(worker) || now < (notBefore.get(worker) ?? 0)) continue
-      const idleMs = now - worker.lastUsedAt
+      if (!worker.sandbox || worker.uses.count > 0 || busy.has(worker) || now < (notBefore.get(worker) ?? 0)) continue
+      const idleMs = now - worker.uses.lastAt
       if (idleMs >= limits.destroyMs) void attempt(worker, () => worker.retire())
       else if (idleMs >= limits.pauseMs && worker.phase === 'awake') void attempt(worker, () => worker.pause())
     }

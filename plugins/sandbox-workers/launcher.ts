@@ -64,7 +64,8 @@ export function createLauncher(deps: LauncherDeps): Launcher {
       const substrate = substrates.choose(wish.provider)
       // First of all: without a token for its worker no sandbox is started.
       const channel = await hub.open(tenantId, sessionId)
-      channel.setState(state)
+      // Unless there is none: its first upload is then the newest.
+      if (state) channel.setState(state)
       let launching: ReturnType<typeof substrate.provider.launch> | undefined
       try {
         return await withinLimit(signal, async (bound) => {

@@ -30,7 +30,7 @@ export function createLeases(table: WorkerTable, now: () => number = Date.now): 
     const { session, sandbox, latest, phase } = worker
     if (phase === undefined) return undefined
     const sessionId = session.id
-    const lastUsedAt = new Date(worker.lastUsedAt).toISOString()
+    const lastUsedAt = new Date(worker.uses.lastAt).toISOString()
     if (phase === 'starting') return { sessionId, state: 'starting', lastUsedAt }
     const shown = (sandbox ?? latest)!
     const { template } = shown.order

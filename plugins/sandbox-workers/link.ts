@@ -15,11 +15,11 @@ export const createLink = (session: RunnerSession, table: WorkerTable, launcher:
     if (worker?.sandbox && (await stateOf(worker.sandbox, signal)) === undefined) throw sandboxUnreachable()
     const { runtime } = session.profile
     const instance = worker?.sandbox?.sandboxId ?? ''
-    return { ok: true, runtime, runtimes: [runtime], instance, inflight: worker?.uses ? 1 : 0 }
+    return { ok: true, runtime, runtimes: [runtime], instance, inflight: worker?.uses.count ? 1 : 0 }
   },
   async *run(envelope, signal) {
     const worker = table.of(session)
-    const leave = worker.use()
+    const leave = worker.uses.use()
     try {
       const { sandbox } = await unlessAborted(worker.ready(), signal)
       yield* sandbox.channel.run(envelope, signal, sandbox.runnerUrl)
@@ -31,7 +31,7 @@ export const createLink = (session: RunnerSession, table: WorkerTable, launcher:
     const worker = table.find(session.tenantId, session.id)
     // One that sleeps is not woken: it has uploaded its state before.
     if (!worker?.sandbox || worker.phase === 'paused') return worker?.state
-    const leave = worker.hold()
+    const leave = worker.uses.hold()
     try {
       return await worker.sandbox.channel.exportState()
     } finally {

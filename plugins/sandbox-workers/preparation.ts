@@ -18,7 +18,7 @@ export async function prepareRun(
   const worker = table.of(session)
   // Known before a sandbox is started in vain.
   if (resume && !worker.sandbox && !worker.state) throw sessionStateMissing()
-  const leave = worker.use()
+  const leave = worker.uses.use()
   try {
     const awakeMs = worker.awake.ms
     const started = await unlessAborted(worker.ready(), signal)
@@ -35,7 +35,7 @@ export async function prepareRun(
 function underWay(worker: SessionWorker | undefined): PreparedRun | undefined {
   if (!worker?.sandbox || worker.phase !== 'awake') return undefined
   const { sandbox, awake } = worker
-  return prepared(worker, { sandbox, start: 'running', startMs: 0 }, awake.ms, worker.use())
+  return prepared(worker, { sandbox, start: 'running', startMs: 0 }, awake.ms, worker.uses.use())
 }
 
 function prepared(

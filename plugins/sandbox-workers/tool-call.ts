@@ -14,7 +14,7 @@ export const createToolCall =
     const { workerMode, sandbox: wish } = session.profile
     if (workerMode !== 'sandbox' && wish === undefined) return failed('This session has no sandbox.')
     const worker = table.of(session)
-    const leave = worker.use()
+    const leave = worker.uses.use()
     try {
       const { sandbox } = await unlessAborted(worker.ready(), options.signal)
       return await sandbox.channel.callTool(name, input, options)

@@ -95,7 +95,7 @@ export function createWarmPool(settings: PoolSettings, deps: WarmPoolDeps): Warm
     try {
       channel = await sandbox.channel.bind(sessionId)
       // At once: the worker asks for its conversation as soon as it has heard of its session.
-      channel.setState(state)
+      if (state) channel.setState(state)
       await channel.connected(AbortSignal.any([stopping, AbortSignal.timeout(bindMs)]))
       return { ...sandbox, channel }
     } catch (err) {

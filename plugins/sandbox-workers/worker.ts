@@ -2,10 +2,11 @@ import type { StateBundle } from '#contracts/runtime'
 import type { SandboxState } from '#contracts/sandbox'
 import type { RunnerSession } from '#contracts/runner'
 import { type AwakeMeter, createAwakeMeter } from './awake.ts'
-import { isGone } from './errors.ts'
+import { asStartFailure, isGone, isStartFailure } from './errors.ts'
 import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
+import { createUses, type Uses } from './uses.ts'
 import { createTurnstile } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
 
@@ -27,16 +28,11 @@ export interface SessionWorker {
   /** The last one, which may be gone. */
   readonly latest: Sandbox | undefined
   readonly phase: 'starting' | 'awake' | 'paused' | 'gone' | undefined
-  readonly lastUsedAt: number
-  /** How many runs, tools and exports use it at this moment. */
-  readonly uses: number
+  /** Runs, tools and exports. While there is one the sandbox is not put to sleep. */
+  readonly uses: Uses
   readonly awake: AwakeMeter
   /** The durable copy of the conversation. */
   readonly state: StateBundle | undefined
-  /** Its sandbox is not put to sleep until the returned function is called, and for a while behind it. */
-  use(): () => void
-  /** The same, without counting as used. */
-  hold(): () => void
   /** A sandbox whose worker polls, started if need be; concurrent callers share one start. */
   ready(): Promise<Started>
   /** Its provider said that it changed: what was seen of it before is not relied on. */
@@ -62,6 +58,7 @@ export interface SessionWorkerDeps {
 export function createSessionWorker(session: RunnerSession, deps: SessionWorkerDeps): SessionWorker {
   const { launcher, reaper, pools } = deps
   const awake = createAwakeMeter()
+  const uses = createUses()
   const oneAtATime = createTurnstile()
   const closing = new AbortController()
   let sandbox: Sandbox | undefined
@@ -70,27 +67,26 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
   let paused = false
   let doubted = false
   let starting: Promise<Started> | undefined
-  let uses = 0
-  let lastUsedAt = Date.now()
+  /** Gone by itself. What its substrate keeps of it may be of use to the next one, and goes after it. */
+  let remains: Sandbox | undefined
 
-  const hold = (): (() => void) => {
-    uses++
-    return () => {
-      uses--
-    }
-  }
-  /** The sandbox is gone, or is about to be. */
+  /** There is no sandbox any more. */
   const lose = (): void => {
     if (!sandbox) return
     kept = sandbox.channel.state ?? kept
     sandbox.channel.close()
+    remains = sandbox
     sandbox = undefined
     paused = doubted = false
     awake.slept()
   }
   const discard = async (): Promise<void> => {
-    const doomed = sandbox
     lose()
+    await clear()
+  }
+  const clear = async (): Promise<void> => {
+    const doomed = remains
+    remains = undefined
     if (doomed) await reaper.destroy(doomed)
   }
   const take = (next: Sandbox): Sandbox => {
@@ -121,9 +117,10 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
     try {
       await launcher.resume(sleeping, closing.signal)
     } catch (error) {
-      await discard()
-      if (isGone(error)) return undefined
-      throw error
+      if (isGone(error)) return void lose()
+      // One that could not even be asked sleeps on.
+      if (isStartFailure(error)) await discard()
+      throw asStartFailure(error)
     }
     paused = false
     awake.woke()
@@ -132,10 +129,11 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
   const launch = async (): Promise<Start> => {
     const { tenantId, id: sessionId, profile } = session
     const bound = await pools.take({ tenantId, sessionId, profile, state: kept })
-    if (bound) return (take(bound), 'warm')
     const signal = closing.signal
-    take(await launcher.launch({ tenantId, sessionId, profile, state: kept, warm: false, signal }))
-    return 'launched'
+    const request = { tenantId, sessionId, profile, state: kept, warm: false, signal }
+    take(bound ?? (await launcher.launch(request)))
+    void clear()
+    return bound ? 'warm' : 'launched'
   }
   const start = async (): Promise<Started> => {
     const begun = performance.now()
@@ -147,6 +145,7 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
   return {
     session,
     awake,
+    uses,
     get sandbox() {
       return sandbox
     },
@@ -157,24 +156,9 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
       if (sandbox) return paused ? 'paused' : 'awake'
       return starting ? 'starting' : latest ? 'gone' : undefined
     },
-    get lastUsedAt() {
-      return lastUsedAt
-    },
-    get uses() {
-      return uses
-    },
     get state() {
       return sandbox?.channel.state ?? kept
     },
-    use() {
-      const leave = hold()
-      lastUsedAt = Date.now()
-      return () => {
-        leave()
-        lastUsedAt = Date.now()
-      }
-    },
-    hold,
     ready: () =>
       (starting ??= oneAtATime(start).finally(() => {
         starting = undefined
@@ -184,7 +168,7 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
     },
     pause: () =>
       oneAtATime(async () => {
-        if (!sandbox || paused || uses > 0) return
+        if (!sandbox || paused || uses.count > 0) return
         try {
           await sandbox.substrate.provider.pause(sandbox.sandboxId)
           paused = true
@@ -194,9 +178,9 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
           lose()
         }
       }),
-    retire: () => oneAtATime(async () => (uses > 0 ? undefined : discard())),
+    retire: () => oneAtATime(async () => (uses.count > 0 ? undefined : discard())),
     observe(of, state) {
-      if (of !== sandbox || uses > 0 || starting) return
+      if (of !== sandbox || uses.count > 0 || starting) return
       if (state === 'gone') lose()
       else if (state === 'paused' && !paused) {
         paused = true
