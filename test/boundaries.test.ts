@@ -85,7 +85,7 @@ test('the kernel and its contracts know no unit, and contracts know only the ker
 })
 
 test('contracts do no I/O: they import only what computes', async () => {
-  const pure = ['node:buffer', 'node:crypto', 'node:util']
+  const pure = ['node:buffer', 'node:crypto', 'node:util', 'node:vm']
   const talkers = ['undici', 'pg', 'ioredis']
   // What every model provider connects with. Importing it opens nothing; the provider's setup does.
   const kit = 'kernel/contracts/model-fetch.ts'
