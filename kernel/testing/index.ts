@@ -24,6 +24,7 @@ export { type ModelScript, testModelProvider } from './model-suite.ts'
 export { type StandInTool, startToolServer, type ToolServer } from './tool-server.ts'
 export { testToolContext, testToolProvider, type ToolCase, type ToolScript } from './tool-suite.ts'
 export { type ScriptedWorker, startScriptedWorker, type WorkerScript } from './scripted-worker.ts'
+export { processesWith } from './processes.ts'
 export {
   type Launches,
   openLaunches,

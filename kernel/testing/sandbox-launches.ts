@@ -71,7 +71,7 @@ export async function openLaunches(
   const launches: Launches = {
     provider,
     session: (id) => runner.session(id),
-    order: (fields) => testOrder(runner.url, { ...laid, ...fields }),
+    order: (fields) => testOrder(runner.url, { ...laid, ...fields, env: { ...laid.env, ...fields?.env } }),
     async launch(fields) {
       const order = launches.order(fields)
       const { sandboxId } = await provider.launch(order, new AbortController().signal)

@@ -14,8 +14,8 @@ import { type Launches, openLaunches, testOrder, until } from './sandbox-launche
 export type SandboxPart = 'environment' | 'pause' | 'copies' | 'template' | 'exit'
 
 export interface SandboxSuiteOptions {
-  /** Laid over every order, e.g. the template to start from. */
-  readonly order?: Partial<Pick<LaunchOrder, 'template' | 'resources' | 'command'>>
+  /** Laid over every order, e.g. the template to start from; its environment is added. */
+  readonly order?: Partial<Pick<LaunchOrder, 'template' | 'resources' | 'command' | 'env'>>
   /** Parts that are not tested, each with the reason, which is printed. */
   readonly cannot?: Readonly<Partial<Record<SandboxPart, string>>>
   /** Variables that the substrate adds to the environment of every worker. */

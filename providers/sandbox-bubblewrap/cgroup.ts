@@ -1,0 +1,64 @@
+import { mkdir, readFile, rmdir, statfs, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { setTimeout as wait } from 'node:timers/promises'
+import type { Limits } from './limits.ts'
+
+/** linux/magic.h: elsewhere, writing `memory.max` just makes a file. */
+const cgroup2 = 0x63677270
+/** A period of the CPU's time that is dealt out, in microseconds; the kernel's default. */
+const periodUs = 100_000
+
+/** A cgroup that this runner may make children in: one for each sandbox. */
+export interface Cgroups {
+  /** Resolves to what takes it away again once nothing runs in it. */
+  contain(name: string, pids: readonly number[], limits: Limits): Promise<() => Promise<void>>
+}
+
+/** Throws an Error with a sentence when the folder is none, or lacks what limits need. */
+export async function openCgroups(folder: string): Promise<Cgroups> {
+  const found = await statfs(folder).catch(() => undefined)
+  if (found?.type !== cgroup2) throw new Error(`${folder} is no cgroup of version 2.`)
+  const has = async (file: string): Promise<string[]> =>
+    (await readFile(join(folder, file), 'utf8')).trim().split(/\s+/)
+  const wanted = (await has('cgroup.controllers')).filter((name) => ['memory', 'pids', 'cpu'].includes(name))
+  await writeFile(join(folder, 'cgroup.subtree_control'), wanted.map((name) => `+${name}`).join(' ')).catch(() => {})
+  const enabled = await has('cgroup.subtree_control')
+  const missing = ['memory', 'pids', 'cpu'].filter((name) => !enabled.includes(name))
+  if (missing.length > 0) {
+    throw new Error(
+      `The cgroup ${folder} does not hand on ${missing.join(', ')}: delegate them to this runner, and keep the runner itself in a child of it.`,
+    )
+  }
+  return {
+    async contain(name, pids, limits) {
+      const child = join(folder, name)
+      const set = (file: string, value: string | number): Promise<void> => writeFile(join(child, file), String(value))
+      await mkdir(child)
+      try {
+        await set('memory.max', limits.memoryMb * 1024 * 1024)
+        // Absent on a kernel without swap.
+        await set('memory.swap.max', 0).catch(() => {})
+        await set('memory.oom.group', 1)
+        await set('pids.max', limits.pids)
+        if (limits.cpus !== undefined) await set('cpu.max', `${Math.round(limits.cpus * periodUs)} ${periodUs}`)
+        for (const pid of pids) await set('cgroup.procs', pid)
+      } catch (error) {
+        await removed(child)
+        throw error
+      }
+      return () => removed(child)
+    },
+  }
+}
+
+/** A process that has ended stays in its cgroup for a moment. */
+async function removed(child: string): Promise<void> {
+  for (let attempt = 0; attempt < 100; attempt++) {
+    const done = await rmdir(child).then(
+      () => true,
+      (error: NodeJS.ErrnoException) => error.code === 'ENOENT',
+    )
+    if (done) return
+    await wait(10)
+  }
+}

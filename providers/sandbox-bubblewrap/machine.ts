@@ -1,0 +1,83 @@
+import { writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { type Home, tailOf } from '#local-sandboxes'
+import { bwrapArguments, limitArguments } from './arguments.ts'
+import { openCgroups } from './cgroup.ts'
+import { drawHostUser } from './host-user.ts'
+import { entryFile, startBwrap } from './launch.ts'
+import { packageFiles } from './package-files.ts'
+import { kill } from './sandbox.ts'
+import { filterFor } from './seccomp.ts'
+import type { Machine } from './start.ts'
+import { systemFiles } from './system-files.ts'
+
+export interface MachineSettings {
+  readonly cgroup: string | undefined
+  /** Further paths that workers may read. */
+  readonly read: readonly string[]
+}
+
+/** Why there are no sandboxes here: a sentence for the operator. */
+export class CannotError extends Error {}
+
+/** A sandbox that has not even begun after this never will. */
+const trialMs = 20_000
+/** Enough for Node and for what it becomes. */
+const trialLimits = { pids: 64, diskMb: 1 }
+
+/** Looks what this machine has, and tries a sandbox on it. */
+export async function prepareMachine(home: Home, { cgroup, read }: MachineSettings): Promise<Machine> {
+  const filter = filterFor(process.arch)
+  if (!filter) throw new CannotError(`there is no filter of system calls for the architecture ${process.arch}`)
+  const filterFile = join(home.path, 'filter')
+  await writeFile(filterFile, filter, { mode: 0o644 })
+  const system = await systemFiles(join(home.path, 'etc'))
+  const machine = {
+    view: { system, read: [...new Set([...(await packageFiles()), entryFile, ...read])] },
+    filter: filterFile,
+    drawUser: await drawHostUser(),
+    cgroups: cgroup ? await openCgroups(cgroup).catch(cannot) : undefined,
+  }
+  await tryOut(home, machine)
+  return machine
+}
+
+const cannot = (error: Error): never => {
+  throw new CannotError(error.message, { cause: error })
+}
+
+/** Everything that a launch needs, with a command that must not be able to start a process. */
+async function tryOut(home: Home, { view, filter, drawUser, cgroups }: Machine): Promise<void> {
+  const uid = drawUser?.()
+  // Root of a user namespace may have no other user to give.
+  const folders = await home.folders('trial', uid).catch(cannot)
+  const args = bwrapArguments(view, folders, trialLimits)
+  const bwrap = startBwrap({ args, limits: limitArguments(trialLimits), filter, uid })
+  const tail = tailOf([bwrap.child.stdout, bwrap.child.stderr])
+  const impatience = setTimeout(() => void kill(bwrap), trialMs)
+  bwrap.listening.then(
+    (server) => {
+      server.close()
+      bwrap.become(['/usr/bin/prlimit', '--nproc=1', '/bin/sh', '-c', '(exit 0) & wait $! && echo started'], {})
+    },
+    () => {},
+  )
+  const { code, error } = await bwrap.ended
+  clearTimeout(impatience)
+  await home.remove('trial')
+  if (error?.code === 'ENOENT') throw new CannotError('there is no bwrap: install bubblewrap 0.8 or newer')
+  if (code === 0 && !cgroups) {
+    throw new CannotError('this kernel does not bound the processes of a sandbox: give the provider a cgroup')
+  }
+  const began = await bwrap.listening.then(
+    () => true,
+    () => false,
+  )
+  if (!began) throw new CannotError(`a trial fails with '${error?.message ?? tail()}': ${advice(uid)}`)
+}
+
+const advice = (uid: number | undefined): string =>
+  'bubblewrap 0.8 or newer has to be installed, and the system has to allow user namespaces to everybody' +
+  (uid === undefined
+    ? ''
+    : '; Node and the package must be readable for everybody, since sandboxes of root are not root')

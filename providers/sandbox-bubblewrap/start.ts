@@ -1,0 +1,86 @@
+import { stat } from 'node:fs/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { commandOf, type StartSandbox, tailOf, workerEnvironment } from '#local-sandboxes'
+import { bwrapArguments, limitArguments, places, type View } from './arguments.ts'
+import type { Cgroups } from './cgroup.ts'
+import { startBwrap } from './launch.ts'
+import { type Limits, limitsOf } from './limits.ts'
+import { watchMemory } from './memory-watch.ts'
+import { filesNamedIn } from './package-files.ts'
+import { addressOf, insideUrl, relay } from './relay.ts'
+import { kill, sandboxOf } from './sandbox.ts'
+
+const endedMessage = 'the worker of a sandbox ended'
+
+/** What this machine has for sandboxes. */
+export interface Machine {
+  readonly view: View
+  /** A file with the filter of system calls. */
+  readonly filter: string
+  readonly drawUser: (() => number) | undefined
+  readonly cgroups: Cgroups | undefined
+}
+
+export interface StarterOptions {
+  readonly machine: Machine
+  readonly templates: Readonly<Record<string, readonly string[]>>
+  readonly limits: Limits
+  readonly log: FastifyBaseLogger
+}
+
+export function createStarter({ machine, templates, limits: byDefault, log }: StarterOptions): StartSandbox {
+  const { view, filter, drawUser, cgroups } = machine
+  return async (order, session, signal) => {
+    const command = commandOf(order, templates)
+    const limits = limitsOf(order.resources, byDefault, cgroups !== undefined)
+    const runner = addressOf(order.runnerUrl)
+    const runnerUrl = insideUrl(order.runnerUrl)
+    const folders = await session.folders(drawUser?.())
+    const read = [...view.read, ...(await filesNamedIn(command))]
+    // A session's folders keep the user that they were made for.
+    const uid = drawUser && (await stat(folders.workspace)).uid
+    signal.throwIfAborted()
+    const bwrap = startBwrap({
+      args: bwrapArguments({ ...view, read }, folders, limits),
+      limits: limitArguments(cgroups ? { pids: limits.pids } : { pids: limits.pids, dataMb: limits.memoryMb }),
+      filter,
+      uid,
+    })
+    const tail = tailOf([bwrap.child.stdout, bwrap.child.stderr])
+    const cleanups: (() => unknown)[] = []
+    const cleanUp = async (): Promise<void> => {
+      for (let next = cleanups.pop(); next; next = cleanups.pop()) await next()
+    }
+    const ended = bwrap.ended.then(async (how) => {
+      await cleanUp()
+      log[how.code === 0 ? 'debug' : 'info']({ sandboxId: order.name, ...how, output: tail() }, endedMessage)
+    })
+    const stop = (): void => void kill(bwrap)
+    signal.addEventListener('abort', stop)
+    try {
+      const [init, server] = await Promise.all([bwrap.init, bwrap.listening])
+      cleanups.push(relay(server, runner))
+      if (cgroups) cleanups.push(await cgroups.contain(order.name, [bwrap.child.pid!, ...bwrap.processes()], limits))
+      else {
+        const exceeded = (): void => {
+          log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox took more memory than it may')
+          stop()
+        }
+        cleanups.push(watchMemory(init, limits.memoryMb, exceeded))
+      }
+      signal.throwIfAborted()
+      if (!bwrap.lives()) throw new Error('the sandbox has ended')
+      bwrap.become(command, workerEnvironment(order, runnerUrl, places))
+      return sandboxOf(bwrap, init, { runnerUrl, ended })
+    } catch (cause) {
+      await kill(bwrap)
+      await ended
+      // What was taken after it had ended.
+      await cleanUp()
+      signal.throwIfAborted()
+      throw new Error(`The sandbox did not start: ${tail() || 'it says nothing'}`, { cause })
+    } finally {
+      signal.removeEventListener('abort', stop)
+    }
+  }
+}

@@ -1,0 +1,6 @@
+import { sandboxProviderOf, testSandboxProvider } from '#testing'
+import plugin from '../index.ts'
+
+testSandboxProvider('bubblewrap', (t) =>
+  sandboxProviderOf(t, 'bubblewrap', [{ name: 'sandbox-bubblewrap', plugin, config: {} }]),
+)
