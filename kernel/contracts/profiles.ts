@@ -21,7 +21,13 @@ export const ProfileLimits = Type.Object(
     timeoutSeconds: Type.Optional(
       Type.Integer({ minimum: 1, maximum: 86_400, description: 'Longest run; 600 unless given.' }),
     ),
-    maxCostCents: Type.Optional(Type.Integer({ minimum: 1 })),
+    maxCostCents: Type.Optional(
+      Type.Integer({
+        minimum: 1,
+        description:
+          'What a run and those it delegates to may cost together, as far as prices are known; no limit unless given.',
+      }),
+    ),
     maxAttempts: Type.Optional(
       Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 unless given.' }),
     ),
@@ -64,6 +70,12 @@ export const ProfileInput = Type.Object(
         { additionalProperties: false },
       ),
     ),
+    delegates: Type.Optional(
+      Type.Array(Type.String({ maxLength: 64 }), {
+        maxItems: 100,
+        description: 'Profiles to which the tool `delegate` may give tasks; any of the tenant unless given.',
+      }),
+    ),
     limits: Type.Optional(ProfileLimits),
     onCrash: Type.Optional(
       Type.Union([Type.Literal('interrupt'), Type.Literal('retry')], {
@@ -96,6 +108,7 @@ export const Profile = Type.Object({
   mcpServers: Type.Array(Type.String()),
   workerMode: Type.Union([Type.Literal('static'), Type.Literal('sandbox')]),
   sandbox: Type.Optional(Type.Unknown()),
+  delegates: Type.Optional(Type.Array(Type.String())),
   limits: ProfileLimits,
   onCrash: Type.Optional(Type.Union([Type.Literal('interrupt'), Type.Literal('retry')])),
   metadata: Type.Record(Type.String(), Type.Unknown()),

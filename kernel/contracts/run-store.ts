@@ -1,7 +1,7 @@
 import { capability } from '#kernel'
 import type { Profile } from './profiles.ts'
 import type { Usage } from './run-event.ts'
-import type { LogChunk, RunStatus, RunSummary, SubTask, TerminalRunStatus } from './runs.ts'
+import type { LogChunk, RunStatus, RunSummary, Task, TerminalRunStatus } from './runs.ts'
 import type { SandboxUse } from './sandbox-use.ts'
 import type { Session } from './sessions.ts'
 import type { StateBundle } from './runtime.ts'
@@ -18,7 +18,7 @@ export interface StartRun {
   readonly tenantId: string
   readonly runId: string
   readonly sessionId: string
-  readonly task: SubTask
+  readonly task: Task
   /** Present when the session is new: its snapshot is stored with it. */
   readonly create?: Profile
 }
@@ -48,7 +48,7 @@ export type EnqueueOutcome =
   | { readonly kind: 'other_profile'; readonly profile: string }
 
 export type NextOutcome =
-  | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession; readonly task: SubTask }
+  | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession; readonly task: Task }
   /** The first in line is an interrupt, and another run still holds the session. */
   | { readonly kind: 'held'; readonly runId: string; readonly interrupt: string }
   /** Nobody waits, or somebody else has taken the session. */
@@ -73,7 +73,7 @@ export const sessionShutDown: EndReason = {
 /** A run whose owner died and whose profile has it tried again. */
 export interface Orphan {
   readonly claim: Claim
-  readonly task: SubTask
+  readonly task: Task
   readonly session: DurableSession
   /** How often it was begun. */
   readonly attempt: number
@@ -206,6 +206,8 @@ export interface RunFilter extends Page {
   readonly profile?: string
   readonly sessionId?: string
   readonly status?: RunStatus
+  /** Only runs that this one has delegated. */
+  readonly parent?: string
   /** Bounds of `startedAt`, as ISO times; `from` included, `to` not. */
   readonly from?: string
   readonly to?: string

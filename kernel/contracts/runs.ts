@@ -40,6 +40,17 @@ export const SubTask = Type.Object(
 )
 export type SubTask = Static<typeof SubTask>
 
+/** The run that delegated a task, and what it left for it. */
+export const ParentRun = Type.Object({
+  runId: Type.String(),
+  depth: Type.Integer({ minimum: 1, description: 'How many delegations led to this run.' }),
+  budgetCents: Type.Optional(Type.Number({ description: 'What the run may cost, if its parent has a limit.' })),
+})
+export type ParentRun = Static<typeof ParentRun>
+
+/** A task as it is started: a client cannot say that it was delegated. */
+export type Task = SubTask & { readonly parent?: ParentRun }
+
 /** The `202` of `POST /api/runs`. */
 export const RunAccepted = Type.Object({
   runId: Type.String(),
@@ -60,6 +71,7 @@ export const RunSummary = Type.Object({
     metadata: Type.Optional(Type.Unknown()),
     ...promptInfoFields,
   }),
+  parent: Type.Optional(ParentRun),
   queuedAt: Type.Optional(
     Type.String({
       format: 'date-time',

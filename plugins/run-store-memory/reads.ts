@@ -27,6 +27,7 @@ export function createReads({ started, sessions, runOf }: ReadsOf): Reads {
             run.tenantId === tenantId &&
             (filter.profile === undefined || run.summary.subTask.profile === filter.profile) &&
             (filter.sessionId === undefined || run.summary.sessionId === filter.sessionId) &&
+            (filter.parent === undefined || run.summary.parent?.runId === filter.parent) &&
             (filter.status === undefined || run.summary.status === filter.status) &&
             (filter.from === undefined || Date.parse(run.summary.startedAt) >= Date.parse(filter.from)) &&
             (filter.to === undefined || Date.parse(run.summary.startedAt) < Date.parse(filter.to)),

@@ -12,16 +12,16 @@ import {
   sessionShutDown,
   type StartRun,
 } from '#contracts/run-store'
-import { isTerminal, type SubTask, type TerminalRunStatus } from '#contracts/runs'
+import { isTerminal, type SubTask, type Task, type TerminalRunStatus } from '#contracts/runs'
 import { createQueues } from './queues.ts'
 import { createReads } from './reads.ts'
 import { keyOf, said, type StoredRun, type StoredSession } from './stored.ts'
 
 /** Finished runs, and sessions at rest, kept per process; the oldest give way. */
 const kept = 10_000
-const taskOf = ({ summary, input }: StoredRun): SubTask => {
+const taskOf = ({ summary, input }: StoredRun): Task => {
   const { attachments: _, responseFormat: __, ...task } = summary.subTask
-  return { ...(task as SubTask), ...input }
+  return { ...(task as SubTask), ...input, ...(summary.parent ? { parent: summary.parent } : {}) }
 }
 const now = (): string => new Date().toISOString()
 
@@ -122,6 +122,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
           ...(metadata === undefined ? {} : { metadata }),
           ...promptInfoOf(task),
         },
+        ...(task.parent ? { parent: task.parent } : {}),
         attempt: 1,
         ...(status === 'queued' ? { queuedAt: at } : {}),
         startedAt: at,

@@ -16,12 +16,12 @@ const take = {
     ), taken AS (
       UPDATE runs SET claim_epoch = claim_epoch + 1, claim_owner = $3
       WHERE tenant_id = $1 AND status = 'running' AND id IN (SELECT id FROM picked)
-      RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, input, started_at
+      RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, input, parent, started_at
     ), session AS (
       UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = $3
       FROM taken WHERE s.tenant_id = $1 AND s.id = taken.session_id AND s.claim_run = taken.id
     )
-    SELECT t.id AS run_id, t.claim_epoch::int AS epoch, t.attempt, t.prompt, t.metadata, t.input,
+    SELECT t.id AS run_id, t.claim_epoch::int AS epoch, t.attempt, t.prompt, t.metadata, t.input, t.parent,
       extract(epoch FROM clock_timestamp() - t.started_at) * 1000 AS elapsed,
       s.id, s.profile_snapshot, s.status, s.runtime_session_id, s.state_rev::int AS state_rev, s.runner_hash
     FROM taken t JOIN sessions s ON s.tenant_id = $1 AND s.id = t.session_id`,

@@ -19,8 +19,8 @@ const create = {
   text: `
     WITH run AS (
       INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url,
-                        input, input_info)
-      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1, $11, $12::json, $13::json WHERE ${ownerLives}
+                        input, input_info, parent)
+      SELECT $1, $2, $3, $4, 'running', $5, $6::json, $7, 1, 1, $11, $12::json, $13::json, $14::jsonb WHERE ${ownerLives}
       ON CONFLICT DO NOTHING RETURNING id
     )
     INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
@@ -136,10 +136,11 @@ export function startStatement(run: StartRun, owner: string): Statement {
   // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
   const preview = prompt.slice(0, 4_000)
   const webhook = task.webhook?.url ?? null
+  const parent = task.parent ? JSON.stringify(task.parent) : null
   return run.create
     ? {
         ...create,
-        values: [...common, run.create.runtime, JSON.stringify(run.create), preview, webhook, ...inputOf(task)],
+        values: [...common, run.create.runtime, JSON.stringify(run.create), preview, webhook, ...inputOf(task), parent],
       }
     : { ...claim, values: [...common, preview, webhook, ...inputOf(task)] }
 }

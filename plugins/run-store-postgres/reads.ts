@@ -18,9 +18,9 @@ import {
 
 const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($3::text IS NULL OR session_id = $3)
   AND ($4::text IS NULL OR status = $4) AND ($5::timestamptz IS NULL OR started_at >= $5)
-  AND ($6::timestamptz IS NULL OR started_at < $6)`
+  AND ($6::timestamptz IS NULL OR started_at < $6) AND ($7::text IS NULL OR parent ->> 'runId' = $7)`
 // Unnamed: planned with the values, so that the filter that is there picks its index.
-const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $7 OFFSET $8`
+const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $8 OFFSET $9`
 const countRuns = `SELECT count(*)::int AS total FROM runs WHERE ${runMatches}`
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
@@ -81,8 +81,8 @@ export const createReads = (db: Database): Reads => ({
     return rows[0] && toRun(rows[0])
   },
   async listRuns(tenantId, filter: RunFilter) {
-    const { profile, sessionId, status, from, to } = filter
-    const matching = [tenantId, profile ?? null, sessionId ?? null, status ?? null, from ?? null, to ?? null]
+    const { profile, sessionId, status, from, to, parent } = filter
+    const matching = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
     const [count, rows] = await db.batch<[{ total: number }[], RunRow[]]>(tenantId, [
       { text: countRuns, values: matching },
       { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },

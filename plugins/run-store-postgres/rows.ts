@@ -2,7 +2,7 @@ import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, type PromptInfo, promptInfoOf } from '#contracts/prompt'
 import type { Usage } from '#contracts/run-event'
 import type { DurableSession } from '#contracts/run-store'
-import type { LogChunk, RunStatus, RunSummary, SubTask } from '#contracts/runs'
+import type { LogChunk, ParentRun, RunStatus, RunSummary, SubTask, Task } from '#contracts/runs'
 import type { Session, SessionStatus } from '#contracts/sessions'
 
 export interface RunRow {
@@ -21,9 +21,10 @@ export interface RunRow {
   readonly usage: Usage | null
   readonly attempt: number
   readonly input_info: PromptInfo | null
+  readonly parent: ParentRun | null
 }
 export const runColumns =
-  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt, input_info'
+  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt, input_info, parent'
 
 export interface SessionRow {
   readonly id: string
@@ -71,6 +72,7 @@ export const toRun = (row: RunRow): RunSummary => ({
     ...(row.metadata === null ? {} : { metadata: row.metadata }),
     ...row.input_info,
   },
+  ...(row.parent === null ? {} : { parent: row.parent }),
   ...(row.queued_at === null ? {} : { queuedAt: iso(row.queued_at) }),
   startedAt: iso(row.started_at),
   ...(row.finished_at === null ? {} : { finishedAt: iso(row.finished_at) }),
@@ -111,14 +113,17 @@ export interface TaskRow extends DurableRow {
   readonly prompt: string
   readonly metadata: Record<string, unknown> | null
   readonly input: PromptFields | null
+  /** Absent of what waited: only a new session's run was delegated. */
+  readonly parent?: ParentRun | null
 }
-export const toTask = (row: TaskRow): SubTask => ({
+export const toTask = (row: TaskRow): Task => ({
   id: row.run_id,
   sessionId: row.id,
   profile: row.profile_snapshot.name,
   prompt: row.prompt,
   ...(row.metadata === null ? {} : { metadata: row.metadata }),
   ...row.input,
+  ...(row.parent ? { parent: row.parent } : {}),
 })
 
 /** Values of `input` and `input_info`. */

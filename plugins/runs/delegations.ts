@@ -22,6 +22,8 @@ export interface DelegatingRun {
   /** Profiles it may delegate to; any unless given. */
   readonly delegates: readonly string[] | undefined
   readonly budget: Budget
+  /** Its children have cost more than was left. */
+  onExceeded(): void
 }
 
 /** The child runs of one run: started for its tool calls, and ended with it. */
@@ -87,6 +89,7 @@ export function createDelegations(
   }
   const take = async (delegation: Delegation, link: RunnerLink): Promise<void> => {
     const answer = await answerTo(delegation)
+    if (budget.isExceeded()) parent.onExceeded()
     if (over.signal.aborted) return
     // Its runner is gone: then this run ends too, or is tried again and asks anew.
     await link.answerDelegation(tenantId, sessionId, delegation.id, answer).catch((err: unknown) => {

@@ -4,21 +4,21 @@ import { type AppError, isAppError } from '#kernel'
 import type { McpServers } from '#contracts/mcp-servers'
 import { maxReplayBytes } from '#contracts/replay'
 import { promptFieldsOf } from '#contracts/prompt'
-import { createEventEncoder, parseLine } from '#contracts/run-event'
+import { createEventEncoder } from '#contracts/run-event'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink } from '#contracts/runner'
-import type { LogChunk, SubTask } from '#contracts/runs'
-import { afterAttempts, isLost, orphaned, policyOf, timeoutMsOf } from './attempts.ts'
+import type { Task } from '#contracts/runs'
+import { createBudget } from './budget.ts'
+import { isLost, policyOf, timeoutMsOf } from './attempts.ts'
+import { type ChildRuns, createDelegations, type DelegationLimits } from './delegations.ts'
 import { type Past, readPast } from './past.ts'
+import { errorLine, line, lostStream, ownerDied, type Stop, toldOf, tooExpensive } from './last-words.ts'
 import { createRecorder, type RecorderDeps } from './recorder.ts'
 import { createRunLog, type RunLog } from './run-log.ts'
 import { createRunMemory, createRunnerEvents, type Ending } from './runner-events.ts'
 import { createRunnerStreams } from './runner-stream.ts'
 import { within } from './timing.ts'
-
-/** Why the conductor itself ends a run. */
-export type Stop = Extract<Ending, { code: string }>
 
 export interface Execution {
   readonly claim: Claim
@@ -46,6 +46,9 @@ export interface ExecutionDeps extends RecorderDeps {
   /** Undefined: profiles name no MCP servers here. */
   readonly mcpServers: McpServers | undefined
   readonly log: FastifyBaseLogger
+  /** Starts and ends the runs that this one delegates to. */
+  readonly children: ChildRuns
+  readonly delegation: DelegationLimits
   readonly deadlineGraceMs: number
   /** How long a stopped runner stream may take to end before the run ends without it. */
   readonly windDownMs: number
@@ -53,7 +56,7 @@ export interface ExecutionDeps extends RecorderDeps {
 
 export interface ExecutionOrder {
   readonly claim: Claim
-  readonly task: SubTask
+  readonly task: Task
   readonly session: DurableSession
   /** Chooses the runner; asked again, without those named, as long as none has taken the run. Throws `no_runner`. */
   readonly route: (without: ReadonlySet<string>) => RunnerLink
@@ -61,14 +64,6 @@ export interface ExecutionOrder {
   readonly created: boolean
   /** The run was taken over from a dead owner: how often it was begun, and how long ago for the first time. */
   readonly orphan?: { readonly attempt: number; readonly elapsedMs: number }
-}
-
-const ownerDied: Stop = { status: 'interrupted', ...orphaned(1) }
-
-const lostStream: Stop = {
-  status: 'error',
-  code: 'runner_lost',
-  message: 'The runner went away before the run ended.',
 }
 
 /** How soon a log that cannot be read is tried again. */
@@ -103,12 +98,30 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     stop({ status: 'interrupted', code: 'interrupted', message: 'The run was taken from this server.' }),
   )
   const memory = createRunMemory(deps.prices)
+  const limits = [session.profile.limits.maxCostCents, order.task.parent?.budgetCents]
+  const budget = createBudget(limits, () => memory.usage?.costCents)
+  const depth = order.task.parent?.depth ?? 0
+  const delegations = createDelegations(
+    deps.children,
+    deps.delegation,
+    {
+      tenantId,
+      runId,
+      sessionId,
+      depth,
+      delegates: session.profile.delegates,
+      budget,
+      onExceeded: () => stop(tooExpensive),
+    },
+    deps.log,
+  )
   const first: ExecuteRun = {
     runId,
     sessionId,
     prompt: order.task.prompt,
     firstSeq: 2,
     timeoutMs,
+    ...(depth === 0 ? {} : { depth }),
     ...(order.task.metadata === undefined ? {} : { metadata: order.task.metadata }),
     ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
     ...promptFieldsOf(order.task),
@@ -125,12 +138,14 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
         if (!seen) onDispatched(undefined)
         seen = true
         const read = events.read(bytes)
+        if (read.delegates && streams.runner) delegations.look(streams.runner)
         const wait = read.passed && recorder.add(read.passed, read.tools && policy.most > 1)
         if (read.ending) {
           // Nothing that happens from now on changes an end which stands.
           if (policy.most === 1 || !isLost(read.ending)) ending = read.ending
           return { ending: read.ending }
         }
+        if (budget.isExceeded()) stop(tooExpensive)
         if (wait) await wait
       }
       return { ending: stopped ?? lostStream }
@@ -250,10 +265,12 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     log.end()
     return true
   }
-  const done = run().catch((err: unknown) => {
-    deps.log.error({ err, runId }, 'a run could not be ended')
-    return left()
-  })
+  const done = run()
+    .catch((err: unknown) => {
+      deps.log.error({ err, runId }, 'a run could not be ended')
+      return left()
+    })
+    .finally(delegations.close)
   const deadline = timesOutAt + deps.deadlineGraceMs
   return {
     claim,
@@ -273,25 +290,3 @@ export function execute(deps: ExecutionDeps, order: ExecutionOrder): Execution {
     abandon: () => abandon(),
   }
 }
-
-const line = (seq: number, text: string | Buffer): LogChunk => ({
-  firstSeq: seq,
-  count: 1,
-  lines: typeof text === 'string' ? Buffer.from(text) : text,
-})
-
-/** The end of a run that was lost again and again says how often. */
-function toldOf(last: Ending, attempt: number): Ending {
-  if (last.status === 'ok' || attempt === 1 || !(isLost(last) || last === ownerDied)) return last
-  const retryable = last.line !== undefined && parseLine(last.line)?.['retryable'] === true
-  const { line: _, ...told } = last
-  return { ...told, message: afterAttempts(last.message, attempt), ...(retryable ? { retryable } : {}) }
-}
-
-const errorLine = (claim: Claim, seq: number, { code, message, retryable }: Stop): string =>
-  createEventEncoder(claim.runId, claim.sessionId, seq).line({
-    type: 'error',
-    code,
-    message,
-    ...(retryable ? { retryable } : {}),
-  })

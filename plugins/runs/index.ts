@@ -23,6 +23,16 @@ export default definePlugin({
       Duration('5s', 'A runner gets this long past the profile limit to end a run itself before it is ended here.'),
     ),
     windDown: Type.Optional(Duration('10s', 'How long a stopped runner stream may take to end.')),
+    maxDelegationDepth: Type.Optional(
+      Type.Integer({
+        minimum: 0,
+        maximum: 20,
+        description: 'How many delegations may lead to one another; 3 unless given.',
+      }),
+    ),
+    maxDelegations: Type.Optional(
+      Type.Integer({ minimum: 0, maximum: 1_000, description: 'Tasks that one run may delegate; 32 unless given.' }),
+    ),
     drain: Type.Optional(Duration('5s', 'How long a stopping server lets its runs end before it interrupts them.')),
   }),
   requires: {
@@ -41,6 +51,7 @@ export default definePlugin({
   async setup(ctx) {
     const { store, profiles, runners, prices, mcpServers, webhooks, kv, api, internal, idempotency } = ctx.deps
     const { deadlineGrace = 5_000, windDown = 10_000, drain = 5_000 } = ctx.config
+    const { maxDelegationDepth = 3, maxDelegations = 32 } = ctx.config
     const service = createRunService({
       store,
       profiles,
@@ -50,6 +61,7 @@ export default definePlugin({
       webhooks,
       kv,
       log: ctx.log,
+      delegation: { maxDepth: maxDelegationDepth, maxChildren: maxDelegations },
       deadlineGraceMs: deadlineGrace,
       windDownMs: windDown,
       drainMs: drain,

@@ -1,3 +1,4 @@
+import { delegationStage } from '#contracts/delegation'
 import type { Prices } from '#contracts/prices'
 import { hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
@@ -62,9 +63,12 @@ export interface RunnerEvents {
     readonly ending: Ending | undefined
     /** A tool call or its result is in it: what must not happen twice. */
     readonly tools: boolean
+    /** A tool waits for a run of another profile: the runner knows which. */
+    readonly delegates: boolean
   }
 }
 
+const delegation = Buffer.from(`"stage":"${delegationStage}"`)
 const broken: Ending = { status: 'error', code: 'runner_protocol', message: 'The runner sent a line that is no event.' }
 const misplaced: Ending = {
   status: 'error',
@@ -99,6 +103,7 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
       const first = seq
       let start = 0
       let tools = false
+      let delegates = false
       let ending: Ending | undefined
       while (start < bytes.length) {
         const end = bytes.indexOf(0x0a, start)
@@ -113,12 +118,13 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
         memory.saw(line, seq)
         if (type === 'tool_call') memory.toolCalls++
         if (type === 'tool_call' || type === 'tool_result') tools = true
+        else if (type === 'progress' && line.includes(delegation)) delegates = true
         seq++
         start = end + 1
       }
       const count = seq - first
       const passed = count === 0 ? undefined : { firstSeq: first, count, lines: bytes.subarray(0, start) }
-      return { passed, ending, tools }
+      return { passed, ending, tools, delegates }
     },
   }
 }

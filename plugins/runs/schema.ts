@@ -40,6 +40,7 @@ export const RunListQuery = Type.Composite([
     status: Type.Optional(Type.Union(runStatuses.map((status) => Type.Literal(status)))),
     profile: Type.Optional(Type.String({ maxLength: 200, description: 'Only runs of this profile.' })),
     sessionId: Type.Optional(Type.String({ maxLength: 128, description: 'Only runs of this session.' })),
+    parent: Type.Optional(Type.String({ maxLength: 128, description: 'Only runs that this run delegated.' })),
     from: Type.Optional(Type.String({ format: 'date-time', description: 'Only runs that started then or later.' })),
     to: Type.Optional(Type.String({ format: 'date-time', description: 'Only runs that started before.' })),
   }),

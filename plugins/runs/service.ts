@@ -7,12 +7,14 @@ import type { Profiles } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { Orphan, RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
-import { isTerminal, type LogChunk, type RunSummary, type SubTask } from '#contracts/runs'
+import { isTerminal, type LogChunk, type RunSummary, type Task } from '#contracts/runs'
 import { sessionChannel } from '#contracts/sessions'
 import type { Webhooks } from '#contracts/webhooks'
 import { mayGoOn, orphaned } from './attempts.ts'
+import type { DelegationLimits } from './delegations.ts'
 import { unknownRun } from './errors.ts'
-import { execute, type Execution, type ExecutionDeps, type ExecutionOrder, type Stop } from './execution.ts'
+import { execute, type Execution, type ExecutionDeps, type ExecutionOrder } from './execution.ts'
+import type { Stop } from './last-words.ts'
 import { followStored, runChannel } from './follow.ts'
 import { createQueue } from './queue.ts'
 import { eventsSoFar } from './so-far.ts'
@@ -31,6 +33,7 @@ export interface RunServiceDeps {
   readonly webhooks: Webhooks | undefined
   readonly kv: Kv
   readonly log: FastifyBaseLogger
+  readonly delegation: DelegationLimits
   readonly deadlineGraceMs: number
   readonly windDownMs: number
   readonly drainMs: number
@@ -81,6 +84,12 @@ export function createRunService(deps: RunServiceDeps): RunService {
 
   const executing: ExecutionDeps = {
     ...deps,
+    children: {
+      start: (...run) => service.start(...run),
+      follow: (...run) => service.follow(...run),
+      find: (...run) => service.find(...run),
+      cancel: (...run) => service.cancel(...run),
+    },
     givingUp: givingUp.signal,
     announce: ({ runId }) => {
       if (kv.backend === 'redis') kv.publish(runChannel(runId), '')
@@ -102,7 +111,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
 
   const begin = (
     outcome: Pick<Orphan, 'claim' | 'session'>,
-    task: SubTask,
+    task: Task,
     created: boolean,
     route: ExecutionOrder['route'],
     orphan?: Orphan,
@@ -126,7 +135,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     })
     return run
   }
-  const resume = (next: Pick<Orphan, 'claim' | 'session'>, task: SubTask, orphan?: Orphan): Execution => {
+  const resume = (next: Pick<Orphan, 'claim' | 'session'>, task: Task, orphan?: Orphan): Execution => {
     const { id: sessionId, profile, runner } = next.session
     const home = {
       sessionId,

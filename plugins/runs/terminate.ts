@@ -2,7 +2,8 @@ import { type Static, Type } from '@sinclair/typebox'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import { invalidRunId } from './errors.ts'
-import type { Execution, Stop } from './execution.ts'
+import type { Execution } from './execution.ts'
+import type { Stop } from './last-words.ts'
 import type { WindDown } from './winding.ts'
 
 /** Per-step results of a force-terminate: callers look at every field, the status is always 200. Specification 4.8. */

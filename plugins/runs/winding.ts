@@ -1,7 +1,8 @@
 import type { Kv } from '#contracts/kv'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal } from '#contracts/runs'
-import type { Execution, Stop } from './execution.ts'
+import type { Execution } from './execution.ts'
+import type { Stop } from './last-words.ts'
 import { followStored } from './follow.ts'
 import { within } from './timing.ts'
 
