@@ -51,6 +51,8 @@ export async function askJson(dispatcher: Dispatcher, request: JsonRequest): Pro
   const late = AbortSignal.timeout(timeoutMs)
   const lost = (cause: Error): Error => {
     const { code } = cause as { code?: unknown }
+    // The asking side is over; nothing is lost.
+    if (code === 'UND_ERR_DESTROYED' || code === 'UND_ERR_CLOSED') return cause
     return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected.has(String(code)), cause)
   }
   try {

@@ -5,23 +5,35 @@ import { E2bError } from './errors.ts'
 import { labels } from './order.ts'
 
 /** When to look for a sandbox whose creation was not answered: it may be there at once, or take as long as a start takes. */
-const looksMs = [0, 500, 1_500, 3_000, 5_000]
+const looksMs = [0, 500, 1_500, 3_000]
+/** How long E2B is given to find room before it is asked again. */
+const roomMs = [500, 2_000]
 
 /**
  * Creates a sandbox, and never two: E2B takes no key for a repeated request, so one that may have been done is not repeated
  * but looked for by its name.
  */
 export async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSandbox> {
-  try {
-    return await api.create(sandbox)
-  } catch (error) {
-    if (!mayBeDone(error)) throw error
-    const found = await findByName(api, sandbox.metadata[labels.name]!)
-    if (found === undefined) throw error
-    // Gives out the access token again.
-    return await api.connect(found, sandbox.timeout)
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await api.create(sandbox)
+    } catch (error) {
+      const wait = roomMs[attempt]
+      if (isFull(error) && wait !== undefined) {
+        await sleep(wait)
+        continue
+      }
+      if (!mayBeDone(error)) throw error
+      const found = await findByName(api, sandbox.metadata[labels.name]!)
+      if (found === undefined) throw error
+      // Gives out the access token again.
+      return await api.connect(found, sandbox.timeout)
+    }
   }
 }
+
+/** E2B itself says that it has no room at the moment, and made none. */
+const isFull = (error: unknown): boolean => error instanceof E2bError && error.status === 503 && error.itsOwn
 
 /** A failure that E2B itself reports is one: it made no sandbox. One of a proxy on the way says nothing. */
 const mayBeDone = (error: unknown): boolean =>

@@ -8,7 +8,7 @@ import {
   type SandboxState,
 } from '#contracts/sandbox'
 import { workerVariables } from '#contracts/wire/worker'
-import type { E2bApi } from './api.ts'
+import type { E2bApi, StartedSandbox } from './api.ts'
 import { createOnce } from './create-once.ts'
 import { E2bError, isConflict, isNotFound } from './errors.ts'
 import type { KeepAlive } from './keep-alive.ts'
@@ -38,8 +38,18 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
     [workerVariables.runnerUrl]: runnerUrl,
   })
 
-  const destroy = async (sandboxId: string): Promise<void> => {
+  /** Those whose worker this process has started, and not put to sleep since. */
+  const awake = new Map<string, StartedSandbox>()
+  const woke = (sandbox: StartedSandbox): void => {
+    awake.set(sandbox.sandboxID, sandbox)
+    keepAlive.add(sandbox.sandboxID)
+  }
+  const leave = (sandboxId: string): void => {
+    awake.delete(sandboxId)
     keepAlive.delete(sandboxId)
+  }
+  const destroy = async (sandboxId: string): Promise<void> => {
+    leave(sandboxId)
     await api.kill(sandboxId).catch((error: unknown) => {
       if (!isNotFound(error)) throw error
     })
@@ -47,11 +57,19 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
   const status = async (sandboxId: string, signal?: AbortSignal): Promise<SandboxState> => {
     try {
       const { state } = await api.detail(sandboxId, signal)
-      return state === 'paused' ? 'paused' : 'running'
+      if (state === 'paused') return 'paused'
     } catch (error) {
       if (isNotFound(error)) return 'gone'
       throw error
     }
+    const sandbox = awake.get(sandboxId)
+    // What the agent inside does not say is not known: the machine runs.
+    if (!sandbox || (await workers.isRunning(sandbox, signal).catch(() => true))) return 'running'
+    // It may have been put to sleep, or started anew, meanwhile.
+    if (awake.get(sandboxId) !== sandbox) return status(sandboxId, signal)
+    // E2B would keep the machine, and bill it.
+    await destroy(sandboxId)
+    return 'gone'
   }
   /** Does what a sandbox refuses while it changes its state; waits for that. */
   const whenSettled = async <T>(sandboxId: string, act: () => Promise<T>): Promise<T> => {
@@ -61,7 +79,7 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
         return await act()
       } catch (error) {
         if (isNotFound(error)) {
-          keepAlive.delete(sandboxId)
+          leave(sandboxId)
           throw sandboxGone(error)
         }
         if (!isConflict(error) || performance.now() + lookMs > end) throw error
@@ -92,11 +110,11 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
         })
         throw error
       }
-      keepAlive.add(sandboxId)
+      woke(sandbox)
       return { sandboxId }
     },
     async pause(sandboxId) {
-      keepAlive.delete(sandboxId)
+      leave(sandboxId)
       await whenSettled(sandboxId, async () => {
         try {
           await api.pause(sandboxId)
@@ -107,10 +125,11 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
       })
     },
     async resume(sandboxId, order) {
+      leave(sandboxId)
       const sandbox = await whenSettled(sandboxId, () => api.connect(sandboxId, rules.timeoutSeconds))
       // The worker woke with its memory, and with the token it was started with, which may be too old by now.
       await workers.start(sandbox, envOf(order))
-      keepAlive.add(sandboxId)
+      woke(sandbox)
     },
     list: (owner) => api.find({ [labels.owner]: owner }),
   }

@@ -1,7 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Dispatcher } from 'undici'
-import { askJson, exchange, NoAnswer, readBody } from '#http-exchange'
+import { workerVariables } from '#contracts/wire/worker'
+import { askJson, exchange, type JsonAnswer, NoAnswer, readBody } from '#http-exchange'
 import type { StartedSandbox } from './api.ts'
 import { envelope, messagesOf } from './connect-stream.ts'
 import { E2bError } from './errors.ts'
@@ -21,6 +22,8 @@ const watchMs = 10_000
 const maxOutput = 2_000
 
 export interface WorkerProcesses {
+  /** Whether the worker of a sandbox runs. */
+  isRunning(sandbox: StartedSandbox, signal?: AbortSignal): Promise<boolean>
   /** Starts the worker of a sandbox with this environment, after ending the one that may run there. */
   start(sandbox: StartedSandbox, env: Readonly<Record<string, string>>, options?: StartOptions): Promise<void>
 }
@@ -55,6 +58,7 @@ interface ProcessEvent {
  */
 export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProcesses {
   const { dispatcher, command, domain, sandboxUrl, log } = options
+  const script = `mkdir -p "$${workerVariables.workspace}" && ${command}`
   const addressOf = ({ sandboxID, domain: own }: StartedSandbox): string =>
     (sandboxUrl ?? `https://${agentPort}-${sandboxID}.${own || domain}`).replace(/\/+$/, '')
   const headersOf = ({ sandboxID, envdAccessToken }: StartedSandbox): Record<string, string> => ({
@@ -64,16 +68,19 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
     ...(envdAccessToken ? { 'x-access-token': envdAccessToken } : {}),
   })
 
-  /** False when nothing runs under the tag. */
-  const kill = async (sandbox: StartedSandbox): Promise<boolean> => {
-    const answer = await askJson(dispatcher, {
+  const ask = (sandbox: StartedSandbox, procedure: string, body: object, signal?: AbortSignal): Promise<JsonAnswer> =>
+    askJson(dispatcher, {
       method: 'POST',
       origin: addressOf(sandbox),
-      path: '/process.Process/SendSignal',
+      path: `/process.Process/${procedure}`,
       headers: headersOf(sandbox),
-      body: { process: { tag }, signal: 'SIGNAL_SIGKILL' },
+      body,
       timeoutMs: requestMs,
+      signal,
     })
+  /** False when nothing runs under the tag. */
+  const kill = async (sandbox: StartedSandbox): Promise<boolean> => {
+    const answer = await ask(sandbox, 'SendSignal', { process: { tag }, signal: 'SIGNAL_SIGKILL' })
     if (answer.status === 404) return false
     // It ended between being found and being killed.
     if (answer.status === 200 || (answer.body as { code?: unknown } | undefined)?.code === 'internal') return true
@@ -99,7 +106,7 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
           path: '/process.Process/Start',
           headers: { ...headersOf(sandbox), 'content-type': 'application/connect+json' },
           // No `connect-timeout-ms`: the agent would end the process by it.
-          body: envelope({ process: { cmd: '/bin/sh', args: ['-c', command], envs: env }, tag, stdin: false }),
+          body: envelope({ process: { cmd: '/bin/sh', args: ['-c', script], envs: env }, tag, stdin: false }),
         },
         {
           signal: leave.signal,
@@ -143,6 +150,12 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
   }
 
   return {
+    async isRunning(sandbox, signal) {
+      const answer = await ask(sandbox, 'List', {}, signal)
+      if (answer.status !== 200) throw new E2bError(answer)
+      const { processes = [] } = (answer.body ?? {}) as { processes?: readonly { readonly tag?: string }[] }
+      return processes.some((process) => process.tag === tag)
+    },
     async start(sandbox, env, { fresh = false, signal } = {}) {
       const end = performance.now() + patienceMs
       for (let attempt = 0; ; attempt++) {

@@ -1,0 +1,58 @@
+import type { TestContext } from 'node:test'
+import { type ApiRequest, type StandInApi, startStandInApi } from '#testing'
+import { createAgent } from './agent.ts'
+import { createRestApi } from './rest.ts'
+import { createSandboxes, type FakeSandbox } from './sandboxes.ts'
+
+export interface FakeE2bOptions {
+  readonly apiKey: string
+  readonly templates: Readonly<Record<string, { cpuCount: number; memoryMB: number; diskSizeMB: number }>>
+  /** Lists that a new sandbox is not in yet. */
+  readonly listLag: number
+  /** Requests to a sandbox that just began which do not reach it yet. */
+  readonly routeLag: number
+}
+
+/** E2B as far as its API is used: its REST API and the agents of its sandboxes, which are processes of this machine. */
+export interface FakeE2b extends StandInApi {
+  readonly apiKey: string
+  readonly sandboxes: ReadonlyMap<string, FakeSandbox>
+  readonly named: (request: string) => readonly ApiRequest[]
+}
+
+const anyTemplate = { cpuCount: 2, memoryMB: 512, diskSizeMB: 1_024 }
+
+export async function startFakeE2b(
+  t: Pick<TestContext, 'after'>,
+  given: Partial<FakeE2bOptions> = {},
+): Promise<FakeE2b> {
+  const options: FakeE2bOptions = {
+    apiKey: `e2b_${'0'.repeat(40)}`,
+    templates: { base: anyTemplate, 'agent-orc-worker': anyTemplate },
+    listLag: 0,
+    routeLag: 1,
+    ...given,
+  }
+  const sandboxes = createSandboxes()
+  const rest = createRestApi(sandboxes, options)
+  const agent = createAgent(sandboxes.all, options)
+  // What E2B's proxies route by tells the two apart.
+  const api = await startStandInApi(t, (request) =>
+    request.headers['e2b-sandbox-id'] === undefined ? rest(request) : agent(request),
+  )
+  t.after(() => sandboxes.close())
+  return {
+    ...api,
+    apiKey: options.apiKey,
+    sandboxes: sandboxes.all,
+    named: (request) => api.requests.filter(({ method, url }) => `${method} ${url}` === request),
+  }
+}
+
+export function parse(bytes: Buffer): unknown {
+  try {
+    return JSON.parse(bytes.toString('utf8')) as unknown
+  } catch {
+    return undefined
+  }
+}
