@@ -27,19 +27,24 @@ export function createBackoff(): Backoff {
 
 export const mayRetry = (error: unknown): boolean => isAppError(error) && error.retryable
 
+/** When a worker gives up what it is doing. */
+export interface Lifetime {
+  /** It is to stop: what fails now is not tried again. */
+  readonly stopping: AbortSignal
+  /** Its time is over: what is still under way ends. */
+  readonly over: AbortSignal
+}
+
 /** Repeats what may be repeated until it succeeds, for ever unless told for how long. */
-export async function persist<T>(
-  attempt: () => Promise<T>,
-  { signal, forMs = Infinity }: { readonly signal: AbortSignal; readonly forMs?: number },
-): Promise<T> {
+export async function persist<T>(attempt: () => Promise<T>, { stopping }: Lifetime, forMs = Infinity): Promise<T> {
   const backoff = createBackoff()
   const until = performance.now() + forMs
   for (;;) {
     try {
       return await attempt()
     } catch (error) {
-      if (signal.aborted || !mayRetry(error) || performance.now() >= until) throw error
+      if (stopping.aborted || !mayRetry(error) || performance.now() >= until) throw error
     }
-    await backoff.pause(signal)
+    await backoff.pause(stopping)
   }
 }

@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { SidecarLink } from '#contracts/sidecar'
 import { maxStateBytes } from '#contracts/wire/worker'
-import { persist } from './backoff.ts'
+import { type Lifetime, persist } from './backoff.ts'
 import type { Disk, DiskState } from './disk.ts'
 import { isRefusal, stateTooLarge } from './errors.ts'
 import type { RevisedState, Runner } from './runner.ts'
@@ -32,11 +32,11 @@ export interface ConversationOptions {
   readonly runner: Runner
   readonly disk: Disk | undefined
   readonly log: FastifyBaseLogger
-  readonly signal: AbortSignal
+  readonly life: Lifetime
 }
 
 export function createConversation(options: ConversationOptions): Conversation {
-  const { sessionId, link, runner, disk, log, signal } = options
+  const { sessionId, link, runner, disk, log, life } = options
   /** No runtime has taken it yet. */
   let restored: Copy | undefined
   let runtime: string | undefined
@@ -56,7 +56,7 @@ export function createConversation(options: ConversationOptions): Conversation {
   }
   const fromRunner = async () => {
     try {
-      return await persist(() => runner.state(signal), { signal })
+      return await persist(() => runner.state(life.over), life)
     } catch (err) {
       if (isRefusal(err)) throw err
       log.warn({ err }, "the runner's copy of the state cannot be read")
@@ -87,8 +87,7 @@ export function createConversation(options: ConversationOptions): Conversation {
     const bundle = runtime === undefined ? undefined : await link.exportState(runtime, sessionId)
     return bundle && { rev: ++rev, runtime, bundle }
   }
-  const upload = (copy: Copy): Promise<void> =>
-    persist(() => runner.putState(copy, signal), { signal, forMs: uploadMs })
+  const upload = (copy: Copy): Promise<void> => persist(() => runner.putState(copy, life.over), life, uploadMs)
   const store = async (copy: Copy): Promise<void> => {
     if (copy.bundle.bytes.length > maxStateBytes) throw stateTooLarge()
     if (disk && copy.runtime !== undefined) {
@@ -105,12 +104,12 @@ export function createConversation(options: ConversationOptions): Conversation {
     if (!asked || lost) return
     await disk?.remove(sessionId)
     rev++
-    await persist(() => runner.deleteState(rev, signal), { signal, forMs: uploadMs })
+    await persist(() => runner.deleteState(rev, life.over), life, uploadMs)
   }
   /** One after the other: an older state must not arrive behind a newer one. */
   const inTurn = (work: () => Promise<void>): Promise<void> =>
     (saving = saving.then(work).catch((err: unknown) => {
-      if (!signal.aborted) log.warn({ err }, 'the state was not saved')
+      if (!life.over.aborted) log.warn({ err }, 'the state was not saved')
     }))
 
   return {

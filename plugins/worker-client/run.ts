@@ -3,7 +3,7 @@ import { isAppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder } from '#contracts/run-event'
 import type { SidecarLink } from '#contracts/sidecar'
-import { persist } from './backoff.ts'
+import { type Lifetime, persist } from './backoff.ts'
 import type { Conversation } from './conversation.ts'
 import type { Runner } from './runner.ts'
 
@@ -18,14 +18,13 @@ export interface RunsOptions {
   readonly link: SidecarLink
   readonly runner: Runner
   readonly log: FastifyBaseLogger
-  /** Aborts when nothing can be delivered any more. */
-  readonly signal: AbortSignal
+  readonly life: Lifetime
 }
 
 /** How long the runner may take to confirm a run that it has the last byte of. */
 const confirmMs = 60_000
 
-export function createRuns({ link, runner, log, signal }: RunsOptions): Runs {
+export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
   const active = new Map<string, { readonly stop: AbortController; readonly over: Promise<void> }>()
 
   const execute = async (envelope: RunEnvelope, conversation: Conversation, stop: AbortController): Promise<void> => {
@@ -34,7 +33,7 @@ export function createRuns({ link, runner, log, signal }: RunsOptions): Runs {
     try {
       await deliver(run, envelope.runId)
     } catch (err) {
-      if (!signal.aborted) log.warn({ err, runId: envelope.runId }, 'a run could not be uploaded')
+      if (!life.over.aborted) log.warn({ err, runId: envelope.runId }, 'a run could not be uploaded')
       // Nobody is there to hear the rest.
       stop.abort()
     } finally {
@@ -60,7 +59,7 @@ export function createRuns({ link, runner, log, signal }: RunsOptions): Runs {
         timer = setTimeout(() => late.abort(), confirmMs)
       }
       try {
-        await runner.upload(runId, lines(), AbortSignal.any([signal, late.signal]))
+        await runner.upload(runId, lines(), AbortSignal.any([life.over, late.signal]))
       } catch (error) {
         throw sent ? new Error('the upload broke', { cause: error }) : error
       } finally {
@@ -68,7 +67,7 @@ export function createRuns({ link, runner, log, signal }: RunsOptions): Runs {
         clearTimeout(timer)
       }
     }
-    return persist(attempt, { signal })
+    return persist(attempt, life)
   }
 
   return {

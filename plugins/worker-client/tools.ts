@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { ToolResult } from '#contracts/tools'
 import type { WorkerCommand } from '#contracts/wire/worker'
 import type { WorkerTools } from '#contracts/workers'
-import { persist } from './backoff.ts'
+import { type Lifetime, persist } from './backoff.ts'
 import type { Runner } from './runner.ts'
 
 type ToolCommand = Extract<WorkerCommand, { kind: 'tool' }>
@@ -17,14 +17,14 @@ export interface ToolCallsOptions {
   readonly tools: WorkerTools | undefined
   readonly runner: Runner
   readonly log: FastifyBaseLogger
-  readonly signal: AbortSignal
+  readonly life: Lifetime
 }
 
 /** How long a result is kept for a runner that is away: longer than it takes to restart, shorter than it is waited for. */
 const answerMs = 60_000
 
 /** Calls of the tools on this machine, each answered on its own. */
-export function createToolCalls({ tools, runner, log, signal }: ToolCallsOptions): ToolCalls {
+export function createToolCalls({ tools, runner, log, life }: ToolCallsOptions): ToolCalls {
   const active = new Map<string, AbortController>()
   const call = async ({ callId, name, input, timeoutMs }: ToolCommand): Promise<void> => {
     const stop = new AbortController()
@@ -32,9 +32,9 @@ export function createToolCalls({ tools, runner, log, signal }: ToolCallsOptions
     try {
       const result = await attempt(tools, name, input, { signal: stop.signal, timeoutMs })
       if (stop.signal.aborted) return
-      await persist(() => runner.answerTool(callId, result, signal), { signal, forMs: answerMs })
+      await persist(() => runner.answerTool(callId, result, life.over), life, answerMs)
     } catch (err) {
-      if (!signal.aborted) log.warn({ err, callId }, 'the result of a tool was not delivered')
+      if (!life.over.aborted) log.warn({ err, callId }, 'the result of a tool was not delivered')
     } finally {
       active.delete(callId)
     }

@@ -41,11 +41,12 @@ export function createWorker(options: WorkerOptions): Worker {
   const runner = createRunner(identity)
   const polling = new AbortController()
   const delivering = new AbortController()
-  const runs = createRuns({ link, runner, log, signal: delivering.signal })
-  const calls = createToolCalls({ tools, runner, log, signal: delivering.signal })
+  const life = { stopping: polling.signal, over: delivering.signal }
+  const runs = createRuns({ link, runner, log, life })
+  const calls = createToolCalls({ tools, runner, log, life })
   const backoff = createBackoff()
   const converse = (): Conversation =>
-    createConversation({ sessionId: identity.sessionId, link, runner, disk, log, signal: delivering.signal })
+    createConversation({ sessionId: identity.sessionId, link, runner, disk, log, life })
   let conversation = converse()
   let after = 0
   let away = false

@@ -72,7 +72,12 @@ export async function startScriptedRunner(t: Pick<TestContext, 'after'>): Promis
   }
   const poll = async (sessionId: string, query: URLSearchParams, response: ServerResponse): Promise<void> => {
     const after = Number(query.get('after'))
-    const due = (): WorkerCommand[] => (queues.get(sessionId) ?? []).filter(({ id }) => id > after)
+    // What was taken is not given to a later process of the session either.
+    queues.set(
+      sessionId,
+      (queues.get(sessionId) ?? []).filter(({ id }) => id > after),
+    )
+    const due = (): WorkerCommand[] => queues.get(sessionId)!
     const until = Date.now() + Number(query.get('wait'))
     while (due().length === 0 && token === undefined && Date.now() < until && !response.destroyed) {
       await new Promise<void>((resolve) => {
