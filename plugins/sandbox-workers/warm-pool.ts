@@ -96,8 +96,9 @@ export function createWarmPool(settings: PoolSettings, deps: WarmPoolDeps): Warm
       channel = await sandbox.channel.bind(sessionId)
       // At once: the worker asks for its conversation as soon as it has heard of its session.
       if (state) channel.setState(state)
-      await channel.connected(AbortSignal.any([stopping, AbortSignal.timeout(bindMs)]))
-      return { ...sandbox, channel }
+      const bound = { ...sandbox, channel }
+      await launcher.connected(bound, AbortSignal.any([stopping, AbortSignal.timeout(bindMs)]))
+      return bound
     } catch (err) {
       channel?.close()
       drop(sandbox)

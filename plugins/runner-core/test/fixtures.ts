@@ -8,6 +8,7 @@ import { type ExecuteRun, RunnerCore, type RunnerService, RunnerSessions } from 
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { type ToolContext, Toolkit } from '#contracts/tools'
+import { SandboxWorkers } from '#contracts/workers'
 import { fake, testKernel, testProfile } from '#testing'
 import runnerCore from '../index.ts'
 
@@ -56,7 +57,12 @@ export interface Fixture {
 }
 
 /** The real plugin on a scripted sidecar and a toolkit of two tools. */
-export async function runnerOf(t: TestContext, script: Script, config: object = {}): Promise<Fixture> {
+export async function runnerOf(
+  t: TestContext,
+  script: Script,
+  config: object = {},
+  sandboxes?: SandboxWorkers,
+): Promise<Fixture> {
   const envelopes: RunEnvelope[] = []
   const signals: AbortSignal[] = []
   const forgotten: string[] = []
@@ -108,6 +114,7 @@ export async function runnerOf(t: TestContext, script: Script, config: object = 
         return { ok: true, content: 'done' }
       },
     }),
+    ...(sandboxes ? [fake(SandboxWorkers, sandboxes)] : []),
     taker,
   ])
   return {

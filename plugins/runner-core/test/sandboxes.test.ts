@@ -1,0 +1,208 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { AppError } from '#kernel'
+import { createEventEncoder } from '#contracts/run-event'
+import type { RunnerSession, WorkerLease } from '#contracts/runner'
+import type { SandboxWorkers } from '#contracts/workers'
+import { testProfile } from '#testing'
+import { answer, codeOf, execute, run, runnerOf, types, until } from './fixtures.ts'
+
+const profile = testProfile('p', { workerMode: 'sandbox', tools: ['calculate'] })
+const toolsOnly = testProfile('p', { tools: ['calculate'], sandbox: { provider: 'box' } })
+
+/** Sandboxes that say what they are asked, and answer each run from the sandbox. */
+function sandboxes() {
+  const calls: string[] = []
+  const over = { count: 0 }
+  const pace: { prepare?: Promise<unknown>; failure?: Error; nothing?: true } = {}
+  const envelopes: { firstSeq: number; timeoutMs: number }[] = []
+  const lease: WorkerLease = { sessionId: run().sessionId, state: 'paused' }
+  const workers: SandboxWorkers = {
+    substrates: ['box', 'vm'],
+    defaultSubstrate: 'box',
+    async prepare(session, resume) {
+      calls.push(`prepare ${session.id}${resume ? ', resuming' : ''}`)
+      await pace.prepare
+      if (pace.failure) throw pace.failure
+      if (pace.nothing) return undefined
+      return {
+        event: { type: 'progress', stage: 'sandbox', provider: 'box', start: 'launched', startMs: 7, idleSeconds: 3 },
+        over: () => void over.count++,
+      }
+    },
+    link: (session: RunnerSession) => ({
+      async health() {
+        calls.push('health')
+        return { ok: true, runtime: 'general', runtimes: ['general'], instance: 'box-1', inflight: 0 }
+      },
+      async *run(envelope) {
+        calls.push(`run ${session.id}`)
+        envelopes.push(envelope)
+        const events = createEventEncoder(envelope.runId, envelope.sessionId, envelope.firstSeq)
+        yield Buffer.from(events.line({ type: 'result', text: 'done', finishReason: 'stop' }))
+      },
+      exportState: async () => ({ bytes: Buffer.from('state'), contentType: 'application/json' }),
+      hydrate: async (_runtime, id) => void calls.push(`hydrate ${id}`),
+      forget: async (_runtime, id) => void calls.push(`forget ${id}`),
+    }),
+    async callTool(session, name, input, { timeoutMs }) {
+      return { ok: true, content: JSON.stringify([session.id, name, input, timeoutMs]) }
+    },
+    leases: async (tenantId) => (tenantId === 'globex' ? [] : [lease]),
+    lease: async (tenantId, id) => (tenantId === 'acme' && id === lease.sessionId ? lease : undefined),
+    release: async ({ id }) => void calls.push(`release ${id}`),
+    invalidate: (provider, id) => (provider === 'box' && id === 'box-1' ? 1 : 0),
+    sawProfile: (tenantId, name, seen) => void calls.push(`${seen ? 'saw' : 'lost'} ${tenantId}/${name}`),
+  }
+  return { workers, calls, over, pace, envelopes }
+}
+const id = run().sessionId
+
+test('a run of a sandbox profile goes to its sandbox, and its readers hear of the sandbox first', async (t) => {
+  const { workers, calls, over, envelopes } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const lines = await execute(f, { create: { profile } })
+  assert.deepEqual(
+    lines.map(({ type, stage, seq }) => [type, stage, seq]),
+    [
+      ['progress', 'runner_accepted', 1],
+      ['progress', 'sandbox', 2],
+      ['result', undefined, 3],
+    ],
+  )
+  assert.deepEqual([lines[1]!['start'], lines[1]!['startMs'], lines[1]!['idleSeconds']], ['launched', 7, 3])
+  assert.deepEqual([calls, over.count, f.envelopes.length], [[`prepare ${id}`, `run ${id}`], 1, 0])
+  assert.ok(envelopes[0]!.firstSeq === 3 && envelopes[0]!.timeoutMs <= 60_000)
+  await execute(f, { runId: 'r2' })
+  assert.equal(calls[2], `prepare ${id}, resuming`)
+})
+
+test('the accepted line does not wait for the sandbox of a new session', async (t) => {
+  const { workers, pace } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const { promise, resolve } = Promise.withResolvers<void>()
+  pace.prepare = promise
+  const chunks = f.core.execute('acme', run({ create: { profile } }), new AbortController().signal)
+  assert.match(String((await chunks[Symbol.asyncIterator]().next()).value), /runner_accepted/)
+  resolve()
+  assert.deepEqual((await Array.fromAsync(chunks)).length, 2)
+})
+
+test('a sandbox that does not start ends the run with its error, and the session may run again', async (t) => {
+  const { workers, pace, over } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  pace.failure = new AppError('worker_token_unavailable', 503, { message: 'Set the key.' })
+  const lines = await execute(f, { create: { profile } })
+  assert.deepEqual(types(lines), ['progress', 'error'])
+  assert.deepEqual(
+    [codeOf(lines), lines.at(-1)!['message'], over.count],
+    ['worker_token_unavailable', 'Set the key.', 0],
+  )
+  delete pace.failure
+  assert.equal((await execute(f, { runId: 'r2' })).at(-1)!['type'], 'result')
+})
+
+test('a conversation that is nowhere here is brought by the conductor', async (t) => {
+  const { workers, pace, calls } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  await execute(f, { create: { profile } })
+  pace.failure = new AppError('session_state_missing', 409)
+  const { create: _, ...again } = run({ runId: 'r2' })
+  const stream = f.core.execute('acme', again, new AbortController().signal)
+  await assert.rejects(Array.fromAsync(stream), { code: 'unknown_session' })
+  delete pace.failure
+  const bundle = { bytes: Buffer.from('newest'), contentType: 'application/json' }
+  await f.core.hydrate('acme', id, profile, bundle)
+  assert.equal(calls.at(-1), `hydrate ${id}`)
+  assert.equal(String((await f.core.exportState('acme', id))?.bytes), 'state')
+})
+
+test('a run that is cancelled while its sandbox starts ends at once, and the sandbox is let go when it is there', async (t) => {
+  const { workers, pace, over, calls } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const { promise, resolve } = Promise.withResolvers<void>()
+  pace.prepare = promise
+  const lines = execute(f, { create: { profile } })
+  await until(() => calls.length === 1)
+  f.core.cancelRun('acme', 'r1')
+  assert.equal(codeOf(await lines), 'cancelled')
+  assert.equal(over.count, 0)
+  resolve()
+  await until(() => over.count === 1)
+  assert.deepEqual(calls, [`prepare ${id}`], 'nothing was sent to it')
+})
+
+test('a runner without sandboxes ends the run of a sandbox profile by its name, and offers none', async (t) => {
+  const f = await runnerOf(t, answer)
+  const lines = await execute(f, { create: { profile } })
+  assert.deepEqual([codeOf(lines), lines.at(-1)!['message']], ['no_sandbox_substrate', 'This runner has no sandboxes.'])
+  const info = await f.core.info()
+  assert.deepEqual([info.substrates, info.substratesKnown, 'defaultSubstrate' in info], [[], true, false])
+  assert.deepEqual(await f.core.workerLeases(undefined), [])
+  assert.equal(await f.core.invalidateSandbox('box', 'box-1'), 0)
+})
+
+test('substrates, leases and events of substrates are those of the sandboxes', async (t) => {
+  const { workers, calls } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const { substrates, defaultSubstrate } = await f.core.info()
+  assert.deepEqual([substrates, defaultSubstrate], [['box', 'vm'], 'box'])
+  assert.equal((await f.core.workerLeases(undefined)).length, 1)
+  assert.equal((await f.core.workerLeases('globex')).length, 0)
+  assert.equal((await f.core.workerLease('acme', id))?.state, 'paused')
+  assert.equal(await f.core.invalidateSandbox('box', 'box-1'), 1)
+  await f.core.putProfile('acme', profile)
+  await f.core.putProfile('acme', { ...profile, updatedAt: '2025-01-01T00:00:00.000Z' })
+  await f.core.deleteProfile('acme', 'p')
+  await f.core.deleteProfile('acme', 'p')
+  assert.deepEqual(calls, ['saw acme/p', 'lost acme/p'], 'an older version changes nothing')
+  await execute(f, { create: { profile } })
+  await f.core.checkSession(f.sessions.get(id)!)
+  assert.equal(calls.at(-1), 'health')
+})
+
+test('a session that is deleted or evicted gives up its sandbox, one for tools as well', async (t) => {
+  const { workers, calls } = sandboxes()
+  const f = await runnerOf(t, answer, { maxSessions: 1 }, workers)
+  await execute(f, { create: { profile } })
+  await f.core.deleteSession('acme', id)
+  await until(() => calls.includes(`release ${id}`))
+  assert.deepEqual(f.forgotten, [], 'no sidecar knew it')
+  await f.core.hydrate('acme', 'b', toolsOnly)
+  await f.core.hydrate('acme', 'c', toolsOnly)
+  await until(() => calls.includes('release b') && f.forgotten.includes('b'))
+})
+
+test('a static session with a sandbox for its tools runs on its sidecar, and says when the sandbox was awake', async (t) => {
+  const { workers, pace, over } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  assert.deepEqual(
+    (await execute(f, { create: { profile: toolsOnly } })).map(({ stage, type }) => stage ?? type),
+    ['runner_accepted', 'sandbox', 'assistant', 'result'],
+  )
+  assert.deepEqual([f.envelopes[0]!.firstSeq, over.count], [3, 1])
+  pace.nothing = true
+  assert.deepEqual(
+    (await execute(f, { runId: 'r2' })).map(({ stage, type }) => stage ?? type),
+    ['runner_accepted', 'assistant', 'result'],
+  )
+  assert.equal(over.count, 1)
+})
+
+test('tools are given the sandbox of their session, if its profile has one', async (t) => {
+  const { workers } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const { signal } = new AbortController()
+  for (const [sessionId, one] of [
+    ['a', profile],
+    ['b', toolsOnly],
+    ['c', testProfile('p', { tools: ['calculate'] })],
+  ] as const) {
+    await f.core.hydrate('acme', sessionId, one)
+    await f.sessions.invokeTool(f.sessions.get(sessionId)!, 'calculate', {}, signal)
+  }
+  const [a, b, c] = f.invoked.map(({ context }) => context.sandbox)
+  assert.equal((await a!.call('shell', { x: 1 }, 500)).content, JSON.stringify(['a', 'shell', { x: 1 }, 500]))
+  assert.equal((await b!.call('shell', {}, 5)).ok, true)
+  assert.equal(c, undefined)
+})
