@@ -56,7 +56,7 @@ class DelegatingRunner extends FakeRunner {
 async function begin(
   t: TestContext,
   over: Parameters<typeof testProfile>[1] = {},
-  prepare = (_: DelegatingRunner) => {},
+  prepare: (runner: DelegatingRunner) => unknown = () => {},
 ) {
   const runner = new DelegatingRunner()
   prepare(runner)

@@ -164,7 +164,7 @@ test('a tool whose schema does not compile fails the boot by name', async (t) =>
 })
 
 test('a tool that is slow by nature has a limit of its own', async (t) => {
-  const waits = (input: object, { signal }: ToolContext) =>
+  const waits = (_: object, { signal }: ToolContext) =>
     new Promise<{ ok: boolean; content: string }>((resolve) => {
       signal.addEventListener('abort', () => resolve({ ok: false, content: 'left' }))
     })
