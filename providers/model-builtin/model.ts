@@ -5,7 +5,8 @@ import type {
   LanguageModelV4StreamPart,
   LanguageModelV4Usage,
 } from '@ai-sdk/provider'
-import { respond, type Response } from './rules.ts'
+import { lastOf, respond, type Response } from './rules.ts'
+import { sampleOf } from './sample.ts'
 
 /** The demo responder as a language model: word by word, deterministic, one token per word. */
 export function demoModel(): LanguageModelV4 {
@@ -52,13 +53,20 @@ function* partsOf(options: LanguageModelV4CallOptions): Generator<LanguageModelV
 }
 
 function turn(options: LanguageModelV4CallOptions) {
-  const response = respond(options.prompt, options.tools ?? [])
+  const response = inForm(respond(options.prompt, options.tools ?? []), options)
   const all = wordsOf(response.text)
   const limit = options.maxOutputTokens ?? Number.POSITIVE_INFINITY
   const words = all.slice(0, limit)
   const unified = all.length > limit ? 'length' : response.calls.length > 0 ? 'tool-calls' : 'stop'
   const finishReason: LanguageModelV4FinishReason = { unified, raw: undefined }
   return { response, words, finishReason, usage: usage(options, words.length) }
+}
+
+/** An answer in the form that is asked for. It still says what it is, wherever the form has room for a text. */
+function inForm(response: Response, { responseFormat, prompt }: LanguageModelV4CallOptions): Response {
+  if (responseFormat?.type !== 'json' || response.calls.length > 0) return response
+  const value = sampleOf(responseFormat.schema ?? { type: 'object' }, response.text, lastOf(prompt))
+  return { ...response, text: JSON.stringify(value) }
 }
 
 const calls = (response: Response) =>

@@ -1,4 +1,4 @@
-import type { LanguageModelV4CallOptions, LanguageModelV4Prompt } from '@ai-sdk/provider'
+import type { LanguageModelV4CallOptions, LanguageModelV4FilePart, LanguageModelV4Prompt } from '@ai-sdk/provider'
 import { arithmeticIn } from './arithmetic.ts'
 
 export interface Response {
@@ -25,6 +25,8 @@ export function respond(prompt: LanguageModelV4Prompt, tools: Tools): Response {
   const calls = toolsFor(text, tools)
   if (calls.length > 0)
     return { text: '', calls: calls.map((call, i) => ({ id: `builtin_${prompt.length}_${i}`, ...call })) }
+  const files = filesOf(prompt)
+  if (files !== '') return say(`${identity} ${files} You said: "${shorten(text)}".`)
   if (asksWho.test(text)) return say(`${identity} ${abilities(tools)}`)
   const introduced = nameIn(text)
   if (introduced !== undefined)
@@ -128,6 +130,22 @@ function found(text: string): string {
   } catch {
     return `I found this in the documentation:\n${text}`
   }
+}
+
+/** The last thing that the user said. */
+export const lastOf = (prompt: LanguageModelV4Prompt): string => userTexts(prompt).at(-1) ?? ''
+
+/** What came with the last message; '' when nothing did. */
+function filesOf(prompt: LanguageModelV4Prompt): string {
+  const last = prompt.findLast(({ role }) => role === 'user')
+  const names =
+    last?.role === 'user' ? last.content.flatMap((part) => (part.type === 'file' ? [nameOf(part)] : [])) : []
+  return names.length === 0 ? '' : `I have got ${names.join(', ')}, but cannot look inside.`
+}
+
+const nameOf = ({ filename, mediaType, data }: LanguageModelV4FilePart): string => {
+  const bytes = data.type === 'data' && typeof data.data === 'string' ? Buffer.byteLength(data.data, 'base64') : 0
+  return `${filename ?? 'a file'} (${mediaType}, ${bytes} bytes)`
 }
 
 /** What the rules look at of a message: some of the patterns are not linear. */

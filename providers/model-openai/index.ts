@@ -2,6 +2,7 @@ import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { defineModelProvider } from '#contracts/model'
+import { withStrictness } from './strictness.ts'
 import { createTextTap } from './text-tap.ts'
 
 /** Models behind the OpenAI chat completions API: OpenAI itself, or any compatible server by `baseUrl`. */
@@ -24,9 +25,10 @@ export default defineModelProvider({
       name: 'openai',
       baseURL: egress?.baseUrl ?? (baseUrl || 'https://api.openai.com/v1'),
       includeUsage: true,
+      supportsStructuredOutputs: true,
       fetch: tap.fetch,
       ...(apiKey ? { apiKey } : {}),
     })
-    return { contract: 'model/1', model: (modelId) => tap.wrap(provider.chatModel(modelId)) }
+    return { contract: 'model/1', model: (modelId) => withStrictness(tap.wrap(provider.chatModel(modelId))) }
   },
 })

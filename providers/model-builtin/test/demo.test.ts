@@ -118,3 +118,39 @@ test('a message that asks several things calls several tools at once, each with 
   ])
   assert.equal(new Set(parts.flatMap((part) => (part.type === 'tool-call' ? [part.toolCallId] : []))).size, 2)
 })
+
+test('it says what came with a message, and what it is', async () => {
+  const file = {
+    type: 'file' as const,
+    mediaType: 'image/png',
+    filename: 'dot.png',
+    data: { type: 'data' as const, data: 'aGVsbG8=' },
+  }
+  const text = { type: 'text' as const, text: 'What is this?' }
+  const said = textOf(await partsOf({ prompt: [{ role: 'user', content: [file, text] }] }))
+  assert.match(said, /not a language model.*dot\.png \(image\/png, 5 bytes\), but cannot look inside/)
+})
+
+test('it answers in the form that is asked for, and says what it is where a text fits', async () => {
+  const schema = {
+    type: 'object' as const,
+    properties: {
+      answer: { type: 'string' as const },
+      count: { type: 'integer' as const, minimum: 1 },
+      kind: { enum: ['a', 'b'] },
+      at: { type: 'string' as const, format: 'date' },
+      tags: { type: 'array' as const, items: { $ref: '#/$defs/tag' }, minItems: 2 },
+      next: { anyOf: [{ type: 'null' as const }, { $ref: '#' }] },
+    },
+    $defs: { tag: { type: 'string' as const, maxLength: 4 } },
+  }
+  const responseFormat = { type: 'json' as const, schema }
+  const value = JSON.parse(textOf(await partsOf({ prompt: [user('Give me 3 of them')], responseFormat })))
+  assert.match(value.answer, /not a language model/)
+  assert.deepEqual(
+    { ...value, answer: '' },
+    { answer: '', count: 3, kind: 'a', at: '2026-01-01', tags: ['I am', 'I am'], next: null },
+  )
+  const loop = { type: 'object' as const, properties: { next: { $ref: '#' } } }
+  await partsOf({ prompt: [user('x')], responseFormat: { type: 'json', schema: loop } })
+})

@@ -40,6 +40,30 @@ test('an answer is streamed with its text, tool calls and usage', async (t) => {
   assert.equal(request.body.max_tokens, 9)
 })
 
+test('a schema for the answer is passed on, as strict only where the vendor takes it so', async (t) => {
+  const server = await startModelServer(t)
+  const models = await providerWith(t, { baseUrl: server.url })
+  const point = { type: 'object', properties: { x: { type: 'number' } }, required: ['x'], additionalProperties: false }
+  const cases: [object, boolean][] = [
+    [point, true],
+    [{ ...point, properties: { x: { anyOf: [{ type: 'null' }, { $ref: '#/$defs/p' }] } }, $defs: { p: point } }, true],
+    [{ ...point, properties: { x: { type: 'array', items: point } } }, true],
+    [{ ...point, required: [] }, false],
+    [{ ...point, additionalProperties: undefined }, false],
+    [{ ...point, properties: { x: { type: 'string', pattern: 'a' } } }, false],
+    [{ ...point, properties: { x: { type: 'object' } } }, false],
+    [{ type: 'array', items: point }, false],
+  ]
+  for (const [schema, strict] of cases) {
+    const responseFormat = { type: 'json' as const, name: 'point', schema }
+    await Array.fromAsync((await models!.model('m').doStream({ prompt, responseFormat })).stream)
+    const sent = server.requests.at(-1)!.body['response_format'] as { type: string; json_schema: object }
+    assert.deepEqual(sent.json_schema, { schema: JSON.parse(JSON.stringify(schema)), strict, name: 'point' })
+  }
+  await Array.fromAsync((await models!.model('m').doStream({ prompt })).stream)
+  assert.equal(server.requests.at(-1)!.body['response_format'], undefined)
+})
+
 test('text of any kind arrives in order, before the finish, whatever the line ends and however the bytes are cut', async (t) => {
   const deltas = ['plain', ' "quoted"\n', '\u{1f600} \u00e4', ' two\r\nlines', ' end']
   const frames = deltas.map((content) => ({ choices: [{ index: 0, delta: { content }, finish_reason: null }] }))
