@@ -3,32 +3,58 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { pathToFileURL } from 'node:url'
-import { runtimeOf, sidecarAt, testKernel, testRuntime } from 'agent-orc/testing'
+import {
+  runtimeOf,
+  sandboxProviderOf,
+  sidecarAt,
+  testKernel,
+  testRuntime,
+  testSandboxProvider,
+} from 'agent-orc/testing'
 import type { Plugin } from 'agent-orc/kernel'
 
 const at = (path: string): URL => new URL(`../../../${path}`, import.meta.url)
 const guide = await readFile(at('docs/plugins.md'), 'utf8')
-const example = await readFile(at('examples/echo-runtime/index.ts'), 'utf8')
 
 /** The code blocks of a language, in the order of the guide. */
 const blocks = (language: string): string[] =>
   [...guide.matchAll(new RegExp(`\`\`\`${language}\\n(.*?)\`\`\``, 'gs'))].map((match) => match[1]!)
 
-test('the guide shows the example file exactly, and it has at most 60 lines', () => {
-  assert.equal(blocks('ts')[0], example)
-  assert.ok(example.trimEnd().split('\n').length <= 60)
-})
+/** What the guide shows whole, and how long it may be. */
+const shown = [
+  ['examples/echo-runtime/index.ts', 60],
+  ['examples/plain-sandbox/index.ts', 100],
+  ['examples/plain-sandbox/test/plain.test.ts', 20],
+  ['examples/echo-runtime/test/echo.test.ts', 20],
+] as const
 
-test('the test that the guide shows is the example test', async () => {
-  assert.equal(blocks('ts')[1], await readFile(at('examples/echo-runtime/test/echo.test.ts'), 'utf8'))
-})
+for (const [file, lines] of shown) {
+  test(`the guide shows ${file} exactly, and it has at most ${lines} lines`, async () => {
+    const source = await readFile(at(file), 'utf8')
+    assert.ok(blocks('ts').includes(source))
+    assert.ok(source.trimEnd().split('\n').length <= lines)
+  })
+}
 
 // What a stranger does: copies the code out of the guide into a file of their own, and adds it to a sidecar.
 const folder = await mkdtemp(join(import.meta.dirname, 'guide-'))
 try {
-  const file = join(folder, 'index.ts')
-  await writeFile(file, blocks('ts')[0]!)
-  const { default: plugin } = (await import(pathToFileURL(file).href)) as { default: Plugin }
+  const copied = async (name: string, block: string): Promise<Plugin> => {
+    const file = join(folder, `${name}.ts`)
+    await writeFile(file, block)
+    return ((await import(pathToFileURL(file).href)) as { default: Plugin }).default
+  }
+  const plugin = await copied(
+    'echo',
+    blocks('ts').find((block) => block.includes('defineRuntime('))!,
+  )
+  const plain = await copied(
+    'plain',
+    blocks('ts').find((block) => block.includes('defineSandboxProvider('))!,
+  )
+  testSandboxProvider('plain', (t) => sandboxProviderOf(t, 'plain', [plain]), {
+    cannot: { copies: 'A process that leaves the group of its worker is not followed.' },
+  })
   const runHost = (await import(at('plugins/run-host/index.ts').href)) as { default: Plugin }
   const script = {
     say: (word: string) => word,
