@@ -40,7 +40,8 @@ export function createArrivals(limitMs: number, onLate: (request: FastifyRequest
     begin(request) {
       if (!watched || !hasBody(request)) return
       const { raw } = request
-      const limit = setTimeout(onLate, limitMs, request)
+      // A request that was answered early closes without a word when its connection does: it may not hold the process.
+      const limit = setTimeout(onLate, limitMs, request).unref()
       limits.set(request, limit)
       const arrived = (): void => clearTimeout(limit)
       raw.once('end', arrived).once('close', arrived)

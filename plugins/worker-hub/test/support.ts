@@ -66,11 +66,11 @@ export const pollOf =
     })
 
 /** Begins a run in the channel's session, and yields what comes. */
-export const begin = (
+export function begin(
   channel: WorkerChannel,
   fields: EnvelopeFields = {},
   signal = new AbortController().signal,
-): AsyncIterator<Buffer> =>
-  channel
-    .run(testEnvelope({ ...fields, sessionId: channel.sessionId }), signal, 'http://runner')
-    [Symbol.asyncIterator]()
+): AsyncIterator<Buffer> {
+  const run = channel.run(testEnvelope({ ...fields, sessionId: channel.sessionId }), signal, 'http://runner')
+  return run[Symbol.asyncIterator]()
+}

@@ -15,6 +15,10 @@ export const plainTokens: WorkerTokens = {
   async verify(authorization) {
     const text = /^Bearer (\S+)$/.exec(authorization ?? '')?.[1]
     if (text === undefined) throw new AppError('invalid or missing worker token: missing', 401)
-    return JSON.parse(Buffer.from(text, 'base64url').toString()) as Awaited<ReturnType<WorkerTokens['verify']>>
+    try {
+      return JSON.parse(Buffer.from(text, 'base64url').toString()) as Awaited<ReturnType<WorkerTokens['verify']>>
+    } catch {
+      throw new AppError('invalid or missing worker token: malformed', 401)
+    }
   },
 }
