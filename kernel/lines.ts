@@ -70,8 +70,8 @@ export function createLineQueue(): LineQueue {
 export const maxLineBytes = 4 * 1024 * 1024
 
 export class OversizedLineError extends Error {
-  constructor() {
-    super(`a line is longer than ${maxLineBytes} bytes`)
+  constructor(limit: number = maxLineBytes) {
+    super(`a line is longer than ${limit} bytes`)
     this.name = 'OversizedLineError'
   }
 }
@@ -80,14 +80,17 @@ export class OversizedLineError extends Error {
  * Cuts a byte stream into chunks that end at a newline, copying only what straddles two reads. A last line without its
  * newline is torn: it is dropped, and the reader sees a stream that ended early.
  */
-export async function* wholeLines(source: AsyncIterable<Uint8Array>): AsyncGenerator<Buffer> {
+export async function* wholeLines(
+  source: AsyncIterable<Uint8Array>,
+  limit: number = maxLineBytes,
+): AsyncGenerator<Buffer> {
   let rest: Buffer | undefined
   for await (const read of source) {
     const bytes = Buffer.isBuffer(read) ? read : Buffer.from(read.buffer, read.byteOffset, read.byteLength)
     const end = bytes.lastIndexOf(0x0a)
     if (end < 0) {
       rest = rest ? Buffer.concat([rest, bytes]) : bytes
-      if (rest.length > maxLineBytes) throw new OversizedLineError()
+      if (rest.length > limit) throw new OversizedLineError(limit)
       continue
     }
     const whole = bytes.subarray(0, end + 1)

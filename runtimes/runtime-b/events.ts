@@ -1,0 +1,151 @@
+import type { RuntimeEvent } from '#contracts/run-event'
+import type { AppError } from '#kernel'
+import { codexFailed, maxStepsReached } from './errors.ts'
+import { turnFailure } from './failures.ts'
+import type { Notification } from './json-rpc.ts'
+import type {
+  ItemReported,
+  McpServerReported,
+  McpToolCall,
+  MessageDelta,
+  ThreadItem,
+  TurnCompleted,
+  UsageReported,
+} from './protocol.ts'
+import { outcomeOf } from './tool-outcome.ts'
+
+export interface TurnOptions {
+  readonly turnId: string
+  /** As the profile writes it. */
+  readonly model: string
+  readonly maxSteps: number
+  readonly sessionServer: string
+}
+
+/** One turn as events. */
+export interface Turn {
+  /** All text so far: the deltas joined. */
+  readonly text: string
+  /** The last message alone. */
+  readonly lastMessage: string
+  /** The model said or did something. */
+  readonly said: boolean
+  /** A tool is at work: that nothing is reported means nothing. */
+  readonly waitsForTool: boolean
+  /** True once the turn has ended as it should. Throws an AppError when it ended otherwise. */
+  readonly completed: boolean
+  take(notification: Notification): RuntimeEvent[]
+}
+
+/** Between the texts of two messages. */
+const paragraph = '\n\n'
+/** What Codex calls its own tools over the servers' resources. */
+const resourceServer = 'codex'
+/** Kinds of items that would mean that something was done on this machine. */
+const hostItems: ReadonlySet<string> = new Set(['commandExecution', 'fileChange', 'imageView'])
+
+export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptions): Turn {
+  let text = ''
+  let lastMessage = ''
+  let said = false
+  let completed = false
+  let begins = true
+  let steps = 0
+  let calledSinceUsage = false
+  let totalTokens: number | undefined
+  const ids = new Set<string>()
+  const open = new Map<string, { readonly id: string; readonly name: string }>()
+
+  const say = (delta: string): RuntimeEvent[] => {
+    if (delta === '') return []
+    const shown = begins && text !== '' ? paragraph + delta : delta
+    lastMessage = begins ? delta : lastMessage + delta
+    begins = false
+    said = true
+    text += shown
+    return [{ type: 'assistant', text: shown, delta: true }]
+  }
+  const nameOf = ({ server, tool }: McpToolCall): string =>
+    server === sessionServer || server === resourceServer ? tool : `mcp__${server}__${tool}`
+  /** Some model servers count their ids from 0 in every answer. */
+  const uniqueId = (id: string): string => {
+    let unique = id
+    for (let n = 2; ids.has(unique); n++) unique = `${id}_${n}`
+    ids.add(unique)
+    return unique
+  }
+  const started = (item: ThreadItem): RuntimeEvent[] => {
+    if (hostItems.has(item.type)) throw codexFailed({ message: 'Codex began to use a tool of this machine.' })
+    if (item.type === 'agentMessage') begins = true
+    if (item.type !== 'mcpToolCall') return []
+    said = true
+    calledSinceUsage = true
+    const call = { id: uniqueId(item.id), name: nameOf(item) }
+    open.set(item.id, call)
+    return [{ type: 'tool_call', ...call, arguments: item.arguments }]
+  }
+  const ended = (item: ThreadItem): RuntimeEvent[] => {
+    // A server that sends no deltas.
+    if (item.type === 'agentMessage') return begins ? say(item.text) : []
+    if (item.type !== 'mcpToolCall') return []
+    const call = open.get(item.id)
+    open.delete(item.id)
+    return call ? [{ type: 'tool_result', ...call, ...outcomeOf(call.name, item) }] : []
+  }
+  const used = ({ total, last }: UsageReported['tokenUsage']): RuntimeEvent[] => {
+    const tokens = total.inputTokens + total.outputTokens
+    // Said again without a model call in between.
+    if (tokens === totalTokens) return []
+    totalTokens = tokens
+    const again = calledSinceUsage
+    calledSinceUsage = false
+    if (++steps > maxSteps || (steps === maxSteps && again)) {
+      throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
+    }
+    const { inputTokens, outputTokens, cachedInputTokens: cachedTokens } = last
+    return [{ type: 'usage', inputTokens, outputTokens, ...(cachedTokens > 0 ? { cachedTokens } : {}), model }]
+  }
+  const end = ({ status, error }: TurnCompleted['turn']): void => {
+    if (status === 'completed') completed = true
+    else throw error ? turnFailure(error) : (codexFailed({ message: 'Codex ended the turn early.' }) as AppError)
+  }
+
+  return {
+    get text() {
+      return text
+    },
+    get lastMessage() {
+      return lastMessage
+    },
+    get said() {
+      return said
+    },
+    get waitsForTool() {
+      return open.size > 0
+    },
+    get completed() {
+      return completed
+    },
+    take({ method, params }) {
+      if (method === 'mcpServer/startupStatus/updated') return unavailable(params as McpServerReported, sessionServer)
+      if (method === 'turn/completed') {
+        const { turn } = params as TurnCompleted
+        if (turn.id === turnId) end(turn)
+        return []
+      }
+      // What a former turn left behind is reported when its conversation is taken up again.
+      if ((params as { turnId?: unknown } | null)?.turnId !== turnId) return []
+      if (method === 'item/agentMessage/delta') return say((params as MessageDelta).delta)
+      if (method === 'item/started') return started((params as ItemReported).item)
+      if (method === 'item/completed') return ended((params as ItemReported).item)
+      if (method === 'thread/tokenUsage/updated') return used((params as UsageReported).tokenUsage)
+      return []
+    },
+  }
+}
+
+/** An external server that cannot be reached costs the run only its own tools. */
+const unavailable = ({ name, status }: McpServerReported, sessionServer: string): RuntimeEvent[] =>
+  status !== 'failed' || name === sessionServer
+    ? []
+    : [{ type: 'progress', stage: 'mcp_server_unavailable', server: name, message: 'It could not be connected.' }]

@@ -1,0 +1,66 @@
+// The part of the app-server protocol of Codex 0.163 that this runtime uses, as `codex app-server generate-ts` prints it.
+
+export interface ThreadOpened {
+  readonly thread: { readonly id: string }
+}
+export interface TurnStarted {
+  readonly turn: { readonly id: string }
+}
+
+export type UserInput =
+  | { readonly type: 'text'; readonly text: string; readonly text_elements: readonly [] }
+  | { readonly type: 'image'; readonly url: string }
+
+export interface McpToolCall {
+  readonly type: 'mcpToolCall'
+  readonly id: string
+  readonly server: string
+  readonly tool: string
+  readonly status: 'inProgress' | 'completed' | 'failed'
+  readonly arguments: unknown
+  readonly result: { readonly content: readonly unknown[]; readonly structuredContent: unknown } | null
+  readonly error: { readonly message: string } | null
+}
+export interface AgentMessage {
+  readonly type: 'agentMessage'
+  readonly id: string
+  readonly text: string
+}
+/** Of every other kind only the name is looked at. */
+export type ThreadItem = McpToolCall | AgentMessage | { readonly type: 'other' }
+
+export interface ItemReported {
+  readonly turnId: string
+  readonly item: ThreadItem
+}
+export interface MessageDelta {
+  readonly turnId: string
+  readonly delta: string
+}
+export interface TokenUsage {
+  readonly inputTokens: number
+  readonly cachedInputTokens: number
+  readonly outputTokens: number
+}
+export interface UsageReported {
+  readonly turnId: string
+  /** `last`: of the model call that ended. */
+  readonly tokenUsage: { readonly total: TokenUsage; readonly last: TokenUsage }
+}
+export interface McpServerReported {
+  readonly name: string
+  readonly status: 'starting' | 'ready' | 'failed' | 'cancelled'
+}
+
+export interface TurnError {
+  readonly message: string
+  /** A word, or one word with what belongs to it. */
+  readonly codexErrorInfo: string | Readonly<Record<string, { readonly httpStatusCode?: number | null }>> | null
+}
+export interface TurnCompleted {
+  readonly turn: {
+    readonly id: string
+    readonly status: 'completed' | 'interrupted' | 'failed' | 'inProgress'
+    readonly error: TurnError | null
+  }
+}

@@ -1,0 +1,109 @@
+import { writeFile } from 'node:fs/promises'
+import { isAppError } from '#kernel'
+import type { OutputSchema, OutputSchemas } from '#contracts/output-schema'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { RuntimeEvent } from '#contracts/run-event'
+import type { RuntimeContext } from '#contracts/runtime'
+import { type AppServer, startAppServer } from './app-server.ts'
+import type { RuntimeBConfig } from './config.ts'
+import { invalidOutput, unsupportedLimit } from './errors.ts'
+import { createTurn, type Turn } from './events.ts'
+import { rpcFailure } from './failures.ts'
+import type { Homes } from './homes.ts'
+import { inputOf } from './input.ts'
+import { launchOf } from './launch.ts'
+import { modelFile } from './model-file.ts'
+import { eventsOf, openThread, type Patience, startTurn } from './thread.ts'
+
+export interface RunDeps extends Pick<RuntimeContext<RuntimeBConfig>, 'config' | 'egress' | 'log'> {
+  readonly homes: Homes
+  readonly schemas: OutputSchemas
+  readonly command: readonly [string, ...string[]]
+  readonly patience: Patience
+}
+
+/** Model calls of one run unless the profile says otherwise. */
+const defaultMaxSteps = 16
+
+/**
+ * One run: a process is started in the folder of the session, takes up its conversation or begins one, and does one turn. It
+ * ends with the run: an idle session costs no memory, and no two sessions, nor their tenants, ever share a process.
+ */
+export async function* runTurn(
+  envelope: RunEnvelope,
+  signal: AbortSignal,
+  deps: RunDeps,
+): AsyncGenerator<RuntimeEvent> {
+  const { runId, sessionId, profile, responseFormat } = envelope
+  const { homes, patience } = deps
+  if (profile.limits.maxOutputTokens !== undefined) {
+    throw unsupportedLimit({
+      message: 'runtime_b cannot bound the output of a model call: remove limits.maxOutputTokens.',
+    })
+  }
+  const form = responseFormat && deps.schemas(responseFormat.schema)
+  const input = inputOf(envelope.prompt, envelope.attachments)
+  const home = await homes.enter(sessionId, runId, (envelope.attempt ?? 1) > 1)
+  let server: AppServer | undefined
+  let turn: Turn | undefined
+  let interrupt: (() => Promise<unknown>) | undefined
+  let terminal: RuntimeEvent | undefined
+  const onAbort = async (): Promise<void> => {
+    await interrupt?.().catch(() => {})
+    await server?.stop()
+  }
+  signal.addEventListener('abort', onAbort, { once: true })
+  try {
+    const launch = launchOf(envelope, home.folder, deps.config, deps.egress)
+    await writeFile(launch.modelFile, modelFile(launch.model, deps.config.contextTokens))
+    signal.throwIfAborted()
+    server = startAppServer({ ...launch, command: deps.command })
+    const { rpc } = server
+    const threadId = await openThread(rpc, launch, home.threadId, profile.instructions, patience)
+    if (envelope.runtimeSessionId !== threadId) yield { type: 'session_init', runtimeSessionId: threadId }
+    const turnId = await startTurn(rpc, threadId, input, envelope, patience)
+    interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)
+    const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
+    turn = createTurn({ turnId, model: profile.model, maxSteps, sessionServer: launch.sessionServer })
+    yield* eventsOf(turn, server, patience)
+    terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...outputOf(turn, form) }
+  } catch (error) {
+    // The last event of an aborted run is the host's, which knows why.
+    if (!signal.aborted) terminal = errorEvent(error, runId, server, deps)
+  } finally {
+    signal.removeEventListener('abort', onAbort)
+    // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
+    await server?.stop()
+    await homes.leave(sessionId, home, turn?.said === true)
+  }
+  if (terminal) yield terminal
+}
+
+/** The value that the answer holds. Throws AppError `invalid_output`. */
+function outputOf({ lastMessage }: Turn, form: OutputSchema | undefined): { output?: unknown } {
+  if (!form) return {}
+  let output: unknown
+  try {
+    output = JSON.parse(lastMessage)
+  } catch (cause) {
+    throw invalidOutput({ cause, message: 'The answer is not JSON.' })
+  }
+  const problem = form.problem(output)
+  if (problem !== undefined) throw invalidOutput({ message: `The answer does not fit its form. ${problem}` })
+  return { output }
+}
+
+/** Anything else than a failure of a known kind is a bug, and goes on to the host. */
+function errorEvent(
+  error: unknown,
+  runId: string,
+  server: AppServer | undefined,
+  { log }: Pick<RunDeps, 'log'>,
+): Extract<RuntimeEvent, { type: 'error' }> {
+  const failure = isAppError(error) ? error : rpcFailure(error)
+  if (!failure) throw error
+  const { code, sentence = 'The run failed.', retryable, cause } = failure
+  log.warn({ runId, code, reason: sentence, process: server?.ending }, 'run failed')
+  log.debug({ runId, cause, stderr: server?.lastWords }, 'what Codex said')
+  return { type: 'error', code, message: sentence, ...(retryable ? { retryable: true } : {}) }
+}

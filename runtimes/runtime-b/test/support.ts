@@ -1,0 +1,97 @@
+import { readdir, readFile } from 'node:fs/promises'
+import type { TestContext } from 'node:test'
+import pino from 'pino'
+import {
+  bareSidecar,
+  collectRun,
+  type EnvelopeFields,
+  type ModelReply,
+  type ModelRequest,
+  type ModelRequestBody,
+  type ModelServer,
+  type ModelServerOptions,
+  startModelServer,
+  testEnvelope,
+} from '#testing'
+import type { RunEvent } from '#contracts/run-event'
+import type { Runtime } from '#contracts/runtime'
+import type { SidecarLink } from '#contracts/sidecar'
+import type { ModelEgress } from '#contracts/workers'
+import type { ResponsesRequestBody } from '../../../kernel/testing/responses-wire.ts'
+import type { RuntimeBConfig } from '../config.ts'
+import { findCodex } from '../package.ts'
+import { runtimeB, type RuntimeBOptions } from '../runtime.ts'
+
+/** Why the tests that need Codex are skipped here; with CI=true and the package to be there, that is a failure instead. */
+export const skip = await findCodex().then(
+  () => false as const,
+  (error: Error) => error.message,
+)
+
+export interface Stage {
+  readonly runtime: Runtime
+  readonly link: SidecarLink
+  readonly models: ModelServer
+  run(prompt: string, fields?: EnvelopeFields): Promise<RunEvent[]>
+}
+export const model: EnvelopeFields = { profile: { runtime: 'runtime_b', model: 'openai/stand-in' } }
+
+export async function stage(
+  t: Pick<TestContext, 'after'>,
+  reply: ModelServerOptions['reply'] = { text: 'fine' },
+  options: RuntimeBOptions & { config?: Partial<RuntimeBConfig>; egress?: ModelEgress } = {},
+): Promise<Stage> {
+  const models = await startModelServer(t, { reply })
+  const config = { apiKey: 'key', baseUrl: models.url, contextTokens: 128_000, maxProcesses: 8, ...options.config }
+  const stops: (() => Promise<void>)[] = []
+  t.after(async () => {
+    for (const stop of stops) await stop()
+  })
+  const ctx = {
+    config,
+    egress: options.egress,
+    log: pino({ level: 'silent' }),
+    onStop: (fn: () => Promise<void>) => void stops.push(fn),
+  }
+  const runtime = await runtimeB(ctx, options)
+  const link = bareSidecar(runtime)
+  return {
+    runtime,
+    link,
+    models,
+    run: (prompt, fields = {}) =>
+      collectRun(link, testEnvelope({ ...model, ...fields, prompt, profile: { ...model.profile, ...fields.profile } })),
+  }
+}
+
+export const bodyOf = ({ body }: ModelRequest | { body: ModelRequestBody }): ResponsesRequestBody =>
+  body as unknown as ResponsesRequestBody
+
+/** What a request says in words, as `role: text` and `type: …` lines. */
+export const conversation = (request: ModelRequest): string[] =>
+  bodyOf(request).input.map(({ type, role, content, output, name }) => {
+    if (type === 'message') return `${role}: ${(content ?? []).map(({ text }) => text).join('')}`
+    return `${type}: ${JSON.stringify(output ?? name)}`
+  })
+
+export const asked = (body: ModelRequestBody): string => conversation({ body } as ModelRequest).at(-1) ?? ''
+
+export const call = (name: string, args: unknown = {}, id?: string): NonNullable<ModelReply['toolCalls']>[number] => ({
+  name,
+  namespace: 'mcp__runner',
+  arguments: args,
+  ...(id === undefined ? {} : { id }),
+})
+
+/** Processes that this one has started and that are still there. */
+export async function children(): Promise<number[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name)).map(Number)
+  const found = await Promise.all(
+    pids.map(async (pid) => {
+      const stat = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '')
+      const [, parent] = stat.slice(stat.lastIndexOf(')') + 2).split(' ')
+      return Number(parent) === process.pid ? [pid] : []
+    }),
+  )
+  return found.flat()
+}

@@ -1,0 +1,82 @@
+import type { AppError } from '#kernel'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { RuntimeEvent } from '#contracts/run-event'
+import type { AppServer } from './app-server.ts'
+import { codexFailed, modelError } from './errors.ts'
+import type { Turn } from './events.ts'
+import type { RpcClient } from './json-rpc.ts'
+import { mcpStartSeconds, type RunLaunch } from './launch.ts'
+import type { ThreadOpened, TurnStarted, UserInput } from './protocol.ts'
+
+/** What is waited for. */
+export interface Patience {
+  /** The program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
+  readonly startMs: number
+  /** Answers that wait for nobody else. */
+  readonly answerMs: number
+  /** The end of a turn that is stopped, out of the two seconds that a stopped run has. */
+  readonly interruptMs: number
+  /** Neither the model nor Codex says anything; as long as the other runtimes wait for a model's first byte. */
+  readonly silenceMs: number
+}
+export const patience: Patience = { startMs: 20_000, answerMs: 10_000, interruptMs: 500, silenceMs: 300_000 }
+
+/** Takes up the conversation of that id, or begins one. Resolves to its id. */
+export async function openThread(
+  rpc: RpcClient,
+  { model, modelProvider, config, folder }: RunLaunch,
+  threadId: string | undefined,
+  instructions: string,
+  { startMs, answerMs }: Patience,
+): Promise<string> {
+  const clientInfo = { name: 'agent-orc', version: '1' }
+  const capabilities = { experimentalApi: true, requestAttestation: false }
+  await rpc.request('initialize', { clientInfo, capabilities }, startMs)
+  rpc.notify('initialized')
+  const common = { model, modelProvider, config, cwd: folder, baseInstructions: instructions }
+  // The session's tool server is connected meanwhile.
+  const openMs = answerMs + mcpStartSeconds * 1_000
+  const { thread } = await (threadId === undefined
+    ? rpc.request<ThreadOpened>('thread/start', { ...common, environments: [] }, openMs)
+    : rpc.request<ThreadOpened>('thread/resume', { ...common, threadId, excludeTurns: true }, openMs))
+  return thread.id
+}
+
+/** Resolves to the turn's id. */
+export async function startTurn(
+  rpc: RpcClient,
+  threadId: string,
+  input: readonly UserInput[],
+  { responseFormat }: Pick<RunEnvelope, 'responseFormat'>,
+  { answerMs }: Patience,
+): Promise<string> {
+  const outputSchema = responseFormat ? { outputSchema: responseFormat.schema } : {}
+  // Without an environment there is nothing that a tool of this machine could act on. A conversation does not keep that.
+  const params = { threadId, input, environments: [], ...outputSchema }
+  return (await rpc.request<TurnStarted>('turn/start', params, answerMs)).turn.id
+}
+
+/** What the turn says, until it has ended as it should. Throws whatever ended it otherwise. */
+export async function* eventsOf(turn: Turn, server: AppServer, patience: Patience): AsyncGenerator<RuntimeEvent> {
+  const notifications = server.rpc.notifications[Symbol.asyncIterator]()
+  let silence: Promise<AppError> | undefined
+  while (!turn.completed) {
+    // Only while we wait: a reader who takes his time is nobody's silence.
+    const timer = setTimeout(() => {
+      if (turn.waitsForTool) timer.refresh()
+      else silence = whoIsSilent(server.rpc, patience).finally(() => void server.stop())
+    }, patience.silenceMs)
+    const { done, value } = await notifications.next().finally(() => clearTimeout(timer))
+    if (done)
+      throw (await silence) ?? codexFailed({ message: 'Codex stopped in the middle of the turn.', retryable: true })
+    yield* turn.take(value)
+  }
+}
+
+async function whoIsSilent(rpc: RpcClient, { answerMs, silenceMs }: Patience): Promise<AppError> {
+  const seconds = Math.round(silenceMs / 1_000)
+  return rpc.request('thread/loaded/list', {}, answerMs).then(
+    () => modelError({ message: `The model server said nothing for ${seconds} s.`, retryable: true }),
+    () => codexFailed({ message: 'Codex does not answer any more.', retryable: true }),
+  )
+}
