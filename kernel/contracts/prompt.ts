@@ -17,6 +17,10 @@ export const Attachment = Type.Object(
 )
 export type Attachment = Static<typeof Attachment>
 
+const base64 = /^[A-Za-z0-9+/]+={0,2}$/
+/** Ajv checks forms of text with patterns; this one is too long for it to say what is wrong. */
+export const isBase64 = (data: string): boolean => data.length % 4 === 0 && base64.test(data)
+
 /** What form the answer of a run must have. */
 export const ResponseFormat = Type.Object(
   {

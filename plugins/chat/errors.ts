@@ -31,10 +31,9 @@ export const stoppingHere = appError(
   'This server is stopping; the run goes on, and its answer can be fetched later.',
 )
 
-export const invalidText = (path: string): AppError => {
-  const message = 'must not contain NUL characters'
-  return new AppError('invalid_request', 400, {
-    message: `${path} ${message}`,
-    detail: { issues: [{ path, message }] },
-  })
-}
+const invalidField = (path: string, message: string): AppError =>
+  new AppError('invalid_request', 400, { message: `${path} ${message}`, detail: { issues: [{ path, message }] } })
+
+export const invalidText = (path: string): AppError => invalidField(path, 'must not contain NUL characters')
+export const invalidAttachment = (index: number): AppError =>
+  invalidField(`body/attachments/${index}/data`, 'must be base64')

@@ -1,4 +1,5 @@
 import type { Database } from '#contracts/database'
+import type { StoredAttachment } from './runs.store.ts'
 import type { History } from './schema.ts'
 
 interface MessageRow {
@@ -6,6 +7,7 @@ interface MessageRow {
   content: string
   at: string
   public_run_id: string
+  attachments: StoredAttachment[] | null
 }
 
 const conversation = {
@@ -14,7 +16,7 @@ const conversation = {
 }
 const newest = {
   name: 'chat-messages',
-  text: `SELECT role, content, at, public_run_id FROM messages
+  text: `SELECT role, content, at, public_run_id, attachments FROM messages
          WHERE tenant_id = $1 AND conversation_id = $2 AND (NOT failed OR $4)
          ORDER BY position DESC LIMIT $3`,
 }
@@ -32,12 +34,13 @@ export async function readHistory(
     { ...newest, values: [tenantId, id, limit, withErrors] },
   ])
   if (found.length === 0) return undefined
-  const messages = rows.toReversed().map(({ role, content, at, public_run_id }) => ({
+  const messages = rows.toReversed().map(({ role, content, at, public_run_id, attachments }) => ({
     role,
     content,
     at,
     // A client knows the run of its own message by the answer.
     ...(role === 'assistant' ? { public_run_id } : {}),
+    ...(attachments ? { attachments } : {}),
   }))
   return { conversation_id: id, messages }
 }

@@ -11,32 +11,39 @@ export interface PublicRun extends RunIds {
   readonly runId: string
 }
 
+/** What a conversation keeps of an attachment. */
+export interface StoredAttachment {
+  readonly name?: string
+  readonly media_type: string
+}
+
 export interface NewChat extends PublicRun {
   readonly owner: string
   readonly message: string
   readonly endUserId?: string
+  readonly attachments?: readonly StoredAttachment[]
 }
 
 // `status IN ('dispatching', 'running')` by constraint. Written so, the planner cannot take the partial index of open runs,
 // which on a table without statistics it prefers to the primary key, and then reads every open run of the tenant.
 const open = 'finished_at IS NULL'
 
-// $1 tenant, $2 conversation, $3 published agent, $4 public run, $5 run, $6 owner, $7 message, $8 end user
+// $1 tenant, $2 conversation, $3 published agent, $4 public run, $5 run, $6 owner, $7 message, $8 end user, $9 what came with it
 const insertRun = `INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, owner_instance, end_user_id)`
-const insertMessage = `INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content)`
+const insertMessage = `INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, attachments)`
 const begin = {
   name: 'chat-begin',
   text: `WITH conversation AS (
            INSERT INTO conversations (tenant_id, id, published_id, end_user_id) VALUES ($1, $2, $3, $8)),
          run AS (${insertRun} VALUES ($1, $4, $3, $2, $5, $6, $8))
-         ${insertMessage} VALUES ($1, $2, $4, 'user', $7)`,
+         ${insertMessage} VALUES ($1, $2, $4, 'user', $7, $9::json)`,
 }
 const proceed = {
   name: 'chat-continue',
   text: `WITH conversation AS (
            SELECT session_id FROM conversations WHERE tenant_id = $1 AND id = $2 AND published_id = $3),
          run AS (${insertRun} SELECT $1, $4, $3, $2, $5, $6, $8 FROM conversation),
-         message AS (${insertMessage} SELECT $1, $2, $4, 'user', $7 FROM conversation)
+         message AS (${insertMessage} SELECT $1, $2, $4, 'user', $7, $9::json FROM conversation)
          SELECT session_id FROM conversation`,
 }
 
@@ -65,6 +72,7 @@ const values = (chat: NewChat): unknown[] => [
   chat.owner,
   chat.message,
   chat.endUserId ?? null,
+  chat.attachments ? JSON.stringify(chat.attachments) : null,
 ]
 
 const finish = {

@@ -1,4 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { Attachment } from '#contracts/prompt'
 import { eventStream, failure } from '#kernel'
 
 export const ChatParams = Type.Object({ tenant: Type.String(), agent: Type.String() })
@@ -9,6 +10,12 @@ export const ChatBody = Type.Object(
   {
     message: Type.String({ minLength: 1, maxLength: 1_000_000 }),
     conversation_id: Type.Optional(Type.String({ description: 'Continue this conversation; omit it to begin one.' })),
+    attachments: Type.Optional(
+      Type.Array(Attachment, {
+        maxItems: 20,
+        description: 'Images and files that go with the message. The whole request may have 1,000,000 bytes.',
+      }),
+    ),
     metadata: Type.Optional(
       Type.Object(
         { end_user_id: Type.Optional(Type.String({ maxLength: 256, description: 'Your id of the person; kept.' })) },
@@ -50,6 +57,11 @@ export const History = Type.Object({
       content: Type.String(),
       at: Type.String({ format: 'date-time' }),
       public_run_id: Type.Optional(Type.String()),
+      attachments: Type.Optional(
+        Type.Array(Type.Object({ name: Type.Optional(Type.String()), media_type: Type.String() }), {
+          description: 'What came with the message; its content is not kept.',
+        }),
+      ),
     }),
   ),
 })

@@ -2,11 +2,20 @@ import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
 import { type Database, sqlState } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
+import { type Attachment, isBase64 } from '#contracts/prompt'
 import type { RunDispatch, SubTask } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
-import { conversationBusy, conversationNotFound, invalidText, notPublished } from './errors.ts'
+import { conversationBusy, conversationNotFound, invalidAttachment, invalidText, notPublished } from './errors.ts'
 import { errorOutcome, type Outcome } from './outcome.ts'
-import { beginConversation, continueConversation, discardRun, findRun, finishRun, type NewChat } from './runs.store.ts'
+import {
+  beginConversation,
+  continueConversation,
+  discardRun,
+  findRun,
+  finishRun,
+  type NewChat,
+  type StoredAttachment,
+} from './runs.store.ts'
 import type { ChatBody } from './schema.ts'
 import type { Source, Watcher, Watchers } from './watchers.ts'
 
@@ -82,10 +91,11 @@ export function createChatService({
   return {
     beginning,
     async start({ tenantId, agent }, body, ids = newChatIds(body)) {
-      const { message, conversation_id: continued, metadata } = body
+      const { message, conversation_id: continued, metadata, attachments } = body
       const endUserId = metadata?.end_user_id
       if (message.includes('\0')) throw invalidText('body/message')
       if (endUserId?.includes('\0')) throw invalidText('body/metadata/end_user_id')
+      checkAttachments(attachments)
       if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
       const chat: NewChat = {
         tenantId,
@@ -94,6 +104,7 @@ export function createChatService({
         owner: await owner(),
         message,
         ...(endUserId === undefined ? {} : { endUserId }),
+        ...(attachments?.length ? { attachments: attachments.map(storedOf) } : {}),
       }
       beginning.add(chat.publicRunId)
       try {
@@ -103,6 +114,7 @@ export function createChatService({
           id: chat.runId,
           profile: agent.profile,
           prompt: message,
+          ...(attachments?.length ? { attachments } : {}),
           metadata: { ...metadata, conversation_id: chat.conversationId, public_run_id: chat.publicRunId },
           ...(sessionId === undefined ? {} : { sessionId }),
           ...(agent.webhookUrl === undefined ? {} : { webhook: { url: agent.webhookUrl } }),
@@ -115,6 +127,16 @@ export function createChatService({
       }
     },
   }
+}
+
+const storedOf = ({ name, mediaType }: Attachment): StoredAttachment => ({
+  ...(name === undefined ? {} : { name }),
+  media_type: mediaType,
+})
+
+/** Before anything is stored: the conductor would refuse the run, and the conversation have a message without an answer. */
+function checkAttachments(attachments: readonly Attachment[] = []): void {
+  for (const [i, { data }] of attachments.entries()) if (!isBase64(data)) throw invalidAttachment(i)
 }
 
 /** What it means for a public run that the conductor refused it or cannot be followed. */

@@ -1,16 +1,14 @@
 import type { OutputSchemas } from '#contracts/output-schema'
-import { maxAttachmentChars } from '#contracts/prompt'
+import { isBase64, maxAttachmentChars } from '#contracts/prompt'
 import type { SubTask } from '#contracts/runs'
 import { attachmentsTooLarge, invalidAttachment } from './errors.ts'
-
-const base64 = /^[A-Za-z0-9+/]+={0,2}$/
 
 /** Refuses what would only fail once a model is called. Throws AppError. */
 export function checkPromptParts({ attachments = [], responseFormat }: SubTask, schemas: OutputSchemas): void {
   const chars = attachments.reduce((sum, { data }) => sum + data.length, 0)
   if (chars > maxAttachmentChars) throw attachmentsTooLarge()
   for (const [i, { data }] of attachments.entries()) {
-    if (data.length % 4 !== 0 || !base64.test(data)) throw invalidAttachment(i)
+    if (!isBase64(data)) throw invalidAttachment(i)
   }
   if (responseFormat) schemas(responseFormat.schema)
 }
