@@ -137,6 +137,13 @@ export function usageOf(roots: readonly number[], postgresRoots: readonly number
   return total
 }
 
+/** Pids of the tree below a process, without it; empty where there is no /proc. */
+export function processesBelow(root: number): Set<number> {
+  const tree = treeOf([root], readProc() ?? new Map())
+  tree.delete(root)
+  return tree
+}
+
 function treeOf(roots: readonly number[], processes: ReadonlyMap<number, Proc>): Set<number> {
   const tree = new Set(roots)
   for (let grown = true; grown;) {

@@ -1,0 +1,36 @@
+import { readFileSync } from 'node:fs'
+import { processesBelow } from '../processes.ts'
+import { type Dev, until } from './dev.ts'
+import { runOnce } from './starts.ts'
+
+export interface MemoryFigures {
+  readonly provider: string
+  /** MiB of one idle worker that has answered once: its share of pages, everything of its sandbox included. */
+  readonly pssMb: number
+  readonly workers: number
+}
+
+/** Workers of `general` side by side; the growth of the tree below the service, divided by their number. */
+export async function measureMemory(dev: Dev, provider: string, workers: number): Promise<MemoryFigures> {
+  const before = pssOf(dev.pid)
+  const runs = []
+  for (let i = 0; i < workers; i++) runs.push(await runOnce(dev, `general-${provider}`))
+  const pssMb = (pssOf(dev.pid) - before) / workers
+  for (const { sessionId } of runs) await dev.call('DELETE', `/api/sessions/${sessionId}`)
+  await until(async () => (await dev.call<unknown[]>('GET', '/api/worker/leases')).length === 0, 'no worker left')
+  return { provider, pssMb, workers }
+}
+
+/** Of the processes below `root`, without it: the service itself grows for other reasons. */
+function pssOf(root: number): number {
+  let total = 0
+  for (const pid of processesBelow(root)) {
+    try {
+      const rollup = readFileSync(`/proc/${pid}/smaps_rollup`, 'latin1')
+      total += Number(/^Pss:\s+(\d+)/m.exec(rollup)?.[1] ?? 0) / 1_024
+    } catch {
+      // It ended meanwhile.
+    }
+  }
+  return total
+}
