@@ -1,0 +1,40 @@
+import { randomBytes } from 'node:crypto'
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { TestContext } from 'node:test'
+import { type Cluster, type Form, startCluster } from './cluster.ts'
+
+/** A cluster whose runner starts workers as processes of this machine; `env` as for any cluster. */
+export async function startWithSandboxes(
+  t: TestContext,
+  form: Form,
+  env: Record<string, string> = {},
+): Promise<Cluster> {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-e2e-'))
+  const role = form === 'single' ? 'dev' : 'runner'
+  const file = join(dir, `${role}.yaml`)
+  const text = await readFile(new URL(`../../config/${role}.yaml`, import.meta.url), 'utf8')
+  const provider = `\n  processes-of-the-test:\n    use: providers/sandbox-process\n    allow: true\n    dir: ${dir}\n`
+  await writeFile(file, `${text.trimEnd()}${provider}`)
+  const key = { AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') }
+  const cluster = await startCluster(t, form, { ...key, ...env }, { [role]: file })
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  return cluster
+}
+
+export interface Run {
+  readonly runId: string
+  readonly sessionId: string
+  readonly status: string
+  readonly result?: string
+  readonly error?: { readonly code: string; readonly message: string }
+  readonly events: readonly (Record<string, unknown> & { readonly type: string })[]
+}
+
+export interface Lease {
+  readonly sessionId: string
+  readonly state: string
+  readonly sandboxId: string
+  readonly warm?: boolean
+}
