@@ -14,7 +14,7 @@ export interface PublicRun extends RunIds {
 /** What a conversation keeps of an attachment. */
 export interface StoredAttachment {
   readonly name?: string
-  readonly media_type: string
+  readonly mediaType: string
 }
 
 export interface NewChat extends PublicRun {

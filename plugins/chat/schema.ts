@@ -58,7 +58,7 @@ export const History = Type.Object({
       at: Type.String({ format: 'date-time' }),
       public_run_id: Type.Optional(Type.String()),
       attachments: Type.Optional(
-        Type.Array(Type.Object({ name: Type.Optional(Type.String()), media_type: Type.String() }), {
+        Type.Array(Type.Object({ name: Type.Optional(Type.String()), mediaType: Type.String() }), {
           description: 'What came with the message; its content is not kept.',
         }),
       ),

@@ -131,7 +131,7 @@ export function createChatService({
 
 const storedOf = ({ name, mediaType }: Attachment): StoredAttachment => ({
   ...(name === undefined ? {} : { name }),
-  media_type: mediaType,
+  mediaType: mediaType,
 })
 
 /** Before anything is stored: the conductor would refuse the run, and the conversation have a message without an answer. */

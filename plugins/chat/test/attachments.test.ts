@@ -23,8 +23,8 @@ test('what comes with a message goes to the run; the conversation keeps its name
   assert.deepEqual(
     messages.filter(({ role }) => role === 'user').map((message) => message.attachments),
     [
-      [{ name: 'dot.png', media_type: 'image/png' }, { media_type: 'application/pdf' }],
-      [{ name: 'dot.png', media_type: 'image/png' }],
+      [{ name: 'dot.png', mediaType: 'image/png' }, { mediaType: 'application/pdf' }],
+      [{ name: 'dot.png', mediaType: 'image/png' }],
       undefined,
     ],
   )
