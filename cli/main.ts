@@ -1,19 +1,29 @@
 import { Command, CommanderError } from 'commander'
 import { BootError } from '#kernel'
 import manifest from '../package.json' with { type: 'json' }
-import { addChat } from './chat.ts'
-import { addCheckConfig } from './check-config.ts'
-import { addConformance } from './conformance.ts'
-import { addDev } from './dev.ts'
-import { addKey } from './key.ts'
-import { addMigrate } from './migrate.ts'
-import { addPlugin } from './plugin.ts'
-import { addPlugins } from './plugins.ts'
-import { addPostgres } from './postgres.ts'
-import { addRunners } from './runners.ts'
-import { addStart } from './start.ts'
-import { addTenant } from './tenant.ts'
 import { CliError } from './terminal.ts'
+
+type Add = (program: Command) => void
+
+/** In the order in which --help lists them. Each is loaded when it is named: together they take longer to load than to run. */
+const commands: Readonly<Record<string, () => Promise<Add>>> = {
+  dev: async () => (await import('./dev.ts')).addDev,
+  start: async () => (await import('./start.ts')).addStart,
+  chat: async () => (await import('./chat.ts')).addChat,
+  key: async () => (await import('./key.ts')).addKey,
+  tenant: async () => (await import('./tenant.ts')).addTenant,
+  migrate: async () => (await import('./migrate.ts')).addMigrate,
+  runners: async () => (await import('./runners.ts')).addRunners,
+  'check-config': async () => (await import('./check-config.ts')).addCheckConfig,
+  plugins: async () => (await import('./plugins.ts')).addPlugins,
+  plugin: async () => (await import('./plugin.ts')).addPlugin,
+  conformance: async () => (await import('./conformance.ts')).addConformance,
+  postgres: async () => (await import('./postgres.ts')).addPostgres,
+}
+
+/** That command, or all of them: for help, and to say that there is none of that name. */
+const named = (name = ''): Promise<Add[]> =>
+  Promise.all((Object.hasOwn(commands, name) ? [commands[name]!] : Object.values(commands)).map((load) => load()))
 
 /** Runs a command line and resolves to its exit code: 0 done, 1 failed, 2 used wrongly. */
 export async function main(argv: readonly string[]): Promise<number> {
@@ -27,21 +37,7 @@ export async function main(argv: readonly string[]): Promise<number> {
     .version(manifest.version)
     .exitOverride()
     .showHelpAfterError('(agent-orc --help lists the commands)')
-  for (const add of [
-    addDev,
-    addStart,
-    addChat,
-    addKey,
-    addTenant,
-    addMigrate,
-    addRunners,
-    addCheckConfig,
-    addPlugins,
-    addPlugin,
-    addConformance,
-    addPostgres,
-  ])
-    add(program)
+  for (const add of await named(argv[2])) add(program)
   try {
     await program.parseAsync(argv)
     return 0

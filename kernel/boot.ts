@@ -1,7 +1,7 @@
 import { Value } from '@sinclair/typebox/value'
 import type { FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
-import { type App, createListener, type Listener } from './http.ts'
+import type { App, Listener } from './http.ts'
 import { createLogger } from './logger.ts'
 import { BootError, type ListenerConfig, plan, type Role, settings, shownAt } from './plan.ts'
 
@@ -71,8 +71,10 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
   let at = 'listeners'
   try {
     for (const [name, { port }] of Object.entries(role.listeners)) {
-      if (port !== undefined)
-        listeners.set(name, await createListener(name, log.child({ listener: name }), role.log?.requests ?? false))
+      if (port === undefined) continue
+      // Half of what the kernel loads; a role that opens no port is there sooner without it.
+      const { createListener } = await import('./http.ts')
+      listeners.set(name, await createListener(name, log.child({ listener: name }), role.log?.requests ?? false))
     }
     for (const entry of order) {
       const { name, plugin } = entry

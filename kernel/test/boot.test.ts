@@ -298,3 +298,29 @@ test('urlOf throws until the kernel listens', async () => {
     "eager: setup: listener 'gateway' is not listening (yet)",
   ])
 })
+
+test('a plugin may end its role in good order: whoever booted it is told, or it stops by itself', async () => {
+  for (const told of [true, false]) {
+    const events: string[] = []
+    const done = definePlugin({
+      name: 'done',
+      async setup(ctx) {
+        ctx.onStart(async () => ctx.end())
+        return {}
+      },
+    })
+    const stopped = Promise.withResolvers<void>()
+    const last = definePlugin({
+      name: 'last',
+      async setup(ctx) {
+        ctx.onStop(async () => stopped.resolve())
+        return {}
+      },
+    })
+    const options = told ? { log, onEnd: () => void events.push('end') } : { log }
+    const running = await boot(role([as(done), as(last)]), options)
+    if (told) await running.stop()
+    await stopped.promise
+    assert.deepEqual(events, told ? ['end'] : [])
+  }
+})

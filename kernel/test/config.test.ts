@@ -24,7 +24,7 @@ async function folder(t: TestContext, files: Record<string, string>) {
     await writeFile(join(path, name), text)
   }
   const file = join(path, 'role.yaml')
-  const load = (env: Environment = {}): Promise<Role> => loadRole(file, { env })
+  const load = (env: Environment = {}, instead = false): Promise<Role> => loadRole(file, { env, instead })
   /** The problems of loading and planning, with the folder taken out of them. */
   const problems = async (env: Environment = {}): Promise<string[]> => {
     try {
@@ -128,7 +128,7 @@ plugins:
 `
   const { problems } = await folder(t, { 'role.yaml': text, 'p.mjs': pluginText })
   assert.deepEqual(await problems(), [
-    'listners is not a setting here; known: role, listeners, log, shutdownGrace, plugins (role.yaml:2)',
+    'listners is not a setting here; known: role, listeners, log, shutdownGrace, instead, plugins (role.yaml:2)',
     'listeners.gateway.prot is not a setting here; known: host, port (role.yaml:5)',
     'log.colour is not a setting here; known: level, requests (role.yaml:7)',
     'p: config.urll is not a setting here; known: url (role.yaml:11)',
@@ -260,4 +260,25 @@ test('a package that ships TypeScript is loaded too, although Node does not stri
   })
   const [entry] = (await load()).plugins
   assert.equal(entry?.plugin.name, 'p')
+})
+
+test('where all variables of `instead` are set a started process is made of that file, and a checked one is not', async (t) => {
+  const { load } = await folder(t, {
+    'role.yaml': 'role: first\ninstead:\n  whenSet: [A, B]\n  file: other.yaml\nplugins: {}\n',
+    'other.yaml': 'role: other\ninstead:\n  whenSet: [A]\n  file: role.yaml\nplugins: {}\n',
+  })
+  const name = async (env: Environment, instead: boolean): Promise<string> => (await load(env, instead)).name
+  assert.equal(await name({ A: 'a', B: 'b' }, true), 'other')
+  assert.equal(await name({ A: 'a', B: 'b' }, false), 'first')
+  assert.equal(await name({ A: 'a', B: '' }, true), 'first')
+  assert.equal(await name({ A: 'a' }, true), 'first')
+})
+
+test('an `instead` that is not one is a problem of its file', async (t) => {
+  const { problems } = await folder(t, { 'role.yaml': 'role: first\ninstead:\n  whenSet: []\nplugins: {}\n' })
+  const said = await problems()
+  assert.ok(
+    said.some((problem) => problem.startsWith('instead.file is required')),
+    said.join('\n'),
+  )
 })
