@@ -27,6 +27,8 @@ export interface Runtime {
    * each call to the session's tools by its id (`callIdMeta`).
    */
   readonly replays?: boolean
+  /** Why no run can be executed here, as a sentence: a package has to be installed, say. The host then does not offer it. */
+  readonly missing?: string | undefined
   /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
   run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
   /** The session's state, or undefined when there is none. */

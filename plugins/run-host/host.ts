@@ -41,7 +41,9 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     ])
   }
   const instance = randomUUID()
-  const names = [...served.keys()].toSorted()
+  /** Looked up each time: what a runtime misses may be installed meanwhile. */
+  const names = (): string[] =>
+    [...served].flatMap(([name, runtime]) => (runtime.missing === undefined ? [name] : [])).toSorted()
   /** Sessions whose conversation changed since it was last exported, with a count of their runs. */
   const changes = new Map<string, number>()
   let lastExport = -Infinity
@@ -50,7 +52,9 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     if (name === undefined && mode === 'all') throw runtimeRequired()
     const runtime = served.get(name ?? mode)
     if (!runtime) {
-      throw unknownRuntime({ message: `This sidecar has no runtime '${name}'; it has: ${names.join(', ') || 'none'}.` })
+      throw unknownRuntime({
+        message: `This sidecar has no runtime '${name}'; it has: ${names().join(', ') || 'none'}.`,
+      })
     }
     return runtime
   }
@@ -64,7 +68,7 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
       return {
         ok: true,
         runtime: mode,
-        runtimes: names,
+        runtimes: names(),
         instance,
         inflight: runs.inflight,
         pid: process.pid,

@@ -1,0 +1,23 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { AppError } from '#kernel'
+import { collectRun, terminalOf, testEnvelope } from '#testing'
+import { hostOf, says, scripted } from './support.ts'
+
+test('a runtime that misses something is not offered, and says what in its runs, until it is there', async (t) => {
+  let missing: string | undefined = 'other needs the package x: install it.'
+  const other = scripted(function* () {
+    if (missing !== undefined) throw new AppError('runtime_not_installed', 503, { message: missing })
+    yield says('here')
+    yield { type: 'result', text: 'here', finishReason: 'stop' }
+  })
+  Object.defineProperty(other, 'missing', { get: () => missing })
+  const { link } = await hostOf(t, { general: scripted(() => []), other })
+  assert.deepEqual((await link.health()).runtimes, ['general'])
+  const run = async () => terminalOf(await collectRun(link, testEnvelope({ profile: { runtime: 'other' } })))
+  const { type, code, message } = (await run()) as unknown as Record<string, unknown>
+  assert.deepEqual({ type, code, message }, { type: 'error', code: 'runtime_not_installed', message: missing })
+  missing = undefined
+  assert.deepEqual((await link.health()).runtimes, ['general', 'other'])
+  assert.equal((await run()).type, 'result')
+})
