@@ -8,15 +8,19 @@ import { stateTooLarge } from './errors.ts'
 import { type ArchiveLimits, archiveLimits } from './limits.ts'
 import { isEntryName } from './names.ts'
 
-/** The named files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
+/** A file of a folder, or what it begins with: the rest may be half written. */
+export type PackedFile = string | { readonly name: string; readonly bytes: number }
+
+/** Files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
 export async function pack(
   folder: string,
-  names: readonly string[],
+  files: readonly PackedFile[],
   limits: ArchiveLimits = archiveLimits,
 ): Promise<Uint8Array> {
-  const wrong = names.find((name) => !isEntryName(name))
-  if (wrong !== undefined) throw new Error(`not the name of a file in a state bundle: ${JSON.stringify(wrong)}`)
-  if (names.length > limits.entries) throw stateTooLarge()
+  const parts = files.map((file) => (typeof file === 'string' ? { name: file, bytes: Infinity } : file))
+  const wrong = parts.find(({ name }) => !isEntryName(name))
+  if (wrong) throw new Error(`not the name of a file in a state bundle: ${JSON.stringify(wrong.name)}`)
+  if (parts.length > limits.entries) throw stateTooLarge()
   const tar = createTar()
   const chunks: Buffer[] = []
   const packed = pipeline(tar, createGzip(), async (source: AsyncIterable<Buffer>) => {
@@ -27,7 +31,12 @@ export async function pack(
       chunks.push(chunk)
     }
   })
-  const filled = fill(tar, folder, names.toSorted(), limits)
+  const filled = fill(
+    tar,
+    folder,
+    parts.toSorted((a, b) => (a.name < b.name ? -1 : 1)),
+    limits,
+  )
   // Both, so that no file is open any more; the reason is with the one that failed first.
   filled.catch((error: Error) => tar.destroy(error))
   const [result] = await Promise.allSettled([packed, filled])
@@ -35,19 +44,22 @@ export async function pack(
   return Buffer.concat(chunks)
 }
 
-async function fill(tar: Pack, folder: string, names: readonly string[], limits: ArchiveLimits): Promise<void> {
+type Part = Exclude<PackedFile, string>
+
+async function fill(tar: Pack, folder: string, parts: readonly Part[], limits: ArchiveLimits): Promise<void> {
   let total = 0
-  for (const name of names) {
+  for (const { name, bytes } of parts) {
     const file = await open(join(folder, name), constants.O_RDONLY | constants.O_NOFOLLOW)
     try {
       const stats = await file.stat()
       if (!stats.isFile()) throw new Error(`not a regular file: ${name}`)
-      total += stats.size
-      if (total > limits.unpackedBytes) throw stateTooLarge()
-      const header = { name, size: stats.size, mode: 0o600, mtime: new Date(0) }
-      if (stats.size === 0) await new Promise<void>((resolve) => void tar.entry(header, '', () => resolve()))
       // A process may still append to it: what counts is what was there at first.
-      else await pipeline(file.createReadStream({ end: stats.size - 1, autoClose: false }), tar.entry(header))
+      const size = Math.min(stats.size, bytes)
+      total += size
+      if (total > limits.unpackedBytes) throw stateTooLarge()
+      const header = { name, size, mode: 0o600, mtime: new Date(0) }
+      if (size === 0) await new Promise<void>((resolve) => void tar.entry(header, '', () => resolve()))
+      else await pipeline(file.createReadStream({ end: size - 1, autoClose: false }), tar.entry(header))
     } finally {
       await file.close()
     }

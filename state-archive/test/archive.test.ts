@@ -45,6 +45,17 @@ test('exactly the named files go over to another folder, whole, and readable onl
   assert.equal((await stat(there)).mode & 0o777, 0o700)
 })
 
+test('of a file that is being written what it begins with goes over', async (t) => {
+  const here = await folderOf(t, { log: 'whole\nhal', other: 'all of it' })
+  const there = join(dirname(await folderOf(t, {})), 'fresh')
+  const files = [
+    { name: 'log', bytes: 6 },
+    { name: 'other', bytes: 1_000 },
+  ]
+  await unpack(await pack(here, files), there, all)
+  assert.deepEqual(await filesOf(there), { log: 'whole\n', other: 'all of it' })
+})
+
 test('what the folder held before is gone, and nothing is left beside it', async (t) => {
   const here = await folderOf(t, { new: '1' })
   const there = await folderOf(t, { old: '0', new: '0' })
