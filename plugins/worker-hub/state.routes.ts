@@ -37,7 +37,7 @@ export const stateRoutes = (door: Door) => async (app: App) => {
         response: {
           200: negotiated('The bundle, in the form of its runtime.', bundleForms),
           ...refusals,
-          404: failure('`no_state`.'),
+          404: failure('`no_state`: since `X-Agent-Orc-State-Rev` there is none.'),
         },
       },
     },
