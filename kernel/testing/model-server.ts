@@ -21,7 +21,9 @@ export interface ModelReply {
   }[]
   /** OpenAI Responses: further output items as they are, for calls that are no function calls. */
   readonly items?: readonly object[]
-  /** OpenAI Responses: input tokens that it says came out of a cache. */
+  /** Anthropic: why it stopped, if not for the end or its tool calls. */
+  readonly stopReason?: string
+  /** OpenAI Responses and Anthropic: input tokens that it says came out of a cache. */
   readonly cachedTokens?: number
   /** What it thinks before it answers; signed where the vendor signs. */
   readonly reasoning?: string
@@ -121,8 +123,10 @@ export async function startModelServer(
     return known
   }
   const server = createServer(async (request, response) => {
-    const wire = wires[request.url!]
-    if (request.url === '/v1/models') return json(response, 200, { object: 'list', data: [{ id: 'stand-in' }] })
+    // Some clients say which beta of an API they mean.
+    const [path = ''] = request.url!.split('?')
+    const wire = wires[path]
+    if (path === '/v1/models') return json(response, 200, { object: 'list', data: [{ id: 'stand-in' }] })
     if (!wire || request.method !== 'POST') return json(response, 404, { error: { message: 'no such route' } })
     const chunks: Buffer[] = []
     for await (const chunk of request) chunks.push(chunk as Buffer)

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto'
 import type { ModelReply, ModelRequestBody } from './model-server.ts'
 
 /** The frames of one streamed answer; tests cut between them, benchmarks send them whole. */
@@ -127,7 +128,7 @@ export const anthropicWire: Wire = {
     error: { type: 'invalid_request_error', message: 'prompt is too long: 2 tokens > 1 maximum' },
   },
   whole: (body, text, reply) => ({
-    ...anthropicMessage(body),
+    ...anthropicMessage(body, reply),
     content: [
       ...(reply.reasoning
         ? [{ type: 'thinking', thinking: reply.reasoning, signature: signatureOf(reply.reasoning) }]
@@ -140,7 +141,7 @@ export const anthropicWire: Wire = {
         input: call.arguments,
       })),
     ],
-    stop_reason: reply.toolCalls ? 'tool_use' : 'end_turn',
+    stop_reason: anthropicStop(reply),
     usage: { input_tokens: inputTokens(body), output_tokens: text.split(' ').length },
   }),
   frames(body, deltas, reply) {
@@ -161,7 +162,7 @@ export const anthropicWire: Wire = {
       : ''
     const first = reply.reasoning ? 1 : 0
     const head =
-      event({ type: 'message_start', message: anthropicMessage(body) }) +
+      event({ type: 'message_start', message: anthropicMessage(body, reply) }) +
       thought +
       (deltas.length > 0
         ? event({ type: 'content_block_start', index: first, content_block: { type: 'text', text: '' } })
@@ -191,7 +192,7 @@ export const anthropicWire: Wire = {
       calls.join('') +
       event({
         type: 'message_delta',
-        delta: { stop_reason: reply.toolCalls ? 'tool_use' : 'end_turn', stop_sequence: null },
+        delta: { stop_reason: anthropicStop(reply), stop_sequence: null },
         usage: { output_tokens: deltas.length },
       }) +
       event({ type: 'message_stop' })
@@ -199,13 +200,21 @@ export const anthropicWire: Wire = {
   },
 }
 
-const anthropicMessage = (body: ModelRequestBody) => ({
-  id: 'msg_1',
+const anthropicStop = ({ stopReason, toolCalls }: ModelReply): string =>
+  stopReason ?? (toolCalls ? 'tool_use' : 'end_turn')
+
+const anthropicMessage = (body: ModelRequestBody, { cachedTokens }: ModelReply) => ({
+  // Clients take answers of one id for parts of one message.
+  id: `msg_${randomUUID()}`,
   type: 'message',
   role: 'assistant',
   model: body.model,
   content: [],
   stop_reason: null,
   stop_sequence: null,
-  usage: { input_tokens: inputTokens(body), output_tokens: 1 },
+  usage: {
+    input_tokens: inputTokens(body),
+    ...(cachedTokens === undefined ? {} : { cache_read_input_tokens: cachedTokens }),
+    output_tokens: 1,
+  },
 })
