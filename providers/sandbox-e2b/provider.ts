@@ -88,6 +88,13 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
     }
   }
 
+  /** What the profile asked for is its author's to mend; the rest is the operator's. */
+  const refusal = (err: unknown, template: string): unknown => {
+    if (!(err instanceof E2bError) || !err.itsOwn || (err.status !== 400 && err.status !== 404)) return err
+    log.warn({ err, template }, 'E2B starts no such sandbox')
+    return invalidSandbox(`E2B starts no sandbox of the template '${template}' for this runner's API key.`)
+  }
+
   return {
     contract: 'sandbox/1',
     status,
@@ -133,12 +140,4 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
     },
     list: (owner) => api.find({ [labels.owner]: owner }),
   }
-}
-
-/** What the profile asked for is its author's to mend; the rest is the operator's. */
-function refusal(error: unknown, template: string): unknown {
-  if (!(error instanceof E2bError) || !error.itsOwn) return error
-  if (error.status === 404) return invalidSandbox(`E2B has no template '${template}' for this runner's API key.`)
-  if (error.status === 400) return invalidSandbox(`E2B cannot start a sandbox of the template '${template}'.`)
-  return error
 }

@@ -55,6 +55,7 @@ export interface KubernetesApi {
   /** Those that all of these labels select. */
   list(labels: Readonly<Record<string, string>>): Promise<SandboxObject[]>
   setMode(name: string, mode: OperatingMode): Promise<SandboxObject>
+  /** Resolves when its end has begun; it is there until its pod and its volume are gone. */
   delete(name: string): Promise<void>
   /** Creates the secret, or replaces everything of ours in it. */
   applySecret(name: string, secret: object): Promise<void>
@@ -141,7 +142,7 @@ export function createKubernetesApi({ cluster, apiUrl, namespace }: KubernetesAp
         }),
       ),
     async delete(name) {
-      await call('DELETE', one(name), { what: 'delete a sandbox', query: { propagationPolicy: 'Background' } })
+      await call('DELETE', one(name), { what: 'delete a sandbox', query: { propagationPolicy: 'Foreground' } })
     },
     async applySecret(name, secret) {
       await call('PATCH', `/api/v1${inNamespace}/secrets/${encodeURIComponent(name)}`, {

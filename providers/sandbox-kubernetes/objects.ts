@@ -128,9 +128,7 @@ export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata
     metadata: {
       name,
       labels: workerLabels,
-      ownerReferences: [
-        { apiVersion, kind: 'Sandbox', name, uid: metadata.uid, controller: true, blockOwnerDeletion: true },
-      ],
+      ownerReferences: [{ apiVersion, kind: 'Sandbox', name, uid: metadata.uid }],
     },
     type: 'Opaque',
     data: Object.fromEntries(

@@ -9,7 +9,7 @@ import { isSuspended, stateOf } from './state.ts'
 import { templateOf, type TemplateRules } from './templates.ts'
 
 /** A pod has its grace to end, and its node may be slow to say so. */
-const suspendMs = 60_000
+const endMs = 60_000
 const firstLookMs = 100
 const longestLookMs = 1_000
 /** Names of objects; anything else is no sandbox of ours. */
@@ -37,6 +37,12 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
     return sandbox
   }
 
+  /** What the profile asked for is its author's to mend; the rest is the operator's. */
+  const refusal = (err: unknown): unknown => {
+    if (!(err instanceof KubernetesError) || err.status !== 422) return err
+    log.warn({ err }, 'Kubernetes takes no such sandbox')
+    return invalidSandbox("Kubernetes takes no pod with this profile's `sandbox` settings.")
+  }
   /** Creates the sandbox of an order, or takes the one that a lost answer was about. */
   const create = async (order: LaunchOrder, manifest: object): Promise<SandboxObject> => {
     try {
@@ -57,11 +63,20 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
     await api.applySecret(name, secretManifest({ ...order, name }, sandbox))
     await api.setMode(name, 'Running')
   }
+  /** Looks until the pod of a sandbox has ended. */
+  const ended = async (sandboxId: string, holds: (sandbox: SandboxObject | undefined) => boolean): Promise<void> => {
+    const end = performance.now() + endMs
+    for (let wait = firstLookMs; !holds(await find(sandboxId)); wait = Math.min(wait * 2, longestLookMs)) {
+      if (performance.now() > end) throw new Error(`the pod of sandbox ${sandboxId} did not end`)
+      await sleep(wait)
+    }
+  }
   const destroy = async (sandboxId: string): Promise<void> => {
     if (!nameForm.test(sandboxId)) return
     await api.delete(sandboxId).catch((error: unknown) => {
       if (!isNotFound(error)) throw error
     })
+    await ended(sandboxId, (sandbox) => sandbox === undefined)
   }
 
   const discard = (sandboxId: string): Promise<void> =>
@@ -92,18 +107,16 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
       return sandbox ? stateOf(sandbox) : 'gone'
     },
     async pause(sandboxId) {
-      let sandbox = await get(sandboxId)
+      const sandbox = await get(sandboxId)
       try {
-        if (sandbox.spec.operatingMode !== 'Suspended') sandbox = await api.setMode(sandboxId, 'Suspended')
-        const end = performance.now() + suspendMs
-        for (let wait = firstLookMs; !isSuspended(sandbox); wait = Math.min(wait * 2, longestLookMs)) {
-          if (performance.now() > end) throw new Error(`the pod of sandbox ${sandboxId} did not end`)
-          await sleep(wait)
-          sandbox = await api.get(sandboxId)
-        }
+        if (sandbox.spec.operatingMode !== 'Suspended') await api.setMode(sandboxId, 'Suspended')
       } catch (error) {
         throw goneOr(error)
       }
+      await ended(sandboxId, (now) => {
+        if (!now || stateOf(now) === 'gone') throw sandboxGone()
+        return isSuspended(now)
+      })
     },
     async resume(sandboxId, order) {
       const sandbox = await get(sandboxId)
@@ -116,10 +129,4 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
         .filter((sandbox) => stateOf(sandbox) !== 'gone')
         .map((sandbox) => sandbox.metadata.name),
   }
-}
-
-/** What the profile asked for is its author's to mend; the rest is the operator's. */
-function refusal(error: unknown): unknown {
-  if (!(error instanceof KubernetesError) || error.status !== 422) return error
-  return invalidSandbox("Kubernetes takes no pod with this profile's `sandbox` settings.")
 }

@@ -1,0 +1,161 @@
+import assert from 'node:assert/strict'
+import { mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import { isAppError } from '#kernel'
+import { until } from '#testing'
+import { image, providerOf, setUp } from './support.ts'
+
+const objects = '/apis/agents.x-k8s.io/v1beta1/namespaces/agents/sandboxes'
+const create = `POST ${objects}`
+const secrets = 'PATCH /api/v1/namespaces/agents/secrets/'
+const invalid = (error: unknown): boolean => isAppError(error) && error.code === 'invalid_sandbox'
+
+async function folder(t: TestContext): Promise<string> {
+  const path = await mkdtemp(join(tmpdir(), 'agent-orc-cluster-'))
+  t.after(() => rm(path, { recursive: true }))
+  return path
+}
+
+test('without a namespace the provider is not offered', async (t) => {
+  assert.equal(await providerOf(t, {}), undefined)
+})
+
+test('a profile names a template of the operator, or an image that he lets it choose', async (t) => {
+  const templates = { gvisor: { image, pod: { runtimeClassName: 'gvisor' } } }
+  const { fake, launch } = await setUp(t, { templates, images: 'ghcr.io/acme/', image: '' })
+  const used = async (template: string): Promise<unknown> => {
+    const { sandboxId } = await launch({ template })
+    const { spec } = fake.sandboxes.get(sandboxId)!.manifest.spec.podTemplate
+    return [spec.containers[0]!.image, spec.runtimeClassName]
+  }
+  assert.deepEqual(await used('gvisor'), [image, 'gvisor'])
+  assert.deepEqual(await used('ghcr.io/acme/worker:2'), ['ghcr.io/acme/worker:2', undefined])
+  for (const template of ['ghcr.io/evil/x', 'constructor', 'ghcr.io/acme/a b', undefined]) {
+    await assert.rejects(launch(template === undefined ? {} : { template }), invalid)
+  }
+})
+
+test('a limit that Kubernetes cannot keep is refused', async (t) => {
+  const { fake, launch } = await setUp(t)
+  await assert.rejects(launch({ resources: { pids: 100 } }), invalid)
+  assert.equal(fake.requests.length, 0)
+})
+
+test('so is what the cluster finds invalid', async (t) => {
+  const { fake, launch } = await setUp(t)
+  const body = { kind: 'Status', status: 'Failure', reason: 'Invalid', code: 422, message: 'spec: no such thing' }
+  fake.plan(create, { status: 422, body })
+  await assert.rejects(launch(), invalid)
+})
+
+test('a tenant whose name is no label is found by its digest, and named in full beside it', async (t) => {
+  const { fake, launch } = await setUp(t)
+  const tenantId = `${'a'.repeat(63)}_`
+  const { sandboxId } = await launch({ tenantId })
+  const { metadata } = fake.sandboxes.get(sandboxId)!.manifest
+  assert.match(metadata.labels!['agent-orc/tenant']!, /^sha256-[0-9a-f]{40}$/)
+  assert.equal(metadata.annotations!['agent-orc/tenant'], tenantId)
+  // What looks like a digest is not taken for one.
+  const other = await launch({ tenantId: metadata.labels!['agent-orc/tenant']! })
+  const again = fake.sandboxes.get(other.sandboxId)!.manifest.metadata.labels!['agent-orc/tenant']
+  assert.notEqual(again, metadata.labels!['agent-orc/tenant'])
+})
+
+test('every request is made again after a failure, a lost request, a lost answer and a lost race, to the same end', async (t) => {
+  const { fake, provider, start } = await setUp(t, {}, { statusLag: 0 })
+  const race = { status: 409, body: { kind: 'Status', status: 'Failure', reason: 'Conflict', code: 409 } }
+  const busy = { status: 429, body: { kind: 'Status', status: 'Failure', reason: 'TooManyRequests', code: 429 } }
+  for (const fault of [{ status: 500 }, 'lose_request', 'lose_answer', race, busy] as const) {
+    const lost = fault === 'lose_answer' || fault === 'lose_request'
+    for (const request of [create, secrets, `PATCH ${objects}`]) fake.plan(request, fault)
+    const { order, sandboxId } = await start()
+    assert.deepEqual([...fake.sandboxes.keys()], [sandboxId])
+    assert.deepEqual([...fake.secrets.keys()], [sandboxId])
+    for (const request of [secrets, `PATCH ${objects}`, `GET ${objects}`]) fake.plan(request, fault)
+    await provider.pause(sandboxId)
+    await provider.resume(sandboxId, order)
+    if (lost) fake.plan(`DELETE ${objects}`, fault)
+    await provider.destroy(sandboxId)
+    assert.deepEqual(await fake.remains(), [])
+  }
+})
+
+test('a launch that fails half way leaves nothing', async (t) => {
+  const { fake, launch } = await setUp(t)
+  fake.plan(secrets, { status: 403, body: { reason: 'Forbidden', code: 403, message: 'no rights' } })
+  await assert.rejects(launch(), /403 no rights/)
+  assert.deepEqual(await fake.remains(), [])
+})
+
+test('an object of somebody else that has the name already is left alone', async (t) => {
+  const { fake, provider, launch } = await setUp(t)
+  const { order, sandboxId } = await launch()
+  await assert.rejects(launch({ name: order.name, owner: 'another' }), /409/)
+  assert.notEqual(await provider.status(sandboxId), 'gone')
+  assert.equal(fake.sandboxes.get(sandboxId)!.deleted, false)
+})
+
+test('the secret of a sandbox belongs to it, and is renewed before it goes on', async (t) => {
+  const { fake, provider, start } = await setUp(t)
+  const { order, sandboxId, session } = await start()
+  const tokenOf = () => Buffer.from(fake.secrets.get(sandboxId)!.data['AGENT_ORC_WORKER_TOKEN']!, 'base64').toString()
+  const [owner] = fake.secrets.get(sandboxId)!.metadata.ownerReferences!
+  assert.equal(owner!.uid, fake.sandboxes.get(sandboxId)!.uid)
+  assert.equal(JSON.stringify(fake.sandboxes.get(sandboxId)!.manifest).includes(tokenOf()), false)
+  await provider.pause(sandboxId)
+  const renewed = session.polled(({ token }) => token === 'renewed')
+  await provider.resume(sandboxId, {
+    ...order,
+    name: 'ao-another',
+    env: { ...order.env, AGENT_ORC_WORKER_TOKEN: 'renewed' },
+  })
+  await renewed
+  assert.equal(tokenOf(), 'renewed')
+})
+
+test('a worker that fails is started again beside its files; one that ends is gone', async (t) => {
+  const { fake, provider, start } = await setUp(t)
+  const { sandboxId, session } = await start()
+  await session.call('write_file', { path: 'kept.txt', content: 'kept' })
+  const { machine, pod } = fake.sandboxes.get(sandboxId)!
+  const again = session.polled()
+  for (const pid of await machine!.pids()) process.kill(pid, 'SIGKILL')
+  await until(async () => pod!.starts > 1, 'started again')
+  await again
+  assert.equal(await session.call('read_file', { path: 'kept.txt' }), 'kept')
+  session.shutdown()
+  await until(async () => (await provider.status(sandboxId)) === 'gone', 'gone')
+  await assert.rejects(provider.pause(sandboxId), (error) => isAppError(error) && error.code === 'sandbox_gone')
+  await provider.destroy(sandboxId)
+  assert.deepEqual(await fake.remains(), [])
+})
+
+test('a pod whose image is not there is starting', async (t) => {
+  const { provider, launch } = await setUp(t, {}, { images: {} })
+  const { sandboxId } = await launch()
+  assert.equal(await provider.status(sandboxId), 'starting')
+})
+
+test('a list longer than a page is read to its end', async (t) => {
+  const { fake, provider, orderOf, launch } = await setUp(t)
+  const first = (await launch()).sandboxId
+  const second = (await launch()).sandboxId
+  const item = { metadata: { name: first, uid: 'u' }, spec: {} }
+  const body = { kind: 'SandboxList', metadata: { continue: '1' }, items: [item] }
+  fake.plan(`GET ${objects}?`, { status: 200, body })
+  assert.deepEqual(await provider.list!(orderOf().owner), [first, second])
+})
+
+test('the token is read from its file when it is needed: Kubernetes replaces it', async (t) => {
+  const tokenFile = join(await folder(t), 'token')
+  await writeFile(tokenFile, 'first\n')
+  const { fake, provider, launch } = await setUp(t, { token: '', tokenFile })
+  fake.token = 'first'
+  const { sandboxId } = await launch()
+  fake.token = 'second'
+  await assert.rejects(provider.status(sandboxId), /401/)
+  await writeFile(tokenFile, 'second')
+  assert.notEqual(await provider.status(sandboxId), 'gone')
+})
