@@ -31,6 +31,8 @@ export interface WorkerChannel {
   readonly generation: number
   /** For the worker's environment. */
   readonly token: string
+  /** The same or a newer one, for a worker that starts anew: at least half of its life is left. AppError as `WorkerTokens.mint`. */
+  freshToken(): Promise<string>
   /** When it polled last, in ms since the epoch; undefined before its first poll. */
   readonly lastPollAt: number | undefined
   /** Resolves once a poll of this generation is open; rejects when `signal` aborts or the channel closes. */
@@ -53,7 +55,10 @@ export interface WorkerChannel {
     input: Readonly<Record<string, unknown>>,
     options: { readonly signal: AbortSignal; readonly timeoutMs: number },
   ): Promise<ToolResult>
-  /** Gives a warm worker its session: the same worker goes on under another id, generation and token. */
+  /**
+   * Gives a warm worker its session: the same worker goes on under another id, generation and token. This channel has nothing left to
+   * do then, nor to close.
+   */
   bind(sessionId: string): Promise<WorkerChannel>
   /** Tells the worker to end; resolves when it has taken the command or after a second. */
   shutdown(): Promise<void>

@@ -40,7 +40,10 @@ export const WorkerCommand = Type.Union([
 ])
 export type WorkerCommand = Static<typeof WorkerCommand>
 
-/** 200 of `GET /runner/worker/{sessionId}/poll?after&tools&wait`; 204: nothing within `wait` milliseconds. */
+/**
+ * 200 of `GET /runner/worker/{sessionId}/poll?after&tools&wait`; 204: nothing within `wait` milliseconds; 409: a newer poll of this
+ * worker took its place. A `bind` is the last of its answer.
+ */
 export const PollAnswer = Type.Object({
   commands: Type.Array(WorkerCommand),
   token: Type.Optional(Type.String({ description: 'Replaces the token that the worker has.' })),
@@ -53,7 +56,10 @@ export const workerPaths = (sessionId: string) => {
     poll: `${base}/poll`,
     /** `POST ?runId=`: NDJSON, streamed while the run goes on. */
     events: `${base}/events`,
-    /** `GET`, `PUT`, `DELETE`; the bundle as it is, with its `Content-Type`, `X-Runtime-Session-Id` and `X-Agent-Orc-State-Rev`. */
+    /**
+     * `GET`, `PUT`, `DELETE`; the bundle as it is, with its `Content-Type`, `X-Runtime-Session-Id` and `X-Agent-Orc-State-Rev`. What
+     * comes with a lower rev than the runner has changes nothing; a 404 has the rev since which there is none.
+     */
     state: `${base}/state`,
     tool: (callId: string) => `${base}/tools/${encodeURIComponent(callId)}`,
     /** Stands for the API root of a model provider (the `…/v1` of `openai` and `anthropic`); keys stay in the runner. */
