@@ -6,8 +6,8 @@ import { AppError } from '#kernel'
 
 /** Schemas of answers, far below what a model follows. Their size bounds what compiling one costs. */
 const maxSchemaChars = 65_536
-/** A client's patterns may be slow on purpose: past this the check is given up. */
-const maxMs = 250
+/** A client's schema may be slow on purpose; an honest one takes milliseconds, on a machine that is busy some more. */
+const maxMs = { compile: 2_000, check: 1_000 } as const
 /** Compiled schemas kept: the same few are used again and again. */
 const maxCached = 100
 
@@ -49,7 +49,7 @@ function compile(schema: Readonly<Record<string, unknown>>): ValidateFunction {
   // One instance for one schema: what a client's `$id` names is nobody else's.
   const ajv = ajvOf(schema['$schema'])
   formats.default(ajv)
-  const checked = bounded(() => {
+  const checked = bounded(maxMs.compile, () => {
     if (ajv.validateSchema(schema) !== true) {
       const [first] = ajv.errors ?? []
       throw invalid(`The schema is no JSON Schema: ${first?.instancePath || '/'} ${first?.message ?? 'is not valid'}.`)
@@ -69,7 +69,7 @@ function ajvOf(draft: unknown): Ajv {
 }
 
 function problemOf(validate: ValidateFunction, value: unknown): string | undefined {
-  const checked = bounded(() => validate(value))
+  const checked = bounded(maxMs.check, () => validate(value))
   if (!checked) return 'It could not be checked in time.'
   if (checked.value) return undefined
   const [first] = validate.errors ?? []
@@ -77,9 +77,9 @@ function problemOf(validate: ValidateFunction, value: unknown): string | undefin
 }
 
 /** Undefined: it took too long. The virtual machine can stop what it runs, a backtracking pattern too. */
-function bounded<T>(work: () => T): { readonly value: T } | undefined {
+function bounded<T>(timeout: number, work: () => T): { readonly value: T } | undefined {
   try {
-    const value = new Script('work()').runInContext(createContext({ work }), { timeout: maxMs }) as T
+    const value = new Script('work()').runInContext(createContext({ work }), { timeout }) as T
     return { value }
   } catch (cause) {
     if ((cause as { code?: unknown } | undefined)?.code === 'ERR_SCRIPT_EXECUTION_TIMEOUT') return undefined

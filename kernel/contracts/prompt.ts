@@ -10,7 +10,11 @@ export const Attachment = Type.Object(
       pattern: '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$',
       description: 'e.g. `image/png`, `application/pdf`.',
     }),
-    data: Type.String({ minLength: 1, maxLength: maxAttachmentChars, description: 'Base64.' }),
+    // No bounds of length: Ajv counts the characters of megabytes for them, at every hop.
+    data: Type.String({
+      pattern: '^[A-Za-z0-9+/]',
+      description: 'Base64; 4 MiB of content in all attachments together.',
+    }),
     name: Type.Optional(Type.String({ maxLength: 255 })),
   },
   { additionalProperties: false },
@@ -18,7 +22,7 @@ export const Attachment = Type.Object(
 export type Attachment = Static<typeof Attachment>
 
 const base64 = /^[A-Za-z0-9+/]+={0,2}$/
-/** Ajv checks forms of text with patterns; this one is too long for it to say what is wrong. */
+/** Asked once, where a run comes in. */
 export const isBase64 = (data: string): boolean => data.length % 4 === 0 && base64.test(data)
 
 /** What form the answer of a run must have. */
