@@ -19,7 +19,7 @@ export const EventLine = Type.Object(
     additionalProperties: true,
     title: 'RunEvent',
     description:
-      'Besides what is here, by type: progress {stage, message?}, session_init {runtimeSessionId}, assistant {text, delta} (a chunk), tool_call {id, name, arguments}, tool_result {id, name, ok, content}, usage {inputTokens, outputTokens, cachedTokens?, model, costCents?}, result {text, finishReason}, error {code, message, retryable?}. The last one is result or error.',
+      'Besides what is here, by type: progress {stage, message?, supersedes?}, session_init {runtimeSessionId}, assistant {text, delta} (a chunk), tool_call {id, name, arguments}, tool_result {id, name, ok, content}, usage {inputTokens, outputTokens, cachedTokens?, model, costCents?}, result {text, finishReason, output?}, error {code, message, retryable?}. The last one is result or error.',
   },
 )
 
