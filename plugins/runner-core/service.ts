@@ -82,7 +82,17 @@ export function createRunner(options: RunnerOptions): Runner {
   const conversations = createConversations({ table, links, forgetting, create, isDraining })
   const { isComing } = conversations
   const { mcpBaseUrl } = options
-  const turns = createTurns({ table, links, ledgers, create, isComing, isDraining, mcpBaseUrl, log })
+  const turns = createTurns({
+    table,
+    links,
+    ledgers,
+    create,
+    isComing,
+    isDraining,
+    mcpBaseUrl,
+    forget: forgetting.begin,
+    log,
+  })
 
   const link: RunnerService = {
     get hash() {

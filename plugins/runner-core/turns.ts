@@ -22,6 +22,8 @@ export interface TurnDeps {
   readonly ledgers: Ledgers
   readonly create: (tenantId: string, id: string, profile: Profile) => Held
   readonly isComing: (session: Held) => boolean
+  /** Tells whoever executed its runs that it left. */
+  readonly forget: (session: Held) => void
   readonly isDraining: () => boolean
   readonly mcpBaseUrl: () => string
   readonly log: { warn(fields: object, message: string): void }
@@ -64,8 +66,9 @@ export function createTurns(deps: TurnDeps): Turns {
         delete held.activeRunId
       },
       onStateMissing() {
-        // As if this runner had never had the session: the conductor hydrates it and asks again.
+        // As if this runner had never had the session: the conductor hydrates it and asks again, perhaps elsewhere.
         table.remove(held)
+        if (prepare) deps.forget(held)
         return unknownSession()
       },
       log: deps.log,

@@ -1,7 +1,8 @@
 import type { Profile } from '#contracts/profiles'
+import { sandboxGone } from '#contracts/sandbox'
 import type { StateBundle } from '#contracts/runtime'
 import type { WorkerHub } from '#contracts/workers'
-import { asStartFailure, sandboxStartFailed } from './errors.ts'
+import { asStartFailure, isGone, sandboxStartFailed } from './errors.ts'
 import { type Orders, renewed } from './orders.ts'
 import type { Reaper } from './reaper.ts'
 import { type Sandbox, stateOf } from './sandbox.ts'
@@ -28,7 +29,7 @@ export interface Launcher {
   launch(request: LaunchRequest): Promise<Sandbox>
   /** Wakes a paused one and waits for its worker. AppError `sandbox_gone` when it is not there any more. */
   resume(sandbox: Sandbox, signal: AbortSignal): Promise<void>
-  /** Waits for the worker of a sandbox that is awake: until the signal aborts or the sandbox is seen to be gone. */
+  /** Waits for the worker of a sandbox that is awake, until the signal aborts. AppError `sandbox_gone` as soon as that is seen. */
   connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
 }
 
@@ -85,13 +86,14 @@ export function createLauncher(deps: LauncherDeps): Launcher {
           ({ sandboxId }) => reaper.destroy({ substrate, sandboxId }),
           () => {},
         )
-        throw asStartFailure(error)
+        throw asStartFailure(isGone(error) ? endedAtOnce(error) : error)
       }
     },
     resume: (sandbox, signal) =>
       withinLimit(signal, async (bound) => {
         const { substrate, sandboxId, order, channel } = sandbox
-        await unlessAborted(substrate.provider.resume(sandboxId, renewed(order, channel)), bound)
+        const again = await renewed(order, channel)
+        await unlessAborted(substrate.provider.resume(sandboxId, again), bound)
         await launcher.connected(sandbox, bound)
       }),
     async connected(sandbox, signal) {
@@ -104,7 +106,7 @@ export function createLauncher(deps: LauncherDeps): Launcher {
       try {
         await sandbox.channel.connected(AbortSignal.any([gone.signal, signal]))
       } catch (cause) {
-        throw gone.signal.aborted ? sandboxStartFailed({ cause, retryable: true, message: endedAtOnce }) : cause
+        throw gone.signal.aborted ? sandboxGone(cause) : cause
       } finally {
         clearInterval(looking)
       }
@@ -113,4 +115,5 @@ export function createLauncher(deps: LauncherDeps): Launcher {
   return launcher
 }
 
-const endedAtOnce = 'The sandbox ended before its worker was ready.'
+const endedAtOnce = (cause: unknown) =>
+  sandboxStartFailed({ cause, retryable: true, message: 'The sandbox ended before its worker was ready.' })

@@ -34,18 +34,18 @@ export const createOrders = ({ owner, runnerUrl, logLevel }: OrderSettings): Ord
     ...(template === undefined ? {} : { template }),
     resources,
     runnerUrl: runnerUrl(),
-    env: { ...identityOf(channel), MODE: profile.runtime, LOG_LEVEL: logLevel },
+    env: { ...identityOf(channel, channel.token), MODE: profile.runtime, LOG_LEVEL: logLevel },
     command,
   }),
 })
 
 /** For a sandbox whose worker starts anew: it may have a session since, and its first token is old. */
-export const renewed = (order: LaunchOrder, channel: WorkerChannel): LaunchOrder => ({
+export const renewed = async (order: LaunchOrder, channel: WorkerChannel): Promise<LaunchOrder> => ({
   ...order,
-  env: { ...order.env, ...identityOf(channel) },
+  env: { ...order.env, ...identityOf(channel, await channel.freshToken()) },
 })
 
-const identityOf = ({ token, sessionId }: WorkerChannel): Record<string, string> => ({
+const identityOf = ({ sessionId }: WorkerChannel, token: string): Record<string, string> => ({
   [workerVariables.token]: token,
   [workerVariables.sessionId]: sessionId,
 })

@@ -15,6 +15,8 @@ const firstRetryMs = 1_000
 const lastRetryMs = 60_000
 /** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
 const bindMs = 5_000
+/** The start of a process takes a core for a while: it must not be in the way of the run that took its predecessor. */
+const refillAfterMs = 500
 
 export interface PoolSettings {
   readonly tenant: string
@@ -120,8 +122,8 @@ export function createWarmPool(settings: PoolSettings, deps: WarmPoolDeps): Warm
     },
     async take(request) {
       if (keyOf(request.profile) !== wanted?.key) return undefined
+      if (ready.length > 0) setTimeout(startFilling, refillAfterMs).unref()
       for (let sandbox = ready.shift(); sandbox; sandbox = ready.shift()) {
-        startFilling()
         const bound = (await isPolling(sandbox.channel)) ? await bind(sandbox, request) : void drop(sandbox)
         if (bound) return bound
       }

@@ -30,6 +30,8 @@ export interface Worker extends WorkerChannel {
   takeState: StateCopy['take']
   /** False when nobody waits for it. */
   takeToolResult(callId: string, result: ToolResult): boolean
+  /** It has a run. */
+  readonly busy: boolean
   /** Of the run under way. */
   mcpServer(name: string): McpServer | undefined
   /** Goes on as `next`: this name of it is refused, what it was given is that one's. */
@@ -86,6 +88,7 @@ export function createWorker(options: WorkerOptions): Worker {
     get token() {
       return token.value
     },
+    freshToken: () => token.fresh(),
     get lastPollAt() {
       return presence.lastPollAt
     },
@@ -154,6 +157,9 @@ export function createWorker(options: WorkerOptions): Worker {
     takeToolResult(callId, result) {
       presence.seen()
       return tools.answer(callId, result)
+    },
+    get busy() {
+      return runs.busy
     },
     mcpServer: runs.mcpServer,
     retire,

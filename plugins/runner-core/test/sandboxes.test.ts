@@ -110,6 +110,7 @@ test('a conversation that is nowhere here is brought by the conductor', async (t
   const { create: _, ...again } = run({ runId: 'r2' })
   const stream = f.core.execute('acme', again, new AbortController().signal)
   await assert.rejects(Array.fromAsync(stream), { code: 'unknown_session' })
+  await until(() => calls.includes(`release ${id}`))
   delete pace.failure
   const bundle = { bytes: Buffer.from('newest'), contentType: 'application/json' }
   await f.core.hydrate('acme', id, profile, bundle)

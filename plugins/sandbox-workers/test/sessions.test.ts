@@ -216,3 +216,17 @@ test('a static session has a sandbox for its tools, started by the first of them
   assert.deepEqual([prepared?.event.start, prepared?.event.provider], ['running', 'box'])
   prepared?.over()
 })
+
+test('a worker that does not come back from its sleep is replaced by one with the conversation', async (t) => {
+  const { workers, substrate } = await stage(t, { config: { idlePause: '50ms' } })
+  const session = newSession()
+  await play(workers, session, 'marmalade')
+  const [box] = substrate.boxes
+  await eventually('it is paused', () => box!.state === 'paused')
+  substrate.mute = true
+  const lines = play(workers, session, 'recall', { resume: true })
+  await eventually('it is woken', () => box!.resumed.length === 1)
+  substrate.mute = false
+  box!.state = 'gone'
+  assert.deepEqual([startOf(await lines), answerOf(await lines)], ['launched', 'marmalade'])
+})
