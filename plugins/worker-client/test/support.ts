@@ -60,7 +60,8 @@ export async function startWorker(t: Pick<TestContext, 'after'>, settings: Worke
 
 export async function folder(t: Pick<TestContext, 'after'>): Promise<string> {
   const path = await mkdtemp(join(tmpdir(), 'agent-orc-worker-'))
-  t.after(() => rm(path, { recursive: true, force: true }))
+  // Its worker may still be writing: hooks run in the order in which they were registered.
+  t.after(() => rm(path, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
   return path
 }
 
