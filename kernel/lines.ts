@@ -76,6 +76,9 @@ export class OversizedLineError extends Error {
   }
 }
 
+/** Parts of a line that are held before they are joined: a peer may send a byte at a time. */
+const maxParts = 1_024
+
 /**
  * Cuts a byte stream into chunks that end at a newline, copying only what straddles two reads. A last line without its
  * newline is torn: it is dropped, and the reader sees a stream that ended early.
@@ -84,18 +87,23 @@ export async function* wholeLines(
   source: AsyncIterable<Uint8Array>,
   limit: number = maxLineBytes,
 ): AsyncGenerator<Buffer> {
-  let rest: Buffer | undefined
+  // Joined once: a line of many reads would be copied with each of them.
+  let rest: Buffer[] = []
+  let held = 0
   for await (const read of source) {
     const bytes = Buffer.isBuffer(read) ? read : Buffer.from(read.buffer, read.byteOffset, read.byteLength)
-    const end = bytes.lastIndexOf(0x0a)
-    if (end < 0) {
-      rest = rest ? Buffer.concat([rest, bytes]) : bytes
-      if (rest.length > limit) throw new OversizedLineError(limit)
+    const end = bytes.lastIndexOf(0x0a) + 1
+    if (end === 0) {
+      rest.push(bytes)
+      if (rest.length === maxParts) rest = [Buffer.concat(rest)]
+      held += bytes.length
+      if (held > limit) throw new OversizedLineError(limit)
       continue
     }
-    const whole = bytes.subarray(0, end + 1)
-    yield rest ? Buffer.concat([rest, whole]) : whole
-    rest = end + 1 < bytes.length ? bytes.subarray(end + 1) : undefined
+    const whole = bytes.subarray(0, end)
+    yield held > 0 ? Buffer.concat([...rest, whole]) : whole
+    held = bytes.length - end
+    rest = held > 0 ? [bytes.subarray(end)] : []
   }
 }
 

@@ -1,11 +1,6 @@
 import { appError } from '#kernel'
 
-export const notInstalled = appError(
-  'runtime_not_installed',
-  503,
-  'runtime_b needs the package @openai/codex: run `npm run runtimes:install`, or remove runtime_b from the role.',
-)
-export const otherVersion = appError('runtime_not_installed', 503)
+export const notInstalled = appError('runtime_not_installed', 503)
 export const unknownModel = appError('unknown_model', 400)
 export const unsupportedAttachment = appError('unsupported_attachment', 400)
 export const unsupportedLimit = appError('unsupported_limit', 400)

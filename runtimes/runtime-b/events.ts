@@ -3,15 +3,7 @@ import type { AppError } from '#kernel'
 import { codexFailed, maxStepsReached } from './errors.ts'
 import { turnFailure } from './failures.ts'
 import type { Notification } from './json-rpc.ts'
-import type {
-  ItemReported,
-  McpServerReported,
-  McpToolCall,
-  MessageDelta,
-  ThreadItem,
-  TurnCompleted,
-  UsageReported,
-} from './protocol.ts'
+import type { ItemReported, McpToolCall, MessageDelta, ThreadItem, TurnCompleted, UsageReported } from './protocol.ts'
 import { outcomeOf } from './tool-outcome.ts'
 
 export interface TurnOptions {
@@ -127,7 +119,6 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
       return completed
     },
     take({ method, params }) {
-      if (method === 'mcpServer/startupStatus/updated') return unavailable(params as McpServerReported, sessionServer)
       if (method === 'turn/completed') {
         const { turn } = params as TurnCompleted
         if (turn.id === turnId) end(turn)
@@ -143,9 +134,3 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
     },
   }
 }
-
-/** An external server that cannot be reached costs the run only its own tools. */
-const unavailable = ({ name, status }: McpServerReported, sessionServer: string): RuntimeEvent[] =>
-  status !== 'failed' || name === sessionServer
-    ? []
-    : [{ type: 'progress', stage: 'mcp_server_unavailable', server: name, message: 'It could not be connected.' }]

@@ -1,47 +1,28 @@
 import { readFile } from 'node:fs/promises'
 import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
-import { notInstalled, otherVersion } from './errors.ts'
+import { notInstalled } from './errors.ts'
 
+const name = '@openai/codex'
 /** Which tools exist and how each is switched off differs between lines: another one has to be read first. */
-const line = '0.163.'
-
-interface Manifest {
-  readonly version: string
-}
+const line = '0.163'
+const how = `run \`npm run runtimes:install runtime_b\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
 /**
- * The program inside the installed package, or an AppError that says what to install. The package's own entry point is a Node
- * script around it, which would be a second process of 40 MB for each run.
+ * The program inside the installed package, which is not part of the default install. Throws AppError `runtime_not_installed` with
+ * a sentence that says what to do. The package's own entry point is a Node script, which would be a second process of 40 MB a run.
  */
 export async function findCodex(from = new URL('vendor/package.json', import.meta.url)): Promise<string> {
-  const { root, version } = await locate(from)
-  if (!version.startsWith(line)) {
-    throw otherVersion({
-      message: `runtime_b works with @openai/codex ${line}x, and ${version} is installed: run \`npm run runtimes:install\`.`,
-    })
+  // From here Node also finds a package that somebody installed beside agent-orc.
+  const manifest = resolve(from, `${name}/package.json`)
+  const { version } = JSON.parse(await readFile(manifest, 'utf8')) as { version: string }
+  if (!version.startsWith(`${line}.`)) {
+    throw notInstalled({ message: `runtime_b works with ${name} ${line}, and ${version} is installed: ${how}` })
   }
-  const target = targets[`${process.platform}-${process.arch}`]
-  try {
-    const platform = createRequire(root).resolve(`@openai/codex-${process.platform}-${process.arch}/package.json`)
-    const folder = join(dirname(platform), 'vendor', target!)
-    const { entrypoint } = JSON.parse(await readFile(join(folder, 'codex-package.json'), 'utf8')) as {
-      entrypoint: string
-    }
-    return join(folder, entrypoint)
-  } catch (cause) {
-    throw notInstalled({ cause })
-  }
-}
-
-async function locate(from: URL): Promise<{ root: string; version: string }> {
-  try {
-    const root = createRequire(from).resolve('@openai/codex/package.json')
-    const { version } = JSON.parse(await readFile(root, 'utf8')) as Manifest
-    return { root, version }
-  } catch (cause) {
-    throw notInstalled({ cause })
-  }
+  const platform = `${process.platform}-${process.arch}`
+  const target = targets[platform]
+  if (target === undefined) throw notInstalled({ message: `runtime_b does not run on ${platform}.` })
+  return join(dirname(resolve(manifest, `${name}-${platform}/package.json`)), 'vendor', target, 'bin', 'codex')
 }
 
 const targets: Readonly<Record<string, string>> = {
@@ -49,4 +30,12 @@ const targets: Readonly<Record<string, string>> = {
   'linux-arm64': 'aarch64-unknown-linux-musl',
   'darwin-x64': 'x86_64-apple-darwin',
   'darwin-arm64': 'aarch64-apple-darwin',
+}
+
+function resolve(from: URL | string, path: string): string {
+  try {
+    return createRequire(from).resolve(path)
+  } catch (cause) {
+    throw notInstalled({ cause, message: `runtime_b needs the package ${name}: ${how}` })
+  }
 }

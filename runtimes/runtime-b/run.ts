@@ -13,7 +13,9 @@ import type { Homes } from './homes.ts'
 import { inputOf } from './input.ts'
 import { launchOf } from './launch.ts'
 import { modelFile } from './model-file.ts'
-import { eventsOf, openThread, type Patience, startTurn } from './thread.ts'
+import { createListener } from './listener.ts'
+import type { Patience } from './patience.ts'
+import { eventsOf, openThread, serversOf, startTurn } from './thread.ts'
 
 export interface RunDeps extends Pick<RuntimeContext<RuntimeBConfig>, 'config' | 'egress' | 'log'> {
   readonly homes: Homes
@@ -61,11 +63,16 @@ export async function* runTurn(
     const { rpc } = server
     const threadId = await openThread(rpc, launch, home.threadId, profile.instructions, patience)
     if (envelope.runtimeSessionId !== threadId) yield { type: 'session_init', runtimeSessionId: threadId }
+    const listen = createListener(server, patience)
+    yield* serversOf(
+      (envelope.mcpServers ?? []).map(({ name }) => name),
+      listen,
+    )
     const turnId = await startTurn(rpc, threadId, input, envelope, patience)
     interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
     turn = createTurn({ turnId, model: profile.model, maxSteps, sessionServer: launch.sessionServer })
-    yield* eventsOf(turn, server, patience)
+    yield* eventsOf(turn, listen)
     terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...outputOf(turn, form) }
   } catch (error) {
     // The last event of an aborted run is the host's, which knows why.

@@ -5,7 +5,7 @@ import { runtimeBusy } from './errors.ts'
 import { createHomes } from './homes.ts'
 import { findCodex } from './package.ts'
 import { runTurn } from './run.ts'
-import { type Patience, patience as usualPatience } from './thread.ts'
+import { type Patience, patience as usualPatience } from './patience.ts'
 
 export interface RuntimeBOptions {
   /** Another program than the installed one. */
@@ -17,9 +17,12 @@ export async function runtimeB(
   { config, egress, log, onStop }: Omit<RuntimeContext<RuntimeBConfig>, 'models'>,
   { command, patience = usualPatience }: RuntimeBOptions = {},
 ): Promise<Runtime> {
-  const program = command ?? ([await findCodex()] as const)
   const homes = await createHomes()
   onStop(homes.close)
+  // Looked for again until it is there: installing it needs no restart.
+  let program = command
+  const found = async () => (program ??= [await findCodex()])
+  await found().catch((error: Error) => log.info(error.message))
   const schemas = createOutputSchemas()
   let running = 0
   return {
@@ -28,7 +31,8 @@ export async function runtimeB(
       if (running >= config.maxProcesses) throw runtimeBusy({ retryable: true })
       running++
       try {
-        yield* runTurn(envelope, signal, { config, egress, log, homes, schemas, command: program, patience })
+        const deps = { config, egress, log, homes, schemas, command: await found(), patience }
+        yield* runTurn(envelope, signal, deps)
       } finally {
         running--
       }

@@ -1,25 +1,11 @@
-import type { AppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
-import type { AppServer } from './app-server.ts'
-import { codexFailed, modelError } from './errors.ts'
 import type { Turn } from './events.ts'
 import type { RpcClient } from './json-rpc.ts'
 import { mcpStartSeconds, type RunLaunch } from './launch.ts'
-import type { ThreadOpened, TurnStarted, UserInput } from './protocol.ts'
-
-/** What is waited for. */
-export interface Patience {
-  /** The program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
-  readonly startMs: number
-  /** Answers that wait for nobody else. */
-  readonly answerMs: number
-  /** The end of a turn that is stopped, out of the two seconds that a stopped run has. */
-  readonly interruptMs: number
-  /** Neither the model nor Codex says anything; as long as the other runtimes wait for a model's first byte. */
-  readonly silenceMs: number
-}
-export const patience: Patience = { startMs: 20_000, answerMs: 10_000, interruptMs: 500, silenceMs: 300_000 }
+import type { Listen } from './listener.ts'
+import type { Patience } from './patience.ts'
+import type { McpServerReported, ThreadOpened, TurnStarted, UserInput } from './protocol.ts'
 
 /** Takes up the conversation of that id, or begins one. Resolves to its id. */
 export async function openThread(
@@ -56,27 +42,22 @@ export async function startTurn(
   return (await rpc.request<TurnStarted>('turn/start', params, answerMs)).turn.id
 }
 
-/** What the turn says, until it has ended as it should. Throws whatever ended it otherwise. */
-export async function* eventsOf(turn: Turn, server: AppServer, patience: Patience): AsyncGenerator<RuntimeEvent> {
-  const notifications = server.rpc.notifications[Symbol.asyncIterator]()
-  let silence: Promise<AppError> | undefined
-  while (!turn.completed) {
-    // Only while we wait: a reader who takes his time is nobody's silence.
-    const timer = setTimeout(() => {
-      if (turn.waitsForTool) timer.refresh()
-      else silence = whoIsSilent(server.rpc, patience).finally(() => void server.stop())
-    }, patience.silenceMs)
-    const { done, value } = await notifications.next().finally(() => clearTimeout(timer))
-    if (done)
-      throw (await silence) ?? codexFailed({ message: 'Codex stopped in the middle of the turn.', retryable: true })
-    yield* turn.take(value)
+/**
+ * Waits for the external servers of a run, as long as each may take: Codex itself would begin after a second without those that
+ * are further away. One that cannot be reached costs the run only its own tools.
+ */
+export async function* serversOf(names: readonly string[], listen: Listen): AsyncGenerator<RuntimeEvent> {
+  const awaited = new Set(names)
+  while (awaited.size > 0) {
+    const { method, params } = await listen()
+    if (method !== 'mcpServer/startupStatus/updated') continue
+    const { name, status } = params as McpServerReported
+    if (status === 'starting' || !awaited.delete(name) || status === 'ready') continue
+    yield { type: 'progress', stage: 'mcp_server_unavailable', server: name, message: 'It cannot be connected.' }
   }
 }
 
-async function whoIsSilent(rpc: RpcClient, { answerMs, silenceMs }: Patience): Promise<AppError> {
-  const seconds = Math.round(silenceMs / 1_000)
-  return rpc.request('thread/loaded/list', {}, answerMs).then(
-    () => modelError({ message: `The model server said nothing for ${seconds} s.`, retryable: true }),
-    () => codexFailed({ message: 'Codex does not answer any more.', retryable: true }),
-  )
+/** What the turn says, until it has ended as it should. Throws whatever ended it otherwise. */
+export async function* eventsOf(turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
+  while (!turn.completed) yield* turn.take(await listen(() => turn.waitsForTool))
 }

@@ -32,35 +32,43 @@ export interface Stage {
   readonly runtime: Runtime
   readonly link: SidecarLink
   readonly models: ModelServer
-  run(prompt: string, fields?: EnvelopeFields): Promise<RunEvent[]>
+  run(
+    prompt: string,
+    fields?: EnvelopeFields,
+    signal?: AbortSignal,
+    onEvent?: (event: RunEvent) => void,
+  ): Promise<RunEvent[]>
 }
 export const model: EnvelopeFields = { profile: { runtime: 'runtime_b', model: 'openai/stand-in' } }
+
+type Options = RuntimeBOptions & { readonly config?: Partial<RuntimeBConfig>; readonly egress?: ModelEgress }
 
 export async function stage(
   t: Pick<TestContext, 'after'>,
   reply: ModelServerOptions['reply'] = { text: 'fine' },
-  options: RuntimeBOptions & { config?: Partial<RuntimeBConfig>; egress?: ModelEgress } = {},
+  options: Options = {},
 ): Promise<Stage> {
   const models = await startModelServer(t, { reply })
-  const config = { apiKey: 'key', baseUrl: models.url, contextTokens: 128_000, maxProcesses: 8, ...options.config }
-  const stops: (() => Promise<void>)[] = []
-  t.after(async () => {
-    for (const stop of stops) await stop()
-  })
-  const ctx = {
-    config,
-    egress: options.egress,
-    log: pino({ level: 'silent' }),
-    onStop: (fn: () => Promise<void>) => void stops.push(fn),
-  }
-  const runtime = await runtimeB(ctx, options)
+  return { ...(await stageAt(t, models.url, options)), models }
+}
+
+/** The same at a model server that somebody else has started. */
+export async function stageAt(
+  t: Pick<TestContext, 'after'>,
+  baseUrl: string,
+  { config: more, egress, ...options }: Options = {},
+): Promise<Omit<Stage, 'models'>> {
+  const config = { apiKey: 'secret', baseUrl, contextTokens: 128_000, maxProcesses: 8, ...more }
+  const onStop = (fn: () => Promise<void>): void => t.after(fn)
+  const runtime = await runtimeB({ config, egress, log: pino({ level: 'silent' }), onStop }, options)
   const link = bareSidecar(runtime)
   return {
     runtime,
     link,
-    models,
-    run: (prompt, fields = {}) =>
-      collectRun(link, testEnvelope({ ...model, ...fields, prompt, profile: { ...model.profile, ...fields.profile } })),
+    run: (prompt, fields = {}, signal, onEvent) => {
+      const profile = { ...model.profile, ...fields.profile }
+      return collectRun(link, testEnvelope({ ...model, ...fields, prompt, profile }), signal, onEvent)
+    },
   }
 }
 
@@ -94,4 +102,12 @@ export async function children(): Promise<number[]> {
     }),
   )
   return found.flat()
+}
+
+/** Looks again and again until it is so. */
+export async function until(so: () => Promise<boolean>): Promise<void> {
+  for (const end = Date.now() + 10_000; !(await so());) {
+    if (Date.now() > end) throw new Error('it did not come to be')
+    await new Promise((resolve) => setTimeout(resolve, 10))
+  }
 }
