@@ -1,0 +1,130 @@
+import { randomUUID } from 'node:crypto'
+import { mkdir, mkdtemp, open, rename, rm, stat, truncate } from 'node:fs/promises'
+import { join } from 'node:path'
+import { isClientId } from '#contracts/ids'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { StateBundle } from '#contracts/runtime'
+import { invalidState, pack, unpack } from '#state-archive'
+import { projectName } from './environment.ts'
+
+/** A conversation for the length of one run. */
+export interface Conversation {
+  /** The vendor's folder of the session: no other session's is reachable from it. */
+  readonly folder: string
+  /** The vendor's name for it. */
+  readonly id: string
+  /** It has been begun by an earlier run. */
+  readonly resumes: boolean
+}
+
+/** The conversations of this process: one folder per session, in each the one file that the vendor writes it to. */
+export interface Conversations {
+  has(sessionId: string): boolean
+  /** Takes back what a former attempt of the run has left: the turn is done again. */
+  begin(envelope: Pick<RunEnvelope, 'sessionId' | 'runId' | 'attempt'>): Promise<Conversation>
+  /** The vendor's process is gone. `keeps`: something was said that the next run must know. */
+  settle(sessionId: string, keeps: boolean): Promise<void>
+  exportState(sessionId: string): Promise<StateBundle | undefined>
+  hydrate(sessionId: string, bundle: StateBundle): Promise<void>
+  forget(sessionId: string): Promise<void>
+}
+
+interface Session {
+  readonly id: string
+  /** What of its file is a conversation; 0 before the first turn is finished. */
+  readonly bytes: number
+  /** The last run and what was there before it. The vendor only ever appends. */
+  readonly last?: { readonly runId: string; readonly bytes: number }
+}
+
+const fileOf = (id: string): string => `projects/${projectName}/${id}.jsonl`
+const idOf = (name: string): string | undefined =>
+  new RegExp(`^projects/${projectName}/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\\.jsonl$`).exec(name)?.[1]
+
+/** `root`: a folder of this process alone. */
+export async function createConversations(root: string): Promise<Conversations> {
+  const sessions = new Map<string, Session>()
+  await mkdir(join(root, 'sessions'))
+  const folderOf = (sessionId: string): string => join(root, 'sessions', sessionId)
+  const remove = (sessionId: string): Promise<void> =>
+    rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
+  const fresh = async (sessionId: string): Promise<Session> => {
+    // Not the old name: the vendor refuses to begin a conversation whose file is there.
+    await remove(sessionId)
+    return { id: randomUUID(), bytes: 0 }
+  }
+  return {
+    has: (sessionId) => (sessions.get(sessionId)?.bytes ?? 0) > 0,
+    async begin({ sessionId, runId, attempt = 1 }) {
+      const folder = folderOf(sessionId)
+      const known = sessions.get(sessionId)
+      const again = attempt > 1 && known?.last?.runId === runId
+      const bytes = (again ? known.last?.bytes : known?.bytes) ?? 0
+      const session = known && bytes > 0 ? { ...known, bytes } : await fresh(sessionId)
+      if (bytes > 0) await truncate(join(folder, fileOf(session.id)), bytes)
+      sessions.set(sessionId, { ...session, last: { runId, bytes } })
+      return { folder, id: session.id, resumes: bytes > 0 }
+    },
+    async settle(sessionId, keeps) {
+      const session = sessions.get(sessionId)
+      if (!session?.last) return
+      const file = join(folderOf(sessionId), fileOf(session.id))
+      const before = session.last.bytes
+      const bytes = keeps ? await lastTurn(file, before) : before
+      if (bytes > 0) await truncate(file, bytes)
+      sessions.set(sessionId, { ...session, bytes })
+    },
+    async exportState(sessionId) {
+      const session = sessions.get(sessionId)
+      if (!session || session.bytes === 0) return undefined
+      const files = [{ name: fileOf(session.id), bytes: session.bytes }]
+      const bytes = await pack(folderOf(sessionId), files)
+      return { bytes, contentType: 'application/gzip', runtimeSessionId: session.id }
+    },
+    async hydrate(sessionId, bundle) {
+      if (!isClientId(sessionId)) throw invalidState()
+      const incoming = await mkdtemp(join(root, 'incoming-'))
+      try {
+        const found: string[] = []
+        const arrived = join(incoming, 'session')
+        await unpack(bundle.bytes, arrived, (name) => idOf(name) !== undefined && found.push(name) === 1)
+        const id = idOf(found[0]!)!
+        const file = join(arrived, fileOf(id))
+        const { size } = await stat(file)
+        if ((await lastTurn(file, 0)) !== size) throw invalidState()
+        await remove(sessionId)
+        await rename(arrived, folderOf(sessionId))
+        sessions.set(sessionId, { id, bytes: size })
+      } finally {
+        await rm(incoming, { recursive: true, force: true })
+      }
+    },
+    async forget(sessionId) {
+      if (!sessions.delete(sessionId)) return
+      await remove(sessionId)
+    },
+  }
+}
+
+const said = Buffer.from('"type":"user"')
+
+/**
+ * Where the whole lines of a file end when what follows `from` has something of a conversation in it, else `from`. A process
+ * that was killed leaves half a line, or a file in which nobody has spoken yet, and the vendor refuses that one.
+ */
+async function lastTurn(file: string, from: number): Promise<number> {
+  const handle = await open(file).catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT') return undefined
+    throw error
+  })
+  if (!handle) return from
+  try {
+    const { size } = await handle.stat()
+    const added = Buffer.alloc(Math.max(0, size - from))
+    const { bytesRead } = await handle.read(added, 0, added.length, from)
+    const whole = added.subarray(0, bytesRead).lastIndexOf(0x0a) + 1
+    return added.subarray(0, whole).includes(said) ? from + whole : from
+  } finally {
+    await handle.close()
+  }
+}

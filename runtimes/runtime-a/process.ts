@@ -1,0 +1,73 @@
+import { spawn } from 'node:child_process'
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { Command, Spawned } from './sdk.ts'
+
+/** The vendor's process of one run, and whatever it may start. */
+export interface VendorProcess {
+  readonly spawn: (command: Command) => Spawned
+  /** Resolves when it is gone; at once when it was never started. */
+  gone(): Promise<void>
+  /** Ends it: first as it wants to end, then by signals. Resolves when it is gone. */
+  stop(politely: () => Promise<unknown>): Promise<void>
+}
+
+/** What the process needs to write down what it has of the turn, and what it takes it to end; then it is killed. */
+const politeMs = 700
+const termMs = 500
+
+export function vendorProcess(): VendorProcess {
+  let gone: Promise<void> | undefined
+  let pid: number | undefined
+  let stopped = false
+  const signal = (name: NodeJS.Signals): void => {
+    if (pid === undefined) return
+    try {
+      process.kill(-pid, name)
+    } catch {
+      // The whole group has ended.
+    }
+  }
+  const within = async (ms: number): Promise<boolean> => {
+    const timer = new AbortController()
+    try {
+      return await Promise.race([Promise.resolve(gone).then(() => true), sleep(ms, false, { signal: timer.signal })])
+    } finally {
+      timer.abort()
+    }
+  }
+  return {
+    spawn({ command, args, cwd, env }) {
+      if (stopped) throw new Error('the run is over')
+      const child = spawn(command, args, {
+        ...(cwd === undefined ? {} : { cwd }),
+        env,
+        // Nobody reads what it complains of: it quotes prompts and model servers.
+        stdio: ['pipe', 'pipe', 'ignore'],
+        // A group of its own: it is killed with everything it has started.
+        detached: true,
+      })
+      pid = child.pid
+      gone = new Promise((resolve) => {
+        child.once('exit', () => resolve())
+        child.once('error', () => child.pid === undefined && resolve())
+      })
+      // What it was about to read when it died.
+      child.stdin.on('error', () => {})
+      void gone.then(() => {
+        signal('SIGKILL')
+        pid = undefined
+      })
+      return child
+    },
+    gone: async () => gone,
+    async stop(politely) {
+      stopped = true
+      politely().catch(() => {})
+      if (await within(politeMs)) return
+      signal('SIGTERM')
+      if (await within(termMs)) return
+      signal('SIGKILL')
+      await gone
+    },
+  }
+}

@@ -1,0 +1,41 @@
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { createOutputSchemas } from '#contracts/output-schema'
+import type { Runtime, RuntimeContext } from '#contracts/runtime'
+import { createConversations } from './conversations.ts'
+import { modelServer } from './model-server.ts'
+import { runTurn } from './run.ts'
+import { vendorPackage } from './vendor.ts'
+
+type Context = Pick<
+  RuntimeContext<{ readonly apiKey?: string; readonly baseUrl?: string }>,
+  'config' | 'egress' | 'log' | 'onStop'
+>
+
+export async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runtime> {
+  const vendor = vendorPackage()
+  if (vendor.missing !== undefined) log.info(vendor.missing)
+  const root = await mkdtemp(join(tmpdir(), 'agent-orc-runtime-a-'))
+  onStop(() => rm(root, { recursive: true, force: true, maxRetries: 3 }))
+  const conversations = await createConversations(root)
+  const deps = {
+    vendor,
+    conversations,
+    root,
+    schemas: createOutputSchemas(),
+    log,
+    server: () => modelServer(config, egress),
+  }
+  return {
+    contract: 'runtime/1',
+    get missing() {
+      return vendor.missing
+    },
+    run: (envelope, signal) => runTurn(envelope, signal, deps),
+    exportState: conversations.exportState,
+    hydrate: conversations.hydrate,
+    has: conversations.has,
+    forget: conversations.forget,
+  }
+}

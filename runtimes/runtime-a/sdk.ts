@@ -1,0 +1,158 @@
+import type { Readable, Writable } from 'node:stream'
+
+// What this adapter uses of @anthropic-ai/claude-agent-sdk 0.3. The package is no dependency, so its own types are not at hand.
+
+export interface VendorSdk {
+  query(args: { readonly prompt: AsyncIterable<UserMessage>; readonly options: Options }): Query
+}
+
+export interface Query extends AsyncIterable<Message> {
+  /** Ends the turn and has what was said of it written down. Rejects when the process is gone. */
+  interrupt(): Promise<unknown>
+}
+
+export interface Options {
+  readonly cwd: string
+  /** Complete: nothing of this process's own environment comes with it. */
+  readonly env: Readonly<Record<string, string>>
+  readonly model: string
+  readonly systemPrompt: string
+  readonly tools: readonly never[]
+  readonly allowedTools: readonly string[]
+  readonly permissionMode: 'dontAsk'
+  readonly settingSources: readonly never[]
+  readonly strictMcpConfig: true
+  readonly verbatimPrompts: true
+  readonly includePartialMessages: true
+  readonly maxTurns: number
+  readonly mcpServers: Readonly<Record<string, HttpServer>>
+  readonly outputFormat?: { readonly type: 'json_schema'; readonly schema: Readonly<Record<string, unknown>> }
+  /** A new conversation of this id, or an old one that goes on. */
+  readonly sessionId?: string
+  readonly resume?: string
+  readonly spawnClaudeCodeProcess: (command: Command) => Spawned
+}
+
+export interface HttpServer {
+  readonly type: 'http'
+  readonly url: string
+  readonly headers: Readonly<Record<string, string>>
+  /** Its tools are in every prompt, and the first one waits until it is connected. */
+  readonly alwaysLoad: true
+  /** Of one call. */
+  readonly timeout: number
+}
+
+export interface Command {
+  readonly command: string
+  readonly args: readonly string[]
+  readonly cwd?: string
+  readonly env: Readonly<Record<string, string | undefined>>
+}
+
+export interface Spawned {
+  readonly stdin: Writable
+  readonly stdout: Readable
+  readonly killed: boolean
+  readonly exitCode: number | null
+  kill(signal: NodeJS.Signals): boolean
+  on(event: 'exit', listener: (code: number | null, signal: NodeJS.Signals | null) => void): unknown
+  on(event: 'error', listener: (error: Error) => void): unknown
+  once(event: 'exit', listener: (code: number | null, signal: NodeJS.Signals | null) => void): unknown
+  once(event: 'error', listener: (error: Error) => void): unknown
+  off(event: 'exit', listener: (code: number | null, signal: NodeJS.Signals | null) => void): unknown
+  off(event: 'error', listener: (error: Error) => void): unknown
+}
+
+export interface UserMessage {
+  readonly type: 'user'
+  readonly message: { readonly role: 'user'; readonly content: readonly PromptBlock[] }
+  readonly parent_tool_use_id: null
+}
+
+export type PromptBlock =
+  | { readonly type: 'text'; readonly text: string }
+  | { readonly type: 'image'; readonly source: Base64 }
+  | { readonly type: 'document'; readonly source: Base64; readonly title?: string }
+interface Base64 {
+  readonly type: 'base64'
+  readonly media_type: string
+  readonly data: string
+}
+
+export type Message = Init | Retry | StreamEvent | Assistant | User | Result | { readonly type: 'other' }
+
+export interface Init {
+  readonly type: 'system'
+  readonly subtype: 'init'
+  readonly session_id: string
+  readonly mcp_servers: readonly { readonly name: string; readonly status: string }[]
+}
+
+/** A call of the model failed and is made again. */
+export interface Retry {
+  readonly type: 'system'
+  readonly subtype: 'api_retry'
+}
+
+/** A frame of the model server's own stream. */
+export interface StreamEvent {
+  readonly type: 'stream_event'
+  readonly parent_tool_use_id: string | null
+  readonly event:
+    | { readonly type: 'message_start'; readonly message: { readonly usage?: Tokens } }
+    | { readonly type: 'content_block_delta'; readonly delta: { readonly type: string; readonly text?: string } }
+    | {
+        readonly type: 'message_delta'
+        readonly delta: { readonly stop_reason: string | null }
+        readonly usage?: Tokens
+      }
+    | { readonly type: 'other' }
+}
+
+export interface Tokens {
+  readonly input_tokens?: number | null
+  readonly cache_read_input_tokens?: number | null
+  readonly cache_creation_input_tokens?: number | null
+  readonly output_tokens?: number | null
+}
+
+export interface Assistant {
+  readonly type: 'assistant'
+  readonly parent_tool_use_id: string | null
+  readonly message: { readonly content: readonly AssistantBlock[] }
+}
+export type AssistantBlock =
+  | { readonly type: 'tool_use'; readonly id: string; readonly name: string; readonly input: unknown }
+  | { readonly type: 'other' }
+
+export interface User {
+  readonly type: 'user'
+  readonly parent_tool_use_id: string | null
+  readonly message: { readonly content: string | readonly UserBlock[] }
+}
+export type UserBlock =
+  | {
+      readonly type: 'tool_result'
+      readonly tool_use_id: string
+      readonly content?: string | readonly { readonly type: string; readonly text?: string }[]
+      readonly is_error?: boolean
+    }
+  | { readonly type: 'other' }
+
+export interface Result {
+  readonly type: 'result'
+  readonly subtype:
+    | 'success'
+    | 'error_during_execution'
+    | 'error_max_turns'
+    | 'error_max_budget_usd'
+    | 'error_max_structured_output_retries'
+  /** Also of a `success`: the model server failed. */
+  readonly is_error: boolean
+  readonly api_error_status?: number | null
+  readonly api_error?: string
+  readonly stop_reason: string | null
+  readonly result?: string
+  readonly structured_output?: unknown
+}
