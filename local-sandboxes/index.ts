@@ -4,3 +4,4 @@ export { createProvider, type LocalSandbox, type SessionPlaces, type StartSandbo
 export { commandOf, Templates, workerEnvironment } from './order.ts'
 export { signalTree, stopTree, treeOf } from './process-tree.ts'
 export { tailOf } from './output.ts'
+export { dataLimit } from './memory.ts'

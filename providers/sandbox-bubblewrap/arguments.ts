@@ -1,4 +1,4 @@
-import type { Folders } from '#local-sandboxes'
+import { dataLimit, type Folders } from '#local-sandboxes'
 import type { Limits } from './limits.ts'
 import { insideUser } from './system-files.ts'
 
@@ -46,11 +46,11 @@ const tmpfs = (path: string, mb: number): string[] =>
   `--size ${mb * 1024 * 1024} --perms 1777 --tmpfs ${path}`.split(' ')
 
 /** The limits of a process, and of the processes of its sandbox; put before a command inside. */
-export const limitArguments = (limits: Pick<Limits, 'pids'> & { readonly dataMb?: number }): string[] => [
+export const limitArguments = (limits: Pick<Limits, 'pids'> & { readonly memoryMb?: number }): string[] => [
   '/usr/bin/prlimit',
   `--nproc=${limits.pids}`,
   // 1 and not 0: with it the kernel starts no handler of core dumps either, which would run outside.
   '--core=1',
-  ...(limits.dataMb === undefined ? [] : [`--data=${limits.dataMb * 1024 * 1024}`]),
+  ...(limits.memoryMb === undefined ? [] : [dataLimit(limits.memoryMb)]),
   '--',
 ]

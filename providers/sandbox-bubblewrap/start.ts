@@ -42,7 +42,7 @@ export function createStarter({ machine, templates, limits: byDefault, log }: St
     signal.throwIfAborted()
     const bwrap = startBwrap({
       args: bwrapArguments({ ...view, read }, folders, limits),
-      limits: limitArguments(cgroups ? { pids: limits.pids } : { pids: limits.pids, dataMb: limits.memoryMb }),
+      limits: limitArguments(cgroups ? { pids: limits.pids } : limits),
       filter,
       uid,
     })

@@ -1,5 +1,6 @@
 import { execFile } from 'node:child_process'
 import { invalidSandbox, type SandboxResources } from '#contracts/sandbox'
+import { dataLimit } from '#local-sandboxes'
 
 /** Whether this machine has `prlimit` (util-linux). */
 export const canLimit = (): Promise<boolean> =>
@@ -21,5 +22,5 @@ export function limited(resources: SandboxResources, prlimit: boolean): readonly
   }
   if (memoryMb === undefined) return []
   if (!prlimit) throw invalidSandbox('This runner cannot limit memoryMb: there is no prlimit (util-linux).')
-  return ['/usr/bin/prlimit', `--data=${memoryMb * 1024 * 1024}`, '--']
+  return ['/usr/bin/prlimit', dataLimit(memoryMb), '--']
 }

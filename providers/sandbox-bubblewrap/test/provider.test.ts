@@ -1,6 +1,4 @@
-import { sandboxProviderOf, testSandboxProvider } from '#testing'
-import plugin from '../index.ts'
+import { testSandboxProvider } from '#testing'
+import { bubblewrapForTests, marker, remains } from './bubblewrap.ts'
 
-testSandboxProvider('bubblewrap', (t) =>
-  sandboxProviderOf(t, 'bubblewrap', [{ name: 'sandbox-bubblewrap', plugin, config: {} }]),
-)
+testSandboxProvider('bubblewrap', (t) => bubblewrapForTests(t), { order: { env: marker }, remains })
