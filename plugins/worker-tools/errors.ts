@@ -12,6 +12,7 @@ const reasons: Readonly<Record<string, string>> = {
   EPERM: 'may not be used',
   EISDIR: 'is a folder',
   ENOTDIR: 'goes through a file as if it were a folder',
+  EEXIST: 'goes through a file as if it were a folder',
   ELOOP: 'is a link',
   ENXIO: 'is no regular file',
   ENAMETOOLONG: 'is too long a name',
