@@ -44,6 +44,12 @@ export const unknownModelProvider = appError(
   'This runner has neither key nor address of a model server of this name.',
 )
 export const unknownModelCall = appError('unknown_model_call', 404, 'Workers may only call models, and list them.')
+/** What a model call costs is a run's: code in a sandbox may not make calls of its own. */
+export const noRunUnderWay = appError(
+  'no_run_under_way',
+  409,
+  'Models are called in a run, and there is none under way.',
+)
 export const modelServerUnreachable = appError('model_server_unreachable', 502, 'The model server cannot be reached.')
 export const modelKeyRefused = appError('model_key_refused', 502, "The model server does not take the runner's key.")
 export const unknownMcpServer = appError('unknown_mcp_server', 404, 'The run under way has no MCP server of this name.')

@@ -14,6 +14,7 @@ export interface Runs {
   run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncGenerator<Buffer>
   /** AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
+  readonly busy: boolean
   /** Of the run under way, as its envelope had it. */
   mcpServer(name: string): McpServer | undefined
   /** No run from now on. The worker's upload, if there is one, is answered so. */
@@ -32,12 +33,14 @@ export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedTo
   let closed = false
   return {
     async *run(envelope, signal, runnerUrl) {
+      // Of a worker that slept for a day the last one may be over.
+      const credential = await token.fresh()
       if (closed) throw workerUnreachable({ retryable: true })
       if (current) throw sessionBusy()
       signal.throwIfAborted()
       const { runId, mcpServers = [] } = envelope
       const turn = createTurn(runId, envelope.resume === true)
-      const command = mailbox.push({ kind: 'run', envelope: envelopeForWorker(envelope, runnerUrl, token.value) })
+      const command = mailbox.push({ kind: 'run', envelope: envelopeForWorker(envelope, runnerUrl, credential) })
       const withdraw = (): boolean => mailbox.withdraw(command)
       current = { turn, mcpServers, withdraw }
       const abort = (): void => turn.end(signal.reason as Error)
@@ -57,6 +60,9 @@ export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedTo
     take(runId, upload) {
       if (current?.turn.runId !== runId) throw unknownRun()
       current.turn.take(upload)
+    },
+    get busy() {
+      return current !== undefined
     },
     mcpServer: (name) => current?.mcpServers.find((server) => server.name === name),
     close(answer) {

@@ -2,7 +2,13 @@ import { Type } from '@sinclair/typebox'
 import type { Dispatcher } from 'undici'
 import { access, type App, failure } from '#kernel'
 import { type Door, whileCalled } from '../door.ts'
-import { modelKeyRefused, modelServerUnreachable, unknownModelCall, unknownModelProvider } from '../errors.ts'
+import {
+  modelKeyRefused,
+  modelServerUnreachable,
+  noRunUnderWay,
+  unknownModelCall,
+  unknownModelProvider,
+} from '../errors.ts'
 import { refusals } from '../schema.ts'
 import { forward } from './forward.ts'
 import { modelRequest, pick } from './headers.ts'
@@ -34,6 +40,7 @@ export function modelRoutes(
       200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
       ...refusals,
       404: failure('`unknown_model_provider`: this runner has none of this name; or `unknown_model_call`.'),
+      409: failure('`no_run_under_way`: models can be listed at any time, and called in a run.'),
       413: failure('`body_too_large`: more than 32 MiB.'),
       502: failure('`model_server_unreachable`, or `model_key_refused`.'),
     },
@@ -52,6 +59,7 @@ export function modelRoutes(
         // The tools of one vendor take the address without /v1, and add it themselves.
         const call = below?.path.replace(/^v1\//, '')
         if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw unknownModelCall()
+        if (method === 'POST' && !worker.busy) throw noRunUnderWay()
         const path = `${server.base.pathname.replace(/\/+$/, '')}/${call}${below.query}`
         return forward(request, reply, {
           dispatcher,

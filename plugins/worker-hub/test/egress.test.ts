@@ -58,6 +58,11 @@ async function behind(t: TestContext, respond?: (seen: Seen) => void, path = '/b
     },
   })
   const { channel } = await hub.open()
+  // Models are called in a run.
+  const run = new AbortController()
+  begin(channel, {}, run.signal)
+    .next()
+    .catch(() => {})
   const paths = workerPaths(channel.sessionId)
   const origin = hub.urls['workers']!
   const call = (url: string, init: RequestInit = {}) =>
@@ -65,7 +70,7 @@ async function behind(t: TestContext, respond?: (seen: Seen) => void, path = '/b
       ...init,
       headers: { authorization: `Bearer ${channel.token}`, ...(init.headers as Record<string, string>) },
     })
-  return { ...hub, channel, paths, origin, call, upstream }
+  return { ...hub, channel, run, paths, origin, call, upstream }
 }
 
 test('a model call gets the key of the runner, and nothing of the worker but what the call is', async (t) => {
@@ -134,6 +139,17 @@ test("a vendor's process sends its token as an API key, and finds the API with o
   })
   assert.equal(refused.status, 401)
   assert.equal(upstream.seen.length, 2)
+})
+
+test('a worker without a run can list models, and call none', async (t) => {
+  const { call, paths, run } = await behind(t)
+  const ask = () => call(`${paths.models('openai')}/responses`, { method: 'POST', body: '{}' })
+  assert.equal((await ask()).status, 200)
+  run.abort(new Error('over'))
+  const refused = await ask()
+  assert.equal(refused.status, 409)
+  assert.equal(((await refused.json()) as { error: string }).error, 'no_run_under_way')
+  assert.equal((await call(`${paths.models('openai')}/models`)).status, 200)
 })
 
 test('a provider that is not configured, or is none, is not there', async (t) => {
