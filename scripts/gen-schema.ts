@@ -46,8 +46,9 @@ function entry(config: Json): Json {
 
 async function roleSchema(): Promise<Json> {
   const uses: string[] = []
-  for await (const file of glob('{plugins,runtimes,providers}/*/index.ts', { cwd: root })) {
-    uses.push(file.replaceAll('\\', '/').replace(/\/index\.ts$/, ''))
+  // A provider that sends webhooks has a second plugin, for the conductor.
+  for await (const file of glob(['{plugins,runtimes,providers}/*/index.ts', 'providers/*/events.ts'], { cwd: root })) {
+    uses.push(file.replaceAll('\\', '/').replace(/(\/index)?\.ts$/, ''))
   }
   const definitions: Record<string, Json> = {}
   for (const use of uses.sort()) {

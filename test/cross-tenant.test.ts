@@ -73,6 +73,8 @@ async function belongings(conductor: Conductor, call: Call, tenantId: string): P
     '/api/profiles/{name}/keys/{keyId}': key.id,
     '/api/profiles/{name}/versions/{version}': '1',
     '/api/runs/{id}': 'run-initech',
+    // A provider belongs to no tenant.
+    '/api/sandbox-events/{provider}': unknownIds['/api/sandbox-events/{provider}']!,
     '/api/sessions/{id}': 'sess-initech1',
     '/api/tenants/{id}': tenantId,
     '/api/webhooks/deliveries/{id}': messageId,

@@ -176,7 +176,18 @@ async function fuzz(
   return asked
 }
 
-const known = ['writer', 'writer-two', 'run-1', 'run-2', 'sess-00000000-00000001', '1', '2', 'fuzz-slug', 'default']
+const known = [
+  'writer',
+  'writer-two',
+  'run-1',
+  'run-2',
+  'sess-00000000-00000001',
+  '1',
+  '2',
+  'fuzz-slug',
+  'default',
+  'e2b',
+]
 
 test('no request makes a listener of the control plane fail, and every answer is a documented one', async (t) => {
   // Messages go nowhere, rates are no obstacle.

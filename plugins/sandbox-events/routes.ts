@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, AppError, failure } from '#kernel'
+import { access, type App, failure } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import type { SandboxEventDecoder } from '#contracts/sandbox'
 import { countedAs } from './client-address.ts'
@@ -50,7 +50,7 @@ export function sandboxEventRoutes(app: App, options: SandboxEventRoutes): void 
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
   app.setErrorHandler((error: unknown) => {
-    throw isOversized(error) ? unreadableEvent({ cause: error }) : error
+    throw isUnread(error) ? unreadableEvent({ cause: error }) : error
   })
 
   app.post(
@@ -105,6 +105,6 @@ function decode(
   }
 }
 
-const oversized = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH']
-const isOversized = (error: unknown): boolean =>
-  !(error instanceof AppError) && oversized.includes(String((error as { code?: unknown } | null)?.code))
+// Fastify's own words for a body that it does not read to its end: too large, of another length than said, of no media type.
+const unread = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH', 'FST_ERR_CTP_INVALID_MEDIA_TYPE']
+const isUnread = (error: unknown): boolean => unread.includes(String((error as { code?: unknown } | null)?.code))
