@@ -1,5 +1,5 @@
 import { createHmac, createSecretKey, randomBytes, timingSafeEqual } from 'node:crypto'
-import { unauthorized } from '#kernel'
+import { bearerOf, unauthorized } from '#kernel'
 import type { Caller, Tokens } from '#contracts/auth'
 
 /** Finds the caller of a request from its raw headers (name, value, name, value…), or throws `unauthorized`. */
@@ -18,9 +18,6 @@ export interface AuthenticateOptions {
   readonly keys: KeyLookup | undefined
   readonly bootstrap: { readonly key: string; readonly tenantId: string } | undefined
 }
-
-// RFC 9110 token68: nothing that a quote, a comma or a control character could end early.
-const bearer = /^Bearer +([A-Za-z0-9._~+/-]+=*)$/i
 
 export function createAuthenticate({ tokens, keys, bootstrap }: AuthenticateOptions): Authenticate {
   const isBootstrap = bootstrap && secretEqual(bootstrap.key)
@@ -44,17 +41,6 @@ const refused = () =>
     message: 'Send one valid API key of a tenant: `Authorization: Bearer ao_…`.',
     headers: { 'www-authenticate': 'Bearer' },
   })
-
-/** Read from the raw headers, because Node silently keeps the first of two Authorization headers. */
-function bearerOf(rawHeaders: readonly string[]): string | undefined {
-  let value: string | undefined
-  for (let i = 0; i < rawHeaders.length; i += 2) {
-    if (rawHeaders[i]!.toLowerCase() !== 'authorization') continue
-    if (value !== undefined) return undefined
-    value = rawHeaders[i + 1]
-  }
-  return value === undefined ? undefined : bearer.exec(value)?.[1]
-}
 
 /** Compares with a secret in constant time, whatever the lengths: both sides are hashed under a key nobody knows. */
 function secretEqual(secret: string): (text: string) => boolean {

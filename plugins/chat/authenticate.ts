@@ -1,3 +1,4 @@
+import { bearerOf } from '#kernel'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import type { Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
@@ -22,7 +23,6 @@ export interface Authenticator {
 
 // Nothing else can name a tenant or a slug, and PostgreSQL refuses some texts outright.
 const name = /^[A-Za-z0-9_.-]{1,128}$/
-const bearer = /^bearer +([^\s,]+)$/i
 
 interface Dependencies {
   readonly database: Database
@@ -36,7 +36,7 @@ export function createAuthenticator({ database, tokens, log, onKeyUsed }: Depend
 
   const find = async (request: FastifyRequest): Promise<Caller | undefined> => {
     const { tenant: tenantId, agent: slug } = request.params as { tenant: string; agent: string }
-    const token = bearer.exec(request.headers.authorization ?? '')?.[1]
+    const token = bearerOf(request.raw.rawHeaders)
     if (token === undefined || !name.test(tenantId) || !tokens.wellFormed(token)) return undefined
     const hash = tokens.hash('ao:pub-key:v1', token)
     const found = await findByKey(database, tenantId, hash).catch((err: unknown) => {

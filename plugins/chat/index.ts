@@ -12,7 +12,7 @@ import { createInstance } from './instance.ts'
 import { createMetrics } from './metrics.ts'
 import { createNotes } from './notes.ts'
 import { createBeginOnce } from './once.ts'
-import { preflightRoutes } from './origin.ts'
+import { preflightRoutes, readableWhenAway } from './origin.ts'
 import { createHitCounter, createKeyLimit } from './rate-limit.ts'
 import { createJoin } from './resume.ts'
 import { runRoutes } from './runs.routes.ts'
@@ -82,6 +82,7 @@ export default definePlugin({
       app.addHook('onRequest', async (_request, reply) => {
         void reply.header('vary', 'Origin')
       })
+      app.addHook('onSend', async (request, reply) => readableWhenAway(request, reply))
       preflightRoutes(app, { admits })
       await app.register(async (guarded) => {
         guarded.addHook('onRequest', authenticate)

@@ -1,4 +1,4 @@
-import type { FastifyReply } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App } from '#kernel'
 import type { Authenticator } from './authenticate.ts'
 import { originNotAllowed } from './errors.ts'
@@ -14,6 +14,15 @@ const maxAge = '600'
 /** Lets a script of `origin` read this reply, its ids and its limits. */
 export const allow = (reply: FastifyReply, origin: string): FastifyReply =>
   reply.header('access-control-allow-origin', origin).header('access-control-expose-headers', exposed)
+
+/**
+ * While the gateway stops, or its database is away, nobody can look which origins are allowed. The answer says nothing but that,
+ * so any script may read it: otherwise a browser shows its user a network failure, and the script cannot see `Retry-After`.
+ */
+export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply: FastifyReply): void {
+  if (reply.statusCode !== 503 || origin === undefined || reply.hasHeader('access-control-allow-origin')) return
+  allow(reply, origin)
+}
 
 /** Answers CORS preflights. They carry no key, so the agent of the URL decides. */
 export function preflightRoutes(app: App, { admits }: Pick<Authenticator, 'admits'>): void {

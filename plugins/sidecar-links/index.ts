@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
-import { LocalSidecars, Sidecars } from '#contracts/sidecar'
+import { definePlugin, Settings, unavailable } from '#kernel'
+import { ReadinessChecks } from '#contracts/health'
+import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { createHttpSidecar } from './http-link.ts'
 import { createSidecars, type Known } from './sidecars.ts'
 
@@ -16,7 +17,7 @@ export default definePlugin({
     runtimeB: url('The sidecar of `runtime_b`, instead of the shared one.'),
   }),
   requires: { local: LocalSidecars },
-  provides: { sidecars: Sidecars },
+  provides: { sidecars: Sidecars, readiness: ReadinessChecks },
   async setup(ctx) {
     const { config } = ctx
     const byUrl = new Map<string, Known>()
@@ -35,6 +36,15 @@ export default definePlugin({
     if (config.runtimeB) own.set('runtime_b', at(config.runtimeB))
     const local = ctx.deps.local.get('local')
     const shared = config.url ? at(config.url) : local && { link: local, url: '' }
-    return { sidecars: createSidecars(own, shared) }
+    const links = [...new Set([...own.values(), ...(shared ? [shared] : [])].map(({ link }) => link))]
+    return { sidecars: createSidecars(own, shared), readiness: { sidecar: () => anyAnswers(links) } }
   },
 })
+
+/** A runner without any sidecar may still have sandboxes; one whose sidecars are all silent executes nothing. */
+async function anyAnswers(links: readonly SidecarLink[]): Promise<void> {
+  if (links.length === 0) return
+  await Promise.any(links.map((link) => link.health())).catch(() => {
+    throw unavailable({ message: 'No sidecar answers.' })
+  })
+}

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { request } from 'node:http'
 import { test } from 'node:test'
 import { addKey, gateway, publish, sql, until } from './gateway.ts'
 import { finish } from './scripted-dispatch.ts'
@@ -144,4 +145,39 @@ test('a look-up that fails is logged without the key, and is no 401', async (t) 
   assert.equal(reply.json().error, 'internal')
   assert.ok(kernel.logs.some((line) => line['msg'] === 'auth.lookup_failed'))
   assert.ok(!JSON.stringify(kernel.logs).includes(agent.key))
+})
+
+test('two Authorization headers never authenticate, whichever is right', async (t) => {
+  const { app, database } = await gateway(t)
+  const agent = await publish(database)
+  const wrong = 'Bearer ao_test_wrong'
+  for (const pair of [
+    [`Bearer ${agent.key}`, wrong],
+    [wrong, `Bearer ${agent.key}`],
+    [`Bearer ${agent.key}`, `Bearer ${agent.key}`],
+  ]) {
+    await app.listen({ port: 0, host: '127.0.0.1' }).catch(() => {})
+    const { port } = app.server.address() as { port: number }
+    const status = await new Promise<number | undefined>((resolve, reject) => {
+      const headers = [
+        'host',
+        'x',
+        'authorization',
+        pair[0]!,
+        'authorization',
+        pair[1]!,
+        'content-type',
+        'application/json',
+      ]
+      const sent = request(
+        { port, host: '127.0.0.1', method: 'POST', path: agent.url, headers, agent: false },
+        (answer) => {
+          answer.resume()
+          resolve(answer.statusCode)
+        },
+      )
+      sent.on('error', reject).end(JSON.stringify(payload))
+    })
+    assert.equal(status, 401)
+  }
 })

@@ -1,5 +1,9 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { Type } from '@sinclair/typebox'
+import { access, AppError, definePlugin } from '#kernel'
+import { testKernel } from '#testing'
+import { readableWhenAway } from '../origin.ts'
 import { gateway, publish } from './gateway.ts'
 
 const payload = { message: 'Hi' }
@@ -126,4 +130,31 @@ test('a preflight needs no key: allowed origins get 204, all others and unknown 
   }
   const plain = await app.inject({ method: 'OPTIONS', url: agent.url })
   assert.deepEqual([plain.statusCode, plain.headers['allow']], [204, 'GET, POST, DELETE, OPTIONS'])
+})
+
+test('a script of any origin can read that the gateway is away, and nothing else', async (t) => {
+  const away = definePlugin({
+    name: 'away',
+    async setup(ctx) {
+      ctx.routes('gateway', async (app) => {
+        app.addHook('onSend', async (request, reply) => readableWhenAway(request, reply))
+        const schema = { params: Type.Object({ status: Type.Integer() }) }
+        app.get('/:status', { ...access('public'), schema }, async ({ params: { status } }) => {
+          throw new AppError('unavailable', status, { headers: { 'retry-after': '1' } })
+        })
+      })
+      return {}
+    },
+  })
+  const { listeners } = await testKernel(t, [away], { listeners: ['gateway'] })
+  const readable = async (status: number, origin?: string): Promise<unknown> => {
+    const headers = origin === undefined ? {} : { origin }
+    const reply = await listeners['gateway']!.inject({ url: `/${status}`, headers })
+    assert.equal(reply.statusCode, status)
+    return reply.headers['access-control-allow-origin']
+  }
+  assert.equal(await readable(503, allowed), allowed)
+  assert.equal(await readable(503), undefined)
+  assert.equal(await readable(500, allowed), undefined)
+  assert.equal(await readable(401, allowed), undefined)
 })
