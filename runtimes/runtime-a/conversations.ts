@@ -91,7 +91,7 @@ export async function createConversations(root: string): Promise<Conversations> 
         const id = idOf(found[0]!)!
         const file = join(arrived, fileOf(id))
         const { size } = await stat(file)
-        if ((await lastTurn(file, 0)) !== size) throw invalidState()
+        if (size === 0 || (await lastTurn(file, 0)) !== size) throw invalidState()
         await remove(sessionId)
         await rename(arrived, folderOf(sessionId))
         sessions.set(sessionId, { id, bytes: size })
