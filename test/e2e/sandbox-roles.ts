@@ -17,8 +17,13 @@ export async function startWithSandboxes(
   const text = await readFile(new URL(`../../config/${role}.yaml`, import.meta.url), 'utf8')
   const provider = `\n  processes-of-the-test:\n    use: providers/sandbox-process\n    allow: true\n    dir: ${dir}\n`
   await writeFile(file, `${text.trimEnd()}${provider}`)
-  const key = { AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') }
-  const cluster = await startCluster(t, form, { ...key, ...env }, { [role]: file })
+  const settings = {
+    AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+    // Whatever else this machine could do.
+    AGENT_ORC_SANDBOX_PROVIDERS: 'process',
+    ...env,
+  }
+  const cluster = await startCluster(t, form, settings, { [role]: file })
   t.after(() => rm(dir, { recursive: true, force: true }))
   return cluster
 }
