@@ -66,3 +66,39 @@ test('a gateway without its variables says everything that is missing, with the 
     },
   )
 })
+
+test('MODE, and the addresses of sidecars, are the variables of the specification', async () => {
+  const settings = async (role: string, plugin: string, env: object): Promise<unknown> => {
+    const { plugins } = await loadRole(file(role), { env: { ...sample, ...env } })
+    return plugins.find(({ name }) => name === plugin)!.config
+  }
+  const own = { GENERAL_SIDECAR_URL: 'http://g', RUNTIME_A_SIDECAR_URL: 'http://a', RUNTIME_B_SIDECAR_URL: 'http://b' }
+  for (const role of ['runner', 'dev']) {
+    const links = await settings(role, 'sidecar-links', { ...own, SIDECAR_URL: 'http://all' })
+    assert.deepEqual(
+      links,
+      { url: 'http://all', general: 'http://g', runtimeA: 'http://a', runtimeB: 'http://b' },
+      role,
+    )
+  }
+  for (const role of ['sidecar', 'worker']) {
+    const mode = async (env: object) => ((await settings(role, 'run-host', env)) as { mode: string }).mode
+    assert.deepEqual([await mode({ MODE: 'runtime_a' }), await mode({})], ['runtime_a', 'all'])
+  }
+})
+
+test('a sidecar with the variables of a worker is one: without a port, and never without its session', async () => {
+  const env = { AGENT_ORC_RUNNER_URL: 'http://runner', AGENT_ORC_WORKER_TOKEN: 't', AGENT_ORC_SESSION_ID: 's-1' }
+  const started = (some: object) => loadRole(file('sidecar'), { env: { ...some }, instead: true })
+  const worker = await started(env)
+  assert.equal(worker.name, 'worker')
+  assert.deepEqual(
+    Object.values(worker.listeners).map(({ port }) => port),
+    [undefined],
+  )
+  for (const missing of ['AGENT_ORC_RUNNER_URL', 'AGENT_ORC_WORKER_TOKEN']) {
+    assert.equal((await started({ ...env, [missing]: '' })).name, 'sidecar')
+  }
+  const nameless = await started({ ...env, AGENT_ORC_SESSION_ID: '' })
+  assert.throws(() => plan(nameless), /config\.sessionId is required; set AGENT_ORC_SESSION_ID/)
+})

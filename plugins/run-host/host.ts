@@ -86,9 +86,11 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
       return start
     },
     async exportState(name, sessionId) {
+      const runtime = find(name)
+      if (!isClientId(sessionId)) throw invalidSessionId()
       const before = changes.get(sessionId)
       const midRun = runs.busy(sessionId)
-      const bundle = await find(name).exportState?.(sessionId)
+      const bundle = await runtime.exportState?.(sessionId)
       if (!midRun && changes.get(sessionId) === before) changes.delete(sessionId)
       lastExport = Date.now()
       return bundle
@@ -103,8 +105,10 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
       changes.delete(sessionId)
     },
     async forget(name, sessionId) {
+      const runtime = find(name)
+      if (!isClientId(sessionId)) throw invalidSessionId()
       changes.delete(sessionId)
-      await find(name).forget?.(sessionId)
+      await runtime.forget?.(sessionId)
     },
     async drain(ms) {
       const until = Date.now() + ms

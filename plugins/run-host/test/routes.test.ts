@@ -61,6 +61,74 @@ test('POST /run answers NDJSON with the worker headers', async (t) => {
   )
 })
 
+test('a poly-sidecar gives each run to the runtime of its profile, and says so in its health', async (t) => {
+  const runtimes = Object.fromEntries(
+    ['general', 'runtime_a', 'runtime_b'].map((name) => [name, scripted(() => [result(name)])]),
+  )
+  const { kernel } = await hostOf(t, runtimes)
+  const app = kernel.listeners['sidecar']!
+  for (const runtime of Object.keys(runtimes)) {
+    const reply = await app.inject({ method: 'POST', url: '/run', payload: testEnvelope({ profile: { runtime } }) })
+    assert.equal(JSON.parse(reply.body).text, runtime)
+  }
+  const health = (await app.inject('/health')).json()
+  assert.deepEqual([health.runtime, health.runtimes], ['all', ['general', 'runtime_a', 'runtime_b']])
+})
+
+test('a sidecar of one runtime says its name, and takes runs of no other', async (t) => {
+  const runtimes = { general: talks(), runtime_a: talks() }
+  const { kernel } = await hostOf(t, runtimes, { mode: 'runtime_a' })
+  const app = kernel.listeners['sidecar']!
+  const health = (await app.inject('/healthz')).json()
+  assert.deepEqual([health.ok, health.runtime, health.runtimes], [true, 'runtime_a', ['runtime_a']])
+  const run = async (runtime: string) =>
+    (await app.inject({ method: 'POST', url: '/run', payload: testEnvelope({ profile: { runtime } }) })).statusCode
+  assert.deepEqual([await run('runtime_a'), await run('general')], [200, 400])
+})
+
+test('the header of a run counts those that are in flight when its answer begins', async (t) => {
+  const go = Promise.withResolvers<void>()
+  const waits = scripted(async function* () {
+    yield says('one')
+    await go.promise
+    yield result('one')
+  })
+  const { kernel } = await hostOf(t, { general: waits }, { listen: true })
+  const ask = () =>
+    fetch(`${kernel.urls['sidecar']}/run`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(testEnvelope()),
+    })
+  const first = await ask()
+  const second = await ask()
+  const counts = [first, second].map(({ headers }) => headers.get('x-agent-orc-worker-inflight'))
+  assert.deepEqual(counts, ['1', '2'])
+  assert.equal(first.headers.get('x-agent-orc-worker-instance'), second.headers.get('x-agent-orc-worker-instance'))
+  go.resolve()
+  await Promise.all([first.text(), second.text()])
+})
+
+test('a runtime that fails in the middle leaves an error event, and a sidecar that goes on', async (t) => {
+  const fails = scripted(function* (prompt) {
+    yield says('half')
+    if (prompt === 'fail') throw new Error('secret text')
+    yield result('half')
+  })
+  const { kernel } = await hostOf(t, { general: fails })
+  const run = async (prompt: string) => {
+    const reply = await kernel.listeners['sidecar']!.inject({
+      method: 'POST',
+      url: '/run',
+      payload: testEnvelope({ prompt }),
+    })
+    const lines = reply.body.trimEnd().split('\n')
+    return [reply.statusCode, ...lines.map((line) => JSON.parse(line).type)]
+  }
+  assert.deepEqual(await run('fail'), [200, 'assistant', 'error'])
+  assert.deepEqual(await run('go on'), [200, 'assistant', 'result'])
+})
+
 test('POST /run takes a prompt of a million characters', async (t) => {
   const { kernel } = await hostOf(t, { general: talks() })
   const payload = testEnvelope({ prompt: 'ü'.repeat(1_000_000) })
@@ -117,7 +185,12 @@ test('the state routes answer 400, 404 and 500 as the contract says', async (t) 
   assert.deepEqual(await ask('POST', '/state/s1?runtime=general', 'corrupt'), [400, 'invalid_state'])
   assert.deepEqual(await ask('POST', '/state/s1?runtime=general'), [400, 'invalid_state'])
   assert.deepEqual(await ask('POST', '/state/s1?runtime=plain', 'x'), [400, 'state_not_supported'])
-  assert.deepEqual(await ask('POST', '/state/s%2F1?runtime=general', 'x'), [400, 'invalid session id'])
+  for (const method of ['GET', 'POST'] as const) {
+    assert.deepEqual(await ask(method, '/state/s%2F1?runtime=general', 'x'), [400, 'invalid session id'])
+    assert.deepEqual(await ask(method, '/state/..%2F..%2Fetc?runtime=general', 'x'), [400, 'invalid session id'])
+    assert.deepEqual(await ask(method, '/state/s1?runtime=%zz', 'x'), [400, 'unknown_runtime'])
+    assert.deepEqual(await ask(method, '/state/s1?runtime=', 'x'), [400, 'unknown_runtime'])
+  }
   assert.deepEqual(await ask('POST', '/state/s1?runtime=general', 'bug'), [500, 'internal'])
   assert.deepEqual(await ask('GET', '/state/s1?runtime=general'), [404, 'not_found'])
 })

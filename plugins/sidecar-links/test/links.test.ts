@@ -269,3 +269,25 @@ test("a custom sidecar's instance is the one of its header", async (t) => {
   const url = `http://127.0.0.1:${typeof address === 'object' ? address?.port : ''}`
   assert.equal((await (await sidecarsOf(t, { url })).forRuntime('general').health()).instance, 'w-1')
 })
+
+test('a runtime with a sidecar of its own is served there, the others by the shared one', async (t) => {
+  const [shared, own] = [createFakeSidecar(), createFakeSidecar()]
+  const [{ url }, { url: ownUrl }] = [await serve(t, shared), await serve(t, own)]
+  for (const [setting, runtime] of [
+    ['general', 'general'],
+    ['runtimeA', 'runtime_a'],
+    ['runtimeB', 'runtime_b'],
+  ] as const) {
+    const sidecars = await sidecarsOf(t, { url, [setting]: ownUrl })
+    const bundle = { bytes: Buffer.from('{}'), contentType: 'application/json' }
+    for (const name of ['general', 'runtime_a', 'runtime_b']) {
+      await sidecars.forRuntime(name).hydrate(name, 's1', bundle)
+      assert.deepEqual(
+        [own.states.has(`${name}/s1`), shared.states.has(`${name}/s1`)],
+        name === runtime ? [true, false] : [false, true],
+      )
+      own.states.clear()
+      shared.states.clear()
+    }
+  }
+})
