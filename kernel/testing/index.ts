@@ -16,6 +16,7 @@ export {
   type ModelServerOptions,
   startModelServer,
 } from './model-server.ts'
+export type { ResponsesRequestBody } from './responses-wire.ts'
 export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, textOf } from './runs.ts'
 export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'
 export { bareSidecar, sidecarAt } from './sidecar-link.ts'

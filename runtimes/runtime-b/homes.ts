@@ -68,9 +68,14 @@ export async function createHomes(limits: HomeLimits = defaults): Promise<Homes>
     resize(entry, 0)
     await rm(entry.folder, { recursive: true, force: true })
   }
+  const touch = (sessionId: string, entry: Entry): void => {
+    entries.delete(sessionId)
+    entries.set(sessionId, entry)
+  }
   const evict = async (): Promise<void> => {
     for (const [sessionId, entry] of entries) {
-      if (entries.size <= limits.sessions && total <= limits.totalBytes) break
+      // The newest always stays: nobody has had the time to fetch it.
+      if (entries.size <= 1 || (entries.size <= limits.sessions && total <= limits.totalBytes)) break
       if (!entry.busy) await remove(sessionId)
     }
   }
@@ -84,8 +89,7 @@ export async function createHomes(limits: HomeLimits = defaults): Promise<Homes>
     async enter(sessionId, runId, again) {
       const entry = entries.get(sessionId) ?? (await fresh())
       entry.busy = true
-      entries.delete(sessionId)
-      entries.set(sessionId, entry)
+      touch(sessionId, entry)
       if (again && entry.run?.id === runId && entry.rollout !== undefined) {
         await cutRollout(pathOf(entry), entry.run.before)
         await take(entry)
@@ -108,6 +112,7 @@ export async function createHomes(limits: HomeLimits = defaults): Promise<Homes>
       }
       entry.busy = false
       if (entry.rollout === undefined) await remove(sessionId)
+      else touch(sessionId, entry)
       await evict()
     },
     async exportState(sessionId) {

@@ -1,4 +1,4 @@
-import { readFile } from 'node:fs/promises'
+import { readFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
 import { notInstalled } from './errors.ts'
@@ -8,14 +8,35 @@ const name = '@openai/codex'
 const line = '0.163'
 const how = `run \`npm run runtimes:install runtime_b\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
-/**
- * The program inside the installed package, which is not part of the default install. Throws AppError `runtime_not_installed` with
- * a sentence that says what to do. The package's own entry point is a Node script, which would be a second process of 40 MB a run.
- */
-export async function findCodex(from = new URL('vendor/package.json', import.meta.url)): Promise<string> {
+/** The program inside the vendor's package, which is not part of the default install. */
+export interface Program {
+  /** Why it cannot be used, as a sentence; looked up again until it is there, so that installing it needs no restart. */
+  readonly missing: string | undefined
+  /** Throws AppError `runtime_not_installed`. */
+  path(): string
+}
+
+export function codexProgram(from = new URL('vendor/package.json', import.meta.url)): Program {
+  let found: string | undefined
+  const path = (): string => (found ??= find(from))
+  return {
+    get missing() {
+      try {
+        path()
+        return undefined
+      } catch (error) {
+        return (error as Error).message
+      }
+    },
+    path,
+  }
+}
+
+/** Not the package's own entry point: a Node script around the program, which would be a second process of 40 MB for each run. */
+function find(from: URL): string {
   // From here Node also finds a package that somebody installed beside agent-orc.
   const manifest = resolve(from, `${name}/package.json`)
-  const { version } = JSON.parse(await readFile(manifest, 'utf8')) as { version: string }
+  const { version } = JSON.parse(readFileSync(manifest, 'utf8')) as { version: string }
   if (!version.startsWith(`${line}.`)) {
     throw notInstalled({ message: `runtime_b works with ${name} ${line}, and ${version} is installed: ${how}` })
   }

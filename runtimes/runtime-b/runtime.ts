@@ -3,7 +3,7 @@ import type { Runtime, RuntimeContext } from '#contracts/runtime'
 import type { RuntimeBConfig } from './config.ts'
 import { runtimeBusy } from './errors.ts'
 import { createHomes } from './homes.ts'
-import { findCodex } from './package.ts'
+import { codexProgram } from './package.ts'
 import { runTurn } from './run.ts'
 import { type Patience, patience as usualPatience } from './patience.ts'
 
@@ -19,19 +19,20 @@ export async function runtimeB(
 ): Promise<Runtime> {
   const homes = await createHomes()
   onStop(homes.close)
-  // Looked for again until it is there: installing it needs no restart.
-  let program = command
-  const found = async () => (program ??= [await findCodex()])
-  await found().catch((error: Error) => log.info(error.message))
+  const program = codexProgram()
+  if (!command && program.missing !== undefined) log.info(program.missing)
   const schemas = createOutputSchemas()
   let running = 0
   return {
     contract: 'runtime/1',
+    get missing() {
+      return command ? undefined : program.missing
+    },
     async *run(envelope, signal) {
       if (running >= config.maxProcesses) throw runtimeBusy({ retryable: true })
       running++
       try {
-        const deps = { config, egress, log, homes, schemas, command: await found(), patience }
+        const deps = { config, egress, log, homes, schemas, command: command ?? [program.path()], patience }
         yield* runTurn(envelope, signal, deps)
       } finally {
         running--

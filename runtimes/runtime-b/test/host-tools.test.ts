@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
 import { startToolServer, terminalOf } from '#testing'
-import { findCodex } from '../package.ts'
+import { codexProgram } from '../package.ts'
 import { switches } from '../switches.ts'
 import { bodyOf, skip, stage } from './support.ts'
 
@@ -98,7 +98,7 @@ test('a model that calls tools of the machine all the same gets nothing done', {
 test('nothing that Codex has on by itself is left on, but what has no switch and no effect', { skip }, async (t) => {
   const home = await mkdtemp(join(tmpdir(), 'agent-orc-test-'))
   t.after(() => rm(home, { recursive: true, force: true }))
-  const { stdout } = await promisify(execFile)(await findCodex(), ['features', 'list', ...switches()], {
+  const { stdout } = await promisify(execFile)(codexProgram().path(), ['features', 'list', ...switches()], {
     env: { CODEX_HOME: home, HOME: home },
   })
   const left = stdout.split('\n').flatMap((line) => {
@@ -112,7 +112,7 @@ test('nothing that Codex has on by itself is left on, but what has no switch and
 test('every switch is one that this Codex knows', { skip }, async (t) => {
   const home = await mkdtemp(join(tmpdir(), 'agent-orc-test-'))
   t.after(() => rm(home, { recursive: true, force: true }))
-  const started = promisify(execFile)(await findCodex(), ['app-server', '--strict-config', ...switches()], {
+  const started = promisify(execFile)(codexProgram().path(), ['app-server', '--strict-config', ...switches()], {
     env: { CODEX_HOME: home, HOME: home },
   })
   started.child.stdin!.end()

@@ -10,6 +10,7 @@ import {
   type ModelRequestBody,
   type ModelServer,
   type ModelServerOptions,
+  type ResponsesRequestBody,
   startModelServer,
   testEnvelope,
 } from '#testing'
@@ -17,16 +18,15 @@ import type { RunEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { ModelEgress } from '#contracts/workers'
-import type { ResponsesRequestBody } from '../../../kernel/testing/responses-wire.ts'
 import type { RuntimeBConfig } from '../config.ts'
-import { findCodex } from '../package.ts'
+import { codexProgram } from '../package.ts'
 import { runtimeB, type RuntimeBOptions } from '../runtime.ts'
 
-/** Why the tests that need Codex are skipped here; with CI=true and the package to be there, that is a failure instead. */
-export const skip = await findCodex().then(
-  () => false as const,
-  (error: Error) => error.message,
-)
+const { missing } = codexProgram()
+// Set by `npm run test:runtimes`, which has just installed it.
+if (missing !== undefined && process.env['AGENT_ORC_VENDOR_RUNTIMES'] === 'required') throw new Error(missing)
+/** Why tests that need Codex are skipped here. */
+export const skip = missing ?? false
 
 export interface Stage {
   readonly runtime: Runtime

@@ -1,0 +1,190 @@
+import assert from 'node:assert/strict'
+import { appendFile, glob, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import { gunzipSync } from 'node:zlib'
+import { terminalOf } from '#testing'
+import { pack, unpack } from '#state-archive'
+import { createHomes } from '../homes.ts'
+import { conversation, skip, stage } from './support.ts'
+
+const threadId = '01a1ff3d-093f-7662-8da4-a07f58b5c63a'
+const rolloutName = (id = threadId): string => `2026/11/21/rollout-2026-11-21T17-52-32-${id}.jsonl`
+const meta = (id = threadId): string => `${JSON.stringify({ type: 'session_meta', payload: { id } })}\n`
+
+async function folder(t: Pick<TestContext, 'after'>): Promise<string> {
+  const path = await mkdtemp(join(tmpdir(), 'agent-orc-test-'))
+  t.after(() => rm(path, { recursive: true, force: true }))
+  return path
+}
+
+/** A bundle with these files. */
+async function bundle(t: Pick<TestContext, 'after'>, files: Readonly<Record<string, string>>): Promise<Uint8Array> {
+  const path = await folder(t)
+  for (const [name, content] of Object.entries(files)) {
+    await mkdir(dirname(join(path, name)), { recursive: true })
+    await writeFile(join(path, name), content)
+  }
+  return pack(path, Object.keys(files))
+}
+
+async function homesFor(t: Pick<TestContext, 'after'>, ...limits: Parameters<typeof createHomes>) {
+  const homes = await createHomes(...limits)
+  t.after(homes.close)
+  return homes
+}
+
+/** What a run does in its home: it adds to the conversation. */
+async function write(home: { readonly folder: string }, text: string, id = threadId): Promise<void> {
+  const path = join(home.folder, 'sessions', rolloutName(id))
+  await mkdir(dirname(path), { recursive: true })
+  await appendFile(path, text)
+}
+
+test('a bundle is a gzip tar of the one file that holds the conversation', { skip }, async (t) => {
+  const { run, runtime } = await stage(t)
+  await run('hi', { sessionId: 's' })
+  const { bytes, contentType, runtimeSessionId } = (await runtime.exportState!('s'))!
+  assert.equal(contentType, 'application/gzip')
+  const tar = gunzipSync(bytes)
+  const names = [...tar.toString('latin1').matchAll(/(\S+?)\0+[0-7 ]+\0/g)].map(([, name]) => name!)
+  const files = names.filter((name) => name.endsWith('.jsonl') || name.includes('/'))
+  assert.equal(files.length, 1)
+  assert.match(files[0]!, new RegExp(`^\\d{4}/\\d{2}/\\d{2}/rollout-[\\dT-]+-${runtimeSessionId}\\.jsonl$`))
+})
+
+test('a bundle has no key, no address and no folder that the next host would need', { skip }, async (t) => {
+  const here = await stage(t)
+  await here.run('remember Marmalade', { sessionId: 's', profile: { instructions: 'Be brief.' } })
+  const there = await stage(t)
+  const state = (await here.runtime.exportState!('s'))!
+  assert.doesNotMatch(gunzipSync(state.bytes).toString('utf8'), /Bearer|secret|127\.0\.0\.1/)
+  await here.runtime.forget!('s')
+  await there.runtime.hydrate!('s', state)
+  assert.equal(there.runtime.has!('s'), true)
+  const events = await there.run('what was it?', {
+    sessionId: 's',
+    resume: true,
+    runtimeSessionId: state.runtimeSessionId!,
+  })
+  assert.equal(terminalOf(events).type, 'result')
+  assert.equal(
+    events.some(({ type }) => type === 'session_init'),
+    false,
+    'it is the same conversation',
+  )
+  const told = conversation(there.models.requests[0]!).filter((line) => !line.startsWith('developer'))
+  assert.deepEqual(told, ['user: remember Marmalade', 'assistant: fine', 'user: what was it?'])
+})
+
+test('a run that is tried again finds nothing of its former attempt', { skip }, async (t) => {
+  const { run, models } = await stage(t)
+  await run('first', { sessionId: 's', runId: 'r1' })
+  models.next({ text: 'half of it', resetAfter: 1 })
+  await run('second', { sessionId: 's', runId: 'r2' })
+  await run('second', { sessionId: 's', runId: 'r2', attempt: 2 })
+  assert.deepEqual(conversation(models.requests.at(-1)!), ['user: first', 'assistant: fine', 'user: second'])
+  await run('third', { sessionId: 's', runId: 'r3', attempt: 2 })
+  assert.deepEqual(conversation(models.requests.at(-1)!).slice(-3), ['user: second', 'assistant: fine', 'user: third'])
+})
+
+test('a conversation that was torn in the middle of a line goes on in front of it', { skip }, async (t) => {
+  const here = await stage(t)
+  await here.run('first', { sessionId: 's' })
+  const state = (await here.runtime.exportState!('s'))!
+  const path = await folder(t)
+  await unpack(state.bytes, join(path, 'x'), () => true)
+  const [name] = await Array.fromAsync(glob('**/*.jsonl', { cwd: join(path, 'x') }))
+  await appendFile(join(path, 'x', name!), '{"timestamp":"2026-11-21T17:52:32.649Z","type":"response_item","payl')
+  await here.runtime.hydrate!('s', { ...state, bytes: await pack(join(path, 'x'), [name!]) })
+  for (const prompt of ['second', 'third'])
+    assert.equal(terminalOf(await here.run(prompt, { sessionId: 's' })).type, 'result')
+  const told = conversation(here.models.requests.at(-1)!)
+  assert.deepEqual(told, ['user: first', 'assistant: fine', 'user: second', 'assistant: fine', 'user: third'])
+})
+
+test('nothing of a run stays in the folder of its session but the conversation', { skip }, async (t) => {
+  const before = new Set(await Array.fromAsync(glob('agent-orc-runtime-b-*', { cwd: tmpdir() })))
+  const { run } = await stage(t)
+  await run('hi', { sessionId: 's' })
+  const roots = (await Array.fromAsync(glob('agent-orc-runtime-b-*', { cwd: tmpdir() }))).filter(
+    (name) => !before.has(name),
+  )
+  const files: string[] = []
+  for (const root of roots) {
+    for await (const entry of glob('**/*', { cwd: join(tmpdir(), root), withFileTypes: true }))
+      if (entry.isFile()) files.push(entry.name)
+  }
+  assert.ok(files.length > 0 && files.every((name) => /^rollout-.*\.jsonl$/.test(name)), files.join(' '))
+})
+
+const wrong: readonly (readonly [string, Readonly<Record<string, string>>])[] = [
+  ['no conversation', { 'notes.txt': 'x' }],
+  ['a file beside the conversation', { [rolloutName()]: meta(), 'config.toml': 'x' }],
+  ['two conversations', { [rolloutName()]: meta(), [rolloutName('01a1ff3d-093f-7662-8da4-a07f58b5c63b')]: meta() }],
+  ['a conversation of another id than its name', { [rolloutName()]: meta('01a1ff3d-093f-7662-8da4-a07f58b5c63b') }],
+  ['a file that is no conversation', { [rolloutName()]: 'hello\n' }],
+  ['a file that begins with something else', { [rolloutName()]: '{"type":"response_item"}\n' }],
+  ['an empty file', { [rolloutName()]: '' }],
+  ['a torn first line', { [rolloutName()]: meta().slice(0, -1) }],
+]
+for (const [what, files] of wrong) {
+  test(`a bundle with ${what} is refused, and what there was stays`, async (t) => {
+    const homes = await homesFor(t)
+    await assert.rejects(homes.hydrate('s', await bundle(t, files)), { code: 'invalid_state', status: 400 })
+    assert.equal(homes.has('s'), false)
+    await homes.hydrate('s', await bundle(t, { [rolloutName()]: meta() }))
+    await assert.rejects(homes.hydrate('s', await bundle(t, files)), { code: 'invalid_state' })
+    assert.equal((await homes.exportState('s'))?.runtimeSessionId, threadId)
+  })
+}
+
+test('a turn that nobody wants to keep is taken back, be it the first or a later one', async (t) => {
+  const homes = await homesFor(t)
+  const first = await homes.enter('s', 'r1', false)
+  await write(first, meta())
+  await homes.leave('s', first, false)
+  assert.equal(homes.has('s'), false)
+  const again = await homes.enter('s', 'r2', false)
+  assert.equal(again.threadId, undefined)
+  await write(again, meta())
+  await homes.leave('s', again, true)
+  const later = await homes.enter('s', 'r3', false)
+  assert.equal(later.threadId, threadId)
+  await write(later, '{"type":"response_item"}\n')
+  await homes.leave('s', later, false)
+  assert.equal(await readFile(join(later.folder, 'sessions', rolloutName()), 'utf8'), meta())
+})
+
+test('the least recently used conversations go first, and none that a run is in', async (t) => {
+  const homes = await homesFor(t, { sessions: 2, totalBytes: 1_000 })
+  const used = async (sessionId: string): Promise<void> => {
+    const home = await homes.enter(sessionId, 'r', false)
+    await write(home, meta())
+    await homes.leave(sessionId, home, true)
+  }
+  const there = (...ids: string[]): string[] => ids.filter((id) => homes.has(id))
+  await used('a')
+  await used('b')
+  await used('a')
+  await used('c')
+  assert.deepEqual(there('a', 'b', 'c'), ['a', 'c'])
+  const busy = await homes.enter('a', 'r', false)
+  await used('d')
+  await used('e')
+  assert.deepEqual(there('a', 'c', 'd', 'e'), ['a', 'e'])
+  await write(busy, `${'x'.repeat(1_000)}\n`)
+  await homes.leave('a', busy, true)
+  assert.deepEqual(there('a', 'e'), ['a'], 'the newest stays when it is too large by itself')
+})
+
+test('a session that is forgotten while its run ends stays forgotten', async (t) => {
+  const homes = await homesFor(t)
+  const home = await homes.enter('s', 'r', false)
+  await homes.forget('s')
+  await write(home, meta())
+  await homes.leave('s', home, true)
+  assert.equal(homes.has('s'), false)
+  assert.equal(await homes.exportState('s'), undefined)
+})
