@@ -18,6 +18,8 @@ export interface FakeE2b extends StandInApi {
   readonly apiKey: string
   readonly sandboxes: ReadonlyMap<string, FakeSandbox>
   readonly named: (request: string) => readonly ApiRequest[]
+  /** As its owner may do with E2B's own tools. */
+  readonly end: (sandboxId: string) => Promise<void>
 }
 
 const anyTemplate = { cpuCount: 2, memoryMB: 512, diskSizeMB: 1_024 }
@@ -45,6 +47,7 @@ export async function startFakeE2b(
     ...api,
     apiKey: options.apiKey,
     sandboxes: sandboxes.all,
+    end: (sandboxId) => sandboxes.kill(sandboxes.all.get(sandboxId)!),
     named: (request) => api.requests.filter(({ method, url }) => `${method} ${url}` === request),
   }
 }
