@@ -1,5 +1,5 @@
 import { maxAttachmentChars } from '#contracts/prompt'
-import { fileSizeOf, type Message, repaired, sizeOf, withoutFiles, withoutReasoning } from './messages.ts'
+import { fileSizeOf, type Message, repaired, sizeOf, textPart, withoutFiles, withoutReasoning } from './messages.ts'
 
 /** One run in the history: the user's prompt and what followed. Trimmed only as a whole, so pairs stay together. */
 export interface Turn {
@@ -135,12 +135,16 @@ const measured = (messages: readonly Message[], { runId, model }: TurnOrigin): T
 function fit(messages: readonly Message[], limit: number, origin: TurnOrigin): Turn {
   const whole = measured(messages, origin)
   if (whole.size <= limit) return whole
-  const texts = (role: Message['role'], text: string): Message[] =>
-    text === '' ? [] : [{ role, content: [{ type: 'text', text: text.slice(0, limit >> 1) }] } as Message]
   const question = messages.find((message) => message.role === 'user')
   const answer = messages.findLast((message) => message.role === 'assistant')
-  return measured([...texts('user', textOf(question)), ...texts('assistant', textOf(answer))], origin)
+  return measured([...cut('user', question, limit >> 1), ...cut('assistant', answer, limit >> 1)], origin)
 }
 
-const textOf = (message: Message | undefined): string =>
-  (message?.content ?? []).map((part) => (part.type === 'text' ? part.text : '')).join('')
+/** The texts of a message in this many characters; of a question the prompt itself, which is the last, before its files. */
+function cut(role: 'user' | 'assistant', message: Message | undefined, chars: number): Message[] {
+  const texts = (message?.content ?? []).flatMap((part) => (part.type === 'text' ? [part.text] : []))
+  const prompt = (role === 'user' ? (texts.pop() ?? '') : '').slice(0, chars)
+  const rest = texts.join('').slice(0, chars - prompt.length)
+  const content = [rest, prompt].filter((text) => text !== '').map(textPart)
+  return content.length === 0 ? [] : [{ role, content }]
+}

@@ -108,8 +108,9 @@ export async function* runSteps(
       if (calls.length === 0) {
         const result = { type: 'result', text: answer, finishReason: finish.finishReason.unified } as const
         const read = form?.read(turn.text)
+        // An answer to a complaint takes the place of what was complained about.
+        turn.forgives()
         if (read === undefined || 'value' in read) {
-          turn.forgives()
           terminal = read ? { ...result, output: read.value } : result
           break
         }

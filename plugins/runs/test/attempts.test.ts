@@ -132,6 +132,28 @@ test('what a third attempt is sent is what the first two finished; a runtime tha
   assert.deepEqual(types(repeats.bodies[2]!), ['tool_call 3', 'tool_result 3', 'tool_call 2', 'tool_result 2'])
 })
 
+test('an answer that did not fit its form is not sent to the next attempt; what was done for it is', async (t) => {
+  const s = await stage(t, { profiles: [retrying()] })
+  const { seen, bodies } = await play(
+    s,
+    async function* () {
+      yield text('Let me look.')
+      yield call('a', 'look')
+      yield answered('a', 'look')
+      yield text('\n\nnot JSON')
+      yield { type: 'progress', stage: 'output_invalid', supersedes: 1 }
+      yield text('{"half":')
+    },
+    async function* () {
+      yield text('{}')
+      yield result('{}')
+    },
+  )
+  assert.deepEqual(bodies[1]!.replay, [call('a', 'look'), answered('a', 'look')])
+  const retry = seen.find(({ stage: at }) => at === 'retrying')!
+  assert.equal(retry['supersedes'], seen.find((line) => line['text'] === '{"half":')!.seq)
+})
+
 const lostBy = (code: string): Script =>
   async function* () {
     yield { type: 'error', code, message: 'Gone.', retryable: true }

@@ -41,6 +41,14 @@ test('a turn larger than a whole session may be keeps its question and its answe
   assert.deepEqual(messagesOf(history), [userMessage('q'.repeat(50)), said('a'.repeat(50))])
 })
 
+test('of a question with large texts the prompt itself is kept before them', () => {
+  const history = createHistory(limits)
+  const files = [{ type: 'text' as const, text: 'f'.repeat(500) }]
+  history.append('s', [userMessage('what is in it?', files), said('much')])
+  const [question] = messagesOf(history)
+  assert.deepEqual(question, userMessage('what is in it?', [{ type: 'text', text: 'f'.repeat(36) }]))
+})
+
 test('the least recently used sessions go first, by number and by characters of all of them', () => {
   const history = createHistory(limits)
   for (const id of ['a', 'b', 'c']) history.append(id, [userMessage(id), said(id)])

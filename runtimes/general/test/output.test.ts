@@ -69,10 +69,15 @@ for (const [why, bad, words] of [
 
 test('a second answer that does not fit ends the run in invalid_output', async (t) => {
   const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'no' } })
-  const terminal = terminalOf(await collectRun(bareSidecar(runtime), testEnvelope({ ...model, responseFormat })))
+  server.next({ text: 'first' }, { text: 'second' })
+  const link = bareSidecar(runtime)
+  const asked = testEnvelope({ ...model, sessionId, responseFormat, prompt: 'weather?' })
+  const terminal = terminalOf(await collectRun(link, asked))
   assert.ok(terminal.type === 'error')
   assert.equal(terminal.code, 'invalid_output')
   assert.equal(server.requests.length, 2)
+  await collectRun(link, testEnvelope({ ...model, sessionId, prompt: 'why?' }))
+  assert.deepEqual(conversation(server), ['user: weather?', 'assistant: second', 'user: why?'])
 })
 
 test('a schema that does not compile ends the run before the model is called', async (t) => {

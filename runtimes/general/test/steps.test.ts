@@ -133,6 +133,6 @@ test('an unknown provider ends in unknown_model and a sentence that lists the co
     const terminal = terminalOf(await collectRun(bareSidecar(runtime), testEnvelope({ profile: { model: name } })))
     assert.ok(terminal.type === 'error')
     assert.equal(terminal.code, 'unknown_model')
-    assert.match(terminal.message, /configured: stand-in\./)
+    assert.match(terminal.message, /configured: signing, stand-in\./)
   }
 })

@@ -29,7 +29,8 @@ export async function connectTools(
 ): Promise<Connected | undefined> {
   const { sessionMcpUrl, mcpServers = [] } = envelope
   if (sessionMcpUrl === undefined && mcpServers.length === 0) return undefined
-  const external = Promise.all(mcpServers.map((server) => connectExternal(fetch, server, signal)))
+  const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
+  const external = Promise.all(named.map((server) => connectExternal(fetch, server, signal)))
   const servers: ExternalServer[] = []
   const unavailable: Unavailable[] = []
   try {
