@@ -18,8 +18,8 @@ export default definePlugin({
       "Where sandboxes reach this runner; the URL of the listener 'workers' unless given, or else of 'runner'.",
     ),
     providers: CommaList('Names of the sandbox providers to offer; all that this role has when empty.'),
-    default: Type.Optional(
-      Type.String({ description: 'Provider of profiles that name none. With one provider it is that one.' }),
+    default: CommaList(
+      'Provider of profiles that name none; of several, the first that is there. With one provider it is that one.',
     ),
     idlePause: Duration('5m', 'An idle sandbox is put to sleep after this. It keeps its files and its conversation.'),
     idleDestroy: Duration('24h', 'One that nobody used for so long is ended. The conversation is kept, files are not.'),

@@ -20,7 +20,8 @@ export interface SubstrateSettings {
   readonly configured: ReadonlyMap<string, SandboxProvider>
   /** Empty: all that are configured. */
   readonly offered: readonly string[]
-  readonly byDefault: string | undefined
+  /** The first of these that is offered. */
+  readonly byDefault: readonly string[]
 }
 
 /** Throws a sentence for a name that this runner does not have: an operator who asked for it wants to hear that at once. */
@@ -32,12 +33,14 @@ export function createSubstrates({ configured, offered, byDefault }: SubstrateSe
       `AGENT_ORC_SANDBOX_PROVIDERS names ${missing.join(', ')}, which this runner does not have or this machine cannot do; it has ${listed([...configured.keys()])}`,
     )
   }
-  if (byDefault !== undefined && !names.includes(byDefault)) {
+  const first = byDefault.find((name) => names.includes(name))
+  // Several are what an operator would like; one is what he means.
+  if (byDefault.length === 1 && first === undefined) {
     throw new Error(
-      `AGENT_ORC_SANDBOX_DEFAULT is ${byDefault}, which this runner does not offer; it offers ${listed(names)}`,
+      `AGENT_ORC_SANDBOX_DEFAULT is ${byDefault[0]}, which this runner does not offer; it offers ${listed(names)}`,
     )
   }
-  const fallback = byDefault ?? (names.length === 1 ? names[0] : undefined)
+  const fallback = first ?? (names.length === 1 ? names[0] : undefined)
   return {
     names,
     fallback,

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
@@ -12,18 +12,15 @@ export async function startWithSandboxes(
   env: Record<string, string> = {},
 ): Promise<Cluster> {
   const dir = await mkdtemp(join(tmpdir(), 'ao-e2e-'))
-  const role = form === 'single' ? 'dev' : 'runner'
-  const file = join(dir, `${role}.yaml`)
-  const text = await readFile(new URL(`../../config/${role}.yaml`, import.meta.url), 'utf8')
-  const provider = `\n  processes-of-the-test:\n    use: providers/sandbox-process\n    allow: true\n    dir: ${dir}\n`
-  await writeFile(file, `${text.trimEnd()}${provider}`)
   const settings = {
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+    AGENT_ORC_SANDBOX_PROCESS: 'true',
+    AGENT_ORC_SANDBOX_DIR: dir,
     // Whatever else this machine could do.
     AGENT_ORC_SANDBOX_PROVIDERS: 'process',
     ...env,
   }
-  const cluster = await startCluster(t, form, settings, { [role]: file })
+  const cluster = await startCluster(t, form, settings)
   t.after(() => rm(dir, { recursive: true, force: true }))
   return cluster
 }

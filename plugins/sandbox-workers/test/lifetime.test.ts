@@ -83,16 +83,18 @@ test('a runner offers what it was told to, or all that it has; a default only wh
     ['vm', provider],
     ['box', provider],
   ])
-  const made = (offered: string[] = [], byDefault?: string) => createSubstrates({ configured, offered, byDefault })
+  const made = (offered: string[] = [], ...byDefault: string[]) => createSubstrates({ configured, offered, byDefault })
   assert.deepEqual([made().names, made().fallback], [['box', 'vm'], undefined])
   assert.deepEqual([made(['vm']).names, made(['vm']).fallback], [['vm'], 'vm'])
   assert.equal(made([], 'vm').fallback, 'vm')
+  assert.equal(made([], 'moon', 'vm', 'box').fallback, 'vm')
+  assert.equal(made(['box'], 'moon', 'vm').fallback, 'box')
   assert.throws(() => made().choose(undefined), {
     message: 'This runner has no default sandbox provider; name one as sandbox.provider: box, vm.',
   })
   assert.throws(() => made(['moon']), /AGENT_ORC_SANDBOX_PROVIDERS names moon, .*; it has vm, box/)
   assert.throws(() => made(['vm'], 'box'), /AGENT_ORC_SANDBOX_DEFAULT is box, .*; it offers vm/)
-  const none = createSubstrates({ configured: new Map(), offered: [], byDefault: undefined })
+  const none = createSubstrates({ configured: new Map(), offered: [], byDefault: [] })
   assert.deepEqual([none.names, none.fallback], [[], undefined])
   assert.throws(() => none.choose(undefined), { message: 'This runner has no sandboxes.' })
 })
