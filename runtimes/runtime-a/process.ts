@@ -47,6 +47,7 @@ export function vendorProcess(): VendorProcess {
         detached: true,
       })
       pid = child.pid
+      const release = pid === undefined ? undefined : guard(pid)
       gone = new Promise((resolve) => {
         child.once('exit', () => resolve())
         child.once('error', () => child.pid === undefined && resolve())
@@ -56,6 +57,7 @@ export function vendorProcess(): VendorProcess {
       void gone.then(() => {
         signal('SIGKILL')
         pid = undefined
+        release?.()
       })
       return child
     },
@@ -70,4 +72,19 @@ export function vendorProcess(): VendorProcess {
       await gone
     },
   }
+}
+
+/**
+ * Has the process killed when this one is: left alone it would finish its turn, tool calls included, while another host does
+ * it again. The pipe to the watcher ends with us, however we end. Returns how to let go of it.
+ */
+function guard(pid: number): () => void {
+  const watcher = spawn('/bin/sh', ['-c', 'read -r _; kill -s KILL -- "-$1"', 'sh', String(pid)], {
+    env: {},
+    stdio: ['pipe', 'ignore', 'ignore'],
+    detached: true,
+  })
+  watcher.on('error', () => {})
+  watcher.stdin.on('error', () => {})
+  return () => void watcher.kill('SIGKILL')
 }

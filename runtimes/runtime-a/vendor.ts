@@ -1,32 +1,49 @@
+import { readFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
+import { dirname, join } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import type { VendorSdk } from './sdk.ts'
 
 const name = '@anthropic-ai/claude-agent-sdk'
+/** What switches host tools off may differ between lines: another one has to be read first. */
+const line = '0.3'
+const how = `run \`npm run runtimes:install runtime_a\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
 /** The vendor's package, which is not part of the default install. */
 export interface Vendor {
-  /** Why it cannot be used, as a sentence; looked up again each time, so that installing it needs no restart. */
+  /** Why it cannot be used, as a sentence; looked up again until it is there, so that installing it needs no restart. */
   readonly missing: string | undefined
   load(): Promise<VendorSdk>
 }
 
-export function vendorPackage(): Vendor {
-  // From here Node also finds a package that somebody installed beside agent-orc.
-  const { resolve } = createRequire(new URL('./vendor/package.json', import.meta.url))
+export function vendorPackage(from = new URL('vendor/package.json', import.meta.url)): Vendor {
+  let found: string | undefined
   const find = (): string | undefined => {
     try {
-      return resolve(name)
+      // From here Node also finds a package that somebody installed beside agent-orc.
+      return createRequire(from).resolve(name)
     } catch {
       return undefined
     }
   }
+  const missing = (): string | undefined => {
+    if (found !== undefined) return undefined
+    const entry = find()
+    if (entry === undefined) return `runtime_a needs the package ${name}: ${how}`
+    const version = versionOf(entry)
+    if (!version.startsWith(`${line}.`)) {
+      return `runtime_a works with ${name} ${line}, and ${version} is installed: ${how}`
+    }
+    found = entry
+    return undefined
+  }
   return {
     get missing() {
-      return find() === undefined ? sentence : undefined
+      return missing()
     },
-    load: async () => (await import(pathToFileURL(find() ?? name).href)) as VendorSdk,
+    load: async () => (await import(pathToFileURL(found!).href)) as VendorSdk,
   }
 }
 
-const sentence = `runtime_a needs the package ${name}: run \`npm run runtimes:install runtime_a\`, or \`npm install ${name}@0.3\` where agent-orc is installed from npm.`
+const versionOf = (entry: string): string =>
+  (JSON.parse(readFileSync(join(dirname(entry), 'package.json'), 'utf8')) as { version: string }).version

@@ -1,12 +1,16 @@
 import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
 import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import {
   bareSidecar,
   collectRun,
   type EnvelopeFields,
   type ModelReply,
+  startModelServer,
   startToolServer,
   terminalOf,
   testEnvelope,
@@ -177,6 +181,18 @@ withVendor(() => {
     await running
     assert.deepEqual(vendorProcesses(), [])
     assert.equal(server.requests.length, 0)
+  })
+
+  test('a host that is killed takes the process with it, before it can call another tool', { timeout }, async (t) => {
+    const server = await startModelServer(t, { reply: { text: 'one two three', delayMs: 20, hangAfter: 2 } })
+    const host = spawn(process.execPath, [fileURLToPath(new URL('dies.ts', import.meta.url)), server.url], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    })
+    const [printed] = (await once(host.stdout, 'data')) as [Buffer]
+    assert.match(printed.toString(), /^\d+\n/)
+    host.kill('SIGKILL')
+    await server.requests[0]!.ended
+    assert.equal(server.requests[0]!.closedEarly, true)
   })
 
   test('a reader that leaves takes the process with it', { timeout }, async (t) => {
