@@ -1,17 +1,19 @@
 import { randomBytes } from 'node:crypto'
-import { mkdtemp, rm } from 'node:fs/promises'
+import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { type Cluster, type Form, startCluster } from './cluster.ts'
 
-/** A cluster whose runner starts workers as processes of this machine; `env` as for any cluster. */
+/** A cluster whose runner starts workers on this machine, as plain processes unless `env` says otherwise. */
 export async function startWithSandboxes(
   t: TestContext,
   form: Form,
   env: Record<string, string> = {},
 ): Promise<Cluster> {
   const dir = await mkdtemp(join(tmpdir(), 'ao-e2e-'))
+  // Sandboxes of root are other users.
+  await chmod(dir, 0o711)
   const settings = {
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     AGENT_ORC_SANDBOX_PROCESS: 'true',

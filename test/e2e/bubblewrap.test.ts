@@ -1,0 +1,112 @@
+import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import { openHome } from '#local-sandboxes'
+import { prepareMachine } from '../../providers/sandbox-bubblewrap/machine.ts'
+import { type Cluster, eventually } from './cluster.ts'
+import { type Run, startWithSandboxes } from './sandbox-roles.ts'
+
+/** Skips the test where there is no bubblewrap; with CI=true that is a failure instead. */
+async function hasBubblewrap(t: TestContext): Promise<boolean> {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-look-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  const home = await openHome({ passable: true })
+  t.after(() => home.close())
+  const reason = await prepareMachine(home, { cgroup: undefined, read: [] }).then(
+    () => undefined,
+    (error: Error) => error.message,
+  )
+  if (reason === undefined) return true
+  if (process.env.CI === 'true') throw new Error(reason)
+  t.skip(reason)
+  return false
+}
+
+/** Has the agent of a session call the tool `shell`, and says what that answers. */
+async function shell(
+  cluster: Cluster,
+  command: string,
+  sessionId?: string,
+): Promise<{ said: string; sessionId: string }> {
+  cluster.model.next({ toolCalls: [{ name: 'shell', arguments: { command } }] })
+  cluster.model.next({ text: 'Done.' })
+  const task = { profile: 'coder', prompt: 'Look around.', ...(sessionId === undefined ? {} : { sessionId }) }
+  const run = await eventually('a runner takes it', async () => {
+    const { status, body } = await cluster.api<Run>('POST', '/api/runs', task)
+    return status === 202 && body
+  })
+  const ended = await eventually('the run is over', async () => {
+    const { body } = await cluster.api<Run>('GET', `/api/runs/${run.runId}`)
+    return body.status !== 'running' && body
+  })
+  assert.equal(ended.result, 'Done.', `${JSON.stringify(ended)}\n${cluster.output()}`)
+  const result = ended.events.find(({ type }) => type === 'tool_result')
+  return { said: JSON.stringify(result), sessionId: run.sessionId }
+}
+
+test('the agent of a session is in a sandbox: no secret of the runner, no door but its own', async (t) => {
+  if (!(await hasBubblewrap(t))) return
+  const canary = randomBytes(24).toString('base64url')
+  const cluster = await startWithSandboxes(t, 'four', {
+    AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap',
+    OPENAI_API_KEY: canary,
+    AGENT_ORC_CANARY: canary,
+  })
+  const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell'] }
+  assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
+
+  // The command is in files of the worker itself, in two halves so that it does not find itself.
+  const halves = `"${canary.slice(0, 10)}""${canary.slice(10)}"`
+  const first = await shell(
+    cluster,
+    `id -u; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -ac ${halves};
+     grep -rls ${halves} / --exclude-dir=proc --exclude-dir=usr --exclude-dir=node_modules; ls -d /etc/shadow /root /home; echo over`,
+  )
+  assert.match(first.said, /1000\\n0\\n.*over/, first.said)
+  assert.doesNotMatch(first.said, /"\/(etc|root|home)/)
+
+  // It may take the token of its worker, and is then that worker and nobody else.
+  const other = await shell(cluster, 'echo another session', undefined)
+  const script = `
+    const { readdirSync, readFileSync } = require('node:fs')
+    const environ = readdirSync('/proc').map((pid) => { try { return readFileSync('/proc/' + pid + '/environ', 'utf8') } catch { return '' } })
+    const token = /AGENT_ORC_WORKER_TOKEN=([^\\0]+)/.exec(environ.join('\\0'))[1]
+    const ask = (url, headers = { authorization: 'Bearer ' + token, 'x-agent-orc-worker-protocol': '1' }) =>
+      fetch(url, { headers }).then((answer) => answer.status, (error) => error.cause.code)
+    const base = 'http://127.0.0.1:7060'
+    Promise.all([
+      ask(base + '/runner/worker/${first.sessionId}/state'),
+      ask(base + '/runner/worker/${first.sessionId}/state', {}),
+      ask(base + '/runner/worker/${other.sessionId}/state'),
+      ask(base + '/runner/sessions'),
+      ask(base + '/runner/info'),
+      ask(base + '/metrics'),
+      ask('${cluster.runnerUrl}/runner/sessions'),
+      ask('${cluster.conductorUrl}/healthz'),
+      ask('${cluster.model.url}/models'),
+    ]).then((answers) => console.log(answers.join(' ')))`
+  const encoded = Buffer.from(script).toString('base64')
+  const { said } = await shell(cluster, `${process.execPath} -e "$(echo ${encoded} | base64 -d)"`, first.sessionId)
+  const [own, ...others] = /(\d+(?: \w+){8})/.exec(said)![1]!.split(' ')
+  assert.ok(['200', '404'].includes(own!), said)
+  assert.deepEqual(others, ['401', '401', '404', '404', '404', 'ECONNREFUSED', 'ECONNREFUSED', 'ECONNREFUSED'], said)
+})
+
+test('files of an agent outlive a pause of its sandbox', async (t) => {
+  if (!(await hasBubblewrap(t))) return
+  const cluster = await startWithSandboxes(t, 'single', {
+    AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap',
+    AGENT_ORC_SANDBOX_IDLE_PAUSE: '500ms',
+  })
+  const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell'] }
+  assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
+  const { sessionId } = await shell(cluster, 'echo kept > note.txt; pwd')
+  await eventually('it is paused', async () => {
+    const { body } = await cluster.api<{ state: string }>('GET', `/api/sessions/${sessionId}/worker`)
+    return body.state === 'paused'
+  })
+  assert.match((await shell(cluster, 'cat note.txt', sessionId)).said, /kept/)
+})
