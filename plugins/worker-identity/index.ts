@@ -2,8 +2,10 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { clientIdPattern } from '#contracts/ids'
 import { createModelConnections } from '#contracts/model-fetch'
+import { workerVariables } from '#contracts/wire/worker'
 import { ModelEgress, WorkerIdentity } from '#contracts/workers'
 import { createEgress } from './egress.ts'
+import { blankFirstEnvironment } from './first-environment.ts'
 import { createIdentity } from './identity.ts'
 
 /** Whose worker this process is, and its way to model servers: through the runner, with the token that it has now. */
@@ -28,6 +30,8 @@ export default definePlugin({
   }),
   provides: { identity: WorkerIdentity, egress: ModelEgress },
   async setup(ctx) {
+    if (!(await blankFirstEnvironment(workerVariables.token)))
+      ctx.log.debug('other processes of this user may read the token')
     const identity = createIdentity(ctx.config)
     const connections = createModelConnections()
     ctx.onStop(connections.close)

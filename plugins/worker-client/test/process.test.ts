@@ -159,7 +159,7 @@ test('tools act in the workspace, and know nothing of the worker', { timeout }, 
   const runner = await startScriptedRunner(t)
   const sessionId = newSession()
   const here = await places(t)
-  startProcess(t, variables(runner.url, sessionId, { ...here, CANARY: 'in the environment' }))
+  const { child } = startProcess(t, variables(runner.url, sessionId, { ...here, CANARY: 'in the environment' }))
   const call = async (name: string, input: Record<string, unknown>) => {
     const callId = `${name}-${runner.results.size}`
     runner.order(sessionId, { kind: 'tool', callId, name, input, timeoutMs: 30_000 })
@@ -171,4 +171,9 @@ test('tools act in the workspace, and know nothing of the worker', { timeout }, 
   const names = ['HOME', 'LANG', 'PATH', 'PWD', 'SHLVL', 'TMPDIR', '_']
   assert.ok(ok)
   assert.equal(content, ['hello', workspace, ...names, '[Exit code 0.]'].join('\n'))
+  // Nor by looking at the worker from the side.
+  const looked = await call('shell', {
+    command: `tr '\\0' '\\n' < /proc/${child.pid}/environ | grep -c -e CANARY -e token-1`,
+  })
+  assert.equal(looked.content, '1\n[Exit code 0.]', 'what is left is what no secret is')
 })
