@@ -48,10 +48,17 @@ export function newSandbox(order: LaunchOrder, { template, timeoutSeconds, inter
   }
 }
 
-/** E2B lets names through by what TLS and HTTP say, and addresses by their number. */
-const hostOf = (url: string): string => {
-  const host = new URL(url).hostname.replace(/^\[|\]$/g, '')
-  return isIP(host) === 4 ? `${host}/32` : host
+/** The runner as E2B's firewall knows it: an address by its number, a name by what TLS and HTTP say on their own ports. */
+function hostOf(runnerUrl: string): string {
+  const { hostname, port } = new URL(runnerUrl)
+  const host = hostname.replace(/^\[|\]$/g, '')
+  if (isIP(host) === 4) return `${host}/32`
+  if (isIP(host) === 0 && !['', '80', '443'].includes(port)) {
+    throw new Error(
+      `AGENT_ORC_WORKER_BASE_URL is ${runnerUrl}: sandboxes of E2B reach a host by name on the ports 80 and 443 only`,
+    )
+  }
+  return host
 }
 
 export const hasLimits = ({ resources: { memoryMb, cpus, diskMb } }: LaunchOrder): boolean =>

@@ -46,7 +46,10 @@ const SandboxList = Type.Object({
   items: Type.Array(SandboxObject),
 })
 
-export type OperatingMode = 'Running' | 'Suspended'
+export interface SandboxChange {
+  readonly operatingMode?: 'Running' | 'Suspended'
+  readonly shutdownTime?: string
+}
 
 /** The API server of Kubernetes, as far as it is used here. Rejects with `KubernetesError` and `NoAnswer`. */
 export interface KubernetesApi {
@@ -54,7 +57,7 @@ export interface KubernetesApi {
   get(name: string, signal?: AbortSignal): Promise<SandboxObject>
   /** Those that all of these labels select. */
   list(labels: Readonly<Record<string, string>>): Promise<SandboxObject[]>
-  setMode(name: string, mode: OperatingMode): Promise<SandboxObject>
+  patch(name: string, spec: SandboxChange): Promise<SandboxObject>
   /** Resolves when its end has begun; it is there until its pod and its volume are gone. */
   delete(name: string): Promise<void>
   /** Creates the secret, or replaces everything of ours in it. */
@@ -132,11 +135,11 @@ export function createKubernetesApi({ cluster, apiUrl, namespace }: KubernetesAp
       } while (next !== undefined)
       return found
     },
-    setMode: async (name, mode) =>
+    patch: async (name, spec) =>
       read(
         await call('PATCH', one(name), {
-          what: `set a sandbox to ${mode}`,
-          body: { spec: { operatingMode: mode } },
+          what: 'change a sandbox',
+          body: { spec },
           type: 'application/merge-patch+json',
           query: { fieldManager: manager },
         }),

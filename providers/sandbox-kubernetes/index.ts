@@ -1,8 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, Settings } from '#kernel'
+import { CommaList, Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
 import { createKubernetesApi } from './api.ts'
 import { createClusterAccess } from './cluster.ts'
+import { createLifetimes } from './lifetime.ts'
 import { createKubernetesProvider } from './provider.ts'
 import { PodTemplate } from './templates.ts'
 
@@ -32,15 +33,20 @@ export default defineSandboxProvider({
       Type.Record(Type.String(), PodTemplate, { description: 'Pods that profiles may name as template.' }),
     ),
     workspaceSize: Type.String({ default: '1Gi', description: 'Of the volume of a session.' }),
+    lifetime: Duration('24h', 'A sandbox that no runner has put off the end of for so long is deleted.'),
     storageClass: Type.Optional(Type.String({ description: "Of that volume; the cluster's default unless given." })),
   }),
   async create({ config, log, onStop }) {
-    const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, ...volume } = config
+    const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, lifetime, ...volume } = config
     if (!namespace) return undefined
     const cluster = createClusterAccess({ token: token || undefined, tokenFile, caFile })
     onStop(() => cluster.dispatcher.destroy())
+    const api = createKubernetesApi({ cluster, apiUrl, namespace })
+    const lifetimes = createLifetimes({ api, lifetimeMs: lifetime, log })
+    onStop(async () => lifetimes.stop())
     return createKubernetesProvider({
-      api: createKubernetesApi({ cluster, apiUrl, namespace }),
+      api,
+      lifetimes,
       rules: {
         image: image || undefined,
         images: images ?? [],

@@ -23,7 +23,12 @@ export interface VolumeRules {
  * The Sandbox of an order. It begins suspended: its secret is to belong to it, so it has to be there first, and its pod is
  * not to start without the secret.
  */
-export function sandboxManifest(order: LaunchOrder, template: PodTemplate, volume: VolumeRules): object {
+export function sandboxManifest(
+  order: LaunchOrder,
+  template: PodTemplate,
+  volume: VolumeRules,
+  shutdownTime: string,
+): object {
   const labels = labelsOf(order)
   const { workspaceSize, storageClass } = volume
   return {
@@ -37,6 +42,9 @@ export function sandboxManifest(order: LaunchOrder, template: PodTemplate, volum
     },
     spec: {
       operatingMode: 'Suspended',
+      // A sandbox that everybody forgot ends by itself.
+      shutdownTime,
+      shutdownPolicy: 'Delete',
       podTemplate: { metadata: { labels }, spec: podSpec(order, template) },
       volumeClaimTemplates: [
         {

@@ -4,6 +4,7 @@ import { invalidSandbox, type LaunchOrder, sandboxGone, type SandboxProvider } f
 import type { KubernetesApi, SandboxObject } from './api.ts'
 import { isNotFound, isThere, KubernetesError } from './errors.ts'
 import { labelsOf, ownerLabel, ownerSelector } from './labels.ts'
+import type { Lifetimes } from './lifetime.ts'
 import { sandboxManifest, secretManifest, type VolumeRules } from './objects.ts'
 import { isSuspended, stateOf } from './state.ts'
 import { templateOf, type TemplateRules } from './templates.ts'
@@ -18,11 +19,12 @@ const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
 export interface KubernetesProviderOptions {
   readonly api: KubernetesApi
   readonly rules: TemplateRules & VolumeRules
+  readonly lifetimes: Lifetimes
   readonly log: FastifyBaseLogger
 }
 
 /** Sandboxes of kubernetes-sigs/agent-sandbox: a pod and a volume for each worker. */
-export function createKubernetesProvider({ api, rules, log }: KubernetesProviderOptions): SandboxProvider {
+export function createKubernetesProvider({ api, rules, lifetimes, log }: KubernetesProviderOptions): SandboxProvider {
   const goneOr = (error: unknown): unknown => (isNotFound(error) ? sandboxGone(error) : error)
   const find = async (sandboxId: string, signal?: AbortSignal): Promise<SandboxObject | undefined> => {
     if (!nameForm.test(sandboxId)) return undefined
@@ -61,7 +63,8 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
   const run = async (sandbox: SandboxObject, order: LaunchOrder): Promise<void> => {
     const { name } = sandbox.metadata
     await api.applySecret(name, secretManifest({ ...order, name }, sandbox))
-    await api.setMode(name, 'Running')
+    await api.patch(name, { operatingMode: 'Running', shutdownTime: lifetimes.end() })
+    lifetimes.add(name)
   }
   /** Looks until the pod of a sandbox has ended. */
   const ended = async (sandboxId: string, holds: (sandbox: SandboxObject | undefined) => boolean): Promise<void> => {
@@ -73,6 +76,7 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
   }
   const destroy = async (sandboxId: string): Promise<void> => {
     if (!nameForm.test(sandboxId)) return
+    lifetimes.delete(sandboxId)
     await api.delete(sandboxId).catch((error: unknown) => {
       if (!isNotFound(error)) throw error
     })
@@ -89,7 +93,7 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
     destroy,
     async launch(order, signal) {
       signal.throwIfAborted()
-      const manifest = sandboxManifest(order, templateOf(order.template, rules), rules)
+      const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, lifetimes.end())
       // Not under the signal: what was begun must be known, or it could not be ended.
       const sandbox = await create(order, manifest)
       try {
@@ -109,7 +113,7 @@ export function createKubernetesProvider({ api, rules, log }: KubernetesProvider
     async pause(sandboxId) {
       const sandbox = await get(sandboxId)
       try {
-        if (sandbox.spec.operatingMode !== 'Suspended') await api.setMode(sandboxId, 'Suspended')
+        if (sandbox.spec.operatingMode !== 'Suspended') await api.patch(sandboxId, { operatingMode: 'Suspended' })
       } catch (error) {
         throw goneOr(error)
       }

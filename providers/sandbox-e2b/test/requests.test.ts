@@ -23,7 +23,7 @@ test('requests are as the documentation of E2B has them', async (t) => {
     tenantId: 'acme',
     sessionId: 'sess-0f1e2d3c-00000001',
     resources: { memoryMb: 512 },
-    runnerUrl: 'https://runner.example.com:8443/x',
+    runnerUrl: 'https://runner.example.com/x',
     env: { AGENT_ORC_WORKER_TOKEN: 'token-1' },
   })
   assert.equal(await provider.status(sandboxId), 'running')
@@ -48,7 +48,7 @@ test('requests are as the documentation of E2B has them', async (t) => {
           AGENT_ORC_STATE_DIR: '/home/user/.agent-orc',
           AGENT_ORC_SESSION_ID: 'sess-0f1e2d3c-00000001',
           AGENT_ORC_WORKER_TOKEN: 'token-1',
-          AGENT_ORC_RUNNER_URL: 'https://runner.example.com:8443/x',
+          AGENT_ORC_RUNNER_URL: 'https://runner.example.com/x',
         },
       },
       tag: 'agent-orc-worker',
@@ -110,6 +110,7 @@ test('a sandbox reaches its runner by address or name alone, and more only where
   const only = (host: string) => ({ allowPublicTraffic: false, allowOut: [host], denyOut: ['0.0.0.0/0'] })
   assert.deepEqual(await networks({}, 'http://203.0.113.7:7061'), only('203.0.113.7/32'))
   assert.deepEqual(await networks({}, 'https://workers.example.com'), only('workers.example.com'))
+  await assert.rejects(networks({}, 'https://workers.example.com:7061'), /AGENT_ORC_WORKER_BASE_URL/)
   assert.deepEqual(await networks({ internet: true }, 'https://workers.example.com'), { allowPublicTraffic: false })
 })
 

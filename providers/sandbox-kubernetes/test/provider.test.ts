@@ -159,3 +159,14 @@ test('the token is read from its file when it is needed: Kubernetes replaces it'
   await writeFile(tokenFile, 'second')
   assert.notEqual(await provider.status(sandboxId), 'gone')
 })
+
+test('the end of a sandbox is put off while its runner lives, also while it sleeps', async (t) => {
+  const { fake, provider, launch } = await setUp(t, { lifetime: '3s' })
+  const { sandboxId } = await launch()
+  const sandbox = fake.sandboxes.get(sandboxId)!
+  await provider.pause(sandboxId)
+  const first = sandbox.shutdownTime
+  await until(async () => sandbox.shutdownTime !== first, 'put off')
+  assert.ok(Date.parse(sandbox.shutdownTime!) > Date.parse(first!))
+  assert.equal(await provider.status(sandboxId), 'paused')
+})

@@ -8,6 +8,8 @@ const shape = ({ method, url, headers, body }: ApiRequest) => ({
   ...(headers['content-type'] === undefined ? {} : { type: headers['content-type'] }),
   ...(body.length === 0 ? {} : { body: JSON.parse(body.toString('utf8')) as unknown }),
 })
+const time = /\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g
+const timesOf = (requests: unknown): string[] => JSON.stringify(requests).match(time) ?? []
 const base64 = (text: string): string => Buffer.from(text).toString('base64')
 
 test('requests are as Kubernetes and agent-sandbox document them, and a pod may do nothing it need not', async (t) => {
@@ -58,7 +60,13 @@ test('requests are as Kubernetes and agent-sandbox document them, and a pod may 
       { name: 'tmp', mountPath: '/tmp' },
     ],
   }
-  assert.deepEqual(fake.requests.map(shape), [
+  const requests = fake.requests.map(shape)
+  const [times, timeless] = [
+    timesOf(requests),
+    JSON.parse(JSON.stringify(requests).replaceAll(time, 'later')) as unknown,
+  ]
+  for (const text of times) assert.ok(Math.abs(Date.parse(text) - Date.now() - 24 * 3_600_000) < 60_000, text)
+  assert.deepEqual(timeless, [
     {
       request: `POST ${objects}?fieldManager=agent-orc`,
       type: 'application/json',
@@ -72,6 +80,8 @@ test('requests are as Kubernetes and agent-sandbox document them, and a pod may 
         },
         spec: {
           operatingMode: 'Suspended',
+          shutdownTime: 'later',
+          shutdownPolicy: 'Delete',
           podTemplate: {
             metadata: { labels },
             spec: {
@@ -129,7 +139,7 @@ test('requests are as Kubernetes and agent-sandbox document them, and a pod may 
     {
       request: `PATCH ${objects}/${sandboxId}?fieldManager=agent-orc`,
       type: 'application/merge-patch+json',
-      body: { spec: { operatingMode: 'Running' } },
+      body: { spec: { operatingMode: 'Running', shutdownTime: 'later' } },
     },
     {
       request: `GET ${objects}?${new URLSearchParams({

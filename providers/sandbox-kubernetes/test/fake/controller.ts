@@ -17,6 +17,7 @@ export interface FakeSandbox {
   readonly manifest: Static<typeof Sandbox>
   mode: 'Running' | 'Suspended'
   deleted: boolean
+  shutdownTime: string | undefined
   generation: number
   /** What its volume and its pod are on this machine. */
   machine: StandInMachine | undefined

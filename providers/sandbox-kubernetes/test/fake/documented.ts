@@ -96,6 +96,9 @@ const OwnerReference = Type.Object(
   strict,
 )
 
+/** As metav1.Time reads and writes it. */
+const Time = Type.String({ pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}:\\d{2}Z$' })
+
 export const OperatingMode = Type.Union([Type.Literal('Running'), Type.Literal('Suspended')])
 
 export const Sandbox = Type.Object(
@@ -141,8 +144,8 @@ export const Sandbox = Type.Object(
           ),
         ),
         service: Type.Optional(Type.Boolean()),
-        shutdownTime: Type.Optional(Type.String()),
-        shutdownPolicy: Type.Optional(Type.String()),
+        shutdownTime: Type.Optional(Time),
+        shutdownPolicy: Type.Optional(Type.Union([Type.Literal('Delete'), Type.Literal('Retain')])),
       },
       strict,
     ),
@@ -150,7 +153,15 @@ export const Sandbox = Type.Object(
   strict,
 )
 
-export const SandboxPatch = Type.Object({ spec: Type.Object({ operatingMode: OperatingMode }, strict) }, strict)
+export const SandboxPatch = Type.Object(
+  {
+    spec: Type.Object(
+      { operatingMode: Type.Optional(OperatingMode), shutdownTime: Type.Optional(Time) },
+      { ...strict, minProperties: 1 },
+    ),
+  },
+  strict,
+)
 
 export const Secret = Type.Object(
   {

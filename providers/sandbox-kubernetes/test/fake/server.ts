@@ -125,6 +125,7 @@ function createRoutes(objects: Objects, onDeleted: (sandbox: FakeSandbox) => voi
         manifest,
         mode: manifest.spec.operatingMode ?? 'Running',
         deleted: false,
+        shutdownTime: manifest.spec.shutdownTime,
         generation: 1,
         machine: undefined,
         pod: undefined,
@@ -152,10 +153,11 @@ function createRoutes(objects: Objects, onDeleted: (sandbox: FakeSandbox) => voi
         return { status: 200, body: shown(sandbox) }
       case 'PATCH':
         if (request.headers['content-type'] !== 'application/merge-patch+json') return unsupported
-        return checked(SandboxPatch, request, ({ spec }) => {
-          if (spec.operatingMode !== sandbox.mode) {
-            sandbox.mode = spec.operatingMode
-            sandbox.generation++
+        return checked(SandboxPatch, request, ({ spec: { operatingMode = sandbox.mode, shutdownTime } }) => {
+          if (shutdownTime !== undefined) sandbox.shutdownTime = shutdownTime
+          if (operatingMode !== sandbox.mode || shutdownTime !== undefined) sandbox.generation++
+          if (operatingMode !== sandbox.mode) {
+            sandbox.mode = operatingMode
             controller.reconcile(sandbox)
           }
           return { status: 200, body: shown(sandbox) }
