@@ -12,6 +12,8 @@ export interface MemoryFigures {
 
 /** Workers of `general` side by side; the growth of the tree below the service, divided by their number. */
 export async function measureMemory(dev: Dev, provider: string, workers: number): Promise<MemoryFigures> {
+  // What was measured before takes a moment to leave.
+  await until(async () => workersOf(dev.pid) === 0, 'a service without workers')
   const before = pssOf(dev.pid)
   const runs = []
   for (let i = 0; i < workers; i++) runs.push(await runOnce(dev, `general-${provider}`))
@@ -21,16 +23,24 @@ export async function measureMemory(dev: Dev, provider: string, workers: number)
   return { provider, pssMb, workers }
 }
 
+/** Processes below `root` that are workers of ours. */
+const workersOf = (root: number): number =>
+  [...processesBelow(root)].filter((pid) => read(`/proc/${pid}/cmdline`).includes('worker.yaml')).length
+
+/** Empty when the process has ended meanwhile. */
+function read(path: string): string {
+  try {
+    return readFileSync(path, 'latin1')
+  } catch {
+    return ''
+  }
+}
+
 /** Of the processes below `root`, without it: the service itself grows for other reasons. */
 function pssOf(root: number): number {
   let total = 0
   for (const pid of processesBelow(root)) {
-    try {
-      const rollup = readFileSync(`/proc/${pid}/smaps_rollup`, 'latin1')
-      total += Number(/^Pss:\s+(\d+)/m.exec(rollup)?.[1] ?? 0) / 1_024
-    } catch {
-      // It ended meanwhile.
-    }
+    total += Number(/^Pss:\s+(\d+)/m.exec(read(`/proc/${pid}/smaps_rollup`))?.[1] ?? 0) / 1_024
   }
   return total
 }
