@@ -37,6 +37,8 @@ export interface WorkerChannel {
   readonly lastPollAt: number | undefined
   /** Resolves once a poll of this generation is open; rejects when `signal` aborts or the channel closes. */
   connected(signal: AbortSignal): Promise<void>
+  /** Answers an open poll with nothing: whoever polls then is alive, and not just a connection that nobody has missed yet. */
+  endPoll(): void
   /**
    * Sends a run and yields what the worker uploads, as `SidecarLink.run` does. Aborting `signal` sends `cancel`. Ends early when
    * the worker stops polling. A worker without the conversation that the envelope resumes rejects it with 409

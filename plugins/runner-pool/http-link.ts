@@ -156,7 +156,9 @@ export function createHttpLink(baseUrl: string, agent: Agent): RunnerLink {
       return 0
     },
     delegations: async (tenantId, sessionId) =>
-      (await json(await call('GET', `/runner/sessions/${segment(sessionId)}/delegations`, { tenantId }))) as Delegation[],
+      (await json(
+        await call('GET', `/runner/sessions/${segment(sessionId)}/delegations`, { tenantId }),
+      )) as Delegation[],
     async answerDelegation(tenantId, sessionId, id, answer) {
       const path = `/runner/sessions/${segment(sessionId)}/delegations`
       await done(await call('POST', path, { tenantId, body: { id, ...answer } }))

@@ -1,3 +1,4 @@
+import { isAppError } from '#kernel'
 import type { RunnerSession } from '#contracts/runner'
 import type { SidecarLink } from '#contracts/sidecar'
 import { sandboxUnreachable, sessionShutDown } from './errors.ts'
@@ -23,6 +24,10 @@ export const createLink = (session: RunnerSession, table: WorkerTable, launcher:
     try {
       const { sandbox } = await unlessAborted(worker.ready(), signal)
       yield* sandbox.channel.run(envelope, signal, sandbox.runnerUrl)
+    } catch (error) {
+      // Unless it answered: not all of its connections need have been missed yet.
+      if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()
+      throw error
     } finally {
       leave()
     }

@@ -1,3 +1,4 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import type { StateBundle } from '#contracts/runtime'
 import type { SandboxState } from '#contracts/sandbox'
 import type { RunnerSession } from '#contracts/runner'
@@ -97,6 +98,11 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
     awake.woke()
     return next
   }
+  /** A poll of before says nothing any more: its worker may be started anew, or its connection be gone unnoticed. */
+  const renewPoll = async ({ channel }: Sandbox): Promise<void> => {
+    channel.endPoll()
+    await turn()
+  }
   /** What there is becomes ready, or undefined: it is lost. */
   const wake = async (): Promise<Start | undefined> => {
     if (!sandbox) return undefined
@@ -105,6 +111,7 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
     doubted = false
     if (state === 'gone') return void lose()
     if (state === 'paused') return resume(sandbox)
+    await renewPoll(sandbox)
     try {
       await launcher.connected(sandbox, AbortSignal.any([closing.signal, AbortSignal.timeout(silentMs)]))
       return 'running'
@@ -114,6 +121,7 @@ export function createSessionWorker(session: RunnerSession, deps: SessionWorkerD
     }
   }
   const resume = async (sleeping: Sandbox): Promise<Start | undefined> => {
+    await renewPoll(sleeping)
     try {
       await launcher.resume(sleeping, closing.signal)
     } catch (error) {

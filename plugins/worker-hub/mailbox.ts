@@ -21,6 +21,8 @@ export interface Mailbox {
   withdraw(id: number): boolean
   /** Empty: nothing came within the time, or nobody waits any more. A newer poll ends an older one. */
   poll(poll: Poll): Promise<readonly WorkerCommand[]>
+  /** A poll that waits is answered with nothing. */
+  endPoll(): void
   /** Everything up to this command has been taken. */
   acknowledge(id: number): void
   /** Resolves when an answer with this command has left, and when `signal` aborts. */
@@ -92,6 +94,7 @@ export function createMailbox(): Mailbox {
         waiting = mine
       })
     },
+    endPoll: () => waiting?.answer([]),
     acknowledge,
     taken: (id, signal) =>
       new Promise((resolve) => {

@@ -103,6 +103,7 @@ export function createWorker(options: WorkerOptions): Worker {
         throw signal.aborted ? error : workerUnreachable({ retryable: true })
       })
     },
+    endPoll: mailbox.endPoll,
     run: runs.run,
     async exportState() {
       if (presence.present) await askForState(mailbox, presence, state, closed)
