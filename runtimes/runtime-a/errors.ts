@@ -10,6 +10,11 @@ export const unsafeCredential = appError(
   400,
   "The session's MCP address or token contains ${, which runtime_a cannot pass on.",
 )
+export const runtimeBusy = appError(
+  'runtime_busy',
+  503,
+  'This sidecar executes as many runs of runtime_a at once as it may.',
+)
 export const toolServerUnavailable = appError(
   'tool_server_unavailable',
   503,

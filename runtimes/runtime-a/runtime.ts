@@ -3,15 +3,14 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createOutputSchemas } from '#contracts/output-schema'
 import type { Runtime, RuntimeContext } from '#contracts/runtime'
+import type { RuntimeAConfig } from './config.ts'
 import { createConversations } from './conversations.ts'
+import { runtimeBusy } from './errors.ts'
 import { modelServer } from './model-server.ts'
 import { runTurn } from './run.ts'
 import { vendorPackage } from './vendor.ts'
 
-type Context = Pick<
-  RuntimeContext<{ readonly apiKey?: string; readonly baseUrl?: string }>,
-  'config' | 'egress' | 'log' | 'onStop'
->
+type Context = Pick<RuntimeContext<RuntimeAConfig>, 'config' | 'egress' | 'log' | 'onStop'>
 
 export async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runtime> {
   const vendor = vendorPackage()
@@ -27,12 +26,21 @@ export async function runtimeA({ config, egress, log, onStop }: Context): Promis
     log,
     server: () => modelServer(config, egress),
   }
+  let running = 0
   return {
     contract: 'runtime/1',
     get missing() {
       return vendor.missing
     },
-    run: (envelope, signal) => runTurn(envelope, signal, deps),
+    async *run(envelope, signal) {
+      if (running >= config.maxProcesses) throw runtimeBusy({ retryable: true })
+      running++
+      try {
+        yield* runTurn(envelope, signal, deps)
+      } finally {
+        running--
+      }
+    },
     exportState: conversations.exportState,
     hydrate: conversations.hydrate,
     has: conversations.has,

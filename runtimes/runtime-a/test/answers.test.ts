@@ -13,7 +13,8 @@ import {
   testEnvelope,
   textOf,
 } from '#testing'
-import type { RunEvent } from '#contracts/run-event'
+import { isAppError } from '#kernel'
+import type { RunEvent, RuntimeEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import { ModelEgress } from '#contracts/workers'
 import runtimeA from '../index.ts'
@@ -22,8 +23,9 @@ import { model, onStandIn, withVendor } from './support.ts'
 const timeout = 60_000
 const run = (runtime: Runtime, prompt: string, fields: EnvelopeFields = {}): Promise<RunEvent[]> =>
   collectRun(bareSidecar(runtime), testEnvelope({ ...model, ...fields, prompt }))
+const stamps = new Set(['runId', 'sessionId', 'seq', 'at'])
 const shortly = (events: readonly RunEvent[]) =>
-  events.map(({ runId: _, sessionId: __, seq: ___, at: ____, ...event }) => event)
+  events.map((event) => Object.fromEntries(Object.entries(event).filter(([key]) => !stamps.has(key))) as RuntimeEvent)
 
 const schema = { type: 'object', properties: { answer: { type: 'number' } }, required: ['answer'] }
 const responseFormat = { type: 'json_schema' as const, schema }
@@ -152,6 +154,22 @@ withVendor(() => {
       )
     },
   )
+
+  test('more runs at once than the sidecar may execute are refused, and may be tried again', { timeout }, async (t) => {
+    const server = await startModelServer(t, { reply: { text: 'one two', delayMs: 20, hangAfter: 1 } })
+    const config = { baseUrl: server.url, maxProcesses: 1 }
+    const runtime = await runtimeOf(t, 'runtime_a', [{ name: 'runtime-a', plugin: runtimeA, config }])
+    const stop = new AbortController()
+    let second: Promise<RunEvent[]> | undefined
+    const busy = (error: unknown): boolean => isAppError(error) && error.code === 'runtime_busy' && error.retryable
+    await collectRun(bareSidecar(runtime), testEnvelope({ ...model, prompt: 'hi' }), stop.signal, ({ type }) => {
+      if (type === 'assistant') second ??= run(runtime, 'hi').finally(() => stop.abort())
+      void second?.catch(() => {})
+    })
+    await assert.rejects(second!, busy)
+    server.next({ text: 'fine' })
+    assert.equal(textOf(await run(runtime, 'hi')), 'fine')
+  })
 
   test('an answer that reached its length goes on in the middle of its sentence', { timeout }, async (t) => {
     const replies: ModelReply[] = [{ text: 'one two', stopReason: 'max_tokens' }]
