@@ -13,6 +13,12 @@ import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 /** A longer id is none that a model server gave; the call is then as if it had no id. */
 const maxCallId = 256
 
+/**
+ * For the client of runtime_a: results of more than 50,000 characters it would write to a file, which its model cannot read. The
+ * most that it takes, and more than the toolkit lets a tool answer.
+ */
+const wholeResults = { 'anthropic/maxResultSizeChars': 500_000 }
+
 /** One MCP server for one request: it holds no state, so any request may reach any connection. */
 export function createSessionServer(sessions: RunnerSessions, session: RunnerSession): Server {
   const server = new Server({ name: 'agent-orc-runner', version: '1' }, { capabilities: { tools: {} } })
@@ -21,6 +27,7 @@ export function createSessionServer(sessions: RunnerSessions, session: RunnerSes
       name,
       description,
       inputSchema: inputSchema as Tool['inputSchema'],
+      _meta: wholeResults,
     })),
   }))
   server.setRequestHandler(CallToolRequestSchema, async ({ params }, { signal }) => {

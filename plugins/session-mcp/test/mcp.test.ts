@@ -90,6 +90,7 @@ test("an MCP client lists the session's toolkit and calls a tool", async (t) => 
       name: 'calculate',
       description: 'Does calculate.',
       inputSchema: { type: 'object', properties: { x: { type: 'string' } }, additionalProperties: false },
+      _meta: { 'anthropic/maxResultSizeChars': 500_000 },
     },
   ])
   const result = await client.callTool({ name: 'calculate', arguments: { x: '1+1' } })
