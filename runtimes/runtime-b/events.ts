@@ -26,7 +26,7 @@ export interface Turn {
   readonly waitsForTool: boolean
   /** True once the turn has ended as it should. Throws an AppError when it ended otherwise. */
   readonly completed: boolean
-  take(notification: Notification): RuntimeEvent[]
+  take(notification: Notification): Iterable<RuntimeEvent>
 }
 
 /** Between the texts of two messages. */
@@ -84,18 +84,17 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
     open.delete(item.id)
     return call ? [{ type: 'tool_result', ...call, ...outcomeOf(call.name, item) }] : []
   }
-  const used = ({ total, last }: UsageReported['tokenUsage']): RuntimeEvent[] => {
+  const used = function* ({ total, last }: UsageReported['tokenUsage']): Generator<RuntimeEvent> {
     const tokens = total.inputTokens + total.outputTokens
     // Said again without a model call in between.
-    if (tokens === totalTokens) return []
+    if (tokens === totalTokens) return
     totalTokens = tokens
-    const again = calledSinceUsage
-    calledSinceUsage = false
-    if (++steps > maxSteps || (steps === maxSteps && again)) {
+    const { inputTokens, outputTokens, cachedInputTokens: cachedTokens } = last
+    yield { type: 'usage', inputTokens, outputTokens, ...(cachedTokens > 0 ? { cachedTokens } : {}), model }
+    if (++steps > maxSteps || (steps === maxSteps && calledSinceUsage)) {
       throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
     }
-    const { inputTokens, outputTokens, cachedInputTokens: cachedTokens } = last
-    return [{ type: 'usage', inputTokens, outputTokens, ...(cachedTokens > 0 ? { cachedTokens } : {}), model }]
+    calledSinceUsage = false
   }
   const end = ({ status, error }: TurnCompleted['turn']): void => {
     if (status === 'completed') completed = true

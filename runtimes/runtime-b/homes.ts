@@ -46,14 +46,16 @@ interface Entry {
   run?: { readonly id: string; readonly before: number }
 }
 
-export async function createHomes(limits: HomeLimits = defaults): Promise<Homes> {
-  const root = await mkdtemp(join(tmpdir(), 'agent-orc-runtime-b-'))
+export function createHomes(limits: HomeLimits = defaults): Homes {
+  // Made when the first session comes: many roles have this runtime and never use it.
+  let root: Promise<string> | undefined
   // A Map keeps insertion order: re-inserting on use makes it a list of least recently used sessions.
   const entries = new Map<string, Entry>()
   let total = 0
   const pathOf = ({ folder, rollout }: Entry): string => join(folder, conversations, rollout!)
   const fresh = async (): Promise<Entry> => {
-    const folder = join(root, randomUUID())
+    root ??= mkdtemp(join(tmpdir(), 'agent-orc-runtime-b-'))
+    const folder = join(await root, randomUUID())
     await mkdir(folder, { mode: 0o700 })
     return { folder, size: 0, busy: false }
   }
@@ -140,7 +142,7 @@ export async function createHomes(limits: HomeLimits = defaults): Promise<Homes>
     forget: remove,
     async close() {
       entries.clear()
-      await rm(root, { recursive: true, force: true })
+      if (root) await rm(await root, { recursive: true, force: true, maxRetries: 3 })
     },
   }
 }

@@ -8,11 +8,12 @@ const image = /^image\/(?:png|jpeg|gif|webp)$/
 const text =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
-/** A prompt and what goes with it. Throws AppError `unsupported_attachment`. */
-export const inputOf = (prompt: string, attachments: readonly Attachment[] = []): UserInput[] => [
-  textInput(prompt),
-  ...attachments.map(attached),
-]
+/** A prompt and what goes with it; `more` is said last. Throws AppError `unsupported_attachment`. */
+export const inputOf = (
+  prompt: string,
+  attachments: readonly Attachment[] = [],
+  more: string | undefined,
+): UserInput[] => [textInput(prompt), ...attachments.map(attached), ...(more === undefined ? [] : [textInput(more)])]
 
 function attached({ mediaType, data, name }: Attachment): UserInput {
   if (image.test(mediaType)) return { type: 'image', url: `data:${mediaType};base64,${data}` }

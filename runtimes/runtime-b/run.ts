@@ -1,14 +1,15 @@
 import { writeFile } from 'node:fs/promises'
 import { isAppError } from '#kernel'
-import type { OutputSchema, OutputSchemas } from '#contracts/output-schema'
+import type { OutputSchemas } from '#contracts/output-schema'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { type AppServer, startAppServer } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
-import { invalidOutput, unsupportedLimit } from './errors.ts'
+import { unsupportedLimit } from './errors.ts'
 import { createTurn, type Turn } from './events.ts'
 import { rpcFailure } from './failures.ts'
+import { createForm } from './form.ts'
 import type { Homes } from './homes.ts'
 import { inputOf } from './input.ts'
 import { launchOf } from './launch.ts'
@@ -43,8 +44,8 @@ export async function* runTurn(
       message: 'runtime_b cannot bound the output of a model call: remove limits.maxOutputTokens.',
     })
   }
-  const form = responseFormat && deps.schemas(responseFormat.schema)
-  const input = inputOf(envelope.prompt, envelope.attachments)
+  const form = responseFormat && createForm(responseFormat, deps.schemas)
+  const input = inputOf(envelope.prompt, envelope.attachments, form?.instruction)
   const home = await homes.enter(sessionId, runId, (envelope.attempt ?? 1) > 1)
   let server: AppServer | undefined
   let turn: Turn | undefined
@@ -68,12 +69,13 @@ export async function* runTurn(
       (envelope.mcpServers ?? []).map(({ name }) => name),
       listen,
     )
-    const turnId = await startTurn(rpc, threadId, input, envelope, patience)
+    const turnId = await startTurn(rpc, threadId, input, form?.schema, patience)
     interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
     turn = createTurn({ turnId, model: profile.model, maxSteps, sessionServer: launch.sessionServer })
     yield* eventsOf(turn, listen)
-    terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...outputOf(turn, form) }
+    const output = form ? { output: form.read(turn.lastMessage) } : {}
+    terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...output }
   } catch (error) {
     // The last event of an aborted run is the host's, which knows why.
     if (!signal.aborted) terminal = errorEvent(error, runId, server, deps)
@@ -84,20 +86,6 @@ export async function* runTurn(
     await homes.leave(sessionId, home, turn?.said === true)
   }
   if (terminal) yield terminal
-}
-
-/** The value that the answer holds. Throws AppError `invalid_output`. */
-function outputOf({ lastMessage }: Turn, form: OutputSchema | undefined): { output?: unknown } {
-  if (!form) return {}
-  let output: unknown
-  try {
-    output = JSON.parse(lastMessage)
-  } catch (cause) {
-    throw invalidOutput({ cause, message: 'The answer is not JSON.' })
-  }
-  const problem = form.problem(output)
-  if (problem !== undefined) throw invalidOutput({ message: `The answer does not fit its form. ${problem}` })
-  return { output }
 }
 
 /** Anything else than a failure of a known kind is a bug, and goes on to the host. */

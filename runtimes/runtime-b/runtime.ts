@@ -17,7 +17,7 @@ export async function runtimeB(
   { config, egress, log, onStop }: Omit<RuntimeContext<RuntimeBConfig>, 'models'>,
   { command, patience = usualPatience }: RuntimeBOptions = {},
 ): Promise<Runtime> {
-  const homes = await createHomes()
+  const homes = createHomes()
   onStop(homes.close)
   const program = codexProgram()
   if (!command && program.missing !== undefined) log.info(program.missing)

@@ -1,4 +1,3 @@
-import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { Turn } from './events.ts'
 import type { RpcClient } from './json-rpc.ts'
@@ -33,12 +32,11 @@ export async function startTurn(
   rpc: RpcClient,
   threadId: string,
   input: readonly UserInput[],
-  { responseFormat }: Pick<RunEnvelope, 'responseFormat'>,
+  outputSchema: object | undefined,
   { answerMs }: Patience,
 ): Promise<string> {
-  const outputSchema = responseFormat ? { outputSchema: responseFormat.schema } : {}
   // Without an environment there is nothing that a tool of this machine could act on. A conversation does not keep that.
-  const params = { threadId, input, environments: [], ...outputSchema }
+  const params = { threadId, input, environments: [], ...(outputSchema ? { outputSchema } : {}) }
   return (await rpc.request<TurnStarted>('turn/start', params, answerMs)).turn.id
 }
 

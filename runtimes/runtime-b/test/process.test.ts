@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { readFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { startModelServer, terminalOf, testEnvelope, textOf } from '#testing'
@@ -139,8 +141,11 @@ test('a reader who leaves in the middle of a run leaves no process behind', { sk
 
 test('a process ends by itself when ours dies', { skip }, async (t) => {
   const { url } = await startModelServer(t, { reply: { text: 'one two', hangAfter: 1 } })
+  const folder = await mkdtemp(join(tmpdir(), 'agent-orc-test-'))
+  t.after(() => rm(folder, { recursive: true, force: true }))
   const child = spawn(process.execPath, [fileURLToPath(new URL('dies.ts', import.meta.url)), url], {
     stdio: ['ignore', 'pipe', 'inherit'],
+    env: { ...process.env, TMPDIR: folder },
   })
   const [line] = (await once(child.stdout, 'data')) as [Buffer]
   const pid = Number(line.toString())

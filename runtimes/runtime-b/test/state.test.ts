@@ -29,8 +29,8 @@ async function bundle(t: Pick<TestContext, 'after'>, files: Readonly<Record<stri
   return pack(path, Object.keys(files))
 }
 
-async function homesFor(t: Pick<TestContext, 'after'>, ...limits: Parameters<typeof createHomes>) {
-  const homes = await createHomes(...limits)
+function homesFor(t: Pick<TestContext, 'after'>, ...limits: Parameters<typeof createHomes>) {
+  const homes = createHomes(...limits)
   t.after(homes.close)
   return homes
 }
@@ -131,7 +131,7 @@ const wrong: readonly (readonly [string, Readonly<Record<string, string>>])[] = 
 ]
 for (const [what, files] of wrong) {
   test(`a bundle with ${what} is refused, and what there was stays`, async (t) => {
-    const homes = await homesFor(t)
+    const homes = homesFor(t)
     await assert.rejects(homes.hydrate('s', await bundle(t, files)), { code: 'invalid_state', status: 400 })
     assert.equal(homes.has('s'), false)
     await homes.hydrate('s', await bundle(t, { [rolloutName()]: meta() }))
@@ -141,7 +141,7 @@ for (const [what, files] of wrong) {
 }
 
 test('a turn that nobody wants to keep is taken back, be it the first or a later one', async (t) => {
-  const homes = await homesFor(t)
+  const homes = homesFor(t)
   const first = await homes.enter('s', 'r1', false)
   await write(first, meta())
   await homes.leave('s', first, false)
@@ -158,7 +158,7 @@ test('a turn that nobody wants to keep is taken back, be it the first or a later
 })
 
 test('the least recently used conversations go first, and none that a run is in', async (t) => {
-  const homes = await homesFor(t, { sessions: 2, totalBytes: 1_000 })
+  const homes = homesFor(t, { sessions: 2, totalBytes: 1_000 })
   const used = async (sessionId: string): Promise<void> => {
     const home = await homes.enter(sessionId, 'r', false)
     await write(home, meta())
@@ -180,7 +180,7 @@ test('the least recently used conversations go first, and none that a run is in'
 })
 
 test('a session that is forgotten while its run ends stays forgotten', async (t) => {
-  const homes = await homesFor(t)
+  const homes = homesFor(t)
   const home = await homes.enter('s', 'r', false)
   await homes.forget('s')
   await write(home, meta())
