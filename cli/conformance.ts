@@ -8,18 +8,8 @@ import { CliError } from './terminal.ts'
 const suite = fileURLToPath(new URL('./conformance/sidecar.ts', import.meta.url))
 const healthMs = 10_000
 
-interface Options {
-  readonly url: string
+interface Options extends Omit<SidecarCheck, 'runtime'> {
   readonly runtime?: string
-  readonly model?: string
-  readonly say: string
-  readonly hang?: string
-  readonly tool?: string
-  readonly tell: string
-  readonly ask: string
-  readonly state: boolean
-  readonly replays: boolean
-  readonly mcpHost: string
   readonly reporter: string
 }
 
