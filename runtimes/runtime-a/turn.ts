@@ -102,7 +102,7 @@ export function createTurn(
       const value = last.structured_output
       if (value === undefined || schemas(responseFormat.schema).problem(value) !== undefined) throw invalidOutput()
       yield* say(JSON.stringify(value))
-      result = { type: 'result', text: answer, finishReason: 'stop' }
+      result = { type: 'result', text: answer, finishReason: 'stop', output: value }
       return
     }
     // Not streamed, for whatever reason: it is the answer all the same.

@@ -84,7 +84,7 @@ withVendor(() => {
       shortly(events).filter(({ type }) => type !== 'usage' && type !== 'session_init'),
       [
         { type: 'assistant', text: '{"answer":42}', delta: true },
-        { type: 'result', text: '{"answer":42}', finishReason: 'stop' },
+        { type: 'result', text: '{"answer":42}', finishReason: 'stop', output: { answer: 42 } },
       ],
     )
   })
