@@ -1,10 +1,7 @@
-import type { Profile } from '#contracts/profiles'
-import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
 import { createEventEncoder } from '#contracts/run-event'
 import type { JournaledRun } from '#contracts/run-journal'
 import {
   type Claim,
-  type DurableSession,
   type EndReason,
   type FinishRun,
   interruptedBy,
@@ -12,17 +9,23 @@ import {
   sessionShutDown,
   type StartRun,
 } from '#contracts/run-store'
-import { isTerminal, type SubTask, type Task, type TerminalRunStatus } from '#contracts/runs'
+import { isTerminal, type TerminalRunStatus } from '#contracts/runs'
 import { createQueues } from './queues.ts'
 import { createReads } from './reads.ts'
-import { keyOf, said, type StoredRun, type StoredSession } from './stored.ts'
+import {
+  durableOf,
+  keyOf,
+  lastSeqIn,
+  newRun,
+  newSession,
+  said,
+  type StoredRun,
+  type StoredSession,
+  taskOf,
+} from './stored.ts'
 
 /** Finished runs, and sessions at rest, kept per process; the oldest give way. */
 const kept = 10_000
-const taskOf = ({ summary, input }: StoredRun): Task => {
-  const { attachments: _, responseFormat: __, ...task } = summary.subTask
-  return { ...(task as SubTask), ...input, ...(summary.parent ? { parent: summary.parent } : {}) }
-}
 const now = (): string => new Date().toISOString()
 
 export interface MemoryRunStore {
@@ -66,69 +69,9 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       started.delete(oldest)
     }
   }
-  const last = (run: StoredRun): number => {
-    const chunk = run.log.at(-1)
-    return chunk ? chunk.firstSeq + chunk.count - 1 : 0
-  }
-  const durable = (session: StoredSession): DurableSession => ({
-    id: session.dto.id,
-    profile: session.profile,
-    status: session.dto.status,
-    ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
-    epoch: session.epoch,
-    stateRev: session.stateRev,
-    ...(session.runner === undefined ? {} : { runner: session.runner }),
-  })
-
-  const created = (sessionId: string, profile: Profile, at: string): StoredSession => ({
-    dto: {
-      id: sessionId,
-      profile: profile.name,
-      runtime: profile.runtime,
-      status: 'idle',
-      createdAt: at,
-      lastUsedAt: at,
-      runCount: 0,
-    },
-    profile,
-    claimRun: undefined,
-    epoch: 0,
-    runtimeSessionId: undefined,
-    stateRev: 0,
-    runner: undefined,
-    state: undefined,
-  })
-  const record = (
-    { tenantId, runId, sessionId, task }: StartRun,
-    status: 'queued' | 'running',
-    at: string,
-  ): StoredRun => {
-    const { profile, prompt, metadata } = task
-    const stored: StoredRun = {
-      tenantId,
-      epoch: 0,
-      ordinal: 0,
-      input: promptFieldsOf(task),
-      log: [],
-      summary: {
-        runId,
-        sessionId,
-        status,
-        subTask: {
-          id: runId,
-          sessionId,
-          profile,
-          prompt,
-          ...(metadata === undefined ? {} : { metadata }),
-          ...promptInfoOf(task),
-        },
-        ...(task.parent ? { parent: task.parent } : {}),
-        attempt: 1,
-        ...(status === 'queued' ? { queuedAt: at } : {}),
-        startedAt: at,
-      },
-    }
-    started.set(keyOf(tenantId, runId), stored)
+  const record = (run: StartRun, status: 'queued' | 'running', at: string): StoredRun => {
+    const stored = newRun(run, status, at)
+    started.set(keyOf(run.tenantId, run.runId), stored)
     return stored
   }
   /** Gives the session to a run, which is the newest from now on. */
@@ -186,7 +129,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
   const endAs = (run: StoredRun, status: TerminalRunStatus, error: EndReason): void => {
     const { runId, sessionId } = run.summary
     run.epoch++
-    const firstSeq = last(run) + 1
+    const firstSeq = lastSeqIn(run) + 1
     const line = createEventEncoder(runId, sessionId, firstSeq).line({ type: 'error', ...error })
     end(run, { status, sessionStatus: 'idle', error, tail: { firstSeq, count: 1, lines: Buffer.from(line) } })
   }
@@ -202,12 +145,12 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       let session = sessions.get(keyOf(tenantId, sessionId))
       if (run.create) {
         if (session) return { kind: 'busy' }
-        session = created(sessionId, run.create, now())
+        session = newSession(sessionId, run.create, now())
       }
       if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
       if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
       if (session.claimRun !== undefined || queues.head(keyOf(tenantId, sessionId))) return { kind: 'busy' }
-      return { kind: 'started', claim: begin(run, session), session: durable(session) }
+      return { kind: 'started', claim: begin(run, session), session: durableOf(session) }
     },
     async enqueue({ interrupt, ...run }) {
       const { tenantId, runId, sessionId, task } = run
@@ -235,7 +178,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       return {
         kind: 'started',
         claim: claim(run, session, now()),
-        session: durable(session),
+        session: durableOf(session),
         task: taskOf(run),
       }
     },
@@ -247,14 +190,14 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     async append(claim, chunk) {
       const run = claimed(claim)
       // The same chunk again is a repeated call.
-      if (run && chunk.firstSeq > last(run)) run.log.push(chunk)
+      if (run && chunk.firstSeq > lastSeqIn(run)) run.log.push(chunk)
       return run !== undefined
     },
     async retry(claim, attempt, chunk) {
       const run = claimed(claim)
       if (!run) return false
       run.summary = { ...run.summary, attempt }
-      if (chunk.firstSeq > last(run)) run.log.push(chunk)
+      if (chunk.firstSeq > lastSeqIn(run)) run.log.push(chunk)
       return true
     },
     async finish({ claim, ...how }) {
@@ -275,7 +218,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     ...createReads({ started, sessions, runOf }),
     async findSession(tenantId, sessionId) {
       const session = sessions.get(keyOf(tenantId, sessionId))
-      return session && durable(session)
+      return session && durableOf(session)
     },
     async shutdownSession(tenantId, sessionId) {
       const session = sessions.get(keyOf(tenantId, sessionId))
@@ -308,7 +251,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     store,
     restore({ header, log, finish }) {
       const { tenantId, runId, sessionId, task, startedAt, create } = header
-      const session = sessions.get(keyOf(tenantId, sessionId)) ?? (create && created(sessionId, create, startedAt))
+      const session = sessions.get(keyOf(tenantId, sessionId)) ?? (create && newSession(sessionId, create, startedAt))
       // Its session was older than what is kept.
       if (!session) return
       begin({ tenantId, runId, sessionId, task }, session, startedAt)
