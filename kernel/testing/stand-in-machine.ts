@@ -24,6 +24,8 @@ export interface StandInMachine {
   /** Resolves when everything stands still. */
   freeze(): Promise<void>
   thaw(): Promise<void>
+  /** Asks everything that runs to end. */
+  terminate(): Promise<void>
   /** Ends everything that runs; files stay. */
   halt(): Promise<void>
   destroy(): Promise<void>
@@ -65,6 +67,9 @@ export async function createStandInMachine(mounts: readonly string[]): Promise<S
     freeze: () => signalUntil('SIGSTOP', (states) => states.every((state) => state === 'T')),
     async thaw() {
       for (const pid of await pids()) send(pid, 'SIGCONT')
+    },
+    async terminate() {
+      for (const pid of await pids()) send(pid, 'SIGTERM')
     },
     halt: () => signalUntil('SIGKILL', (states) => states.length === 0),
     async destroy() {

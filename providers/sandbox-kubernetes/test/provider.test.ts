@@ -121,7 +121,7 @@ test('a worker that fails is started again beside its files; one that ends is go
   await session.call('write_file', { path: 'kept.txt', content: 'kept' })
   const { machine, pod } = fake.sandboxes.get(sandboxId)!
   const again = session.polled()
-  for (const pid of await machine!.pids()) process.kill(pid, 'SIGKILL')
+  await machine!.halt()
   await until(async () => pod!.starts > 1, 'started again')
   await again
   assert.equal(await session.call('read_file', { path: 'kept.txt' }), 'kept')

@@ -72,7 +72,7 @@ export function startPod({ name, machine, command, restartPolicy, secret }: PodO
     },
     async terminate() {
       life.ended = true
-      for (const pid of await machine.pids()) process.kill(pid, 'SIGTERM')
+      await machine.terminate()
       const end = Date.now() + graceMs
       while ((await machine.pids()).length > 0 && Date.now() < end) await wait(10)
       await machine.halt()
