@@ -8,6 +8,7 @@ import { createCatalog } from './models.ts'
 import { createOutputForm } from './output.ts'
 import { runSteps } from './steps.ts'
 import { connectTools } from './tools/connect.ts'
+import { createSilence } from './tools/silence.ts'
 
 export async function generalRuntime(
   ctx: Pick<RuntimeContext<GeneralConfig>, 'config' | 'models' | 'log' | 'onStop'>,
@@ -18,6 +19,7 @@ export async function generalRuntime(
   const connections = createModelConnections()
   const schemas = createOutputSchemas()
   const settingsOf = createSettings(ctx.config)
+  const silence = createSilence()
   ctx.onStop(connections.close)
   return {
     contract: 'runtime/1',
@@ -30,7 +32,7 @@ export async function generalRuntime(
         reasoningEvents,
         modelOf: catalog.find,
         formOf: (format) => createOutputForm(format, schemas),
-        connect: (run) => connectTools(connections.fetch, run, maxToolSchemas, signal),
+        connect: (run) => connectTools(connections.fetch, run, maxToolSchemas, silence, signal),
       }),
     async exportState(sessionId) {
       const turns = history.turns(sessionId)

@@ -7,6 +7,7 @@ import type { McpServer } from '#contracts/mcp-servers'
 import type { RunEvent } from '#contracts/run-event'
 import { startExternalServer } from './mcp-server.ts'
 import { generalOnStandIn, model, stages } from './support.ts'
+import { createSilence } from '../tools/silence.ts'
 
 const results = (events: readonly RunEvent[]) =>
   events.flatMap((event) => (event.type === 'tool_result' ? [`${event.name} ${event.ok}: ${event.content}`] : []))
@@ -84,13 +85,29 @@ test('a server that never answers is waited for a while, and not for the whole r
   const url = `http://127.0.0.1:${(silent.address() as AddressInfo).port}/mcp`
   const sockets = new Set<{ destroy(): void }>()
   silent.on('connection', (socket) => sockets.add(socket))
-  const { events } = await play(t, { silent: { url } })
+  const { runtime } = await generalOnStandIn(t, { reply: { text: 'done' } })
+  const run = async () => {
+    const envelope = testEnvelope({ ...model, mcpServers: [{ name: 'silent', url }] })
+    const events = await collectRun(bareSidecar(runtime), envelope)
+    assert.equal(terminalOf(events).type, 'result')
+    return stages(events, 'mcp_server_unavailable').map(({ message }) => message)
+  }
+  assert.deepEqual(await run(), ['The server did not answer in time.'])
+  const asked = sockets.size
+  assert.deepEqual(await run(), ['The server did not answer a moment ago.'], 'the next run does not wait for it')
+  assert.equal(sockets.size, asked)
   for (const socket of sockets) socket.destroy()
-  assert.deepEqual(
-    stages(events, 'mcp_server_unavailable').map(({ message }) => message),
-    ['The server did not answer in time.'],
-  )
-  assert.equal(terminalOf(events).type, 'result')
+})
+
+test('a server that was silent is asked again after a while', () => {
+  let time = 0
+  const silence = createSilence(() => time)
+  silence.note('a')
+  time = 29_999
+  assert.equal(silence.isKnown('a'), true)
+  assert.equal(silence.isKnown('b'), false)
+  time = 30_000
+  assert.equal(silence.isKnown('a'), false)
 })
 
 for (const forgotten of [404, 400]) {

@@ -3,7 +3,8 @@ import type { ModelFetch } from '#contracts/model-fetch'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { toolServerUnavailable } from '../errors.ts'
 import { connect, type Connection } from './connection.ts'
-import { whyUnavailable } from './failures.ts'
+import { isTimeout, whyUnavailable } from './failures.ts'
+import type { Silence } from './silence.ts'
 import { createToolSet, type ExternalServer, type ToolSet } from './toolset.ts'
 
 /** An external server whose tools a run goes without. */
@@ -25,12 +26,13 @@ export async function connectTools(
   fetch: ModelFetch,
   envelope: Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers'>,
   maxSchemas: number,
+  silence: Silence,
   signal: AbortSignal,
 ): Promise<Connected | undefined> {
   const { sessionMcpUrl, mcpServers = [] } = envelope
   if (sessionMcpUrl === undefined && mcpServers.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
-  const external = Promise.all(named.map((server) => connectExternal(fetch, server, signal)))
+  const external = Promise.all(named.map((server) => connectExternal(fetch, server, silence, signal)))
   const servers: ExternalServer[] = []
   const unavailable: Unavailable[] = []
   try {
@@ -65,11 +67,14 @@ async function connectSession(
 async function connectExternal(
   fetch: ModelFetch,
   { name, url, headers }: McpServer,
+  silence: Silence,
   signal: AbortSignal,
 ): Promise<ExternalServer | Unavailable> {
+  if (silence.isKnown(url)) return { server: name, message: 'The server did not answer a moment ago.' }
   try {
     return { name, connection: await connect(fetch, { url, ...(headers ? { headers } : {}) }, signal) }
   } catch (error) {
+    if (!signal.aborted && isTimeout(error)) silence.note(url)
     return { server: name, message: whyUnavailable(error) }
   }
 }

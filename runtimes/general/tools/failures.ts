@@ -58,7 +58,7 @@ export function whyUnavailable(error: unknown): string {
 }
 
 /** The library passes the reason of an aborted signal on, in its own error or as it is. */
-const isTimeout = (error: unknown): boolean =>
+export const isTimeout = (error: unknown): boolean =>
   error instanceof Error && (error.name === 'TimeoutError' || /TimeoutError|due to timeout/.test(error.message))
 
 function codesOf(error: unknown): unknown[] {
