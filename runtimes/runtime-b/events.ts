@@ -7,7 +7,6 @@ import type { ItemReported, McpToolCall, MessageDelta, ThreadItem, TurnCompleted
 import { outcomeOf } from './tool-outcome.ts'
 
 export interface TurnOptions {
-  readonly turnId: string
   /** As the profile writes it. */
   readonly model: string
   readonly maxSteps: number
@@ -26,6 +25,9 @@ export interface Turn {
   readonly waitsForTool: boolean
   /** True once the turn has ended as it should. Throws an AppError when it ended otherwise. */
   readonly completed: boolean
+  /** It was started under this id. */
+  begin(turnId: string): void
+  /** Everything that is reported from the opening of the conversation on. */
   take(notification: Notification): Iterable<RuntimeEvent>
 }
 
@@ -36,7 +38,8 @@ const resourceServer = 'codex'
 /** Kinds of items that would mean that something was done on this machine. */
 const hostItems: ReadonlySet<string> = new Set(['commandExecution', 'fileChange', 'imageView'])
 
-export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptions): Turn {
+export function createTurn({ model, maxSteps, sessionServer }: TurnOptions): Turn {
+  let turnId: string | undefined
   let text = ''
   let lastMessage = ''
   let said = false
@@ -44,7 +47,9 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
   let begins = true
   let steps = 0
   let calledSinceUsage = false
+  /** Of the whole conversation. What its former turns used is reported when it is taken up again, unless they were summarized. */
   let totalTokens: number | undefined
+  let repeats = false
   const ids = new Set<string>()
   const open = new Map<string, { readonly id: string; readonly name: string }>()
 
@@ -69,6 +74,7 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
   const started = (item: ThreadItem): RuntimeEvent[] => {
     if (hostItems.has(item.type)) throw codexFailed({ message: 'Codex began to use a tool of this machine.' })
     if (item.type === 'agentMessage') begins = true
+    if (item.type === 'contextCompaction') repeats = totalTokens === undefined
     if (item.type !== 'mcpToolCall') return []
     said = true
     calledSinceUsage = true
@@ -85,10 +91,12 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
     return call ? [{ type: 'tool_result', ...call, ...outcomeOf(call.name, item) }] : []
   }
   const used = function* ({ total, last }: UsageReported['tokenUsage']): Generator<RuntimeEvent> {
-    const tokens = total.inputTokens + total.outputTokens
-    // Said again without a model call in between.
-    if (tokens === totalTokens) return
+    const tokens = tokensOf({ total })
+    // Said again without a model call in between: before a conversation is summarized, and after it.
+    const known = repeats || tokens === totalTokens
+    repeats = false
     totalTokens = tokens
+    if (known) return
     const { inputTokens, outputTokens, cachedInputTokens: cachedTokens } = last
     yield { type: 'usage', inputTokens, outputTokens, ...(cachedTokens > 0 ? { cachedTokens } : {}), model }
     if (++steps > maxSteps || (steps === maxSteps && calledSinceUsage)) {
@@ -117,14 +125,17 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
     get completed() {
       return completed
     },
+    begin: (id) => void (turnId = id),
     take({ method, params }) {
       if (method === 'turn/completed') {
         const { turn } = params as TurnCompleted
         if (turn.id === turnId) end(turn)
         return []
       }
-      // What a former turn left behind is reported when its conversation is taken up again.
-      if ((params as { turnId?: unknown } | null)?.turnId !== turnId) return []
+      if (turnId === undefined || (params as { turnId?: unknown } | null)?.turnId !== turnId) {
+        if (method === 'thread/tokenUsage/updated') totalTokens = tokensOf((params as UsageReported).tokenUsage)
+        return []
+      }
       if (method === 'item/agentMessage/delta') return say((params as MessageDelta).delta)
       if (method === 'item/started') return started((params as ItemReported).item)
       if (method === 'item/completed') return ended((params as ItemReported).item)
@@ -133,3 +144,6 @@ export function createTurn({ turnId, model, maxSteps, sessionServer }: TurnOptio
     },
   }
 }
+
+const tokensOf = ({ total }: Pick<UsageReported['tokenUsage'], 'total'>): number =>
+  total.inputTokens + total.outputTokens

@@ -27,7 +27,7 @@ export interface AgentMessage {
   readonly text: string
 }
 /** Of every other kind only the name is looked at. */
-export type ThreadItem = McpToolCall | AgentMessage | { readonly type: 'other' }
+export type ThreadItem = McpToolCall | AgentMessage | { readonly type: 'contextCompaction' | 'other' }
 
 export interface ItemReported {
   readonly turnId: string

@@ -65,14 +65,13 @@ export async function* runTurn(
     const threadId = await openThread(rpc, launch, home.threadId, profile.instructions, patience)
     if (envelope.runtimeSessionId !== threadId) yield { type: 'session_init', runtimeSessionId: threadId }
     const listen = createListener(server, patience)
-    yield* serversOf(
-      (envelope.mcpServers ?? []).map(({ name }) => name),
-      listen,
-    )
-    const turnId = await startTurn(rpc, threadId, input, form?.schema, patience)
-    interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
-    turn = createTurn({ turnId, model: profile.model, maxSteps, sessionServer: launch.sessionServer })
+    turn = createTurn({ model: profile.model, maxSteps, sessionServer: launch.sessionServer })
+    const external = (envelope.mcpServers ?? []).map(({ name }) => name)
+    yield* serversOf(external, turn, listen)
+    const turnId = await startTurn(rpc, threadId, input, form?.schema, patience)
+    turn.begin(turnId)
+    interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)
     yield* eventsOf(turn, listen)
     const output = form ? { output: form.read(turn.lastMessage) } : {}
     terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...output }

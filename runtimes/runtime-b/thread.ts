@@ -44,10 +44,12 @@ export async function startTurn(
  * Waits for the external servers of a run, as long as each may take: Codex itself would begin after a second without those that
  * are further away. One that cannot be reached costs the run only its own tools.
  */
-export async function* serversOf(names: readonly string[], listen: Listen): AsyncGenerator<RuntimeEvent> {
+export async function* serversOf(names: readonly string[], turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
   const awaited = new Set(names)
   while (awaited.size > 0) {
-    const { method, params } = await listen()
+    const notification = await listen()
+    const { method, params } = notification
+    yield* turn.take(notification)
     if (method !== 'mcpServer/startupStatus/updated') continue
     const { name, status } = params as McpServerReported
     if (status === 'starting' || !awaited.delete(name) || status === 'ready') continue

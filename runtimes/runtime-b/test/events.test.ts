@@ -46,6 +46,21 @@ test(
   },
 )
 
+test('a conversation that grows too long is summarized, and what that used is counted once', { skip }, async (t) => {
+  const { run, models } = await stage(t, { text: 'word '.repeat(300) }, { config: { contextTokens: 2_000 } })
+  let summarized = 0
+  for (const word of ['one', 'two', 'three', 'four']) {
+    const before = models.requests.length
+    const events = await run(`${word} `.repeat(600), { sessionId: 's' })
+    assert.equal(terminalOf(events).type, 'result')
+    const calls = models.requests.length - before
+    if (calls > 1) summarized++
+    assert.equal(events.filter(({ type }) => type === 'usage').length, calls)
+    assert.match(conversation(models.requests.at(-1)!).at(-1)!, new RegExp(`^user: ${word} `))
+  }
+  assert.ok(summarized > 0)
+})
+
 test('a tool call has its id, its plain name, its arguments and its result', { skip }, async (t) => {
   const tools = await startToolServer(t, {
     look: async () => ({ text: 'seen' }),
