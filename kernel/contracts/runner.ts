@@ -41,6 +41,11 @@ export const RunnerInfo = Type.Object({
   ),
   capabilities: Type.Array(Type.String(), { description: 'Runtimes; empty means all of them.' }),
   capabilitiesKnown: Type.Boolean(),
+  missing: Type.Optional(
+    Type.Record(Type.String(), Type.String(), {
+      description: 'Runtimes that a sidecar has but cannot execute, each with a sentence that says what it needs.',
+    }),
+  ),
   substrates: Type.Array(Type.String()),
   defaultSubstrate: Type.Optional(Type.String()),
   substratesKnown: Type.Boolean(),

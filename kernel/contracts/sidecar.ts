@@ -7,6 +7,8 @@ export interface SidecarHealth {
   /** A runtime's name, or `all` for a poly-sidecar. */
   readonly runtime: string
   readonly runtimes: readonly string[]
+  /** Runtimes that are set up but cannot execute runs, and what each misses, as a sentence. */
+  readonly missing?: Readonly<Record<string, string>>
   readonly instance: string
   readonly inflight: number
   readonly [more: string]: unknown
@@ -40,5 +42,7 @@ export interface SidecarSlot {
   readonly runtime: string
   readonly mode: 'sidecar' | 'stub' | 'unknown'
   readonly url: string
+  /** What it misses to be offered, as a sentence. */
+  readonly missing?: string
 }
 export const Sidecars = capability<Sidecars>('runner.sidecars')

@@ -44,6 +44,8 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
   /** Looked up each time: what a runtime misses may be installed meanwhile. */
   const names = (): string[] =>
     [...served].flatMap(([name, runtime]) => (runtime.missing === undefined ? [name] : [])).toSorted()
+  const missing = (): Record<string, string> =>
+    Object.fromEntries([...served].flatMap(([name, { missing: why }]) => (why === undefined ? [] : [[name, why]])))
   /** Sessions whose conversation changed since it was last exported, with a count of their runs. */
   const changes = new Map<string, number>()
   let lastExport = -Infinity
@@ -65,10 +67,12 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     },
     health() {
       lastAsked = Date.now()
+      const absent = missing()
       return {
         ok: true,
         runtime: mode,
         runtimes: names(),
+        ...(Object.keys(absent).length > 0 ? { missing: absent } : {}),
         instance,
         inflight: runs.inflight,
         pid: process.pid,

@@ -15,6 +15,11 @@ const Health = Type.Unsafe<SidecarHealth>(
       ok: Type.Boolean(),
       runtime: Type.String({ description: "A runtime's name, or `all`." }),
       runtimes: Type.Array(Type.String()),
+      missing: Type.Optional(
+        Type.Record(Type.String(), Type.String(), {
+          description: 'Runtimes that are not offered, each with a sentence that says what it needs.',
+        }),
+      ),
       instance: Type.String(),
       inflight: Type.Integer({ description: 'Runs under way.' }),
     },

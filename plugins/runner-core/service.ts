@@ -102,12 +102,16 @@ export function createRunner(options: RunnerOptions): Runner {
       const capabilities = options.capabilities.length > 0 ? options.capabilities : await sidecars.runtimes()
       // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
       const capabilitiesKnown = capabilities.length > 0
+      const missing = sidecars
+        .slots()
+        .flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
       return {
         hash: options.hash(),
         instance,
         state: draining ? 'draining' : 'live',
         capabilities: [...capabilities],
         capabilitiesKnown,
+        ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
         substrates: [...(sandboxes?.substrates ?? [])],
         ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
         substratesKnown: true,

@@ -154,6 +154,7 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
       state: state(),
       capabilities: known?.capabilities ?? [],
       capabilitiesKnown: known?.capabilitiesKnown ?? false,
+      ...(known?.missing === undefined ? {} : { missing: known.missing }),
       substrates: [...new Set(known?.substrates)].toSorted(),
       ...(known?.defaultSubstrate === undefined ? {} : { defaultSubstrate: known.defaultSubstrate }),
       substratesKnown: known?.substratesKnown ?? false,

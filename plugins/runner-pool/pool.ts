@@ -79,6 +79,9 @@ function whyNone({ runtime, pool, substrate }: Wanted, members: readonly Member[
   const count = (state: string): number => members.filter((member) => member.state === state).length
   const alive = members.filter((member) => member.state === 'live').map((member) => member.describe())
   const listed = (names: readonly string[]): string => [...new Set(names)].toSorted().join(', ')
+  const unable = runtime !== undefined && members.every((member) => member.supports(runtime) === false)
+  const needs = unable ? alive.map(({ missing }) => missing?.[runtime]).find((why) => why !== undefined) : undefined
+  if (needs !== undefined) return needs
   const runtimes = listed(alive.flatMap(({ capabilities }) => capabilities))
   const sandboxes = listed(alive.flatMap(({ substrates }) => substrates)) || 'none'
   const offered = [...(runtimes ? [runtimes] : []), ...(substrate === undefined ? [] : [`sandboxes: ${sandboxes}`])]

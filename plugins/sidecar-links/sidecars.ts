@@ -25,6 +25,7 @@ export function createSidecars(
   now: () => number = Date.now,
 ): Sidecars {
   let known: readonly string[] | undefined
+  let missing: Readonly<Record<string, string>> = {}
   let askedAt = -Infinity
   let answeredAt = -Infinity
   let asking: Promise<void> | undefined
@@ -32,6 +33,7 @@ export function createSidecars(
     const health: SidecarHealth | undefined = await source.link.health().catch(() => undefined)
     if (health) {
       known = health.runtimes
+      missing = health.missing ?? {}
       answeredAt = now()
     } else if (now() - answeredAt >= goneMs) known = undefined
     askedAt = now() - (health ? 0 : freshMs - retryMs)
@@ -64,11 +66,11 @@ export function createSidecars(
         if (override) return { runtime, mode: 'sidecar', url: override.url }
         if (!shared) return { runtime, mode: 'stub', url: '' }
         if (!known) return { runtime, mode: 'unknown', url: shared.url }
-        return known.includes(runtime)
-          ? { runtime, mode: 'sidecar', url: shared.url }
-          : { runtime, mode: 'stub', url: '' }
+        if (known.includes(runtime)) return { runtime, mode: 'sidecar', url: shared.url }
+        const why = missing[runtime]
+        return { runtime, mode: 'stub', url: '', ...(why === undefined ? {} : { missing: why }) }
       }
-      return [...new Set([...standardRuntimes, ...names()])].map(slotOf)
+      return [...new Set([...standardRuntimes, ...names(), ...Object.keys(missing)])].map(slotOf)
     },
   }
 }

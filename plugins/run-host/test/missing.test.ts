@@ -14,10 +14,12 @@ test('a runtime that misses something is not offered, and says what in its runs,
   Object.defineProperty(other, 'missing', { get: () => missing })
   const { link } = await hostOf(t, { general: scripted(() => []), other })
   assert.deepEqual((await link.health()).runtimes, ['general'])
+  assert.deepEqual((await link.health()).missing, { other: missing })
   const run = async () => terminalOf(await collectRun(link, testEnvelope({ profile: { runtime: 'other' } })))
   const { type, code, message } = (await run()) as unknown as Record<string, unknown>
   assert.deepEqual({ type, code, message }, { type: 'error', code: 'runtime_not_installed', message: missing })
   missing = undefined
   assert.deepEqual((await link.health()).runtimes, ['general', 'other'])
+  assert.equal((await link.health()).missing, undefined)
   assert.equal((await run()).type, 'result')
 })

@@ -1,0 +1,35 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { definePlugin, isAppError } from '#kernel'
+import { RunnerPool } from '#contracts/runner'
+import { Runtimes } from '#contracts/runtime'
+import { fake, testKernel } from '#testing'
+import runHost from '../plugins/run-host/index.ts'
+import runnerCore from '../plugins/runner-core/index.ts'
+import runnerPool from '../plugins/runner-pool/index.ts'
+import sidecarLinks from '../plugins/sidecar-links/index.ts'
+import toolkit from '../plugins/toolkit/index.ts'
+import { eventually } from './e2e/cluster.ts'
+
+test('what a runtime misses is what is said to whoever wants it, all the way from its sidecar', async (t) => {
+  const missing = 'other needs the package x: install it.'
+  const runtime = { contract: 'runtime/1' as const, run: async function* () {} }
+  let pool: RunnerPool | undefined
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { pool: RunnerPool },
+    async setup({ deps }) {
+      pool = deps.pool
+      return {}
+    },
+  })
+  const runtimes = fake(Runtimes, { general: runtime, other: { ...runtime, missing } })
+  await testKernel(t, [runtimes, runHost, sidecarLinks, toolkit, runnerCore, runnerPool, probe], { listen: true })
+  await eventually('the runner is known', async () => pool!.fleet()[0]?.capabilitiesKnown)
+  assert.deepEqual(pool!.fleet()[0]!.capabilities, ['general'])
+  assert.ok(pool!.place({ runtime: 'general' }))
+  const refused = (error: unknown): boolean =>
+    isAppError(error) && error.code === 'no_runner' && error.sentence === missing
+  assert.throws(() => pool!.place({ runtime: 'other' }), refused)
+  assert.throws(() => pool!.place({ runtime: 'third' }), /No runner can take a session of the runtime 'third'/)
+})
