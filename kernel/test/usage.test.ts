@@ -62,3 +62,11 @@ test('counts that cannot be stored are mended: whole, not negative, bounded', ()
   assert.ok(tallied([call('b/new', { costCents: 1e300 })])!.costCents! <= 1e9)
   assert.equal(tallied([{ inputTokens: 1 }])?.model, '')
 })
+
+test('however many calls a run reports, what they come to can be stored', () => {
+  const wild = { inputTokens: 1e12, outputTokens: 1e12, cachedTokens: 1e12, model: 'a/free', costCents: 1e9 }
+  const usage = tallied(Array.from({ length: 10_000 }, () => wild))!
+  const stored = [usage.inputTokens, usage.outputTokens, usage.cachedTokens!, usage.costCents! * 1e6]
+  // PostgreSQL's bigint holds 9.2e18, and a meter adds up many runs.
+  for (const count of stored) assert.ok(Number.isSafeInteger(count) && count <= 1e15, String(count))
+})
