@@ -41,8 +41,8 @@ export async function collectRun(
       const event = parseLine(line)
       assert.ok(event && Value.Check(RuntimeEvent, event), `not an event of the contract: ${line.toString('utf8')}`)
       const stamped = event as RunEvent
-      assert.equal(stamped.runId, envelope.runId)
-      assert.equal(stamped.sessionId, envelope.sessionId)
+      assert.equal(stamped.runId, envelope.runId, "an event's runId is that of the envelope")
+      assert.equal(stamped.sessionId, envelope.sessionId, "an event's sessionId is that of the envelope")
       assert.equal(stamped.seq, envelope.firstSeq + events.length, 'stamps count up without a gap')
       events.push(stamped)
       onEvent(stamped)

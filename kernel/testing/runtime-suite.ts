@@ -8,6 +8,7 @@ import type { Runtime } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import { collectRun, type EnvelopeFields, terminalOf, testEnvelope, textOf } from './runs.ts'
 import { bareSidecar, sidecarAt } from './sidecar-link.ts'
+import { stamping } from './stamping.ts'
 
 /** How to make the runtime under test do what the suite looks at. What a script leaves out is not tested. */
 export interface RuntimeScript {
@@ -42,7 +43,7 @@ export function testRuntime(
 ): void {
   const open = async (t: TestContext): Promise<SidecarLink> => {
     const subject = await make(t)
-    if (typeof subject === 'string') return sidecarAt(subject)
+    if (typeof subject === 'string') return stamping(sidecarAt(subject))
     return 'contract' in subject ? bareSidecar(subject) : subject
   }
   const envelope = (prompt: string, fields: EnvelopeFields = {}): RunEnvelope =>
@@ -215,7 +216,7 @@ export function testRuntime(
       assert.equal(response.status, 400, body)
       await response.arrayBuffer()
     }
-    assert.match(await ask(sidecarAt(subject), envelope(script.say('still'))), /still/)
+    assert.match(await ask(stamping(sidecarAt(subject)), envelope(script.say('still'))), /still/)
   })
 }
 

@@ -7,9 +7,9 @@ import {
   peekType,
   type RuntimeEvent,
 } from '#contracts/run-event'
+import { readUnstamped } from '#contracts/unstamped-event'
 import { linesOf, maxLineBytes } from '#kernel'
 import { type EndReason, sentences } from './errors.ts'
-import { readEvent } from './events.ts'
 import { createRestamping } from './restamp.ts'
 
 export interface RelayHooks {
@@ -119,7 +119,7 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
     for (const line of chunk.toString('utf8').split('\n')) {
       if (line.trim() === '') continue
       const said = parseLine(Buffer.from(line))
-      const event = said && readEvent(said, () => answer.join(''))
+      const event = said && readUnstamped(said, () => answer.join(''))
       if (!event) return Buffer.concat([...out, end('bad_event')])
       if (event.type === 'session_init') takeHandle(event.runtimeSessionId)
       if (event.type === 'assistant') keep(event.text)

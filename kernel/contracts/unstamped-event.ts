@@ -1,11 +1,11 @@
 import { Value } from '@sinclair/typebox/value'
-import { RuntimeEvent } from '#contracts/run-event'
+import { RuntimeEvent } from './run-event.ts'
 
 /**
  * An event of a sidecar that does not stamp its lines: what the specification leaves open is filled in. Undefined: it is
  * none. `answer` is what the run has said so far: the text of a `result` that carries none.
  */
-export function readEvent(line: Record<string, unknown>, answer: () => string): RuntimeEvent | undefined {
+export function readUnstamped(line: Record<string, unknown>, answer: () => string): RuntimeEvent | undefined {
   const { runId: _run, sessionId: _session, seq: _seq, at: _at, ...event } = line
   const type = String(event['type'])
   const filled = { ...defaults.get(type), ...event }
