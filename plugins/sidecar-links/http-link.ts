@@ -94,8 +94,9 @@ export function createHttpSidecar(url: string): HttpSidecar {
     },
     async forget(runtime, sessionId) {
       const answer = await call(stateMs, { path: statePath(runtime, sessionId), method: 'DELETE' })
-      // The specification asks a sidecar for GET and POST only: one that cannot forget has nothing to answer for.
-      if (answer.status >= 500) throw refusal(answer)
+      // The specification asks a sidecar for GET and POST only: one that cannot forget has nothing to answer for. Servers that know
+      // no DELETE say 501.
+      if (answer.status >= 500 && answer.status !== 501) throw refusal(answer)
     },
     close: () => pool.destroy(),
   }

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { AppError, capability, definePlugin, linesOf } from '#kernel'
@@ -257,6 +259,14 @@ test('a sidecar without state routes refuses a state, but not as an unknown sess
   const bundle = { bytes: Buffer.from('{}'), contentType: 'application/json' }
   await assert.rejects(link.hydrate('general', 's1', bundle), { code: 'sidecar_keeps_no_state', status: 502 })
   await link.forget('general', 's1')
+})
+
+test('a sidecar whose server knows no DELETE cannot forget, and nothing is wrong with that', async (t) => {
+  const server = createServer((_request, response) => void response.writeHead(501).end('Unsupported method')).listen(0)
+  t.after(() => server.close())
+  await once(server, 'listening')
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  await (await sidecarsOf(t, { url })).forRuntime('general').forget('general', 's1')
 })
 
 test("a custom sidecar's instance is the one of its header", async (t) => {
