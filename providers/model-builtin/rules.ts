@@ -60,6 +60,10 @@ interface Call {
 
 /** The tools that a message calls for, as far as the profile has them: one question may ask several things. */
 function toolsFor(text: string, tools: Tools): Call[] {
+  const command = asksShell.exec(text)?.[1]
+  if (command !== undefined && has(tools, 'shell')) {
+    return [{ name: 'shell', input: argument(tools, 'shell', command) }]
+  }
   const calls: Call[] = []
   const expression = arithmeticIn(text)
   if (expression !== undefined && has(tools, 'calculate')) {
@@ -76,6 +80,7 @@ function toolsFor(text: string, tools: Tools): Call[] {
   return calls
 }
 
+const asksShell = /\b(?:run|execute) `([^`]+)`/i
 const asksTime =
   /\bwhat('s| is) the (current )?(time|date)\b|\bwhat (time|day|date) is it\b|\b(current|today'?s) (time|date)\b/i
 const asksDocs =
@@ -117,6 +122,7 @@ const intro = (name: string, text: string): string => {
   if (name === 'calculate') return `The result is ${text}.`
   if (name === 'current_time') return `The current time is ${text}.`
   if (name === 'search_docs') return found(text)
+  if (name === 'shell') return text
   return `The tool ${name} answered: ${text}`
 }
 
@@ -168,6 +174,7 @@ const abilities = (tools: Tools): string => {
     has(tools, 'calculate') ? 'do arithmetic' : '',
     has(tools, 'current_time') ? 'tell the time' : '',
     has(tools, 'search_docs') ? 'search the documentation' : '',
+    has(tools, 'shell') ? 'run a command (say: run `date`)' : '',
     'recall what you said before',
   ].filter((part) => part !== '')
   return `I can ${can.join(', ')}. For real answers set OPENAI_API_KEY, OPENAI_BASE_URL or ANTHROPIC_API_KEY and the profile's model.`

@@ -18,7 +18,12 @@ const tool = (name: string, property: string) => ({
     required: [property],
   },
 })
-const tools = [tool('calculate', 'expression'), tool('current_time', 'timezone'), tool('search_docs', 'query')]
+const tools = [
+  tool('calculate', 'expression'),
+  tool('current_time', 'timezone'),
+  tool('search_docs', 'query'),
+  tool('shell', 'command'),
+]
 
 async function partsOf(options: LanguageModelV4CallOptions): Promise<LanguageModelV4StreamPart[]> {
   const { stream } = await demoModel().doStream(options)
@@ -56,6 +61,7 @@ test('it calls the tool that a message calls for, when there is one', async () =
   assert.equal(await callOf('What time is it in Europe/Berlin?'), 'current_time {"timezone":"Europe/Berlin"}')
   assert.equal(await callOf('What is the date?'), 'current_time {}')
   assert.equal(await callOf('How do I publish a profile?'), 'search_docs {"query":"How do I publish a profile?"}')
+  assert.equal(await callOf('Please run `echo 17 * 23 > n`.'), 'shell {"command":"echo 17 * 23 > n"}')
   assert.equal(await callOf('Tell me a story'), undefined)
   assert.match(await ask('What is 17 * 23?'), /not a language model/)
 })
