@@ -9,7 +9,7 @@ import { ModelServers, modelServers } from './egress/servers.ts'
 import { eventRoutes } from './events.routes.ts'
 import { createHub } from './hub.ts'
 import { pollRoutes } from './poll.routes.ts'
-import { stateRoutes } from './state.routes.ts'
+import { createStateUploads, stateRoutes } from './state.routes.ts'
 import { toolRoutes } from './tool.routes.ts'
 
 /** The runner's end of workers that poll: their commands, events, state and tool results, and their way out. Specification 4.22. */
@@ -27,6 +27,7 @@ export default definePlugin({
     const door = createDoor(hub, deps.providers.size > 0)
     const egress = createEgress(door, modelServers(config.models ?? {}))
     onStop(egress.close)
+    const uploads = createStateUploads()
     const limits = { maxBytes: maxEventUploadBytes, maxMs: maxEventUploadMs }
     // Workers reach the second alone: there is nothing else of the runner on it but the MCP endpoints of their sessions.
     for (const listener of ['runner', 'workers']) {
@@ -39,7 +40,7 @@ export default definePlugin({
         pollRoutes(app, door, closing.signal)
         toolRoutes(app, door)
         await app.register(eventRoutes(door, limits, closing.signal))
-        await app.register(stateRoutes(door))
+        await app.register(stateRoutes(door, uploads))
       })
       routes(listener, egress.routes)
     }

@@ -1,10 +1,12 @@
 import { Type } from '@sinclair/typebox'
+import type { FastifyRequest } from 'fastify'
 import { access, type App, failure, negotiated, NoContent } from '#kernel'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, stateRevHeader } from '#contracts/wire/worker'
 import { type Door } from './door.ts'
 import { noState } from './errors.ts'
 import { refusals, SessionParams, tags } from './schema.ts'
+import type { Worker } from './worker.ts'
 
 const bytes = Type.String({ format: 'binary' })
 const bundleForms = { 'application/json': Type.Unknown(), 'application/gzip': bytes, 'application/octet-stream': bytes }
@@ -15,8 +17,27 @@ const PutHeaders = Type.Object({
 })
 const DeleteHeaders = Type.Object({ [stateRevHeader]: Type.Integer({ ...rev, default: 0 }) })
 
+/** What is on its way in, one from each worker. */
+export interface StateUploads {
+  /** Ends the former one: a bundle is held in memory as it comes, and a worker can open hundreds of connections. */
+  begin(worker: Worker, request: FastifyRequest): void
+}
+
+export function createStateUploads(): StateUploads {
+  const latest = new WeakMap<Worker, FastifyRequest>()
+  return {
+    begin(worker, request) {
+      latest.get(worker)?.raw.destroy()
+      latest.set(worker, request)
+      request.raw.once('close', () => {
+        if (latest.get(worker) === request) latest.delete(worker)
+      })
+    },
+  }
+}
+
 /** The runner's copy of a worker's state. In a scope of their own: here a body is bytes, whatever its content type says. */
-export const stateRoutes = (door: Door) => async (app: App) => {
+export const stateRoutes = (door: Door, uploads: StateUploads) => async (app: App) => {
   app.removeAllContentTypeParsers()
   app.addContentTypeParser(
     '*',
@@ -58,10 +79,12 @@ export const stateRoutes = (door: Door) => async (app: App) => {
     {
       ...access('worker'),
       bodyLimit: maxStateBytes,
+      onRequest: async (request) => uploads.begin(door.of(request).worker, request),
       schema: {
         tags,
         summary: 'Give the runner a copy of the state',
-        description: 'An older copy, by `X-Agent-Orc-State-Rev`, changes nothing.',
+        description:
+          'An older copy, by `X-Agent-Orc-State-Rev`, changes nothing. The connection of one that is still on its way is closed.',
         consumes: Object.keys(bundleForms),
         params: SessionParams,
         headers: PutHeaders,

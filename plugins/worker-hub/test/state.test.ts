@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { request as httpRequest } from 'node:http'
+import { once } from 'node:events'
+import { type ClientRequest, request as httpRequest } from 'node:http'
 import { test } from 'node:test'
 import { workerPaths } from '#contracts/wire/worker'
 import { startHub } from './support.ts'
@@ -101,4 +102,31 @@ test('a state larger than 64 MiB is refused, with or without its length', async 
     assert.equal(status, 413)
   }
   assert.equal(channel.state, undefined)
+})
+
+test('of the bundles that a worker sends at once only the newest is held', async (t) => {
+  const { open, urls } = await startHub(t, { tokens: plainTokens })
+  const { channel } = await open()
+  const url = urls['workers']! + workerPaths(channel.sessionId).state
+  const upload = (rev: number) => {
+    const headers = {
+      authorization: `Bearer ${channel.token}`,
+      'content-type': 'application/gzip',
+      'x-agent-orc-state-rev': String(rev),
+    }
+    const request = httpRequest(url, { method: 'PUT', headers })
+    t.after(() => request.destroy())
+    request.write('half of it, ')
+    return request
+  }
+  const ends = (request: ClientRequest) => once(request, 'response').then(() => 'answered', String)
+  const first = upload(1)
+  const firstEnds = ends(first)
+  await new Promise<void>((sent) => first.write('and more', () => sent()))
+  const second = upload(2)
+  assert.match(await firstEnds, /ECONNRESET|hang up/)
+  const secondEnds = ends(second)
+  second.end('the rest')
+  assert.equal(await secondEnds, 'answered')
+  assert.equal(Buffer.from(channel.state!.bytes).toString(), 'half of it, the rest')
 })
