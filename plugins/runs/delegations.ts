@@ -45,7 +45,8 @@ export function createDelegations(
   const { tenantId, runId, sessionId, depth, delegates, budget } = parent
   const seen = new Set<string>()
   const over = new AbortController()
-  let looking = Promise.resolve()
+  let looking = false
+  let wanted: RunnerLink | undefined
 
   const refusal = ({ profile }: Delegation): string | undefined => {
     if (depth >= limits.maxDepth) return 'This task was delegated itself too often: it cannot be delegated further.'
@@ -103,12 +104,22 @@ export function createDelegations(
       void take(delegation, link)
     }
   }
+  /** One after the other: a second look must not start what the first is about to. */
+  const lookOn = async (): Promise<void> => {
+    looking = true
+    for (let link = wanted; link && !over.signal.aborted; link = wanted) {
+      wanted = undefined
+      await look(link).catch((err: unknown) =>
+        log.warn({ err, runId }, 'the delegations of a runner could not be read'),
+      )
+    }
+    looking = false
+  }
   return {
     look(link) {
-      // One after the other: a second look must not start what the first is about to.
-      looking = looking
-        .then(() => look(link))
-        .catch((err: unknown) => log.warn({ err, runId }, 'the delegations of a runner could not be read'))
+      // However often a worker says so while one is under way: what that one misses, one more finds.
+      wanted = link
+      if (!looking) void lookOn()
     },
     close: () => over.abort(),
   }

@@ -166,3 +166,17 @@ test('a worker that says it delegates starts nothing: only what the runner itsel
   assert.equal((await s.ended()).status, 'ok')
   assert.deepEqual(s.runner.children, [])
 })
+
+test('a worker that says without end that a tool waits has its runner asked once more, not once for each', async (t) => {
+  let asked = 0
+  const s = await begin(t, {}, (runner) => {
+    runner.before = Array.from({ length: 500 }, () => told('nobody'))
+    runner.delegations = async () => {
+      asked++
+      await eventually('the events are through', () => runner.waiting.length > 0)
+      return runner.waiting
+    }
+  })
+  assert.equal((await s.ended()).result, 'Hello, world.')
+  assert.ok(asked <= 3, `asked ${asked} times`)
+})
