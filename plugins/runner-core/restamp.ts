@@ -19,7 +19,16 @@ const latestStart = 40
 export function createRestamping(runId: string, sessionId: string): Restamping {
   const head = Buffer.from(`","runId":${JSON.stringify(runId)},"sessionId":${JSON.stringify(sessionId)},"seq":`)
   const inserted: number[] = []
-  const mapped = (seq: number): number => seq + inserted.filter((before) => before <= seq).length
+  /** They are in order. A worker decides how many there are, and each of its lines asks. */
+  const mapped = (seq: number): number => {
+    let low = 0
+    for (let high = inserted.length; low < high;) {
+      const middle = (low + high) >>> 1
+      if (inserted[middle]! <= seq) low = middle + 1
+      else high = middle
+    }
+    return seq + low
+  }
   return {
     get shift() {
       return inserted.length
