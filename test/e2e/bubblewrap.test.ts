@@ -1,29 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
-import { test, type TestContext } from 'node:test'
-import { openHome } from '#local-sandboxes'
-import { prepareMachine } from '../../providers/sandbox-bubblewrap/machine.ts'
+import { test } from 'node:test'
 import { type Cluster, eventually } from './cluster.ts'
-import { type Run, startWithSandboxes } from './sandbox-roles.ts'
-
-/** Skips the test where there is no bubblewrap; with CI=true that is a failure instead. */
-async function hasBubblewrap(t: TestContext): Promise<boolean> {
-  const dir = await mkdtemp(join(tmpdir(), 'ao-look-'))
-  t.after(() => rm(dir, { recursive: true, force: true }))
-  const home = await openHome({ passable: true })
-  t.after(() => home.close())
-  const reason = await prepareMachine(home, { cgroup: undefined, read: [] }).then(
-    () => undefined,
-    (error: Error) => error.message,
-  )
-  if (reason === undefined) return true
-  if (process.env.CI === 'true') throw new Error(reason)
-  t.skip(reason)
-  return false
-}
+import { hasBubblewrap, type Run, startWithSandboxes } from './sandbox-roles.ts'
 
 /** Has the agent of a session call the tool `shell`, and says what that answers. */
 async function shell(

@@ -3,6 +3,8 @@ import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
+import { openHome } from '#local-sandboxes'
+import { prepareMachine } from '../../providers/sandbox-bubblewrap/machine.ts'
 import { type Cluster, type Form, startCluster } from './cluster.ts'
 
 /** A cluster whose runner starts workers on this machine, as plain processes unless `env` says otherwise. */
@@ -41,4 +43,20 @@ export interface Lease {
   readonly state: string
   readonly sandboxId: string
   readonly warm?: boolean
+}
+
+/** Skips the test where there is no bubblewrap; with CI=true that is a failure instead. */
+export async function hasBubblewrap(t: TestContext): Promise<boolean> {
+  const dir = await mkdtemp(join(tmpdir(), 'ao-look-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  const home = await openHome({ passable: true })
+  t.after(() => home.close())
+  const reason = await prepareMachine(home, { cgroup: undefined, read: [] }).then(
+    () => undefined,
+    (error: Error) => error.message,
+  )
+  if (reason === undefined) return true
+  if (process.env.CI === 'true') throw new Error(reason)
+  t.skip(reason)
+  return false
 }
