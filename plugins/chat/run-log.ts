@@ -1,8 +1,12 @@
 import type { LogChunk } from '#contracts/runs'
 import { encodeFrames, lastSeqOf } from './frames.ts'
 
-/** What a watched run keeps in memory for clients that are a little behind; older events are read again from the conductor. */
-const keptBytes = 256 * 1024
+/** What a watched run keeps in memory: for whoever comes next, and as long as a client is behind; older events are read again from the conductor. */
+const keptBytes = 32 * 1024
+const mostBytes = 256 * 1024
+/** The objects around a chunk and its frames: a delta alone is smaller than they are. */
+const chunkOverhead = 600
+const weightOf = ({ lines }: LogChunk): number => lines.length + chunkOverhead
 /** Frames that leave in one write. */
 const pieceLength = 64 * 1024
 
@@ -30,15 +34,21 @@ interface Entry {
   frames: string | undefined
 }
 
-export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, kept = keptBytes): RunLog {
+interface Watcher {
+  cursor: number
+  wake(): void
+}
+
+export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, most = mostBytes): RunLog {
+  const kept = Math.min(keptBytes, most)
   const entries: Entry[] = []
-  const waiting = new Set<() => void>()
+  const watchers = new Set<Watcher>()
   let size = 0
   let lastSeq = 0
   let ended: { readonly frame: string } | undefined
 
   const wake = (): void => {
-    for (const resume of waiting) resume()
+    for (const watcher of watchers) watcher.wake()
   }
   /** Index of the first entry that reaches behind `seq`. */
   const find = (seq: number): number => {
@@ -64,6 +74,18 @@ export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, ke
     }
     return { frames, cursor }
   }
+  /** The newest entry stays, whatever its size. */
+  const trim = (): void => {
+    let seen = Infinity
+    for (const { cursor } of watchers) seen = Math.min(seen, cursor)
+    let gone = 0
+    for (; gone < entries.length - 1; gone++) {
+      const entry = entries[gone]!
+      if (size <= (entry.lastSeq <= seen ? kept : most)) break
+      size -= weightOf(entry.chunk)
+    }
+    if (gone > 0) entries.splice(0, gone)
+  }
   const isGone = (cursor: number): boolean => entries.length > 0 && entries[0]!.chunk.firstSeq > cursor + 1
 
   return {
@@ -74,10 +96,8 @@ export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, ke
       if (ended || chunk.count === 0) return
       lastSeq = lastSeqOf(chunk)
       entries.push({ chunk, lastSeq, frames: undefined })
-      size += chunk.lines.length
-      let gone = 0
-      for (; size > kept && gone < entries.length - 1; gone++) size -= entries[gone]!.chunk.lines.length
-      if (gone > 0) entries.splice(0, gone)
+      size += weightOf(chunk)
+      if (size > kept) trim()
       wake()
     },
     end(frame) {
@@ -89,30 +109,30 @@ export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, ke
       wake()
     },
     async *follow(afterSeq, signal) {
-      let cursor = afterSeq
       let resume = (): void => {}
       const onWake = (): void => resume()
-      waiting.add(onWake)
+      const watcher: Watcher = { cursor: afterSeq, wake: onWake }
+      watchers.add(watcher)
       signal.addEventListener('abort', onWake)
       try {
         while (!signal.aborted) {
-          if (isGone(cursor)) {
+          if (isGone(watcher.cursor)) {
             // A slow reader: it pulls at its own pace until what it needs next is in memory.
-            const before = cursor
-            for await (const chunk of archive(cursor, signal)) {
-              const frames = encodeFrames(chunk, cursor, exposeToolEvents)
-              cursor = Math.max(cursor, lastSeqOf(chunk))
+            const before = watcher.cursor
+            for await (const chunk of archive(watcher.cursor, signal)) {
+              const frames = encodeFrames(chunk, watcher.cursor, exposeToolEvents)
+              watcher.cursor = Math.max(watcher.cursor, lastSeqOf(chunk))
               if (frames !== '') yield frames
-              if (!isGone(cursor)) break
+              if (!isGone(watcher.cursor)) break
             }
-            if (cursor > before) continue
+            if (watcher.cursor > before) continue
             // Nobody has these events now; the client may ask again.
             yield closing
             return
           }
-          const next = read(cursor)
-          if (next.cursor > cursor) {
-            cursor = next.cursor
+          const next = read(watcher.cursor)
+          if (next.cursor > watcher.cursor) {
+            watcher.cursor = next.cursor
             if (next.frames !== '') yield next.frames
           } else if (ended) {
             yield ended.frame
@@ -125,7 +145,7 @@ export function createRunLog(exposeToolEvents: boolean, archive: ReadArchive, ke
         }
         if (signal.reason === 'shutdown') yield closing
       } finally {
-        waiting.delete(onWake)
+        watchers.delete(watcher)
         signal.removeEventListener('abort', onWake)
       }
     },

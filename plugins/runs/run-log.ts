@@ -1,8 +1,12 @@
 import type { LogChunk, RunStatus } from '#contracts/runs'
 import { after, lastSeqOf } from '#contracts/log-chunk'
 
-/** What a run under way keeps in memory of what is stored already, for watchers that are a little behind. */
-const keptBytes = 1024 * 1024
+/** What a run under way keeps in memory of what is stored already: for whoever comes next, and as long as a watcher is behind. */
+const keptBytes = 32 * 1024
+const mostBytes = 1024 * 1024
+/** The objects around a chunk: a delta alone is smaller than they are. */
+const chunkOverhead = 400
+const weightOf = ({ lines }: LogChunk): number => lines.length + chunkOverhead
 
 export type ReadStored = (afterSeq: number) => Promise<{ chunks: LogChunk[]; status: RunStatus } | undefined>
 
@@ -21,21 +25,37 @@ export interface RunLog {
   follow(afterSeq: number, signal: AbortSignal): AsyncGenerator<LogChunk>
 }
 
-export function createRunLog(readStored: ReadStored, kept = keptBytes): RunLog {
+interface Watcher {
+  cursor: number
+  wake(): void
+}
+
+export function createRunLog(readStored: ReadStored, most = mostBytes): RunLog {
+  const kept = Math.min(keptBytes, most)
   let held: LogChunk[] = []
   let heldBytes = 0
   let storedSeq = 0
   let lastSeq = 0
   let state: 'open' | 'ended' | 'detached' = 'open'
   let durableSeq = 0
-  const watchers = new Set<() => void>()
+  const watchers = new Set<Watcher>()
   const wake = (): void => {
-    for (const watcher of watchers) watcher()
+    for (const watcher of watchers) watcher.wake()
+  }
+  const slowest = (): number => {
+    let seq = Infinity
+    for (const { cursor } of watchers) seq = Math.min(seq, cursor)
+    return seq
   }
   const trim = (): void => {
+    if (heldBytes <= kept) return
+    const seen = slowest()
     let gone = 0
-    while (heldBytes > kept && gone < held.length && lastSeqOf(held[gone]!) <= storedSeq) {
-      heldBytes -= held[gone]!.lines.length
+    while (gone < held.length) {
+      const chunk = held[gone]!
+      const last = lastSeqOf(chunk)
+      if (heldBytes <= (last <= seen ? kept : most) || last > storedSeq) break
+      heldBytes -= weightOf(chunk)
       gone++
     }
     if (gone > 0) held = held.slice(gone)
@@ -57,7 +77,7 @@ export function createRunLog(readStored: ReadStored, kept = keptBytes): RunLog {
     },
     append(chunk) {
       held.push(chunk)
-      heldBytes += chunk.lines.length
+      heldBytes += weightOf(chunk)
       lastSeq = lastSeqOf(chunk)
       trim()
       wake()
@@ -80,38 +100,38 @@ export function createRunLog(readStored: ReadStored, kept = keptBytes): RunLog {
       wake()
     },
     async *follow(afterSeq, signal) {
-      let cursor = afterSeq
       let rewound = false
       let resume: (() => void) | undefined
       const poke = (): void => resume?.()
-      watchers.add(poke)
+      const watcher: Watcher = { cursor: afterSeq, wake: poke }
+      watchers.add(watcher)
       signal.addEventListener('abort', poke)
       try {
         while (!signal.aborted) {
           const oldest = held[0]?.firstSeq ?? lastSeq + 1
-          if (state === 'detached' || cursor + 1 < oldest) {
+          if (state === 'detached' || watcher.cursor + 1 < oldest) {
             if (state === 'detached' && !rewound) {
               // A watcher may have seen events that were not stored when the run was taken: the store has the truth.
-              cursor = Math.min(cursor, durableSeq)
+              watcher.cursor = Math.min(watcher.cursor, durableSeq)
               rewound = true
             }
-            const page = await readStored(cursor)
+            const page = await readStored(watcher.cursor)
             if (!page) return
             let moved = false
             for (const chunk of page.chunks) {
-              const part = after(chunk, cursor)
+              const part = after(chunk, watcher.cursor)
               if (!part) continue
               moved = true
-              cursor = lastSeqOf(part)
+              watcher.cursor = lastSeqOf(part)
               yield part
             }
             if (!moved) return
             continue
           }
-          const chunk = find(cursor)
-          const part = chunk && after(chunk, cursor)
+          const chunk = find(watcher.cursor)
+          const part = chunk && after(chunk, watcher.cursor)
           if (part) {
-            cursor = lastSeqOf(part)
+            watcher.cursor = lastSeqOf(part)
             yield part
             continue
           }
@@ -122,7 +142,7 @@ export function createRunLog(readStored: ReadStored, kept = keptBytes): RunLog {
           resume = undefined
         }
       } finally {
-        watchers.delete(poke)
+        watchers.delete(watcher)
         signal.removeEventListener('abort', poke)
       }
     },

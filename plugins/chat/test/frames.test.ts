@@ -148,3 +148,25 @@ test('an archive that cannot help ends the stream without an end of the run', as
   for (let i = 0; i < 10; i++) log.append(chunk([say('x'.repeat(50))], i + 1))
   assert.equal(await collect(log.follow(0, signal)), closing)
 })
+
+test('a log that all clients have seen keeps little; for one that is behind it is kept, up to a bound', async () => {
+  const asked: number[] = []
+  const log = createRunLog(false, async function* (after) {
+    asked.push(after)
+  })
+  const append = (count: number): void => {
+    for (let i = 0; i < count; i++) log.append(chunk([say('x')], log.lastSeq + 1))
+  }
+  append(1)
+  const behind = log.follow(0, signal)
+  await behind.next()
+  append(200)
+  let text = ''
+  while (!text.includes('id: 201\n')) text += (await behind.next()).value
+  assert.deepEqual(asked, [], 'nothing was read again')
+  append(300)
+  assert.equal(await collect(log.follow(0, signal)), closing)
+  assert.deepEqual(asked, [0], 'who comes later asks the conductor')
+  while (!text.includes('id: 501\n')) text += (await behind.next()).value
+  assert.deepEqual(asked, [0])
+})
