@@ -85,6 +85,8 @@ function whyNone({ runtime, pool, substrate }: Wanted, members: readonly Member[
   const runtimes = listed(alive.flatMap(({ capabilities }) => capabilities))
   const sandboxes = listed(alive.flatMap(({ substrates }) => substrates)) || 'none'
   const offered = [...(runtimes ? [runtimes] : []), ...(substrate === undefined ? [] : [`sandboxes: ${sandboxes}`])]
+  const undecided = substrate === true && alive.length > 0 && alive.every(({ defaultSubstrate }) => !defaultSubstrate)
+  const advice = undecided && sandboxes !== 'none' ? 'Name one as sandbox.provider of the profile.' : 'Try again.'
   const live = `${count('live')} live${offered.length > 0 ? ` (${offered.join('; ')})` : ''}`
-  return `No runner can take ${wanted} now: ${live}, ${count('draining')} draining, ${count('unreachable')} unreachable. Try again.`
+  return `No runner can take ${wanted} now: ${live}, ${count('draining')} draining, ${count('unreachable')} unreachable. ${advice}`
 }

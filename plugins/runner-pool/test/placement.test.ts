@@ -106,6 +106,16 @@ test('a session with a sandbox goes where its substrate is, also when it moves',
   )
 })
 
+test('where no runner has a default sandbox the refusal says what to do', async () => {
+  const [runner] = [scripted('00000001')]
+  runner!.info = { substrates: ['process', 'vm'] }
+  const { pool } = await poolOf(runner!)
+  assert.equal(
+    refusal(() => pool.place({ runtime: 'general', substrate: true })).message,
+    "No runner can take a session of the runtime 'general' in a sandbox of its default provider now: 1 live (sandboxes: process, vm), 0 draining, 0 unreachable. Name one as sandbox.provider of the profile.",
+  )
+})
+
 test('nobody to take a session is a 503 that says what was wanted and what there is', async () => {
   const [a, b, c] = hashes.map((hash) => scripted(hash, { capabilities: ['general'] }))
   b!.info = { capabilities: ['general'], state: 'draining' }
