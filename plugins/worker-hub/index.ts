@@ -8,8 +8,9 @@ import { createEgress } from './egress/index.ts'
 import { ModelServers, modelServers } from './egress/servers.ts'
 import { eventRoutes } from './events.routes.ts'
 import { createHub } from './hub.ts'
+import { createNewestOfAll } from './newest.ts'
 import { pollRoutes } from './poll.routes.ts'
-import { createStateUploads, stateRoutes } from './state.routes.ts'
+import { stateRoutes } from './state.routes.ts'
 import { toolRoutes } from './tool.routes.ts'
 
 /** The runner's end of workers that poll: their commands, events, state and tool results, and their way out. Specification 4.22. */
@@ -27,7 +28,7 @@ export default definePlugin({
     const door = createDoor(hub, deps.providers.size > 0)
     const egress = createEgress(door, modelServers(config.models ?? {}))
     onStop(egress.close)
-    const uploads = createStateUploads()
+    const newest = createNewestOfAll()
     const limits = { maxBytes: maxEventUploadBytes, maxMs: maxEventUploadMs }
     // Workers reach the second alone: there is nothing else of the runner on it but the MCP endpoints of their sessions.
     for (const listener of ['runner', 'workers']) {
@@ -37,10 +38,10 @@ export default definePlugin({
         // A command may hold whatever an envelope holds: it is sent as it is.
         app.setSerializerCompiler(() => (data) => JSON.stringify(data))
         door.protect(app)
-        pollRoutes(app, door, closing.signal)
+        pollRoutes(app, door, newest, closing.signal)
         toolRoutes(app, door)
         await app.register(eventRoutes(door, limits, closing.signal))
-        await app.register(stateRoutes(door, uploads))
+        await app.register(stateRoutes(door, newest))
       })
       routes(listener, egress.routes)
     }

@@ -4,6 +4,7 @@ import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { PollAnswer, pollMs, workerProtocol } from '#contracts/wire/worker'
 import { type Door, whileCalled } from './door.ts'
 import { unsupportedProtocol } from './errors.ts'
+import type { NewestOfAll } from './newest.ts'
 import { refusals, SessionParams, tags } from './schema.ts'
 
 const Query = Type.Object({
@@ -13,7 +14,7 @@ const Query = Type.Object({
 })
 
 /** `closing`: the listener is; polls are answered, so that it need not wait for them. */
-export function pollRoutes(app: App, door: Door, closing: AbortSignal): void {
+export function pollRoutes(app: App, door: Door, { answers }: NewestOfAll, closing: AbortSignal): void {
   app.get(
     '/runner/worker/:id/poll',
     {
@@ -43,6 +44,7 @@ export function pollRoutes(app: App, door: Door, closing: AbortSignal): void {
       const signal = whileCalled(reply, closing)
       const answer = await worker.poll({ after, tools: tools === '1', waitMs: wait, signal, expiresAt })
       if (answer.commands.length === 0 && answer.token === undefined) return reply.code(204).send()
+      answers.begin(worker, reply)
       reply.raw.once('finish', () => worker.left(answer))
       return answer
     },

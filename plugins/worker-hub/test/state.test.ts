@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
-import { type ClientRequest, request as httpRequest } from 'node:http'
+import { type ClientRequest, type IncomingMessage, request as httpRequest } from 'node:http'
 import { test } from 'node:test'
-import { workerPaths } from '#contracts/wire/worker'
-import { startHub } from './support.ts'
+import { workerProtocolHeader } from '#contracts/wire/sidecar'
+import { workerPaths, workerProtocol } from '#contracts/wire/worker'
+import { begin, startHub } from './support.ts'
 import { plainTokens } from './tokens.ts'
 
 const connected = AbortSignal.timeout(60_000)
@@ -129,4 +130,28 @@ test('of the bundles that a worker sends at once only the newest is held', async
   second.end('the rest')
   assert.equal(await secondEnds, 'answered')
   assert.equal(Buffer.from(channel.state!.bytes).toString(), 'half of it, the rest')
+})
+
+test('a worker that reads its answers slowly holds one of a kind', async (t) => {
+  const { open, urls } = await startHub(t, { tokens: plainTokens })
+  const { channel } = await open()
+  const large = 'x'.repeat(32 * 1024 * 1024)
+  channel.setState({ bytes: Buffer.from(large), contentType: 'application/gzip' })
+  begin(channel, { prompt: large })
+    .next()
+    .catch(() => {})
+  const paths = workerPaths(channel.sessionId)
+  for (const path of [paths.state, `${paths.poll}?wait=0`]) {
+    const unread = async (): Promise<IncomingMessage> => {
+      const headers = { authorization: `Bearer ${channel.token}`, [workerProtocolHeader]: workerProtocol }
+      const request = httpRequest(urls['workers']! + path, { headers, agent: false }).end()
+      t.after(() => request.destroy())
+      const [response] = (await once(request, 'response')) as [IncomingMessage]
+      assert.equal(response.statusCode, 200)
+      return response
+    }
+    const [first, second] = [await unread(), await unread()]
+    await assert.rejects(first.toArray(), /aborted/)
+    assert.ok(Buffer.concat(await second.toArray()).length >= large.length)
+  }
 })
