@@ -80,7 +80,7 @@ interface Base64 {
   readonly data: string
 }
 
-export type Message = Init | Retry | StreamEvent | Assistant | User | Result | { readonly type: 'other' }
+export type Message = Init | Retry | Compacted | StreamEvent | Assistant | User | Result | { readonly type: 'other' }
 
 export interface Init {
   readonly type: 'system'
@@ -93,6 +93,12 @@ export interface Init {
 export interface Retry {
   readonly type: 'system'
   readonly subtype: 'api_retry'
+}
+
+/** The conversation was too long for its model: what is older has been summarized. */
+export interface Compacted {
+  readonly type: 'system'
+  readonly subtype: 'compact_boundary'
 }
 
 /** A frame of the model server's own stream. */
@@ -155,4 +161,13 @@ export interface Result {
   readonly stop_reason: string | null
   readonly result?: string
   readonly structured_output?: unknown
+  /** By the vendor's names of models; of this run alone, also where the conversation is older. */
+  readonly model_usage_since_last_result?: Readonly<Record<string, ModelTotals>>
+}
+
+export interface ModelTotals {
+  readonly inputTokens?: number
+  readonly outputTokens?: number
+  readonly cacheReadInputTokens?: number
+  readonly cacheCreationInputTokens?: number
 }

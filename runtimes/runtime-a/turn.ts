@@ -5,7 +5,7 @@ import { answerCut, failureOf, invalidOutput, toolServerUnavailable } from './er
 import { maxStepsOf } from './options.ts'
 import type { Assistant, Init, Message, Result, StreamEvent, Tokens, User } from './sdk.ts'
 import type { ToolServers } from './tool-servers.ts'
-import { usageOf } from './usage.ts'
+import { createUsage } from './usage.ts'
 
 /** What the vendor says of one run, as events. */
 export interface Turn {
@@ -31,6 +31,7 @@ export function createTurn(
 ): Turn {
   const { profile, responseFormat } = envelope
   const open = new Map<string, string>()
+  const usage = createUsage(profile.model)
   let answer = ''
   /** Text of the call under way that a client has seen. */
   let streamed = ''
@@ -71,7 +72,7 @@ export function createTurn(
     } else if (event.type === 'message_delta') {
       stopReason = event.delta.stop_reason
       tokens = merged(tokens, event.usage)
-      yield { type: 'usage', ...usageOf(tokens), model: profile.model }
+      yield usage.call(tokens)
     }
   }
   /** The vendor asks again for an answer that broke off; what a client has read of it cannot be taken back. */
@@ -97,6 +98,7 @@ export function createTurn(
   }
   function* end(last: Result): Generator<RuntimeEvent> {
     over = true
+    yield* usage.rest(last.model_usage_since_last_result ?? {})
     if (last.subtype !== 'success' || last.is_error) throw failureOf(last, maxStepsOf(envelope))
     if (responseFormat) {
       const value = last.structured_output
@@ -126,12 +128,19 @@ export function createTurn(
       if (message.type === 'system') {
         if (message.subtype === 'init') yield* begin(message)
         else if (message.subtype === 'api_retry') cut()
+        else if (message.subtype === 'compact_boundary') yield compacted
       } else if (message.type === 'stream_event') yield* stream(message)
       else if (message.type === 'assistant') yield* calls(message)
       else if (message.type === 'user') yield* results(message)
       else if (message.type === 'result') yield* end(message)
     },
   }
+}
+
+const compacted: RuntimeEvent = {
+  type: 'progress',
+  stage: 'context_trimmed',
+  message: 'The conversation was too long for its model; what is older has been summarized.',
 }
 
 /** In the words of the other runtimes. */

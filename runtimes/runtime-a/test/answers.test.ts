@@ -155,6 +155,32 @@ withVendor(() => {
     },
   )
 
+  test('a conversation that gets too long is summarized, and what that uses is counted', { timeout }, async (t) => {
+    const { runtime, server } = await onStandIn(t, {
+      contextTokens: 9_000,
+      reply: (body) => ({ text: JSON.stringify(body.messages).includes('summary') ? 'They said x.' : 'fine' }),
+    })
+    const sessionId = 'sess-00000000-0000000c'
+    const turn = (): Promise<RunEvent[]> => run(runtime, `say ${'x '.repeat(6_000)}`, { sessionId })
+    for (let i = 0; i < 2; i++) assert.equal(terminalOf(await turn()).type, 'result')
+    const before = server.requests.length
+    const events = await turn()
+    assert.equal(terminalOf(events).type, 'result')
+    assert.equal(events.filter(({ type }) => type === 'progress').length, 1)
+    const answered = server.requests.slice(before).map(({ body }) => JSON.stringify(body.messages).length >> 2)
+    const paid = answered.filter((tokens) => tokens <= 9_000).reduce((sum, tokens) => sum + tokens, 0)
+    const usage = events.flatMap((event) => (event.type === 'usage' ? [event] : []))
+    assert.ok(answered.length > 2, 'the vendor made calls of its own')
+    assert.equal(
+      usage.reduce((sum, { inputTokens }) => sum + inputTokens, 0),
+      paid,
+    )
+    assert.ok(usage.every(({ model: name }) => name === 'anthropic/stand-in'))
+    // One that needed no summary has told all by its calls.
+    const { length } = (await run(runtime, 'short', { sessionId })).filter(({ type }) => type === 'usage')
+    assert.equal(length, 1)
+  })
+
   test('more runs at once than the sidecar may execute are refused, and may be tried again', { timeout }, async (t) => {
     const server = await startModelServer(t, { reply: { text: 'one two', delayMs: 20, hangAfter: 1 } })
     const config = { baseUrl: server.url, maxProcesses: 1 }
