@@ -111,7 +111,10 @@ test('only skills of the profile, and only files of the skill, are run', async (
   const mine = { skills: ['greet', 'gone'] }
   for (const skill of ['secret', 'gone', '../secret']) {
     const refused = await call('run_skill_script', { skill, script: 'scripts/run.sh' }, mine)
-    assert.deepEqual(refused, { ok: false, content: `There is no skill '${skill}' in this session.` })
+    assert.deepEqual(refused, {
+      ok: false,
+      content: `There is no skill '${skill}' in this session; it has: greet, gone.`,
+    })
   }
   for (const script of ['scripts/none.sh', '../secret/scripts/run.sh', '/bin/sh']) {
     const refused = await call('run_skill_script', { skill: 'greet', script }, mine)

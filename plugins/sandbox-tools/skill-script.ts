@@ -25,7 +25,9 @@ export const createRunSkillScript = (skills: Skills | undefined): PlatformTool =
     const name = String(skill)
     // What the profile does not have is told as if it did not exist.
     const mine = context.skills?.includes(name) ? await skills?.files(context.tenantId, name) : undefined
-    if (!mine) return failed(`There is no skill '${name}' in this session.`)
+    if (!mine) {
+      return failed(`There is no skill '${name}' in this session; it has: ${context.skills?.join(', ') || 'none'}.`)
+    }
     if (!mine.some(({ path }) => path === script)) {
       const scripts = mine.flatMap(({ path }) => (path.startsWith('scripts/') ? [path] : []))
       return failed(
