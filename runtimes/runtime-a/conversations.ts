@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { existsSync } from 'node:fs'
 import { mkdir, mkdtemp, open, rename, rm, stat, truncate } from 'node:fs/promises'
 import { join } from 'node:path'
 import { isClientId } from '#contracts/ids'
@@ -42,9 +43,8 @@ const idOf = (name: string): string | undefined =>
   new RegExp(`^projects/${projectName}/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\\.jsonl$`).exec(name)?.[1]
 
 /** `root`: a folder of this process alone. */
-export async function createConversations(root: string): Promise<Conversations> {
+export function createConversations(root: string): Conversations {
   const sessions = new Map<string, Session>()
-  await mkdir(join(root, 'sessions'))
   const folderOf = (sessionId: string): string => join(root, 'sessions', sessionId)
   const remove = (sessionId: string): Promise<void> =>
     rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
@@ -54,7 +54,11 @@ export async function createConversations(root: string): Promise<Conversations> 
     return { id: randomUUID(), bytes: 0 }
   }
   return {
-    has: (sessionId) => (sessions.get(sessionId)?.bytes ?? 0) > 0,
+    has(sessionId) {
+      const session = sessions.get(sessionId)
+      // Machines sweep their temporary files after some days.
+      return session !== undefined && session.bytes > 0 && existsSync(join(folderOf(sessionId), fileOf(session.id)))
+    },
     async begin({ sessionId, runId, attempt = 1 }) {
       const folder = folderOf(sessionId)
       const known = sessions.get(sessionId)
@@ -67,7 +71,8 @@ export async function createConversations(root: string): Promise<Conversations> 
     },
     async settle(sessionId, keeps) {
       const session = sessions.get(sessionId)
-      if (!session?.last) return
+      // Forgotten meanwhile.
+      if (!session?.last) return remove(sessionId)
       const file = join(folderOf(sessionId), fileOf(session.id))
       const before = session.last.bytes
       const bytes = keeps ? await lastTurn(file, before) : before
@@ -83,6 +88,7 @@ export async function createConversations(root: string): Promise<Conversations> 
     },
     async hydrate(sessionId, bundle) {
       if (!isClientId(sessionId)) throw invalidState()
+      await mkdir(join(root, 'sessions'), { recursive: true, mode: 0o700 })
       const incoming = await mkdtemp(join(root, 'incoming-'))
       try {
         const found: string[] = []

@@ -17,7 +17,7 @@ export async function runtimeA({ config, egress, log, onStop }: Context): Promis
   if (vendor.missing !== undefined) log.info(vendor.missing)
   const root = await mkdtemp(join(tmpdir(), 'agent-orc-runtime-a-'))
   onStop(() => rm(root, { recursive: true, force: true, maxRetries: 3 }))
-  const conversations = await createConversations(root)
+  const conversations = createConversations(root)
   const deps = {
     vendor,
     conversations,

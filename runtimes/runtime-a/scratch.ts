@@ -10,6 +10,8 @@ export interface Scratch {
 }
 
 export async function openScratch(root: string): Promise<Scratch> {
+  // Machines sweep their temporary files after some days.
+  await mkdir(root, { recursive: true, mode: 0o700 })
   const folder = await mkdtemp(join(root, 'run-'))
   const [home, work, tmp] = await Promise.all(
     ['home', 'work', 'tmp'].map(async (name) => {

@@ -69,8 +69,9 @@ export function toolServers({
 
 /** A name of the vendor's letters that is nobody else's, and cannot be taken for the session's or for another's beginning. */
 function vendorName(name: string, taken: Readonly<Record<string, unknown>>): string {
-  const plain = name.replaceAll(/_{2,}/g, '_').replaceAll(/^_|_$/g, '').slice(0, maxNameChars) || 'server'
+  const single = name.replaceAll(/_{2,}/g, '_').slice(0, maxNameChars)
+  const plain = single.replaceAll(/^_|_$/g, '') || 'server'
   let key = plain
-  for (let n = 2; key in taken || key === own; n++) key = `${plain}-${n}`
+  for (let n = 2; Object.hasOwn(taken, key) || key === own; n++) key = `${plain}-${n}`
   return key
 }

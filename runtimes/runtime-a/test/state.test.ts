@@ -154,6 +154,22 @@ withVendor(() => {
     assert.deepEqual(conversation(server.requests.at(-1)!.body), ['user: second'])
   })
 
+  test('a conversation whose file was swept away is missing, and can be brought back', { timeout }, async (t) => {
+    const folder = await mkdtemp(join(tmpdir(), 'runtime-a-test-'))
+    t.after(() => rm(folder, { recursive: true, force: true }))
+    const conversations = createConversations(join(folder, 'root'))
+    const { runtime } = await onStandIn(t, { reply: { text: 'noted' } })
+    await run(runtime, 'first')
+    const bundle = await exported(runtime)
+    await conversations.hydrate(sessionId, bundle)
+    assert.equal(conversations.has(sessionId), true)
+    await rm(join(folder, 'root'), { recursive: true })
+    assert.equal(conversations.has(sessionId), false)
+    await conversations.hydrate(sessionId, bundle)
+    assert.equal(conversations.has(sessionId), true)
+    assert.equal((await conversations.begin({ sessionId, runId: 'run_1' })).resumes, true)
+  })
+
   test(
     'an archive of something else, or of nothing that was said, is refused and changes nothing',
     { timeout },

@@ -30,7 +30,7 @@ async function installed(folder: string, version: string): Promise<void> {
 test('without the vendor’s package a run ends with one sentence that says what to do', async (t) => {
   const root = await folderOf(t)
   const vendor = vendorPackage(pathToFileURL(join(root, 'package.json')))
-  const conversations = await createConversations(root)
+  const conversations = createConversations(root)
   const deps = {
     vendor,
     conversations,
