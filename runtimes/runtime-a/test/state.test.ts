@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { gunzipSync } from 'node:zlib'
 import {
@@ -13,6 +16,8 @@ import {
 import type { RunEvent } from '#contracts/run-event'
 import type { Runtime, StateBundle } from '#contracts/runtime'
 import { isAppError } from '#kernel'
+import { pack } from '#state-archive'
+import { createConversations } from '../conversations.ts'
 import { vendorProcesses } from './processes.ts'
 import { conversation, model, onStandIn, withVendor } from './support.ts'
 
@@ -177,10 +182,6 @@ withVendor(() => {
       const { runtime } = await onStandIn(t, { reply: { text: 'noted' } })
       await run(runtime, 'first')
       const before = await exported(runtime)
-      const { pack } = await import('#state-archive')
-      const { mkdtemp, mkdir, rm, writeFile } = await import('node:fs/promises')
-      const { tmpdir } = await import('node:os')
-      const { join } = await import('node:path')
       const folder = await mkdtemp(join(tmpdir(), 'runtime-a-test-'))
       t.after(() => rm(folder, { recursive: true, force: true }))
       await mkdir(join(folder, 'projects/session'), { recursive: true })
