@@ -93,6 +93,7 @@ export function startTurn(options: TurnOptions): StartedTurn {
       session.runtimeSessionId = handle
     },
     onEnd: release,
+    distrusted: session.profile.workerMode === 'sandbox',
   })
   const takenAt = Date.now()
   const report = (event: RuntimeEvent): void => {

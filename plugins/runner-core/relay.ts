@@ -17,6 +17,8 @@ export interface RelayHooks {
   readonly onHandle: (runtimeSessionId: string) => void
   /** Called before the terminal line is handed on: whoever sees it may start the session's next run at once. */
   readonly onEnd: (terminal: 'result' | 'error') => void
+  /** It is a worker in a sandbox, which an agent may speak for: each of its lines is read and written anew. */
+  readonly distrusted?: boolean
 }
 
 /**
@@ -121,6 +123,9 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
       const said = parseLine(Buffer.from(line))
       const event = said && readUnstamped(said, () => answer.join(''))
       if (!event) return Buffer.concat([...out, end('bad_event')])
+      if (hooks.distrusted && event.type === 'progress' && event.supersedes !== undefined) {
+        event.supersedes = restamping.mapped(event.supersedes)
+      }
       if (event.type === 'session_init') takeHandle(event.runtimeSessionId)
       if (event.type === 'assistant') keep(event.text)
       const written = writable(event)
@@ -141,12 +146,12 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
     own: write,
     insert(event) {
       // A sidecar that does not stamp has its lines counted as they come.
-      if (stamped !== false) restamping.insert(next - restamping.shift)
+      if (stamped !== false || hooks.distrusted) restamping.insert(next - restamping.shift)
       return write(event)
     },
     pass(chunk) {
       if (oversized(chunk)) return end('bad_event')
-      stamped ??= hasStamp(firstLine(chunk), runId, next - restamping.shift)
+      stamped ??= !hooks.distrusted && hasStamp(firstLine(chunk), runId, next - restamping.shift)
       return stamped ? passStamped(chunk) : restamp(chunk)
     },
     end,

@@ -9,6 +9,8 @@ export interface Restamping {
   readonly shift: number
   /** A line is put in before the sidecar's line `seq`. */
   insert(seq: number): void
+  /** The stamp that the sidecar's line `seq` has for readers. */
+  mapped(seq: number): number
   /** The line with the stamp it has for readers; undefined when it has not the stamp `seq` that is due. */
   line(line: Buffer, seq: number): Buffer | undefined
 }
@@ -34,6 +36,7 @@ export function createRestamping(runId: string, sessionId: string): Restamping {
       return inserted.length
     },
     insert: (seq) => void inserted.push(seq),
+    mapped,
     line(line, seq) {
       const start = line.indexOf(head)
       if (start < 0 || start > latestStart) return undefined

@@ -5,6 +5,7 @@ import { createEventEncoder } from '#contracts/run-event'
 import type { RunnerSession, WorkerLease } from '#contracts/runner'
 import type { SandboxWorkers } from '#contracts/workers'
 import { testProfile } from '#testing'
+import { createRelay } from '../relay.ts'
 import { answer, codeOf, execute, run, runnerOf, types, until } from './fixtures.ts'
 
 const profile = testProfile('p', { workerMode: 'sandbox', tools: ['calculate'] })
@@ -14,7 +15,7 @@ const toolsOnly = testProfile('p', { tools: ['calculate'], sandbox: { provider: 
 function sandboxes() {
   const calls: string[] = []
   const over = { count: 0 }
-  const pace: { prepare?: Promise<unknown>; failure?: Error; nothing?: true } = {}
+  const pace: { prepare?: Promise<unknown>; failure?: Error; nothing?: true; says?: readonly string[] } = {}
   const envelopes: { firstSeq: number; timeoutMs: number }[] = []
   const lease: WorkerLease = { sessionId: run().sessionId, state: 'paused' }
   const workers: SandboxWorkers = {
@@ -39,6 +40,7 @@ function sandboxes() {
         calls.push(`run ${session.id}`)
         envelopes.push(envelope)
         const events = createEventEncoder(envelope.runId, envelope.sessionId, envelope.firstSeq)
+        for (const line of pace.says ?? []) yield Buffer.from(`${line}\n`)
         yield Buffer.from(events.line({ type: 'result', text: 'done', finishReason: 'stop' }))
       },
       exportState: async () => ({ bytes: Buffer.from('state'), contentType: 'application/json' }),
@@ -206,4 +208,52 @@ test('tools are given the sandbox of their session, if its profile has one', asy
   assert.equal((await a!.call('shell', { x: 1 }, 500)).content, JSON.stringify(['a', 'shell', { x: 1 }, 500]))
   assert.equal((await b!.call('shell', {}, 5)).ok, true)
   assert.equal(c, undefined)
+})
+
+test('whatever a worker writes, the lines that go on are events of its run, one a line, in their order', async (t) => {
+  const { workers, pace } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const stamp = (of: object) => JSON.stringify({ runId: 'r1', sessionId: id, seq: 3, at: '1', ...of }).slice(1, -1)
+  const delta = (of: object, text = '"a"') => `{"type":"assistant",${stamp(of)},"text":${text},"delta":true}`
+  await execute(f, { runId: 'r0', create: { profile } })
+  // Only looked at from both ends, these would pass; the last one would end a line, and an event, for who reads a stream.
+  for (const [i, text] of ['a', '1', '"a\rdata: {}\r\r"'].entries()) {
+    const runId = `broken-${i}`
+    pace.says = [delta({ runId }), delta({ runId, seq: 4 }, text)]
+    const lines = await execute(f, { runId })
+    assert.deepEqual([types(lines).slice(2), codeOf(lines)], [['assistant', 'error'], 'bad_event'], text)
+  }
+  // What says that it is another run's, or another line, is this run's next one.
+  const foreign = { runId: 'other', sessionId: 'sess-other', seq: 77 }
+  pace.says = [delta({}), delta(foreign), `{"type":"progress",${stamp(foreign)},"stage":"s"}`]
+  const lines = await execute(f, { runId: 'r1' })
+  assert.deepEqual(
+    lines.map(({ type, runId, sessionId, seq }) => [type, runId, sessionId, seq]),
+    ['progress', 'progress', 'assistant', 'assistant', 'progress', 'result'].map((type, i) => [type, 'r1', id, i + 1]),
+  )
+  // Of two types the one that readers see counts: nothing follows a result.
+  pace.says = [
+    `{"type":"progress",${stamp({ runId: 'two' })},"stage":"s","type":"result","text":"x","finishReason":"stop"}`,
+  ]
+  assert.deepEqual(types(await execute(f, { runId: 'two' })), ['progress', 'progress', 'result'])
+})
+
+test("a worker's line that names another by its stamp still names it behind what a tool reported", () => {
+  const relay = createRelay('r1', id, 1, { onHandle() {}, onEnd() {}, distrusted: true })
+  const events = createEventEncoder('r1', id, 1)
+  const passed = [
+    relay.pass(Buffer.from(events.line({ type: 'assistant', text: 'before', delta: true }))),
+    relay.insert({ type: 'progress', stage: 'tool' }),
+    relay.pass(Buffer.from(events.line({ type: 'assistant', text: 'again', delta: true }))),
+    relay.pass(Buffer.from(events.line({ type: 'progress', stage: 'repeated', supersedes: 2 }))),
+  ].map((line) => JSON.parse(line.toString()) as Record<string, unknown>)
+  assert.deepEqual(
+    passed.map(({ seq, supersedes }) => [seq, supersedes]),
+    [
+      [1, undefined],
+      [2, undefined],
+      [3, undefined],
+      [4, 3],
+    ],
+  )
 })
