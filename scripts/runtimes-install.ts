@@ -1,7 +1,7 @@
 // `npm run runtimes:install [name…]`: the vendor packages of runtimes, which the default install leaves out (each is 400 MB). Each
 // runtime pins its own in `runtimes/<name>/vendor/package.json` with a lock file; `npm ci` of this repository does not touch them.
 import { spawn } from 'node:child_process'
-import { glob, readFile, stat } from 'node:fs/promises'
+import { copyFile, glob, mkdtemp, readFile, rename, rm, stat } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
@@ -52,15 +52,20 @@ async function install({ runtime, folder, packages }: Vendor): Promise<boolean> 
   console.log(`${runtime}: installing ${list(packages)} …`)
   const began = performance.now()
   const seconds = (): string => `${Math.round((performance.now() - began) / 1_000)} s`
+  // Beside its place and moved there whole: a server that looks for the package meanwhile would see a part of it, and Node does not
+  // look again for a package.json that was missing once. Former ones are those of installs that were killed.
+  for await (const former of glob('.install-*', { cwd: folder })) await rm(join(folder, former), { recursive: true })
+  const staging = await mkdtemp(join(folder, '.install-'))
+  for (const file of ['package.json', 'package-lock.json']) await copyFile(join(folder, file), join(staging, file))
   // Without install scripts: the packages need none, and what is downloaded runs only when a run asks for it.
-  const args = ['ci', '--prefix', folder, '--ignore-scripts', '--no-audit', '--no-fund']
+  const args = ['ci', '--prefix', staging, '--ignore-scripts', '--no-audit', '--no-fund']
   const npm = spawn('npm', args, {
-    cwd: folder,
+    cwd: staging,
     stdio: ['ignore', 'ignore', 'inherit'],
     shell: process.platform === 'win32',
   })
   const progress = setInterval(() => {
-    void size(folder).then((bytes) => console.log(`${runtime}: ${megabytes(bytes)} after ${seconds()}`))
+    void size(staging).then((bytes) => console.log(`${runtime}: ${megabytes(bytes)} after ${seconds()}`))
   }, progressMs)
   const code = await new Promise<number>((resolve) => {
     npm.on('error', (error) => {
@@ -70,6 +75,11 @@ async function install({ runtime, folder, packages }: Vendor): Promise<boolean> 
     npm.on('exit', (exit) => resolve(exit ?? 1))
   })
   clearInterval(progress)
+  if (code === 0) {
+    await rm(join(folder, 'node_modules'), { recursive: true, force: true })
+    await rename(join(staging, 'node_modules'), join(folder, 'node_modules'))
+  }
+  await rm(staging, { recursive: true })
   if (code === 0) console.log(`${runtime}: ready after ${seconds()}, ${megabytes(await size(folder))}.`)
   else console.error(`${runtime}: npm could not install ${list(packages)}.`)
   return code === 0
