@@ -10,8 +10,6 @@ import { filesNamedIn } from './package-files.ts'
 import { addressOf, insideUrl, relay } from './relay.ts'
 import { kill, sandboxOf } from './sandbox.ts'
 
-const endedMessage = 'the worker of a sandbox ended'
-
 /** What this machine has for sandboxes. */
 export interface Machine {
   readonly view: View
@@ -51,16 +49,18 @@ export function createStarter({ machine, templates, limits: byDefault, log }: St
     const cleanUp = async (): Promise<void> => {
       for (let next = cleanups.pop(); next; next = cleanups.pop()) await next()
     }
+    let asked = false
     const ended = bwrap.ended.then(async (how) => {
       await cleanUp()
-      log[how.code === 0 ? 'debug' : 'info']({ sandboxId: order.name, ...how, output: tail() }, endedMessage)
+      if (!asked) log.info({ sandboxId: order.name, ...how, output: tail() }, 'the worker of a sandbox ended by itself')
     })
     const stop = (): void => void kill(bwrap)
     signal.addEventListener('abort', stop)
     try {
       const [init, server] = await Promise.all([bwrap.init, bwrap.listening])
       cleanups.push(relay(server, runner))
-      if (cgroups) cleanups.push(await cgroups.contain(order.name, [bwrap.child.pid!, ...bwrap.processes()], limits))
+      if (cgroups)
+        cleanups.push(await cgroups.contain(order.name, [bwrap.child.pid!, init, ...bwrap.processes()], limits))
       else {
         const exceeded = (): void => {
           log.warn({ sandboxId: order.name, memoryMb: limits.memoryMb }, 'a sandbox took more memory than it may')
@@ -71,8 +71,14 @@ export function createStarter({ machine, templates, limits: byDefault, log }: St
       signal.throwIfAborted()
       if (!bwrap.lives()) throw new Error('the sandbox has ended')
       bwrap.become(command, workerEnvironment(order, runnerUrl, places))
-      return sandboxOf(bwrap, init, { runnerUrl, ended })
+      const sandbox = sandboxOf(bwrap, init, { runnerUrl, ended })
+      const end = (): Promise<void> => {
+        asked = true
+        return sandbox.end()
+      }
+      return { ...sandbox, end }
     } catch (cause) {
+      asked = true
       await kill(bwrap)
       await ended
       // What was taken after it had ended.

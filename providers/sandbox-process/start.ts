@@ -35,16 +35,21 @@ export function createStarter({ templates, log, prlimit }: StarterOptions): Star
       child,
       ended.finally(() => guard.end()),
     )
-    void ended.then((how) =>
-      log.info({ sandboxId: order.name, ...how, output: tail() }, 'the worker of a sandbox ended'),
-    )
+    let asked = false
+    void ended.then((how) => {
+      if (!asked) log.info({ sandboxId: order.name, ...how, output: tail() }, 'the worker of a sandbox ended by itself')
+    })
+    const end = (): Promise<void> => {
+      asked = true
+      return sandbox.end()
+    }
     child.stdin.on('error', () => {})
     if (signal.aborted) {
-      await sandbox.end()
+      await end()
       throw signal.reason
     }
     child.stdin.end('go\n')
-    return sandbox
+    return { ...sandbox, end }
   }
 }
 

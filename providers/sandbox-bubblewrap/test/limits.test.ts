@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { mkdir, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { isAppError } from '#kernel'
 import type { LaunchOrder } from '#contracts/sandbox'
@@ -45,6 +47,18 @@ test('a template is a command of the role file', async (t) => {
   const { sandboxId } = await launches.launch({ template: 'sleep' })
   assert.equal(await provider.status(sandboxId), 'running')
   await assert.rejects(launches.launch({ template: 'toString' }), refused(/there are sleep/))
+})
+
+test('further paths can be read, and only read', async (t) => {
+  const folder = await folderFor(t)
+  await mkdir(join(folder, 'plugin'))
+  await writeFile(join(folder, 'plugin', 'index.ts'), 'export default 1')
+  const provider = await bubblewrapForTests(t, { read: join(folder, 'plugin') })
+  if (!provider) return
+  const launches = await openLaunches(t, provider, { env: marker })
+  const inside = insideOf(launches, await launches.start())
+  const { stdout } = await inside.sh(`cat ${folder}/plugin/index.ts; touch ${folder}/plugin/x || echo; ls ${folder}`)
+  assert.equal(stdout, 'export default 1\nplugin\n')
 })
 
 test('a program that there is not makes a sandbox that is gone', async (t) => {
