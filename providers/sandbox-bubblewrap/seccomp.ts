@@ -13,6 +13,7 @@ export function filterFor(arch: string): Buffer | undefined {
   })
   const families = allowedFamilies.flatMap((family) => on(family, [ret(ALLOW)]))
   const socket = [load(firstArgument), ...families, ret(ERRNO | EAFNOSUPPORT)]
+  const prctl = [load(firstArgument), ...on(setDeathSignal, [...onlyKill, ret(ERRNO | EPERM)]), ret(ALLOW)]
   const program = [
     load(architecture),
     ...unless(machine.audit, [ret(KILL)]),
@@ -21,15 +22,22 @@ export function filterFor(arch: string): Buffer | undefined {
     ...(arch === 'x64' ? [jump(JGE, x32Bit, 0, 1), ret(KILL)] : []),
     ...denied,
     ...machine.socket.flatMap((number) => on(number, socket)),
+    ...on(machine.prctl, prctl),
     ret(ALLOW),
   ]
   return Buffer.concat(program)
 }
 
-const machines: Readonly<Record<string, { column: 0 | 1; audit: number; socket: readonly number[] }>> = {
-  // `socket` and `socketpair`.
-  x64: { column: 0, audit: 0xc000003e, socket: [41, 53] },
-  arm64: { column: 1, audit: 0xc00000b7, socket: [198, 199] },
+interface Machine {
+  readonly column: 0 | 1
+  readonly audit: number
+  /** `socket` and `socketpair`. */
+  readonly socket: readonly number[]
+  readonly prctl: number
+}
+const machines: Readonly<Record<string, Machine>> = {
+  x64: { column: 0, audit: 0xc000003e, socket: [41, 53], prctl: 157 },
+  arm64: { column: 1, audit: 0xc00000b7, socket: [198, 199], prctl: 167 },
 }
 
 /** Numbers on x86-64 and on ARM64, from the kernel's own headers (asm/unistd_64.h, asm-generic/unistd.h). */
@@ -76,6 +84,10 @@ const calls: Readonly<Record<string, readonly [number | undefined, number | unde
   ioperm: [173, undefined],
 }
 
+// linux/prctl.h: PR_SET_PDEATHSIG
+const setDeathSignal = 1
+const SIGKILL = 9
+
 /** AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, by which programs list the addresses of their machine. */
 const allowedFamilies = [1, 2, 10, 16]
 
@@ -96,6 +108,7 @@ const RETURN = 0x06
 const callNumber = 0
 const architecture = 4
 const firstArgument = 16
+const secondArgument = 24
 
 /** struct sock_filter. Every machine that is listed above is little-endian. */
 function instruction(code: number, k: number, jt = 0, jf = 0): Buffer {
@@ -112,4 +125,9 @@ const refuse = (errno: number): Buffer[] => [ret(ERRNO | errno)]
 const jump = (code: number, k: number, jt: number, jf: number): Buffer => instruction(code, k, jt, jf)
 /** Runs `then` when the loaded word is `value`. */
 const on = (value: number, then: readonly Buffer[]): Buffer[] => [jump(JEQ, value, 0, then.length), ...then]
+/**
+ * The first process of a sandbox dies with bwrap outside, and all others with it. Whoever may trace it, as its user may,
+ * could have it take that back, and go on when its sandbox has been destroyed.
+ */
+const onlyKill = [load(secondArgument), ...on(SIGKILL, [ret(ALLOW)])]
 const unless = (value: number, then: readonly Buffer[]): Buffer[] => [jump(JEQ, value, then.length, 0), ...then]

@@ -66,6 +66,19 @@ test('namespaces, mounts, devices and the doors of the kernel stay shut', async 
   assert.deepEqual(others, ['1', '1', '1', '1', '1', '1', '38'])
 })
 
+test('the first process of a sandbox cannot be made to outlive bwrap', async (t) => {
+  const inside = await openInside(t)
+  if (!inside) return
+  // It is of the same user, and may be traced: what holds it is that the filter is on it, too.
+  assert.match((await inside.sh('cat /proc/1/status')).stdout, /^Seccomp:\s+2$/m)
+  const prctl = process.arch === 'x64' ? 157 : 167
+  // PR_SET_PDEATHSIG with none, SIGTERM and SIGKILL.
+  const { stdout } = await inside.perl(
+    `print syscall(${prctl}, 1, $_, 0, 0, 0) == -1 ? $!+0 : "done", " " for 0, 15, 9`,
+  )
+  assert.equal(stdout, '1 1 done ')
+})
+
 test('numbers of other system call tables end the process', async (t) => {
   if (process.arch !== 'x64') return t.skip('only x86-64 has them')
   const inside = await openInside(t)
