@@ -1,12 +1,13 @@
 import { randomUUID } from 'node:crypto'
 import { existsSync } from 'node:fs'
-import { mkdir, mkdtemp, open, rename, rm, stat, truncate } from 'node:fs/promises'
+import { mkdtemp, open, rename, rm, stat, truncate } from 'node:fs/promises'
 import { join } from 'node:path'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import { invalidState, pack, unpack } from '#state-archive'
 import { projectName } from './environment.ts'
+import type { Root } from './root.ts'
 
 /** A conversation for the length of one run. */
 export interface Conversation {
@@ -42,10 +43,9 @@ const fileOf = (id: string): string => `projects/${projectName}/${id}.jsonl`
 const idOf = (name: string): string | undefined =>
   new RegExp(`^projects/${projectName}/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\\.jsonl$`).exec(name)?.[1]
 
-/** `root`: a folder of this process alone. */
-export function createConversations(root: string): Conversations {
+export function createConversations(root: Root): Conversations {
   const sessions = new Map<string, Session>()
-  const folderOf = (sessionId: string): string => join(root, 'sessions', sessionId)
+  const folderOf = (sessionId: string): string => join(root.path, 'sessions', sessionId)
   const remove = (sessionId: string): Promise<void> =>
     rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
   const fresh = async (sessionId: string): Promise<Session> => {
@@ -88,8 +88,8 @@ export function createConversations(root: string): Conversations {
     },
     async hydrate(sessionId, bundle) {
       if (!isClientId(sessionId)) throw invalidState()
-      await mkdir(join(root, 'sessions'), { recursive: true, mode: 0o700 })
-      const incoming = await mkdtemp(join(root, 'incoming-'))
+      await root.folder('sessions')
+      const incoming = await mkdtemp(join(root.path, 'incoming-'))
       try {
         const found: string[] = []
         const arrived = join(incoming, 'session')

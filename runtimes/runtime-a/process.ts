@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { afterwards } from './afterwards.ts'
 import type { Command, Spawned } from './sdk.ts'
 
 /** The vendor's process of one run, and whatever it may start. */
@@ -47,7 +48,8 @@ export function vendorProcess(): VendorProcess {
         detached: true,
       })
       pid = child.pid
-      const release = pid === undefined ? undefined : guard(pid)
+      // Left alone it would finish its turn, tool calls included, while another host does it again.
+      const release = pid === undefined ? undefined : afterwards('kill -s KILL -- "-$1"', String(pid))
       gone = new Promise((resolve) => {
         child.once('exit', () => resolve())
         child.once('error', () => child.pid === undefined && resolve())
@@ -72,19 +74,4 @@ export function vendorProcess(): VendorProcess {
       await gone
     },
   }
-}
-
-/**
- * Has the process killed when this one is: left alone it would finish its turn, tool calls included, while another host does
- * it again. The pipe to the watcher ends with us, however we end. Returns how to let go of it.
- */
-function guard(pid: number): () => void {
-  const watcher = spawn('/bin/sh', ['-c', 'read -r _; kill -s KILL -- "-$1"', 'sh', String(pid)], {
-    env: {},
-    stdio: ['pipe', 'ignore', 'ignore'],
-    detached: true,
-  })
-  watcher.on('error', () => {})
-  watcher.stdin.on('error', () => {})
-  return () => void watcher.kill('SIGKILL')
 }

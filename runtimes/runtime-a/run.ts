@@ -10,6 +10,7 @@ import { modelId } from './model-server.ts'
 import { optionsOf } from './options.ts'
 import { vendorProcess } from './process.ts'
 import { promptBlocks } from './prompt.ts'
+import type { Root } from './root.ts'
 import { openScratch } from './scratch.ts'
 import { toolServers } from './tool-servers.ts'
 import { createTurn } from './turn.ts'
@@ -18,8 +19,7 @@ import type { Vendor } from './vendor.ts'
 export interface RunDeps {
   readonly vendor: Vendor
   readonly conversations: Conversations
-  /** A folder of this process, for what lives as long as a run. */
-  readonly root: string
+  readonly root: Root
   readonly schemas: OutputSchemas
   readonly log: Pick<FastifyBaseLogger, 'warn'>
   /** Throws AppError `unknown_model` when there is none. */

@@ -1,12 +1,10 @@
-import { mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
 import { createOutputSchemas } from '#contracts/output-schema'
 import type { Runtime, RuntimeContext } from '#contracts/runtime'
 import type { RuntimeAConfig } from './config.ts'
 import { createConversations } from './conversations.ts'
 import { runtimeBusy } from './errors.ts'
 import { modelServer } from './model-server.ts'
+import { createRoot } from './root.ts'
 import { runTurn } from './run.ts'
 import { vendorPackage } from './vendor.ts'
 
@@ -15,8 +13,8 @@ type Context = Pick<RuntimeContext<RuntimeAConfig>, 'config' | 'egress' | 'log' 
 export async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runtime> {
   const vendor = vendorPackage()
   if (vendor.missing !== undefined) log.info(vendor.missing)
-  const root = await mkdtemp(join(tmpdir(), 'agent-orc-runtime-a-'))
-  onStop(() => rm(root, { recursive: true, force: true, maxRetries: 3 }))
+  const root = createRoot()
+  onStop(root.remove)
   const conversations = createConversations(root)
   const deps = {
     vendor,

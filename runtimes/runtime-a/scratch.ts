@@ -1,5 +1,6 @@
 import { mkdir, mkdtemp, rm } from 'node:fs/promises'
 import { join } from 'node:path'
+import type { Root } from './root.ts'
 
 /** What the vendor's process writes beside the conversation: gone when its run is over. */
 export interface Scratch {
@@ -9,10 +10,8 @@ export interface Scratch {
   remove(): Promise<void>
 }
 
-export async function openScratch(root: string): Promise<Scratch> {
-  // Machines sweep their temporary files after some days.
-  await mkdir(root, { recursive: true, mode: 0o700 })
-  const folder = await mkdtemp(join(root, 'run-'))
+export async function openScratch(root: Root): Promise<Scratch> {
+  const folder = await mkdtemp(join(await root.folder(), 'run-'))
   const [home, work, tmp] = await Promise.all(
     ['home', 'work', 'tmp'].map(async (name) => {
       const path = join(folder, name)

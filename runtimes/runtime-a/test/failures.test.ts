@@ -1,9 +1,13 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
+import { mkdtemp, readdir, rm } from 'node:fs/promises'
 import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import {
   bareSidecar,
@@ -183,17 +187,27 @@ withVendor(() => {
     assert.equal(server.requests.length, 0)
   })
 
-  test('a host that is killed takes the process with it, before it can call another tool', { timeout }, async (t) => {
-    const server = await startModelServer(t, { reply: { text: 'one two three', delayMs: 20, hangAfter: 2 } })
-    const host = spawn(process.execPath, [fileURLToPath(new URL('dies.ts', import.meta.url)), server.url], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    })
-    const [printed] = (await once(host.stdout, 'data')) as [Buffer]
-    assert.match(printed.toString(), /^\d+\n/)
-    host.kill('SIGKILL')
-    await server.requests[0]!.ended
-    assert.equal(server.requests[0]!.closedEarly, true)
-  })
+  test(
+    'a host that is killed takes the process with it before it can call another tool, and the conversations',
+    { timeout },
+    async (t) => {
+      const server = await startModelServer(t, { reply: { text: 'one two three', delayMs: 20, hangAfter: 2 } })
+      const folder = await mkdtemp(join(tmpdir(), 'runtime-a-test-'))
+      t.after(() => rm(folder, { recursive: true, force: true }))
+      const host = spawn(process.execPath, [fileURLToPath(new URL('dies.ts', import.meta.url)), server.url], {
+        env: { ...process.env, TMPDIR: folder },
+        stdio: ['ignore', 'pipe', 'inherit'],
+      })
+      const [printed] = (await once(host.stdout, 'data')) as [Buffer]
+      assert.match(printed.toString(), /^\d+\n/)
+      assert.equal((await readdir(folder)).length, 1)
+      host.kill('SIGKILL')
+      await server.requests[0]!.ended
+      assert.equal(server.requests[0]!.closedEarly, true)
+      // The test's own limit ends this if it never comes.
+      while ((await readdir(folder)).length > 0) await sleep(20)
+    },
+  )
 
   test('a reader that leaves takes the process with it', { timeout }, async (t) => {
     const { runtime, server } = await onStandIn(t, { reply: { text: 'one two three', delayMs: 20, hangAfter: 2 } })

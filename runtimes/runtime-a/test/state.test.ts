@@ -18,6 +18,7 @@ import type { Runtime, StateBundle } from '#contracts/runtime'
 import { isAppError } from '#kernel'
 import { pack } from '#state-archive'
 import { createConversations } from '../conversations.ts'
+import { createRoot } from '../root.ts'
 import { vendorProcesses } from './processes.ts'
 import { conversation, model, onStandIn, withVendor } from './support.ts'
 
@@ -162,17 +163,19 @@ withVendor(() => {
   test('a conversation whose file was swept away is missing, and can be brought back', { timeout }, async (t) => {
     const folder = await mkdtemp(join(tmpdir(), 'runtime-a-test-'))
     t.after(() => rm(folder, { recursive: true, force: true }))
-    const conversations = createConversations(join(folder, 'root'))
+    const root = createRoot(folder)
+    const conversations = createConversations(root)
     const { runtime } = await onStandIn(t, { reply: { text: 'noted' } })
     await run(runtime, 'first')
     const bundle = await exported(runtime)
     await conversations.hydrate(sessionId, bundle)
     assert.equal(conversations.has(sessionId), true)
-    await rm(join(folder, 'root'), { recursive: true })
+    await rm(root.path, { recursive: true })
     assert.equal(conversations.has(sessionId), false)
     await conversations.hydrate(sessionId, bundle)
     assert.equal(conversations.has(sessionId), true)
     assert.equal((await conversations.begin({ sessionId, runId: 'run_1' })).resumes, true)
+    await root.remove()
   })
 
   test(

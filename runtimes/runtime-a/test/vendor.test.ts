@@ -8,6 +8,7 @@ import { createOutputSchemas } from '#contracts/output-schema'
 import { bareSidecar, collectRun, runtimeOf, terminalOf, testEnvelope } from '#testing'
 import runtimeA from '../index.ts'
 import { createConversations } from '../conversations.ts'
+import { createRoot } from '../root.ts'
 import { runTurn } from '../run.ts'
 import { vendorPackage } from '../vendor.ts'
 import { model } from './support.ts'
@@ -28,8 +29,9 @@ async function installed(folder: string, version: string): Promise<void> {
 }
 
 test('without the vendor’s package a run ends with one sentence that says what to do', async (t) => {
-  const root = await folderOf(t)
-  const vendor = vendorPackage(pathToFileURL(join(root, 'package.json')))
+  const folder = await folderOf(t)
+  const root = createRoot(folder)
+  const vendor = vendorPackage(pathToFileURL(join(folder, 'package.json')))
   const conversations = createConversations(root)
   const deps = {
     vendor,
@@ -76,7 +78,7 @@ test('its version is pinned in one place, of the line that is used', async () =>
   assert.match(pinned.dependencies[name]!, /^0\.3\.\d+$/)
 })
 
-test('the role boots without it, or with it, and leaves no folder behind', async (t) => {
+test('the role boots without it, or with it, and writes nothing before it has something to write', async (t) => {
   const folder = await folderOf(t)
   const before = process.env['TMPDIR']
   process.env['TMPDIR'] = folder
@@ -84,12 +86,20 @@ test('the role boots without it, or with it, and leaves no folder behind', async
     if (before === undefined) delete process.env['TMPDIR']
     else process.env['TMPDIR'] = before
   })
-  const stops: (() => Promise<void>)[] = []
-  const runtime = await runtimeOf({ after: (fn) => void stops.push(fn as () => Promise<void>) }, 'runtime_a', [
-    runtimeA,
-  ])
+  const runtime = await runtimeOf(t, 'runtime_a', [runtimeA])
   assert.equal(runtime.missing, vendorPackage().missing)
-  assert.equal((await readdir(folder)).length, 1)
-  for (const stop of stops) await stop()
+  assert.equal(await runtime.exportState!('s'), undefined)
+  assert.deepEqual(await readdir(folder), [])
+})
+
+test('its folder is there when it is used, also after the machine has swept it away, and gone when it stops', async (t) => {
+  const folder = await folderOf(t)
+  const root = createRoot(folder)
+  for (let i = 0; i < 2; i++) {
+    await writeFile(join(await root.folder('sessions'), 'a'), 'x')
+    await rm(root.path, { recursive: true })
+  }
+  await root.folder('sessions')
+  await root.remove()
   assert.deepEqual(await readdir(folder), [])
 })
