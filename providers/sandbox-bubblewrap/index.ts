@@ -28,9 +28,13 @@ export default defineSandboxProvider({
     memoryMb: Megabytes(1024, 'Memory of a sandbox whose profile sets none.'),
     pids: Type.Integer({ minimum: 1, default: 256, description: 'Processes and threads, likewise.' }),
     diskMb: Megabytes(256, 'Size of /tmp, likewise. The workspace is bounded by the volume that its folder is on.'),
+    mostMemoryMb: Megabytes(4096, 'What a profile may ask for.'),
+    mostPids: Type.Integer({ minimum: 1, default: 2048, description: 'Likewise.' }),
+    mostDiskMb: Megabytes(1024, 'Likewise. It is memory, too.'),
   }),
   async create({ config, log, onStop }) {
-    const { dir, templates, read, cgroup, ...limits } = config
+    const { dir, templates, read, cgroup, mostMemoryMb, mostPids, mostDiskMb, ...byDefault } = config
+    const limits = { byDefault, most: { memoryMb: mostMemoryMb, pids: mostPids, diskMb: mostDiskMb } }
     if (process.platform !== 'linux') return undefined
     const home = await openHome({ dir: dir || undefined, passable: process.getuid?.() === 0 })
     try {

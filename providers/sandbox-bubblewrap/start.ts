@@ -4,7 +4,7 @@ import { commandOf, type StartSandbox, tailOf, workerEnvironment } from '#local-
 import { bwrapArguments, limitArguments, places, type View } from './arguments.ts'
 import type { Cgroups } from './cgroup.ts'
 import { startBwrap } from './launch.ts'
-import { type Limits, limitsOf } from './limits.ts'
+import { type LimitSettings, limitsOf } from './limits.ts'
 import { watchMemory } from './memory-watch.ts'
 import { filesNamedIn } from './package-files.ts'
 import { addressOf, insideUrl, relay } from './relay.ts'
@@ -22,15 +22,15 @@ export interface Machine {
 export interface StarterOptions {
   readonly machine: Machine
   readonly templates: Readonly<Record<string, readonly string[]>>
-  readonly limits: Limits
+  readonly limits: LimitSettings
   readonly log: FastifyBaseLogger
 }
 
-export function createStarter({ machine, templates, limits: byDefault, log }: StarterOptions): StartSandbox {
+export function createStarter({ machine, templates, limits: settings, log }: StarterOptions): StartSandbox {
   const { view, filter, drawUser, cgroups } = machine
   return async (order, session, signal) => {
     const command = commandOf(order, templates)
-    const limits = limitsOf(order.resources, byDefault, cgroups !== undefined)
+    const limits = limitsOf(order.resources, settings, cgroups !== undefined)
     const runner = addressOf(order.runnerUrl)
     const runnerUrl = insideUrl(order.runnerUrl)
     const folders = await session.folders(drawUser?.())
