@@ -28,7 +28,7 @@ async function shell(
 
 test('the agent of a session is in a sandbox: no secret of the runner, no door but its own', async (t) => {
   if (!(await hasBubblewrap(t))) return
-  const canary = randomBytes(24).toString('base64url')
+  const canary = randomBytes(24).toString('hex')
   const cluster = await startWithSandboxes(t, 'four', {
     AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap',
     OPENAI_API_KEY: canary,
@@ -37,12 +37,12 @@ test('the agent of a session is in a sandbox: no secret of the runner, no door b
   const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell'] }
   assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
 
-  // The command is in files of the worker itself, in two halves so that it does not find itself.
-  const halves = `"${canary.slice(0, 10)}""${canary.slice(10)}"`
+  // A pattern that does not match itself: the search is a process, too.
+  const needle = `'${canary.replace(/.$/, '[$&]')}'`
   const first = await shell(
     cluster,
-    `id -u; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -ac ${halves};
-     grep -rls ${halves} / --exclude-dir=proc --exclude-dir=usr --exclude-dir=node_modules; ls -d /etc/shadow /root /home; echo over`,
+    `id -u; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\0' '\\n' | grep -ac ${needle};
+     grep -rls ${needle} / --exclude-dir=proc --exclude-dir=usr --exclude-dir=node_modules; ls -d /etc/shadow /root /home; echo over`,
   )
   assert.match(first.said, /1000\\n0\\n.*over/, first.said)
   assert.doesNotMatch(first.said, /"\/(etc|root|home)/)
