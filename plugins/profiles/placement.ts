@@ -4,19 +4,21 @@ import type { WorkerPlacement } from './schema.ts'
 
 /**
  * What would happen to a sandbox worker of this profile now, by what the live runners report that may take its sessions.
- * Undefined: it has no sandbox worker, or no such runner has said what it can do. Specification 2.6.
+ * Undefined: it has no sandbox worker, or no runner has said what it can do. Specification 2.6.
  */
 export function workerPlacementOf(profile: Profile, fleet: readonly FleetMember[]): WorkerPlacement | undefined {
   const { placement: pool } = profile
   if (profile.workerMode !== 'sandbox' || (pool?.runtimes && !pool.runtimes.includes(profile.runtime))) return undefined
-  const runners = fleet.filter(
+  const live = fleet.filter(
     (runner) =>
-      runner.state === 'live' &&
-      runner.substratesKnown &&
-      (runner.capabilities.length === 0 || runner.capabilities.includes(profile.runtime)) &&
-      (!pool?.runners || pool.runners.includes(runner.hash)),
+      runner.state === 'live' && runner.substratesKnown && (!pool?.runners || pool.runners.includes(runner.hash)),
   )
-  if (runners.length === 0) return undefined
+  if (live.length === 0) return undefined
+  const runners = live.filter(({ capabilities }) => capabilities.length === 0 || capabilities.includes(profile.runtime))
+  if (runners.length === 0) {
+    const detail = `No live runner has the runtime '${profile.runtime}'.`
+    return { substrate: null, source: 'unresolved', servable: false, detail }
+  }
   const requested = substrateOf(profile)
   return typeof requested === 'string' ? asRequested(requested, runners) : byDefault(runners)
 }

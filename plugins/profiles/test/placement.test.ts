@@ -31,9 +31,17 @@ test('nothing is said of a static profile, nor while no runner has said what it 
     [],
     [runner('a', { state: 'unreachable' }), runner('b', { state: 'draining' })],
     [runner('a', { substratesKnown: false, substrates: [] })],
-    [runner('a', { capabilities: ['runtime_a'] })],
   ])
     assert.equal(workerPlacementOf(sandboxed('vm'), fleet), undefined)
+})
+
+test('where no live runner has the runtime, no sandbox will be, and it says so', () => {
+  assert.deepEqual(workerPlacementOf(sandboxed('vm'), [runner('a', { capabilities: ['runtime_a'] })]), {
+    substrate: null,
+    source: 'unresolved',
+    servable: false,
+    detail: "No live runner has the runtime 'general'.",
+  })
 })
 
 test('what the profile asks for is what it gets, when every runner has it', () => {
