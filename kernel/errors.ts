@@ -89,16 +89,19 @@ export function errorBody(error: AppError, requestId: string): Record<string, un
   }
 }
 
-/** The one error handler of every listener. Anything that is not an AppError is a bug: logged whole, answered as `internal`. */
+/**
+ * The one error handler of every listener. Anything that is not an AppError is a bug: logged whole, answered as `internal`. A 502,
+ * 503 or 504 that a plugin raised is the state of something else: its cause tells more than where it was noticed.
+ */
 export function handleError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
   const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
   const app =
     asAppError(raised as FastifyError) ?? new AppError('internal', 500, { message: 'Something went wrong here.' })
-  if (app.status >= 500)
-    request.log.error(
-      { err: error, request_id: request.id, route: request.routeOptions.url },
-      `request failed: ${app.code}`,
-    )
+  const told = { request_id: request.id, route: request.routeOptions.url }
+  if (app === raised && app.status > 500) {
+    const { cause: err, code, sentence } = app
+    request.log.warn({ ...told, ...(err === undefined ? {} : { err }), sentence }, `request failed: ${code}`)
+  } else if (app.status >= 500) request.log.error({ ...told, err: error }, `request failed: ${app.code}`)
   void reply.code(app.status).headers(app.headers)
   send(request, reply, app)
 }

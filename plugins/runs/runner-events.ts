@@ -68,6 +68,8 @@ export interface RunnerEvents {
   }
 }
 
+const maxCode = 128
+const maxMessage = 4_000
 const delegation = Buffer.from(`"stage":"${delegationStage}"`)
 const broken: Ending = { status: 'error', code: 'runner_protocol', message: 'The runner sent a line that is no event.' }
 const misplaced: Ending = {
@@ -93,8 +95,9 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
     if (type === 'result') return { status: 'ok', result: text(event['text']), line: withEnd }
     return {
       status: 'error',
-      code: text(event['code'], 'runtime'),
-      message: text(event['message']),
+      // The log has all of it; a summary is in lists.
+      code: text(event['code'], 'runtime').slice(0, maxCode),
+      message: text(event['message']).slice(0, maxMessage),
       line: withEnd,
     }
   }

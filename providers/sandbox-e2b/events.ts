@@ -32,7 +32,7 @@ export default definePlugin({
         e2b: {
           decode(delivery) {
             if (secret && !isSigned(delivery, secret)) throw wrongSignature()
-            const { type, sandboxId } = parse(delivery.body)
+            const { type = '', sandboxId } = parse(delivery.body) ?? {}
             if (!type.startsWith('sandbox.lifecycle.')) return undefined
             return sandboxId !== undefined && sandboxIdForm.test(sandboxId) ? { sandboxId } : undefined
           },
@@ -52,13 +52,12 @@ function isSigned({ headers, body }: SandboxDelivery, secret: string): boolean {
   return timingSafeEqual(digest(given), digest(expected))
 }
 
-function parse(body: Buffer): Static<typeof Delivery> {
-  let value: unknown
+/** Undefined: readable, and none of E2B's. Specification 4.9: such a delivery is ignored. */
+function parse(body: Buffer): Static<typeof Delivery> | undefined {
   try {
-    value = JSON.parse(body.toString('utf8'))
+    const value: unknown = JSON.parse(body.toString('utf8'))
+    return Value.Check(Delivery, value) ? value : undefined
   } catch (cause) {
     throw unreadableEvent({ cause })
   }
-  if (!Value.Check(Delivery, value)) throw unreadableEvent()
-  return value
 }

@@ -1,3 +1,4 @@
+import { access, constants } from 'node:fs/promises'
 import { Type } from '@sinclair/typebox'
 import { CommaList, Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
@@ -39,6 +40,12 @@ export default defineSandboxProvider({
   async create({ config, log, onStop }) {
     const { namespace, apiUrl, token, tokenFile, caFile, image, images, templates, lifetime, ...volume } = config
     if (!namespace) return undefined
+    if (!token && !(await isReadable(tokenFile))) {
+      log.warn(
+        `the sandbox provider 'kubernetes' is not offered: ${tokenFile} cannot be read. In a pod it is there by itself; elsewhere set AGENT_ORC_KUBERNETES_API and AGENT_ORC_KUBERNETES_TOKEN_FILE`,
+      )
+      return undefined
+    }
     const cluster = createClusterAccess({ token: token || undefined, tokenFile, caFile })
     onStop(() => cluster.dispatcher.destroy())
     const api = createKubernetesApi({ cluster, apiUrl, namespace })
@@ -58,3 +65,9 @@ export default defineSandboxProvider({
     })
   },
 })
+
+const isReadable = (file: string): Promise<boolean> =>
+  access(file, constants.R_OK).then(
+    () => true,
+    () => false,
+  )

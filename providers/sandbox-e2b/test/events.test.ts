@@ -81,7 +81,10 @@ test('what is about no sandbox is ignored, and what cannot be read is 400', asyn
   const read = (body: Buffer) => decode({ headers: {}, body })
   assert.equal(read(delivery({ type: 'template.build.finished' })), undefined)
   for (const sandboxId of ['', '../x', 'x'.repeat(129)]) assert.equal(read(delivery({ sandboxId })), undefined)
-  const unreadable = ['', '{"torn', '[]', 'null', '"text"', '{}', '{"type":7}', '{"type":"x","sandboxId":{}}', '\xff']
+  for (const text of ['[]', 'null', '"text"', '{}', '{"type":7}', '{"type":"x","sandboxId":{}}']) {
+    assert.equal(read(Buffer.from(text)), undefined, text)
+  }
+  const unreadable = ['', '{"torn', '\xff']
   for (const text of unreadable) assert.throws(() => read(Buffer.from(text, 'latin1')), refusedWith(400), text)
   assert.throws(() => read(Buffer.from('['.repeat(64 * 1024))), refusedWith(400))
 })

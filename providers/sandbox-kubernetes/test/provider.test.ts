@@ -4,7 +4,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { isAppError } from '#kernel'
-import { until } from '#testing'
+import { testKernel, until } from '#testing'
+import kubernetes from '../index.ts'
 import { image, providerOf, setUp } from './support.ts'
 
 const objects = '/apis/agents.x-k8s.io/v1beta1/namespaces/agents/sandboxes'
@@ -20,6 +21,14 @@ async function folder(t: TestContext): Promise<string> {
 
 test('without a namespace the provider is not offered', async (t) => {
   assert.equal(await providerOf(t, {}), undefined)
+})
+
+test('without a token that can be read it is not offered, and the log says which settings it needs', async (t) => {
+  const { logs } = await testKernel(t, [
+    { name: 'kubernetes', plugin: kubernetes, config: { namespace: 'workers', tokenFile: '/nowhere/token' } },
+  ])
+  assert.ok(logs.some(({ msg }) => /not offered: \/nowhere\/token .*AGENT_ORC_KUBERNETES_TOKEN_FILE/.test(String(msg))))
+  assert.equal(await providerOf(t, { namespace: 'workers', tokenFile: '/nowhere/token' }), undefined)
 })
 
 test('a profile names a template of the operator, or an image that he lets it choose', async (t) => {
