@@ -34,7 +34,7 @@ let after = 0
 for (;;) {
   const answer = await call('GET', copy ? '/poll?copy=1' : `/poll?after=${after}&tools=1&wait=20`).catch(() => '')
   // The runner was not there, or had nothing to say: its answer already waited.
-  if (answer === '') await new Promise((done) => setTimeout(done, 20))
+  if (answer === '') await moment()
   else {
     for (const command of (JSON.parse(answer) as { commands: Command[] }).commands) {
       after = command.id
@@ -46,11 +46,19 @@ for (;;) {
 
 async function answerTool({ callId, name, input }: Command): Promise<void> {
   const result = await Promise.resolve(tools[name]?.(input)).catch(String)
-  await call(
-    'PUT',
-    `/tools/${encodeURIComponent(callId)}`,
-    JSON.stringify({ ok: true, content: JSON.stringify(result ?? null) }),
+  const answer = JSON.stringify({ ok: true, content: JSON.stringify(result ?? null) })
+  // What the tool did may have left no connection free; an answer that is lost would keep the suite waiting.
+  while (
+    await call('PUT', `/tools/${encodeURIComponent(callId)}`, answer).then(
+      () => false,
+      () => true,
+    )
   )
+    await moment()
+}
+
+function moment(): Promise<void> {
+  return new Promise((done) => void setTimeout(done, 20))
 }
 
 /** What a program said, and how it ended. */
