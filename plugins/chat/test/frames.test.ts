@@ -153,6 +153,7 @@ test('a log that all clients have seen keeps little; for one that is behind it i
   const asked: number[] = []
   const log = createRunLog(false, async function* (after) {
     asked.push(after)
+    yield* []
   })
   const append = (count: number): void => {
     for (let i = 0; i < count; i++) log.append(chunk([say('x')], log.lastSeq + 1))
