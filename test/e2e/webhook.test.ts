@@ -64,8 +64,10 @@ for (const form of forms) {
     await cluster.api('DELETE', '/api/runs/cut')
     assert.equal((await toldOf('cut')).status, 'cancelled')
 
+    // The other one may have been cancelled before it came to its model.
+    const asked = cluster.model.requests.length
     await run('orphan')
-    await eventually('the model was asked', async () => cluster.model.requests.length >= 5)
+    await eventually('the model was asked', async () => cluster.model.requests.length > asked)
     await cluster.kill('conductor')
     await cluster.start('conductor')
     assert.equal((await toldOf('orphan')).status, 'interrupted')
