@@ -14,7 +14,7 @@ export interface Dev {
 /** One way to execute runs. Without a provider it is the static sidecar. */
 export interface Cell {
   readonly runtime: string
-  readonly provider?: string
+  readonly provider?: Provider
   /** Of its profile. */
   readonly name: string
 }
@@ -26,6 +26,7 @@ const idlePause = '2s'
 
 const runtimes = { general: 'openai/stand-in', runtime_a: 'anthropic/stand-in', runtime_b: 'openai/stand-in' } as const
 const providers = ['process', 'bubblewrap'] as const
+export type Provider = (typeof providers)[number]
 const cli = new URL('../../bin/agent-orc.js', import.meta.url).pathname
 
 const warmName = (cell: string): string => `${cell}-warm`

@@ -5,6 +5,7 @@ import { createProcesses } from '../processes.ts'
 import { startModelServer } from '#testing'
 import { measureMemory } from './memory.ts'
 import { measureMcp } from './mcp.ts'
+import { measurePauses } from './pause.ts'
 import { tables } from './report.ts'
 import { cellsOf, startDev } from './dev.ts'
 import { measureStarts } from './starts.ts'
@@ -35,7 +36,12 @@ try {
     say(`idle workers in ${provider}`)
     memory.push(await measureMemory(dev, provider, rounds))
   }
-  const results = { starts, mcp, memory, absent }
+  const pauses = []
+  for (const { provider } of memory) {
+    say(`pauses of ${provider}`)
+    pauses.push(await measurePauses(provider, rounds))
+  }
+  const results = { starts, mcp, memory, pauses, absent }
   if (!values.json) process.stdout.write(`${tables(results)}\n`)
   process.stdout.write(`${JSON.stringify({ node: process.version, rounds, ...results })}\n`)
 } finally {

@@ -1,17 +1,17 @@
 import { readFileSync } from 'node:fs'
 import { processesBelow } from '../processes.ts'
-import { type Dev, until } from './dev.ts'
+import { type Dev, type Provider, until } from './dev.ts'
 import { runOnce } from './starts.ts'
 
 export interface MemoryFigures {
-  readonly provider: string
+  readonly provider: Provider
   /** MiB of one idle worker that has answered once: its share of pages, everything of its sandbox included. */
   readonly pssMb: number
   readonly workers: number
 }
 
 /** Workers of `general` side by side; the growth of the tree below the service, divided by their number. */
-export async function measureMemory(dev: Dev, provider: string, workers: number): Promise<MemoryFigures> {
+export async function measureMemory(dev: Dev, provider: Provider, workers: number): Promise<MemoryFigures> {
   // What was measured before takes a moment to leave.
   await until(async () => workersOf(dev.pid) === 0, 'a service without workers')
   const before = pssOf(dev.pid)

@@ -1,0 +1,43 @@
+import { openLaunches, sandboxProviderOf } from '#testing'
+import bubblewrap from '../../providers/sandbox-bubblewrap/index.ts'
+import process_ from '../../providers/sandbox-process/index.ts'
+import { median } from '../statistics.ts'
+
+export interface PauseFigures {
+  readonly provider: string
+  /** Milliseconds of the provider's own calls, without a runner around them. */
+  readonly launch: number
+  readonly pause: number
+  readonly resume: number
+}
+
+const entries = {
+  process: { name: 'process', plugin: process_, config: { allow: true } },
+  bubblewrap: { name: 'bubblewrap', plugin: bubblewrap },
+} as const
+
+/** With the small worker of the conformance suite, so that only the substrate is timed. */
+export async function measurePauses(provider: keyof typeof entries, rounds: number): Promise<PauseFigures> {
+  const stops: (() => void | Promise<void>)[] = []
+  const scope = { after: (fn: () => void | Promise<void>) => void stops.push(fn) } as never
+  const times = { launch: [] as number[], pause: [] as number[], resume: [] as number[] }
+  const timed = async (what: keyof typeof times, work: () => Promise<unknown>): Promise<void> => {
+    const began = performance.now()
+    await work()
+    times[what].push(performance.now() - began)
+  }
+  try {
+    const substrate = (await sandboxProviderOf(scope, provider, [entries[provider]]))!
+    const launches = await openLaunches(scope, substrate)
+    for (let round = 0; round < rounds; round++) {
+      const { order, sandboxId } = await launches.start()
+      await timed('pause', () => substrate.pause(sandboxId))
+      await timed('resume', () => substrate.resume(sandboxId, order))
+      await substrate.destroy(sandboxId)
+      await timed('launch', () => launches.launch())
+    }
+    return { provider, launch: median(times.launch), pause: median(times.pause), resume: median(times.resume) }
+  } finally {
+    for (const stop of stops.toReversed()) await stop()
+  }
+}
