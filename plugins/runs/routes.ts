@@ -16,7 +16,7 @@ import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import { type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
+import { isTerminal, type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
 import { withEnding } from './ending.ts'
 import type { StartOnce } from './once.ts'
 import {
@@ -106,7 +106,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       const run = await service.find(tenantId, request.params.id)
       if (request.query.events === false) return run
       const events: unknown[] = []
-      for await (const chunk of service.events(tenantId, run.runId))
+      for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
         for (const line of lines(chunk)) events.push(parseLine(line.bytes))
       return { ...run, events }
     },

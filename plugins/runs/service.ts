@@ -45,8 +45,8 @@ export interface RunService {
   follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncGenerator<LogChunk>
   executes(tenantId: string, runId: string): boolean
   find(tenantId: string, runId: string): Promise<RunSummary>
-  /** The events so far, as they are in this instant. */
-  events(tenantId: string, runId: string): AsyncGenerator<LogChunk>
+  /** The events so far, as they are in this instant. `ended`: the caller has seen that the run is over, and its last event is among them. */
+  events(tenantId: string, runId: string, ended?: boolean): AsyncGenerator<LogChunk>
   cancel(tenantId: string, runId: string): Promise<void>
   terminate(tenantId: string, runId: string): Promise<Terminated>
   /** Lets runs end for a while, interrupts the rest, and saves the sessions that rest. */
@@ -188,7 +188,9 @@ export function createRunService(deps: RunServiceDeps): RunService {
       if (!run) throw unknownRun()
       return run
     },
-    events: (tenantId, runId) => eventsSoFar(store, local(tenantId, runId)?.log, tenantId, runId),
+    // Its end is in the store before it is in memory.
+    events: (tenantId, runId, ended = false) =>
+      eventsSoFar(store, ended ? undefined : local(tenantId, runId)?.log, tenantId, runId),
     async cancel(tenantId, runId) {
       const run = local(tenantId, runId)
       if (run) {

@@ -221,3 +221,26 @@ test('runs are found by profile, session and time; what is no time is refused', 
   assert.deepEqual(await found('from=2999-01-01T00:00:00Z'), [])
   assert.equal((await get(s, '/api/runs?from=yesterday')).statusCode, 400)
 })
+
+test('a run that is seen to be over is seen with its last event, also before this process knows that its end was stored', async (t) => {
+  const told = Promise.withResolvers<void>()
+  const s = await stage(t, {
+    wrap: (store) => ({
+      ...store,
+      async finish(end) {
+        const finished = await store.finish(end)
+        await told.promise
+        return finished
+      },
+    }),
+  })
+  const id = runId()
+  await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, new AbortController().signal)
+  const detail = async () =>
+    (
+      await s.kernel.listeners['conductor']!.inject({ url: `/api/runs/${id}`, headers: { authorization: 'acme' } })
+    ).json()
+  await eventually('the run is over', async () => (await detail()).status === 'ok')
+  assert.equal((await detail()).events.at(-1).type, 'result')
+  told.resolve()
+})
