@@ -224,6 +224,8 @@ test('runs are found by profile, session and time; what is no time is refused', 
 
 test('a run that is seen to be over is seen with its last event, also before this process knows that its end was stored', async (t) => {
   const told = Promise.withResolvers<void>()
+  // Before the server is stopped, which waits for its runs.
+  t.after(() => told.resolve())
   const s = await stage(t, {
     wrap: (store) => ({
       ...store,
