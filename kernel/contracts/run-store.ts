@@ -12,11 +12,14 @@ export interface Claim {
   readonly sessionId: string
   readonly runId: string
   readonly epoch: number
+  /** The public run that ends with it, and the conversation that gets its answer. */
+  readonly chat?: { readonly publicRunId: string; readonly conversationId: string }
 }
 
 export interface StartRun {
   readonly tenantId: string
   readonly runId: string
+  /** Of a chat that is continued: the session that its conversation goes on in when it has none of its own any more. */
   readonly sessionId: string
   readonly task: Task
   /** Present when the session is new: its snapshot is stored with it. */

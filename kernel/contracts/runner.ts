@@ -24,6 +24,10 @@ export const ExecuteRun = Type.Object(
     mcpServers: Type.Optional(Type.Array(McpServer)),
     /** How many delegations led here; 0 unless given. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
+    /** Of the claim: a run under a higher one takes the session from a run whose owner has lost it. */
+    epoch: Type.Optional(Type.Integer({ minimum: 0 })),
+    /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 unless given: it ends with its connection. */
+    keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
     ...promptFields,
     ...attemptFields,
   },
@@ -180,9 +184,30 @@ export interface RunnerLink {
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
-   * `error` was cut. Aborting `signal` aborts the sidecar's turn.
+   * `error` was cut. Aborting `signal` aborts the sidecar's turn, unless its reason is `leaving`.
    */
   execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterable<Buffer>
+  /**
+   * Reads on in a run that this runner executes, or has executed within its `keepMs`. Its present reader is cut off. Signal
+   * and chunks as of `execute`. AppErrors: 404 `unknown_run`; 410 `run_gap` when what follows `afterSeq` is not kept any more.
+   */
+  attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterable<Buffer>
+}
+
+/**
+ * Reason with which a reader's signal aborts when it leaves a run to another reader: the run goes on, for its `keepMs`.
+ * Any other reason ends the run.
+ */
+export const leaving = 'leaving'
+
+/** From where another conductor reads on. */
+export interface AttachRun {
+  readonly sessionId: string
+  readonly runId: string
+  /** The last event that is stored. */
+  readonly afterSeq: number
+  /** Of the reader's claim. One that is lower than that of the present reader is refused with 409 `attempt_superseded`. */
+  readonly epoch: number
 }
 
 /** A runner in the same kernel as the conductor; at most one entry, named `local`. */

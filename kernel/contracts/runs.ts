@@ -48,8 +48,22 @@ export const ParentRun = Type.Object({
 })
 export type ParentRun = Static<typeof ParentRun>
 
-/** A task as it is started: a client cannot say that it was delegated. */
-export type Task = SubTask & { readonly parent?: ParentRun }
+/** The public chat that a run answers: its public run, message and conversation begin and end in the statements of the run. */
+export const ChatOf = Type.Object({
+  publicRunId: Type.String(),
+  conversationId: Type.String(),
+  publishedId: Type.String(),
+  /** The conversation exists: the run goes on in its session. */
+  continued: Type.Boolean(),
+  endUserId: Type.Optional(Type.String()),
+})
+export type ChatOf = Static<typeof ChatOf>
+
+/** A task as it is started: a client can say neither that it was delegated nor that it answers a chat. */
+export type Task = SubTask & { readonly parent?: ParentRun; readonly chat?: ChatOf }
+
+/** Behind every event: whoever follows from here is told the ending and nothing else. */
+export const endingOnly = 2 ** 30
 
 /** The `202` of `POST /api/runs`. */
 export const RunAccepted = Type.Object({
@@ -109,12 +123,18 @@ export interface LogChunk {
  */
 export interface RunDispatch {
   /**
-   * Starts a run and follows its events from the first one in the same round trip. The caller chooses `task.id`, so a
-   * repeated call after a lost answer attaches to the run that exists. AppErrors of the contract: `unknown_profile: <name>` 400,
-   * `session_busy` 409, `not_found` 404, 402 codes, `upstream` 502 when the conductor cannot be reached.
+   * Starts a run and follows its events behind `afterSeq` in the same round trip. The caller chooses `task.id`, so a
+   * repeated call after a lost answer attaches to the run that exists. It resolves once a runner has taken the run, or it has
+   * waited 2 s for one. Rejects with AppErrors: `unknown_profile: <name>` 400, `session_busy` 409, `not_found` 404, 402 codes;
+   * of a chat `conversation_not_found` 404, `conversation_busy` and `conversation_ended` 409. Nothing was begun when its status
+   * is below 500 or it is `retryable`; after any other error the run may exist.
    */
-  start(tenantId: string, task: SubTask & { id: string }, signal: AbortSignal): Promise<StartedRun>
-  /** Replays a run's events after `afterSeq`, then follows them until the terminal one. Resumes by itself after a cut, and gives up with `upstream` 502. */
+  start(tenantId: string, task: DispatchTask, afterSeq: number, signal: AbortSignal): Promise<StartedRun>
+  /**
+   * Replays a run's events after `afterSeq`, then follows them until the terminal one, which is told in any case: a reader who
+   * is past the end of a log (a killed conductor had shown more than it stored) gets it under its own number. Resumes by
+   * itself after a cut, and gives up with `upstream` 502. `not_found` 404 for an unknown run.
+   */
   follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk>
   /** Undefined for an unknown run. */
   find(tenantId: string, runId: string): Promise<RunSummary | undefined>
@@ -125,6 +145,7 @@ export interface RunDispatch {
   /** Fields for the gateway's `chat-gateway.ready` line, e.g. `conductor_internal_url`. Absent when dispatch is in process. */
   readonly about?: Readonly<Record<string, unknown>>
 }
+export type DispatchTask = SubTask & { readonly id: string; readonly chat?: ChatOf }
 export interface StartedRun extends RunAccepted {
   readonly events: AsyncIterable<LogChunk>
 }

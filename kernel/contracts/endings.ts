@@ -1,0 +1,56 @@
+import type { TerminalRunStatus } from './runs.ts'
+
+/** What one way of ending is: for the log, for people, and for whoever decides whether the run is tried again. */
+export interface EndingKind {
+  readonly status: Exclude<TerminalRunStatus, 'ok'>
+  /** For the tenant who started the run. */
+  readonly message: string
+  /** For the person who chats; unless given, that the agent could not answer. */
+  readonly told?: string
+  /** Whatever executed the run is gone or was not there: nothing is wrong with the run, and another attempt may succeed. */
+  readonly lost?: true
+}
+
+const again = 'The run was interrupted by a restart. Send the message again.'
+
+/**
+ * The endings that the service itself gives to runs, by their code. A runtime's own codes (`model_error`, …) are not among
+ * them: they are errors with the message that came with them.
+ */
+export const endings = {
+  cancelled: { status: 'cancelled', message: 'The run was cancelled.', told: 'The run was cancelled.' },
+  interrupted_by: { status: 'cancelled', message: 'The run was cancelled in favour of another one.' },
+  session_shutdown: { status: 'cancelled', message: 'The session was shut down before the run began.' },
+  interrupted: {
+    status: 'interrupted',
+    message: 'The server that executed this run went away before it ended.',
+    told: again,
+    lost: true,
+  },
+  timeout: {
+    status: 'error',
+    message: 'The run took longer than its profile allows.',
+    told: 'The agent took too long to answer.',
+  },
+  budget_exceeded: { status: 'error', message: 'The run has cost more than it may.' },
+  runner_protocol: { status: 'error', message: 'The runner sent a line that is no event, or one out of its place.' },
+  bad_event: { status: 'error', message: 'The sidecar sent something that is not a run event.' },
+  runner_lost: { status: 'error', message: 'The runner went away before the run ended.', lost: true },
+  runner_unreachable: { status: 'error', message: 'The runner cannot be reached.', lost: true },
+  runner_failed: { status: 'error', message: 'The runner answered with an error.', lost: true },
+  runner_draining: { status: 'error', message: 'The runner is about to stop and takes nothing new.', lost: true },
+  runner_stopping: { status: 'error', message: 'The runner is shutting down.', lost: true },
+  no_runner: { status: 'error', message: 'No runner can execute the run.', lost: true },
+  hydration_failed: { status: 'error', message: 'The session could not be restored.', lost: true },
+  sidecar_lost: { status: 'error', message: 'The sidecar stopped before the run was over.', lost: true },
+  sidecar_unreachable: { status: 'error', message: 'The sidecar cannot be reached.', lost: true },
+} as const satisfies Readonly<Record<string, EndingKind>>
+export type EndingCode = keyof typeof endings
+
+const byCode: Readonly<Record<string, EndingKind>> = endings
+
+/** True when another attempt may succeed. Anything that a runtime says itself is an answer, and is kept. */
+export const isLost = (code: string): boolean => byCode[code]?.lost === true
+
+/** What the person who chats is told. Any other text of an error may name providers, addresses or sessions, and stays inside. */
+export const toldOf = (code: string): string => byCode[code]?.told ?? 'The agent could not answer.'
