@@ -35,6 +35,10 @@ export const ProfileLimits = Type.Object(
   { additionalProperties: false },
 )
 
+/** What becomes of a run whose conductor, and with `retry` also whose runner or worker, dies. */
+export const onCrash = ['interrupt', 'resume', 'retry'] as const
+export type OnCrash = (typeof onCrash)[number]
+
 /** What a client writes. */
 export const ProfileInput = Type.Object(
   {
@@ -78,10 +82,13 @@ export const ProfileInput = Type.Object(
     ),
     limits: Type.Optional(ProfileLimits),
     onCrash: Type.Optional(
-      Type.Union([Type.Literal('interrupt'), Type.Literal('retry')], {
-        description:
-          'What becomes of a run whose worker, runner or conductor dies: it ends, which is the default, or it is tried again.',
-      }),
+      Type.Union(
+        onCrash.map((one) => Type.Literal(one)),
+        {
+          description:
+            "What becomes of a run whose conductor dies: it ends as `interrupted` (`interrupt`), or another conductor reads on where the store ends (`resume`). With `retry` it does so too, and is begun again when its worker or runner dies. The default is the installation's.",
+        },
+      ),
     ),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
     pool: Type.Optional(
@@ -110,7 +117,7 @@ export const Profile = Type.Object({
   sandbox: Type.Optional(Type.Unknown()),
   delegates: Type.Optional(Type.Array(Type.String())),
   limits: ProfileLimits,
-  onCrash: Type.Optional(Type.Union([Type.Literal('interrupt'), Type.Literal('retry')])),
+  onCrash: Type.Optional(Type.Union(onCrash.map((one) => Type.Literal(one)))),
   metadata: Type.Record(Type.String(), Type.Unknown()),
   pool: Type.Optional(Type.String()),
   /**
@@ -143,11 +150,18 @@ export function substrateOf({
   return workerMode === 'sandbox' || sandbox !== undefined ? true : undefined
 }
 
+/** A profile with its `placement`, as a session is created from it. */
+export interface PlacedProfile {
+  readonly profile: Profile
+  /** Of the tenant's profiles and pools when it was read: whoever starts a run with it has the store compare. */
+  readonly revision: number
+}
+
 /** Read access to profiles, for the plugins that run or publish them. */
 export interface Profiles {
   find(tenantId: string, name: string): Promise<Profile | undefined>
-  /** The same with `placement`, in one look-up: what a session is created from. */
-  findPlaced(tenantId: string, name: string): Promise<Profile | undefined>
+  /** May be from memory, and out of date, unless `fresh`. */
+  findPlaced(tenantId: string, name: string, fresh?: boolean): Promise<PlacedProfile | undefined>
   /** The same inside a transaction the caller already has. */
   findIn(tx: TenantTx, name: string): Promise<Profile | undefined>
 }

@@ -1,5 +1,6 @@
 import { capability } from '#kernel'
-import type { Profile } from './profiles.ts'
+import type { OnCrash, Profile } from './profiles.ts'
+import type { PromptFields } from './prompt.ts'
 import type { Usage } from './run-event.ts'
 import type { LogChunk, RunStatus, RunSummary, Task, TerminalRunStatus } from './runs.ts'
 import type { SandboxUse } from './sandbox-use.ts'
@@ -12,8 +13,8 @@ export interface Claim {
   readonly sessionId: string
   readonly runId: string
   readonly epoch: number
-  /** The public run that ends with it, and the conversation that gets its answer. */
-  readonly chat?: { readonly publicRunId: string; readonly conversationId: string }
+  /** The public run that ends with it, in the same statement. */
+  readonly publicRunId?: string
 }
 
 export interface StartRun {
@@ -22,8 +23,16 @@ export interface StartRun {
   /** Of a chat that is continued: the session that its conversation goes on in when it has none of its own any more. */
   readonly sessionId: string
   readonly task: Task
-  /** Present when the session is new: its snapshot is stored with it. */
-  readonly create?: Profile
+  /** Present when the session is new: its snapshot is stored with it, unless the tenant's profiles have changed since `revision`. */
+  readonly create?: NewSession
+}
+
+export interface NewSession {
+  readonly profile: Profile
+  /** Of the tenant's profiles and pools when the profile was read; not compared unless given. */
+  readonly revision?: number
+  /** The conversation of a chat goes on in this session instead of that one, which is gone. */
+  readonly insteadOf?: string
 }
 
 export type StartOutcome =
@@ -31,8 +40,13 @@ export type StartOutcome =
   /** The run id is taken: the caller attaches to it or answers 409, as its contract says. */
   | { readonly kind: 'exists'; readonly run: RunSummary }
   | { readonly kind: 'busy' }
-  | { readonly kind: 'no_session' }
-  | { readonly kind: 'other_profile'; readonly profile: string }
+  /** Of a continued chat: `sessionId` is the one that its conversation was in. */
+  | { readonly kind: 'no_session'; readonly sessionId?: string }
+  | { readonly kind: 'other_profile'; readonly profile: string; readonly sessionId?: string }
+  /** The agent has no conversation of that id. */
+  | { readonly kind: 'no_conversation' }
+  /** The profile was read before the last change of the tenant's profiles: read it again. */
+  | { readonly kind: 'stale_profile' }
 
 /** How many runs may wait for one session. */
 export const maxQueued = 100
@@ -73,24 +87,28 @@ export const sessionShutDown: EndReason = {
   message: 'The session was shut down before the run began.',
 }
 
-/** A run whose owner died and whose profile has it tried again. */
+/** A run whose owner died, or has handed it over. */
 export interface Orphan {
   readonly claim: Claim
   readonly task: Task
   readonly session: DurableSession
   /** How often it was begun. */
   readonly attempt: number
+  /** Its owner stopped in good order and left it for others to go on with. */
+  readonly handedOver: boolean
   /** Since it was first begun, in the store's time. */
   readonly elapsedMs: number
 }
 
 /** Goes on with orphans in this process. Without one they all end as `interrupted`. */
 export interface Adopter {
+  /** What a profile that says nothing has done with the runs of a dead owner. */
+  readonly onCrash: OnCrash
   /** How many it takes now: a burst of orphans is spread over several sweeps, and over all conductors. */
   room(): number
   /** Asked inside the transaction that takes the run from its owner. With a reason the run ends, as `interrupted`. */
   wants(orphan: Orphan): true | EndReason
-  /** The run belongs to this process, and its next attempt is counted. */
+  /** The run belongs to this process. */
   adopt(orphan: Orphan): void
 }
 
@@ -129,8 +147,21 @@ export interface FinishRun {
   readonly runtimeSessionId?: string
   /** Hash of the runner that took the run. Absent: none did, and the conversation is where it was. */
   readonly runner?: string
+  /** Whether what came with the prompt is kept: the conversation is restored from it. */
+  readonly keepInput?: boolean
   /** Events not stored yet, the terminal one included: made durable in the same transaction, before anyone sees it. */
   readonly tail: LogChunk | undefined
+}
+
+/** A finished run of a conversation, as its restoration needs it. */
+export interface PastRun {
+  readonly runId: string
+  readonly status: TerminalRunStatus
+  readonly prompt: string
+  readonly input: PromptFields | undefined
+  readonly metadata: Record<string, unknown> | undefined
+  readonly model: string | undefined
+  readonly log: readonly LogChunk[]
 }
 
 /**
@@ -138,8 +169,17 @@ export interface FinishRun {
  * PostgreSQL and memory serve the same contract and pass the same suite.
  */
 export interface RunStore {
-  /** One transaction: creates or claims the session and inserts the run. */
+  /** One transaction: creates or claims the session and inserts the run, with its public run, message and conversation if it answers a chat. */
   start(run: StartRun): Promise<StartOutcome>
+  /**
+   * Takes back a run that nobody has seen begin, with all that its start has written: as if it had never been asked for.
+   * False: the claim was lost.
+   */
+  discard(claim: Claim): Promise<boolean>
+  /** Leaves a run under way to whichever process takes it next. Nothing is written under this claim any more. False: it was lost. */
+  handOver(claim: Claim): Promise<boolean>
+  /** This process takes no runs over any more. True: there is another one that does. */
+  retreat(): Promise<boolean>
   /** Appends consecutive events. False: the claim was lost; stop writing. */
   append(claim: Claim, chunk: LogChunk): Promise<boolean>
   /** Appends the events that begin another attempt of the run, and counts it. False: the claim was lost. */
@@ -186,8 +226,10 @@ export interface RunStore {
   /** Keeps a copy of the conversation. False: the session was claimed since then, or another runner has it; the copy is old. */
   saveState(tenantId: string, sessionId: string, bundle: StateBundle, of: CopiedState): Promise<boolean>
   loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
+  /** Finished runs of a session, or of the whole conversation that `runId` belongs to, before that run, newest first, in pages. */
+  pastRuns(claim: Claim): AsyncIterable<readonly PastRun[]>
   /**
-   * Ends runs whose owner is dead as `interrupted`, one terminal event each, or hands them to the adopter. Returns how many it ended.
+   * Ends runs whose owner is dead as `interrupted`, one terminal event each, or gives them to the adopter. Returns how many it ended.
    * Safe to run anywhere, any time.
    */
   sweepOrphans(): Promise<number>

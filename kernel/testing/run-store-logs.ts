@@ -71,7 +71,7 @@ export function testLogs(open: OpenStore): void {
       runId: unique('run'),
       sessionId: unique('sess'),
       task: { profile: 'writer', prompt: nul, metadata: { note: nul } },
-      create: profile(),
+      create: { profile: profile() },
     })
     assert.equal(outcome.kind, 'started')
     if (outcome.kind !== 'started') return

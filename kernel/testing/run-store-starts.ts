@@ -93,7 +93,7 @@ export function testStarts(open: OpenStore): void {
       runId,
       sessionId: unique('sess'),
       task: { profile: 'writer', prompt: 'hello' },
-      create: profile(),
+      create: { profile: profile() },
     })
     assert.equal(repeated.kind, 'exists')
     assert.equal(repeated.kind === 'exists' && repeated.run.sessionId, sessionId)
@@ -113,7 +113,7 @@ export function testStarts(open: OpenStore): void {
           runId,
           sessionId: unique('sess'),
           task: { profile: 'writer', prompt: 'hello' },
-          create: profile(),
+          create: { profile: profile() },
         }),
       ),
     )

@@ -43,7 +43,7 @@ export async function begin(store: RunStore, tenantId = 'acme', runId = unique('
     runId,
     sessionId,
     task: { profile: 'writer', prompt: 'hello' },
-    create: profile(),
+    create: { profile: profile() },
   })
   assert.equal(outcome.kind, 'started')
   return { claim: (outcome as StartOutcome & { kind: 'started' }).claim, sessionId, runId }

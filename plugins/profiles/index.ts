@@ -9,7 +9,7 @@ import { RunnerPool } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
 import { createBroadcast } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
-import { workerPlacementOf } from './placement.ts'
+import { createPlacedProfiles, workerPlacementOf } from './placement.ts'
 import { profileRoutes, type ViewOf } from './routes.ts'
 import { createProfileService } from './service.ts'
 import { findPlaced, findProfile, findProfileIn } from './store.ts'
@@ -41,6 +41,7 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
+    const placed = createPlacedProfiles((tenantId, name) => findPlaced(database, tenantId, name))
     const service = createProfileService(database, broadcast, { skills, mcpServers })
     const viewOf: ViewOf = (profile) => {
       const { placement: _, ...stored } = profile
@@ -56,7 +57,7 @@ export default definePlugin({
       profiles: {
         find: (tenantId, name) => findProfile(database, tenantId, name),
         findIn: findProfileIn,
-        findPlaced: (tenantId, name) => findPlaced(database, tenantId, name),
+        findPlaced: placed.find,
       },
       broadcast,
     }

@@ -76,8 +76,9 @@ export function profileRoutes(
     },
     async (request, reply) => {
       const name = knownName(request.params.name)
-      const profile = await findPlaced(database, guard.callerOf(request).tenantId, name)
-      if (!profile) throw unknownProfile()
+      const placed = await findPlaced(database, guard.callerOf(request).tenantId, name)
+      if (!placed) throw unknownProfile()
+      const { profile } = placed
       void reply.header('etag', etagOf(profile.version))
       return viewOf(profile)
     },

@@ -1,6 +1,6 @@
 import { type Database, sqlState, type Statement, type TenantTx, violatedConstraint } from '#contracts/database'
 import { type Page, pageValues } from '#contracts/paging'
-import type { Profile } from '#contracts/profiles'
+import type { PlacedProfile, Profile } from '#contracts/profiles'
 import type { ProfileDocument } from './document.ts'
 import {
   idChanged,
@@ -37,14 +37,19 @@ export async function findProfileIn(tx: TenantTx, name: string): Promise<Profile
   return row && toProfile(row)
 }
 
-/** The first statement of every run in a new session. */
-export async function findPlaced(database: Database, tenantId: string, name: string): Promise<Profile | undefined> {
-  const [row] = await database.unit<PlacedRow>(tenantId, {
+/** A profile with its pool, and the revision of the tenant's profiles and pools at that moment. */
+export async function findPlaced(
+  database: Database,
+  tenantId: string,
+  name: string,
+): Promise<PlacedProfile | undefined> {
+  const [row] = await database.unit<PlacedRow & { revision: number }>(tenantId, {
     name: 'profiles_find_placed',
-    text: `SELECT ${placedColumns} FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
+    text: `SELECT ${placedColumns}, (SELECT broadcast_revision FROM tenants WHERE id = $1) AS revision
+           FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
     values: [tenantId, name],
   })
-  return row && toPlaced(row)
+  return row && { profile: toPlaced(row), revision: row.revision }
 }
 
 /** `q`: a part of the name, in any case. */

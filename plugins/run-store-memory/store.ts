@@ -104,7 +104,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
   const end = (run: StoredRun, how: Omit<FinishRun, 'claim'>, at = now()): void => {
     const { runId, sessionId } = run.summary
     if (how.tail) run.log.push(how.tail)
-    run.input = undefined
+    if (!how.keepInput) run.input = undefined
     run.summary = {
       ...run.summary,
       status: how.status,
@@ -145,7 +145,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       let session = sessions.get(keyOf(tenantId, sessionId))
       if (run.create) {
         if (session) return { kind: 'busy' }
-        session = newSession(sessionId, run.create, now())
+        session = newSession(sessionId, run.create.profile, now())
       }
       if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
       if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
@@ -204,6 +204,37 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       const run = claimed(claim)
       if (run) end(run, how)
       return run !== undefined
+    },
+    async discard(claim) {
+      const run = claimed(claim)
+      if (!run) return false
+      const { tenantId, sessionId, runId } = claim
+      const key = keyOf(tenantId, runId)
+      running.delete(key)
+      started.delete(key)
+      const sessionKey = keyOf(tenantId, sessionId)
+      const session = sessions.get(sessionKey)!
+      session.claimRun = undefined
+      const { runCount, lastRunStatus } = session.dto
+      const status = lastRunStatus === 'error' ? 'errored' : 'idle'
+      session.dto = { ...session.dto, status, runCount: runCount - 1 }
+      if (runCount === 1 && run.ordinal === 1) sessions.delete(sessionKey)
+      else if (queues.head(sessionKey)) for (const waiter of waiters) waiter(tenantId, sessionId)
+      return true
+    },
+    // There is nobody else.
+    handOver: async () => false,
+    retreat: async () => false,
+    async *pastRuns({ tenantId, sessionId }) {
+      const past = [...started.values()].filter(
+        (run) => run.tenantId === tenantId && run.summary.sessionId === sessionId && run.ordinal > 0,
+      )
+      yield past.toReversed().flatMap(({ summary, input, log }) => {
+        const { runId, status, subTask, usage } = summary
+        if (!isTerminal(status)) return []
+        const metadata = subTask.metadata as Record<string, unknown> | undefined
+        return [{ runId, status, prompt: subTask.prompt, input, metadata, model: usage?.model, log: [...log] }]
+      })
     },
     async steal(tenantId, runId, status, reason) {
       const run = runOf(tenantId, runId)

@@ -12,6 +12,12 @@ const renew = {
   name: 'instance-renew',
   text: `UPDATE instances SET lease_until = now() + $2 * interval '1 millisecond' WHERE id = $1 AND NOT dead RETURNING id`,
 }
+// Both in one statement: of two that stop at once, at most one finds the other still there.
+const retreat = {
+  name: 'instance-retreat',
+  text: `WITH self AS (UPDATE instances SET stopping = true WHERE id = $1)
+    SELECT 1 FROM instances WHERE kind = 'conductor' AND id <> $1 AND NOT dead AND NOT stopping AND lease_until > now() LIMIT 1`,
+}
 const retire = {
   name: 'instance-retire',
   text: `UPDATE instances SET dead = true, lease_until = least(lease_until, now()) WHERE id = $1`,
@@ -32,6 +38,8 @@ export interface Instance {
   /** Renews the lease. Finding the row dead or gone, it registers anew and tells the listeners that all claims were lost. */
   beat(): Promise<void>
   onFenced(listener: () => void): void
+  /** Says that this process takes nothing over any more. True: another one does. */
+  retreat(): Promise<boolean>
   close(): Promise<void>
 }
 
@@ -75,6 +83,10 @@ export function createInstance(db: Database, options: InstanceOptions): Instance
       }))
     },
     onFenced: (listener) => void listeners.push(listener),
+    async retreat() {
+      const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [id] }])
+      return others.length > 0
+    },
     async close() {
       if (timer === undefined) return
       clearInterval(timer)

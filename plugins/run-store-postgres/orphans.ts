@@ -1,124 +1,79 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database, TenantTx } from '#contracts/database'
-import { createEventEncoder } from '#contracts/run-event'
+import type { Database } from '#contracts/database'
+import { endings } from '#contracts/endings'
 import type { Prices } from '#contracts/prices'
-import type { Adopter, EndReason } from '#contracts/run-store'
+import type { Adopter, EndReason, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { adoptOrphans } from './adoption.ts'
-import { type EndedRow, finishStatement } from './claims.ts'
-import { tallyOf } from './tally.ts'
+import { claimOf, endTaken, type Taken } from './ends.ts'
+import { type TaskRow, toDurable, toTask } from './rows.ts'
+import { prepared } from './sql.ts'
+
+/** The owner of runs whose owner has left them to others. */
+export const handedOver = 'handed-over'
 
 const taking = (which: string): string => `
-  WITH taken AS (
-    UPDATE runs SET claim_epoch = claim_epoch + 1, claim_owner = $3
-    WHERE tenant_id = $1 AND ${which} AND status = 'running'
-    RETURNING id, session_id, claim_epoch
+  taken AS (
+    UPDATE runs SET claim_epoch = claim_epoch + 1, claim_owner = :self
+    WHERE tenant_id = :tenant AND ${which} AND status = 'running'
+    RETURNING id, session_id, claim_epoch, attempt, prompt, metadata, input, parent, public_run, started_at
   ), session AS (
-    UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = $3
-    FROM taken WHERE s.tenant_id = $1 AND s.id = taken.session_id AND s.claim_run = taken.id
-  )
-  SELECT id, session_id, claim_epoch::int AS epoch FROM taken`
+    UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = :self
+    FROM taken WHERE s.tenant_id = :tenant AND s.id = taken.session_id AND s.claim_run = taken.id
+  )`
+const asTaken = 'SELECT id, session_id, claim_epoch::int AS epoch, public_run FROM taken'
 
-const takeOne = { name: 'run-take-one', text: taking('id = $2') }
-const takeQueued = {
-  name: 'run-take-queued',
-  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND run_id = $2 RETURNING run_id AS id, session_id, 0 AS epoch`,
-}
+const takeOne = prepared('run-take-one', `WITH ${taking('id = :run')} ${asTaken}`)
+const takeQueued = prepared(
+  'run-take-queued',
+  `WITH gone AS (DELETE FROM run_queue WHERE tenant_id = :tenant AND run_id = :run RETURNING run_id, session_id)
+   SELECT gone.run_id AS id, gone.session_id, 0 AS epoch, r.public_run
+   FROM gone JOIN runs r ON r.tenant_id = :tenant AND r.id = gone.run_id`,
+)
+
 /** How many runs one transaction of a sweep ends: it holds their locks and their events meanwhile. */
 const sweepSize = 200
 // No run is older than its longest timeout, a day: the bound keeps a sweep from reading all that the dead owner ever ran.
 // SKIP LOCKED: several conductors may sweep at once, and each takes what no other has.
-const takeOrphans = {
-  name: 'run-take-orphans',
-  text: taking(`id IN (
-      SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'
-        AND ($4 OR (SELECT s.profile_snapshot ->> 'onCrash' FROM sessions s
-                    WHERE s.tenant_id = $1 AND s.id = runs.session_id) IS DISTINCT FROM 'retry')
-      LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`),
-}
-const nextSeqs = {
-  name: 'run-next-seqs',
-  text: `SELECT run_id, max(first_seq + count) AS next FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2) GROUP BY run_id`,
+const ofOwner = `tenant_id = :tenant AND claim_owner = :owner AND started_at > now() - interval '25 hours' AND status = 'running'`
+const goesOn = `(:owner = '${handedOver}' OR coalesce(
+  (SELECT s.profile_snapshot ->> 'onCrash' FROM sessions s WHERE s.tenant_id = :tenant AND s.id = runs.session_id), :onCrash
+) <> 'interrupt')`
+const takeOrphans = prepared(
+  'run-take-orphans',
+  `WITH ${taking(`id IN (
+     SELECT id FROM runs WHERE ${ofOwner} AND NOT ${goesOn} LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`)} ${asTaken}`,
+)
+// Picked on their own: as a sub-select the limit may be applied again for each row.
+const takeToGoOn = prepared(
+  'run-take-to-go-on',
+  `WITH picked AS MATERIALIZED (
+     SELECT id FROM runs WHERE ${ofOwner} AND ${goesOn} ORDER BY started_at LIMIT :room FOR UPDATE SKIP LOCKED
+   ), ${taking('id IN (SELECT id FROM picked)')}
+   SELECT t.id AS run_id, t.claim_epoch::int AS epoch, t.attempt, t.prompt, t.metadata, t.input, t.parent, t.public_run,
+     extract(epoch FROM clock_timestamp() - t.started_at) * 1000 AS elapsed,
+     s.id, s.profile_snapshot, s.status, s.runtime_session_id, s.state_rev::int AS state_rev, s.runner_hash
+   FROM taken t JOIN sessions s ON s.tenant_id = :tenant AND s.id = t.session_id`,
+)
+
+interface OrphanRow extends TaskRow {
+  readonly attempt: number
+  readonly elapsed: number | string
+  readonly public_run: string | null
 }
 
-export interface Taken {
-  readonly id: string
-  readonly session_id: string
-  readonly epoch: number
-}
-
-/**
- * Ends what was taken from its owner or its queue, each with one terminal event behind its last stored one. Resolves to the
- * sessions that are free now while runs wait for them.
- */
-export async function endTaken(
-  tx: TenantTx,
-  taken: readonly Taken[],
-  status: TerminalRunStatus,
-  reason: EndReason,
-  prices?: Prices,
-): Promise<string[]> {
-  if (taken.length === 0) return []
-  const { tenantId } = tx
-  const wanted: string[] = []
-  const seqs = await tx.query<{ run_id: string; next: number }>({
-    ...nextSeqs,
-    values: [tenantId, taken.map((run) => run.id)],
-  })
-  const next = new Map(seqs.map((row) => [row.run_id, row.next]))
-  for (const run of taken) {
-    const firstSeq = next.get(run.id) ?? 1
-    // What nobody began has used nothing.
-    const used = next.has(run.id) ? await tallyOf(tx, run.id, prices) : {}
-    const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
-    const [ended] = await tx.query<EndedRow>(
-      finishStatement({
-        claim: { tenantId, sessionId: run.session_id, runId: run.id, epoch: run.epoch },
-        status,
-        sessionStatus: 'idle',
-        error: reason,
-        ...used,
-        tail: { firstSeq, count: 1, lines: Buffer.from(line) },
-      }),
-    )
-    if (ended?.waiting) wanted.push(run.session_id)
-  }
-  return wanted
-}
-
-export interface OrphanDeps {
-  readonly onWanted: OnWanted
-  readonly prices: Prices | undefined
-}
+const toOrphan = (tenantId: string, row: OrphanRow, owner: string): Orphan => ({
+  claim: claimOf(tenantId, { id: row.run_id, session_id: row.id, epoch: row.epoch, public_run: row.public_run }),
+  session: toDurable(row),
+  attempt: row.attempt,
+  handedOver: owner === handedOver,
+  elapsedMs: Math.round(Number(row.elapsed)),
+  task: toTask(row),
+})
 
 /** Told of sessions that are free while runs wait for them. */
 export type OnWanted = (tenantId: string, sessionId: string) => void
 
-/** Takes one run from whoever holds it, or from its queue, and ends it. One transaction: a failure leaves the owner in its rights. */
-export async function stealRun(
-  deps: OrphanDeps & { readonly db: Database; readonly thief: string },
-  tenantId: string,
-  runId: string,
-  status: TerminalRunStatus,
-  reason: EndReason,
-): Promise<boolean> {
-  const { taken, wanted } = await deps.db.tenant(tenantId, async (tx) => {
-    // In this order: a run goes from its queue to an owner and never back.
-    const queued = await tx.query<Taken>({ ...takeQueued, values: [tenantId, runId] })
-    const run =
-      queued.length > 0 ? queued : await tx.query<Taken>({ ...takeOne, values: [tenantId, runId, deps.thief] })
-    return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, deps.prices) }
-  })
-  for (const sessionId of wanted) deps.onWanted(tenantId, sessionId)
-  return taken
-}
-
-const interrupted: EndReason = {
-  code: 'interrupted',
-  message: 'The server that executed this run went away before it ended.',
-}
-
-// Conductors only: a gateway's row dies too, and is the gateway's to sweep.
+// Conductors only: a gateway of an earlier release has rows too, which are its own to sweep.
 const markDead = {
   name: 'instance-mark-dead',
   text: `UPDATE instances SET dead = true WHERE kind = 'conductor' AND NOT dead AND lease_until < now()`,
@@ -137,46 +92,83 @@ const forget = { name: 'instance-forget', text: `DELETE FROM instances WHERE id 
 // Row security hides every run from a transaction without a tenant, so a sweep goes from tenant to tenant.
 const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
-export interface Orphans {
-  sweep(): Promise<number>
-  handTo(adopter: Adopter): void
-  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
-  endOf(tenantId: string, owner: string): Promise<number>
+const { message: interruptedMessage } = endings.interrupted
+const interrupted: EndReason = { code: 'interrupted', message: interruptedMessage }
+
+export interface OrphanDeps {
+  readonly db: Database
+  readonly self: () => string
+  readonly onWanted: OnWanted
+  /** What the runs cost that are ended for somebody else; not known without. */
+  readonly prices: Prices | undefined
+  readonly log: FastifyBaseLogger
 }
 
-export function createOrphans(
-  db: Database,
-  self: () => string,
-  { onWanted, prices, log }: OrphanDeps & { readonly log: FastifyBaseLogger },
-): Orphans {
+/** The runs of processes that died, and of those that left theirs to others. */
+export interface Orphans {
+  sweep(): Promise<number>
+  /** Takes over what was left to others in one tenant, now. */
+  takeOver(tenantId: string): Promise<void>
+  giveTo(adopter: Adopter): void
+  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
+  endOf(tenantId: string, owner: string): Promise<number>
+  /** Takes one run from whoever holds it, or from its queue, and ends it. */
+  steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
+}
+
+export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): Orphans {
   const sweptOnce = new Set<string>()
   let adopter: Adopter | undefined
   let round = 0
   let sweeping: Promise<number> | undefined
-  const sweepTenant = async (tenantId: string, owner: string): Promise<number> => {
-    let total = 0
-    for (;;) {
+
+  const tellWanted = (tenantId: string, sessionIds: readonly string[]): void => {
+    for (const sessionId of sessionIds) onWanted(tenantId, sessionId)
+  }
+  const endThose = async (tenantId: string, owner: string): Promise<number> => {
+    for (let total = 0; ;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
-        const values = [tenantId, owner, self(), adopter === undefined]
-        const taken = await tx.query<Taken>({ ...takeOrphans, values })
+        const onCrash = adopter?.onCrash ?? 'interrupt'
+        const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: self(), onCrash }))
         return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, prices) }
       })
-      for (const sessionId of wanted) onWanted(tenantId, sessionId)
+      tellWanted(tenantId, wanted)
       total += ended
       if (ended < sweepSize) return total
     }
   }
-  /** Hands over as many as there is room for. Resolves to the owners that may have left more. */
-  const adopt = async (tenants: readonly { id: string }[], due: readonly { id: string }[]): Promise<Set<string>> => {
+  /** Takes runs that go on from their owner, and ends those that may not any more. Resolves to how many it took. */
+  const adoptThose = async (tenantId: string, owner: string, room: number, to: Adopter): Promise<number> => {
+    const { going, ended, wanted } = await db.tenant(tenantId, async (tx) => {
+      const values = { tenant: tenantId, owner, self: self(), onCrash: to.onCrash, room }
+      const rows = await tx.query<OrphanRow>(takeToGoOn(values))
+      const orphans = rows.map((row) => toOrphan(tenantId, row, owner))
+      const mine: Orphan[] = []
+      const free: string[] = []
+      for (const [i, orphan] of orphans.entries()) {
+        const answer = to.wants(orphan)
+        if (answer === true) mine.push(orphan)
+        else {
+          const { run_id: id, id: session_id, epoch, public_run } = rows[i]!
+          free.push(...(await endTaken(tx, [{ id, session_id, epoch, public_run }], 'interrupted', answer, prices)))
+        }
+      }
+      return { going: mine, ended: orphans.length - mine.length, wanted: free }
+    })
+    for (const orphan of going) to.adopt(orphan)
+    tellWanted(tenantId, wanted)
+    return going.length + ended
+  }
+  /** Adopts as many as there is room for. Resolves to the owners that may have left more. */
+  const adopt = async (tenants: readonly { id: string }[], owners: readonly string[]): Promise<Set<string>> => {
     const left = new Set<string>()
     if (!adopter) return left
     let room = adopter.room()
     // Another tenant is the first each time: many orphans of one keep nobody else's waiting.
     const first = round++ % Math.max(tenants.length, 1)
     for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
-      for (const { id: owner } of due) {
-        const order = { db, tenantId: tenant.id, owner, self: self(), room, adopter, onWanted, prices }
-        const taken = room > 0 ? await adoptOrphans(order) : 0
+      for (const owner of owners) {
+        const taken = room > 0 ? await adoptThose(tenant.id, owner, room, adopter) : 0
         if (taken >= room) left.add(owner)
         room -= taken
       }
@@ -186,12 +178,13 @@ export function createOrphans(
   const sweepAll = async (): Promise<number> => {
     const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
     const due = dead.filter((row) => row.settled || !sweptOnce.has(row.id))
-    if (due.length === 0) return 0
+    // Whoever stopped in good order told everybody at once; a telling that was lost is made good while its row is there.
+    if (due.length === 0 && dead.length === 0) return 0
     const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
     let total = 0
-    for (const tenant of tenants) for (const { id } of due) total += await sweepTenant(tenant.id, id)
+    for (const tenant of tenants) for (const { id } of due) total += await endThose(tenant.id, id)
     if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
-    const left = await adopt(tenants, due)
+    const left = await adopt(tenants, [handedOver, ...due.map(({ id }) => id)])
     const swept = due.filter(({ id }) => !left.has(id))
     for (const { id } of swept) sweptOnce.add(id)
     const settled = swept.filter((row) => row.settled).map((row) => row.id)
@@ -200,19 +193,34 @@ export function createOrphans(
     return total
   }
   return {
-    handTo(to) {
+    giveTo(to) {
       adopter = to
     },
     sweep: () =>
       (sweeping ??= sweepAll().finally(() => {
         sweeping = undefined
       })),
+    async takeOver(tenantId) {
+      await adopt([{ id: tenantId }], [handedOver])
+    },
     async endOf(tenantId, owner) {
       const [, alive] = await db.systemBatch<[object[], object[]]>([
         { ...markOneDead, values: [owner] },
         { ...isAlive, values: [owner] },
       ])
-      return alive.length > 0 ? 0 : sweepTenant(tenantId, owner)
+      return alive.length > 0 ? 0 : endThose(tenantId, owner)
+    },
+    async steal(tenantId, runId, status, reason) {
+      // One transaction: a failure leaves the owner in its rights.
+      const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
+        const values = { tenant: tenantId, run: runId, self: self() }
+        // In this order: a run goes from its queue to an owner and never back.
+        const queued = await tx.query<Taken>(takeQueued(values))
+        const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
+        return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, prices) }
+      })
+      tellWanted(tenantId, wanted)
+      return taken
     },
   }
 }

@@ -1,8 +1,8 @@
 import type { Database } from '#contracts/database'
 import { type EnqueueOutcome, type EnqueueRun, interruptedBy, maxQueued, type NextOutcome } from '#contracts/run-store'
-import { runById } from './claims.ts'
-import { endTaken, type Taken } from './orphans.ts'
-import { inputOf, type RunRow, storable, type TaskRow, toDurable, toRun, toTask } from './rows.ts'
+import { endTaken, type Taken } from './ends.ts'
+import type { OnWanted } from './orphans.ts'
+import { inputOf, type RunRow, runById, storable, type TaskRow, toDurable, toRun, toTask } from './rows.ts'
 
 // Whoever changes a queue holds its session's row: enqueue, claim and shutdown of one session happen one after the other, and
 // the end of a run that is committing meanwhile is waited for and seen.
@@ -129,5 +129,34 @@ export async function claimNextRun(
     claim: { tenantId, sessionId, runId: row.run_id, epoch: row.epoch },
     session: { ...toDurable(row), status: 'running' },
     task: toTask({ ...row, run_id: row.run_id }),
+  }
+}
+
+const listTenants = { name: 'queue-tenants', text: 'SELECT tenant_id, stamp::text AS stamp FROM run_queue_tenants' }
+// What nobody may be about to start: the free sessions, and those that a waiting interrupt wants for itself.
+const listWanted = {
+  name: 'queue-wanted',
+  text: `
+    SELECT q.session_id, bool_or(q.front) OR s.status <> 'running' AS wanted
+    FROM run_queue q JOIN sessions s ON s.tenant_id = q.tenant_id AND s.id = q.session_id
+    WHERE q.tenant_id = $1 GROUP BY q.session_id, s.status`,
+}
+const forget = {
+  name: 'queue-forget-tenant',
+  text: 'DELETE FROM run_queue_tenants WHERE tenant_id = $1 AND stamp::text = $2',
+}
+
+/**
+ * Tells of every session that runs wait for and nobody executes in. A conductor may die between the end of one run and the
+ * start of the next, or between an interrupt and what it is for: then all the others hear of it here.
+ */
+export async function sweepQueues(db: Database, onWanted: OnWanted): Promise<void> {
+  const [tenants] = await db.systemBatch<[{ tenant_id: string; stamp: string }[]]>([listTenants])
+  for (const { tenant_id: tenantId, stamp } of tenants) {
+    const [sessions] = await db.batch<[{ session_id: string; wanted: boolean }[]]>(tenantId, [
+      { ...listWanted, values: [tenantId] },
+    ])
+    for (const { session_id, wanted } of sessions) if (wanted) onWanted(tenantId, session_id)
+    if (sessions.length === 0) await db.systemBatch([{ ...forget, values: [tenantId, stamp] }])
   }
 }

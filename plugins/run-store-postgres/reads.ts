@@ -1,12 +1,12 @@
 import type { Database } from '#contracts/database'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import type { RunStatus } from '#contracts/runs'
-import { runById } from './claims.ts'
 import {
   type ChunkRow,
   type DurableRow,
   durableColumns,
   type RunRow,
+  runById,
   runColumns,
   sessionColumns,
   type SessionRow,

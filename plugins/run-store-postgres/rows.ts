@@ -26,6 +26,11 @@ export interface RunRow {
 export const runColumns =
   'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt, input_info, parent'
 
+export const runById = {
+  name: 'run-by-id',
+  text: `SELECT ${runColumns} FROM runs WHERE tenant_id = $1 AND id = $2`,
+}
+
 export interface SessionRow {
   readonly id: string
   readonly profile: string

@@ -1,7 +1,7 @@
 import type { Database } from '#contracts/database'
 import { type RunStore, sessionShutDown } from '#contracts/run-store'
 import type { SessionStatus } from '#contracts/sessions'
-import { endTaken, type Taken } from './orphans.ts'
+import { endTaken, type Taken } from './ends.ts'
 import { storable } from './rows.ts'
 
 const lockSession = {

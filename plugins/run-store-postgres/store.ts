@@ -1,15 +1,16 @@
 import type { Database } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
-import type { RunStore } from '#contracts/run-store'
-import { createAsks } from './asks.ts'
-import { appendStatement, type EndedRow, finishStatement, retryStatement, startRun } from './claims.ts'
+import type { Claim, RunStore } from '#contracts/run-store'
+import { appendStatement, discardStatement, type EndedRow, finishStatement, retryStatement } from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
-import { createOrphans, stealRun } from './orphans.ts'
-import { claimNextRun, enqueueRun } from './queue.ts'
+import { createLostClaims } from './lost-claims.ts'
+import { createOrphans } from './orphans.ts'
+import { readPastRuns } from './past-runs.ts'
+import { claimNextRun, enqueueRun, sweepQueues } from './queue.ts'
 import { createReads } from './reads.ts'
+import { createSignals, handOverStatement } from './signals.ts'
+import { startRun } from './starts.ts'
 import { createState } from './state.ts'
-import { createStrays } from './strays.ts'
-import { sweepQueues } from './waiting.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
   /** What the runs cost that are ended for somebody else; not known without. */
@@ -27,67 +28,70 @@ export interface PostgresRunStore extends RunStore {
 }
 
 export function createPostgresRunStore(db: Database, options: PostgresRunStoreOptions): PostgresRunStore {
+  const { prices, log } = options
   const instance = createInstance(db, options)
   const self = (): string => instance.id
   const waiters: Parameters<RunStore['onWaiting']>[0][] = []
   const onWanted = (tenantId: string, sessionId: string): void => {
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
-  const asks = createAsks(db)
-  const orphans = createOrphans(db, self, { onWanted, prices: options.prices, log: options.log })
+  const signals = createSignals(db)
+  const orphans = createOrphans({ db, self, onWanted, prices, log })
   const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
-  const steal: RunStore['steal'] = (tenantId, runId, status, reason) =>
-    stealRun({ db, thief: self(), onWanted, prices: options.prices }, tenantId, runId, status, reason)
-  const strays = createStrays(db, self, steal, options.strayMs)
+  const lostClaims = createLostClaims(db, self, orphans.steal, options.strayMs)
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
-  const warn = (what: string) => (err: unknown) => options.log.warn({ err }, `${what} failed`)
-  const listen = (): Promise<void> => asks.open().catch(warn('listening to other conductors'))
+  const warn = (what: string) => (err: unknown) => log.warn({ err }, `${what} failed`)
+  const takeOver = (tenantId: string): void => void orphans.takeOver(tenantId).catch(warn('taking runs over'))
+  const listen = (): Promise<void> => signals.open(takeOver).catch(warn('listening to other conductors'))
   const sweep = (): void => {
     sweeping = Promise.all([
       orphans.sweep().catch(warn('the orphan sweep')),
       sweepQueues(db, onWanted).catch(warn('the sweep of queues')),
-      strays.sweep().catch(warn('the look for lost claims')),
+      lostClaims.sweep().catch(warn('the look for lost claims')),
       listen(),
     ])
+  }
+  /** A unit of work on a claimed run; undefined: the claim was lost. */
+  const claimed = async <Row extends object>(
+    { tenantId, sessionId }: Claim,
+    statement: Parameters<Database['unit']>[1],
+    bytes = 0,
+  ): Promise<Row | undefined> => {
+    const [row] = await db.unit<Row>(tenantId, statement, { order: sessionId, bytes })
+    return row
+  }
+  /** The same of one that frees its session. */
+  const freeing = async (claim: Claim, statement: Parameters<Database['unit']>[1], bytes = 0): Promise<boolean> => {
+    const ended = await claimed<EndedRow>(claim, statement, bytes)
+    if (ended?.waiting) onWanted(claim.tenantId, claim.sessionId)
+    return ended !== undefined
   }
   return {
     ...createReads(db),
     ...createState(db),
-    start: (run) => strays.watch(run.tenantId, startRun(starting, run)),
-    async append(claim, chunk) {
-      const { tenantId, sessionId } = claim
-      const owned = await db.unit(tenantId, appendStatement(claim, chunk), {
-        order: sessionId,
-        bytes: chunk.lines.length,
-      })
-      return owned.length > 0
-    },
-    async retry(claim, attempt, chunk) {
-      const { tenantId, sessionId } = claim
-      const statement = retryStatement(claim, attempt, chunk)
-      const owned = await db.unit(tenantId, statement, { order: sessionId, bytes: chunk.lines.length })
-      return owned.length > 0
-    },
-    async finish(end) {
-      const { tenantId, sessionId } = end.claim
-      const [ended] = await db.unit<EndedRow>(tenantId, finishStatement(end), {
-        order: sessionId,
-        bytes: end.tail?.lines.length ?? 0,
-      })
-      if (ended?.waiting) onWanted(tenantId, sessionId)
-      return ended !== undefined
-    },
-    steal,
+    pastRuns: (claim) => readPastRuns(db, claim),
+    start: (run) => lostClaims.watch(run.tenantId, startRun(starting, run)),
+    append: async (claim, chunk) =>
+      (await claimed(claim, appendStatement(claim, chunk), chunk.lines.length)) !== undefined,
+    retry: async (claim, attempt, chunk) =>
+      (await claimed(claim, retryStatement(claim, attempt, chunk), chunk.lines.length)) !== undefined,
+    finish: (end) => freeing(end.claim, finishStatement(end), end.tail?.lines.length),
+    discard: (claim) => freeing(claim, discardStatement(claim)),
+    handOver: async (claim) =>
+      (await claimed(claim, handOverStatement({ tenant: claim.tenantId, run: claim.runId, epoch: claim.epoch }))) !==
+      undefined,
+    retreat: () => instance.retreat(),
+    steal: orphans.steal,
     enqueue: (run) => enqueueRun(db, run),
-    claimNext: (tenantId, sessionId) => strays.watch(tenantId, claimNextRun(db, self(), tenantId, sessionId)),
+    claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, self(), tenantId, sessionId)),
     onWaiting: (listener) => void waiters.push(listener),
-    ask: (tenantId, runId, reason) => asks.ask(tenantId, runId, reason),
-    onAsked: (listener) => asks.onAsked(listener),
+    ask: (tenantId, runId, reason) => signals.ask(tenantId, runId, reason),
+    onAsked: (listener) => signals.onAsked(listener),
     sweepOrphans: () => orphans.sweep(),
-    onOrphan: (adopter) => orphans.handTo(adopter),
+    onOrphan: (adopter) => orphans.giveTo(adopter),
     onFenced: (listener) => instance.onFenced(listener),
-    executing: (check) => strays.executing(check),
+    executing: (check) => lostClaims.executing(check),
     async open() {
       await instance.open()
       await listen()
@@ -97,7 +101,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     async close() {
       clearInterval(timer)
       await sweeping
-      await asks.close()
+      await signals.close()
       await instance.close()
     },
   }

@@ -39,7 +39,7 @@ test('the look-up before a run brings what the pool allows', async (t) => {
   await call('POST', '/api/profiles', { name: 'p', pool: 'gpu' })
   await call('POST', '/api/profiles', { name: 'q', pool: 'any' })
   await call('POST', '/api/profiles', { name: 'r' })
-  const placement = async (name: string) => (await profiles.findPlaced('acme', name))?.placement
+  const placement = async (name: string) => (await profiles.findPlaced('acme', name, true))?.profile.placement
   assert.deepEqual(await placement('p'), { runners: ['abcdef01', 'abcdef02'] })
   assert.deepEqual(await placement('q'), {})
   assert.equal(await placement('r'), undefined)

@@ -40,7 +40,7 @@ export async function conductor(
         const select = { text: 'SELECT name FROM profiles WHERE name = $1', values: [name] }
         return (await deps.database.batch<[Profile[]]>(tenantId, [select]))[0][0]
       }
-      return { profiles: { find, findIn: (tx, name) => find(tx.tenantId, name), findPlaced: find } }
+      return { profiles: { find, findIn: (tx, name) => find(tx.tenantId, name), findPlaced: async () => undefined } }
     },
   })
   const kernel = await testKernel(t, [

@@ -53,7 +53,7 @@ export async function begin(store: RunStore, runId: string, sessionId: string, f
     runId,
     sessionId,
     task: { profile: 'writer', prompt: `Write ${runId}` },
-    ...(fresh ? { create } : {}),
+    ...(fresh ? { create: { profile: create } } : {}),
   })
   return (outcome as StartOutcome & { kind: 'started' }).claim
 }

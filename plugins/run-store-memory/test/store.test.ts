@@ -15,7 +15,7 @@ test('memory is bounded: the oldest finished runs and resting sessions give way,
       runId: `r${i}`,
       sessionId: `s${i}`,
       task: { profile: 'p', prompt: 'x' },
-      create,
+      create: { profile: create },
     })
     assert.equal(outcome.kind, 'started')
     if (outcome.kind !== 'started' || i === 0) continue

@@ -18,7 +18,7 @@ async function begin(store: RunStore, tenantId: string, id: string, onCrash?: 'r
     runId: `run-${id}`,
     sessionId: `sess-${id}`,
     task: { profile: 'p', prompt: `do ${id}`, metadata: { of: id }, attachments },
-    create: profile(onCrash),
+    create: { profile: profile(onCrash) },
   })
   return outcome.kind === 'started' ? outcome.claim : assert.fail(outcome.kind)
 }
@@ -34,7 +34,7 @@ async function expireOwner(db: Database, claim: Claim): Promise<void> {
 /** Takes whatever it is offered, `room` at a time. */
 function adopting(store: RunStore, room = 50, wants: Adopter['wants'] = () => true): Orphan[] {
   const adopted: Orphan[] = []
-  store.onOrphan({ room: () => room, wants, adopt: (orphan) => void adopted.push(orphan) })
+  store.onOrphan({ onCrash: 'interrupt', room: () => room, wants, adopt: (orphan) => void adopted.push(orphan) })
   return adopted
 }
 
@@ -63,7 +63,7 @@ test('a run that is tried again goes from its dead owner to the one that sweeps;
   assert.deepEqual(orphan!.task.attachments, attachments)
   assert.ok(orphan!.elapsedMs >= 0 && orphan!.elapsedMs < 600_000)
   const run = await b.findRun('acme', claim.runId)
-  assert.deepEqual([run?.status, run?.attempt], ['running', 2])
+  assert.deepEqual([run?.status, run?.attempt], ['running', 1])
   assert.equal(await a.append(claim, chunkOf(claim, 4, 1)), false, 'the former owner writes nothing any more')
   assert.equal(await a.retry(claim, 2, chunkOf(claim, 4, 1)), false)
   assert.equal(await a.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: chunkOf(claim, 4, 1) }), false)

@@ -12,7 +12,7 @@ const profile = { name: 'p', runtime: 'general', model: 'a/m', limits: {} } as u
 
 async function begin(store: RunStore, tenantId: string, n: number): Promise<Claim> {
   const run = { tenantId, runId: `run-${n}`, sessionId: `sess-${n}` }
-  const started = await store.start({ ...run, task: { profile: 'p', prompt: 'x' }, create: profile })
+  const started = await store.start({ ...run, task: { profile: 'p', prompt: 'x' }, create: { profile } })
   assert.ok(started.kind === 'started')
   return started.claim
 }

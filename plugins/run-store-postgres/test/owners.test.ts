@@ -15,7 +15,7 @@ async function begin(store: RunStore, tenantId: string, id: string): Promise<Cla
     runId: `run-${id}`,
     sessionId: `sess-${id}`,
     task: { profile: 'p', prompt: 'x' },
-    create: profile,
+    create: { profile },
   })
   assert.equal(outcome.kind, 'started')
   return outcome.kind === 'started' ? outcome.claim : assert.fail()

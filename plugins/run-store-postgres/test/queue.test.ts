@@ -10,7 +10,13 @@ const tenantId = 'acme'
 
 async function begin(store: RunStore, id: string): Promise<Claim> {
   const task = { profile: 'p', prompt: 'x' }
-  const outcome = await store.start({ tenantId, runId: `run-${id}`, sessionId: `sess-${id}`, task, create: profile })
+  const outcome = await store.start({
+    tenantId,
+    runId: `run-${id}`,
+    sessionId: `sess-${id}`,
+    task,
+    create: { profile },
+  })
   return outcome.kind === 'started' ? outcome.claim : assert.fail(outcome.kind)
 }
 const enqueue = (store: RunStore, { sessionId }: Claim, runId: string, interrupt = false) =>

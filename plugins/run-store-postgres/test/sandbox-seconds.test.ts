@@ -17,7 +17,7 @@ async function begin(store: RunStore, runId: string, create = true): Promise<Cla
     runId,
     sessionId: 'sess-1',
     task,
-    ...(create ? { create: profile } : {}),
+    ...(create ? { create: { profile } } : {}),
   })
   assert.ok(started.kind === 'started')
   return started.claim

@@ -169,7 +169,7 @@ test(
         remember(
           world,
           pair[0]!,
-          await pair[0]!.start({ tenantId, runId: world.ids[0]!, sessionId, task, create: profile }),
+          await pair[0]!.start({ tenantId, runId: world.ids[0]!, sessionId, task, create: { profile } }),
         )
         const underWay: Promise<void>[] = []
         for (const one of steps) {

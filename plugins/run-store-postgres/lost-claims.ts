@@ -16,7 +16,7 @@ const lost: EndReason = {
   message: 'The server lost touch with the database just when the run began.',
 }
 
-export interface Strays {
+export interface LostClaims {
   /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
   watch<T>(tenantId: string, claiming: Promise<T>): Promise<T>
   executing: RunStore['executing']
@@ -28,7 +28,12 @@ export interface Strays {
  * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
  * its session would be busy until this process ends.
  */
-export function createStrays(db: Database, self: () => string, steal: RunStore['steal'], waitMs = begunMs): Strays {
+export function createLostClaims(
+  db: Database,
+  self: () => string,
+  steal: RunStore['steal'],
+  waitMs = begunMs,
+): LostClaims {
   /** Tenants with an answer that was lost, and until when to look. */
   const doubts = new Map<string, number>()
   /** Since when a run was seen without anybody executing it. */

@@ -7,7 +7,7 @@ import type { Profile } from '#contracts/profiles'
 import { createPostgresRunStore } from '../store.ts'
 import { openStores } from './stores.ts'
 
-const create = { name: 'p', runtime: 'general', limits: {} } as Profile
+const create = { profile: { name: 'p', runtime: 'general', limits: {} } as Profile }
 const tenantId = 'acme'
 const order = (id: string) => ({
   tenantId,

@@ -1,0 +1,249 @@
+import { unavailable } from '#kernel'
+import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
+import type { Claim, StartOutcome, StartRun } from '#contracts/run-store'
+import { handedOver } from './orphans.ts'
+import { type DurableRow, inputOf, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
+import { prepared } from './sql.ts'
+
+// A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
+const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
+const isFresh = `(:revision::bigint IS NULL
+  OR EXISTS (SELECT 1 FROM tenants WHERE id = :tenant AND broadcast_revision = :revision AND deleted_at IS NULL))`
+// A public run that was given up as lost before its run came to be stays so.
+const isOpen = `NOT EXISTS (SELECT 1 FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun AND status <> 'dispatching')`
+
+/** The user's side of a chat, written `FROM` what proves that its run begins. */
+const chatFrom = (begun: string): string => `
+  public AS (
+    INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, status, end_user_id)
+    SELECT :tenant, :publicRun, :published, :conversation, :run, 'running', :endUser FROM ${begun}
+    -- A gateway that did not learn whether the run was taken has noted it.
+    ON CONFLICT (tenant_id, id) DO UPDATE SET status = 'running' WHERE public_runs.status = 'dispatching'
+  ), message AS (
+    INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, attachments)
+    SELECT :tenant, :conversation, :publicRun, 'user', :prompt, :attachments::json FROM ${begun}
+    ON CONFLICT DO NOTHING
+  )`
+
+const columns = `tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, ordinal, webhook_url, input,
+  input_info, parent, public_run`
+
+// The run goes first: when its id is taken nothing is inserted at all, and no session is left behind.
+const newRun = (where: string, from = ''): string => `
+  run AS (
+    INSERT INTO runs (${columns})
+    SELECT :tenant, :run, :session, :profile, 'running', :prompt, :metadata::json, :owner, 1, 1, :webhook, :input::json,
+      :inputInfo::json, :parent::jsonb, :publicRun
+    ${from} WHERE ${ownerLives} AND ${isFresh} ${where}
+    ON CONFLICT DO NOTHING RETURNING id
+  )`
+const newSession = `
+  INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
+                        claim_owner, claim_run, claim_epoch)
+  SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
+  RETURNING id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, 1 AS epoch`
+
+const startNew = prepared('run-start-new', `WITH ${newRun('')} ${newSession}`)
+
+const startChat = prepared(
+  'run-start-chat',
+  `WITH ${newRun(`AND ${isOpen}`)},
+   conversation AS (
+     INSERT INTO conversations (tenant_id, id, published_id, end_user_id, session_id)
+     SELECT :tenant, :conversation, :published, :endUser, :session FROM run
+     ON CONFLICT (tenant_id, id) DO UPDATE SET session_id = excluded.session_id WHERE conversations.session_id IS NULL
+   ), ${chatFrom('run')} ${newSession}`,
+)
+
+/** Of two continuations that find the session gone, one goes on. */
+const startAnew = prepared(
+  'run-start-anew',
+  `WITH conversation AS (
+     UPDATE conversations SET session_id = :session
+     WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
+       AND session_id IS NOT DISTINCT FROM :insteadOf::text AND ${ownerLives} AND ${isFresh} AND ${isOpen}
+     RETURNING id
+   ), ${newRun('', 'FROM conversation')}, ${chatFrom('run')} ${newSession}`,
+)
+
+// A session that runs wait for is as busy as one that executes: who comes later does not overtake them. The table of those who
+// wait is nearly always empty.
+const claimOf = (session: string, more = ''): string => `
+  claimed AS (
+    UPDATE sessions
+    SET status = 'running', claim_owner = :owner, claim_run = :run, claim_epoch = claim_epoch + 1,
+        last_used_at = now(), last_prompt = :preview, run_count = run_count + 1
+    WHERE tenant_id = :tenant AND id = ${session} AND profile = :profile AND status IN ('idle', 'errored')
+      AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = :tenant AND id = :run) AND ${ownerLives} ${more}
+      AND NOT EXISTS (SELECT 1 FROM run_queue WHERE tenant_id = :tenant AND session_id = ${session})
+    RETURNING id, profile_snapshot, status, runtime_session_id, state_rev, runner_hash, claim_epoch, run_count
+  ), run AS (
+    INSERT INTO runs (${columns})
+    SELECT :tenant, :run, id, :profile, 'running', :prompt, :metadata::json, :owner, claim_epoch, run_count, :webhook,
+      :input::json, :inputInfo::json, :parent::jsonb, :publicRun
+    FROM claimed
+  )`
+const claimedSession = `
+  SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch
+  FROM claimed`
+
+const startIn = prepared('run-start-claim', `WITH ${claimOf(':session')} ${claimedSession}`)
+
+const continueChat = prepared(
+  'run-continue-chat',
+  `WITH conversation AS MATERIALIZED (
+     SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
+   ), ${claimOf('(SELECT session_id FROM conversation)', `AND ${isOpen}`)}, ${chatFrom('claimed')} ${claimedSession}`,
+)
+
+const findConversation = prepared(
+  'run-find-conversation',
+  'SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published',
+)
+const whyNot = prepared(
+  'run-start-why-not',
+  `SELECT s.profile, s.status, s.claim_owner, i.id IS NULL OR i.dead OR i.lease_until < now() AS orphaned,
+     EXISTS (SELECT 1 FROM run_queue q WHERE q.tenant_id = :tenant AND q.session_id = :session) AS waiting
+   FROM sessions s LEFT JOIN instances i ON i.id = s.claim_owner
+   WHERE s.tenant_id = :tenant AND s.id = :session`,
+)
+const freshness = prepared('run-start-fresh', `SELECT ${isFresh} AS fresh FROM tenants WHERE id = :tenant`)
+
+/** The statement that starts a run, and the whole transaction with it. */
+function startStatement({ tenantId, runId, sessionId, task, create }: StartRun, owner: string): Statement {
+  const { chat } = task
+  const prompt = storable(task.prompt)
+  const [input, inputInfo] = inputOf(task)
+  const values = {
+    tenant: tenantId,
+    run: runId,
+    session: sessionId,
+    profile: task.profile,
+    prompt,
+    // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
+    preview: prompt.slice(0, 4_000),
+    metadata: task.metadata && JSON.stringify(task.metadata),
+    owner,
+    webhook: task.webhook?.url,
+    input,
+    inputInfo,
+    parent: task.parent && JSON.stringify(task.parent),
+    runtime: create?.profile.runtime,
+    snapshot: create && JSON.stringify(create.profile),
+    revision: create?.revision,
+    insteadOf: create?.insteadOf,
+    publicRun: chat?.publicRunId,
+    conversation: chat?.conversationId,
+    published: chat?.publishedId,
+    endUser: chat?.endUserId,
+    // What a conversation shows of them: their content is the run's.
+    attachments:
+      task.attachments?.length && chat
+        ? JSON.stringify(
+            task.attachments.map(({ name, mediaType }) => ({ ...(name === undefined ? {} : { name }), mediaType })),
+          )
+        : undefined,
+  }
+  if (!create) return chat ? continueChat(values) : startIn(values)
+  return !chat ? startNew(values) : chat.continued ? startAnew(values) : startChat(values)
+}
+
+export interface StartDeps {
+  readonly db: Database
+  readonly owner: () => string
+  /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
+  readonly beat: () => Promise<void>
+  /** Ends the runs of a tenant whose owner is dead. */
+  readonly endOrphans: (tenantId: string, owner: string) => Promise<number>
+}
+
+interface WhyNotRow {
+  readonly profile: string
+  readonly status: DurableRow['status']
+  readonly claim_owner: string | null
+  readonly orphaned: boolean
+  readonly waiting: boolean
+}
+
+/** The id was taken between the look and the insert, another run of the conversation is open, or a session id drawn at random is in use. */
+function taken(error: unknown): DurableRow[] | 'busy' {
+  if (violatedConstraint(error) === 'public_runs_open') return 'busy'
+  if (sqlState(error) === '23505') return []
+  throw error
+}
+
+export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
+  const { tenantId, runId, task } = run
+  const bytes = (task.attachments ?? []).reduce((sum, { data }) => sum + data.length, task.prompt.length)
+  const order = task.chat?.conversationId ?? run.sessionId
+  // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
+  for (let attempt = 0; attempt < 4; attempt++) {
+    const started = await deps.db
+      .unit<DurableRow>(tenantId, startStatement(run, deps.owner()), { order, bytes })
+      .catch(taken)
+    if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
+    const row = started[0]
+    if (row) {
+      const { chat } = task
+      const claim: Claim = {
+        tenantId,
+        sessionId: row.id,
+        runId,
+        epoch: row.epoch,
+        ...(chat ? { publicRunId: chat.publicRunId } : {}),
+      }
+      return { kind: 'started', claim, session: { ...toDurable(row), status: 'running' } }
+    }
+    const refused = await refusal(deps, run)
+    if (refused) return refused
+  }
+  if (!run.create) return { kind: 'busy' }
+  throw unavailable({ message: 'This server cannot claim runs now; try again.', retryable: true })
+}
+
+async function existing(db: Database, { tenantId, runId }: StartRun): Promise<StartOutcome | undefined> {
+  const [[row]] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
+  return row && { kind: 'exists', run: toRun(row) }
+}
+
+/** Why nothing was started; undefined when the reason may be gone by now. */
+async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | undefined> {
+  const { db } = deps
+  const { tenantId, runId, task, create } = run
+  const { chat } = task
+  let { sessionId } = run
+  const found = await existing(db, run)
+  if (found) return found
+  if (chat?.continued) {
+    const values = { tenant: tenantId, conversation: chat.conversationId, published: chat.publishedId }
+    const [[conversation]] = await db.batch<[{ session_id: string | null }[]]>(tenantId, [findConversation(values)])
+    if (!conversation) return { kind: 'no_conversation' }
+    // Somebody else gave the conversation a session meanwhile: its run is under way.
+    if (create && conversation.session_id !== (create.insteadOf ?? null)) return { kind: 'busy' }
+    if (!create && conversation.session_id === null) return { kind: 'no_session' }
+    if (!create) sessionId = conversation.session_id!
+  }
+  const values = { tenant: tenantId, session: sessionId, run: runId, revision: create?.revision }
+  const [[session], [tenant]] = await db.batch<[WhyNotRow[], { fresh: boolean }[]]>(tenantId, [
+    whyNot(values),
+    freshness(values),
+  ])
+  if (create) {
+    if (session) return { kind: 'busy' }
+    if (tenant?.fresh !== true) return { kind: 'stale_profile' }
+    await deps.beat()
+    return undefined
+  }
+  const of = chat ? { sessionId } : {}
+  if (!session || session.status === 'shutdown') return { kind: 'no_session', ...of }
+  if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile, ...of }
+  if (session.status !== 'running') {
+    if (session.waiting) return { kind: 'busy' }
+    await deps.beat()
+    return undefined
+  }
+  const { claim_owner: owner, orphaned } = session
+  if (!orphaned || owner === null || owner === handedOver) return { kind: 'busy' }
+  await deps.endOrphans(tenantId, owner)
+  return undefined
+}
