@@ -57,7 +57,7 @@ async function begin(store: RunStore, sessionId: string, profile = 'writer'): Pr
     runId: `run-${sessionId}`,
     sessionId,
     task: { profile, prompt: 'hello' },
-    create: { name: profile, runtime: 'general' } as Profile,
+    create: { profile: { name: profile, runtime: 'general' } as Profile },
   })
   assert.equal(outcome.kind, 'started')
   return outcome.kind === 'started' ? outcome.claim : assert.fail()
