@@ -1,4 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { Attachment } from './prompt.ts'
 import { AssistantEvent, ToolCallEvent, ToolResultEvent } from './run-event.ts'
 
 /**
@@ -18,3 +19,19 @@ export const attemptFields = {
   /** Absent in the first attempt. */
   replay: Type.Optional(Replay),
 }
+
+export const turnsContentType = 'application/vnd.agent-orc.turns+json'
+export const Turns = Type.Object({
+  turns: Type.Array(
+    Type.Object({
+      runId: Type.String(),
+      prompt: Type.String(),
+      attachments: Type.Optional(Type.Array(Attachment)),
+      metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+      model: Type.Optional(Type.String()),
+      replay: Replay,
+      error: Type.Optional(Type.Literal(true)),
+    }),
+  ),
+})
+export type Turns = Static<typeof Turns>

@@ -212,6 +212,8 @@ export interface RunStore {
     runId: string,
     afterSeq: number,
   ): Promise<{ chunks: LogChunk[]; status: RunStatus } | undefined>
+  /** The terminal event of a run that is over. */
+  readEnding(tenantId: string, runId: string): Promise<LogChunk | undefined>
   /** The runs that the session began after its `ordinal`th one, in that order, at most 100; undefined for an unknown session. */
   runsOfSession(
     tenantId: string,

@@ -1,3 +1,4 @@
+import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
 import type { RunStore } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
 import { keyOf, type StoredRun, type StoredSession } from './stored.ts'
@@ -12,7 +13,10 @@ export interface ReadsOf {
   readonly runOf: (tenantId: string, runId: string) => StoredRun | undefined
 }
 
-type Reads = Pick<RunStore, 'findRun' | 'listRuns' | 'readLog' | 'runsOfSession' | 'getSession' | 'listSessions'>
+type Reads = Pick<
+  RunStore,
+  'findRun' | 'listRuns' | 'readLog' | 'readEnding' | 'runsOfSession' | 'getSession' | 'listSessions'
+>
 
 /** What only looks. */
 export function createReads({ started, sessions, runOf }: ReadsOf): Reads {
@@ -49,6 +53,10 @@ export function createReads({ started, sessions, runOf }: ReadsOf): Reads {
         chunks.push(chunk)
       }
       return { chunks, status: run.summary.status }
+    },
+    async readEnding(tenantId, runId) {
+      const chunk = runOf(tenantId, runId)?.log.at(-1)
+      return chunk && endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
     },
     async runsOfSession(tenantId, sessionId, ordinal) {
       const session = sessions.get(keyOf(tenantId, sessionId))

@@ -1,4 +1,5 @@
 import type { Database } from '#contracts/database'
+import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import type { RunStatus } from '#contracts/runs'
 import {
@@ -43,6 +44,11 @@ const logAfter = {
     WHERE r.tenant_id = $1 AND r.id = $2 ORDER BY e.first_seq`,
 }
 
+const lastChunk = {
+  name: 'run-last-chunk',
+  text: `SELECT first_seq, count, lines FROM run_events WHERE tenant_id = $1 AND run_id = $2 ORDER BY first_seq DESC LIMIT 1`,
+}
+
 // Runs that were never begun have no ordinal: a session's stream does not know them.
 const runsOfSession = {
   name: 'session-runs-after',
@@ -72,7 +78,7 @@ const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessi
 
 type Reads = Pick<
   RunStore,
-  'findRun' | 'listRuns' | 'readLog' | 'runsOfSession' | 'findSession' | 'getSession' | 'listSessions'
+  'findRun' | 'listRuns' | 'readLog' | 'readEnding' | 'runsOfSession' | 'findSession' | 'getSession' | 'listSessions'
 >
 
 export const createReads = (db: Database): Reads => ({
@@ -97,6 +103,11 @@ export const createReads = (db: Database): Reads => ({
       status: rows[0].status,
       chunks: rows.flatMap((row) => (row.first_seq === null ? [] : [toChunk(row)])),
     }
+  },
+  async readEnding(tenantId, runId) {
+    const [[row]] = await db.batch<[ChunkRow[]]>(tenantId, [{ ...lastChunk, values: [tenantId, runId] }])
+    const chunk = row && toChunk(row)
+    return chunk && endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
   },
   async runsOfSession(tenantId, sessionId, ordinal) {
     type Row = { status: SessionRow['status'] } & ({ id: string; ordinal: number } | { id: null })

@@ -3,8 +3,32 @@ import { isAppError } from '#kernel'
 import type { Delegation, DelegationAnswer } from '#contracts/delegation'
 import type { RunnerLink } from '#contracts/runner'
 import { isTerminal, type RunSummary } from '#contracts/runs'
-import type { Budget } from './budget.ts'
 import type { RunService } from './service.ts'
+
+/** Money that a run and those it delegates to may cost together, in cents. What has no known price costs nothing here. */
+export interface Budget {
+  /** Undefined: there is no limit. */
+  left(): number | undefined
+  /** What was spent is more than the limit. */
+  isExceeded(): boolean
+  /** Of a child run that is over. */
+  spend(costCents: number | undefined): void
+}
+
+/** `own` is what the run itself has cost so far. */
+export function createBudget(limits: readonly (number | undefined)[], own: () => number | undefined): Budget {
+  const given = limits.filter((limit) => limit !== undefined)
+  const limit = given.length === 0 ? undefined : Math.min(...given)
+  let children = 0
+  const spent = (): number => children + (own() ?? 0)
+  return {
+    left: () => (limit === undefined ? undefined : Math.max(0, limit - spent())),
+    isExceeded: () => limit !== undefined && spent() > limit,
+    spend(costCents = 0) {
+      children += costCents
+    },
+  }
+}
 
 export interface DelegationLimits {
   /** A run that this many delegations led to delegates nothing. */
@@ -60,8 +84,8 @@ export function createDelegations(
   const runOf = async ({ runId: id, profile, prompt }: Delegation): Promise<RunSummary> => {
     const left = budget.left()
     const parentOf = { runId, depth: depth + 1, ...(left === undefined ? {} : { budgetCents: left }) }
-    // Attached: a call that is repeated finds the run that the first one has started.
-    await children.start(tenantId, { id, profile, prompt, parent: parentOf }, true)
+    // A call that is repeated finds the run that the first one has started.
+    await children.start(tenantId, { id, profile, prompt, parent: parentOf })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     over.signal.addEventListener('abort', leave, { once: true })
     try {

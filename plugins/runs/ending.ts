@@ -1,21 +1,97 @@
-import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { type EndingCode, endings, isLost } from '#contracts/endings'
+import type { OnCrash, Profile } from '#contracts/profiles'
+import { createEventEncoder, parseLine } from '#contracts/run-event'
+import type { Claim, EndReason } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
 
-/**
- * Events for a reader who must learn the ending. A killed conductor may have shown events that it had not stored, so the
- * ending of its run can have a number that the reader is already past: it is then told all the same, under that number.
- */
-export async function* withEnding(
-  events: AsyncIterable<LogChunk>,
-  record: () => AsyncIterable<LogChunk>,
-): AsyncGenerator<LogChunk> {
-  for await (const chunk of events) {
-    yield chunk
-    if (endsLog(chunk)) return
-  }
-  let last: LogChunk | undefined
-  for await (const chunk of record()) last = chunk
-  // A run that goes on is no ending: its reader's connection ended, e.g. because this server stops.
-  const ending = last && endsLog(last) ? after(last, lastSeqOf(last) - 1) : undefined
-  if (ending) yield ending
+/** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
+export type Ending =
+  | { readonly status: 'ok'; readonly result: string; readonly line: Buffer }
+  | {
+      readonly status: 'error' | 'cancelled' | 'interrupted'
+      readonly code: string
+      readonly message: string
+      readonly retryable?: boolean
+      readonly line?: Buffer
+    }
+/** Why the conductor itself ends a run. */
+export type Stop = Extract<Ending, { code: string }>
+
+/** The ending of this code, with a sentence of its own where there is more to say. */
+export const endingOf = (code: EndingCode, message: string = endings[code].message): Stop => ({
+  status: endings[code].status,
+  code,
+  message,
+})
+
+/** A single event as a chunk of a log. */
+export const lineOf = (seq: number, text: string | Buffer): LogChunk => ({
+  firstSeq: seq,
+  count: 1,
+  lines: typeof text === 'string' ? Buffer.from(text) : text,
+})
+
+/** The terminal event of an ending, the runner's own if it wrote one. */
+export function terminalLine({ runId, sessionId }: Claim, seq: number, ending: Ending): LogChunk {
+  if (ending.line) return lineOf(seq, ending.line)
+  const { code, message, retryable } = ending as Stop
+  const told = { type: 'error', code, message, ...(retryable ? { retryable } : {}) } as const
+  return lineOf(seq, createEventEncoder(runId, sessionId, seq).line(told))
 }
+
+const defaultAttempts = 3
+const defaultTimeoutSeconds = 600
+/** Before the second, third, … attempt: a process that is started again needs a moment, and more of them need longer. */
+const backoffMs = [500, 2_000, 5_000] as const
+
+export const timeoutMsOf = ({ limits }: Profile): number => (limits.timeoutSeconds ?? defaultTimeoutSeconds) * 1_000
+
+/** How often a run of a profile may be begun, and when again. */
+export interface AttemptPolicy {
+  /** Attempts in all. */
+  readonly most: number
+  /** A conductor that dies costs it nothing: another one reads on. */
+  readonly resumes: boolean
+  /** Milliseconds to wait after `attempt` came to this; undefined: it was the last one, or is an answer. */
+  waitAfter(attempt: number, ending: Ending, remainingMs: number): number | undefined
+}
+
+export function policyOf({ onCrash, limits }: Profile, unlessSaid: OnCrash): AttemptPolicy {
+  const crash = onCrash ?? unlessSaid
+  const most = crash === 'retry' ? (limits.maxAttempts ?? defaultAttempts) : 1
+  return {
+    most,
+    resumes: crash !== 'interrupt',
+    waitAfter(attempt, ending, remainingMs) {
+      if (ending.status === 'ok' || !isLost(ending.code) || attempt >= most) return undefined
+      const wait = backoffMs[Math.min(attempt, backoffMs.length) - 1]!
+      return wait < remainingMs ? wait : undefined
+    },
+  }
+}
+
+/** What people read when the last attempt is lost too: how often it was tried. */
+export function afterAttempts(last: Ending, attempt: number): Ending {
+  if (last.status === 'ok' || attempt === 1 || !isLost(last.code)) return last
+  const { line, ...told } = last
+  const retryable = last.retryable ?? (line !== undefined && parseLine(line)?.['retryable'] === true)
+  return { ...told, message: tried(last.message, attempt), ...(retryable ? { retryable } : {}) }
+}
+const tried = (message: string, attempt: number): string => `${message} It was tried ${attempt} times.`
+
+/** Why a run of a dead owner that may not go on is ended. */
+export const orphaned = (attempt: number): EndReason => {
+  const { message } = endings.interrupted
+  return { code: 'interrupted', message: attempt === 1 ? message : tried(message, attempt) }
+}
+
+/** True when the promise settled within `ms`. */
+export const within = (promise: Promise<unknown>, ms: number): Promise<boolean> =>
+  new Promise((resolve) => {
+    const timer = setTimeout(() => resolve(false), ms)
+    const settled = (): void => {
+      clearTimeout(timer)
+      resolve(true)
+    }
+    promise.then(settled, settled)
+  })

@@ -36,3 +36,18 @@ export const webhooksUnavailable = appError(
   503,
   'This installation has no webhooks; start the run without one.',
 )
+export const conversationNotFound = appError(
+  'conversation_not_found',
+  404,
+  'This agent has no such conversation; leave conversation_id out to begin one.',
+)
+export const conversationBusy = appError(
+  'conversation_busy',
+  409,
+  'A run is under way in this conversation; wait until it has ended.',
+)
+export const conversationEnded = appError(
+  'conversation_ended',
+  409,
+  'The session of this conversation is gone, and its runtime cannot be given the conversation back; begin a new one.',
+)

@@ -5,20 +5,27 @@ import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { McpServers } from '#contracts/mcp-servers'
 import { Prices } from '#contracts/prices'
-import { Profiles } from '#contracts/profiles'
+import { onCrash, Profiles } from '#contracts/profiles'
 import { RunStore } from '#contracts/run-store'
 import { RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { Webhooks } from '#contracts/webhooks'
-import { createDispatch } from './dispatch.ts'
-import { startOnce } from './once.ts'
 import { publicRunRoutes, runRoutes } from './routes.ts'
-import { createRunService } from './service.ts'
+import { createDispatch, createRunService } from './service.ts'
 
 /** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. */
 export default definePlugin({
   name: 'runs',
   config: Settings({
+    onCrash: Type.Optional(
+      Type.Union(
+        onCrash.map((one) => Type.Literal(one)),
+        {
+          description:
+            'What becomes of a run whose conductor dies, where its profile does not say: `interrupt` unless given.',
+        },
+      ),
+    ),
     deadlineGrace: Type.Optional(
       Duration('5s', 'A runner gets this long past the profile limit to end a run itself before it is ended here.'),
     ),
@@ -33,7 +40,9 @@ export default definePlugin({
     maxDelegations: Type.Optional(
       Type.Integer({ minimum: 0, maximum: 1_000, description: 'Tasks that one run may delegate; 32 unless given.' }),
     ),
-    drain: Type.Optional(Duration('5s', 'How long a stopping server lets its runs end before it interrupts them.')),
+    drain: Type.Optional(
+      Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
+    ),
   }),
   requires: {
     store: RunStore,
@@ -49,19 +58,14 @@ export default definePlugin({
   },
   provides: { dispatch: RunDispatch },
   async setup(ctx) {
-    const { store, profiles, runners, prices, mcpServers, webhooks, kv, api, internal, idempotency } = ctx.deps
-    const { deadlineGrace = 5_000, windDown = 10_000, drain = 5_000 } = ctx.config
+    const { api, internal, idempotency, ...deps } = ctx.deps
+    const { onCrash: unlessSaid = 'interrupt', deadlineGrace = 5_000, windDown = 10_000, drain = 18_000 } = ctx.config
     const { maxDelegationDepth = 3, maxDelegations = 32 } = ctx.config
     const service = createRunService({
-      store,
-      profiles,
-      runners,
-      prices,
-      mcpServers,
-      webhooks,
-      kv,
+      ...deps,
       log: ctx.log,
       delegation: { maxDepth: maxDelegationDepth, maxChildren: maxDelegations },
+      onCrash: unlessSaid,
       deadlineGraceMs: deadlineGrace,
       windDownMs: windDown,
       drainMs: drain,
@@ -70,17 +74,21 @@ export default definePlugin({
     if (api) {
       ctx.routes('conductor', async (app) => {
         api.protect(app)
-        const start = startOnce(service, false, idempotency)
-        runRoutes(app, service, { guard: api, who: { read: 'member', write: 'member' }, start })
-        publicRunRoutes(app, service, store, api)
+        const who = { read: 'member', write: 'member' }
+        runRoutes(app, service, { guard: api, who, idempotency, signed: false })
+        publicRunRoutes(app, service, deps.store, api)
       })
     }
     if (internal) {
       ctx.routes('internal', async (app) => {
         internal.protect(app)
-        const start = startOnce(service, true, idempotency)
-        runRoutes(app, service, { guard: internal, who: { read: 'service', write: 'service' }, start })
+        const who = { read: 'service', write: 'service' }
+        runRoutes(app, service, { guard: internal, who, idempotency, signed: true })
       })
+    }
+    // While it drains, whoever reads a run here goes on reading.
+    for (const listener of ['gateway', 'conductor', 'internal']) {
+      if (ctx.listeners.includes(listener)) ctx.beforeClose(listener, () => service.drain())
     }
     return { dispatch: createDispatch(service) }
   },

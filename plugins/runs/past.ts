@@ -1,9 +1,11 @@
-import type { Replay } from '#contracts/replay'
-import { parseLine, peekType } from '#contracts/run-event'
-import { createSandboxUseReader, type SandboxUse } from '#contracts/sandbox-use'
-import type { RunStore } from '#contracts/run-store'
 import { linesOf } from '#kernel'
 import { lastSeqOf } from '#contracts/log-chunk'
+import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
+import { parseLine, peekType } from '#contracts/run-event'
+import type { Claim, PastRun, RunStore } from '#contracts/run-store'
+import type { StateBundle } from '#contracts/runtime'
+import type { LogChunk } from '#contracts/runs'
+import { createSandboxUseReader, type SandboxUse } from '#contracts/sandbox-use'
 
 /** What the stored log of a run says to those who go on with it. */
 export interface Past {
@@ -31,13 +33,52 @@ export async function readPast(store: RunStore, tenantId: string, runId: string)
     const page = await store.readLog(tenantId, runId, lastSeq)
     const end = page?.chunks.at(-1)
     if (!page || !end) break
-    for (const chunk of page.chunks) {
-      let seq = chunk.firstSeq
-      for (const line of linesOf(chunk.lines)) reader.read(line, seq++)
-    }
+    for (const chunk of page.chunks) reader.read(chunk)
     lastSeq = lastSeqOf(end)
   }
   return { lastSeq, ...reader.past() }
+}
+
+/** More than any prompt holds: older turns are left out. */
+const mostTurnBytes = 2 * 1024 * 1024
+/** What came with the prompts: as much as one run may bring, twice. */
+const mostInputBytes = 12 * 1024 * 1024
+
+/**
+ * The conversation of a run whose runtime is restored from the log: what the ends of its earlier runs have committed, newest
+ * first until there is enough. Undefined: it has none.
+ */
+export async function readTurns(store: RunStore, claim: Claim): Promise<StateBundle | undefined> {
+  const turns: Turns['turns'] = []
+  let bytes = 0
+  let inputBytes = 0
+  reading: for await (const page of store.pastRuns(claim)) {
+    for (const run of page) {
+      const { log, prompt, input } = run
+      bytes += log.reduce((sum, { lines }) => sum + lines.length, prompt.length)
+      inputBytes += JSON.stringify(input ?? null).length
+      if (turns.length > 0 && (bytes > mostTurnBytes || inputBytes > mostInputBytes)) break reading
+      turns.unshift(turnOf(run))
+    }
+  }
+  if (turns.length === 0) return undefined
+  return { bytes: Buffer.from(JSON.stringify({ turns })), contentType: turnsContentType }
+}
+
+function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun): Turns['turns'][number] {
+  const reader = createReader()
+  for (const chunk of log) reader.read(chunk)
+  const rest = reader.rest()
+  const { replay } = reader.past()
+  return {
+    runId,
+    prompt,
+    ...(input?.attachments ? { attachments: input.attachments } : {}),
+    ...(metadata ? { metadata } : {}),
+    ...(model === undefined ? {} : { model }),
+    replay: rest === '' ? replay : [...replay, { type: 'assistant', text: rest, delta: true }],
+    ...(status === 'ok' ? {} : { error: true }),
+  }
 }
 
 function createReader() {
@@ -48,6 +89,7 @@ function createReader() {
   let cutFrom: number | undefined
   let bytes = 0
   let toolCalls = 0
+  let answer = ''
   let runtimeSessionId: string | undefined
   const sandboxes = createSandboxUseReader()
   const usage: Record<string, unknown>[] = []
@@ -88,19 +130,29 @@ function createReader() {
       items = []
     },
     usage: (event) => void usage.push(event),
+    result(event) {
+      answer = String(event['text'])
+    },
     session_init(event) {
       runtimeSessionId = String(event['runtimeSessionId'])
     },
   }
   return {
-    read(line: Buffer, seq: number) {
-      sandboxes.read(line, seq)
-      const read = readers[peekType(line) ?? '']
-      const event = read && parseLine(line)
-      if (!event) return
-      bytes += line.length
-      read(event, seq)
+    read(chunk: LogChunk) {
+      let seq = chunk.firstSeq
+      for (const line of linesOf(chunk.lines)) {
+        sandboxes.read(line, seq)
+        const read = readers[peekType(line) ?? '']
+        const event = read && parseLine(line)
+        if (event) {
+          bytes += line.length
+          read(event, seq)
+        }
+        seq++
+      }
     },
+    /** What was said last, before the run ended; a runtime need not have streamed it. */
+    rest: (): string => text || answer,
     past: (): Omit<Past, 'lastSeq'> => ({
       replay: [...items, ...earlier],
       bytes,

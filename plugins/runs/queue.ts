@@ -1,11 +1,11 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { interruptedBy, type NextOutcome, type RunStore } from '#contracts/run-store'
-import type { WindDown } from './winding.ts'
+import type { Cancel } from './cancellation.ts'
 
 export interface QueueDeps {
   readonly store: RunStore
   readonly log: FastifyBaseLogger
-  readonly windDown: WindDown
+  readonly cancel: Cancel
   readonly begin: (next: NextOutcome & { kind: 'started' }) => void
   /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */
   readonly ready: (sessionId: string) => boolean
@@ -17,7 +17,7 @@ export interface QueueDeps {
  */
 export type Advance = (tenantId: string, sessionId: string) => void
 
-export function createQueue({ store, log, windDown, begin, ready }: QueueDeps): Advance {
+export function createQueue({ store, log, cancel, begin, ready }: QueueDeps): Advance {
   /** Sessions looked at now; true when there was another call meanwhile. */
   const looking = new Map<string, boolean>()
 
@@ -26,7 +26,7 @@ export function createQueue({ store, log, windDown, begin, ready }: QueueDeps): 
       const next = await store.claimNext(tenantId, sessionId)
       if (next.kind === 'started') return begin(next)
       if (next.kind === 'none') return
-      await windDown(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
+      await cancel(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
     }
   }
   return (tenantId, sessionId) => {

@@ -3,7 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
 import { join, lastSeqOf } from '#contracts/log-chunk'
-import type { RunLog } from './run-log.ts'
+import type { RunLog } from './log.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
 const flushAfterMs = 100
@@ -29,8 +29,10 @@ export interface Recorder {
    * returns undefined.
    */
   add(chunk: LogChunk, atOnce?: boolean): Promise<void> | undefined
-  /** Stores everything so far; with an attempt, that it begins. False: the claim was lost. */
+  /** Stores everything so far; with an attempt, that it begins. False: the claim was lost, or the store is given up. */
   flush(attempt?: number): Promise<boolean>
+  /** Takes the run back with everything that was stored of it. False: it could not be, and ends like any other. */
+  discard(): Promise<boolean>
   /** Stores what is left with the terminal event, in one transaction. False: the claim was lost and nothing was written. */
   finish(end: Omit<FinishRun, 'claim' | 'tail'>, terminal: LogChunk): Promise<boolean>
 }
@@ -114,6 +116,15 @@ export function createRecorder(deps: RecorderDeps, claim: Claim, log: RunLog, on
       begun = attempt
       while (flushing || (count > 0 && !lost)) await startFlush()
       return !lost
+    },
+    async discard() {
+      clearTimeout(timer)
+      while (flushing) await flushing
+      if (lost) return false
+      return store.discard(claim).catch((err: unknown) => {
+        deps.log.warn({ err, runId: claim.runId }, 'a refused run could not be taken back')
+        return false
+      })
     },
     async finish(end, terminal) {
       clearTimeout(timer)

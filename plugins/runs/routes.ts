@@ -1,50 +1,60 @@
+import { Type } from '@sinclair/typebox'
 import {
   access,
   type App,
   eventStream,
   failure,
+  isAppError,
   jsonLines,
   lastEventId,
+  linesOf,
   ndjson,
   negotiated,
   NoContent,
   sse,
   sseFrame,
+  unavailable,
 } from '#kernel'
-import type { Guard } from '#contracts/auth'
-import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
+import type { Caller, Guard } from '#contracts/auth'
+import { type Idempotency, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
+import { newId } from '#contracts/ids'
 import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import { isTerminal, type LogChunk, RunAccepted, SubTask } from '#contracts/runs'
-import { withEnding } from './ending.ts'
-import type { StartOnce } from './once.ts'
-import {
-  EventLine,
-  EventsQuery,
-  ProfileParams,
-  RunDetail,
-  RunDetailQuery,
-  RunList,
-  RunListQuery,
-  RunParams,
-} from './schema.ts'
+import { isTerminal, type LogChunk, RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
+import { EventLine, EventsQuery, RunDetail, RunDetailQuery, RunParams, SignedTask } from '#contracts/wire/conductor'
+import { Terminated } from './cancellation.ts'
 import type { RunService } from './service.ts'
-import { Terminated } from './terminate.ts'
 
 const tags = ['runs']
 /** A prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
 const maxRunBytes = 8 * 1024 * 1024
 
-/** One listener's way of saying who may call, and how it starts a run. */
+const ProfileParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
+const RunList = Type.Array(RunSummary, { description: 'Newest first.' })
+const RunListQuery = Type.Composite([
+  PageQuery,
+  Type.Object({
+    status: Type.Optional(Type.Union(runStatuses.map((status) => Type.Literal(status)))),
+    profile: Type.Optional(Type.String({ maxLength: 200, description: 'Only runs of this profile.' })),
+    sessionId: Type.Optional(Type.String({ maxLength: 128, description: 'Only runs of this session.' })),
+    parent: Type.Optional(Type.String({ maxLength: 128, description: 'Only runs that this run delegated.' })),
+    from: Type.Optional(Type.String({ format: 'date-time', description: 'Only runs that started then or later.' })),
+    to: Type.Optional(Type.String({ format: 'date-time', description: 'Only runs that started before.' })),
+  }),
+])
+
+/** One listener's way of saying who may call. */
 export interface Plane {
   readonly guard: Guard
   readonly who: { readonly read: string; readonly write: string }
-  readonly start: StartOnce
+  readonly idempotency: Idempotency | undefined
+  /** A gateway calls: it names the chat that a run answers, and reads logs as they are stored. */
+  readonly signed: boolean
 }
 
 /** What a gateway needs too: the same handlers on the public and on the signed listener. */
-export function runRoutes(app: App, service: RunService, { guard, who, start }: Plane): void {
+export function runRoutes(app: App, service: RunService, { guard, who, idempotency, signed }: Plane): void {
   app.post(
     '/api/runs',
     {
@@ -54,9 +64,10 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
         tags,
         summary: 'Start a run',
         description:
-          'In a new session, or in `sessionId`. Answers at once; the run goes on without the caller. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
+          'In a new session, or in `sessionId`. Answers when a runner has the run, or after 2 seconds; it goes on without the caller. The same `id` with the same task is the same run. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
         headers: IdempotencyHeaders,
-        body: SubTask,
+        querystring: EventsQuery,
+        body: signed ? SignedTask : SubTask,
         response: {
           202: negotiated('Accepted.', { 'application/json': RunAccepted, 'application/x-ndjson': EventLine }),
           400: failure(
@@ -64,27 +75,30 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
           ),
           404: failure('`not_found`: no such session, or it was shut down.'),
           409: failure(
-            '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `idempotency_in_flight`.',
+            '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken by another task. `idempotency_in_flight`.',
           ),
           413: failure('`attachments_too_large`: 4 MiB together. `body_too_large`.'),
           422: failure('`idempotency_key_reused`.'),
           429: failure('`queue_full`: as many runs wait for the session as may.'),
-          502: failure('`runner_failed`: the session could not be restored on its runner.'),
+          503: failure(
+            '`no_runner`, `runner_unreachable`, `hydration_failed`, `unavailable`: nothing was begun; the same call may be made again.',
+          ),
         },
       },
     },
     async (request, reply) => {
       const caller = guard.callerOf(request)
       const { tenantId } = caller
-      const { accepted, replayed } = await start(caller, request.body, request.headers['idempotency-key'])
+      const key = request.headers['idempotency-key']
+      const { accepted, replayed } = await startOnce(service, idempotency, caller, request.body, key)
       if (replayed) void reply.headers(replayedHeader)
       if (!request.headers.accept?.includes('application/x-ndjson')) return reply.code(202).send(accepted)
       const headers = { 'x-run-id': accepted.runId, 'x-session-id': accepted.sessionId }
       const { runId } = accepted
-      await ndjson(request, reply, (signal) => bytes(service.follow(tenantId, runId, 0, signal)), {
-        status: 202,
-        headers,
-      })
+      const { after = 0 } = request.query
+      const handle = signed ? undefined : await service.handleOf(tenantId, runId)
+      const source = (signal: AbortSignal) => lines(service.follow(tenantId, runId, after, signal), handle)
+      await ndjson(request, reply, source, { status: 202, headers })
       return reply
     },
   )
@@ -107,7 +121,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       if (request.query.events === false) return run
       const events: unknown[] = []
       for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
-        for (const line of lines(chunk)) events.push(parseLine(line.bytes))
+        for (const line of linesOf(chunk.lines)) events.push(parseLine(line))
       return { ...run, events }
     },
   )
@@ -132,13 +146,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       if (!service.executes(tenantId, id)) await service.find(tenantId, id)
-      await sse(request, reply, (signal) =>
-        frames(
-          withEnding(service.follow(tenantId, id, lastEventId(request), signal), () =>
-            signal.aborted ? nothing() : service.events(tenantId, id),
-          ),
-        ),
-      )
+      await sse(request, reply, (signal) => frames(service.follow(tenantId, id, lastEventId(request), signal)))
       return reply
     },
   )
@@ -149,7 +157,8 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       schema: {
         tags,
         summary: 'Read the raw event log of a run',
-        description: '`session_init` included. Replays what was, then follows to the last one.',
+        description:
+          '`session_init` included, and `runtimeSessionId` in each (empty until there is one). Replays what was, then follows to the last one, which is told again to a reader who is behind it.',
         params: RunParams,
         querystring: EventsQuery,
         response: { 200: jsonLines('One RunEvent a line.', EventLine) },
@@ -159,8 +168,9 @@ export function runRoutes(app: App, service: RunService, { guard, who, start }: 
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       const after = request.query.after ?? 0
-      if (!service.executes(tenantId, id)) await service.find(tenantId, id)
-      await ndjson(request, reply, (signal) => bytes(service.follow(tenantId, id, after, signal)))
+      const handle = signed ? undefined : await service.handleOf(tenantId, id)
+      if (signed && !service.executes(tenantId, id)) await service.find(tenantId, id)
+      await ndjson(request, reply, (signal) => lines(service.follow(tenantId, id, after, signal), handle))
       return reply
     },
   )
@@ -253,29 +263,70 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
   )
 }
 
-async function* nothing(): AsyncGenerator<LogChunk> {}
-
-async function* bytes(chunks: AsyncIterable<LogChunk>): AsyncGenerator<Buffer> {
-  for await (const chunk of chunks) yield chunk.lines
+interface Started {
+  readonly accepted: RunAccepted
+  /** An earlier request of the same key started it. */
+  readonly replayed: boolean
 }
+
+/** Starts a run, and with an `Idempotency-Key` only once: the run's id is kept with the key before anything begins. */
+export async function startOnce(
+  service: RunService,
+  idempotency: Idempotency | undefined,
+  { tenantId, keyId }: Caller,
+  task: Task,
+  key: string | undefined,
+): Promise<Started> {
+  if (key === undefined) return { accepted: await service.start(tenantId, task), replayed: false }
+  // To ignore the key would be to start a second run for a request that was repeated in good faith.
+  if (!idempotency) throw unavailable({ message: 'This server keeps no Idempotency-Keys: it has no database.' })
+  const plan = { runId: task.id ?? newId('run') }
+  const attempt = await idempotency.begin({ tenantId, scope: `${keyId} runs`, key, body: task, plan })
+  const { answer } = attempt
+  if (answer) return { accepted: answer.body as RunAccepted, replayed: true }
+  try {
+    const accepted = await service.start(tenantId, { ...task, id: attempt.plan.runId })
+    await attempt.end({ status: 202, body: accepted })
+    return { accepted, replayed: false }
+  } catch (error) {
+    // A refusal began nothing. After any other failure the run may exist: the next request of the key joins it.
+    const refused = isAppError(error) && error.code !== 'unavailable'
+    await (refused ? attempt.forget() : attempt.end())
+    throw error
+  }
+}
+
+/** The log as bytes; with a handle, in each line. Specification 4.8. */
+async function* lines(chunks: AsyncIterable<LogChunk>, handle?: string): AsyncGenerator<Buffer> {
+  let stamp = handle === undefined ? undefined : stampOf(handle)
+  for await (const chunk of chunks) {
+    if (!stamp) {
+      yield chunk.lines
+      continue
+    }
+    const out: Buffer[] = []
+    for (const line of linesOf(chunk.lines)) {
+      if (peekType(line) === 'session_init') {
+        stamp = stampOf(String(parseLine(line)?.['runtimeSessionId'] ?? ''))
+        out.push(line, newline)
+      } else out.push(line.subarray(0, line.lastIndexOf(0x7d)), stamp)
+    }
+    yield Buffer.concat(out)
+  }
+}
+const newline = Buffer.from('\n')
+const stampOf = (handle: string): Buffer => Buffer.from(`,"runtimeSessionId":${JSON.stringify(handle)}}\n`)
 
 // The vendor's conversation handle is for the raw log only. Specification 2.8.
 async function* frames(chunks: AsyncIterable<LogChunk>): AsyncGenerator<string> {
   for await (const chunk of chunks) {
     let out = ''
-    for (const line of lines(chunk)) {
-      const type = peekType(line.bytes)
-      if (type !== undefined && type !== 'session_init') out += sseFrame(type, line.bytes.toString('utf8'), line.seq)
+    let seq = chunk.firstSeq
+    for (const line of linesOf(chunk.lines)) {
+      const type = peekType(line)
+      if (type !== undefined && type !== 'session_init') out += sseFrame(type, line.toString('utf8'), seq)
+      seq++
     }
     if (out !== '') yield out
-  }
-}
-
-function* lines(chunk: LogChunk): Generator<{ seq: number; bytes: Buffer }> {
-  let start = 0
-  for (let i = 0; i < chunk.count; i++) {
-    const end = chunk.lines.indexOf(0x0a, start)
-    yield { seq: chunk.firstSeq + i, bytes: chunk.lines.subarray(start, end < 0 ? chunk.lines.length : end) }
-    start = end + 1
   }
 }

@@ -4,18 +4,8 @@ import { hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
 import { createSandboxUseReader, type SandboxUse } from '#contracts/sandbox-use'
 import { createUsageTally } from '#contracts/usage'
+import { type Ending, endingOf } from './ending.ts'
 import type { Past } from './past.ts'
-
-/** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
-export type Ending =
-  | { readonly status: 'ok'; readonly result: string; readonly line: Buffer }
-  | {
-      readonly status: 'error' | 'cancelled' | 'interrupted'
-      readonly code: string
-      readonly message: string
-      readonly retryable?: boolean
-      readonly line?: Buffer
-    }
 
 /** What a run must remember, of all its attempts. */
 export interface RunMemory {
@@ -71,12 +61,7 @@ export interface RunnerEvents {
 const maxCode = 128
 const maxMessage = 4_000
 const delegation = Buffer.from(`"stage":"${delegationStage}"`)
-const broken: Ending = { status: 'error', code: 'runner_protocol', message: 'The runner sent a line that is no event.' }
-const misplaced: Ending = {
-  status: 'error',
-  code: 'runner_protocol',
-  message: 'The runner sent an event out of its place.',
-}
+const broken: Ending = endingOf('runner_protocol')
 
 export function createRunnerEvents(runId: string, firstSeq: number, memory: RunMemory): RunnerEvents {
   let seq = firstSeq
@@ -114,7 +99,7 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
         const type = end < 0 ? undefined : peekType(line)
         if (type === undefined) ending = broken
         // The first stamp proves that runner and conductor count alike; from then on lines are counted.
-        else if (seq === firstSeq && !hasStamp(line, runId, seq)) ending = misplaced
+        else if (seq === firstSeq && !hasStamp(line, runId, seq)) ending = broken
         else if (type === 'session_init' || type === 'usage' || type === 'result' || type === 'error')
           ending = understand(type, line)
         if (ending) break

@@ -1,4 +1,5 @@
 import type { Kv } from '#contracts/kv'
+import { lastSeqOf } from '#contracts/log-chunk'
 import type { RunStore } from '#contracts/run-store'
 import type { LogChunk, RunDispatch } from '#contracts/runs'
 import { sessionChannel } from '#contracts/sessions'
@@ -42,7 +43,10 @@ export async function* followSession(
       const found = await store.runsOfSession(tenantId, sessionId, done)
       for (const { runId, ordinal } of found?.runs ?? []) {
         const after = ordinal === from.ordinal ? from.seq : 0
-        for await (const chunk of dispatch.follow(tenantId, runId, after, signal)) yield { ordinal, chunk }
+        for await (const chunk of dispatch.follow(tenantId, runId, after, signal)) {
+          // The ending is told again to whoever is right behind it, and this reader has it.
+          if (lastSeqOf(chunk) !== after) yield { ordinal, chunk }
+        }
         if (signal.aborted) return
         done = ordinal
       }

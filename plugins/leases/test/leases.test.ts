@@ -76,7 +76,13 @@ async function stage(t: TestContext) {
   const session = async (sessionId: string): Promise<string> => {
     const create = { name: 'writer', runtime: 'general' } as Profile
     const task = { profile: 'writer', prompt: 'hello' }
-    await got.store!.start({ tenantId: 'acme', runId: `run-${sessionId}`, sessionId, task, create: { profile: create } })
+    await got.store!.start({
+      tenantId: 'acme',
+      runId: `run-${sessionId}`,
+      sessionId,
+      task,
+      create: { profile: create },
+    })
     return sessionId
   }
   return { a, b, call, session }

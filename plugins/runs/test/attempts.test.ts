@@ -37,7 +37,7 @@ async function play(s: Stage, ...scripts: Script[]) {
   const before = s.runner.executed.length
   s.runner.script = (run, signal) => scripts[Math.min(attempt++, scripts.length - 1)]!(run, signal)
   const id = runId()
-  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
   const seen = await collect(events)
   assert.deepEqual(
     seen.map(({ seq }) => seq),
@@ -201,7 +201,7 @@ test('a run that is cancelled while it waits for its next attempt is cancelled, 
   const s = await stage(t, { profiles: [retrying()] })
   s.runner.script = lostBy('sidecar_lost')
   const id = runId()
-  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
   let cancelling: Promise<void> | undefined
   let last = ''
   for await (const chunk of events) {
@@ -226,7 +226,7 @@ test('a session that is away for the moment does not refuse a run that may be tr
   }
   const id = runId()
   const task = { profile: 'writer', prompt: 'x', id, sessionId: run.sessionId }
-  const { events } = await s.dispatch.start('acme', task, never)
+  const { events } = await s.dispatch.start('acme', task, 0, never)
   assert.equal((await collect(events)).at(-1)!.type, 'result')
 })
 
@@ -257,7 +257,7 @@ test('a fenced process leaves its run as it is; the next one goes on with it, an
     await untilAborted(signal)
   }
   const id = runId()
-  const { events, sessionId } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+  const { events, sessionId } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
   const watching = collect(events)
   await eventually('the run is under way', async () => {
     const log = await inner.readLog('acme', id, 0)
@@ -273,7 +273,7 @@ test('a fenced process leaves its run as it is; the next one goes on with it, an
   const session = (await inner.findSession('acme', sessionId))!
   const claim = { tenantId: 'acme', sessionId, runId: id, epoch: 1 }
   const task = { id, sessionId, profile: 'writer', prompt: 'x' }
-  two.adopt({ claim, task, session, attempt: 1, elapsedMs: 20_000 })
+  two.adopt({ claim, task, session, attempt: 1, handedOver: false, elapsedMs: 20_000 })
   const seen = await watching
   assert.equal(seen.at(-1)!.type, 'result')
   assert.deepEqual(
@@ -301,7 +301,7 @@ test('an orphan that is cancelled at once ends behind what its log holds, with w
     await untilAborted(signal)
   }
   const id = runId()
-  const { sessionId } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+  const { sessionId } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
   await eventually('its words are on record', async () =>
     (await inner.readLog('acme', id, 0))!.chunks.some(({ lines }) => lines.includes('half')),
   )
@@ -309,7 +309,14 @@ test('an orphan that is cancelled at once ends behind what its log holds, with w
   await eventually('its runner is told', () => a.runner.aborted === 1)
   const session = (await inner.findSession('acme', sessionId))!
   const claim = { tenantId: 'acme', sessionId, runId: id, epoch: 1 }
-  two.adopt({ claim, task: { id, sessionId, profile: 'writer', prompt: 'x' }, session, attempt: 1, elapsedMs: 0 })
+  two.adopt({
+    claim,
+    task: { id, sessionId, profile: 'writer', prompt: 'x' },
+    session,
+    attempt: 1,
+    handedOver: false,
+    elapsedMs: 0,
+  })
   const following = collect(b.dispatch.follow('acme', id, 0, never))
   await b.dispatch.cancel('acme', id)
   const seen = await following
@@ -338,7 +345,7 @@ test('a tool call and its result are stored at once where they must not happen t
     const id = runId()
     // Nothing is stored because its time has come.
     t.mock.timers.enable({ apis: ['setTimeout'] })
-    await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+    await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
     let stored = ''
     for (let turn = 0; turn < 200 && !stored.includes('a!'); turn++) {
       await new Promise((resolve) => setImmediate(resolve))
@@ -350,23 +357,24 @@ test('a tool call and its result are stored at once where they must not happen t
   }
 })
 
-test('an orphan that was begun often enough, or has no time left, is not wanted', async (t) => {
+test('an orphan that has no time left is not wanted; one that was begun often enough is read on, but not begun again', async (t) => {
   const inner = await memoryStore(t)
   const answers: unknown[] = []
   const store: RunStore = {
     ...inner,
     onOrphan(adopter) {
       const session = { id: 's', profile: retrying(), status: 'running', stateRev: 0 } as Orphan['session']
-      const orphan = { claim: {}, task: {}, session, attempt: 1, elapsedMs: 1_000 } as Orphan
+      const orphan = { claim: {}, task: {}, session, attempt: 3, elapsedMs: 1_000 } as Orphan
       answers.push(adopter.wants(orphan))
-      answers.push(adopter.wants({ ...orphan, attempt: 3 }), adopter.wants({ ...orphan, elapsedMs: 600_000 }))
+      answers.push(adopter.wants({ ...orphan, attempt: 1, elapsedMs: 600_000 }))
+      answers.push(adopter.wants({ ...orphan, elapsedMs: 600_000 }))
     },
   }
   await stage(t, { store })
   const message = 'The server that executed this run went away before it ended.'
   assert.deepEqual(answers, [
     true,
-    { code: 'interrupted', message: `${message} It was tried 3 times.` },
     { code: 'interrupted', message },
+    { code: 'interrupted', message: `${message} It was tried 3 times.` },
   ])
 })

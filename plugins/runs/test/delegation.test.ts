@@ -63,7 +63,7 @@ async function begin(
   const profiles = [testProfile('parent', over), testProfile('other')]
   const s = await stage(t, { runner, profiles })
   const id = runId()
-  const started = await s.dispatch.start('acme', { profile: 'parent', prompt: 'x', id }, never)
+  const started = await s.dispatch.start('acme', { profile: 'parent', prompt: 'x', id }, 0, never)
   const ended = async (): Promise<RunSummary> => {
     for await (const _ of started.events);
     return (await s.store.findRun('acme', id))!

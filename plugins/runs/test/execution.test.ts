@@ -35,7 +35,7 @@ async function collect(
 async function play(s: Stage, script: Script, task: { sessionId?: string; profile?: string } = {}) {
   s.runner.script = script
   const id = runId()
-  const started = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id, ...task }, never)
+  const started = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id, ...task }, 0, never)
   const seen = await collect(started.events)
   const run = (await s.store.findRun('acme', id))!
   const stored = await collect(s.dispatch.follow('acme', id, 0, never))
@@ -126,8 +126,11 @@ test('a run past the limit of its profile is ended as timed out and its runner t
   assert.equal(s.runner.aborted, 1)
 })
 
+/** Its runtime keeps archives; that of the other profiles is restored from the log. */
+const archived = { ...profileNamed('writer'), runtime: 'runtime_a' }
+
 test('a session that its runner forgot is restored from the row and its bundle, once, before anything streams', async (t) => {
-  const s = await stage(t)
+  const s = await stage(t, { profiles: [archived] })
   const { sessionId } = await play(s, async function* () {
     yield result('first')
   })
@@ -153,10 +156,11 @@ test('a session that its runner forgot is restored from the row and its bundle, 
   }
   const id = runId()
   await assert.rejects(
-    s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id, sessionId }, never),
+    s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id, sessionId }, 0, never),
     (e: AppError) => e.status === 503 && e.code === 'hydration_failed',
   )
-  await eventually('the run is over', async () => (await s.store.findRun('acme', id))?.status === 'error')
+  assert.equal(await s.store.findRun('acme', id), undefined, 'a start that failed burns nothing')
+  assert.equal((await s.store.getSession('acme', sessionId))?.status, 'idle')
 })
 
 test('a runner that still holds the session for an aborted run is asked again', async (t) => {
@@ -183,7 +187,7 @@ test('terminate drains a run that listens, and steals one that does not: its lat
   s.runner.script = endless
   const url = (id: string) => `/api/runs/${id}/terminate`
   const terminate = (id: string) => s.kernel.listeners['conductor']!.inject({ method: 'POST', url: url(id) })
-  const first = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const first = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, 0, never)
   assert.deepEqual((await terminate(first.runId)).json(), {
     runId: first.runId,
     found: true,
@@ -202,7 +206,7 @@ test('terminate drains a run that listens, and steals one that does not: its lat
     await stalled
     yield result('late')
   }
-  const second = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const second = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, 0, never)
   const watching = collect(second.events)
   assert.deepEqual((await terminate(second.runId)).json(), {
     runId: second.runId,
@@ -239,7 +243,7 @@ test('a thousand watchers that attach at any moment and any event each see exact
     yield result('all of it')
   }
   const id = runId()
-  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
   const bytes = async (after: number): Promise<string> => {
     let seen = ''
     for await (const chunk of s.dispatch.follow('acme', id, after, never)) seen += chunk.lines.toString()
@@ -279,7 +283,12 @@ test('a slow store stops the run from being read from its runner, and nothing is
     for (; pulled < total; pulled++) yield text('x'.repeat(10_000))
     yield result('done')
   }
-  const { events, runId: id } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const { events, runId: id } = await s.dispatch.start(
+    'acme',
+    { profile: 'writer', prompt: 'x', id: runId() },
+    0,
+    never,
+  )
   const watching = collect(events)
   await eventually('the run waits', () => pulled > 20)
   await new Promise((resolve) => setImmediate(resolve))
@@ -324,7 +333,7 @@ test('nobody sees the terminal event before it is durable', async (t) => {
         },
       }),
   })
-  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, 0, never)
   for await (const chunk of events) {
     if (chunk.lines.includes('"usage"')) setImmediate(open)
     if (chunk.lines.includes('"type":"result"')) assert.ok(durable)
@@ -339,7 +348,7 @@ test('any conductor follows and cancels the run of another, woken through Redis 
     const [a, b] = [await stage(t, options), await stage(t, options)]
     a.runner.script = endless
     const id = runId()
-    const { events } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, never)
+    const { events } = await a.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
     const [here, there] = [collect(events), collect(b.dispatch.follow('acme', id, 0, never))]
     await b.dispatch.cancel('acme', id)
     const run = await b.dispatch.find('acme', id)
@@ -364,7 +373,12 @@ test('a run whose claim was taken is given up, and its watchers end with what th
     yield text('two')
     await untilAborted(signal)
   }
-  const { events, runId: id } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const { events, runId: id } = await s.dispatch.start(
+    'acme',
+    { profile: 'writer', prompt: 'x', id: runId() },
+    0,
+    never,
+  )
   const watching = collect(events)
   await s.store.steal('acme', id, 'interrupted', { code: 'interrupted', message: 'swept' })
   talk()
@@ -375,12 +389,12 @@ test('a run whose claim was taken is given up, and its watchers end with what th
 test('a repeated start with the same id and task joins the run, another task is a conflict', async (t) => {
   const s = await stage(t)
   const task = { profile: 'writer', prompt: 'x', id: runId() }
-  const [a, b] = await Promise.all([s.dispatch.start('acme', task, never), s.dispatch.start('acme', task, never)])
+  const [a, b] = await Promise.all([s.dispatch.start('acme', task, 0, never), s.dispatch.start('acme', task, 0, never)])
   assert.equal(a.sessionId, b.sessionId)
   assert.deepEqual(await collect(a.events), await collect(b.events))
   assert.equal(s.runner.executed.length, 1)
   const other = { ...task, prompt: 'y' }
-  await assert.rejects(s.dispatch.start('acme', other, never), (e: AppError) => e.code === 'conflict')
+  await assert.rejects(s.dispatch.start('acme', other, 0, never), (e: AppError) => e.code === 'conflict')
 })
 
 test('a watcher that leaves, even all of them, does not end the run', async (t) => {
@@ -396,7 +410,7 @@ test('a watcher that leaves, even all of them, does not end the run', async (t) 
   }
   const leaving = new AbortController()
   const task = { profile: 'writer', prompt: 'x', id: runId() }
-  const { events } = await s.dispatch.start('acme', task, leaving.signal)
+  const { events } = await s.dispatch.start('acme', task, 0, leaving.signal)
   for await (const chunk of events) if (chunk.lines.includes('one')) leaving.abort()
   go()
   await eventually('the run ends', async () => (await s.store.findRun('acme', task.id))?.status === 'ok')
@@ -405,15 +419,83 @@ test('a watcher that leaves, even all of them, does not end the run', async (t) 
 
 test('a graceful stop lets runs end, interrupts the rest and saves the sessions that rest', async (t) => {
   const store = await memoryStore(t)
-  const s = await stage(t, { store })
+  const s = await stage(t, { store, profiles: [archived] })
   const rested = await play(s, async function* () {
     yield result('done')
   })
   s.runner.script = endless
-  const { runId: id } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const { runId: id } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, 0, never)
   await s.kernel.stop()
   assert.equal((await store.findRun('acme', id))?.status, 'interrupted')
   assert.ok(s.runner.exported.includes(rested.sessionId))
   assert.equal((await store.findSession('acme', rested.sessionId))?.stateRev, 1)
   await assert.rejects(s.dispatch.ping())
+})
+
+test('a session whose runtime is restored from the log is given its turns, those of failed runs too', async (t) => {
+  const s = await stage(t)
+  const { sessionId } = await play(s, async function* () {
+    yield text('Let me look.')
+    yield { type: 'tool_call', id: 'c1', name: 'look', arguments: { at: 1 } }
+    yield { type: 'tool_result', id: 'c1', name: 'look', ok: true, content: 'found' }
+    yield text('Found it.')
+    yield result('Found it.')
+  })
+  const failed: Script = async function* () {
+    yield text('half')
+    yield { type: 'error', code: 'model_error', message: 'no more' }
+  }
+  await play(s, failed, { sessionId })
+  s.runner.known.clear()
+  s.runner.onExecute = (run) => {
+    if (!run.create && !s.runner.known.has(run.sessionId)) throw new AppError('unknown_session', 404)
+  }
+  const answered: Script = async function* () {
+    yield result('again')
+  }
+  await play(s, answered, { sessionId })
+  const { bytes, contentType } = s.runner.hydrated[0]!.bundle!
+  assert.equal(contentType, 'application/vnd.agent-orc.turns+json')
+  const { turns } = JSON.parse(Buffer.from(bytes).toString()) as { turns: Record<string, unknown>[] }
+  assert.deepEqual(
+    turns.map(({ runId: _, ...turn }) => turn),
+    [
+      {
+        prompt: 'x',
+        replay: [
+          { type: 'assistant', text: 'Let me look.', delta: true },
+          { type: 'tool_call', id: 'c1', name: 'look', arguments: { at: 1 } },
+          { type: 'tool_result', id: 'c1', name: 'look', ok: true, content: 'found' },
+          { type: 'assistant', text: 'Found it.', delta: true },
+        ],
+      },
+      { prompt: 'x', replay: [{ type: 'assistant', text: 'half', delta: true }], error: true },
+    ],
+  )
+})
+
+test('a start that every runner refuses leaves nothing, and the same id is a run when one is there', async (t) => {
+  const s = await stage(t)
+  const task = { profile: 'writer', prompt: 'x', id: runId() }
+  const refused = { code: 'runner_unreachable', status: 503, retryable: true }
+  s.runner.onExecute = () => {
+    throw new AppError('runner_unreachable', 503, { retryable: true })
+  }
+  const both = await Promise.allSettled([
+    s.dispatch.start('acme', task, 0, never),
+    s.dispatch.start('acme', task, 0, never),
+  ])
+  for (const outcome of both) {
+    assert.ok(outcome.status === 'rejected')
+    assert.deepEqual(
+      { code: outcome.reason.code, status: outcome.reason.status, retryable: outcome.reason.retryable },
+      refused,
+    )
+  }
+  assert.equal(await s.store.findRun('acme', task.id), undefined)
+  assert.equal((await s.store.listSessions('acme', {})).total, 0)
+  s.runner.onExecute = () => {}
+  const { events } = await s.dispatch.start('acme', task, 0, never)
+  assert.equal((await collect(events)).at(-1)?.type, 'result')
+  assert.equal((await s.store.findRun('acme', task.id))?.status, 'ok')
 })

@@ -3,9 +3,8 @@ import { test } from 'node:test'
 import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { RunStore } from '#contracts/run-store'
-import type { ExecuteRun, RunnerLink } from '#contracts/runner'
-import type { ExecutionOrder } from '../execution.ts'
-import { createRunnerStreams } from '../runner-stream.ts'
+import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
+import { RunnerStream } from '../runner-stream.ts'
 import { createStateSaver } from '../state-saver.ts'
 import { eventually, profileNamed } from './stage.ts'
 
@@ -40,28 +39,19 @@ function stage(
       }) as unknown as RunnerLink,
   )
   const { created = false, stateRev = 1, runner } = session
-  const order = {
-    claim: { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
-    task: { profile: 'writer', prompt: 'hi' },
-    session: {
-      id: sessionId,
-      profile: profileNamed('writer'),
-      status: 'running',
-      stateRev,
-      epoch: 1,
-      ...(runner ? { runner } : {}),
-    },
-    created,
-    route(without: ReadonlySet<string>) {
-      const link = links.find(({ hash }) => !without.has(hash))
-      if (!link) throw new AppError('no_runner', 503)
-      return link
-    },
-  } as unknown as ExecutionOrder
-  const store = { loadState: async () => ({ bytes: Buffer.from('saved'), contentType: 'application/json' }) }
-  const streams = createRunnerStreams(
-    { store: store as unknown as RunStore, mcpServers: undefined },
-    order,
+  const choose = ({ without = new Set<string>() }: { without?: ReadonlySet<string> }) => {
+    const link = links.find(({ hash }) => !without.has(hash))
+    if (!link) throw new AppError('no_runner', 503)
+    return link
+  }
+  const store = { loadState: async () => ({ bytes: Buffer.from('saved'), contentType: 'application/gzip' }) }
+  const runners = { place: choose, home: choose, all: () => links, owner: () => links[0] } as unknown as RunnerPool
+  const profile = { ...profileNamed('writer'), runtime: 'runtime_a' }
+  const stream = new RunnerStream(
+    { store: store as unknown as RunStore, runners, mcpServers: undefined },
+    { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
+    { id: sessionId, profile, status: 'running', stateRev, epoch: 1, ...(runner ? { runner } : {}) },
+    created ? links[0] : undefined,
     new AbortController().signal,
   )
   const body: ExecuteRun = {
@@ -70,13 +60,13 @@ function stage(
     prompt: 'hi',
     firstSeq: 2,
     timeoutMs: 1_000,
-    ...(created ? { create: { profile: profileNamed('writer') } } : {}),
+    ...(created ? { create: { profile } } : {}),
   }
   const open = async (): Promise<string[]> => {
-    for await (const bytes of streams.open(body)) void bytes
+    for await (const bytes of stream.execute(body, created)) void bytes
     return calls
   }
-  return { open, calls, streams }
+  return { open, calls, stream }
 }
 
 const refusing = (error: () => AppError) => ({
@@ -102,7 +92,7 @@ test('the runner that has the conversation is simply asked; any other is given t
 test('a runner that certainly took nothing is replaced by the next one, which says who has the conversation now', async () => {
   const s = stage({ aaaaaaaa: refusing(unreachable), bbbbbbbb: {} }, {})
   assert.deepEqual(await s.open(), ['aaaaaaaa execute', 'bbbbbbbb hydrate saved, replacing', 'bbbbbbbb execute'])
-  assert.equal(s.streams.runner?.hash, 'bbbbbbbb')
+  assert.equal(s.stream.runner?.hash, 'bbbbbbbb')
   const draining = stage(
     { aaaaaaaa: refusing(() => new AppError('runner_draining', 503, { retryable: true })), bbbbbbbb: {} },
     { created: true },
@@ -114,7 +104,7 @@ test('a runner that may have begun the run is never replaced: nothing is done tw
   const s = stage({ aaaaaaaa: refusing(cut), bbbbbbbb: {} }, {})
   await assert.rejects(s.open(), (e: AppError) => e.code === 'runner_unreachable')
   assert.deepEqual(s.calls, ['aaaaaaaa execute'])
-  assert.equal(s.streams.runner, undefined)
+  assert.equal(s.stream.runner, undefined)
 })
 
 test('a runner that cannot be given the conversation is replaced too; when nobody can, that is what is said', async () => {

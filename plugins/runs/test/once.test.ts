@@ -5,7 +5,7 @@ import { Database } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import type { RunAccepted, SubTask } from '#contracts/runs'
 import { databasePlugin, freshDatabase, idempotencyPlugin, testKernel } from '#testing'
-import { startOnce } from '../once.ts'
+import { startOnce } from '../routes.ts'
 import type { RunService } from '../service.ts'
 
 interface Stage {
@@ -35,22 +35,27 @@ async function stage(t: TestContext, known = true): Promise<Stage> {
   })
   let sessions = 0
   const service: Pick<RunService, 'start'> = {
-    async start(_tenantId, task, attach) {
+    async start(_tenantId, task) {
       const runId = task.id ?? 'missing'
       if (s.failure && !s.failure.after) throw s.failure.error
-      if (begun.has(runId) && !attach) throw conflict()
+      if (begun.has(runId) && begun.get(runId)!.prompt !== task.prompt) throw conflict()
       if (!begun.has(runId)) begun.set(runId, task)
       if (s.failure) throw s.failure.error
       return { runId, sessionId: `sess-${++sessions}`, status: 'running' }
     },
   }
-  const start = startOnce(service as RunService, false, known ? keys : undefined)
   const s: Stage = {
     begun,
     failure: undefined,
     async start(key, task) {
       const caller = { tenantId: 'acme', role: 'member', keyId: 'tak_1' } as const
-      const { accepted, replayed } = await start(caller, { profile: 'p', prompt: 'Hi', ...task }, key)
+      const { accepted, replayed } = await startOnce(
+        service as RunService,
+        known ? keys : undefined,
+        caller,
+        { profile: 'p', prompt: 'Hi', ...task },
+        key,
+      )
       return { ...accepted, replayed }
     },
     freeLeases: () =>
@@ -96,11 +101,12 @@ test('a start whose outcome is in doubt is joined by the next request of its key
   }
 })
 
-test("a client's own run id is still refused when it is taken, with or without a key", async (t) => {
+test("a client's own run id with the same task is the same run, with or without a key; with another it is refused", async (t) => {
   const s = await stage(t)
   await s.start(undefined, { id: 'mine' })
-  await assert.rejects(s.start('k', { id: 'mine' }), { code: 'conflict' })
-  await assert.rejects(s.start(undefined, { id: 'mine' }), { code: 'conflict' })
+  assert.equal((await s.start('k', { id: 'mine' })).runId, 'mine')
+  await assert.rejects(s.start(undefined, { id: 'mine', prompt: 'other' }), { code: 'conflict' })
+  assert.equal(s.begun.size, 1)
 })
 
 test('a server without keys refuses the header instead of ignoring it', async (t) => {

@@ -280,14 +280,15 @@ test('the line in front of a session is bounded: 429 queue_full', async (t) => {
   assert.deepEqual([full.statusCode, full.json().error], [429, 'queue_full'])
 })
 
-test('a repeated id joins the run that waits on the internal plane, and is a conflict on the public one', async (t) => {
+test('a repeated id joins the run that waits, on both planes; with another task it is a conflict', async (t) => {
   const s = await stage(t)
   s.runner.script = endless
   const { sessionId } = await busy(s)
   const task = { id: runId(), profile: 'writer', prompt: 'x', sessionId, whenBusy: 'enqueue' } as const
   assert.equal((await post(s, task)).json().status, 'queued')
-  assert.equal((await post(s, task)).statusCode, 409)
-  assert.equal((await s.dispatch.start('acme', task, never)).status, 'queued')
+  assert.deepEqual((await post(s, task)).json().status, 'queued')
+  assert.equal((await s.dispatch.start('acme', task, 0, never)).status, 'queued')
   const other = { ...task, prompt: 'y' }
-  await assert.rejects(s.dispatch.start('acme', other, never), (error: AppError) => error.code === 'conflict')
+  assert.equal((await post(s, other)).statusCode, 409)
+  await assert.rejects(s.dispatch.start('acme', other, 0, never), (error: AppError) => error.code === 'conflict')
 })

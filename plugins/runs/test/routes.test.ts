@@ -60,7 +60,7 @@ test('POST /api/runs answers each mistake as the specification says', async (t) 
     [{ profile: 'writer', prompt: 'x', sessionId: 'sess-aaaaaaaa-00000000' }, 404, 'not_found'],
     [{ profile: 'writer', prompt: 'x', sessionId: 'sess-ffffffff-00000000' }, 404, 'not_found'],
     [{ profile: 'other', prompt: 'x', sessionId }, 409, 'session_profile_mismatch'],
-    [{ profile: 'writer', prompt: 'hi', id: taken }, 409, 'conflict'],
+    [{ profile: 'writer', prompt: 'another', id: taken }, 409, 'conflict'],
     [{ profile: 'writer' }, 400, 'invalid_request'],
     [{ profile: 'writer', prompt: '' }, 400, 'invalid_request'],
     [{ profile: 'writer', prompt: 'x', extra: 1 }, 400, 'invalid_request'],
@@ -237,7 +237,7 @@ test('a run that is seen to be over is seen with its last event, also before thi
     }),
   })
   const id = runId()
-  await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, new AbortController().signal)
+  await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, new AbortController().signal)
   const detail = async () =>
     (
       await s.kernel.listeners['conductor']!.inject({ url: `/api/runs/${id}`, headers: { authorization: 'acme' } })

@@ -31,7 +31,7 @@ test('a run in a sandbox ends with what it used of it, and one without ends with
   const s = await stage(t, { store: recording(store, ends) })
   const play = async (script: Script): Promise<void> => {
     s.runner.script = script
-    const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+    const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, 0, never)
     await Array.fromAsync(events)
   }
   await play(inSandbox(30))
@@ -63,7 +63,7 @@ test('a run that is tried again counts the idle time before it once', async (t) 
     yield { type: 'progress', stage: 'sandbox', provider: 'process', start: 'launched', startMs: 1, idleSeconds: 20 }
     yield { type: 'error', code: 'sidecar_lost', message: 'It stopped.', retryable: true }
   }
-  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, never)
+  const { events } = await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id: runId() }, 0, never)
   await Array.fromAsync(events)
   assert.deepEqual(
     ends.map(({ status, sandbox }) => [status, sandbox]),
@@ -81,10 +81,10 @@ test('runs of a profile with a sandbox ask for a runner that has its substrate, 
   const s = await stage(t, { profiles })
   for (const { name } of profiles) {
     s.runner.asked.length = 0
-    const first = await s.dispatch.start('acme', { profile: name, prompt: 'x', id: runId() }, never)
+    const first = await s.dispatch.start('acme', { profile: name, prompt: 'x', id: runId() }, 0, never)
     await Array.fromAsync(first.events)
     const { sessionId } = (await s.store.listRuns('acme', { profile: name })).runs[0]!
-    const second = await s.dispatch.start('acme', { profile: name, prompt: 'x', id: runId(), sessionId }, never)
+    const second = await s.dispatch.start('acme', { profile: name, prompt: 'x', id: runId(), sessionId }, 0, never)
     await Array.fromAsync(second.events)
     const substrates = s.runner.asked.flatMap((order) => ('runtime' in order ? [order.substrate] : []))
     const expected = { named: 'vm', default: true, tools: 'vm', static: undefined }[name]

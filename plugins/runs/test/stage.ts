@@ -88,6 +88,9 @@ export class FakeRunner implements RunnerLink {
   async answerDelegation(): Promise<void> {}
   vfsLeases = async () => []
   vfsLease = async () => undefined
+  async *attach(): AsyncGenerator<Buffer> {
+    throw new AppError('unknown_run', 404)
+  }
   async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
     this.executed.push(run)
     this.onExecute(run)
@@ -162,6 +165,10 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
   const runner = options.runner ?? new FakeRunner()
   const profiles = options.profiles ?? [profileNamed('writer'), profileNamed('other')]
   const find = async (_tenant: unknown, name: string) => profiles.find((p) => p.name === name)
+  const findPlaced = async (tenant: string, name: string) => {
+    const profile = await find(tenant, name)
+    return profile && { profile, revision: 0 }
+  }
   const got: { store?: RunStore; dispatch?: RunDispatch } = {}
   const grab = definePlugin({
     name: 'grab',
@@ -175,10 +182,11 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
   const plugins: (Plugin | Entry)[] = [
     { name: 'runs', plugin: runs, config: { windDown: '3s', drain: '50ms', ...options.config } },
     fake(RunStore, options.wrap?.(store) ?? store),
-    fake(Profiles, { find, findIn: find, findPlaced: find }),
+    fake(Profiles, { find, findIn: find, findPlaced }),
     fake(RunnerPool, {
       place(order) {
         runner.asked.push(order)
+        if (order.without?.has(runner.hash)) throw new AppError('no_runner', 503)
         return runner
       },
       home(order) {

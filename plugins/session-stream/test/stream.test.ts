@@ -86,7 +86,7 @@ async function stage(t: TestContext) {
     wake,
     watching: (sessionId: string): number => listeners.get(sessionChannel('acme', sessionId))?.size ?? 0,
     async begin(sessionId: string): Promise<Claim> {
-      const create = { name: 'writer', id: 'prof_1', runtime: 'general', limits: {} } as Profile
+      const create = { profile: { name: 'writer', id: 'prof_1', runtime: 'general', limits: {} } as Profile }
       const fresh = (await store.getSession('acme', sessionId)) === undefined
       const outcome = await store.start({
         tenantId: 'acme',

@@ -1,0 +1,390 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { type AppError, isAppError } from '#kernel'
+import { promptFieldsOf } from '#contracts/prompt'
+import { maxReplayBytes } from '#contracts/replay'
+import type { OnCrash } from '#contracts/profiles'
+import type { Prices } from '#contracts/prices'
+import { createEventEncoder } from '#contracts/run-event'
+import type { Claim, DurableSession, FinishRun } from '#contracts/run-store'
+import { isLost } from '#contracts/endings'
+import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
+import type { Task } from '#contracts/runs'
+import { restoredFromLog } from '#contracts/runtime'
+import {
+  type Budget,
+  type ChildRuns,
+  createBudget,
+  createDelegations,
+  type DelegationLimits,
+  type Delegations,
+} from './delegations.ts'
+import {
+  afterAttempts,
+  type AttemptPolicy,
+  type Ending,
+  endingOf,
+  lineOf,
+  policyOf,
+  type Stop,
+  terminalLine,
+  timeoutMsOf,
+} from './ending.ts'
+import { RunLog } from './log.ts'
+import { type Past, readPast } from './past.ts'
+import { createRecorder, type Recorder, type RecorderDeps } from './recorder.ts'
+import { createRunMemory, createRunnerEvents, type RunMemory } from './runner-events.ts'
+import { RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
+
+/**
+ * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
+ * next one follows. `refused`: no runner will take it, and it is being taken back. `ending`: how it ends is decided and is
+ * being stored. The other three are final: it `ended` here, was `left` to another process, or was `discarded` as if it had
+ * never been asked for.
+ */
+export type RunState = 'dispatching' | 'streaming' | 'waiting' | 'refused' | 'ending' | 'ended' | 'left' | 'discarded'
+
+const next: Readonly<Record<RunState, readonly RunState[]>> = {
+  dispatching: ['streaming', 'waiting', 'refused', 'ending', 'left'],
+  streaming: ['waiting', 'ending', 'left'],
+  waiting: ['dispatching', 'ending', 'left'],
+  refused: ['discarded', 'ending', 'left'],
+  ending: ['ended', 'left'],
+  ended: [],
+  left: [],
+  discarded: [],
+}
+
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps {
+  /** Undefined: what runs cost is not known, unless their runtime says so. */
+  readonly prices: Prices | undefined
+  readonly log: FastifyBaseLogger
+  /** Starts and ends the runs that this one delegates to. */
+  readonly children: ChildRuns
+  readonly delegation: DelegationLimits
+  /** Of profiles that do not say. */
+  readonly onCrash: OnCrash
+  readonly deadlineGraceMs: number
+  /** How long a stopped runner stream may take to end before the run ends without it. */
+  readonly windDownMs: number
+}
+
+export interface RunOrder {
+  readonly claim: Claim
+  readonly task: Task
+  readonly session: DurableSession
+  /** The runner that the new session was placed on. Absent: the session exists. */
+  readonly placed?: RunnerLink
+  /** The session is new, but its conversation is not. */
+  readonly remembers?: boolean
+  /** Its caller was told already that it is accepted: it cannot be taken back any more. */
+  readonly announced?: boolean
+  /** It was taken over from a process that died or left it: how often it was begun, and how long ago for the first time. */
+  readonly orphan?: { readonly attempt: number; readonly elapsedMs: number; readonly handedOver: boolean }
+}
+
+/** How long a run goes on at its runner without a conductor: longer than it takes to find out that one has died. */
+const keepMs = 30_000
+/** How soon a log that cannot be read is tried again. */
+const logRetryMs = 500
+
+/** One claimed run, from its accepted event over the streams of its runners to its terminal event and the release of its session. */
+export class Run {
+  readonly claim: Claim
+  readonly log = new RunLog()
+  /** Milliseconds of the clock after which the run is stopped as timed out. */
+  readonly deadline: number
+  /** Resolves once the runner has taken the run, or with the reason why it never will; never rejects. */
+  readonly dispatched: Promise<AppError | undefined>
+  /** Resolves to how it was over for this process. Never rejects. */
+  readonly done: Promise<'ended' | 'left' | 'discarded'>
+
+  readonly #deps: RunDeps
+  readonly #order: RunOrder
+  readonly #policy: AttemptPolicy
+  readonly #timesOutAt: number
+  readonly #abort = new AbortController()
+  readonly #stream: RunnerStream
+  readonly #recorder: Recorder
+  readonly #memory: RunMemory
+  readonly #budget: Budget
+  readonly #delegations: Delegations
+  readonly #taken = Promise.withResolvers<AppError | undefined>()
+  /** What the run comes to: the first to know decides. */
+  readonly #decided = Promise.withResolvers<Ending>()
+  #state: RunState = 'dispatching'
+  #announced: boolean
+  /** Why it was stopped. The first reason stands. */
+  #stopped: Stop | undefined
+
+  constructor(deps: RunDeps, order: RunOrder) {
+    const { claim, session, task } = order
+    const { tenantId, runId, sessionId } = claim
+    this.claim = claim
+    this.#deps = deps
+    this.#order = order
+    this.#announced = order.announced ?? false
+    this.#policy = policyOf(session.profile, deps.onCrash)
+    this.#timesOutAt = Date.now() + timeoutMsOf(session.profile) - (order.orphan?.elapsedMs ?? 0)
+    this.deadline = this.#timesOutAt + deps.deadlineGraceMs
+    this.#stream = new RunnerStream(deps, claim, session, order.placed, this.#abort.signal)
+    this.#recorder = createRecorder(deps, claim, this.log, () => this.leave())
+    this.#memory = createRunMemory(deps.prices)
+    const limits = [session.profile.limits.maxCostCents, task.parent?.budgetCents]
+    this.#budget = createBudget(limits, () => this.#memory.usage?.costCents)
+    const parent = {
+      tenantId,
+      runId,
+      sessionId,
+      depth: task.parent?.depth ?? 0,
+      delegates: session.profile.delegates,
+      budget: this.#budget,
+      onExceeded: () => this.stop(endingOf('budget_exceeded')),
+    }
+    this.#delegations = createDelegations(deps.children, deps.delegation, parent, deps.log)
+    this.dispatched = this.#taken.promise
+    this.done = this.#drive()
+      .catch((err: unknown) => {
+        deps.log.error({ err, runId }, 'a run could not be ended')
+        return this.#leave()
+      })
+      .finally(() => {
+        this.#delegations.close()
+        this.#taken.resolve(undefined)
+      })
+  }
+
+  get state(): RunState {
+    return this.#state
+  }
+  /** The runner that took the run, as soon as one has. */
+  get runner(): RunnerLink | undefined {
+    return this.#stream.runner
+  }
+  /** Its session is being restored: whoever waits for the runner waits for that first. */
+  get restoring(): boolean {
+    return this.#stream.restoring
+  }
+  /** Another conductor may go on with it, whatever becomes of this one. */
+  get resumes(): boolean {
+    return this.#policy.resumes
+  }
+  /** Its caller is told that it is accepted: from now on it ends, whatever comes. */
+  announce(): void {
+    this.#announced = true
+  }
+  /** Ends the run for this reason, unless it ends by itself before. The runner gets a moment to end it first. */
+  stop(why: Stop): void {
+    if (this.#stopped || this.#isDecided) return
+    this.#stopped = why
+    this.#abort.abort()
+    const late = setTimeout(() => this.abandon(), this.#deps.windDownMs)
+    void this.#decided.promise.then(() => clearTimeout(late))
+  }
+  /** Does not wait for the runner of a stopped run any longer. */
+  abandon(): void {
+    if (this.#stopped) this.#decided.resolve(this.#stopped)
+  }
+  /** The run is not this process's any more: nothing is stored or told from here. Its runner goes on when somebody else may read on. */
+  leave(): void {
+    if (this.#isDecided || !this.#to('left')) return
+    this.#abort.abort(this.#policy.resumes ? leaving : undefined)
+    this.#leave()
+    this.#decided.resolve(endingOf('interrupted'))
+  }
+  /** Leaves the run to whichever conductor takes it, with everything stored. False: it ends here. */
+  async handOver(): Promise<boolean> {
+    await this.dispatched
+    if (this.#isDecided || this.#stopped || !this.#to('left')) return false
+    // Whatever its runner sends from now on is for the next reader.
+    this.#abort.abort(leaving)
+    if (await this.#recorder.flush()) {
+      await this.#deps.store.handOver(this.claim).catch((err: unknown) => {
+        // Its row says that it is ours, and we are gone soon: then it is found by whoever sweeps.
+        this.#deps.log.warn({ err, runId: this.claim.runId }, 'a run could not be handed over')
+      })
+    }
+    this.#leave()
+    this.#decided.resolve(endingOf('interrupted'))
+    return true
+  }
+
+  /** How it ends is known, or is nothing that this process decides: no reason changes it any more. */
+  get #isDecided(): boolean {
+    return this.#state === 'ending' || this.#state === 'refused' || next[this.#state].length === 0
+  }
+  /** What is no transition changes nothing: somebody else was first. */
+  #to(state: RunState): boolean {
+    if (!next[this.#state].includes(state)) return false
+    this.#state = state
+    return true
+  }
+  #leave(): 'left' {
+    this.#to('left')
+    this.log.detach()
+    return 'left'
+  }
+
+  async #drive(): Promise<'ended' | 'left' | 'discarded'> {
+    if (!(await this.#begin())) return this.#leave()
+    this.#attempts().then(this.#decided.resolve, this.#decided.reject)
+    const ending = await this.#decided.promise
+    if (this.#state === 'discarded') return 'discarded'
+    if (!this.#to('ending')) return this.#leave()
+    this.#taken.resolve(undefined)
+    const last = this.log.lastSeq + 1
+    const terminal = terminalLine(this.claim, last, ending)
+    const stored = await this.#recorder.finish(this.#finishOf(ending), terminal)
+    if (!stored || !this.#to('ended')) return this.#leave()
+    this.log.append(terminal)
+    return 'ended'
+  }
+  /** The first event, or where the former owner has left off. False: the store is given up. */
+  async #begin(): Promise<boolean> {
+    const { orphan } = this.#order
+    const { runId, sessionId } = this.claim
+    if (!orphan) {
+      const accepted = createEventEncoder(runId, sessionId, 1).line({ type: 'progress', stage: 'accepted' })
+      void this.#recorder.add(lineOf(1, accepted))
+      return true
+    }
+    const past = await this.#readLog()
+    if (!past) return false
+    this.#memory.recall(past)
+    this.log.begin(past.lastSeq)
+    return true
+  }
+  /** All attempts; each but the first goes on behind what is stored of those before it. */
+  async #attempts(): Promise<Ending> {
+    const { orphan } = this.#order
+    let attempt = orphan?.attempt ?? 1
+    let last = orphan ? await this.#readOn(orphan.handedOver) : await this.#execute(this.#first())
+    for (;;) {
+      if (this.#stopped) return this.#stopped
+      const wait = this.#policy.waitAfter(attempt, last, this.#timesOutAt - Date.now())
+      if (wait === undefined || !this.#to('waiting')) return afterAttempts(last, attempt)
+      const body = await this.#prepare(attempt + 1, last, wait)
+      if (!body || !this.#to('dispatching')) return this.#stopped ?? afterAttempts(last, attempt)
+      attempt++
+      last = await this.#execute(body)
+    }
+  }
+  #first(): ExecuteRun {
+    const { task, session, placed, remembers } = this.#order
+    const depth = task.parent?.depth ?? 0
+    return {
+      runId: this.claim.runId,
+      sessionId: this.claim.sessionId,
+      prompt: task.prompt,
+      firstSeq: 2,
+      timeoutMs: timeoutMsOf(session.profile),
+      epoch: this.claim.epoch,
+      keepMs,
+      ...(depth === 0 ? {} : { depth }),
+      ...(task.metadata === undefined ? {} : { metadata: task.metadata }),
+      ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
+      ...promptFieldsOf(task),
+      ...(placed && !remembers ? { create: { profile: session.profile } } : {}),
+    }
+  }
+  /** Another process had the run: its runner may still execute it. */
+  async #readOn(handedOver: boolean): Promise<Ending> {
+    const ending = await this.#consume(this.#stream.attach(this.log.lastSeq), this.log.lastSeq + 1)
+    // What no runner has any more: it was never begun, or has been lost with its runner.
+    if (this.#state !== 'dispatching') return ending
+    if (handedOver && this.log.lastSeq <= 1) return this.#execute({ ...this.#first(), firstSeq: this.log.lastSeq + 1 })
+    return endingOf('interrupted')
+  }
+  async #execute(body: ExecuteRun): Promise<Ending> {
+    const { placed, remembers } = this.#order
+    const fresh = placed !== undefined && !remembers && (body.attempt ?? 1) === 1
+    return this.#consume(this.#stream.execute(body, fresh), body.firstSeq)
+  }
+  /** One runner's stream to its end. */
+  async #consume(stream: AsyncIterable<Buffer>, firstSeq: number): Promise<Ending> {
+    const events = createRunnerEvents(this.claim.runId, firstSeq, this.#memory)
+    try {
+      for await (const bytes of stream) {
+        if (this.#isDecided || this.#stopped) break
+        if (this.#to('streaming')) this.#taken.resolve(undefined)
+        const read = events.read(bytes)
+        if (read.delegates && this.runner) this.#delegations.look(this.runner)
+        const wait = read.passed && this.#recorder.add(read.passed, read.tools && this.#policy.resumes)
+        if (read.ending) {
+          // Nothing that happens from now on changes an end which stands; one that was lost may be followed by another attempt.
+          if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
+          return read.ending
+        }
+        if (this.#budget.isExceeded()) this.stop(endingOf('budget_exceeded'))
+        if (wait) await wait
+      }
+      return this.#stopped ?? endingOf('runner_lost')
+    } catch (error) {
+      if (this.#stopped || this.#isDecided) return this.#stopped ?? endingOf('interrupted')
+      if (isAppError(error) && this.#state === 'dispatching') return this.#refused(error)
+      this.#deps.log.warn({ err: error, runId: this.claim.runId }, 'the stream of a run broke')
+      return endingOf('runner_lost')
+    }
+  }
+  /** No runner took it. Where nobody has been told of the run yet, it never was. */
+  async #refused(error: AppError): Promise<Ending> {
+    const ending: Ending = { status: 'error', code: error.code, message: error.message }
+    const certain = tookNothing(error) || error.code === 'hydration_failed' || error.code === 'no_runner'
+    if (!certain || this.#announced || this.#policy.waitAfter(1, ending, Infinity) !== undefined) return ending
+    if (!this.#to('refused') || !(await this.#recorder.discard()) || !this.#to('discarded')) return ending
+    this.log.detach()
+    this.#taken.resolve(error)
+    return ending
+  }
+  /** Tells everybody that the run is tried again, and waits. Undefined: it was stopped, or has done too much for another attempt. */
+  async #prepare(attempt: number, last: Ending, wait: number): Promise<ExecuteRun | undefined> {
+    const past = (await this.#recorder.flush()) ? await this.#readLog() : undefined
+    if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined
+    const { replay, cutFrom, lastSeq } = past
+    const { runId, sessionId } = this.claim
+    const told = {
+      type: 'progress',
+      stage: 'retrying',
+      attempt,
+      message: `${(last as Stop).message} Attempt ${attempt} of ${this.#policy.most} follows.`,
+      ...(cutFrom === undefined ? {} : { supersedes: cutFrom }),
+    } as const
+    void this.#recorder.add(lineOf(lastSeq + 1, createEventEncoder(runId, sessionId, lastSeq + 1).line(told)))
+    const owned = await this.#recorder.flush(attempt)
+    this.#taken.resolve(undefined)
+    if (owned && wait > 0) await sleep(wait, undefined, { signal: this.#abort.signal }).catch(() => {})
+    if (!owned || this.#stopped) return undefined
+    const timeoutMs = Math.max(1, this.#timesOutAt - Date.now())
+    return { ...this.#first(), firstSeq: lastSeq + 2, timeoutMs, attempt, replay }
+  }
+  async #readLog(): Promise<Past | undefined> {
+    const { store, givingUp, log } = this.#deps
+    const { tenantId, runId } = this.claim
+    while (!givingUp.aborted) {
+      try {
+        return await readPast(store, tenantId, runId)
+      } catch (err) {
+        log.warn({ err, runId }, 'the log of a run could not be read; trying again')
+        await sleep(logRetryMs, undefined, { signal: givingUp }).catch(() => {})
+      }
+    }
+    return undefined
+  }
+  #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
+    const { usage, toolCalls, sandbox, runtimeSessionId } = this.#memory
+    const { runtime } = this.#order.session.profile
+    return {
+      status: ending.status,
+      sessionStatus: ending.status === 'error' ? 'errored' : 'idle',
+      ...(ending.status === 'ok'
+        ? { result: ending.result }
+        : { error: { code: ending.code, message: ending.message } }),
+      ...(usage ? { usage } : {}),
+      toolCalls,
+      keepInput: restoredFromLog(runtime),
+      ...(sandbox ? { sandbox } : {}),
+      ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
+      ...(this.runner ? { runner: this.runner.hash } : {}),
+    }
+  }
+}
