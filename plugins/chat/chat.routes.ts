@@ -1,15 +1,14 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failure, sse } from '#kernel'
 import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
+import { endingOnly } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
-import { stoppingHere, syncTimeout } from './errors.ts'
-import type { BeginOnce, Begun } from './once.ts'
-import { type Outcome, outcomeError, type RunIds } from './outcome.ts'
+import { type Chat, type Chats, ending } from './chats.ts'
+import { idHeaders, noAnswer } from './errors.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
-import type { SyncWaits } from './sync-wait.ts'
 
 interface Dependencies {
-  readonly begin: BeginOnce
+  readonly chats: Chats
   readonly waits: SyncWaits
   callerOf(request: FastifyRequest): Caller
   readonly heartbeatMs: number
@@ -20,21 +19,11 @@ const tags = ['chat']
 /** The conductor takes signed bodies of 1 MiB, and the message travels there with our ids beside it. */
 const bodyLimit = 1_000_000
 
-// A client that reconnects knows its run before the first event.
-function nameRun(reply: FastifyReply, { chat, replayed }: Begun): void {
-  void reply.header('x-public-run-id', chat.publicRunId).header('x-conversation-id', chat.conversationId)
-  if (replayed) void reply.headers(replayedHeader)
-}
-
-/** What a request tells a client whose run has no answer for it (yet). */
-function noAnswer(ids: RunIds, reason: Outcome | 'timeout' | 'stopping' | undefined): Error {
-  if (typeof reason === 'object') return outcomeError(ids, reason)
-  const detail = { conversation_id: ids.conversationId, public_run_id: ids.publicRunId }
-  return reason === 'timeout' ? syncTimeout({ detail }) : stoppingHere({ detail, retryable: true })
-}
+const nameRun = (reply: FastifyReply, chat: Chat): FastifyReply =>
+  reply.headers({ ...idHeaders(chat), ...(chat.replayed ? replayedHeader : {}) })
 
 /** Chat, answered whole or as a stream. A client that leaves never ends its run. */
-export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
+export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
   app.post(
     '/v1/chat/:tenant/:agent',
     {
@@ -61,17 +50,17 @@ export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatM
     },
     async (request, reply) => {
       const caller = callerOf(request)
-      const begun = await begin(caller, request.body, request.headers['idempotency-key'])
-      nameRun(reply, begun)
-      const { chat } = begun
-      const ended = (signal: AbortSignal): Promise<Outcome | undefined> => chat.ended(signal)
-      const outcome = await waits.for(ended, caller.agent.syncMaxDurationMs).catch(async (error: unknown) => {
-        await begun.settle()
-        throw error
-      })
-      await begun.settle(typeof outcome === 'object' ? outcome : undefined)
-      if (typeof outcome !== 'object' || outcome.status !== 'ok') throw noAnswer(chat, outcome)
-      return { conversation_id: chat.conversationId, message: outcome.message, public_run_id: chat.publicRunId }
+      const chat = await chats.open(caller, request.body, request.headers['idempotency-key'])
+      try {
+        const answer = async (signal: AbortSignal) => ending((await chat.start(endingOnly))(signal))
+        const told = await waits.for(answer, caller.agent.syncMaxDurationMs)
+        if (typeof told === 'string') await chat.leave()
+        nameRun(reply, chat)
+        if (typeof told === 'string' || told.status !== 'ok') throw noAnswer(chat, told)
+        return { conversation_id: chat.conversationId, message: told.message, public_run_id: chat.publicRunId }
+      } finally {
+        await chat.settle()
+      }
     },
   )
   app.post(
@@ -92,14 +81,49 @@ export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatM
       },
     },
     async (request, reply) => {
-      const begun = await begin(callerOf(request), request.body, request.headers['idempotency-key'])
-      nameRun(reply, begun)
-      const { chat } = begun
-      // A run that the conductor did not take is an answer, not a stream.
-      const refused = await chat.dispatched
-      await begun.settle(refused)
-      if (refused) throw noAnswer(chat, refused)
-      return sse(request, reply, (signal) => chat.follow(signal), { heartbeatMs })
+      const chat = await chats.open(callerOf(request), request.body, request.headers['idempotency-key'])
+      const follow = await chat.start(0).finally(() => chat.settle())
+      return sse(request, nameRun(reply, chat), follow, { heartbeatMs })
     },
   )
+}
+
+/** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
+export interface SyncWaits {
+  /** What `work` resolves to, or why there is nothing yet; then its signal aborts. */
+  for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number): Promise<T | 'timeout' | 'stopping'>
+}
+
+export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWaits {
+  const giveUps = new Set<() => void>()
+  let drained = false
+  const stop = (): void => {
+    setTimeout(() => {
+      drained = true
+      for (const giveUp of giveUps) giveUp()
+    }, drainMs).unref()
+  }
+  if (stopping.aborted) stop()
+  else stopping.addEventListener('abort', stop, { once: true })
+  return {
+    for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number) {
+      const over = new AbortController()
+      return new Promise<T | 'timeout' | 'stopping'>((resolve, reject) => {
+        if (drained) return resolve('stopping')
+        const end = (why: 'timeout' | 'stopping'): void => {
+          resolve(why)
+          over.abort('client_gone')
+        }
+        const giveUp = (): void => end('stopping')
+        const timer = setTimeout(() => end('timeout'), ms)
+        giveUps.add(giveUp)
+        work(over.signal)
+          .then(resolve, reject)
+          .finally(() => {
+            clearTimeout(timer)
+            giveUps.delete(giveUp)
+          })
+      })
+    },
+  }
 }
