@@ -1,9 +1,10 @@
+import type { ServerResponse } from 'node:http'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failure, sse } from '#kernel'
-import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
+import { IdempotencyHeaders } from '#contracts/idempotency'
 import { endingOnly } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
-import { type Chat, type Chats, ending } from './chats.ts'
+import { type Chats, ending } from './chats.ts'
 import { idHeaders, noAnswer } from './errors.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
 
@@ -18,9 +19,6 @@ interface Dependencies {
 const tags = ['chat']
 /** The conductor takes signed bodies of 1 MiB, and the message travels there with our ids beside it. */
 const bodyLimit = 1_000_000
-
-const nameRun = (reply: FastifyReply, chat: Chat): FastifyReply =>
-  reply.headers({ ...idHeaders(chat), ...(chat.replayed ? replayedHeader : {}) })
 
 /** Chat, answered whole or as a stream. A client that leaves never ends its run. */
 export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
@@ -53,9 +51,9 @@ export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatM
       const chat = await chats.open(caller, request.body, request.headers['idempotency-key'])
       try {
         const answer = async (signal: AbortSignal) => ending((await chat.start(endingOnly))(signal))
-        const told = await waits.for(answer, caller.agent.syncMaxDurationMs)
-        if (typeof told === 'string') await chat.leave()
-        nameRun(reply, chat)
+        const told = await waits.for(answer, caller.agent.syncMaxDurationMs, reply.raw)
+        if (told === 'timeout' || told === 'stopping') await chat.leave()
+        void reply.headers(idHeaders(chat))
         if (typeof told === 'string' || told.status !== 'ok') throw noAnswer(chat, told)
         return { conversation_id: chat.conversationId, message: told.message, public_run_id: chat.publicRunId }
       } finally {
@@ -83,15 +81,18 @@ export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatM
     async (request, reply) => {
       const chat = await chats.open(callerOf(request), request.body, request.headers['idempotency-key'])
       const follow = await chat.start(0).finally(() => chat.settle())
-      return sse(request, nameRun(reply, chat), follow, { heartbeatMs })
+      return sse(request, reply.headers(idHeaders(chat)), follow, { heartbeatMs })
     },
   )
 }
 
+/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer. */
+type GaveUp = 'timeout' | 'stopping' | 'gone'
+
 /** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
 export interface SyncWaits {
   /** What `work` resolves to, or why there is nothing yet; then its signal aborts. */
-  for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number): Promise<T | 'timeout' | 'stopping'>
+  for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp>
 }
 
 export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWaits {
@@ -106,24 +107,27 @@ export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWai
   if (stopping.aborted) stop()
   else stopping.addEventListener('abort', stop, { once: true })
   return {
-    for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number) {
+    async for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse) {
+      if (drained) return 'stopping'
       const over = new AbortController()
-      return new Promise<T | 'timeout' | 'stopping'>((resolve, reject) => {
-        if (drained) return resolve('stopping')
-        const end = (why: 'timeout' | 'stopping'): void => {
-          resolve(why)
-          over.abort('client_gone')
-        }
-        const giveUp = (): void => end('stopping')
-        const timer = setTimeout(() => end('timeout'), ms)
-        giveUps.add(giveUp)
-        work(over.signal)
-          .then(resolve, reject)
-          .finally(() => {
-            clearTimeout(timer)
-            giveUps.delete(giveUp)
-          })
-      })
+      const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
+      const end = (why: GaveUp): void => {
+        resolve(why)
+        over.abort('client_gone')
+      }
+      const giveUp = (): void => end('stopping')
+      const gone = (): void => end('gone')
+      const timer = setTimeout(() => end('timeout'), ms)
+      giveUps.add(giveUp)
+      client.once('close', gone)
+      work(over.signal).then(resolve, reject)
+      try {
+        return await promise
+      } finally {
+        clearTimeout(timer)
+        giveUps.delete(giveUp)
+        client.off('close', gone)
+      }
     },
   }
 }

@@ -127,7 +127,9 @@ function createChat(
       if (earlier && earlier.status !== 'dispatching') {
         const { outcome } = earlier
         // It ended before the conductor had taken it: an answer, not a stream.
-        if (outcome && outcome.status !== 'ok' && outcome.seq === 0) throw noAnswer(chat, outcome)
+        if (outcome && outcome.status !== 'ok' && outcome.seq === 0) {
+          throw noAnswer({ publicRunId, conversationId, replayed: true }, outcome)
+        }
         // A stream is repeated whole.
         return read(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
       }

@@ -1,4 +1,5 @@
 import { AppError, appError, isAppError } from '#kernel'
+import { replayedHeader } from '#contracts/idempotency'
 import { bodyIds, type Outcome, type RunIds, sentences } from './outcome.ts'
 
 export const invalidKey = (): AppError =>
@@ -61,19 +62,23 @@ export function refusal(cause: AppError): AppError {
 }
 
 /** Why a request has no answer of its run: how the run ended, or why nobody waits for its end any longer. */
-export type NoAnswer = Outcome | 'unreachable' | 'timeout' | 'stopping'
+export type NoAnswer = Outcome | 'unreachable' | 'timeout' | 'stopping' | 'gone'
+
+/** `replayed`: an earlier request of the same key began it. */
+type NamedRun = RunIds & { readonly replayed?: boolean }
 
 /** What a request tells a client whose run has no answer for it, or none yet. It names the run. */
-export function noAnswer(ids: RunIds, reason: NoAnswer, cause?: unknown): AppError {
+export function noAnswer(ids: NamedRun, reason: NoAnswer, cause?: unknown): AppError {
   const options = { detail: bodyIds(ids), headers: idHeaders(ids), cause }
   if (reason === 'timeout') return syncTimeout(options)
-  if (reason === 'stopping') return stoppingHere({ ...options, retryable: true })
+  if (reason === 'stopping' || reason === 'gone') return stoppingHere({ ...options, retryable: true })
   if (reason === 'unreachable') return upstream({ ...options, message: sentences.unreachable })
   return (reason.status === 'lost' ? runLost : upstream)({ ...options, message: reason.message })
 }
 
 /** Headers that name a run, so that a client that reconnects knows it before the first event. */
-export const idHeaders = ({ publicRunId, conversationId }: RunIds) => ({
+export const idHeaders = ({ publicRunId, conversationId, replayed }: NamedRun) => ({
   'x-public-run-id': publicRunId,
   'x-conversation-id': conversationId,
+  ...(replayed ? replayedHeader : {}),
 })

@@ -36,15 +36,15 @@ export default definePlugin({
     const metrics = createMetrics(registry, () => follower.size)
     const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
     const sweep = createSweep(database, log)
-    const ingress = createIngress({ database, log })
+    const ingress = createIngress(database, log)
     const chats = createChats({
       database,
       dispatch,
       idempotency,
       follower,
       log,
-      onAccepted: ingress.accepted,
-      onDoubt: sweep.doubt,
+      onAccepted: ingress.touch,
+      onDoubt: sweep.touch,
     })
     const keyUse = createKeyUse(database, log)
     const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, keyUse })
@@ -73,6 +73,7 @@ export default definePlugin({
     onStart(async () => {
       keyUse.start()
       sweep.start()
+      void sweep.turn()
       ingress.start()
       const { publicHost: public_host, rateLimitBackend } = config
       const rate_limit_backend = rateLimitBackend === 'memory' ? 'memory' : kv.backend

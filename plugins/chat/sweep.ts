@@ -2,21 +2,14 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { endings, toldOf } from '#contracts/endings'
 import { sentences } from './outcome.ts'
+import { createTenantWalk, type TenantWalk } from './tenant-walk.ts'
 
 const everyMs = 5_000
-/** A tenant with a run in doubt is looked at until the run is surely over: for this long after the doubt arose. */
-const doubtMs = 60_000
-/** All tenants, for what other processes left. */
+/** A run in doubt is surely over so long after the doubt arose. */
+const lingerMs = 60_000
 const walkMs = 30_000
 /** Rows that one statement ends. */
 const limit = 200
-
-const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants ORDER BY id` }
-
-export async function tenantIds(database: Database): Promise<string[]> {
-  const [rows] = await database.systemBatch<[{ id: string }[]]>([everyTenant])
-  return rows.map(({ id }) => id)
-}
 
 // A start that came so late finds its public run `lost`, and is refused. A run that has ended while its public run is open was
 // begun by an earlier release, whose gateway died before it could write the end.
@@ -50,69 +43,33 @@ const end = {
 }
 const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, toldOf(code)])))
 
-/** Ends open public runs of a tenant that no process will end. Resolves to the status of each. */
-async function endOrphans(database: Database, tenantId: string): Promise<('lost' | 'ok' | 'error')[]> {
-  const values = [tenantId, sentences.lost, toldOf(''), toldByCode]
-  const [rows] = await database.batch<[{ status: 'lost' | 'ok' | 'error' }[]]>(tenantId, [{ ...end, values }])
-  return rows.map(({ status }) => status)
-}
+type Ended = { status: 'lost' | 'ok' | 'error' }[]
 
-export interface Sweep {
-  /** A run of this tenant is stored as `dispatching` that may never be begun. */
-  doubt(tenantId: string): void
-  /** Ends what nobody will end: with the tenants in doubt, or all of them. */
-  run(everywhere: boolean): Promise<void>
-  start(): void
-  stop(): Promise<void>
-}
-
-/**
- * Makes `lost` of public runs that never came to be. Tenants are walked one by one, because row security hides their rows from
- * a statement without one.
- */
-export function createSweep(database: Database, log: FastifyBaseLogger): Sweep {
-  /** Until when, in monotonic milliseconds. */
-  const doubtful = new Map<string, number>()
-  let walked = Number.NEGATIVE_INFINITY
-  let stopped = false
-  let timer: NodeJS.Timeout | undefined
-  let running: Promise<void> | undefined
-
-  const run = async (everywhere: boolean): Promise<void> => {
-    const now = performance.now()
-    const isBoot = walked === Number.NEGATIVE_INFINITY
-    const counts = { swept: 0, finished: 0, lost: 0 }
-    for (const tenantId of everywhere ? await tenantIds(database) : [...doubtful.keys()]) {
+/** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. Touch a tenant with one in doubt. */
+export function createSweep(database: Database, log: FastifyBaseLogger): TenantWalk {
+  let counts = { swept: 0, finished: 0, lost: 0 }
+  let isBoot = true
+  return createTenantWalk({
+    database,
+    everyMs,
+    lingerMs,
+    walkMs,
+    async visit(tenantId) {
+      const values = [tenantId, sentences.lost, toldOf(''), toldByCode]
       for (let more = true; more;) {
-        if (stopped) return
-        const ended = await endOrphans(database, tenantId)
-        for (const status of ended) counts[status === 'lost' ? 'lost' : 'finished']++
+        const [ended] = await database.batch<[Ended]>(tenantId, [{ ...end, values }])
+        for (const { status } of ended) counts[status === 'lost' ? 'lost' : 'finished']++
         counts.swept += ended.length
         more = ended.length === limit
       }
-      if (now > (doubtful.get(tenantId) ?? now)) doubtful.delete(tenantId)
-    }
-    if (everywhere) walked = now
-    if (counts.swept > 0 || (everywhere && isBoot)) log.info(counts, 'crash.recovery.sweep')
-  }
-  const turn = (): void => {
-    running ??= run(performance.now() - walked >= walkMs)
-      .catch((err: unknown) => log.warn({ err }, 'the sweep of lost runs failed; it is tried again'))
-      .finally(() => {
-        running = undefined
-      })
-  }
-  return {
-    doubt: (tenantId) => void doubtful.set(tenantId, performance.now() + doubtMs),
-    run,
-    start() {
-      timer = setInterval(turn, everyMs).unref()
-      turn()
     },
-    async stop() {
-      stopped = true
-      clearInterval(timer)
-      await running
+    onTurn(everybody, [err]) {
+      if (err !== undefined) log.warn({ err }, 'the sweep of lost runs failed; it is tried again')
+      const isFirst = isBoot && everybody && err === undefined
+      if (isFirst) isBoot = false
+      if (counts.swept === 0 && !isFirst) return
+      log.info(counts, 'crash.recovery.sweep')
+      counts = { swept: 0, finished: 0, lost: 0 }
     },
-  }
+  })
 }

@@ -183,7 +183,9 @@ test('a start whose answer was lost is repeated into the same run, whether it ha
   g.dispatch.cut = undefined
   for (const path of ['', '/stream']) {
     const again = await chat(g, agent, 'lost', payload, path)
-    assert.deepEqual([again.statusCode, again.json().error, again.json().public_run_id], [410, 'lost', public_run_id])
+    const { error } = again.json()
+    assert.deepEqual([again.statusCode, error, replayed(again)], [410, 'lost', true])
+    assert.equal(again.json().public_run_id, public_run_id)
   }
 })
 

@@ -64,13 +64,14 @@ test('a sweep makes lost of what was never begun, in every tenant, and touches n
   const young = await inDoubt(database, 'acme', 10)
   const begun = await inDoubt(database, 'acme', 31)
   await runOf(database, begun, 'running')
-  await sweep.run(true)
+  await sweep.turn()
   assert.deepEqual(counts(), [[2, 0, 2]])
   for (const run of never) {
     assert.deepEqual(await told(database, run), ['lost', 'The run was lost in a restart. Send the message again.'])
   }
   for (const run of [young, begun]) assert.deepEqual(await told(database, run), ['dispatching', undefined])
-  await sweep.run(true)
+  for (const tenant of ['acme', 'globex']) sweep.touch(tenant)
+  await sweep.turn()
   assert.equal(counts().length, 1, 'nothing is swept twice')
 })
 
@@ -91,7 +92,7 @@ test('runs that ended while their public run was open, as those of an earlier re
     await runOf(database, run, status, answer, code)
     runs.push(run)
   }
-  await sweep.run(true)
+  await sweep.turn()
   assert.deepEqual(counts(), [[4, 4, 0]])
   for (const [i, [, , , expected]] of ends.entries()) assert.deepEqual(await told(database, runs[i]!), expected)
   const pinned = await sql(database, 'default', `SELECT 1 FROM conversations WHERE session_id = 'sess-1'`)
@@ -101,15 +102,18 @@ test('runs that ended while their public run was open, as those of an earlier re
 test('gateways that sweep at once end each run once; between walks only the tenants in doubt are looked at', async (t) => {
   const database = await emptyDatabase(t)
   await publish(database)
-  const runs = await Promise.all(Array.from({ length: 30 }, () => inDoubt(database, 'acme', 31)))
+  await Promise.all(Array.from({ length: 30 }, () => inDoubt(database, 'acme', 31)))
   const [a, b] = [sweepOf(database), sweepOf(database)]
-  await a.sweep.run(false)
-  assert.deepEqual(await told(database, runs[0]!), ['dispatching', undefined])
-  for (const { sweep } of [a, b]) sweep.doubt('acme')
-  await Promise.all([a.sweep.run(false), b.sweep.run(false)])
+  await Promise.all([a.sweep.turn(), b.sweep.turn()])
   const lost = [...a.counts(), ...b.counts()].reduce((sum, [, , n]) => sum + Number(n), 0)
   assert.equal(lost, 30)
   assert.equal((await sql(database, 'acme', `SELECT 1 FROM messages WHERE role = 'assistant' AND failed`)).length, 30)
+  const later = await inDoubt(database, 'acme', 31)
+  await a.sweep.turn()
+  assert.deepEqual(await told(database, later), ['dispatching', undefined])
+  a.sweep.touch('acme')
+  await a.sweep.turn()
+  assert.equal((await told(database, later))[0], 'lost')
 })
 
 test('a gateway sweeps at boot, and says how much; whoever waits for a lost run is told', async (t) => {
@@ -127,7 +131,7 @@ test('a gateway sweeps at boot, and says how much; whoever waits for a lost run 
   const waiting = a.app.inject({ url: `${url}/stream`, headers: agent.auth })
   waiting.catch(() => {})
   await sql(a.database, 'acme', `UPDATE public_runs SET created_at = now() - interval '31 seconds'`)
-  await sweepOf(a.database).sweep.run(true)
+  await sweepOf(a.database).sweep.turn()
   assert.match((await waiting).body, /^event: error\ndata: \{"code":"upstream","message":"The run was lost/)
   assert.equal((await a.app.inject({ url, headers: agent.auth })).statusCode, 410)
 })
