@@ -43,9 +43,9 @@ export function createAuthenticator({ database, tokens, log, keyUse }: Dependenc
       log.error({ err, request_id: request.id }, 'auth.lookup_failed')
       throw err
     })
-    if (found?.agent.slug !== slug) return undefined
+    if (found?.slug !== slug) return undefined
     if (found.unrecorded) keyUse.note(tenantId, found.keyId)
-    return { tenantId, keyId: found.keyId, agent: found.agent }
+    return { tenantId, keyId: found.keyId, agent: found }
   }
 
   const admits = async (request: FastifyRequest, origin: string): Promise<boolean> => {

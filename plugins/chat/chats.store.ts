@@ -19,39 +19,25 @@ export interface StoredRun extends PublicRun {
   readonly outcome: Outcome | undefined
 }
 
-interface RunRow {
-  id: string
-  published_id: string
-  conversation_id: string
-  run_id: string
-  status: StoredRun['status']
-  last_seq: number
-  content: string | null
-}
-
 const byId = {
   name: 'chat-run',
-  text: `SELECT run.id, run.published_id, run.conversation_id, run.run_id, run.status, run.last_seq, answer.content
+  text: `SELECT run.tenant_id AS "tenantId", run.id AS "publicRunId", run.published_id AS "publishedId",
+           run.conversation_id AS "conversationId", run.run_id AS "runId", run.status, run.last_seq AS seq,
+           coalesce(answer.content, '') AS message
          FROM public_runs run
          LEFT JOIN messages answer
            ON answer.tenant_id = run.tenant_id AND answer.public_run_id = run.id AND answer.role = 'assistant'
          WHERE run.tenant_id = $1 AND run.id = $2`,
 }
 
+type RunRow = PublicRun & Pick<Outcome, 'seq' | 'message'> & Pick<StoredRun, 'status'>
+
 export async function findRun(database: Database, tenantId: string, id: string): Promise<StoredRun | undefined> {
   const [row] = await database.unit<RunRow>(tenantId, { ...byId, values: [tenantId, id] })
   if (!row) return undefined
-  const { status } = row
+  const { seq, message, status, ...run } = row
   const isOpen = status === 'dispatching' || status === 'running'
-  return {
-    tenantId,
-    publicRunId: row.id,
-    publishedId: row.published_id,
-    conversationId: row.conversation_id,
-    runId: row.run_id,
-    status,
-    outcome: isOpen ? undefined : { status, message: row.content ?? '', seq: row.last_seq },
-  }
+  return { ...run, status, outcome: isOpen ? undefined : { status, message, seq } }
 }
 
 /** What a conversation keeps of an attachment. */

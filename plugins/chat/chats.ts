@@ -191,7 +191,7 @@ function taskOf(chat: NewChat, agent: Agent, { metadata, attachments }: ChatBody
     prompt: chat.message,
     ...(attachments?.length ? { attachments } : {}),
     metadata: { ...metadata, conversation_id: conversationId, public_run_id: publicRunId },
-    ...(agent.webhookUrl === undefined ? {} : { webhook: { url: agent.webhookUrl } }),
+    ...(agent.webhookUrl === null ? {} : { webhook: { url: agent.webhookUrl } }),
     chat: { publicRunId, conversationId, publishedId, continued, ...(endUserId === undefined ? {} : { endUserId }) },
   }
 }
