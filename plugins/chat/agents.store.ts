@@ -10,38 +10,24 @@ export interface Agent {
   readonly syncMaxDurationMs: number
   readonly exposeToolEvents: boolean
   /** Where the ends of its runs are told. */
-  readonly webhookUrl: string | undefined
+  readonly webhookUrl: string | null
   /** Published and not switched off. */
   readonly active: boolean
 }
 
-export interface KeyLookup {
+export interface KeyLookup extends Agent {
   readonly keyId: string
   /** Its last use is not on record yet, or was over a minute ago. */
   readonly unrecorded: boolean
-  readonly agent: Agent
-}
-
-interface KeyRow {
-  key_id: string
-  unrecorded: boolean
-  id: string
-  slug: string
-  profile_name: string
-  allowed_origins: string[]
-  rate_limit_rpm: number
-  sync_max_duration_seconds: number
-  expose_tool_events: boolean
-  webhook_url: string | null
-  active: boolean
 }
 
 const byKey = {
   name: 'chat-key',
-  text: `SELECT key.id AS key_id,
+  text: `SELECT key.id AS "keyId",
            key.last_used_at IS NULL OR key.last_used_at < now() - interval '1 minute' AS unrecorded,
-           agent.id, agent.slug, agent.profile_name, agent.allowed_origins, agent.rate_limit_rpm,
-           agent.sync_max_duration_seconds, agent.expose_tool_events, agent.webhook_url,
+           agent.id, agent.slug, agent.profile_name AS profile, agent.allowed_origins AS "allowedOrigins",
+           agent.rate_limit_rpm AS "rateLimitRpm", agent.sync_max_duration_seconds * 1000 AS "syncMaxDurationMs",
+           agent.expose_tool_events AS "exposeToolEvents", agent.webhook_url AS "webhookUrl",
            agent.enabled AND agent.unpublished_at IS NULL AS active
          FROM published_agent_keys key
          JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
@@ -51,24 +37,8 @@ const byKey = {
 
 /** The agent of a key that is not revoked. Read anew for every request: a revoked key fails on the very next one. */
 export async function findByKey(database: Database, tenantId: string, hash: Buffer): Promise<KeyLookup | undefined> {
-  const [row] = await database.unit<KeyRow>(tenantId, { ...byKey, values: [tenantId, hash] })
-  return (
-    row && {
-      keyId: row.key_id,
-      unrecorded: row.unrecorded,
-      agent: {
-        id: row.id,
-        slug: row.slug,
-        profile: row.profile_name,
-        allowedOrigins: row.allowed_origins,
-        rateLimitRpm: row.rate_limit_rpm,
-        syncMaxDurationMs: row.sync_max_duration_seconds * 1_000,
-        exposeToolEvents: row.expose_tool_events,
-        webhookUrl: row.webhook_url ?? undefined,
-        active: row.active,
-      },
-    }
-  )
+  const [row] = await database.unit<KeyLookup>(tenantId, { ...byKey, values: [tenantId, hash] })
+  return row
 }
 
 const origins = {

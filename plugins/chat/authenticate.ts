@@ -2,7 +2,7 @@ import { bearerOf } from '#kernel'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import type { Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
-import { type Agent, allowedOrigins, findByKey } from './agents.store.ts'
+import { type Agent, allowedOrigins, findByKey, keysUsed } from './agents.store.ts'
 import { invalidKey, notPublished, originNotAllowed } from './errors.ts'
 import { allow } from './origin.ts'
 
@@ -28,10 +28,10 @@ interface Dependencies {
   readonly database: Database
   readonly tokens: Tokens
   readonly log: FastifyBaseLogger
-  onKeyUsed(tenantId: string, keyId: string): void
+  readonly keyUse: KeyUse
 }
 
-export function createAuthenticator({ database, tokens, log, onKeyUsed }: Dependencies): Authenticator {
+export function createAuthenticator({ database, tokens, log, keyUse }: Dependencies): Authenticator {
   const callers = new WeakMap<FastifyRequest, Caller>()
 
   const find = async (request: FastifyRequest): Promise<Caller | undefined> => {
@@ -43,9 +43,9 @@ export function createAuthenticator({ database, tokens, log, onKeyUsed }: Depend
       log.error({ err, request_id: request.id }, 'auth.lookup_failed')
       throw err
     })
-    if (found?.agent.slug !== slug) return undefined
-    if (found.unrecorded) onKeyUsed(tenantId, found.keyId)
-    return { tenantId, keyId: found.keyId, agent: found.agent }
+    if (found?.slug !== slug) return undefined
+    if (found.unrecorded) keyUse.note(tenantId, found.keyId)
+    return { tenantId, keyId: found.keyId, agent: found }
   }
 
   const admits = async (request: FastifyRequest, origin: string): Promise<boolean> => {
@@ -76,6 +76,47 @@ export function createAuthenticator({ database, tokens, log, onKeyUsed }: Depend
       const caller = callers.get(request)
       if (!caller) throw new Error(`route ${request.routeOptions.url ?? request.url} is not behind authenticate`)
       return caller
+    },
+  }
+}
+
+/** When keys were last used: it may reach the database a second late, and so costs no request anything. */
+export interface KeyUse {
+  note(tenantId: string, keyId: string): void
+  start(): void
+  stop(): Promise<void>
+}
+
+const recordEveryMs = 1_000
+
+export function createKeyUse(database: Database, log: FastifyBaseLogger): KeyUse {
+  const keys = new Map<string, Set<string>>()
+  let timer: NodeJS.Timeout | undefined
+  let recording: Promise<void> | undefined
+  const record = async (): Promise<void> => {
+    const used = [...keys]
+    keys.clear()
+    for (const [tenantId, ids] of used) await keysUsed(database, tenantId, [...ids])
+  }
+  const flush = (): Promise<void> =>
+    (recording ??= record()
+      .catch((err: unknown) => log.warn({ err }, 'the use of keys could not be recorded'))
+      .finally(() => {
+        recording = undefined
+      }))
+  return {
+    note(tenantId, keyId) {
+      const used = keys.get(tenantId)
+      if (used) used.add(keyId)
+      else keys.set(tenantId, new Set([keyId]))
+    },
+    start() {
+      timer = setInterval(() => void flush(), recordEveryMs).unref()
+    },
+    async stop() {
+      clearInterval(timer)
+      await recording
+      await flush()
     },
   }
 }

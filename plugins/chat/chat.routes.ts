@@ -1,15 +1,15 @@
+import type { ServerResponse } from 'node:http'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failure, sse } from '#kernel'
-import { IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
+import { IdempotencyHeaders } from '#contracts/idempotency'
+import { endingOnly } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
-import { stoppingHere, syncTimeout } from './errors.ts'
-import type { BeginOnce, Begun } from './once.ts'
-import { type Outcome, outcomeError, type RunIds } from './outcome.ts'
+import { type Chats, ending } from './chats.ts'
+import { idHeaders, noAnswer } from './errors.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
-import type { SyncWaits } from './sync-wait.ts'
 
 interface Dependencies {
-  readonly begin: BeginOnce
+  readonly chats: Chats
   readonly waits: SyncWaits
   callerOf(request: FastifyRequest): Caller
   readonly heartbeatMs: number
@@ -20,21 +20,8 @@ const tags = ['chat']
 /** The conductor takes signed bodies of 1 MiB, and the message travels there with our ids beside it. */
 const bodyLimit = 1_000_000
 
-// A client that reconnects knows its run before the first event.
-function nameRun(reply: FastifyReply, { chat, replayed }: Begun): void {
-  void reply.header('x-public-run-id', chat.publicRunId).header('x-conversation-id', chat.conversationId)
-  if (replayed) void reply.headers(replayedHeader)
-}
-
-/** What a request tells a client whose run has no answer for it (yet). */
-function noAnswer(ids: RunIds, reason: Outcome | 'timeout' | 'stopping' | undefined): Error {
-  if (typeof reason === 'object') return outcomeError(ids, reason)
-  const detail = { conversation_id: ids.conversationId, public_run_id: ids.publicRunId }
-  return reason === 'timeout' ? syncTimeout({ detail }) : stoppingHere({ detail, retryable: true })
-}
-
 /** Chat, answered whole or as a stream. A client that leaves never ends its run. */
-export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
+export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatMs }: Dependencies): void {
   app.post(
     '/v1/chat/:tenant/:agent',
     {
@@ -61,17 +48,17 @@ export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatM
     },
     async (request, reply) => {
       const caller = callerOf(request)
-      const begun = await begin(caller, request.body, request.headers['idempotency-key'])
-      nameRun(reply, begun)
-      const { chat } = begun
-      const ended = (signal: AbortSignal): Promise<Outcome | undefined> => chat.ended(signal)
-      const outcome = await waits.for(ended, caller.agent.syncMaxDurationMs).catch(async (error: unknown) => {
-        await begun.settle()
-        throw error
-      })
-      await begun.settle(typeof outcome === 'object' ? outcome : undefined)
-      if (typeof outcome !== 'object' || outcome.status !== 'ok') throw noAnswer(chat, outcome)
-      return { conversation_id: chat.conversationId, message: outcome.message, public_run_id: chat.publicRunId }
+      const chat = await chats.open(caller, request.body, request.headers['idempotency-key'])
+      try {
+        const answer = async (signal: AbortSignal) => ending((await chat.start(endingOnly))(signal))
+        const told = await waits.for(answer, caller.agent.syncMaxDurationMs, reply.raw)
+        if (told === 'timeout' || told === 'stopping') await chat.leave()
+        void reply.headers(idHeaders(chat))
+        if (typeof told === 'string' || told.status !== 'ok') throw noAnswer(chat, told)
+        return { conversation_id: chat.conversationId, message: told.message, public_run_id: chat.publicRunId }
+      } finally {
+        await chat.settle()
+      }
     },
   )
   app.post(
@@ -92,14 +79,55 @@ export function chatRoutes(app: App, { begin, waits, callerOf, limit, heartbeatM
       },
     },
     async (request, reply) => {
-      const begun = await begin(callerOf(request), request.body, request.headers['idempotency-key'])
-      nameRun(reply, begun)
-      const { chat } = begun
-      // A run that the conductor did not take is an answer, not a stream.
-      const refused = await chat.dispatched
-      await begun.settle(refused)
-      if (refused) throw noAnswer(chat, refused)
-      return sse(request, reply, (signal) => chat.follow(signal), { heartbeatMs })
+      const chat = await chats.open(callerOf(request), request.body, request.headers['idempotency-key'])
+      const follow = await chat.start(0).finally(() => chat.settle())
+      return sse(request, reply.headers(idHeaders(chat)), follow, { heartbeatMs })
     },
   )
+}
+
+/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer. */
+type GaveUp = 'timeout' | 'stopping' | 'gone'
+
+/** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
+export interface SyncWaits {
+  /** What `work` resolves to, or why there is nothing yet; then its signal aborts. */
+  for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp>
+}
+
+export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWaits {
+  const giveUps = new Set<() => void>()
+  let drained = false
+  const stop = (): void => {
+    setTimeout(() => {
+      drained = true
+      for (const giveUp of giveUps) giveUp()
+    }, drainMs).unref()
+  }
+  if (stopping.aborted) stop()
+  else stopping.addEventListener('abort', stop, { once: true })
+  return {
+    async for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse) {
+      if (drained) return 'stopping'
+      const over = new AbortController()
+      const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
+      const end = (why: GaveUp): void => {
+        resolve(why)
+        over.abort('client_gone')
+      }
+      const giveUp = (): void => end('stopping')
+      const gone = (): void => end('gone')
+      const timer = setTimeout(() => end('timeout'), ms)
+      giveUps.add(giveUp)
+      client.once('close', gone)
+      work(over.signal).then(resolve, reject)
+      try {
+        return await promise
+      } finally {
+        clearTimeout(timer)
+        giveUps.delete(giveUp)
+        client.off('close', gone)
+      }
+    },
+  }
 }

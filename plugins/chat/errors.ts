@@ -1,4 +1,6 @@
-import { AppError, appError } from '#kernel'
+import { AppError, appError, isAppError } from '#kernel'
+import { replayedHeader } from '#contracts/idempotency'
+import { bodyIds, type Outcome, type RunIds, sentences } from './outcome.ts'
 
 export const invalidKey = (): AppError =>
   new AppError('unauthorized', 401, {
@@ -13,19 +15,25 @@ export const conversationNotFound = appError(
   404,
   'This agent has no such conversation; leave conversation_id out to begin one.',
 )
-export const conversationBusy = appError(
+const conversationBusy = appError(
   'conversation_busy',
   409,
   'A run is under way in this conversation; wait until it has ended.',
 )
-export const upstream = appError('upstream', 502)
-export const runLost = appError('lost', 410)
-export const syncTimeout = appError(
+const conversationEnded = appError(
+  'conversation_ended',
+  409,
+  'This conversation was closed and cannot go on; leave conversation_id out to begin a new one.',
+)
+const upstream = appError('upstream', 502)
+const runLost = appError('lost', 410)
+const unavailable = appError('unavailable', 503, sentences.unreachable)
+const syncTimeout = appError(
   'sync_timeout',
   504,
   'The run takes longer than a synchronous call may; it goes on, and its answer can be fetched later.',
 )
-export const stoppingHere = appError(
+const stoppingHere = appError(
   'unavailable',
   503,
   'This server is stopping; the run goes on, and its answer can be fetched later.',
@@ -37,3 +45,40 @@ const invalidField = (path: string, message: string): AppError =>
 export const invalidText = (path: string): AppError => invalidField(path, 'must not contain NUL characters')
 export const invalidAttachment = (index: number): AppError =>
   invalidField(`body/attachments/${index}/data`, 'must be base64')
+
+/** True when a start that failed so has certainly begun nothing; after any other failure the run may exist. */
+export const beganNothing = (error: unknown): error is AppError =>
+  isAppError(error) && (error.status < 500 || error.retryable)
+
+/** What a client is told of a start that began nothing. A failure of ours says no more than that; a refusal keeps its code. */
+export function refusal(cause: AppError): AppError {
+  const { code, headers } = cause
+  if (code === 'session_busy' || code === 'conversation_busy') return conversationBusy({ cause })
+  if (code === 'conversation_not_found') return conversationNotFound({ cause })
+  if (code === 'conversation_ended') return conversationEnded({ cause })
+  if (code.startsWith('unknown_profile')) return notPublished({ cause })
+  if (code === 'upstream') return upstream({ message: sentences.unreachable, headers, retryable: true, cause })
+  return cause.status < 500 ? cause : unavailable({ headers, retryable: true, cause })
+}
+
+/** Why a request has no answer of its run: how the run ended, or why nobody waits for its end any longer. */
+export type NoAnswer = Outcome | 'unreachable' | 'timeout' | 'stopping' | 'gone'
+
+/** `replayed`: an earlier request of the same key began it. */
+type NamedRun = RunIds & { readonly replayed?: boolean }
+
+/** What a request tells a client whose run has no answer for it, or none yet. It names the run. */
+export function noAnswer(ids: NamedRun, reason: NoAnswer, cause?: unknown): AppError {
+  const options = { detail: bodyIds(ids), headers: idHeaders(ids), cause }
+  if (reason === 'timeout') return syncTimeout(options)
+  if (reason === 'stopping' || reason === 'gone') return stoppingHere({ ...options, retryable: true })
+  if (reason === 'unreachable') return upstream({ ...options, message: sentences.unreachable })
+  return (reason.status === 'lost' ? runLost : upstream)({ ...options, message: reason.message })
+}
+
+/** Headers that name a run, so that a client that reconnects knows it before the first event. */
+export const idHeaders = ({ publicRunId, conversationId, replayed }: NamedRun) => ({
+  'x-public-run-id': publicRunId,
+  'x-conversation-id': conversationId,
+  ...(replayed ? replayedHeader : {}),
+})

@@ -15,17 +15,17 @@ const silent = [
 ]
 
 /**
- * The client's view of the events of `chunk` after `afterSeq`, as SSE frames of specification 4.21.1 with the event's
- * seq as their id. Terminal events are left out: they are announced once they are stored.
+ * The client's view of the events of `chunk`, as SSE frames of specification 4.21.1 with the event's seq as their id. The
+ * terminal event is left out: its frame names the public run.
  */
-export function encodeFrames(chunk: LogChunk, afterSeq: number, exposeToolEvents: boolean): string {
+export function encodeFrames(chunk: LogChunk, exposeToolEvents: boolean): string {
   const text = chunk.lines.toString('utf8')
   let frames = ''
   let seq = chunk.firstSeq
   for (let start = 0; start < text.length; seq++) {
     let end = text.indexOf('\n', start)
     if (end < 0) end = text.length
-    if (seq > afterSeq) frames += frameOf(text, start, end, seq, exposeToolEvents)
+    frames += frameOf(text, start, end, seq, exposeToolEvents)
     start = end + 1
   }
   return frames
@@ -72,5 +72,3 @@ export function terminalEvent({ lines }: LogChunk): Record<string, unknown> | un
   const line = lines.subarray(end > 0 ? lines.lastIndexOf(0x0a, end - 1) + 1 : 0, end)
   return isTerminalType(peekType(line)) ? parseLine(line) : undefined
 }
-
-export const lastSeqOf = (chunk: LogChunk): number => chunk.firstSeq + chunk.count - 1

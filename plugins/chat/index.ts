@@ -5,21 +5,16 @@ import { Database } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
-import { createAuthenticator } from './authenticate.ts'
-import { chatRoutes } from './chat.routes.ts'
+import { createAuthenticator, createKeyUse } from './authenticate.ts'
+import { chatRoutes, createSyncWaits } from './chat.routes.ts'
+import { createChats } from './chats.ts'
+import { createFollower } from './follow.ts'
 import { createIngress } from './ingress.ts'
-import { createInstance } from './instance.ts'
 import { createMetrics } from './metrics.ts'
-import { createNotes } from './notes.ts'
-import { createBeginOnce } from './once.ts'
 import { preflightRoutes, readableWhenAway } from './origin.ts'
 import { createHitCounter, createKeyLimit } from './rate-limit.ts'
-import { createJoin } from './resume.ts'
 import { runRoutes } from './runs.routes.ts'
-import { commitOutcome, createChatService, outcomeOfFailure } from './service.ts'
 import { createSweep } from './sweep.ts'
-import { createSyncWaits } from './sync-wait.ts'
-import { createWatchers } from './watchers.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
 export default definePlugin({
@@ -38,43 +33,27 @@ export default definePlugin({
     const { database, tokens, kv, dispatch, idempotency } = deps
     // Said at boot, not at the first chat: without the pepper no key could be checked.
     tokens.hash('ao:pub-key:v1', '')
-    const metrics = createMetrics(registry, () => watchers.size)
-    const watchers = createWatchers({
-      dispatch,
-      log,
-      outcomeOf(err) {
-        const outcome = outcomeOfFailure(err)
-        log.warn({ err, code: outcome.code }, 'chat.start_watcher_failed')
-        return outcome
-      },
-      async commit(watcher, outcome) {
-        const stored = await commitOutcome(database, watcher, outcome)
-        // A run that was refused for a busy session never was.
-        if (stored.refusal?.code !== 'conversation_busy') metrics.ended(stored)
-        return stored
-      },
-    })
-    const instance = createInstance(database, log)
-    const chats = createChatService({
+    const metrics = createMetrics(registry, () => follower.size)
+    const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
+    const sweep = createSweep(database, log)
+    const ingress = createIngress(database, log)
+    const chats = createChats({
       database,
       dispatch,
+      idempotency,
+      follower,
       log,
-      watchers,
-      owner: () => instance.owner(),
-      onAccepted: (tenantId) => ingress.accepted(tenantId),
-      onDoubt: (tenantId) => sweep.doubt(tenantId),
+      onAccepted: ingress.touch,
+      onDoubt: sweep.touch,
     })
-    const sweep = createSweep({ database, dispatch, instance, watchers, beginning: chats.beginning, log })
-    const ingress = createIngress({ database, log })
-    const notes = createNotes({ database, watchers, log })
-    const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, onKeyUsed: notes.keyUsed })
+    const keyUse = createKeyUse(database, log)
+    const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, keyUse })
     const countHit = createHitCounter({
       backend: config.rateLimitBackend,
       kv,
       log,
       onFallback: metrics.limitFallback,
     })
-    const begin = createBeginOnce({ idempotency, chats, join: createJoin({ database, dispatch, watchers }) })
     const waits = createSyncWaits(stopping, config.drain)
 
     routes('gateway', async (app) => {
@@ -87,14 +66,14 @@ export default definePlugin({
       await app.register(async (guarded) => {
         guarded.addHook('onRequest', authenticate)
         const limit = await createKeyLimit(guarded, callerOf, countHit)
-        chatRoutes(guarded, { begin, waits, callerOf, limit, heartbeatMs: config.heartbeat })
-        runRoutes(guarded, { database, dispatch, watchers, callerOf, heartbeatMs: config.heartbeat })
+        chatRoutes(guarded, { chats, waits, callerOf, limit, heartbeatMs: config.heartbeat })
+        runRoutes(guarded, { database, dispatch, follower, callerOf, heartbeatMs: config.heartbeat })
       })
     })
     onStart(async () => {
-      await instance.open()
-      notes.start()
+      keyUse.start()
       sweep.start()
+      void sweep.turn()
       ingress.start()
       const { publicHost: public_host, rateLimitBackend } = config
       const rate_limit_backend = rateLimitBackend === 'memory' ? 'memory' : kv.backend
@@ -102,13 +81,7 @@ export default definePlugin({
       log.info({ ...about, rate_limit_backend, public_host }, 'chat-gateway.ready')
     })
     onStop(async () => {
-      const swept = sweep.stop()
-      const left = watchers.size
-      await watchers.close()
-      await swept
-      await ingress.stop()
-      await notes.stop()
-      await instance.close(left > 0)
+      await Promise.all([sweep.stop(), ingress.stop(), keyUse.stop()])
     })
     return {}
   },

@@ -4,11 +4,10 @@ import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
 import type { RunDispatch } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
-import { conversationNotFound } from './errors.ts'
-import { readHistory } from './history.store.ts'
-import { outcomeError, terminalFrame } from './outcome.ts'
-import { followElsewhere } from './resume.ts'
-import { findRun, type StoredRun } from './runs.store.ts'
+import { findRun, readHistory, type StoredRun } from './chats.store.ts'
+import { conversationNotFound, idHeaders, noAnswer } from './errors.ts'
+import type { Follower } from './follow.ts'
+import { bodyIds } from './outcome.ts'
 import {
   ConversationParams,
   EventStream,
@@ -19,12 +18,11 @@ import {
   RunParams,
   RunPending,
 } from './schema.ts'
-import type { Watcher, Watchers } from './watchers.ts'
 
 interface Dependencies {
   readonly database: Database
   readonly dispatch: RunDispatch
-  readonly watchers: Watchers
+  readonly follower: Follower
   callerOf(request: FastifyRequest): Caller
   readonly heartbeatMs: number
 }
@@ -32,11 +30,7 @@ interface Dependencies {
 const tags = ['chat']
 
 /** What a client may ask about its runs and conversations. Those of another agent do not exist for it. */
-export function runRoutes(app: App, { database, dispatch, watchers, callerOf, heartbeatMs }: Dependencies): void {
-  const watched = ({ tenantId, agent }: Caller, id: string): Watcher | undefined => {
-    const watcher = watchers.get(id)
-    return watcher?.tenantId === tenantId && watcher.publishedId === agent.id ? watcher : undefined
-  }
+export function runRoutes(app: App, { database, dispatch, follower, callerOf, heartbeatMs }: Dependencies): void {
   const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
     const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
     if (run?.publishedId !== agent.id) throw notFound()
@@ -62,16 +56,11 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
       },
     },
     async (request, reply) => {
-      const caller = callerOf(request)
-      const run = await stored(caller, request.params.publicRunId)
-      const ids = { public_run_id: run.publicRunId, conversation_id: run.conversationId }
-      if (!run.outcome) {
-        // The watcher knows sooner than the row.
-        const started = run.status === 'running' || watched(caller, run.publicRunId)?.sessionId !== undefined
-        return reply.code(202).send({ ...ids, status: started ? 'running' : 'dispatching' })
-      }
-      if (run.outcome.status !== 'ok') throw outcomeError(run, run.outcome)
-      return reply.send({ ...ids, message: run.outcome.message, status: 'ok' })
+      const run = await stored(callerOf(request), request.params.publicRunId)
+      const { outcome, status } = run
+      if (!outcome) return reply.code(202).send({ ...bodyIds(run), status: status as 'dispatching' | 'running' })
+      if (outcome.status !== 'ok') throw noAnswer(run, outcome)
+      return reply.send({ ...bodyIds(run), message: outcome.message, status: 'ok' })
     },
   )
   app.get(
@@ -89,18 +78,11 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
     },
     async (request, reply) => {
       const caller = callerOf(request)
-      const after = lastEventId(request)
-      const watcher = watched(caller, request.params.publicRunId)
-      const run = watcher ?? (await stored(caller, request.params.publicRunId))
-      void reply.header('x-public-run-id', run.publicRunId).header('x-conversation-id', run.conversationId)
-      if (watcher) return sse(request, reply, (signal) => watcher.log.follow(after, signal), { heartbeatMs })
-      const { outcome } = run as StoredRun
+      const run = await stored(caller, request.params.publicRunId)
       const { exposeToolEvents } = caller.agent
-      const source = (signal: AbortSignal): AsyncGenerator<string> =>
-        outcome
-          ? once(terminalFrame(run, outcome))
-          : followElsewhere({ database, dispatch }, run as StoredRun, { exposeToolEvents, afterSeq: after }, signal)
-      return sse(request, reply, source, { heartbeatMs })
+      const reading = { afterSeq: lastEventId(request), exposeToolEvents, over: run.outcome }
+      const source = (signal: AbortSignal) => follower.frames(run, reading, signal)
+      return sse(request, reply.headers(idHeaders(run)), source, { heartbeatMs })
     },
   )
   app.delete(
@@ -116,10 +98,7 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
       },
     },
     async (request, reply) => {
-      const caller = callerOf(request)
-      const run = await stored(caller, request.params.publicRunId)
-      // Before the conductor took the run there is nothing it could cancel.
-      await watched(caller, run.publicRunId)?.dispatched
+      const run = await stored(callerOf(request), request.params.publicRunId)
       // A finished run keeps its status, and one that the conductor does not know is not under way.
       if (!run.outcome) await dispatch.cancel(run.tenantId, run.runId).catch(unlessUnknown)
       return reply.code(204).send()
@@ -156,8 +135,4 @@ export function runRoutes(app: App, { database, dispatch, watchers, callerOf, he
 
 function unlessUnknown(error: unknown): void {
   if (!isAppError(error) || error.code !== 'not_found') throw error
-}
-
-async function* once(frame: string): AsyncGenerator<string> {
-  yield frame
 }

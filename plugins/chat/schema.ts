@@ -81,10 +81,15 @@ export const refusals = {
 export const chatRefusals = {
   ...refusals,
   404: failure('`conversation_not_found`, or `not_published`: the agent is disabled.'),
-  409: failure('`conversation_busy`: a run is under way in this conversation. `idempotency_in_flight`.'),
+  409: failure(
+    '`conversation_busy`: a run is under way in this conversation. `conversation_ended`: it cannot go on; begin a new one. `idempotency_in_flight`.',
+  ),
   422: failure('`idempotency_key_reused`.'),
   429: failure(
     '`rate_limited`: the key has used up its requests of the last minute; see `Retry-After` and `RateLimit`.',
   ),
-  502: failure('`upstream`: the agent failed or cannot be reached. With `public_run_id` and `conversation_id`.'),
+  502: failure(
+    '`upstream`: the agent failed or cannot be reached. With `public_run_id` and `conversation_id`, unless nothing was begun.',
+  ),
+  503: failure('`unavailable`: nothing was begun; send the message again later.'),
 }

@@ -1,143 +1,75 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
-import type { RunDispatch, RunSummary } from '#contracts/runs'
-import type { Instance } from './instance.ts'
-import {
-  deadGateways,
-  forgetGateways,
-  type Orphan,
-  takeOverLimit,
-  takeOverOrphans,
-  tenantIds,
-} from './orphans.store.ts'
-import { errorOutcome, outcomeOfSummary } from './outcome.ts'
-import type { Watchers } from './watchers.ts'
+import { endings, toldOf } from '#contracts/endings'
+import { sentences } from './outcome.ts'
+import { createTenantWalk, type TenantWalk } from './tenant-walk.ts'
 
-const everyMs = 2_000
-/** Between questions to a conductor that does not answer: what became of a run must be known, not guessed. */
-const askAgainMs = 1_000
+const everyMs = 5_000
+/** A run in doubt is surely over so long after the doubt arose. */
+const lingerMs = 60_000
+const walkMs = 30_000
+/** Rows that one statement ends. */
+const limit = 200
 
-interface Dependencies {
-  readonly database: Database
-  readonly dispatch: RunDispatch
-  readonly instance: Instance
-  readonly watchers: Watchers
-  readonly beginning: ReadonlySet<string>
-  readonly log: FastifyBaseLogger
+// A start that came so late finds its public run `lost`, and is refused. A run that has ended while its public run is open was
+// begun by an earlier release, whose gateway died before it could write the end.
+const end = {
+  name: 'chat-sweep',
+  text: `WITH orphan AS (
+           SELECT chat.id, run.session_id, run.result, run.error_code,
+             CASE WHEN run.id IS NULL THEN 'lost' WHEN run.status = 'ok' THEN 'ok' ELSE 'error' END AS status,
+             CASE WHEN run.id IS NULL THEN $2 WHEN run.status = 'ok' THEN coalesce(run.result, '')
+               ELSE coalesce($4::json ->> run.error_code, $3) END AS told
+           FROM public_runs chat LEFT JOIN runs run ON run.tenant_id = $1 AND run.id = chat.run_id
+           WHERE chat.tenant_id = $1 AND chat.status IN ('dispatching', 'running')
+             AND (run.finished_at IS NOT NULL OR
+               (run.id IS NULL AND chat.status = 'dispatching' AND chat.created_at < now() - interval '30 seconds'))
+           ORDER BY chat.id LIMIT ${limit} FOR UPDATE OF chat SKIP LOCKED),
+         ended AS (
+           UPDATE public_runs chat
+           SET status = orphan.status, finished_at = now(),
+             error_code = CASE orphan.status WHEN 'ok' THEN NULL WHEN 'lost' THEN 'lost' ELSE orphan.error_code END,
+             error_message = CASE orphan.status WHEN 'ok' THEN NULL ELSE orphan.told END
+           FROM orphan WHERE chat.tenant_id = $1 AND chat.id = orphan.id AND chat.finished_at IS NULL
+           RETURNING chat.id, chat.conversation_id, chat.status, orphan.told, orphan.session_id),
+         message AS (
+           INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, failed)
+           SELECT $1, conversation_id, id, 'assistant', told, status <> 'ok' FROM ended
+           ON CONFLICT DO NOTHING),
+         conversation AS (
+           UPDATE conversations SET session_id = coalesce(ended.session_id, conversations.session_id), updated_at = now()
+           FROM ended WHERE conversations.tenant_id = $1 AND conversations.id = ended.conversation_id)
+         SELECT status FROM ended`,
 }
+const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, toldOf(code)])))
 
-export interface Sweep {
-  /** Has this process's own open runs of a tenant looked over as well: a write of it may have happened unseen. */
-  doubt(tenantId: string): void
-  /** Closes or takes over the open runs of dead gateways; `everywhere`: also of those long forgotten. */
-  run(everywhere?: boolean): Promise<void>
-  start(): void
-  stop(): Promise<void>
-}
+type Ended = { status: 'lost' | 'ok' | 'error' }[]
 
-type Counts = Record<'taken_over' | 'finished' | 'lost', number>
-
-/** Crash recovery. Tenants are walked one by one, because row security hides their rows from a statement without one. */
-export function createSweep(deps: Dependencies): Sweep {
-  const { database, dispatch, instance, watchers, beginning, log } = deps
-  const doubtful = new Set<string>()
-  const swept = new Set<string>()
-  const stopped = new AbortController()
-  let timer: NodeJS.Timeout | undefined
-  let running: Promise<void> = Promise.resolve()
-
-  const ask = async (orphan: Orphan, signal: AbortSignal): Promise<RunSummary | undefined> => {
-    for (;;) {
-      try {
-        return await dispatch.find(orphan.tenantId, orphan.runId)
-      } catch (err) {
-        log.warn({ err, publicRunId: orphan.publicRunId }, 'the conductor could not be asked about an orphan run')
-        await sleep(askAgainMs, undefined, { signal })
+/** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. Touch a tenant with one in doubt. */
+export function createSweep(database: Database, log: FastifyBaseLogger): TenantWalk {
+  let counts = { swept: 0, finished: 0, lost: 0 }
+  let isBoot = true
+  return createTenantWalk({
+    database,
+    everyMs,
+    lingerMs,
+    walkMs,
+    async visit(tenantId) {
+      const values = [tenantId, sentences.lost, toldOf(''), toldByCode]
+      for (let more = true; more;) {
+        const [ended] = await database.batch<[Ended]>(tenantId, [{ ...end, values }])
+        for (const { status } of ended) counts[status === 'lost' ? 'lost' : 'finished']++
+        counts.swept += ended.length
+        more = ended.length === limit
       }
-    }
-  }
-
-  const adopt = async (orphan: Orphan): Promise<keyof Counts> => {
-    const own = watchers.get(orphan.publicRunId)
-    if (own) {
-      // Watched here all the time: this process itself was declared dead and came back.
-      own.owner = instance.id
-      return 'taken_over'
-    }
-    // Begun here since the question was put; its watcher comes.
-    if (beginning.has(orphan.publicRunId)) return 'taken_over'
-    const watcher = watchers.open({ ...orphan, owner: instance.id }, async (signal) => {
-      const summary = await ask(orphan, signal)
-      if (!summary) return { over: errorOutcome('lost') }
-      const over = outcomeOfSummary(summary)
-      if (over) return { over }
-      return { sessionId: summary.sessionId, events: dispatch.follow(orphan.tenantId, orphan.runId, 0, signal) }
-    })
-    const outcome = await watcher.dispatched
-    if (!outcome) return 'taken_over'
-    return outcome.status === 'lost' ? 'lost' : 'finished'
-  }
-
-  const sweepTenant = async (tenantId: string, counts: Counts): Promise<void> => {
-    const isDoubtful = doubtful.delete(tenantId)
-    try {
-      for (let more = true; more && !stopped.signal.aborted;) {
-        const known = isDoubtful ? [...beginning, ...[...watchers].map((w) => w.publicRunId)] : undefined
-        const orphans = await takeOverOrphans(database, tenantId, instance.id, known)
-        for (const result of await Promise.all(orphans.map(adopt))) counts[result]++
-        more = orphans.length === takeOverLimit
-      }
-    } catch (err) {
-      doubtful.add(tenantId)
-      log.warn({ err, tenantId }, 'orphan runs of a tenant could not be swept; they are tried again')
-    }
-  }
-
-  const run = async (everywhere = false): Promise<void> => {
-    const gateways = await deadGateways(database)
-    const due = gateways.filter(({ id, forgotten }) => forgotten || !swept.has(id))
-    const walk = everywhere || due.length > 0 ? await tenantIds(database) : [...doubtful]
-    const counts: Counts = { taken_over: 0, finished: 0, lost: 0 }
-    for (const tenantId of walk) {
-      if (stopped.signal.aborted) return
-      await sweepTenant(tenantId, counts)
-    }
-    const swept_runs = counts.taken_over + counts.finished + counts.lost
-    if (everywhere || swept_runs > 0) log.info({ swept: swept_runs, ...counts }, 'crash.recovery.sweep')
-    if (doubtful.size > 0) return
-    // A dead gateway is swept at once, and again when nothing it sent can still arrive; then its row may go.
-    for (const { id } of due) swept.add(id)
-    const forgotten = due.filter((gateway) => gateway.forgotten).map(({ id }) => id)
-    if (forgotten.length > 0) await forgetGateways(database, forgotten)
-    for (const id of forgotten) swept.delete(id)
-  }
-
-  return {
-    doubt: (tenantId) => void doubtful.add(tenantId),
-    run,
-    start() {
-      let busy = false
-      let first = true
-      const turn = (): void => {
-        if (busy) return
-        busy = true
-        running = run(first)
-          .then(() => {
-            first = false
-          })
-          .catch((err: unknown) => log.warn({ err }, 'the sweep of orphan runs failed; it is tried again'))
-          .finally(() => {
-            busy = false
-          })
-      }
-      timer = setInterval(turn, everyMs).unref()
-      turn()
     },
-    async stop() {
-      clearInterval(timer)
-      stopped.abort()
-      await running
+    onTurn(everybody, [err]) {
+      if (err !== undefined) log.warn({ err }, 'the sweep of lost runs failed; it is tried again')
+      const isFirst = isBoot && everybody && err === undefined
+      if (isFirst) isBoot = false
+      if (counts.swept === 0 && !isFirst) return
+      log.info(counts, 'crash.recovery.sweep')
+      counts = { swept: 0, finished: 0, lost: 0 }
     },
-  }
+  })
 }

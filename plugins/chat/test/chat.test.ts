@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { AppError, notFound } from '#kernel'
+import { AppError } from '#kernel'
 import { gateway, publish, sql, until } from './gateway.ts'
 import { fail, finish, say } from './scripted-dispatch.ts'
 
@@ -31,11 +31,18 @@ test('a chat without a conversation begins one and answers with both ids', async
     conversation_id: body.conversation_id,
     public_run_id: body.public_run_id,
   })
+  assert.deepEqual(task?.chat, {
+    publicRunId: body.public_run_id,
+    conversationId: body.conversation_id,
+    publishedId: agent.id,
+    continued: false,
+    endUserId: 'u-1',
+  })
   const [stored] = await sql<{ end_user_id: string }>(database, 'acme', 'SELECT end_user_id FROM conversations')
   assert.equal(stored?.end_user_id, 'u-1')
 })
 
-test('a conversation keeps its session, and its messages in order', async (t) => {
+test('a conversation goes on under its id, with its messages in order', async (t) => {
   const { app, database, dispatch } = await gateway(t)
   const agent = await publish(database)
   const post = (payload: object) => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
@@ -44,7 +51,9 @@ test('a conversation keeps its session, and its messages in order', async (t) =>
   const second = (await post({ message: 'two', conversation_id: first.conversation_id })).json()
   assert.equal(second.conversation_id, first.conversation_id)
   assert.notEqual(second.public_run_id, first.public_run_id)
-  assert.equal(dispatch.started[1]?.sessionId, dispatch.runs.get(dispatch.started[0]!.id)?.sessionId)
+  // The conductor finds the session by the conversation.
+  const { sessionId, chat } = dispatch.started[1]!
+  assert.deepEqual([sessionId, chat?.conversationId, chat?.continued], [undefined, first.conversation_id, true])
   const history = await app.inject({ url: `${agent.url}/conversations/${first.conversation_id}`, headers: agent.auth })
   assert.deepEqual(
     history.json().messages.map(({ at, ...message }: { at: string }) => {
@@ -142,60 +151,80 @@ test('a session that is busy at the conductor is a busy conversation too', async
   assert.equal((await sql(database, 'acme', 'SELECT 1 FROM public_runs')).length, 1)
 })
 
-test('a conversation whose session was shut down goes on in a fresh session', async (t) => {
+test('what the conductor refuses is refused with the same meaning, and nothing is stored', async (t) => {
   const { app, database, dispatch } = await gateway(t)
   const agent = await publish(database)
-  const post = (payload: object) => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
-  const first = (await post({ message: 'one' })).json()
-  dispatch.script = (task, run) => {
-    if (task.sessionId !== undefined) throw notFound()
-    run().emit(finish('fresh'))
+  const inner = { message: 'sess-1 at http://10.0.0.1' }
+  for (const [error, status, code] of [
+    [new AppError('conversation_ended', 409, inner), 409, 'conversation_ended'],
+    [new AppError('unknown_profile: helper', 400, inner), 404, 'not_published'],
+    [new AppError('attachments_too_large', 413), 413, 'attachments_too_large'],
+    [new AppError('credits_exhausted', 402, { detail: { checkout_path: '/pay' } }), 402, 'credits_exhausted'],
+    [new AppError('no_runner', 503, { ...inner, retryable: true }), 503, 'unavailable'],
+    [new AppError('upstream', 502, { ...inner, retryable: true }), 502, 'upstream'],
+  ] as const) {
+    dispatch.script = () => {
+      throw error
+    }
+    for (const path of ['', '/stream']) {
+      const url = agent.url + path
+      const reply = await app.inject({ method: 'POST', url, headers: agent.auth, payload: { message: 'Hi' } })
+      assert.deepEqual([reply.statusCode, reply.json().error], [status, code], path)
+      assert.equal(reply.json().checkout_path, error.detail['checkout_path'])
+      assert.equal(reply.headers['x-public-run-id'] ?? reply.json().public_run_id, undefined)
+      assert.doesNotMatch(reply.body, /sess-1|10\.0\.0\.1/)
+    }
   }
-  const second = await post({ message: 'two', conversation_id: first.conversation_id })
-  assert.deepEqual([second.statusCode, second.json().message], [200, 'fresh'])
-  const [, refused, repeated] = dispatch.started
-  assert.equal(refused?.id, repeated?.id)
-  dispatch.script = (_task, run) => run().emit(finish('pinned'))
-  await post({ message: 'three', conversation_id: first.conversation_id })
-  assert.equal(dispatch.started[3]?.sessionId, dispatch.runs.get(repeated!.id)?.sessionId)
+  assert.deepEqual(await sql(database, 'acme', 'SELECT id FROM conversations UNION SELECT id FROM public_runs'), [])
 })
 
-test('an unreachable conductor answers 502 upstream, and the conversation can go on', async (t) => {
+test('after a start whose answer is lost the client has the ids, and learns what became of its run', async (t) => {
   const { app, database, dispatch } = await gateway(t)
   const agent = await publish(database)
-  dispatch.away = true
+  const post = (path: string, body: object = {}) =>
+    app.inject({ method: 'POST', url: agent.url + path, headers: agent.auth, payload: { message: 'Hi', ...body } })
+  const get = (path: string) => app.inject({ url: agent.url + path, headers: agent.auth })
   for (const path of ['', '/stream']) {
-    const reply = await app.inject({
-      method: 'POST',
-      url: agent.url + path,
-      headers: agent.auth,
-      payload: { message: 'Hi' },
-    })
-    assert.equal(reply.statusCode, 502)
-    assert.equal(reply.json().error, 'upstream')
-    assert.match(reply.json().public_run_id, /^prun_/)
-    assert.doesNotMatch(reply.body, /10\.0\.0\.1/)
-    dispatch.away = false
-    const { conversation_id } = reply.json()
-    const again = await app.inject({
-      method: 'POST',
-      url: agent.url,
-      headers: agent.auth,
-      payload: { message: 'Hi again', conversation_id },
-    })
-    assert.equal(again.statusCode, 200)
-    dispatch.away = true
+    dispatch.cut = 'after'
+    const begun = await post(path)
+    assert.deepEqual([begun.statusCode, begun.json().error], [502, 'upstream'])
+    assert.equal(begun.headers['x-public-run-id'], begun.json().public_run_id)
+    assert.doesNotMatch(begun.body, /10\.0\.0\.1/)
+    await until(async () => (await get(`/runs/${begun.json().public_run_id}`)).statusCode === 200)
+
+    dispatch.cut = 'before'
+    const { conversation_id } = begun.json()
+    const unknown = await post(path, { conversation_id })
+    assert.deepEqual([unknown.statusCode, unknown.json().conversation_id], [502, conversation_id])
+    const pending = await get(`/runs/${unknown.json().public_run_id}`)
+    assert.deepEqual([pending.statusCode, pending.json().status], [202, 'dispatching'])
+    const history = (await get(`/conversations/${conversation_id}`)).json().messages
+    assert.deepEqual(
+      history.map(({ role }: { role: string }) => role),
+      ['user', 'assistant', 'user'],
+    )
+    const foreign = await post(path, { conversation_id: `conv_${'0'.repeat(33)}` })
+    assert.deepEqual([foreign.statusCode, foreign.json().error], [404, 'conversation_not_found'])
+    dispatch.cut = undefined
+    assert.deepEqual((await post(path, { conversation_id })).json().error, 'conversation_busy')
   }
 })
 
-test('a profile that is gone since the key was checked answers 404 not_published', async (t) => {
+test('a synchronous call that ends before its start was answered names its run, too', async (t) => {
   const { app, database, dispatch } = await gateway(t)
-  const agent = await publish(database)
-  dispatch.script = () => {
-    throw new AppError('unknown_profile: helper', 400)
+  const agent = await publish(database, { syncSeconds: 1 })
+  const slow = Promise.withResolvers<void>()
+  dispatch.script = async (_task, run) => {
+    await slow.promise
+    run().emit(finish('late'))
   }
   const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
-  assert.deepEqual([reply.statusCode, reply.json().error], [404, 'not_published'])
+  assert.deepEqual([reply.statusCode, reply.json().error], [504, 'sync_timeout'])
+  const get = () => app.inject({ url: `${agent.url}/runs/${reply.json().public_run_id}`, headers: agent.auth })
+  assert.deepEqual((await get()).json().status, 'dispatching')
+  slow.resolve()
+  await until(async () => (await get()).statusCode === 200)
+  assert.equal((await get()).json().message, 'late')
 })
 
 test('unknown and foreign conversations answer the same 404 conversation_not_found', async (t) => {
@@ -250,16 +279,6 @@ test('a body that is not a chat is refused as invalid_request', async (t) => {
   })
   assert.deepEqual([large.statusCode, large.json().error], [413, 'body_too_large'])
   assert.equal(dispatch.started.length, 0)
-})
-
-test('an answer with characters that PostgreSQL cannot keep is stored without them and sent as it is', async (t) => {
-  const { app, database, dispatch } = await gateway(t)
-  const agent = await publish(database)
-  dispatch.script = (_task, run) => run().emit(finish('a\0b'))
-  const reply = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload: { message: 'Hi' } })
-  assert.equal(reply.json().message, 'a\0b')
-  const stored = await app.inject({ url: `${agent.url}/runs/${reply.json().public_run_id}`, headers: agent.auth })
-  assert.equal(stored.json().message, 'a\uFFFDb')
 })
 
 test('calls under way when the server stops get their answer', async (t) => {

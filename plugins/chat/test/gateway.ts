@@ -116,6 +116,7 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
     ],
     { listeners: ['gateway'], listen: options.listen ?? false },
   )
+  dispatch.database = database
   return {
     kernel,
     app: kernel.listeners['gateway'] as unknown as App,

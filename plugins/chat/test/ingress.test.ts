@@ -60,27 +60,27 @@ test('accepted chats are metered by agent and closed minute, once, however often
   await accept(database, 'acme', 'pub_b', 2)
   await accept(database, 'globex', 'pub_c', 7, 4)
   await accept(database, 'acme', 'pub_a', -10)
-  const gateways = Array.from({ length: 4 }, () => createIngress({ database, log: silent }))
-  await Promise.all(gateways.map((one) => one.flush()))
+  const gateways = Array.from({ length: 4 }, () => createIngress(database, silent))
+  await Promise.all(gateways.map((one) => one.turn()))
   const expected = ['pub_a@3: 2', 'pub_a@2: 5', 'pub_b@2: 1']
   assert.deepEqual(await metered(database, 'acme'), expected)
   assert.deepEqual(await metered(database, 'globex'), ['pub_c@7: 4'])
   await rewind(database, 'acme', 2)
-  for (const one of gateways) one.accepted('acme')
-  await Promise.all(gateways.map((one) => one.flush()))
+  for (const one of gateways) one.touch('acme')
+  await Promise.all(gateways.map((one) => one.turn()))
   assert.deepEqual(await metered(database, 'acme'), expected)
 })
 
 test('a run that was committed after its minute had been counted is found by the next count', async (t) => {
   const database = await emptyDatabase(t)
-  const ingress = createIngress({ database, log: silent })
+  const ingress = createIngress(database, silent)
   await accept(database, 'acme', 'pub_a', 3)
-  await ingress.flush()
+  await ingress.turn()
   await rewind(database, 'acme', 1)
   await accept(database, 'acme', 'pub_a', 3)
   await accept(database, 'acme', 'pub_b', 4)
-  ingress.accepted('acme')
-  await ingress.flush()
+  ingress.touch('acme')
+  await ingress.turn()
   assert.deepEqual(await metered(database, 'acme'), ['pub_a@3: 2', 'pub_b@4: 1'])
 })
 
@@ -93,16 +93,16 @@ test('a failed flush is logged as ingress.flush_failed, and its interval is coun
     ...database,
     batch: (...args) => (away ? Promise.reject(new AppError('unavailable', 503)) : database.batch(...args)),
   }
-  const ingress = createIngress({ database: cut, log })
+  const ingress = createIngress(cut, log)
   await accept(database, 'acme', 'pub_a', 3, 3)
-  await ingress.flush()
+  await ingress.turn()
   assert.deepEqual(
     logs.map(({ msg }) => msg),
     ['ingress.flush_failed'],
   )
   assert.equal(await total(database, 'acme'), 0)
   away = false
-  await ingress.flush()
+  await ingress.turn()
   assert.equal(await total(database, 'acme'), 3)
   assert.equal(logs.length, 1)
 })
@@ -118,16 +118,16 @@ test('tenants that chat are counted for three minutes more, all others every ten
       return database.batch(tenantId, statements)
     },
   }
-  const ingress = createIngress({ database: watched, log: silent, now: () => now })
+  const ingress = createIngress(watched, silent, () => now)
   const flush = async (minutes: number): Promise<string[]> => {
     counted.length = 0
     now = minutes * 60_000
-    await ingress.flush()
+    await ingress.turn()
     return counted.toSorted()
   }
   const everybody = ['acme', 'default', 'globex']
   assert.deepEqual(await flush(0), everybody)
-  ingress.accepted('acme')
+  ingress.touch('acme')
   for (const [minutes, expected] of [
     [1, ['acme']],
     [2.9, ['acme']],
@@ -150,6 +150,6 @@ test('a chat counts once it was accepted, a refused one never', async (t) => {
   )
   assert.deepEqual(codes, [200, 400, 429, 401])
   await sql(database, 'acme', `UPDATE public_runs SET created_at = created_at - interval '2 minutes'`)
-  await createIngress({ database, log: silent }).flush()
+  await createIngress(database, silent).turn()
   assert.equal(await total(database, 'acme'), 1)
 })

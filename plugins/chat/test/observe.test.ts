@@ -28,18 +28,21 @@ test('what fails on the way of a chat is logged under its name, without the mess
   g.dispatch.away = true
   assert.equal((await chat()).statusCode, 502)
   const [unreachable] = logged(g, 'chat.start_watcher_failed')
-  assert.equal(unreachable?.['code'], 'unreachable')
+  assert.equal((unreachable?.['err'] as { code?: unknown } | undefined)?.code, 'upstream')
   g.dispatch.away = false
 
+  g.dispatch.cut = 'before'
   await sql(g.database, 'acme', 'ALTER TABLE messages RENAME TO gone')
   const broken = await chat()
-  assert.deepEqual([broken.statusCode, broken.json().error], [500, 'internal'])
+  assert.deepEqual([broken.statusCode, broken.json().error], [502, 'upstream'])
   await sql(g.database, 'acme', 'ALTER TABLE gone RENAME TO messages')
+  assert.equal(logged(g, 'chat.start_watcher_failed').length, 2)
   assert.equal(logged(g, 'chat.resolve_conv_failed').length, 1)
+  g.dispatch.cut = undefined
 
   // A client's own mistake is no failure of ours.
   assert.equal((await chat({ message: 'x', conversation_id: `conv_${'0'.repeat(33)}` })).statusCode, 404)
-  assert.equal(logged(g, 'chat.resolve_conv_failed').length, 1)
+  assert.equal(logged(g, 'chat.start_watcher_failed').length, 2)
 
   await sql(g.database, 'acme', 'ALTER TABLE published_agent_keys RENAME TO gone')
   assert.equal((await chat()).statusCode, 500)
@@ -58,8 +61,7 @@ test('metrics have the names of the specification, and labels that no caller can
   await get(agent.url, 'POST')
   g.dispatch.script = (_task, run) => run().emit(fail('model_error'))
   await get(`${agent.url}/stream`, 'POST')
-  // The conductor has lost it: to the client that is an error too.
-  g.dispatch.script = (_task, run) => run().emit(fail('lost'))
+  g.dispatch.script = (_task, run) => run().emit(fail('interrupted'))
   await get(agent.url, 'POST')
   for (let i = 0; i < 5; i++) {
     await get(`${agent.url}/runs/prun_${i}`)

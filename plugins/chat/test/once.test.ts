@@ -132,30 +132,61 @@ test('a stream repeated with its key is the same stream from its first frame, un
   assert.deepEqual(await counts(a.database), once)
 })
 
-test('a run that failed is repeated as failed, with the same ids; a run that was never begun leaves the key unused', async (t) => {
+test('a run that failed is repeated as failed; one that was never begun leaves the key unused', async (t) => {
   const g = await gateway(t)
   const agent = await publish(g.database)
   g.dispatch.script = (_task, run) => run().emit(say('half'), fail('model_error'))
   const failed = await chat(g, agent, 'failed')
+  // Its answer is on record: the conductor is not needed.
   g.dispatch.away = true
-  const unreachable = await chat(g, agent, 'away')
-  const cut = await chat(g, agent, 'away-stream', payload, '/stream')
+  const again = await chat(g, agent, 'failed')
+  assert.deepEqual([failed.statusCode, again.statusCode, replayed(again)], [502, 502, true])
+  assert.deepEqual(withoutRequestId(again.body), withoutRequestId(failed.body))
+  assert.equal((await chat(g, agent, 'unused')).statusCode, 502)
   g.dispatch.away = false
-  const path = { failed: '', away: '', 'away-stream': '/stream' }
-  for (const [key, before] of Object.entries({ failed, away: unreachable, 'away-stream': cut })) {
-    const again = await chat(g, agent, key, payload, path[key as keyof typeof path])
-    assert.deepEqual([before.statusCode, again.statusCode], [502, 502])
-    assert.deepEqual(withoutRequestId(again.body), withoutRequestId(before.body))
-    assert.equal(replayed(again), true)
-  }
   g.dispatch.script = (_task, run) => run().emit(finish('Hello'))
   const unknown = { message: 'Hi', conversation_id: `conv_${'0'.repeat(33)}` }
   for (const body of [unknown, { message: 'nul \0' }]) {
     const refused = await chat(g, agent, 'unused', body)
     assert.ok([404, 400].includes(refused.statusCode))
-    assert.equal((await sql(g.database, 'acme', `SELECT FROM idempotency_keys WHERE key = 'unused'`)).length, 0)
   }
+  assert.equal((await sql(g.database, 'acme', `SELECT FROM idempotency_keys WHERE key = 'unused'`)).length, 0)
   assert.equal((await chat(g, agent, 'unused')).statusCode, 200)
+})
+
+test('a start whose answer was lost is repeated into the same run, whether it had begun or not', async (t) => {
+  const g = await gateway(t)
+  const agent = await publish(g.database)
+  for (const cut of ['before', 'after'] as const) {
+    for (const path of ['', '/stream']) {
+      g.dispatch.cut = cut
+      const lost = await chat(g, agent, cut + path, payload, path)
+      assert.equal(lost.statusCode, 502)
+      g.dispatch.cut = undefined
+      const again = await chat(g, agent, cut + path, payload, path)
+      assert.deepEqual([again.statusCode, replayed(again)], [200, true])
+      assert.equal(again.headers['x-public-run-id'], lost.json().public_run_id)
+      assert.match(again.body, /"message":"Hello"/)
+    }
+  }
+  assert.deepEqual(await counts(g.database), { runs: 4, conversations: 4, messages: 4 })
+  // One that was given up meanwhile is not begun again.
+  g.dispatch.cut = 'before'
+  const lost = await chat(g, agent, 'lost', payload, '/stream')
+  const { public_run_id } = lost.json()
+  await sql(
+    g.database,
+    'acme',
+    `UPDATE public_runs SET status = 'lost', finished_at = now() WHERE id = $1`,
+    public_run_id,
+  )
+  g.dispatch.cut = undefined
+  for (const path of ['', '/stream']) {
+    const again = await chat(g, agent, 'lost', payload, path)
+    const { error } = again.json()
+    assert.deepEqual([again.statusCode, error, replayed(again)], [410, 'lost', true])
+    assert.equal(again.json().public_run_id, public_run_id)
+  }
 })
 
 test('a message refused because its conversation is busy may be sent again with the same key', async (t) => {

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { connect, type Socket } from 'node:net'
 import { test } from 'node:test'
+import { AppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
+import type { LogChunk } from '#contracts/runs'
 import { framesOf, gateway, publish, type Seeded, sql, until } from './gateway.ts'
 import { fail, finish, say } from './scripted-dispatch.ts'
 
@@ -125,6 +127,43 @@ test('a client that leaves does not end its run, and finds the answer later', as
   assert.deepEqual(dispatch.cancelled, [])
 })
 
+test('a client that leaves is followed no longer, whether its run has begun or not', async (t) => {
+  const { app, kernel, database, dispatch, metrics } = await gateway(t, { listen: true })
+  const agent = await publish(database)
+  const nobody = async (): Promise<boolean> => /^chat_gateway_watcher_active 0$/m.test(await metrics())
+  for (const path of ['', '/stream']) {
+    const begin = Promise.withResolvers<void>()
+    dispatch.script = async (_task, run) => {
+      await begin.promise
+      run().emit(say('one '))
+    }
+    const before = dispatch.runs.size
+    const early = open(kernel.urls['gateway']!, agent, path)
+    await until(() => dispatch.started.length === before + 1)
+    early.socket.destroy()
+    begin.resolve()
+    await until(() => dispatch.runs.size === before + 1)
+    await until(async () => dispatch.newest().followers === 0 && (await nobody()))
+
+    const headers = { 'idempotency-key': `k${path}` }
+    const late = open(kernel.urls['gateway']!, agent, path, headers)
+    await until(() => dispatch.runs.size === before + 2 && dispatch.newest().followers === 1)
+    late.socket.destroy()
+    await until(async () => dispatch.newest().followers === 0 && (await nobody()))
+    // Its key is free, and joins the run.
+    await until(async () => {
+      const free = `SELECT FROM idempotency_keys WHERE key = $1 AND locked_until IS NULL`
+      return (await sql(database, 'acme', free, headers['idempotency-key'])).length > 0
+    })
+    const again = app.inject({ method: 'POST', url: agent.url, headers: { ...agent.auth, ...headers }, payload })
+    again.catch(() => {})
+    await until(() => dispatch.newest().followers === 1)
+    dispatch.newest().emit(finish('one two'))
+    assert.equal((await again).json().message, 'one two')
+  }
+  assert.deepEqual(dispatch.cancelled, [])
+})
+
 test('a stream resumed after any event is exactly the rest of the whole stream', async (t) => {
   const { kernel, database, dispatch } = await gateway(t, { listen: true })
   const agent = await publish(database)
@@ -135,7 +174,7 @@ test('a stream resumed after any event is exactly the rest of the whole stream',
   const whole = open(base, agent, '/stream')
   await until(() => whole.text().includes('Found '))
   const id = runIdOf(whole.text())
-  const resumed = ['0', '1', '2', '3', '4', '5', '6', '7', 'garbage'].map((last) =>
+  const resumed = ['0', '1', '2', '3', '4', '5', '6', '7', 'garbage', '99'].map((last) =>
     open(base, agent, `/runs/${id}/stream`, { 'last-event-id': last }),
   )
   await until(() => resumed.every((client) => client.text().includes('\r\n\r\n')))
@@ -151,10 +190,11 @@ test('a stream resumed after any event is exactly the rest of the whole stream',
     ['2', '5', '7', '8'],
   )
   for (const [last, client] of resumed.entries()) {
-    const after = last === 8 ? 0 : last
+    const after = last === 8 ? 0 : last === 9 ? 99 : last
     assert.deepEqual(
       frames(client.text()),
-      all.filter((frame) => Number(frame.id) > after),
+      // A reader who is past the end, as after a killed conductor, is told it all the same.
+      all.filter((frame) => Number(frame.id) > after || frame.event === 'done'),
       `Last-Event-ID ${last}`,
     )
   }
@@ -176,7 +216,7 @@ test('a finished run answers its stream with one reconstructed event, equal to t
   }
 })
 
-test('a gateway that does not watch the run streams it from the event log, and ends it when the owner has', async (t) => {
+test('a run can be followed from any gateway', async (t) => {
   const a = await gateway(t)
   const b = await gateway(t, { dsn: a.dsn, dispatch: a.dispatch })
   const agent = await publish(a.database)
@@ -201,31 +241,47 @@ test('a gateway that does not watch the run streams it from the event log, and e
   assert.deepEqual(framesOf(rest!.body), frames.slice(1))
 })
 
-test('a run that has not reached the conductor yet can be followed from another gateway', async (t) => {
-  const a = await gateway(t)
-  const b = await gateway(t, { dsn: a.dsn, dispatch: a.dispatch })
-  const agent = await publish(a.database)
-  const accepted = Promise.withResolvers<void>()
-  a.dispatch.script = async (_task, run) => {
-    await accepted.promise
-    run().emit(say('one'))
-  }
-  const live = a.app.inject({ method: 'POST', url: `${agent.url}/stream`, headers: agent.auth, payload })
-  await until(() => a.dispatch.started.length === 1)
-  const [row] = await sql<{ id: string }>(a.database, 'acme', 'SELECT id FROM public_runs')
-  let asked = false
-  const { follow } = b.dispatch
-  b.dispatch.follow = (...args) => {
-    asked = true
+test('a run that has not reached the conductor yet can be followed, and is seen when it begins', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const headers = { ...agent.auth, 'idempotency-key': 'k' }
+  const post = () => app.inject({ method: 'POST', url: `${agent.url}/stream`, headers, payload })
+  dispatch.cut = 'before'
+  const { public_run_id } = (await post()).json()
+  let asked = 0
+  const { follow } = dispatch
+  dispatch.follow = (...args) => {
+    asked++
     return follow(...args)
   }
-  const elsewhere = b.app.inject({ url: `${agent.url}/runs/${row!.id}/stream`, headers: agent.auth })
-  elsewhere.catch(() => {})
-  await until(() => asked)
-  accepted.resolve()
-  await until(() => a.dispatch.runs.size === 1 && a.dispatch.newest().followers === 2)
-  a.dispatch.newest().emit(finish('one'))
-  assert.deepEqual(framesOf((await elsewhere).body), framesOf((await live).body))
+  const url = `${agent.url}/runs/${public_run_id}/stream`
+  const early = app.inject({ url, headers: agent.auth })
+  early.catch(() => {})
+  await until(() => asked === 2)
+  dispatch.cut = undefined
+  const live = await post()
+  assert.deepEqual(framesOf((await early).body), framesOf(live.body))
+  assert.equal(framesOf(live.body).at(-1)?.event, 'done')
+})
+
+test('a log that cannot be read on ends its stream without an end of the run, and its call with the ids', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const { start } = dispatch
+  dispatch.start = async (...args) => {
+    const cut = async function* (): AsyncGenerator<LogChunk> {
+      yield* []
+      throw new AppError('upstream', 502, { message: 'no conductor at 10.0.0.1' })
+    }
+    return { ...(await start(...args)), events: cut() }
+  }
+  dispatch.script = (_task, run) => run().emit(say('one'))
+  const stream = await app.inject({ method: 'POST', url: `${agent.url}/stream`, headers: agent.auth, payload })
+  assert.deepEqual([stream.statusCode, stream.body], [200, ': closing\n\n'])
+  const call = await app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  assert.deepEqual([call.statusCode, call.json().error], [502, 'upstream'])
+  assert.match(call.json().public_run_id, /^prun_/)
+  assert.doesNotMatch(call.body, /10\.0\.0\.1/)
 })
 
 test('a paused reader holds back nobody, and gets everything when it reads on', async (t) => {
