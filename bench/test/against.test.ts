@@ -60,6 +60,6 @@ test('each figure stands beside its ratio to the proxy, its spread, and the rati
   assert.match(head ?? '', /two-hop proxy +\| four processes +\| there +\| here\/there/)
   assert.match(
     rate ?? '',
-    /chats\/s +\| 1,000 \(0 %\) \| 210 \(0.21x, 10 %\) +\| 100 \(0.10x, 0 %\) +\| 2.10x \(2.00-2.20\)/,
+    /chats\/s +\| 1,000 \(0 %\) +\| 210 \(0.21x, 10 %\) +\| 100 \(0.10x, 0 %\) +\| 2.10x \(2.00-2.20\)/,
   )
 })
