@@ -81,8 +81,8 @@ async function measure(run: RunJob, targets: readonly Target[], options: Options
 
 const verdict = (met: boolean): string => (met ? 'met    ' : 'NOT MET')
 
-/** The aims, or against another checkout the bars, with what was reached. What was not measured is left out. */
-function reachedBy(results: readonly TargetResult[], options: Options): readonly object[] {
+/** The figures and the aims, or against another checkout the bars. Returns the latter; what was not measured is left out. */
+function printFigures(results: readonly TargetResult[], options: Options): readonly object[] {
   const names = options.cells.map((cell) => cell.name)
   if (options.against === undefined) {
     process.stdout.write(`\n${table(results, names)}\n\n`)
@@ -109,7 +109,7 @@ function reachedBy(results: readonly TargetResult[], options: Options): readonly
 }
 
 function print(results: readonly TargetResult[], options: Options, seconds: number): void {
-  const reached = reachedBy(results, options)
+  const reached = printFigures(results, options)
   process.stdout.write(
     ` ${cpus().length} CPUs shared with the load client and the stand-in model server. Other products are not measured here.\n`,
   )

@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { type Answer, ask, open, type Reading } from '../client.ts'
 import type { Observation, Seen } from '../observed.ts'
 import type { Agent } from '../stories.ts'
-import { questionOf } from './model.ts'
+import { questionOf, wordMs } from './model.ts'
 
 /** Where clients find the service: a ready gateway, another one each time. */
 export interface Door {
@@ -35,6 +35,8 @@ export interface Told {
   readonly broken: number
   /** Requests that were sent again, under the same idempotency key. */
   readonly repeated: number
+  /** From the first request until a stream was accepted, or a whole answer was there, less the time that the model took for it. */
+  readonly waitedMs: number
   /** The longest time without an event, from the first one on; across connections. */
   readonly longestGapMs: number
 }
@@ -73,7 +75,8 @@ const refusal = (what: string, answer: Pick<Answer, 'status' | 'body'> | undefin
 async function whole(door: Door, question: Question): Promise<Lived> {
   const lived = { closed: 0, broken: 0, longestGapMs: 0 }
   const key = randomBytes(12).toString('hex')
-  const until = performance.now() + patienceMs
+  const began = performance.now()
+  const until = began + patienceMs
   for (let repeated = 0; ; repeated++) {
     const answer = await ask(urlOf(door), door.agent.key, 'POST', bodyOf(question), answerMs, key).catch(
       () => undefined,
@@ -89,6 +92,7 @@ async function whole(door: Door, question: Question): Promise<Lived> {
     return {
       ...lived,
       repeated,
+      waitedMs: Math.max(0, performance.now() - began - question.words * wordMs),
       ...(conversationId === undefined ? {} : { conversationId }),
       ...(said === undefined ? { gaveUp: refusal('refused', answer) } : { answer: said }),
       ...(id === undefined
@@ -109,22 +113,34 @@ async function whole(door: Door, question: Question): Promise<Lived> {
 
 async function streamed(door: Door, question: Question): Promise<Lived> {
   const key = randomBytes(12).toString('hex')
-  const until = performance.now() + patienceMs
+  const began = performance.now()
+  const until = began + patienceMs
   for (let repeated = 0; ; repeated++) {
     const first = await open(`${urlOf(door)}/stream`, door.agent.key, 'POST', bodyOf(question), 0, answerMs, key).catch(
       () => undefined,
     )
-    if (first?.status === 200) return { ...(await follow(door, first)), repeated }
+    const waitedMs = performance.now() - began
+    if (first?.status === 200) return { ...(await follow(door, first)), repeated, waitedMs }
     if ((!first || isNotYet(first)) && performance.now() < until) {
       await sleep(againMs)
       continue
     }
-    return { closed: 0, broken: 0, longestGapMs: 0, repeated, gaveUp: refusal('refused', first) }
+    const id = text(first?.body['public_run_id'])
+    const ended = first !== undefined && !isNotYet(first)
+    return {
+      closed: 0,
+      broken: 0,
+      longestGapMs: 0,
+      repeated,
+      waitedMs,
+      gaveUp: refusal('refused', first),
+      ...(id === undefined ? {} : { observation: { kind: 'chat', id, readings: [], cancelled: false, ended } }),
+    }
   }
 }
 
 /** Reads a stream, and where it ends before the run does goes on at any gateway behind the last event it has. */
-async function follow(door: Door, first: Reading): Promise<Omit<Lived, 'repeated'>> {
+async function follow(door: Door, first: Reading): Promise<Omit<Lived, 'repeated' | 'waitedMs'>> {
   const id = first.headers.get('x-public-run-id') ?? ''
   const conversationId = first.headers.get('x-conversation-id') ?? undefined
   const readings: Seen[][] = []

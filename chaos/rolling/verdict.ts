@@ -37,6 +37,9 @@ export interface Verdict {
   readonly closed: number
   readonly broken: number
   readonly repeated: number
+  /** Until a stream was accepted, or a whole answer was there after the time that it takes. */
+  readonly waitP99Ms: number
+  readonly waitWorstMs: number
   /** Time without an event in a stream, from its first one on. */
   readonly gapP99Ms: number
   readonly gapWorstMs: number
@@ -52,6 +55,7 @@ export function judge({ told, begun, stored, restarts, problems }: Findings): Ve
   const deltas = told.map((one) => deltasOf(one, stored))
   const forgotten = told.filter(isForgotten)
   const gaps = told.filter(({ question }) => question.streamed).map(({ longestGapMs }) => longestGapMs)
+  const waits = told.map(({ waitedMs }) => waitedMs)
   const sum = (values: readonly number[]): number => values.reduce((total, value) => total + value, 0)
   const worst = (values: readonly number[]): number => Math.round(Math.max(0, ...values))
   const doubled = sum(deltas.map((one) => one.doubled))
@@ -79,6 +83,8 @@ export function judge({ told, begun, stored, restarts, problems }: Findings): Ve
     closed: sum(told.map((one) => one.closed)),
     broken: sum(told.map((one) => one.broken)),
     repeated: sum(told.map((one) => one.repeated)),
+    waitP99Ms: Math.round(quantile(waits, 0.99)),
+    waitWorstMs: worst(waits),
     gapP99Ms: Math.round(quantile(gaps, 0.99)),
     gapWorstMs: worst(gaps),
     restarts: restarts.length,
@@ -159,6 +165,7 @@ export function table(verdict: Verdict): string {
     ],
     ['streams resumed after `: closing`, after a break', `${verdict.closed}, ${verdict.broken}`],
     ['requests sent again', String(verdict.repeated)],
+    ['time until accepted or answered, p99 and worst', `${verdict.waitP99Ms} and ${verdict.waitWorstMs} ms`],
     ['longest time without an event, p99 and worst', `${verdict.gapP99Ms} and ${verdict.gapWorstMs} ms`],
     ['chats that failed (aim: 0)', String(verdict.failed)],
     ...Object.entries(verdict.why).map(([why, count]): [string, string] => ['', `${count} ${why}`]),

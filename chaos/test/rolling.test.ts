@@ -47,6 +47,7 @@ const whole: Told = {
   closed: 1,
   broken: 0,
   repeated: 0,
+  waitedMs: 20,
   longestGapMs: 300,
 }
 const judged = (change: Partial<Told>, record: Stored = stored, begun = 1): Verdict =>
