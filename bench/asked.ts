@@ -9,14 +9,25 @@ export interface Measured {
   readonly resources: Readonly<Record<string, number>>
 }
 
+/** A function of ours that was called, by its place in the file. */
+export interface Calls {
+  readonly file: string
+  readonly name: string
+  /** Of its text in the file, in characters; the start tells functions of one name apart. */
+  readonly from: number
+  readonly to: number
+  readonly count: number
+}
+
 export interface Question {
-  readonly kind: 'measure' | 'snapshot'
+  readonly kind: 'measure' | 'snapshot' | 'calls'
   readonly file?: string
 }
 
 export type Told =
   | { readonly kind: 'measured'; readonly measured: Measured }
   | { readonly kind: 'snapshot'; readonly file: string }
+  | { readonly kind: 'calls'; readonly calls: readonly Calls[] }
   | { readonly kind: 'warning'; readonly text: string }
 
 /** Node's arguments for a process that can be asked. */
@@ -50,6 +61,10 @@ export const measureInside = async (child: ChildProcess): Promise<Measured> =>
 
 export const writeSnapshot = async (child: ChildProcess, file: string): Promise<string> =>
   (await ask(child, { kind: 'snapshot', file }, 'snapshot')).file
+
+/** Every function that was called since it was last asked; the first answer is empty and begins the count. */
+export const countCalls = async (child: ChildProcess): Promise<readonly Calls[]> =>
+  (await ask(child, { kind: 'calls' }, 'calls')).calls
 
 /** Calls `hear` with each warning that Node gives in the process, e.g. of listeners that pile up. */
 export function hearWarnings(child: ChildProcess, hear: (text: string) => void): void {

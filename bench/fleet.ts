@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { mkdir, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
 import type { Processes, Started } from './processes.ts'
 
 export type Role = 'sidecar' | 'runner' | 'conductor' | 'gateway'
@@ -36,14 +37,17 @@ export interface FleetOptions {
   readonly redisUrl?: string
   /** What Node is given before the script, e.g. to profile the process. */
   readonly nodeArgs?: (role: Role) => Promise<readonly string[]> | readonly string[]
-  /** The role's file; the one in `config/` unless given. */
+  /** The checkout whose files are started; this one unless given. */
+  readonly root?: string
+  /** The role's file; the one in the checkout's `config/` unless given. */
   readonly config?: (role: Role) => string
   /** Hold a channel to each process, for what `inside.ts` tells. */
   readonly ipc?: boolean
 }
 
-const script = (name: string): string => new URL(name, import.meta.url).pathname
-export const roleFile = (role: string): string => script(`../config/${role}.yaml`)
+/** This checkout. */
+export const here = fileURLToPath(new URL('..', import.meta.url))
+export const roleFile = (role: string, root = here): string => join(root, 'config', `${role}.yaml`)
 
 export async function dataDirectory(processes: Processes): Promise<string> {
   const directory = await mkdtemp(join(tmpdir(), 'agent-orc-bench-'))
@@ -60,8 +64,9 @@ export async function profiling(directory: string | undefined, name: string): Pr
 
 /** Starts the roles in the order in which each needs the next. */
 export async function startFleet(options: FleetOptions): Promise<Fleet> {
-  const { processes, pairs = 1, redisUrl, nodeArgs, config = roleFile } = options
-  const postgres = await processes.node([script('postgres.ts'), await dataDirectory(processes)])
+  const { processes, pairs = 1, redisUrl, nodeArgs, root = here } = options
+  const config = options.config ?? ((role: Role) => roleFile(role, root))
+  const postgres = await processes.node([join(root, 'bench', 'postgres.ts'), await dataDirectory(processes)])
   const dsn = String(postgres.line['dsn'])
   const apiKey = `bootstrap-${randomBytes(16).toString('hex')}`
   const env = {
@@ -74,7 +79,7 @@ export async function startFleet(options: FleetOptions): Promise<Fleet> {
   }
   const members: Member[] = []
   const start = async (role: Role, number: number, more: Record<string, string>): Promise<Member['urls']> => {
-    const args = [...((await nodeArgs?.(role)) ?? []), script('../bin/agent-orc.js')]
+    const args = [...((await nodeArgs?.(role)) ?? []), join(root, 'bin', 'agent-orc.js')]
     const command = ['start', '--json', '--config', config(role)]
     const started = await processes.node([...args, ...command], { ...env, ...more }, options.ipc)
     const urls = started.line['urls'] as Member['urls']

@@ -1,15 +1,20 @@
 // `npm run bench`: measures, in one run and in alternating rounds, the bare model server, a bare two-hop proxy, and the
-// whole path in its two forms. See docs/performance.md for what the figures mean.
+// whole path in its two forms; with `--against` another checkout's path beside it. See docs/performance.md for what the
+// figures mean.
+import { spawnSync } from 'node:child_process'
 import { cpus } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { againstTable, barsOf, unquiet } from './against.ts'
+import { here } from './fleet.ts'
 import { createLoad, type RunJob } from './load-client.ts'
-import { measureBuiltin, measureCell, measureLong, measureSlow, type Sample } from './measure.ts'
+import { measureBuiltin, measureSlow } from './measure.ts'
 import { type Options, readOptions, usage } from './options.ts'
 import { createProcesses, type Processes, usageOf } from './processes.ts'
 import { aims, table, type TargetResult } from './report.ts'
-import { medianOf } from './statistics.ts'
-import { startModel, startProxy, type Target } from './targets.ts'
+import { measureRounds, warmUp } from './rounds.ts'
 import { startFour, startSingle } from './service.ts'
+import { median, medianOf } from './statistics.ts'
+import { startModel, startProxy, type Target, type TargetName } from './targets.ts'
 
 const idleMs = 2_000
 const say = (text: string): void => {
@@ -19,13 +24,19 @@ const say = (text: string): void => {
 async function startTargets(processes: Processes, options: Options): Promise<Target[]> {
   const model = await startModel(processes, options.slowDeltas)
   const context = { processes, modelUrl: model.url, slowDeltas: options.slowDeltas, profile: options.profile }
+  const there = options.against === undefined ? context : { ...context, there: options.against }
+  const starts: Record<TargetName, () => Promise<Target>> = {
+    model: async () => model,
+    proxy: () => startProxy(processes, model.url, options.slowDeltas),
+    single: () => startSingle(context),
+    'single there': () => startSingle(there),
+    four: () => startFour(context),
+    'four there': () => startFour(there),
+  }
   const targets: Target[] = []
   for (const name of options.targets) {
     say(`starting ${name}`)
-    if (name === 'model') targets.push(model)
-    if (name === 'proxy') targets.push(await startProxy(processes, model.url, options.slowDeltas))
-    if (name === 'single') targets.push(await startSingle(context))
-    if (name === 'four') targets.push(await startFour(context))
+    targets.push(await starts[name]())
   }
   return targets
 }
@@ -35,45 +46,32 @@ async function measure(run: RunJob, targets: readonly Target[], options: Options
   const idle = new Map(targets.map((target) => [target, usageOf(target.roots(), target.postgresRoots?.())]))
   const builtin = new Map<Target, Awaited<ReturnType<typeof measureBuiltin>>>()
   for (const target of targets) builtin.set(target, await measureBuiltin(run, target))
-  // Every target runs once unmeasured, or the first cell of the first round would measure the compiler.
-  const [first] = options.cells
-  for (const target of targets) if (first) await measureCell(run, target, { ...first, clients: 8 }, options.warmMs, 0)
-  const samples = new Map(targets.map((target) => [target, new Map<string, Sample[]>()]))
-  for (let round = 0; round < options.rounds; round++) {
-    say(`round ${round + 1} of ${options.rounds}`)
-    for (const cell of options.cells) {
-      // Every round begins with another target, so that none always follows the same one.
-      for (let i = 0; i < targets.length; i++) {
-        const target = targets[(i + round) % targets.length]
-        if (!target) continue
-        const sample = await measureCell(run, target, cell, options.warmMs, options.ms)
-        const kept = samples.get(target)
-        kept?.set(cell.name, [...(kept.get(cell.name) ?? []), sample])
-      }
-    }
-  }
-  const results: TargetResult[] = []
   for (const target of targets) {
-    say(`${target.name}: long and slow streams`)
-    const long = options.longTimes > 0 ? await measureLong(run, target, options.longTimes) : undefined
-    const slow =
-      options.slowStreams > 0 && target.name !== 'model'
-        ? await measureSlow(run, target, options.slowStreams, options.slowDeltas)
-        : undefined
-    const measured = [...(samples.get(target) ?? [])].map(([name, list]) => [name, medianOf(list)] as const)
+    say(`warming up ${target.name}`)
+    await warmUp(run, target, options)
+  }
+  const all = await measureRounds(run, targets, options, say)
+  const results: TargetResult[] = []
+  for (const [target, rounds] of all) {
+    const slows = options.slowStreams > 0 && target.name !== 'model'
+    if (slows) say(`${target.name}: slow streams`)
+    const slow = slows ? await measureSlow(run, target, options.slowStreams, options.slowDeltas) : undefined
+    const medians = [...rounds.cells].map(([name, list]) => [name, medianOf(list)] as const)
     const before = idle.get(target)
     const chats = builtin.get(target)
     results.push({
       target: target.name,
       bootMs: target.bootMs,
       ...(before ? { idleRssMb: before.nodeRssMb, idlePostgresMb: before.postgresPssMb } : {}),
-      cells: Object.fromEntries(measured),
-      ...(long ? { longDeltasPerSecond: long.perSecond } : {}),
+      cells: Object.fromEntries(medians),
+      rounds: Object.fromEntries(rounds.cells),
+      ...(rounds.long.length > 0 ? { longDeltasPerSecond: median(rounds.long) } : {}),
+      longRounds: rounds.long,
       ...(slow ? { slow } : {}),
       ...(chats ? { builtinFirstMs: { cold: chats.cold, warm: chats.warm } } : {}),
       errors:
-        measured.reduce((sum, [, sample]) => sum + sample.errors, 0) +
-        (long?.errors ?? 0) +
+        medians.reduce((sum, [, sample]) => sum + sample.errors, 0) +
+        rounds.errors +
         (slow?.errors ?? 0) +
         (chats?.errors ?? 0),
     })
@@ -81,16 +79,39 @@ async function measure(run: RunJob, targets: readonly Target[], options: Options
   return results
 }
 
-function print(results: readonly TargetResult[], options: Options, seconds: number): void {
+const verdict = (met: boolean): string => (met ? 'met    ' : 'NOT MET')
+
+/** The figures and the aims, or against another checkout the bars. Returns the latter; what was not measured is left out. */
+function printFigures(results: readonly TargetResult[], options: Options): readonly object[] {
   const names = options.cells.map((cell) => cell.name)
-  process.stdout.write(`\n${table(results, names)}\n\n`)
-  const reached = aims(results).filter((aim) => aim.measured !== undefined)
-  for (const { aim, measured, met } of reached) {
-    process.stdout.write(`${met ? 'met    ' : 'NOT MET'} ${aim}: ${Math.round((measured ?? 0) * 100) / 100}\n`)
+  if (options.against === undefined) {
+    process.stdout.write(`\n${table(results, names)}\n\n`)
+    const reached = aims(results).filter((aim) => aim.measured !== undefined)
+    for (const { aim, measured, met } of reached) {
+      process.stdout.write(`${verdict(met)} ${aim}: ${Math.round((measured ?? 0) * 100) / 100}\n`)
+    }
+    process.stdout.write('\nIn brackets: ratio to the two-hop proxy.')
+    return reached
   }
+  process.stdout.write(`\nhere ${commitOf(here)}, there ${commitOf(options.against)}\n\n`)
+  process.stdout.write(`${againstTable(results, names)}\n\n`)
+  const reached = barsOf(results).filter((bar) => bar.measured !== undefined)
+  for (const { bar, measured, met } of reached) {
+    process.stdout.write(`${verdict(met)} ${bar}: ${measured?.median.toFixed(2)}x\n`)
+  }
+  const doubt = unquiet(results, names)
+  if (doubt !== undefined) process.stdout.write(`\n${doubt}\n`)
   process.stdout.write(
-    `\nIn brackets: ratio to the two-hop proxy. ${cpus().length} CPUs shared with the load client and the stand-in model server. ` +
-      'Other products are not measured here.\n',
+    `\nMedians of ${options.rounds} rounds. In brackets: ratio to the two-hop proxy, and spread: the largest round less the ` +
+      'smallest, over the median. here/there is the median of the ratios of each round, with the least and the most.',
+  )
+  return reached
+}
+
+function print(results: readonly TargetResult[], options: Options, seconds: number): void {
+  const reached = printFigures(results, options)
+  process.stdout.write(
+    ` ${cpus().length} CPUs shared with the load client and the stand-in model server. Other products are not measured here.\n`,
   )
   if (!usageOf([process.pid])) process.stdout.write('No /proc on this system: CPU and memory are not measured.\n')
   if (options.profile) process.stdout.write('PROFILED: these figures are slowed by the profiler and are no result.\n')
@@ -100,6 +121,14 @@ function print(results: readonly TargetResult[], options: Options, seconds: numb
     `${JSON.stringify({ seconds, cpus: cpus().length, node: process.version, results, aims: reached })}\n`,
   )
   if (errors > 0) process.exitCode = 1
+}
+
+/** The commit of a checkout, with a + when its files differ from it. */
+function commitOf(folder: string): string {
+  const git = (...args: string[]): string =>
+    spawnSync('git', ['-C', folder, ...args], { encoding: 'utf8' }).stdout?.trim() ?? ''
+  const commit = git('rev-parse', '--short', 'HEAD') || folder
+  return git('status', '--porcelain', '--untracked-files=no') === '' ? commit : `${commit}+`
 }
 
 async function main(options: Options): Promise<void> {

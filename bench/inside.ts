@@ -1,5 +1,6 @@
 // Loaded into a role's process before its own code (`node --expose-gc --import bench/inside.ts`): tells over the channel
 // what only the process itself can know. An operator sees the same on /metrics, with garbage in it.
+import { Session } from 'node:inspector'
 import { setImmediate as turn } from 'node:timers/promises'
 import { writeHeapSnapshot } from 'node:v8'
 import type { Question, Told } from './asked.ts'
@@ -9,7 +10,8 @@ const tell = (told: Told): void => {
 }
 
 process.on('message', ({ kind, file }: Question) => {
-  void (kind === 'snapshot' ? snapshot(file ?? '') : measure())
+  if (kind === 'calls') calls()
+  else void (kind === 'snapshot' ? snapshot(file ?? '') : measure())
 })
 // A role must end although somebody could still ask.
 process.channel?.unref()
@@ -25,6 +27,36 @@ async function measure(): Promise<void> {
   const resources: Record<string, number> = {}
   for (const type of process.getActiveResourcesInfo()) resources[type] = (resources[type] ?? 0) + 1
   tell({ kind: 'measured', measured: { rss, heapUsed, external, resources } })
+}
+
+let profiler: Session | undefined
+
+/** Taking a count resets it. Files that came with npm or with Node are nobody's concern. */
+function calls(): void {
+  if (profiler) {
+    profiler.post('Profiler.takePreciseCoverage', (error, { result }) => {
+      if (error) throw error
+      const called = result
+        .filter(({ url }) => url.startsWith('file:') && !url.includes('/node_modules/'))
+        .flatMap(({ url, functions }) =>
+          functions.map(({ functionName, ranges: [whole] }) => ({
+            file: url,
+            name: functionName,
+            from: whole?.startOffset ?? 0,
+            to: whole?.endOffset ?? 0,
+            count: whole?.count ?? 0,
+          })),
+        )
+        .filter(({ count }) => count > 0)
+      tell({ kind: 'calls', calls: called })
+    })
+    return
+  }
+  profiler = new Session()
+  profiler.connect()
+  profiler.post('Profiler.enable')
+  profiler.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false })
+  tell({ kind: 'calls', calls: [] })
 }
 
 async function snapshot(file: string): Promise<void> {

@@ -7,9 +7,11 @@ export interface TargetResult {
   readonly bootMs: number
   readonly idleRssMb?: number
   readonly idlePostgresMb?: number
-  /** Medians over the rounds, by the cell's name. */
+  /** Medians over the rounds, by the cell's name, and the rounds themselves. */
   readonly cells: Readonly<Record<string, Sample>>
+  readonly rounds: Readonly<Record<string, readonly Sample[]>>
   readonly longDeltasPerSecond?: number
+  readonly longRounds: readonly number[]
   readonly slow?: SlowStreams
   /** First delta of a chat with the builtin provider: the very first of the process, and the median of later ones. */
   readonly builtinFirstMs?: { readonly cold: number; readonly warm: number }
@@ -65,11 +67,13 @@ export const rowsOf = (cells: readonly string[]): Row[] => [
   { label: 'failed chats', digits: 0, value: (r) => r.errors, plain: true },
 ]
 
-const titles: Record<TargetName, string> = {
+export const titles: Record<TargetName, string> = {
   model: 'bare model',
   proxy: 'two-hop proxy',
   single: 'one process',
   four: 'four processes',
+  'single there': 'one process, there',
+  'four there': 'four processes, there',
 }
 
 /** A Markdown table: each figure, and in brackets its ratio to the two-hop proxy's of the same run. */

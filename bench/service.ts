@@ -1,17 +1,21 @@
+import { join } from 'node:path'
 import { type Agent, publishAgent } from './agents.ts'
-import { dataDirectory, profiling, startFleet } from './fleet.ts'
+import { dataDirectory, here, profiling, startFleet } from './fleet.ts'
 import type { Processes } from './processes.ts'
-import type { Chat, ModelName, Target } from './targets.ts'
+import type { Chat, Form, ModelName, Target, TargetName } from './targets.ts'
 
 export interface ServiceContext {
   readonly processes: Processes
   readonly modelUrl: string
   readonly slowDeltas: number
   readonly profile: string | undefined
+  /** The checkout that this one is measured against; absent: this one. Only what the target itself is made of comes from it. */
+  readonly there?: string
 }
 
+const nameOf = (form: Form, { there }: ServiceContext): TargetName => (there === undefined ? form : `${form} there`)
+
 const models: readonly ModelName[] = ['burst-20', 'tick-20', 'burst-20000', 'slow']
-const cli = new URL('../bin/agent-orc.js', import.meta.url).pathname
 
 export const environment = (modelUrl: string): Record<string, string> => ({
   OPENAI_BASE_URL: `${modelUrl}/v1`,
@@ -24,16 +28,19 @@ export async function startSingle(context: ServiceContext): Promise<Target> {
   const { processes } = context
   const env = environment(context.modelUrl)
   const data = await dataDirectory(processes)
-  const args = [cli, 'dev', '--json', '--port', '0', '--data', data]
+  const args = [join(context.there ?? here, 'bin', 'agent-orc.js'), 'dev', '--json', '--port', '0', '--data', data]
   await processes.stopOne((await processes.node(args, env)).child)
   const began = performance.now()
-  const { child, line } = await processes.node([...(await profiling(context.profile, 'single')), ...args], env)
+  const { child, line } = await processes.node(
+    [...(await profiling(context.profile, nameOf('single', context).replace(' ', '-'))), ...args],
+    env,
+  )
   const bootMs = performance.now() - began
   const ready = line as { conductorUrl: string; gatewayUrl: string; apiKey: string; agents: DevAgent[] }
   const agents = await publishAgents(ready.conductorUrl, ready.apiKey, context.slowDeltas)
   const [demo] = ready.agents
   return {
-    name: 'single',
+    name: nameOf('single', context),
     bootMs,
     chat: chatsOf([ready.gatewayUrl], agents),
     roots: () => [child.pid ?? 0],
@@ -53,11 +60,12 @@ export async function startFour(context: ServiceContext): Promise<Target> {
   const fleet = await startFleet({
     processes: context.processes,
     env: environment(context.modelUrl),
-    nodeArgs: (role) => profiling(context.profile, role),
+    ...(context.there === undefined ? {} : { root: context.there }),
+    nodeArgs: (role) => profiling(context.profile, context.there === undefined ? role : `${role}-there`),
   })
   const agents = await publishAgents(fleet.urls('conductor')[0] ?? '', fleet.apiKey, context.slowDeltas)
   return {
-    name: 'four',
+    name: nameOf('four', context),
     bootMs: fleet.bootMs,
     chat: chatsOf(fleet.urls('gateway'), agents),
     roots: () => fleet.pids(),

@@ -2,7 +2,10 @@ import type { ChildProcess } from 'node:child_process'
 import type { Job } from './job.ts'
 import type { Processes } from './processes.ts'
 
-export type TargetName = 'model' | 'proxy' | 'single' | 'four'
+/** `single`: every plugin in one process. `four`: one process per role. */
+export type Form = 'single' | 'four'
+/** `there` is the checkout that this one is measured against. */
+export type TargetName = 'model' | 'proxy' | Form | `${Form} there`
 /** What the stand-in streams; `slow` is as many one-second deltas as the run was told. */
 export type ModelName = 'burst-20' | 'tick-20' | 'burst-20000' | 'slow' | `slow-${number}`
 

@@ -8,14 +8,21 @@ export interface Balancer {
 
 const connectMs = 1_000
 
-/** A TCP balancer in front of `ports`: connections take turns, and one that finds nobody listening goes to the next. */
-export async function startBalancer(ports: readonly number[]): Promise<Balancer> {
+/**
+ * A TCP balancer in front of `ports`: connections take turns, and one that finds nobody listening goes to the next. Those that
+ * are not ready come last; without `isReady` nobody asks.
+ */
+export async function startBalancer(
+  ports: readonly number[],
+  isReady: (port: number) => boolean = () => true,
+): Promise<Balancer> {
   const sockets = new Set<Socket>()
   let turn = 0
   const open = async (): Promise<Socket | undefined> => {
     turn++
-    for (let i = 0; i < ports.length; i++) {
-      const upstream = connect({ port: ports[(turn + i) % ports.length]!, host: '127.0.0.1', noDelay: true })
+    const inTurn = ports.map((_, i) => ports[(turn + i) % ports.length]!)
+    for (const port of [...inTurn.filter(isReady), ...inTurn.filter((one) => !isReady(one))]) {
+      const upstream = connect({ port, host: '127.0.0.1', noDelay: true })
       const late = setTimeout(() => upstream.destroy(new Error('no answer')), connectMs)
       try {
         await once(upstream, 'connect')

@@ -11,8 +11,15 @@ export interface Answer {
 }
 
 /** One question whose answer is small. Rejects when the connection fails or nobody answers within `ms`. */
-export async function ask(url: string, key: string, method: string, body: unknown, ms: number): Promise<Answer> {
-  const response = await fetch(url, { ...request(key, method, body), signal: AbortSignal.timeout(ms) })
+export async function ask(
+  url: string,
+  key: string,
+  method: string,
+  body: unknown,
+  ms: number,
+  idempotencyKey?: string,
+): Promise<Answer> {
+  const response = await fetch(url, { ...request(key, method, body, idempotencyKey), signal: AbortSignal.timeout(ms) })
   const text = await response.text()
   const isJson = response.headers.get('content-type')?.includes('json') ?? false
   return {
@@ -29,6 +36,8 @@ export interface Reading {
   readonly body: Readonly<Record<string, unknown>>
   /** Events as they arrive. Ends with the connection, however that ended. */
   readonly events: AsyncGenerator<Seen>
+  /** Whether the server said, before the stream ended, that the client is to resume. */
+  closing(): boolean
   leave(): void
 }
 
@@ -40,11 +49,13 @@ export async function open(
   body: unknown,
   after: number,
   ms: number,
+  idempotencyKey?: string,
 ): Promise<Reading> {
   const abort = new AbortController()
   let timer = setTimeout(() => abort.abort(), ms)
+  let closing = false
   try {
-    const init = request(key, method, body)
+    const init = request(key, method, body, idempotencyKey)
     if (after > 0) init.headers['last-event-id'] = String(after)
     const response = await fetch(url, { ...init, signal: abort.signal })
     const isStream = response.headers.get('content-type')?.includes('event-stream') ?? false
@@ -55,7 +66,10 @@ export async function open(
     }
     async function* events(): AsyncGenerator<Seen> {
       const ready: Seen[] = []
-      const parser = createParser({ onEvent: (event) => void ready.push(seen(event)) })
+      const parser = createParser({
+        onEvent: (event) => void ready.push(seen(event)),
+        onComment: (comment) => void (closing ||= comment.trim() === 'closing'),
+      })
       const decoder = new TextDecoder()
       heard()
       try {
@@ -76,6 +90,7 @@ export async function open(
       headers: response.headers,
       body: text.startsWith('{') ? (JSON.parse(text) as Record<string, unknown>) : {},
       events: isStream ? events() : none(),
+      closing: () => closing,
       leave: () => abort.abort(),
     }
   } finally {
@@ -85,11 +100,12 @@ export async function open(
 
 async function* none(): AsyncGenerator<Seen> {}
 
-const request = (key: string, method: string, body: unknown) => ({
+const request = (key: string, method: string, body: unknown, idempotencyKey: string | undefined) => ({
   method,
   headers: {
     authorization: `Bearer ${key}`,
     ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+    ...(idempotencyKey === undefined ? {} : { 'idempotency-key': idempotencyKey }),
   } as Record<string, string>,
   ...(body === undefined ? {} : { body: JSON.stringify(body) }),
 })

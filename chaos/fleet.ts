@@ -39,7 +39,13 @@ export interface Fleet {
   stop(): Promise<void>
 }
 
-export async function startFleet(servers: Servers, model: ModelServer, folder: string): Promise<Fleet> {
+/** `isReady`: what the balancer knows of a conductor; unless given it asks nobody. */
+export async function startFleet(
+  servers: Servers,
+  model: ModelServer,
+  folder: string,
+  isReady: (name: Name) => boolean = () => true,
+): Promise<Fleet> {
   mkdirSync(folder, { recursive: true })
   const port = lowestPort + (process.pid % 900) * portsPerFleet
   const portOf = (name: Name): number => port + names.indexOf(name)
@@ -60,7 +66,10 @@ export async function startFleet(servers: Servers, model: ModelServer, folder: s
     proxies.set(`redis ${name}`, await startProxy(undefined, servers.redisUrl))
   }
   // What stands before the conductors of an installation that has two.
-  const balancer: Balancer = await startBalancer([internalOf('conductor-1'), internalOf('conductor-2')])
+  const conductors = names.filter((name) => name.startsWith('conductor'))
+  const balancer: Balancer = await startBalancer(conductors.map(internalOf), (port) =>
+    conductors.some((name) => internalOf(name) === port && isReady(name)),
+  )
   const apiKey = `bootstrap-${randomBytes(16).toString('hex')}`
   const shared = {
     PATH: process.env['PATH'] ?? '',

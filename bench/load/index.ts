@@ -100,6 +100,7 @@ async function measure(stand: Stand, options: Options): Promise<Results> {
     rate: options.rate,
     runs: [] as Entry<RunsSample>[],
     streams: [] as Results['streams'][number][],
+    leftOut: options.cells.includes('streams') ? options.streams.filter((count) => !stand.streams.includes(count)) : [],
     chats: [] as Entry<ChatsSample>[],
   }
   if (options.cells.includes('runs')) {
@@ -146,7 +147,9 @@ function print(results: Results, options: Options, seconds: number): void {
   if (!options.json) {
     process.stdout.write(`\n${tables(results)}`)
     for (const { aim, measured, met } of reached) {
-      process.stdout.write(`${met ? 'met    ' : 'NOT MET'} ${aim}: ${Math.round((measured ?? 0) * 100) / 100}\n`)
+      process.stdout.write(
+        `${met ? 'met    ' : 'NOT MET'} ${aim}: ${measured === undefined ? 'not measured' : Math.round(measured * 100) / 100}\n`,
+      )
     }
     process.stdout.write(
       `\nIn brackets: ratio to the first column. ${cpus().length} CPUs for everything, load client, stand-in model and ` +

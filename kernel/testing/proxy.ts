@@ -17,8 +17,8 @@ export interface Proxy {
   delay(ms: number): void
   /** Ends the fault. */
   heal(): void
-  /** Looks at what clients send, in the pieces that arrive: `cut` drops it with its connection, `cut_answer` lets it through and drops the connection once the server answers. */
-  inspect(look: ((bytes: Buffer) => Verdict) | undefined): void
+  /** Looks at what clients send, in the pieces that arrive on each connection: `cut` drops it with its connection, `cut_answer` lets it through and drops the connection once the server answers. */
+  inspect(look: ((bytes: Buffer, connection: object) => Verdict) | undefined): void
   stop(): Promise<void>
 }
 
@@ -42,7 +42,7 @@ export async function startProxy(t: Pick<TestContext, 'after'> | undefined, addr
   const sockets = new Set<Socket>()
   let state: State = 'open'
   let delayMs = 0
-  let look: ((bytes: Buffer) => Verdict) | undefined
+  let look: ((bytes: Buffer, connection: object) => Verdict) | undefined
 
   const server = createServer({ noDelay: true }, (client) => {
     client.on('error', () => {})
@@ -62,7 +62,7 @@ export async function startProxy(t: Pick<TestContext, 'after'> | undefined, addr
       })
     client.on('close', drop)
     carry(client, upstream, (bytes) => {
-      const verdict = look?.(bytes) ?? 'pass'
+      const verdict = look?.(bytes, client) ?? 'pass'
       if (verdict === 'cut') drop()
       if (verdict === 'cut_answer') dropAnswer = true
       return verdict !== 'cut'
