@@ -157,6 +157,7 @@ async function check(w: World, story: string): Promise<void> {
   if (!over) assert.equal(how, 'left', story)
   const session = (await w.store.getSession('acme', stored.sessionId))!
   assert.equal(session.status === 'running', !over, story)
+  if (w.handedOver() > 0 && !story.includes('stolen')) assert.ok(!over, `${story}: handed over, and ended`)
   if (w.puppet.reason === leaving) assert.equal(how, 'left', story)
 }
 
