@@ -272,7 +272,7 @@ test('a reader that leaves early aborts the turn and frees the session', async (
   const f = await runnerOf(t, hang)
   for await (const _ of f.core.execute('acme', run(), new AbortController().signal)) break
   assert.equal(f.signals[0]!.aborted, true)
-  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'errored')
+  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'idle')
 })
 
 test('cancelRun ends the run of that tenant only, with an error event', async (t) => {
@@ -322,14 +322,14 @@ test('a stopping runner ends its runs with runner_stopping', async (t) => {
   assert.equal(codeOf(await lines), 'runner_stopping')
 })
 
-test('the MCP address travels only with a toolkit that is not empty', async (t) => {
+test('the MCP address travels with every run, with an empty toolkit as well', async (t) => {
   const f = await runnerOf(t, answer)
   await execute(f)
   await execute(f, {
     sessionId: 'sess-00000000-00000002',
     create: { profile: profile('q', ['calculate', 'unknown_tool']) },
   })
-  assert.equal(f.envelopes[0]!.sessionMcpUrl, undefined)
+  assert.equal(f.envelopes[0]!.sessionMcpUrl, `http://runner.test:7060/runner/sessions/${run().sessionId}/mcp`)
   assert.equal(f.envelopes[1]!.sessionMcpUrl, 'http://runner.test:7060/runner/sessions/sess-00000000-00000002/mcp')
 })
 
