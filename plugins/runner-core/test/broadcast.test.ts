@@ -8,7 +8,6 @@ import { createBroadcastBook } from '../broadcast.ts'
 const profile = (name: string, version: number): Profile =>
   ({ name, version, updatedAt: '2026-01-01T00:00:00.000Z' }) as Profile
 
-
 test('a page that does not continue what the runner has changes nothing, and the answer says where to go on', () => {
   const book = createBroadcastBook()
   const change: BroadcastChange = { revision: 3, kind: 'profile', key: 'p', profile: profile('p', 1) }
