@@ -105,6 +105,28 @@ test('a sidecar that is still leaving the former run is asked again', async (t) 
   assert.equal(asked, 3)
 })
 
+test('only a run that fails leaves its session errored: one that was cancelled or interrupted does not', async (t) => {
+  const ends: [string, string][] = [
+    ['cancelled', 'idle'],
+    ['interrupted', 'idle'],
+    ['model_error', 'errored'],
+    ['timeout', 'errored'],
+  ]
+  for (const [code, status] of ends) {
+    const f = await runnerOf(t, async function* (_envelope, events) {
+      yield events.line({ type: 'error', code, message: 'It ended.' })
+    })
+    assert.equal(codeOf(await execute(f)), code)
+    assert.equal((await f.core.getSession('acme', run().sessionId))!.status, status, code)
+  }
+  const f = await runnerOf(t, hang)
+  const lines = execute(f)
+  await until(() => f.signals.length > 0)
+  f.core.cancelRun('acme', 'r1')
+  assert.equal(codeOf(await lines), 'cancelled')
+  assert.equal(f.sessions.get(run().sessionId)!.status, 'idle')
+})
+
 test('an unknown exception never reaches the wire', async (t) => {
   const f = await runnerOf(t, async function* () {
     yield* []
