@@ -11,58 +11,77 @@ export interface LineQueue extends AsyncIterable<Buffer> {
   close(error?: unknown): void
 }
 
-export function createLineQueue(): LineQueue {
+/** `onLeave` is called when the reader leaves before the end. */
+export function createLineQueue(onLeave?: () => void): LineQueue {
   let parts: string[] = []
   let size = 0
+  /** The turn that they were pushed in is over, or they are enough for a chunk. */
+  let due = false
+  let turning = false
   let closed = false
   let failure: unknown
-  let wakeReader: (() => void) | undefined
-  let wakeWriter: (() => void) | undefined
-  let room: Promise<void> | undefined
+  let reader: PromiseWithResolvers<IteratorResult<Buffer>> | undefined
+  let room: PromiseWithResolvers<void> | undefined
+  const take = (): Buffer => {
+    const chunk = Buffer.from(parts.length === 1 ? parts[0]! : parts.join(''), 'utf8')
+    parts = []
+    size = 0
+    due = false
+    room?.resolve()
+    room = undefined
+    return chunk
+  }
+  const serve = (): void => {
+    if (!reader || !(due || closed)) return
+    if (parts.length > 0) reader.resolve({ done: false, value: take() })
+    else if (failure !== undefined) reader.reject(failure)
+    else reader.resolve({ done: true, value: undefined })
+    reader = undefined
+  }
+  const turned = (): void => {
+    turning = false
+    due = parts.length > 0
+    serve()
+  }
+  // By hand: a generator costs each chunk three turns of the microtask queue.
+  const iterator: AsyncIterator<Buffer> = {
+    next() {
+      const { promise } = (reader = Promise.withResolvers())
+      serve()
+      return promise
+    },
+    async return() {
+      const early = !closed
+      closed = true
+      parts = []
+      room?.resolve()
+      serve()
+      if (early) onLeave?.()
+      return { done: true, value: undefined }
+    },
+  }
   return {
     push(line) {
       if (closed) return undefined
       parts.push(line)
       size += line.length
-      wakeReader?.()
-      if (size < highWater) return undefined
-      return (room ??= new Promise((resolve) => {
-        wakeWriter = resolve
-      }))
+      if (size >= highWater) {
+        due = true
+        serve()
+      } else if (!turning) {
+        // Let the producer finish its turn, so that its lines leave together.
+        turning = true
+        setImmediate(turned)
+      }
+      return size < highWater ? undefined : (room ??= Promise.withResolvers<void>()).promise
     },
     close(error) {
       closed = true
       failure = error
-      wakeReader?.()
-      wakeWriter?.()
+      room?.resolve()
+      serve()
     },
-    async *[Symbol.asyncIterator]() {
-      try {
-        for (;;) {
-          if (parts.length === 0) {
-            if (closed) break
-            await new Promise<void>((resolve) => {
-              wakeReader = resolve
-            })
-            wakeReader = undefined
-            // Let the producer finish its turn, so that its lines leave together.
-            if (!closed) await new Promise((resolve) => setImmediate(resolve))
-            continue
-          }
-          const chunk = Buffer.from(parts.length === 1 ? parts[0]! : parts.join(''), 'utf8')
-          parts = []
-          size = 0
-          wakeWriter?.()
-          wakeWriter = room = undefined
-          yield chunk
-        }
-        if (failure !== undefined) throw failure
-      } finally {
-        closed = true
-        parts = []
-        wakeWriter?.()
-      }
-    },
+    [Symbol.asyncIterator]: () => iterator,
   }
 }
 

@@ -8,8 +8,6 @@ import type { RunnerLink } from '#contracts/runner'
 import { freshDatabase } from '#testing'
 import { conductor } from '../plugins/profiles/test/conductor.ts'
 import { createBroadcastBook } from '../plugins/runner-core/broadcast.ts'
-import { createPoolBook } from '../plugins/runner-core/pools.ts'
-import { createProfileBook } from '../plugins/runner-core/profiles.ts'
 
 // The promise: however long a runner was away and whoever wrote meanwhile, it ends with the newest profiles and pools.
 // Both ends are the real ones; between them is a line that can be cut.
@@ -18,31 +16,26 @@ class Runner {
   readonly hash: string
   away = false
   readonly pages: BroadcastPage[] = []
-  #memory = this.#empty()
+  #memory = createBroadcastBook()
   constructor(hash: string) {
     this.hash = hash
   }
-  #empty() {
-    const profiles = createProfileBook()
-    const pools = createPoolBook()
-    return { profiles, pools, book: createBroadcastBook(profiles, pools) }
-  }
   restart(): void {
-    this.#memory = this.#empty()
+    this.#memory = createBroadcastBook()
   }
-  profiles = (tenantId: string): Profile[] => this.#memory.profiles.list(tenantId)
-  pools = (tenantId: string) => this.#memory.pools.list(tenantId)
+  profiles = (tenantId: string): Profile[] => this.#memory.profiles(tenantId)
+  pools = (tenantId: string) => this.#memory.pools(tenantId)
   get link(): RunnerLink {
     return this as unknown as RunnerLink
   }
   async takeBroadcast(tenantId: string, page: BroadcastPage): Promise<number> {
     if (this.away) throw new Error('connect ECONNREFUSED')
     this.pages.push(page)
-    return this.#memory.book.take(tenantId, page)
+    return this.#memory.take(tenantId, page)
   }
   async behind(revisions: Record<string, number>): Promise<string[]> {
     if (this.away) throw new Error('connect ECONNREFUSED')
-    return this.#memory.book.behind(revisions)
+    return this.#memory.behind(revisions)
   }
 }
 

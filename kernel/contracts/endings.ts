@@ -20,7 +20,7 @@ const again = 'The run was interrupted by a restart. Send the message again.'
 export const endings = {
   cancelled: { status: 'cancelled', message: 'The run was cancelled.', told: 'The run was cancelled.' },
   interrupted_by: { status: 'cancelled', message: 'The run was cancelled in favour of another one.' },
-  session_shutdown: { status: 'cancelled', message: 'The session was shut down before the run began.' },
+  session_shutdown: { status: 'cancelled', message: 'The session was shut down.' },
   interrupted: {
     status: 'interrupted',
     message: 'The server that executed this run went away before it ended.',

@@ -14,7 +14,7 @@ export const RunEnvelope = Type.Object(
     profile: Profile,
     prompt: Type.String(),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
-    /** Streamable-HTTP MCP endpoint of the session; absent when its toolkit is empty. */
+    /** Streamable-HTTP MCP endpoint of the session, which has nothing to list when its profile names no tools. */
     sessionMcpUrl: Type.Optional(Type.String()),
     sessionMcpToken: Type.Optional(Type.String()),
     /** The vendor's conversation handle, when a former run of this session reported one. */

@@ -70,7 +70,10 @@ export interface WorkerChannel {
 
 /** The polling workers of a runner. */
 export interface WorkerHub {
-  /** A new generation of the session's worker; a former channel of the session is closed. AppError as `WorkerTokens.mint`. */
+  /**
+   * A new generation of the session's worker; a former channel of the session is closed. AppError as `WorkerTokens.mint`, or 503
+   * `worker_token_failed` when that fails otherwise or gives nothing.
+   */
   open(tenantId: string, sessionId: string): Promise<WorkerChannel>
   /** AppError 401 unless the header holds a token of the session's present worker. For other endpoints of the session. */
   authorize(authorization: string | undefined, tenantId: string, sessionId: string): Promise<void>

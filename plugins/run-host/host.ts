@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { BootError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import type { Runtime, StateBundle } from '#contracts/runtime'
+import { restoredFromLog, type Runtime, type StateBundle } from '#contracts/runtime'
 import type { SidecarHealth } from '#contracts/sidecar'
 import { emptyBundle, invalidSessionId, noState, runtimeRequired, sessionBusy, unknownRuntime } from './errors.ts'
 import type { Runs } from './runs.ts'
@@ -22,7 +22,7 @@ export interface RunHost {
   exportState(runtime: string | undefined, sessionId: string): Promise<StateBundle | undefined>
   hydrate(runtime: string | undefined, sessionId: string, bundle: StateBundle): Promise<void>
   forget(runtime: string | undefined, sessionId: string): Promise<void>
-  /** Resolves when no run is under way and every conversation that changed was fetched since, or after `ms`. */
+  /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
   drain(ms: number): Promise<void>
 }
 
@@ -46,7 +46,7 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     [...served].flatMap(([name, runtime]) => (runtime.missing === undefined ? [name] : [])).toSorted()
   const missing = (): Record<string, string> =>
     Object.fromEntries([...served].flatMap(([name, { missing: why }]) => (why === undefined ? [] : [[name, why]])))
-  /** Sessions whose conversation changed since it was last exported, with a count of their runs. */
+  /** Sessions whose conversation changed since it was last exported, with a count of their runs; not those that their logs restore. */
   const changes = new Map<string, number>()
   let lastExport = -Infinity
   let lastAsked = -Infinity
@@ -84,9 +84,10 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     accept(envelope) {
       if (!isClientId(envelope.sessionId)) throw invalidSessionId()
       const { sessionId } = envelope
-      const runtime = find(envelope.profile.runtime)
-      const start = runs.accept(envelope, envelope.profile.runtime, runtime)
-      if (runtime.exportState) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
+      const name = envelope.profile.runtime
+      const runtime = find(name)
+      const start = runs.accept(envelope, name, runtime)
+      if (runtime.exportState && !restoredFromLog(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
       return start
     },
     async exportState(name, sessionId) {

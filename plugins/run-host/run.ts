@@ -20,16 +20,6 @@ const graceMs = 2_000
 /** Larger delays overflow the timer, and it fires at once. */
 const maxTimerMs = 2_147_483_647
 
-export interface HostedRun {
-  /** True once the terminal event is written. */
-  readonly ended: boolean
-  /** Resolves when the adapter has let go of the session, or its grace is over. */
-  readonly released: Promise<void>
-  /** Starts the run. Call it once. */
-  lines(signal: AbortSignal): AsyncIterable<Buffer>
-  abort(why: Ending): void
-}
-
 export interface HostOptions {
   readonly log: FastifyBaseLogger
   readonly write: EventWriter
@@ -38,136 +28,148 @@ export interface HostOptions {
   onEnd(outcome: RunOutcome): void
 }
 
-/** One run: whatever its adapter does, the stream ends with exactly one `result` or `error`, and it ends in time. */
-export function hostRun(envelope: RunEnvelope, runtime: Runtime, options: HostOptions): HostedRun {
-  const { log, write } = options
-  const encoderFrom = (seq: number): EventEncoder => createEventEncoder(envelope.runId, envelope.sessionId, seq)
-  let encoder = encoderFrom(envelope.firstSeq)
-  const queue = createLineQueue()
-  const stop = new AbortController()
-  const { promise: released, resolve: release } = Promise.withResolvers<void>()
-  let why: Ending | undefined
-  let ended = false
-  let counted = false
-  let deadline: NodeJS.Timeout | undefined
-  let grace: NodeJS.Timeout | undefined
-  let wake: (() => void) | undefined
+/**
+ * One run: whatever its adapter does, the stream ends with exactly one `result` or `error`, and it ends in time. It goes
+ * `running`, perhaps `stopping` (the adapter was told to stop; what it used is still counted), `ended` (the terminal event is
+ * written; the adapter puts its things away).
+ */
+export class HostedRun {
+  readonly #envelope: RunEnvelope
+  readonly #runtime: Runtime
+  readonly #options: HostOptions
+  readonly #queue = createLineQueue(() => this.abort('cancelled'))
+  readonly #stop = new AbortController()
+  readonly #stopping = Promise.withResolvers<void>()
+  readonly #released = Promise.withResolvers<void>()
+  #state: 'running' | 'stopping' | 'ended' = 'running'
+  #why: Ending | undefined
+  #encoder: EventEncoder
+  /** What a run used is counted once, however often an adapter that is being stopped says it. */
+  #counted = false
+  #deadline: NodeJS.Timeout | undefined
+  #grace: NodeJS.Timeout | undefined
+  #unsubscribe: (() => void) | undefined
 
-  /** The event's line, or what to end the run with instead. */
-  const encode = (event: RuntimeEvent): string | TerminalEvent => {
-    const seq = encoder.next
-    const written = write(encoder, event)
-    if ('line' in written) return written.line
-    // The refused event may have taken a stamp; readers expect no gap.
-    encoder = encoderFrom(seq)
-    return written.problem === 'invalid' ? invalidEvent : eventTooLarge
+  constructor(envelope: RunEnvelope, runtime: Runtime, options: HostOptions) {
+    this.#envelope = envelope
+    this.#runtime = runtime
+    this.#options = options
+    this.#encoder = this.#encoderFrom(envelope.firstSeq)
   }
-  const finish = (event: TerminalEvent): void => {
-    if (ended) return
-    const line = encode(event)
-    if (typeof line !== 'string') return finish(line)
-    ended = true
-    clearTimeout(deadline)
-    clearTimeout(grace)
-    void queue.push(line)
-    queue.close()
-    grace = setTimeout(release, graceMs)
-    wake?.()
-    options.onEnd(event.type === 'result' ? 'ok' : event.code === 'cancelled' ? 'cancelled' : 'error')
-    // With a reason of its own: making the default one, an error with a stack, costs more than the rest of this.
-    stop.abort('over')
+
+  /** True once the terminal event is written. */
+  get ended(): boolean {
+    return this.#state === 'ended'
   }
-  const abort = (reason: Ending): void => {
-    if (ended || why) return
-    why = reason
-    grace = setTimeout(() => {
-      finish(endings[reason])
-      release()
+  /** Resolves when the adapter has let go of the session, or its grace is over. */
+  get released(): Promise<void> {
+    return this.#released.promise
+  }
+
+  /** Starts the run. Call it once. */
+  readonly lines = (signal: AbortSignal): AsyncIterable<Buffer> => {
+    const onAbort = (): void => this.abort(signal.reason === 'shutdown' ? 'interrupted' : 'cancelled')
+    signal.addEventListener('abort', onAbort, { once: true })
+    this.#unsubscribe = () => signal.removeEventListener('abort', onAbort)
+    if (signal.aborted) onAbort()
+    const { timeoutMs, resume, attempt = 1 } = this.#envelope
+    this.#deadline = setTimeout(() => this.abort('timeout'), Math.min(timeoutMs, maxTimerMs))
+    // Said at once: whoever holds the session's bundle waits to hear that it is not needed.
+    if (resume) void this.#take({ type: 'progress', stage: 'resumed' })
+    if (attempt > 1 && !this.#runtime.replays) void this.#take(repeated)
+    void this.#drive()
+    return this.#queue
+  }
+  abort(why: Ending): void {
+    if (this.#state !== 'running') return
+    this.#state = 'stopping'
+    this.#why = why
+    this.#grace = setTimeout(() => {
+      this.#finish(endings[why])
+      this.#released.resolve()
     }, graceMs)
-    wake?.()
-    stop.abort()
+    this.#stopping.resolve()
+    this.#stop.abort()
   }
-  /** Undefined: go on. True: the run is over. */
-  const take = (event: RuntimeEvent): true | Promise<void> | undefined => {
-    if (why) return takeLast(event)
-    if (isTerminal(event)) {
-      finish(event)
-      return true
-    }
-    const line = encode(event)
-    if (typeof line !== 'string') {
-      finish(line)
-      return true
-    }
-    const room = queue.push(line)
-    if (room === undefined) return undefined
-    return new Promise((resolve) => {
-      wake = resolve
-      void room.then(resolve)
-    })
-  }
-  /** A run that is being stopped says nothing more, but what it used is still counted. */
-  const takeLast = (event: RuntimeEvent): true | Promise<void> => {
-    if (isTerminal(event)) return true
-    const line = event?.type === 'usage' && !counted ? encode(event) : undefined
-    if (typeof line === 'string') {
-      counted = true
-      void queue.push(line)
-    }
-    // An adapter that yields without end would otherwise keep every timer of this process from firing.
-    return new Promise((resolve) => void setImmediate(resolve))
-  }
-  const drive = async (): Promise<void> => {
+
+  async #drive(): Promise<void> {
     let iterator: AsyncIterator<RuntimeEvent> | undefined
     try {
-      if (options.after) await options.after
-      if (!why) {
-        iterator = runtime.run(envelope, stop.signal)[Symbol.asyncIterator]()
-        while (!ended) {
+      if (this.#options.after) await this.#options.after
+      if (this.#state === 'running') {
+        iterator = this.#runtime.run(this.#envelope, this.#stop.signal)[Symbol.asyncIterator]()
+        while (!this.ended) {
           const { done, value } = await iterator.next()
-          if (done || ended) break
-          const over = take(value)
-          if (over === true) break
-          if (over !== undefined) await over
+          if (done) break
+          const room = this.#take(value)
+          if (room) await (this.#state === 'running' ? Promise.race([room, this.#stopping.promise]) : room)
         }
       }
-      finish(why ? endings[why] : noTerminal)
-    } catch (err) {
-      const event = thrown(err)
-      if (!why && event.code === 'runtime_error') log.error({ err, runId: envelope.runId }, 'a runtime threw')
-      finish(why ? endings[why] : event)
+      this.#finish(noTerminal)
+    } catch (error) {
+      this.#failed(error)
     }
     try {
       await iterator?.return?.()
     } catch {
       // The run has its last event: how its adapter fails to leave concerns nobody any more.
     }
-    clearTimeout(grace)
-    release()
+    clearTimeout(this.#grace)
+    this.#released.resolve()
   }
-  return {
-    get ended() {
-      return ended
-    },
-    released,
-    abort,
-    async *lines(signal) {
-      const onAbort = (): void => abort(signal.reason === 'shutdown' ? 'interrupted' : 'cancelled')
-      if (signal.aborted) onAbort()
-      else signal.addEventListener('abort', onAbort, { once: true })
-      deadline = setTimeout(() => abort('timeout'), Math.min(envelope.timeoutMs, maxTimerMs))
-      // Said at once: whoever holds the session's bundle waits to hear that it is not needed.
-      if (envelope.resume) take({ type: 'progress', stage: 'resumed' })
-      if ((envelope.attempt ?? 1) > 1 && !runtime.replays) take(repeated)
-      void drive()
-      try {
-        yield* queue
-      } finally {
-        signal.removeEventListener('abort', onAbort)
-        // The reader left: nobody is there to hear the rest.
-        abort('cancelled')
-      }
-    },
+  #failed(err: unknown): void {
+    const event = thrown(err)
+    if (this.#state === 'running' && event.code === 'runtime_error') {
+      this.#options.log.error({ err, runId: this.#envelope.runId }, 'a runtime threw')
+    }
+    this.#finish(event)
+  }
+  /** Resolves when the adapter may go on; undefined: it may. */
+  #take(event: RuntimeEvent): Promise<void> | undefined {
+    if (this.#state === 'ended') return undefined
+    if (isTerminal(event)) return void this.#finish(event)
+    if (this.#state === 'stopping') return this.#takeLast(event)
+    const line = this.#encode(event)
+    return typeof line === 'string' ? this.#queue.push(line) : void this.#finish(line)
+  }
+  /** A run that is being stopped says nothing more, but what it used is still counted. */
+  #takeLast(event: RuntimeEvent): Promise<void> {
+    const line = event?.type === 'usage' && !this.#counted ? this.#encode(event) : undefined
+    if (typeof line === 'string') {
+      this.#counted = true
+      void this.#queue.push(line)
+    }
+    // An adapter that yields without end would otherwise keep every timer of this process from firing.
+    return new Promise((resolve) => void setImmediate(resolve))
+  }
+  /** Ends the run with this event, unless it was to be ended for another reason before. */
+  #finish(event: TerminalEvent): void {
+    if (this.ended) return
+    const last = this.#why ? endings[this.#why] : event
+    const line = this.#encode(last)
+    if (typeof line !== 'string') return this.#finish(line)
+    this.#state = 'ended'
+    this.#unsubscribe?.()
+    clearTimeout(this.#deadline)
+    clearTimeout(this.#grace)
+    void this.#queue.push(line)
+    this.#queue.close()
+    this.#grace = setTimeout(this.#released.resolve, graceMs)
+    this.#options.onEnd(last.type === 'result' ? 'ok' : last.code === 'cancelled' ? 'cancelled' : 'error')
+    // With a reason of its own: making the default one, an error with a stack, costs more than the rest of this.
+    this.#stop.abort('over')
+  }
+  /** The event's line, or what to end the run with instead. */
+  #encode(event: RuntimeEvent): string | TerminalEvent {
+    const seq = this.#encoder.next
+    const written = this.#options.write(this.#encoder, event)
+    if ('line' in written) return written.line
+    // The refused event may have taken a stamp; readers expect no gap.
+    this.#encoder = this.#encoderFrom(seq)
+    return written.problem === 'invalid' ? invalidEvent : eventTooLarge
+  }
+  #encoderFrom(seq: number): EventEncoder {
+    return createEventEncoder(this.#envelope.runId, this.#envelope.sessionId, seq)
   }
 }
 

@@ -4,7 +4,7 @@ import type { Runtime } from '#contracts/runtime'
 import { sessionBusy, stateMissing } from './errors.ts'
 import { createEventWriter } from './event-writer.ts'
 import type { RunMetrics } from './metrics.ts'
-import { type HostedRun, hostRun } from './run.ts'
+import { HostedRun } from './run.ts'
 
 /** The runs under way in this process, at most one per session. */
 export interface Runs {
@@ -29,7 +29,7 @@ export function createRunner(log: FastifyBaseLogger, metrics: RunMetrics): Runs 
       const former = sessions.get(sessionId)
       if (former && !former.ended) throw sessionBusy()
       if (envelope.resume && runtime.has?.(sessionId) === false) throw stateMissing()
-      const run = hostRun(envelope, runtime, {
+      const run = new HostedRun(envelope, runtime, {
         log,
         write,
         // Its answer is out, but its adapter may still be putting things away: the next one starts after that.

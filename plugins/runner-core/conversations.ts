@@ -1,9 +1,8 @@
 import type { Profile } from '#contracts/profiles'
 import type { UnsavedSession } from '#contracts/runner'
-import type { StateBundle } from '#contracts/runtime'
+import { restoredFromLog, type StateBundle } from '#contracts/runtime'
 import { runnerDraining, sessionBusy, unknownSession } from './errors.ts'
-import type { Forgetting } from './forgetting.ts'
-import type { SessionLinks } from './links.ts'
+import type { Forgetting, SessionLinks } from './links.ts'
 import { type Held, isUnsaved, type SessionTable } from './sessions.ts'
 
 /** Brings conversations to whoever executes their sessions, and fetches them from there. */
@@ -60,7 +59,8 @@ export function createConversations(deps: ConversationDeps): Conversations {
         table.remove(present)
       }
       const session = deps.create(tenantId, id, profile)
-      if (bundle?.runtimeSessionId !== undefined) session.runtimeSessionId = bundle.runtimeSessionId
+      const handle = handleOf(session, bundle)
+      if (handle !== undefined) session.runtimeSessionId = handle
       const told = forgetting.finish(id)
       const bringing = bundle
         ? orRemove(session, () => bring(session, bundle, told))
@@ -79,9 +79,15 @@ export function createConversations(deps: ConversationDeps): Conversations {
       // A run that ended meanwhile is not in it, or not whole.
       session.exported = Math.max(session.exported, changes)
       session.exportedAt = Date.now()
-      if (!bundle || bundle.runtimeSessionId !== undefined || session.runtimeSessionId === undefined) return bundle
-      return { ...bundle, runtimeSessionId: session.runtimeSessionId }
+      if (!bundle) return undefined
+      const { bytes, contentType } = bundle
+      const handle = handleOf(session, bundle) ?? session.runtimeSessionId
+      return { bytes, contentType, ...(handle === undefined ? {} : { runtimeSessionId: handle }) }
     },
     unsaved: () => [...table.all()].filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId })),
   }
 }
+
+/** The vendor's handle in a bundle. A runtime without a vendor has none (specification 2.5). */
+const handleOf = ({ profile }: Held, bundle: StateBundle | undefined): string | undefined =>
+  restoredFromLog(profile.runtime) ? undefined : bundle?.runtimeSessionId

@@ -1,3 +1,5 @@
+import { linesOf, maxLineBytes } from '#kernel'
+import { endings } from '#contracts/endings'
 import {
   createEventEncoder,
   type EventEncoder,
@@ -8,154 +10,199 @@ import {
   type RuntimeEvent,
 } from '#contracts/run-event'
 import { readUnstamped } from '#contracts/unstamped-event'
-import { linesOf, maxLineBytes } from '#kernel'
-import { type EndReason, sentences } from './errors.ts'
-import { createRestamping } from './restamp.ts'
+import type { EndReason } from './errors.ts'
 
-export interface RelayHooks {
-  /** The vendor's conversation handle, when the sidecar reports one. */
-  readonly onHandle: (runtimeSessionId: string) => void
-  /** Called before the terminal line is handed on: whoever sees it may start the session's next run at once. */
-  readonly onEnd: (terminal: 'result' | 'error') => void
-  /** It is a worker in a sandbox, which an agent may speak for: each of its lines is read and written anew. */
-  readonly distrusted?: boolean
+/** The line that ended a run, and the code in it when it is an `error`. */
+export interface Terminal {
+  readonly by: 'sidecar' | 'runner'
+  readonly code: string | undefined
 }
 
 /**
  * Watches one run's stream line by line without parsing its deltas. Lines that carry our stamps go on as the bytes they
- * came in; a sidecar that does not stamp (seen at its first line) has every line parsed and stamped here.
+ * came in; a sidecar that does not stamp (seen at its first line), or that is distrusted, has every line parsed and stamped
+ * here. A sidecar counts its lines without knowing of those that tools put between them: from the first such line on every
+ * line of it gets another stamp.
  */
-export interface Relay {
-  /** Who wrote the terminal line; once set, nothing may follow. */
-  readonly endedBy: 'sidecar' | 'runner' | undefined
-  /** Seq of the next line. */
-  readonly next: number
-  /** A line of the runner's own, before the sidecar has begun. */
-  own(event: RuntimeEvent): Buffer
-  /** A line between those of the sidecar. */
-  insert(event: RuntimeEvent): Buffer
-  /** What of a chunk goes on. After a line that is no event this holds the `error` that ends the run. */
-  pass(chunk: Buffer): Buffer
-  /** The line that ends a run which did not end itself. */
-  end(reason: EndReason): Buffer
-  fail(code: string, message: string, retryable: boolean): Buffer
-}
-
-export function createRelay(runId: string, sessionId: string, firstSeq: number, hooks: RelayHooks): Relay {
-  let encoder: EventEncoder = createEventEncoder(runId, sessionId, firstSeq)
-  let next = firstSeq
-  let stamped: boolean | undefined
-  const restamping = createRestamping(runId, sessionId)
-  let endedBy: Relay['endedBy']
+export class Relay {
+  readonly #runId: string
+  readonly #sessionId: string
+  readonly #distrusted: boolean
+  readonly #head: Buffer
+  #encoder: EventEncoder
+  #next: number
+  #stamped: boolean | undefined
+  #terminal: Terminal | undefined
+  #handle: string | undefined
+  /** Before which lines of the sidecar others were put in, in order. */
+  readonly #inserted: number[] = []
   /** What an unstamped run said so far. */
-  const answer: string[] = []
-  let answerLength = 0
-  const write = (event: RuntimeEvent): Buffer => {
-    if (encoder.next !== next) encoder = createEventEncoder(runId, sessionId, next)
-    const line = Buffer.from(encoder.line(event))
-    next++
+  #answer: string[] = []
+  #answerLength = 0
+
+  /** `distrusted`: it is a worker in a sandbox, which an agent may speak for. */
+  constructor(runId: string, sessionId: string, firstSeq: number, distrusted: boolean) {
+    this.#runId = runId
+    this.#sessionId = sessionId
+    this.#distrusted = distrusted
+    this.#head = Buffer.from(`","runId":${JSON.stringify(runId)},"sessionId":${JSON.stringify(sessionId)},"seq":`)
+    this.#encoder = createEventEncoder(runId, sessionId, firstSeq)
+    this.#next = firstSeq
+  }
+
+  /** Seq of the next line. */
+  get next(): number {
+    return this.#next
+  }
+  /** Once there is one, nothing may follow. */
+  get terminal(): Terminal | undefined {
+    return this.#terminal
+  }
+  /** The vendor's conversation handle, when the sidecar has reported one. */
+  get handle(): string | undefined {
+    return this.#handle
+  }
+
+  /** A line of the runner's own, before the sidecar has begun. */
+  own(event: RuntimeEvent): Buffer {
+    if (this.#encoder.next !== this.#next) {
+      this.#encoder = createEventEncoder(this.#runId, this.#sessionId, this.#next)
+    }
+    const line = Buffer.from(this.#encoder.line(event))
+    this.#next++
     return line
   }
-  const finish = (by: 'sidecar' | 'runner', terminal: 'result' | 'error'): void => {
-    endedBy = by
-    hooks.onEnd(terminal)
+  /** A line between those of the sidecar. */
+  insert(event: RuntimeEvent): Buffer {
+    // A sidecar that does not stamp has its lines counted as they come.
+    if (this.#stamped !== false || this.#distrusted) this.#inserted.push(this.#due)
+    return this.own(event)
   }
-  const fail = (code: string, message: string, retryable: boolean): Buffer => {
-    finish('runner', 'error')
-    return write({ type: 'error', code, message, ...(retryable ? { retryable } : {}) })
+  /** What of a chunk goes on. After a line that is no event this holds the `error` that ends the run. */
+  pass(chunk: Buffer): Buffer {
+    if (oversized(chunk)) return this.end('bad_event')
+    this.#stamped ??= !this.#distrusted && hasStamp(firstLine(chunk), this.#runId, this.#due)
+    if (!this.#stamped) return this.#restamp(chunk)
+    return this.#inserted.length > 0 ? this.#passShifted(chunk) : this.#passAsItIs(chunk)
   }
-  const end = (reason: EndReason): Buffer => fail(reason, sentences[reason], mayRetry.has(reason))
+  /** The line that ends a run which did not end itself. */
+  end(reason: EndReason): Buffer {
+    return this.fail(reason, endings[reason].message, 'lost' in endings[reason])
+  }
+  fail(code: string, message: string, retryable: boolean): Buffer {
+    this.#finish('runner', code)
+    return this.own({ type: 'error', code, message, ...(retryable ? { retryable } : {}) })
+  }
+
+  /** The stamp that the next line of the sidecar must have. */
+  get #due(): number {
+    return this.#next - this.#inserted.length
+  }
+  #finish(by: Terminal['by'], code: unknown): void {
+    this.#terminal = { by, code: code === undefined ? undefined : String(code) }
+    this.#answer = []
+  }
+  #saw(event: Readonly<Record<string, unknown>>): void {
+    const { type, runtimeSessionId: handle } = event
+    if (type === 'session_init' && typeof handle === 'string' && sendable.test(handle)) this.#handle = handle
+    if (type === 'result') this.#finish('sidecar', undefined)
+    if (type === 'error') this.#finish('sidecar', event['code'] ?? '')
+  }
   /** True when the line may go on as it is. */
-  const sound = (line: Buffer): boolean => {
+  #sound(line: Buffer): boolean {
     // A delta is only looked at from both ends: it is nine lines in ten, and parsing it at every hop costs threefold.
-    if (isDelta(line)) return line[line.length - 1] === closingBrace
-    const type = peekType(line)
-    const event = type && parseLine(line)
-    if (!event || !hasStamp(line, runId, next - restamping.shift)) return false
-    if (type === 'session_init') takeHandle(event['runtimeSessionId'])
-    if (isTerminalType(type)) finish('sidecar', type)
+    if (isDelta(line, 0, line.length)) return line[line.length - 1] === closingBrace
+    const event = peekType(line) && parseLine(line)
+    if (!event || !hasStamp(line, this.#runId, this.#due)) return false
+    this.#saw(event)
     return true
   }
-  const takeHandle = (handle: unknown): void => {
-    if (typeof handle === 'string' && sendable.test(handle)) hooks.onHandle(handle)
-  }
-  const passStamped = (chunk: Buffer): Buffer => {
-    if (restamping.shift > 0) return passShifted(chunk)
+  #passAsItIs(chunk: Buffer): Buffer {
     let start = 0
     while (start < chunk.length) {
       const lineEnd = chunk.indexOf(0x0a, start)
       const stop = lineEnd < 0 ? chunk.length : lineEnd
-      if (!sound(chunk.subarray(start, stop))) return Buffer.concat([chunk.subarray(0, start), end('bad_event')])
-      next++
+      const sound = isDelta(chunk, start, stop)
+        ? chunk[stop - 1] === closingBrace
+        : this.#sound(chunk.subarray(start, stop))
+      if (!sound) return Buffer.concat([chunk.subarray(0, start), this.end('bad_event')])
+      this.#next++
       start = stop + 1
-      if (endedBy) return chunk.subarray(0, start)
+      if (this.#terminal) return chunk.subarray(0, start)
     }
     return chunk
   }
-  const passShifted = (chunk: Buffer): Buffer => {
+  #passShifted(chunk: Buffer): Buffer {
     const out: Buffer[] = []
     for (const line of linesOf(chunk)) {
-      const other = sound(line) ? restamping.line(line, next - restamping.shift) : undefined
-      if (!other) return Buffer.concat([...out, end('bad_event')])
-      next++
+      const other = this.#sound(line) ? this.#shifted(line) : undefined
+      if (!other) return Buffer.concat([...out, this.end('bad_event')])
+      this.#next++
       out.push(other, newline)
-      if (endedBy) break
+      if (this.#terminal) break
     }
     return Buffer.concat(out)
   }
-  /** JSON can nest so deep that it parses and still overflows the stack when written. */
-  const writable = (event: RuntimeEvent): Buffer | undefined => {
-    try {
-      return write(event)
-    } catch {
-      return undefined
+  /** The line with the stamp it has for readers; undefined when it has not the stamp that is due. */
+  #shifted(line: Buffer): Buffer | undefined {
+    const seq = this.#due
+    const start = line.indexOf(this.#head)
+    if (start < 0 || start > latestStart) return undefined
+    const from = start + this.#head.length
+    const digits = String(seq)
+    if (line.toString('latin1', from, from + digits.length + 1) !== `${digits},`) return undefined
+    // It names a line by its stamp. Rare, and so is all of this.
+    if (line.includes('"supersedes":')) {
+      const event = parseLine(line)
+      if (event?.['type'] === 'progress' && typeof event['supersedes'] === 'number') {
+        const supersedes = this.#mapped(event['supersedes'])
+        return Buffer.from(JSON.stringify({ ...event, seq: this.#mapped(seq), supersedes }))
+      }
     }
+    const stamp = Buffer.from(String(this.#mapped(seq)))
+    return Buffer.concat([line.subarray(0, from), stamp, line.subarray(from + digits.length)])
   }
-  const keep = (text: string): void => {
-    const kept = text.slice(0, maxAnswer - answerLength)
-    answerLength += kept.length
-    if (kept !== '') answer.push(kept)
+  /** The stamp that the sidecar's line `seq` has for readers. A worker decides how many are put in, and each of its lines asks. */
+  #mapped(seq: number): number {
+    let low = 0
+    for (let high = this.#inserted.length; low < high;) {
+      const middle = (low + high) >>> 1
+      if (this.#inserted[middle]! <= seq) low = middle + 1
+      else high = middle
+    }
+    return seq + low
   }
-  const restamp = (chunk: Buffer): Buffer => {
+  #restamp(chunk: Buffer): Buffer {
     const out: Buffer[] = []
     for (const line of chunk.toString('utf8').split('\n')) {
       if (line.trim() === '') continue
       const said = parseLine(Buffer.from(line))
-      const event = said && readUnstamped(said, () => answer.join(''))
-      if (!event) return Buffer.concat([...out, end('bad_event')])
-      if (hooks.distrusted && event.type === 'progress' && event.supersedes !== undefined) {
-        event.supersedes = restamping.mapped(event.supersedes)
+      const event = said && readUnstamped(said, () => this.#answer.join(''))
+      if (!event) return Buffer.concat([...out, this.end('bad_event')])
+      if (this.#distrusted && event.type === 'progress' && event.supersedes !== undefined) {
+        event.supersedes = this.#mapped(event.supersedes)
       }
-      if (event.type === 'session_init') takeHandle(event.runtimeSessionId)
-      if (event.type === 'assistant') keep(event.text)
-      const written = writable(event)
-      if (!written) return Buffer.concat([...out, end('bad_event')])
-      if (isTerminalType(event.type)) finish('sidecar', event.type)
+      if (event.type === 'assistant') this.#remember(event.text)
+      const written = this.#writable(event)
+      if (!written) return Buffer.concat([...out, this.end('bad_event')])
+      this.#saw(event)
       out.push(written)
-      if (endedBy) break
+      if (isTerminalType(event.type)) break
     }
     return Buffer.concat(out)
   }
-  return {
-    get endedBy() {
-      return endedBy
-    },
-    get next() {
-      return next
-    },
-    own: write,
-    insert(event) {
-      // A sidecar that does not stamp has its lines counted as they come.
-      if (stamped !== false || hooks.distrusted) restamping.insert(next - restamping.shift)
-      return write(event)
-    },
-    pass(chunk) {
-      if (oversized(chunk)) return end('bad_event')
-      stamped ??= !hooks.distrusted && hasStamp(firstLine(chunk), runId, next - restamping.shift)
-      return stamped ? passStamped(chunk) : restamp(chunk)
-    },
-    end,
-    fail,
+  /** JSON can nest so deep that it parses and still overflows the stack when written. */
+  #writable(event: RuntimeEvent): Buffer | undefined {
+    try {
+      return this.own(event)
+    } catch {
+      return undefined
+    }
+  }
+  #remember(text: string): void {
+    const kept = text.slice(0, maxAnswer - this.#answerLength)
+    this.#answerLength += kept.length
+    if (kept !== '') this.#answer.push(kept)
   }
 }
 
@@ -163,11 +210,17 @@ export function createRelay(runId: string, sessionId: string, firstSeq: number, 
 const maxAnswer = Math.floor((maxLineBytes - 4_096) / 6)
 /** A handle travels in a header of the state routes. */
 const sendable = /^[\x21-\x7e]{1,1024}$/
+/** The stamp follows the type. */
+const latestStart = 40
 const closingBrace = 0x7d
 const newline = Buffer.from('\n')
 const deltaHead = Buffer.from('{"type":"assistant","runId":"')
-const isDelta = (line: Buffer): boolean =>
-  line.length > deltaHead.length && line.compare(deltaHead, 0, deltaHead.length, 0, deltaHead.length) === 0
+/** By hand: a call of `compare` costs more than these few bytes. */
+function isDelta(chunk: Buffer, start: number, end: number): boolean {
+  if (end - start <= deltaHead.length) return false
+  for (let i = 0; i < deltaHead.length; i++) if (chunk[start + i] !== deltaHead[i]) return false
+  return true
+}
 
 const firstLine = (chunk: Buffer): Buffer => {
   const end = chunk.indexOf(0x0a)
@@ -185,6 +238,3 @@ function oversized(chunk: Buffer): boolean {
   }
   return false
 }
-
-/** Nothing is wrong with the run itself: another attempt may succeed. */
-const mayRetry: ReadonlySet<EndReason> = new Set(['sidecar_lost', 'runner_stopping'])

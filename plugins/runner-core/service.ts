@@ -7,18 +7,14 @@ import type { RunnerInfo, RunnerService, RunnerSessions } from '#contracts/runne
 import type { Sidecars } from '#contracts/sidecar'
 import type { Toolkit } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
-import { createBroadcastBook } from './broadcast.ts'
-import { createConversations } from './conversations.ts'
+import { type BroadcastBook, createBroadcastBook } from './broadcast.ts'
+import { type Conversations, createConversations } from './conversations.ts'
 import { runnerDraining, unknownProfile } from './errors.ts'
-import { createForgetting } from './forgetting.ts'
-import { createLedgers } from './ledger.ts'
-import { createSessionLinks } from './links.ts'
-import { createPoolBook } from './pools.ts'
-import { createProfileBook } from './profiles.ts'
-import { createSessionTable, type Held, isElsewhere, type SessionLimits } from './sessions.ts'
-import { createToolCalls } from './tool-calls.ts'
+import { createForgetting, createSessionLinks, type Forgetting, type SessionLinks } from './links.ts'
+import { createSessionTable, type Held, isElsewhere, type SessionLimits, type SessionTable } from './sessions.ts'
+import { createLedgers, createToolCalls, type Ledgers } from './tool-calls.ts'
 import { createTopology } from './topology.ts'
-import { createTurns } from './turns.ts'
+import { Turns } from './turns.ts'
 
 const drainTickMs = 25
 /** A runner that no conductor has asked for this long waits for none to fetch what it has. */
@@ -57,16 +53,24 @@ export interface Runner {
   stop(): Promise<void>
 }
 
+/** What the links of a runner share. */
+interface Parts extends RunnerOptions {
+  readonly broadcast: BroadcastBook
+  readonly table: SessionTable
+  readonly links: SessionLinks
+  readonly forgetting: Forgetting
+  readonly ledgers: Ledgers
+  readonly conversations: Conversations
+  readonly turns: Turns
+  create(tenantId: string, id: string, profile: Profile): Held
+  isDraining(): boolean
+}
+
 export function createRunner(options: RunnerOptions): Runner {
-  const { sidecars, sandboxes, delegations, toolkit, log } = options
-  const instance = randomUUID()
-  const profiles = createProfileBook((...change) => sandboxes?.sawProfile(...change))
-  const pools = createPoolBook()
-  const broadcast = createBroadcastBook(profiles, pools)
-  const ledgers = createLedgers()
-  const links = createSessionLinks(sidecars, sandboxes)
+  const { sidecars, sandboxes, toolkit, log } = options
   let draining = false
   let lastAsked = -Infinity
+  const links = createSessionLinks(sidecars, sandboxes)
   /** Best effort: a sidecar forgets idle sessions by itself too. */
   const forgetting = createForgetting(async (session) => {
     try {
@@ -76,73 +80,68 @@ export function createRunner(options: RunnerOptions): Runner {
     }
   })
   const table = createSessionTable({ ...options.limits, onEvict: forgetting.begin })
+  const ledgers = createLedgers()
   const create = (tenantId: string, id: string, profile: Profile): Held =>
     table.create(tenantId, id, profile, Object.freeze(toolkit.specs(profile.tools).map((spec) => spec.name)))
   const isDraining = (): boolean => draining
   const conversations = createConversations({ table, links, forgetting, create, isDraining })
   const { isComing } = conversations
   const { mcpBaseUrl } = options
-  const turns = createTurns({
-    table,
-    links,
-    ledgers,
-    create,
-    isComing,
-    isDraining,
-    mcpBaseUrl,
-    forget: forgetting.begin,
-    log,
-  })
-
-  const link: RunnerService = {
-    get hash() {
-      return options.hash()
+  const forget = forgetting.begin
+  const turns = new Turns({ table, links, ledgers, create, isComing, forget, isDraining, mcpBaseUrl, log })
+  const broadcast = createBroadcastBook((...change) => sandboxes?.sawProfile(...change))
+  const parts = { ...options, broadcast, table, links, forgetting, ledgers, conversations, turns, create, isDraining }
+  const service = createService(parts)
+  return {
+    link: service(() => {}),
+    core: service(() => (lastAsked = Date.now())),
+    sessions: {
+      get: (id) => table.any(id),
+      list: () => [...table.all()],
+      toolSpecs: (session) => toolkit.specs(session.tools),
+      invokeTool: createToolCalls(toolkit, (session) => turns.of(session), ledgers, sandboxes),
     },
-    async info(): Promise<RunnerInfo> {
-      const capabilities = options.capabilities.length > 0 ? options.capabilities : await sidecars.runtimes()
-      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
-      const capabilitiesKnown = capabilities.length > 0
-      const missing = sidecars
-        .slots()
-        .flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
-      return {
-        hash: options.hash(),
-        instance,
-        state: draining ? 'draining' : 'live',
-        capabilities: [...capabilities],
-        capabilitiesKnown,
-        ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
-        substrates: [...(sandboxes?.substrates ?? [])],
-        ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
-        substratesKnown: true,
-        activeSessions: table.size,
-        activeRuns: turns.size,
-      }
+    sweep: () => table.sweep(),
+    async drain(ms) {
+      draining = true
+      const until = Date.now() + ms
+      const anyHere = (): boolean =>
+        Date.now() - lastAsked < nobodyMs && [...table.all()].some((session) => !isElsewhere(session, Date.now()))
+      while (Date.now() < until && (turns.busy || anyHere())) await sleep(drainTickMs)
+    },
+    stop: () => turns.stop(),
+  }
+}
+
+/** `asked` is told when somebody asks the runner how it is. */
+function createService(parts: Parts): (asked: () => void) => RunnerService {
+  const { table, links, turns, broadcast, conversations, sidecars, sandboxes, delegations } = parts
+  const info = createInfo(parts)
+  const topology = createTopology(sidecars, () => table.all())
+  return (asked) => ({
+    get hash() {
+      return parts.hash()
+    },
+    info() {
+      asked()
+      return info()
     },
     takeBroadcast: async (tenantId, page) => broadcast.take(tenantId, page),
     behind: async (revisions) => broadcast.behind(revisions),
-    async putProfile(tenantId, profile) {
-      profiles.put(tenantId, profile)
-    },
-    async deleteProfile(tenantId, name) {
-      profiles.delete(tenantId, name)
-    },
-    profiles: (tenantId) => profiles.list(tenantId),
-    async putPool(tenantId, pool) {
-      pools.put(tenantId, pool)
-    },
-    async deletePool(tenantId, id) {
-      pools.delete(tenantId, id)
-    },
-    pools: (tenantId) => pools.list(tenantId),
+    putProfile: async (tenantId, profile) => broadcast.putProfile(tenantId, profile),
+    deleteProfile: async (tenantId, name) => broadcast.deleteProfile(tenantId, name),
+    profiles: broadcast.profiles,
+    putPool: async (tenantId, pool) => broadcast.putPool(tenantId, pool),
+    deletePool: async (tenantId, id) => broadcast.deletePool(tenantId, id),
+    pools: broadcast.pools,
     createSession(tenantId, name) {
-      const profile = profiles.get(tenantId, name)
+      const profile = broadcast.profile(tenantId, name)
       if (!profile) throw unknownProfile()
-      if (draining) throw runnerDraining({ retryable: true })
-      let id = newSessionId(options.hash())
+      if (parts.isDraining()) throw runnerDraining({ retryable: true })
+      let id = newSessionId(parts.hash())
       // 32 random bits do collide in a full table.
-      while (table.any(id)) id = newSessionId(options.hash())
-      return create(tenantId, id, profile)
+      while (table.any(id)) id = newSessionId(parts.hash())
+      return parts.create(tenantId, id, profile)
     },
     getSession: async (tenantId, id) => table.find(tenantId, id),
     async checkSession(session) {
@@ -152,16 +151,16 @@ export function createRunner(options: RunnerOptions): Runner {
       const session = table.find(tenantId, id)
       if (!session) return
       table.remove(session)
-      ledgers.drop(session)
+      parts.ledgers.drop(session)
       const turn = turns.of(session)
       turn?.end('session_shutdown')
-      void Promise.resolve(turn?.over).then(() => forgetting.begin(session))
+      void Promise.resolve(turn?.over).then(() => parts.forgetting.begin(session))
     },
     hydrate: (tenantId, id, profile, bundle, replace = false) =>
       conversations.hydrate(tenantId, id, profile, bundle, replace),
     exportState: conversations.exportState,
     unsaved: async () => conversations.unsaved(),
-    topology: createTopology(sidecars, () => table.all()),
+    topology,
     workerLeases: async (tenantId, signal) => (await sandboxes?.leases(tenantId, signal)) ?? [],
     workerLease: async (tenantId, id, signal) => sandboxes?.lease(tenantId, id, signal),
     invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
@@ -172,38 +171,30 @@ export function createRunner(options: RunnerOptions): Runner {
     // This runner has no VFS manager.
     vfsLeases: async () => [],
     vfsLease: async () => undefined,
-    cancelRun: turns.cancel,
-    execute: turns.execute,
-  }
+    execute: (tenantId, run, signal) => turns.execute(tenantId, run, signal),
+    attach: (tenantId, from, signal) => turns.attach(tenantId, from, signal),
+    cancelRun: (tenantId, runId) => turns.cancel(tenantId, runId),
+  })
+}
 
-  const sessions: RunnerSessions = {
-    get: (id) => table.any(id),
-    list: () => [...table.all()],
-    toolSpecs: (session) => toolkit.specs(session.tools),
-    invokeTool: createToolCalls(toolkit, turns, ledgers, sandboxes),
-  }
-
-  const core = Object.create(link, {
-    info: {
-      value: () => {
-        lastAsked = Date.now()
-        return link.info()
-      },
-    },
-  }) as RunnerService
-
-  return {
-    link,
-    core,
-    sessions,
-    sweep: () => table.sweep(),
-    async drain(ms) {
-      draining = true
-      const until = Date.now() + ms
-      const anyHere = (): boolean =>
-        Date.now() - lastAsked < nobodyMs && [...table.all()].some((session) => !isElsewhere(session, Date.now()))
-      while (Date.now() < until && (turns.size > 0 || anyHere())) await sleep(drainTickMs)
-    },
-    stop: turns.stop,
+function createInfo({ sidecars, sandboxes, table, turns, isDraining, ...options }: Parts): () => Promise<RunnerInfo> {
+  const instance = randomUUID()
+  return async () => {
+    const capabilities = options.capabilities.length > 0 ? options.capabilities : await sidecars.runtimes()
+    const missing = sidecars.slots().flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
+    return {
+      hash: options.hash(),
+      instance,
+      state: isDraining() ? 'draining' : 'live',
+      capabilities: [...capabilities],
+      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
+      capabilitiesKnown: capabilities.length > 0,
+      ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
+      substrates: [...(sandboxes?.substrates ?? [])],
+      ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
+      substratesKnown: true,
+      activeSessions: table.size,
+      activeRuns: turns.size,
+    }
   }
 }

@@ -1,6 +1,7 @@
 import { isClientId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
+import { restoredFromLog } from '#contracts/runtime'
 import { invalidSessionId, runnerFull, unknownSession } from './errors.ts'
 
 /** The one mutable view of a session; everybody else holds it as `RunnerSession`. */
@@ -15,8 +16,8 @@ export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & 
 }
 
 /** What this process alone knows would be lost with it. */
-export const isUnsaved = ({ status, changes, exported }: Held): boolean =>
-  changes > exported && status !== 'running' && status !== 'shutdown'
+export const isUnsaved = ({ profile, status, changes, exported }: Held): boolean =>
+  changes > exported && !restoredFromLog(profile.runtime) && status !== 'running' && status !== 'shutdown'
 
 /** How long a conductor may take to store what it was given; until then this copy is the only one. */
 const storedMs = 1_000

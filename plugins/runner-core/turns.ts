@@ -1,110 +1,192 @@
 import type { Profile } from '#contracts/profiles'
-import type { ExecuteRun } from '#contracts/runner'
-import { attemptSuperseded, runnerDraining, sessionBusy, unknownSession } from './errors.ts'
-import { type StartedTurn, startTurn, type Turn } from './execute.ts'
-import type { Ledgers } from './ledger.ts'
+import type { AttachRun, ExecuteRun, RunnerSession } from '#contracts/runner'
+import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
 import type { SessionLinks } from './links.ts'
 import { type Held, isElsewhere, type SessionTable } from './sessions.ts'
+import type { Ledgers } from './tool-calls.ts'
+import { Turn, type TurnHost } from './turn.ts'
 
-/** The runs under way on this runner, one a session. */
-export interface Turns {
-  readonly size: number
-  of(session: Held): Turn | undefined
-  execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer>
-  cancel(tenantId: string, runId: string): void
-  /** Ends every run with `runner_stopping`. */
-  stop(): Promise<void>
-}
+/** What all runs together keep of what was read, how much of it one may have, and what each may have in any case. */
+const keptInAll = 32 * 1024 * 1024
+const mostKept = 256 * 1024
+const leastKept = 16 * 1024
+/** Runs that have ended and are kept for another reader; then the first of them goes. */
+const maxEnded = 4_096
+const maxEndedBytes = 32 * 1024 * 1024
 
 export interface TurnDeps {
   readonly table: SessionTable
   readonly links: SessionLinks
   readonly ledgers: Ledgers
-  readonly create: (tenantId: string, id: string, profile: Profile) => Held
-  readonly isComing: (session: Held) => boolean
+  create(tenantId: string, id: string, profile: Profile): Held
+  /** The session's conversation is on its way. */
+  isComing(session: Held): boolean
   /** Tells whoever executed its runs that it left. */
-  readonly forget: (session: Held) => void
-  readonly isDraining: () => boolean
-  readonly mcpBaseUrl: () => string
+  forget(session: Held): void
+  isDraining(): boolean
+  mcpBaseUrl(): string
   readonly log: { warn(fields: object, message: string): void }
 }
 
-export function createTurns(deps: TurnDeps): Turns {
-  const { table, links, ledgers } = deps
-  const turns = new Map<Held, Turn>()
+/** The runs of this runner: one under way in a session, and what has ended for as long as another reader may come for it. */
+export class Turns {
+  readonly #deps: TurnDeps
+  readonly #host: TurnHost
+  /** Those that are not over. */
+  readonly #turns = new Set<Turn>()
+  /** The newest of each session, by tenant and session. */
+  readonly #newest = new Map<string, Turn>()
+  readonly #ended = new Map<Turn, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
+  #endedBytes = 0
 
-  const claim = (tenantId: string, run: ExecuteRun): Held => {
+  constructor(deps: TurnDeps) {
+    this.#deps = deps
+    this.#host = {
+      links: deps.links,
+      log: deps.log,
+      keepBytes: () => Math.max(leastKept, Math.min(mostKept, keptInAll / this.#turns.size)),
+      mcpUrl: (sessionId) => `${deps.mcpBaseUrl()}/runner/sessions/${sessionId}/mcp`,
+      freed({ session }, status) {
+        if (session.status !== 'shutdown') {
+          session.status = status
+          deps.table.touch(session)
+        }
+        delete session.activeRunId
+      },
+      stateMissing({ session }) {
+        // As if this runner had never had the session: the conductor hydrates it and asks again, perhaps elsewhere.
+        deps.table.remove(session)
+        delete session.activeRunId
+        if (deps.links.preparing(session)) deps.forget(session)
+        return unknownSession()
+      },
+      over: (turn) => this.#over(turn),
+    }
+  }
+
+  /** Runs under way. */
+  get size(): number {
+    return this.#turns.size
+  }
+  /** A run is under way, or nobody has taken the end of one. */
+  get busy(): boolean {
+    return this.#turns.size > 0 || [...this.#ended.keys()].some(({ output }) => !output.isRead)
+  }
+  /** The run under way in a session. */
+  of(session: RunnerSession): Turn | undefined {
+    const turn = this.#newest.get(keyOf(session.tenantId, session.id))
+    return turn && this.#turns.has(turn) && turn.session === session ? turn : undefined
+  }
+  execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
+    return whenRead(signal, () => this.#begin(tenantId, run).start(run, signal))
+  }
+  attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
+    return whenRead(signal, () => {
+      const turn = this.#newest.get(keyOf(tenantId, from.sessionId))
+      if (turn?.runId !== from.runId) throw unknownRun()
+      return turn.attach(from, signal)
+    })
+  }
+  cancel(tenantId: string, runId: string): void {
+    for (const turn of this.#turns) {
+      if (turn.session.tenantId === tenantId && turn.runId === runId) turn.end('cancelled')
+    }
+  }
+  /** Ends every run with `runner_stopping`. */
+  async stop(): Promise<void> {
+    const ending = [...this.#turns]
+    for (const turn of ending) turn.end('runner_stopping')
+    await Promise.all(ending.map((turn) => turn.over))
+    for (const turn of this.#ended.keys()) this.#drop(turn)
+  }
+
+  #begin(tenantId: string, run: ExecuteRun): Turn {
+    const session = this.#claim(tenantId, run)
+    const turn = new Turn(this.#host, session, run)
+    session.status = 'running'
+    session.activeRunId = run.runId
+    this.#deps.table.touch(session)
+    this.#turns.add(turn)
+    const key = keyOf(tenantId, session.id)
+    const former = this.#newest.get(key)
+    this.#newest.set(key, turn)
+    if (former) this.#drop(former)
+    return turn
+  }
+  /** The session, free for this run. */
+  #claim(tenantId: string, run: ExecuteRun): Held {
+    const { table, ledgers } = this.#deps
+    const draining = this.#deps.isDraining()
     let session = table.find(tenantId, run.sessionId)
     if (!session) {
       if (!run.create) throw unknownSession()
-      if (deps.isDraining()) throw runnerDraining({ retryable: true })
-      session = deps.create(tenantId, run.sessionId, run.create.profile)
+      if (draining) throw runnerDraining({ retryable: true })
+      session = this.#deps.create(tenantId, run.sessionId, run.create.profile)
     }
-    const former = turns.get(session)
-    // Whoever held this run before was given up; it may be frozen, and then nobody reads its stream to the end.
-    if (former && session.activeRunId === run.runId && (run.attempt ?? 1) > former.attempt) former.supersede()
-    if (session.status === 'running' || deps.isComing(session)) throw sessionBusy()
+    const former = this.of(session)
+    if (former && !former.ended) {
+      if (run.epoch !== undefined && run.epoch < former.epoch) throw attemptSuperseded()
+      // Whoever held that run was given up, or has lost its claim. It may be frozen, and then nobody reads its stream to the end.
+      const isLater = former.runId === run.runId && (run.attempt ?? 1) > former.attempt
+      if (isLater || (run.epoch ?? 0) > former.epoch) former.end('cancelled')
+    }
+    if (session.status === 'running' || this.#deps.isComing(session)) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
-    if (deps.isDraining() && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
+    if (draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
     if (session.profile.onCrash === 'retry' && !ledgers.open(session, run)) throw attemptSuperseded()
     return session
   }
-  const begin = (tenantId: string, run: ExecuteRun): StartedTurn => {
-    const held = claim(tenantId, run)
-    const prepare = links.preparing(held)
-    const turn = startTurn({
-      session: held,
-      run,
-      ...(prepare ? { prepare } : {}),
-      sidecar: () => links.of(held),
-      sessionMcpUrl: held.tools.length === 0 ? undefined : `${deps.mcpBaseUrl()}/runner/sessions/${held.id}/mcp`,
-      onFree(status) {
-        if (held.status !== 'shutdown') {
-          held.status = status
-          table.touch(held)
-        }
-        delete held.activeRunId
-      },
-      onStateMissing() {
-        // As if this runner had never had the session: the conductor hydrates it and asks again, perhaps elsewhere.
-        table.remove(held)
-        if (prepare) deps.forget(held)
-        return unknownSession()
-      },
-      log: deps.log,
-    })
-    held.status = 'running'
-    held.activeRunId = run.runId
-    table.touch(held)
-    turns.set(held, turn)
-    return turn
+
+  #over(turn: Turn): void {
+    this.#turns.delete(turn)
+    const { tenantId, id } = turn.session
+    // Another run of the session means that somebody has the end of this one.
+    if (this.#newest.get(keyOf(tenantId, id)) !== turn) return
+    const { bytes } = turn.output
+    const timer = setTimeout(() => this.#drop(turn), turn.keepMs).unref()
+    this.#ended.set(turn, { bytes, timer })
+    this.#endedBytes += bytes
+    if (turn.keepMs === 0 || turn.output.failed) this.#drop(turn)
+    for (const oldest of this.#ended.keys()) {
+      if (this.#ended.size <= maxEnded && this.#endedBytes <= maxEndedBytes) return
+      this.#drop(oldest)
+    }
   }
+  #drop(turn: Turn): void {
+    const kept = this.#ended.get(turn)
+    if (!kept) return
+    clearTimeout(kept.timer)
+    this.#ended.delete(turn)
+    this.#endedBytes -= kept.bytes
+    const key = keyOf(turn.session.tenantId, turn.session.id)
+    if (this.#newest.get(key) === turn) this.#newest.delete(key)
+  }
+}
+
+const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
+const done = { done: true, value: undefined } as const
+
+/** Begins with the first read, as a generator does: a refusal is a rejection of that. */
+function whenRead(signal: AbortSignal, begin: () => AsyncIterator<Buffer>): AsyncIterableIterator<Buffer> {
+  let reader: AsyncIterator<Buffer> | undefined
+  let left = false
   return {
-    get size() {
-      return turns.size
-    },
-    of: (session) => turns.get(session),
-    cancel(tenantId, runId) {
-      for (const [session, turn] of turns) {
-        if (session.tenantId === tenantId && session.activeRunId === runId) turn.end('cancelled')
-      }
-    },
-    async *execute(tenantId, run, signal) {
-      if (signal.aborted) return
-      const turn = begin(tenantId, run)
-      const onAbort = (): void => turn.end(signal.reason === 'shutdown' ? 'runner_stopping' : 'cancelled')
-      signal.addEventListener('abort', onAbort, { once: true })
+    next() {
+      if (reader) return reader.next()
+      if (left || signal.aborted) return Promise.resolve(done)
       try {
-        yield* turn.chunks
-      } finally {
-        signal.removeEventListener('abort', onAbort)
-        if (turns.get(turn.session) === turn) turns.delete(turn.session)
+        reader = begin()
+      } catch (error) {
+        return Promise.reject(error as Error)
       }
+      return reader.next()
     },
-    async stop() {
-      const ending = [...turns.values()]
-      for (const turn of ending) turn.end('runner_stopping')
-      await Promise.all(ending.map((turn) => turn.over))
+    return() {
+      left = true
+      return reader?.return?.() ?? Promise.resolve(done)
+    },
+    [Symbol.asyncIterator]() {
+      return this
     },
   }
 }

@@ -19,6 +19,7 @@ const own: ReadonlySet<string> = new Set([
   'runner_stopping',
   'sandbox_start_failed',
   'session_shutdown',
+  'worker_token_failed',
   'worker_token_unavailable',
 ])
 

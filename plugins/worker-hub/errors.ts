@@ -13,6 +13,12 @@ export const otherTenant = appError('invalid or missing worker token: other tena
 /** The session has another worker now, or none. */
 export const superseded = appError('invalid or missing worker token: superseded', 401)
 
+export const workerTokenFailed = appError(
+  'worker_token_failed',
+  503,
+  'No token could be minted for the worker: check AGENT_ORC_WORKER_SIGNING_KEY_CURRENT of this runner.',
+)
+
 export const unsupportedProtocol = appError('unsupported_worker_protocol', 400, 'Send X-Agent-Orc-Worker-Protocol: 1.')
 export const pollSuperseded = appError(
   'poll_superseded',

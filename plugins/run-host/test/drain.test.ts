@@ -11,32 +11,35 @@ const keeping = (over: Partial<Runtime> = {}): Partial<Runtime> => ({
   forget: async () => {},
   ...over,
 })
+/** Only vendors keep conversations that nobody else can restore. */
+const envelope = (sessionId?: string) =>
+  testEnvelope({ ...(sessionId === undefined ? {} : { sessionId }), profile: { runtime: 'runtime_a' } })
 const answering = (over?: Partial<Runtime>): Runtime => scripted(() => [says('hi'), result('hi')], keeping(over))
 
 test('a stopping sidecar waits until its runner has fetched every conversation that changed', async (t) => {
-  const { kernel, link } = await hostOf(t, { general: answering() }, { drain: '10s' })
+  const { kernel, link } = await hostOf(t, { runtime_a: answering() }, { drain: '10s' })
   await link.health()
   const sessions = ['sess-00000000-00000001', 'sess-00000000-00000002', 'sess-00000000-00000003']
-  for (const sessionId of sessions) await collectRun(link, testEnvelope({ sessionId }))
-  await link.exportState('general', sessions[0]!)
-  await link.forget('general', sessions[1]!)
+  for (const sessionId of sessions) await collectRun(link, envelope(sessionId))
+  await link.exportState('runtime_a', sessions[0]!)
+  await link.forget('runtime_a', sessions[1]!)
   let stopped = false
   const over = kernel.stop().then(() => (stopped = true))
   await sleep(50)
   assert.equal(stopped, false)
-  await link.exportState('general', sessions[2]!)
+  await link.exportState('runtime_a', sessions[2]!)
   await over
 })
 
 test('a run that begins while its session is exported leaves it to be fetched again', async (t) => {
   let exporting: () => void = () => {}
   const slow = { exportState: () => new Promise<never>((resolve) => (exporting = () => resolve(undefined as never))) }
-  const { kernel, link } = await hostOf(t, { general: answering(slow) }, { drain: '300ms' })
+  const { kernel, link } = await hostOf(t, { runtime_a: answering(slow) }, { drain: '300ms' })
   await link.health()
   const sessionId = 'sess-00000000-00000001'
-  await collectRun(link, testEnvelope({ sessionId }))
-  const exported = link.exportState('general', sessionId)
-  await collectRun(link, testEnvelope({ sessionId }))
+  await collectRun(link, envelope(sessionId))
+  const exported = link.exportState('runtime_a', sessionId)
+  await collectRun(link, envelope(sessionId))
   exporting()
   await exported
   t.mock.timers.enable({ apis: ['Date'], now: Date.now() })
@@ -71,12 +74,16 @@ test('a stopping sidecar lets its runs end, and interrupts what outlasts its tim
   assert.equal((terminalOf(await endless) as { code?: string }).code, 'interrupted')
 })
 
-test('a sidecar without a runner waits for nobody, and so does one whose runtime keeps nothing', async (t) => {
-  const alone = await hostOf(t, { general: answering() }, { drain: '10s' })
-  await collectRun(alone.link, testEnvelope())
+test('a sidecar without a runner waits for nobody, and so does one whose runtime keeps nothing that its logs do not have', async (t) => {
+  const alone = await hostOf(t, { runtime_a: answering() }, { drain: '10s' })
+  await collectRun(alone.link, envelope())
   await alone.kernel.stop()
   const forgetful = await hostOf(t, { general: scripted(() => [result('hi')]) }, { drain: '10s' })
   await forgetful.link.health()
   await collectRun(forgetful.link, testEnvelope())
   await forgetful.kernel.stop()
+  const logged = await hostOf(t, { general: answering() }, { drain: '10s' })
+  await logged.link.health()
+  await collectRun(logged.link, testEnvelope())
+  await logged.kernel.stop()
 })

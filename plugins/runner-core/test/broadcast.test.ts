@@ -4,53 +4,45 @@ import fc from 'fast-check'
 import type { BroadcastChange, BroadcastPage } from '#contracts/broadcast'
 import type { Profile } from '#contracts/profiles'
 import { createBroadcastBook } from '../broadcast.ts'
-import { createPoolBook } from '../pools.ts'
-import { createProfileBook } from '../profiles.ts'
 
 const profile = (name: string, version: number): Profile =>
   ({ name, version, updatedAt: '2026-01-01T00:00:00.000Z' }) as Profile
 
-function setup() {
-  const profiles = createProfileBook()
-  const pools = createPoolBook()
-  return { profiles, pools, ...createBroadcastBook(profiles, pools) }
-}
-
 test('a page that does not continue what the runner has changes nothing, and the answer says where to go on', () => {
-  const { take, profiles } = setup()
+  const book = createBroadcastBook()
   const change: BroadcastChange = { revision: 3, kind: 'profile', key: 'p', profile: profile('p', 1) }
-  assert.equal(take('acme', { after: 2, revision: 3, changes: [change] }), 0)
-  assert.deepEqual(profiles.list('acme'), [])
-  assert.equal(take('acme', { after: 0, revision: 3, changes: [change] }), 3)
-  assert.equal(profiles.get('acme', 'p')?.version, 1)
-  assert.equal(take('globex', { after: 3, revision: 4, changes: [] }), 0)
+  assert.equal(book.take('acme', { after: 2, revision: 3, changes: [change] }), 0)
+  assert.deepEqual(book.profiles('acme'), [])
+  assert.equal(book.take('acme', { after: 0, revision: 3, changes: [change] }), 3)
+  assert.equal(book.profile('acme', 'p')?.version, 1)
+  assert.equal(book.take('globex', { after: 3, revision: 4, changes: [] }), 0)
 })
 
 test('pools come and go with it, and it names the tenants it is behind with', () => {
-  const { take, pools, behind } = setup()
-  take('acme', {
+  const book = createBroadcastBook()
+  book.take('acme', {
     after: 0,
     revision: 1,
     changes: [{ revision: 1, kind: 'pool', key: 'pool_1', pool: { id: 'pool_1' } }],
   })
-  assert.deepEqual(pools.list('acme'), [{ id: 'pool_1' }])
-  assert.deepEqual(behind({ acme: 1, globex: 1 }), ['globex'])
-  assert.deepEqual(behind({ acme: 2 }), ['acme'])
-  take('acme', { after: 1, revision: 2, changes: [{ revision: 2, kind: 'pool', key: 'pool_1' }] })
-  assert.deepEqual(pools.list('acme'), [])
+  assert.deepEqual(book.pools('acme'), [{ id: 'pool_1' }])
+  assert.deepEqual(book.behind({ acme: 1, globex: 1 }), ['globex'])
+  assert.deepEqual(book.behind({ acme: 2 }), ['acme'])
+  book.take('acme', { after: 1, revision: 2, changes: [{ revision: 2, kind: 'pool', key: 'pool_1' }] })
+  assert.deepEqual(book.pools('acme'), [])
 })
 
 test('a single profile as an earlier release sends it never replaces a newer version', () => {
-  const { profiles } = setup()
+  const book = createBroadcastBook()
   const at = (minute: number, version?: number): Profile =>
     ({ name: 'p', model: `m/${minute}`, updatedAt: `2026-01-01T00:0${minute}:00.000Z`, version }) as Profile
-  profiles.put('acme', at(2, 5))
-  profiles.put('acme', at(3, 4))
-  assert.equal(profiles.get('acme', 'p')?.model, 'm/2')
-  profiles.put('acme', at(1))
-  assert.equal(profiles.get('acme', 'p')?.model, 'm/2')
-  profiles.put('acme', at(4))
-  assert.equal(profiles.get('acme', 'p')?.model, 'm/4')
+  book.putProfile('acme', at(2, 5))
+  book.putProfile('acme', at(3, 4))
+  assert.equal(book.profile('acme', 'p')?.model, 'm/2')
+  book.putProfile('acme', at(1))
+  assert.equal(book.profile('acme', 'p')?.model, 'm/2')
+  book.putProfile('acme', at(4))
+  assert.equal(book.profile('acme', 'p')?.model, 'm/4')
 })
 
 // The promise itself: the pages of any conductors, cut anywhere from any state of the log, late, twice and out of order.
@@ -77,7 +69,7 @@ test('whatever pages arrive in whatever order, the runner ends with the newest o
           .slice(0, size)
         return { after, revision: changes.at(-1)?.revision ?? after, changes }
       }
-      const { take, profiles } = setup()
+      const book = createBroadcastBook()
       const pages = cuts.map(({ state, after, size, order }) => {
         const n = (state % writes.length) + 1
         return { order, page: pageOf(n, after % n, size) }
@@ -85,21 +77,21 @@ test('whatever pages arrive in whatever order, the runner ends with the newest o
       const oldest = new Map<string, number>()
       let last = 0
       for (const { page } of pages.toSorted((a, b) => a.order - b.order)) {
-        const at = take('acme', page)
+        const at = book.take('acme', page)
         assert.ok(at >= last)
         last = at
         // No profile ever goes back to an older version, nor comes back as the version that was deleted.
         for (const name of names) {
-          const held = profiles.get('acme', name)?.version
+          const held = book.profile('acme', name)?.version
           assert.ok((held ?? Infinity) >= (oldest.get(name) ?? 0))
           oldest.set(name, held ?? Math.floor(oldest.get(name) ?? 0) + 0.5)
         }
       }
-      for (let at = take('acme', { after: 0, revision: 0, changes: [] }); at < writes.length;)
-        at = take('acme', pageOf(writes.length, at, 2))
+      for (let at = book.take('acme', { after: 0, revision: 0, changes: [] }); at < writes.length;)
+        at = book.take('acme', pageOf(writes.length, at, 2))
       const expected = logAt(writes.length).flatMap((change) => change.profile ?? [])
       assert.deepEqual(
-        profiles.list('acme'),
+        book.profiles('acme'),
         expected.toSorted((a, b) => (a.name < b.name ? -1 : 1)),
       )
     }),

@@ -105,6 +105,28 @@ test('a sidecar that is still leaving the former run is asked again', async (t) 
   assert.equal(asked, 3)
 })
 
+test('only a run that fails leaves its session errored: one that was cancelled or interrupted does not', async (t) => {
+  const ends: [string, string][] = [
+    ['cancelled', 'idle'],
+    ['interrupted', 'idle'],
+    ['model_error', 'errored'],
+    ['timeout', 'errored'],
+  ]
+  for (const [code, status] of ends) {
+    const f = await runnerOf(t, async function* (_envelope, events) {
+      yield events.line({ type: 'error', code, message: 'It ended.' })
+    })
+    assert.equal(codeOf(await execute(f)), code)
+    assert.equal((await f.core.getSession('acme', run().sessionId))!.status, status, code)
+  }
+  const f = await runnerOf(t, hang)
+  const lines = execute(f)
+  await until(() => f.signals.length > 0)
+  f.core.cancelRun('acme', 'r1')
+  assert.equal(codeOf(await lines), 'cancelled')
+  assert.equal(f.sessions.get(run().sessionId)!.status, 'idle')
+})
+
 test('an unknown exception never reaches the wire', async (t) => {
   const f = await runnerOf(t, async function* () {
     yield* []
@@ -272,7 +294,7 @@ test('a reader that leaves early aborts the turn and frees the session', async (
   const f = await runnerOf(t, hang)
   for await (const _ of f.core.execute('acme', run(), new AbortController().signal)) break
   assert.equal(f.signals[0]!.aborted, true)
-  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'errored')
+  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'idle')
 })
 
 test('cancelRun ends the run of that tenant only, with an error event', async (t) => {
@@ -322,14 +344,14 @@ test('a stopping runner ends its runs with runner_stopping', async (t) => {
   assert.equal(codeOf(await lines), 'runner_stopping')
 })
 
-test('the MCP address travels only with a toolkit that is not empty', async (t) => {
+test('the MCP address travels with every run, with an empty toolkit as well', async (t) => {
   const f = await runnerOf(t, answer)
   await execute(f)
   await execute(f, {
     sessionId: 'sess-00000000-00000002',
     create: { profile: profile('q', ['calculate', 'unknown_tool']) },
   })
-  assert.equal(f.envelopes[0]!.sessionMcpUrl, undefined)
+  assert.equal(f.envelopes[0]!.sessionMcpUrl, `http://runner.test:7060/runner/sessions/${run().sessionId}/mcp`)
   assert.equal(f.envelopes[1]!.sessionMcpUrl, 'http://runner.test:7060/runner/sessions/sess-00000000-00000002/mcp')
 })
 

@@ -18,7 +18,8 @@ export type Script = (
   signal: AbortSignal,
 ) => AsyncIterable<string | Buffer>
 
-export const profile = (name = 'p', tools: string[] = []): Profile => testProfile(name, { tools })
+export const profile = (name = 'p', tools: string[] = [], runtime = 'runtime_a'): Profile =>
+  testProfile(name, { tools, runtime })
 
 export const run = (over: Partial<ExecuteRun> = {}): ExecuteRun => ({
   runId: 'r1',

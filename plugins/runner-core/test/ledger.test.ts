@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Replay } from '#contracts/replay'
 import type { RunnerSession } from '#contracts/runner'
-import { createLedgers, type Ledger } from '../ledger.ts'
+import { createLedgers, type Ledger } from '../tool-calls.ts'
 import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, until } from './fixtures.ts'
 
 const session = { tenantId: 'acme', id: 's' }

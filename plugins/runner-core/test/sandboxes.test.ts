@@ -5,7 +5,7 @@ import { createEventEncoder } from '#contracts/run-event'
 import type { RunnerSession, WorkerLease } from '#contracts/runner'
 import type { SandboxWorkers } from '#contracts/workers'
 import { testProfile } from '#testing'
-import { createRelay } from '../relay.ts'
+import { Relay } from '../relay.ts'
 import { answer, codeOf, execute, run, runnerOf, types, until } from './fixtures.ts'
 
 const profile = testProfile('p', { workerMode: 'sandbox', tools: ['calculate'] })
@@ -239,7 +239,7 @@ test('whatever a worker writes, the lines that go on are events of its run, one 
 })
 
 test("a worker's line that names another by its stamp still names it behind what a tool reported", () => {
-  const relay = createRelay('r1', id, 1, { onHandle() {}, onEnd() {}, distrusted: true })
+  const relay = new Relay('r1', id, 1, true)
   const events = createEventEncoder('r1', id, 1)
   const passed = [
     relay.pass(Buffer.from(events.line({ type: 'assistant', text: 'before', delta: true }))),

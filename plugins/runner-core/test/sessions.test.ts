@@ -102,6 +102,25 @@ test("a hydrated handle reaches the sidecar, and an exported bundle carries the 
   await assert.rejects(f.core.exportState('globex', run().sessionId), { code: 'unknown_session' })
 })
 
+test('a session of general has no vendor handle, nothing unsaved, and is exported when it is asked for', async (t) => {
+  const f = await runnerOf(t, async function* (envelope, events) {
+    yield events.line({ type: 'session_init', runtimeSessionId: envelope.sessionId })
+    yield events.line({ type: 'result', text: '', finishReason: 'stop' })
+  })
+  const { sessionId } = run()
+  await f.core.hydrate('acme', sessionId, profile('p', [], 'general'), { ...bundle('x'), runtimeSessionId: 'v-3' })
+  await execute(f)
+  await execute(f, { runId: 'r2' })
+  assert.deepEqual(
+    f.envelopes.map(({ runtimeSessionId }) => runtimeSessionId),
+    [undefined, undefined],
+  )
+  assert.equal(f.sessions.get(sessionId)!.runtimeSessionId, undefined)
+  assert.deepEqual(await f.core.unsaved(), [])
+  f.states.set(sessionId, { ...bundle('state'), runtimeSessionId: sessionId })
+  assert.deepEqual(await f.core.exportState('acme', sessionId), bundle('state'))
+})
+
 test('tools outside the snapshot are refused, and the context is the runner’s own', async (t) => {
   const f = await runnerOf(t, hang)
   const lines = execute(f, { create: { profile: profile('p', ['calculate']) } })

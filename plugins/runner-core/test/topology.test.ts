@@ -32,7 +32,7 @@ test('topology is of the process, and null is what was not measured', async () =
   const { topology } = stage()
   const seen = await topology()
   assert.equal(seen.activeSessions, 2)
-  assert.deepEqual(seen.sessionsByRuntime, { general: 2 })
+  assert.deepEqual(seen.sessionsByRuntime, { runtime_a: 2 })
   assert.equal(seen.process.numGoroutine, null, 'not measured is null, never zero')
   assert.ok(seen.process.allocBytes > 0 && seen.process.numCPU > 0)
 })

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { isAppError } from '#kernel'
 import { invalidSandbox } from '#contracts/sandbox'
+import type { WorkerTokens } from '#contracts/workers'
 import { answerOf, eventually, newSession, play, sandboxed, stage, startOf } from './fixtures.ts'
 
 const failureOf = async (run: Promise<unknown>): Promise<readonly unknown[]> => {
@@ -22,6 +23,21 @@ test('without a signing key a run is refused by the name of the setting, and no 
   assert.equal(tool.ok, false)
   assert.match(tool.content, /AGENT_ORC_WORKER_SIGNING_KEY_CURRENT/)
   assert.deepEqual(substrate.calls, [])
+})
+
+test('a token that cannot be minted, or is empty, refuses the run by that name, and no sandbox is started', async (t) => {
+  const mints: Record<string, WorkerTokens['mint']> = {
+    fails: () => Promise.reject(new Error('secret inside')),
+    'gives nothing': async () => ({ token: '', expiresAt: Date.now() + 60_000 }),
+  }
+  for (const [how, mint] of Object.entries(mints)) {
+    const tokens = { mint, verify: () => Promise.reject(new Error('not asked')) }
+    const { workers, substrate } = await stage(t, { tokens })
+    const [code, status, , sentence] = await failureOf(play(workers, newSession(), 'hello'))
+    assert.deepEqual([code, status], ['worker_token_failed', 503], how)
+    assert.match(String(sentence), /AGENT_ORC_WORKER_SIGNING_KEY_CURRENT/)
+    assert.deepEqual(substrate.calls, [])
+  }
 })
 
 test('a worker that never calls fails the run after the limit, its sandbox goes, and the next run may have another one', async (t) => {

@@ -6,7 +6,7 @@ import { definePlugin, type Entry, linesOf, type Plugin } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
 import { SandboxProviders } from '#contracts/sandbox'
-import { SandboxWorkers } from '#contracts/workers'
+import { SandboxWorkers, WorkerTokens } from '#contracts/workers'
 import { fake, testEnvelope, testKernel, type TestKernel, testProfile } from '#testing'
 import sandboxWorkers from '../index.ts'
 import { createSubstrate, type Substrate } from './substrate.ts'
@@ -30,6 +30,8 @@ export interface StageOptions {
   readonly others?: Readonly<Record<string, Substrate>>
   /** No signing key for worker tokens. */
   readonly keyless?: boolean
+  /** Instead of the plugin's. */
+  readonly tokens?: WorkerTokens
 }
 
 /** The plugin with the real hub on real sockets, and a substrate in memory called `box`. */
@@ -48,11 +50,13 @@ export async function stage(t: TestContext, options: StageOptions = {}): Promise
     },
   })
   const plugins: (Plugin | Entry)[] = [
-    {
-      name: 'worker-tokens',
-      plugin: await load('worker-tokens'),
-      config: options.keyless ? {} : { current: randomBytes(32).toString('base64') },
-    },
+    options.tokens
+      ? fake(WorkerTokens, options.tokens)
+      : {
+          name: 'worker-tokens',
+          plugin: await load('worker-tokens'),
+          config: options.keyless ? {} : { current: randomBytes(32).toString('base64') },
+        },
     { name: 'worker-hub', plugin: await load('worker-hub'), config: { lostAfter: '2s' } },
     fake(SandboxProviders, { box: substrate.provider, ...Object.fromEntries(others) }),
     { name: 'sandbox-workers', plugin: sandboxWorkers, config: { baseUrl: 'http://runner.test', ...options.config } },

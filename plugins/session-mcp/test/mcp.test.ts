@@ -32,6 +32,7 @@ async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
     session('idle', 'idle', ['calculate']),
     session('running', 'running', ['calculate', 'slow']),
     session('errored', 'errored', ['calculate']),
+    session('bare', 'idle', []),
     session('sandboxed', 'running', ['calculate'], 'sandbox'),
     session('sandboxed-errored', 'errored', ['calculate'], 'sandbox'),
   ])
@@ -100,6 +101,13 @@ test("an MCP client lists the session's toolkit and calls a tool", async (t) => 
     calls.map(({ session, name, input }) => ({ session, name, input })),
     [{ session: 'idle', name: 'calculate', input: { x: '1+1' } }],
   )
+})
+
+test('a session with an empty toolkit has an endpoint that lists nothing', async (t) => {
+  const { url } = await endpoint(t)
+  const client = await connect(t, url('bare'))
+  assert.deepEqual((await client.listTools()).tools, [])
+  await assert.rejects(client.callTool({ name: 'calculate' }), { code: -32602 })
 })
 
 test('a tool outside the toolkit is an MCP error', async (t) => {

@@ -1,0 +1,192 @@
+/** What a run may have unread; then its sidecar waits. */
+const highWater = 256 * 1024
+/** What was read is kept in pieces of about this size: a delta for itself would weigh more than its text. */
+const pieceBytes = 8 * 1024
+const pieceParts = 32
+
+/** Lines that were read, in their order. */
+interface Piece {
+  readonly firstSeq: number
+  parts: Buffer[]
+  bytes: number
+}
+
+/** Why a reader is gone: the reason of its signal, or `client_gone` when it stopped reading. */
+export type OnGone = (reason: unknown) => void
+
+/**
+ * What a run has written. One reader at a time takes it; the newest of what was taken stays, so that another one can go on
+ * behind any event of it. What nobody has taken is never dropped.
+ */
+export class RunOutput {
+  readonly #keepBytes: () => number
+  readonly #kept: Piece[] = []
+  #keptBytes = 0
+  #unread: Buffer[] = []
+  #unreadBytes = 0
+  /** The seq of the first unread line, and that of the next line. */
+  #readTo: number
+  #next: number
+  #reader: Reader | undefined
+  #state: 'withheld' | 'open' | 'closed' = 'withheld'
+  #failure: unknown
+  #room: PromiseWithResolvers<void> | undefined
+
+  /** `keepBytes` says how much may stay of what was read. Readers wait until it is shown. */
+  constructor(firstSeq: number, keepBytes: () => number) {
+    this.#readTo = this.#next = firstSeq
+    this.#keepBytes = keepBytes
+  }
+
+  get withheld(): boolean {
+    return this.#state === 'withheld'
+  }
+  get failed(): boolean {
+    return this.#failure !== undefined
+  }
+  get bytes(): number {
+    return this.#keptBytes + this.#unreadBytes
+  }
+  get isRead(): boolean {
+    return this.#unread.length === 0
+  }
+  /** Resolves when the sidecar may go on; undefined: it may. */
+  get room(): Promise<void> | undefined {
+    if (this.#state === 'closed' || this.#unreadBytes < highWater) return undefined
+    return (this.#room ??= Promise.withResolvers<void>()).promise
+  }
+
+  /** Adds whole lines; `next` is the seq of the line behind them. */
+  write(lines: Buffer, next: number): void {
+    if (lines.length === 0) return
+    this.#unread.push(lines)
+    this.#unreadBytes += lines.length
+    this.#next = next
+    this.#reader?.serve()
+  }
+  show(): void {
+    if (this.#state === 'withheld') this.#state = 'open'
+    this.#reader?.serve()
+  }
+  /** Nothing follows. With a failure it is as if nothing had been written. */
+  close(failure?: unknown): void {
+    this.#state = 'closed'
+    this.#failure = failure
+    this.#room?.resolve()
+    this.#reader?.serve()
+  }
+
+  /** True when everything behind `afterSeq` is here or yet to come. */
+  has(afterSeq: number): boolean {
+    return afterSeq >= (this.#kept[0]?.firstSeq ?? this.#readTo) - 1 && afterSeq < this.#next
+  }
+  /** Reads on behind an event that `has` said yes to. The reader of before is cut off. */
+  read(afterSeq: number, signal: AbortSignal, onGone: OnGone): AsyncIterator<Buffer> {
+    this.cut()
+    this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal, onGone)
+    return this.#reader
+  }
+  /** The iteration of its reader ends here. */
+  cut(): void {
+    this.#reader?.cut()
+    this.#reader = undefined
+  }
+
+  /** For its reader: what is unread; undefined: nothing yet, null: nothing any more. */
+  take(): Buffer | undefined | null {
+    if (this.#state === 'withheld') return undefined
+    if (this.#failure !== undefined) throw this.#failure
+    if (this.#unread.length === 0) return this.#state === 'closed' ? null : undefined
+    const chunk = this.#unread.length === 1 ? this.#unread[0]! : Buffer.concat(this.#unread)
+    this.#keep(chunk)
+    this.#unread = []
+    this.#unreadBytes = 0
+    this.#readTo = this.#next
+    this.#room?.resolve()
+    this.#room = undefined
+    return chunk
+  }
+  #keep(chunk: Buffer): void {
+    const limit = this.#keepBytes()
+    if (limit === 0) return
+    let piece = this.#kept.at(-1)
+    if (!piece || piece.bytes >= pieceBytes) this.#kept.push((piece = { firstSeq: this.#readTo, parts: [], bytes: 0 }))
+    piece.parts.push(chunk)
+    piece.bytes += chunk.length
+    if (piece.parts.length === pieceParts || piece.bytes >= pieceBytes) piece.parts = [join(piece.parts)]
+    this.#keptBytes += chunk.length
+    while (this.#kept.length > 1 && this.#keptBytes > limit) this.#keptBytes -= this.#kept.shift()!.bytes
+  }
+  #keptBehind(afterSeq: number): Buffer | undefined {
+    const from = this.#kept.findLastIndex(({ firstSeq }) => firstSeq <= afterSeq + 1)
+    if (from < 0) return undefined
+    const bytes = join(this.#kept.slice(from).flatMap(({ parts }) => parts))
+    let start = 0
+    for (let skip = afterSeq + 1 - this.#kept[from]!.firstSeq; skip > 0 && start < bytes.length; skip--) {
+      const end = bytes.indexOf(0x0a, start)
+      start = end < 0 ? bytes.length : end + 1
+    }
+    return start < bytes.length ? bytes.subarray(start) : undefined
+  }
+}
+
+const join = (parts: Buffer[]): Buffer => (parts.length === 1 ? parts[0]! : Buffer.concat(parts))
+
+/** By hand: a generator costs each chunk three turns of the microtask queue. */
+class Reader implements AsyncIterator<Buffer> {
+  readonly #output: RunOutput
+  readonly #signal: AbortSignal
+  readonly #onGone: OnGone
+  readonly #onAbort = (): void => this.#onGone(this.#signal.reason)
+  /** What it has missed. */
+  #missed: Buffer | undefined
+  #waiting: Pick<PromiseWithResolvers<IteratorResult<Buffer>>, 'resolve' | 'reject'> | undefined
+  #gone = false
+
+  constructor(output: RunOutput, missed: Buffer | undefined, signal: AbortSignal, onGone: OnGone) {
+    this.#output = output
+    this.#missed = missed
+    this.#signal = signal
+    this.#onGone = onGone
+    signal.addEventListener('abort', this.#onAbort)
+  }
+
+  next(): Promise<IteratorResult<Buffer>> {
+    return new Promise((resolve, reject) => {
+      this.#waiting = { resolve, reject }
+      this.serve()
+    })
+  }
+  async return(): Promise<IteratorResult<Buffer>> {
+    const early = !this.#gone
+    this.cut()
+    if (early) this.#onGone('client_gone')
+    return { done: true, value: undefined }
+  }
+  /** There may be something for whoever waits. */
+  serve(): void {
+    const waiting = this.#waiting
+    if (!waiting) return
+    try {
+      const value = this.#gone ? null : (this.#missed ?? this.#output.take())
+      if (value === undefined) return
+      this.#missed = undefined
+      this.#waiting = undefined
+      if (value === null) this.#leave()
+      waiting.resolve(value === null ? { done: true, value: undefined } : { done: false, value })
+    } catch (error) {
+      this.#waiting = undefined
+      this.#leave()
+      waiting.reject(error)
+    }
+  }
+  cut(): void {
+    this.#leave()
+    this.serve()
+  }
+  #leave(): void {
+    this.#gone = true
+    this.#missed = undefined
+    this.#signal.removeEventListener('abort', this.#onAbort)
+  }
+}

@@ -1,0 +1,294 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { type AppError, isAppError, type StreamEnd } from '#kernel'
+import { type EndingKind, endings } from '#contracts/endings'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { RuntimeEvent } from '#contracts/run-event'
+import { type AttachRun, type ExecuteRun, leaving } from '#contracts/runner'
+import { restoredFromLog } from '#contracts/runtime'
+import type { PreparedRun } from '#contracts/workers'
+import { attemptSuperseded, type EndReason, runGap } from './errors.ts'
+import type { SessionLinks } from './links.ts'
+import { RunOutput } from './output.ts'
+import { Relay, type Terminal } from './relay.ts'
+import type { Held } from './sessions.ts'
+
+/** What the sidecar gets above its own deadline to end the run itself, with the partial turn committed. */
+const graceMs = 3_000
+/** How long a sidecar may take to unwind a turn that is over, before it is left to its aborted signal. */
+const unwindMs = 1_000
+/** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
+const stateMissingMs = 1_000
+/** How long a sidecar may refuse a session because it is still leaving the former run, or be away because it is being restarted. */
+const busyMs = 3_000
+const busyRetryMs = 25
+/** Larger delays overflow the timer, and it fires at once. */
+const maxTimerMs = 2 ** 31 - 1
+/** Nothing of the turn was begun, and soon it may be. */
+const passes = (error: unknown): boolean =>
+  isAppError(error) && (error.code === 'session_busy' || (error.code === 'sidecar_unreachable' && error.retryable))
+
+/** The runs of a runner, as one of them sees them. */
+export interface TurnHost {
+  readonly links: SessionLinks
+  readonly log: { warn(fields: object, message: string): void }
+  /** How much a run may keep of what was read. */
+  readonly keepBytes: () => number
+  mcpUrl(sessionId: string): string
+  /** The session is free: called once, before the terminal line can be seen. */
+  freed(turn: Turn, status: 'idle' | 'errored'): void
+  /** The sidecar lost the session's conversation: lets go of the session and returns what to answer. */
+  stateMissing(turn: Turn): AppError
+  /** Nothing of the run is left but what it has written. */
+  over(turn: Turn): void
+}
+
+/**
+ * One run. The promises kept here, whatever the sidecar does: the first line is ours, stamps are consecutive, the stream ends
+ * with exactly one `result` or `error`, and it ends soon after the deadline or an abort. The first reason to end counts.
+ *
+ * It goes `preparing` (its sandbox is made ready), `asking` (the sidecar has the envelope and may refuse it), `streaming`,
+ * `ended` (the terminal line is written and the session free; the sidecar is being left), `over`. It is driven by the sidecar
+ * and not by its reader, who may leave it to another one.
+ */
+export class Turn {
+  readonly session: Held
+  readonly runId: string
+  readonly attempt: number
+  /** How many delegations led to the run. */
+  readonly depth: number
+  readonly keepMs: number
+  readonly output: RunOutput
+  readonly #host: TurnHost
+  readonly #relay: Relay
+  readonly #abort = new AbortController()
+  readonly #over = Promise.withResolvers<void>()
+  #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
+  #epoch: number
+  #source: AsyncIterator<Buffer> | undefined
+  #prepared: PreparedRun | undefined
+  #deadline: NodeJS.Timeout | undefined
+  /** Until a sidecar without the conversation must have said so. */
+  #answerDue: NodeJS.Timeout | undefined
+  /** Until a reader must have come. */
+  #readerDue: NodeJS.Timeout | undefined
+  #unwound: NodeJS.Timeout | undefined
+
+  constructor(host: TurnHost, session: Held, run: ExecuteRun) {
+    this.#host = host
+    this.session = session
+    this.runId = run.runId
+    this.attempt = run.attempt ?? 1
+    this.depth = run.depth ?? 0
+    this.keepMs = run.keepMs ?? 0
+    this.#epoch = run.epoch ?? 0
+    this.#relay = new Relay(run.runId, session.id, run.firstSeq, session.profile.workerMode === 'sandbox')
+    this.output = new RunOutput(run.firstSeq, this.keepMs > 0 ? host.keepBytes : nothing)
+  }
+
+  /** Aborts when the run is ended from here. */
+  get signal(): AbortSignal {
+    return this.#abort.signal
+  }
+  /** Of its present owner's claim. */
+  get epoch(): number {
+    return this.#epoch
+  }
+  get ended(): boolean {
+    return this.#state === 'ended' || this.#state === 'over'
+  }
+  /** Resolves when nothing of the run is left. */
+  get over(): Promise<void> {
+    return this.#over.promise
+  }
+
+  /** Call it once. The reader is the first one. */
+  start(run: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
+    this.#deadline = setTimeout(() => this.end('timeout'), Math.min(run.timeoutMs + graceMs, maxTimerMs))
+    this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
+    if (!this.session.conversation) this.output.show()
+    const reader = this.output.read(run.firstSeq - 1, signal, this.#readerGone)
+    void this.#drive(run)
+    return reader
+  }
+  /** Another reader goes on behind what is stored; the present one is cut off. */
+  attach({ afterSeq, epoch }: AttachRun, signal: AbortSignal): AsyncIterator<Buffer> {
+    if (epoch < this.#epoch) throw attemptSuperseded()
+    if (!this.output.has(afterSeq)) throw runGap()
+    this.#epoch = epoch
+    clearTimeout(this.#readerDue)
+    return this.output.read(afterSeq, signal, this.#readerGone)
+  }
+  /** Puts an event between the sidecar's own; too late for a run that is over. */
+  readonly report = (event: RuntimeEvent): void => {
+    if (this.#state === 'preparing') this.#write(this.#relay.own(event))
+    else if (!this.ended) this.#write(this.#relay.insert(event))
+  }
+  end(reason: EndReason): void {
+    if (this.ended) return
+    // The sidecar may have taken it.
+    if (this.#state === 'asking' && this.#source) this.session.changes++
+    this.#close(this.#relay.end(reason))
+  }
+
+  readonly #readerGone = (reason: unknown): void => {
+    if (reason === ('shutdown' satisfies StreamEnd)) return this.end('runner_stopping')
+    const isLeft = reason === leaving || reason === ('client_gone' satisfies StreamEnd)
+    if (!isLeft || this.keepMs === 0) return this.end('cancelled')
+    this.output.cut()
+    if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), this.keepMs)
+  }
+
+  async #drive(run: ExecuteRun): Promise<void> {
+    const takenAt = Date.now()
+    try {
+      const prepare = this.#host.links.preparing(this.session)
+      if (prepare) this.#takePrepared(await prepare(this.session.conversation === true, this.#abort.signal))
+      let read = await this.#ask(run, takenAt)
+      while (read && !read.done && this.#relay.terminal?.by !== 'runner') {
+        this.#take(read.value)
+        const room = this.output.room
+        if (room) await room
+        // After its terminal line it is read to its end, which keeps its connection for the next run.
+        read = await this.#source!.next()
+      }
+      this.#answered()
+      this.end('sidecar_lost')
+    } catch (error) {
+      this.#failed(error)
+    }
+    this.#finish()
+  }
+  #takePrepared(ready: PreparedRun | undefined): void {
+    // Too late for a turn that has ended meanwhile.
+    if (this.#state === 'over') return ready?.over()
+    this.#prepared = ready
+    if (ready && this.#state === 'preparing') this.#write(this.#relay.own(ready.event))
+  }
+  /** Starts the sidecar's turn. It may still be leaving the session's former run, if that one was cut off from here. */
+  async #ask(run: ExecuteRun, takenAt: number): Promise<IteratorResult<Buffer> | undefined> {
+    if (this.#state !== 'preparing') return undefined
+    this.#state = 'asking'
+    const { session } = this
+    const mcpUrl = this.#host.mcpUrl(session.id)
+    const envelope = envelopeOf(session, run, this.#relay.next, Date.now() - takenAt, mcpUrl)
+    for (const until = Date.now() + busyMs; !this.ended; await sleep(busyRetryMs)) {
+      this.#source = this.#host.links.of(session).run(envelope, this.#abort.signal)[Symbol.asyncIterator]()
+      this.#answerDue = setTimeout(() => this.output.show(), stateMissingMs)
+      try {
+        return await this.#source.next()
+      } catch (error) {
+        this.#source = undefined
+        if (!passes(error) || Date.now() > until) throw error
+      } finally {
+        clearTimeout(this.#answerDue)
+      }
+    }
+    return undefined
+  }
+  /** Whatever becomes of a turn that the sidecar took, the conversation is another one afterwards. */
+  #answered(): void {
+    if (this.#state !== 'asking') return
+    this.#state = 'streaming'
+    this.session.changes++
+    this.output.show()
+  }
+  #take(chunk: Buffer): void {
+    this.#answered()
+    if (this.ended) return
+    const lines = this.#relay.pass(chunk)
+    const { handle, terminal } = this.#relay
+    if (handle !== undefined && !restoredFromLog(this.session.profile.runtime)) this.session.runtimeSessionId = handle
+    if (terminal) this.#close(lines)
+    else this.#write(lines)
+  }
+  #failed(error: unknown): void {
+    if (this.ended) return
+    if (isAppError(error)) {
+      // Nothing of the run has been seen, so it can be tried again.
+      if (error.code === 'session_state_missing' && this.output.withheld) return this.#refuse()
+      const { code, sentence, retryable } = error
+      return this.#close(this.#relay.fail(code, sentence ?? endings.sidecar_lost.message, retryable))
+    }
+    if (error instanceof Error && error.name === 'OversizedLineError') return this.end('bad_event')
+    this.#host.log.warn({ err: error, runId: this.runId }, 'a sidecar stream failed')
+    this.end('sidecar_lost')
+  }
+
+  #write(lines: Buffer): void {
+    this.output.write(lines, this.#relay.next)
+  }
+  /** `lines` hold the terminal one. */
+  #close(lines: Buffer): void {
+    const terminal = this.#relay.terminal!
+    this.#state = 'ended'
+    this.#clearTimers()
+    if (terminal.by === 'sidecar') this.session.conversation = true
+    this.#host.freed(this, statusAfter(terminal))
+    this.#write(lines)
+    this.output.close()
+    if (terminal.by === 'runner') this.#abort.abort(new Error(`the run was ended: ${terminal.code}`))
+    this.#unwind(terminal.by)
+  }
+  #refuse(): void {
+    this.#state = 'ended'
+    this.#clearTimers()
+    this.output.close(this.#host.stateMissing(this))
+  }
+  #clearTimers(): void {
+    for (const timer of [this.#deadline, this.#answerDue, this.#readerDue]) clearTimeout(timer)
+  }
+  /** Leaves the sidecar's stream, which `#drive` reads on to its end. */
+  #unwind(by: Terminal['by']): void {
+    if (!this.#source) return this.#finish()
+    if (by === 'runner') this.#source.return?.().catch(() => {})
+    this.#unwound = setTimeout(() => {
+      this.#abort.abort(new Error('the sidecar did not end its stream'))
+      this.#finish()
+    }, unwindMs)
+  }
+  #finish(): void {
+    if (this.#state === 'over') return
+    this.#state = 'over'
+    clearTimeout(this.#unwound)
+    this.#prepared?.over()
+    this.#over.resolve()
+    this.#host.over(this)
+  }
+}
+
+const nothing = (): number => 0
+
+/** Specification 3.1: only a run that fails leaves its session errored. */
+function statusAfter({ code }: Terminal): 'idle' | 'errored' {
+  const kinds: Readonly<Record<string, EndingKind>> = endings
+  return code === undefined || (kinds[code]?.status ?? 'error') !== 'error' ? 'idle' : 'errored'
+}
+
+/** What a sidecar is told of a run, `elapsedMs` after the run was taken. */
+function envelopeOf(
+  session: Held,
+  run: ExecuteRun,
+  firstSeq: number,
+  elapsedMs: number,
+  sessionMcpUrl: string,
+): RunEnvelope {
+  const handle = run.runtimeSessionId ?? session.runtimeSessionId
+  return {
+    runId: run.runId,
+    sessionId: session.id,
+    tenantId: session.tenantId,
+    profile: session.profile,
+    prompt: run.prompt,
+    ...(run.metadata ? { metadata: run.metadata } : {}),
+    sessionMcpUrl,
+    ...(handle === undefined ? {} : { runtimeSessionId: handle }),
+    ...(session.conversation ? { resume: true } : {}),
+    firstSeq,
+    timeoutMs: Math.max(1, run.timeoutMs - elapsedMs),
+    ...(run.attachments ? { attachments: run.attachments } : {}),
+    ...(run.responseFormat ? { responseFormat: run.responseFormat } : {}),
+    ...(run.mcpServers ? { mcpServers: run.mcpServers } : {}),
+    ...(run.attempt === undefined ? {} : { attempt: run.attempt }),
+    ...(run.replay === undefined ? {} : { replay: run.replay }),
+  }
+}
