@@ -99,11 +99,7 @@ class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
   #failure: Error | undefined
   #reader: PromiseWithResolvers<readonly Buffer[] | undefined> | undefined
 
-  constructor(
-    signal: AbortSignal | undefined,
-    begun: (answer: ModelAnswer) => void,
-    refused: (error: Error) => void,
-  ) {
+  constructor(signal: AbortSignal | undefined, begun: (answer: ModelAnswer) => void, refused: (error: Error) => void) {
     this.#signal = signal
     this.#begun = begun
     this.#refused = refused
