@@ -55,16 +55,12 @@ export function createToolCalls(say: (part: LanguageModelV4StreamPart) => void):
   }
 }
 
-const joined = (first: ToolCallDelta | undefined, more: ToolCallDelta): ToolCallDelta =>
-  first === undefined
-    ? more
-    : {
-        ...first,
-        ...more,
-        id: first.id ?? more.id ?? null,
-        function: {
-          name: more.function.name ?? null,
-          arguments: (first.function.arguments ?? '') + (more.function.arguments ?? ''),
-        },
-        extra_content: first.extra_content ?? more.extra_content ?? null,
-      }
+const joined = (first: ToolCallDelta | undefined, more: ToolCallDelta): ToolCallDelta => ({
+  index: more.index ?? null,
+  id: first?.id ?? more.id ?? null,
+  function: {
+    name: more.function.name ?? null,
+    arguments: (first?.function.arguments ?? '') + (more.function.arguments ?? ''),
+  },
+  extra_content: first?.extra_content ?? more.extra_content ?? null,
+})
