@@ -20,7 +20,15 @@ interface Step {
   readonly calls: readonly { readonly name: string; readonly input: string }[]
 }
 /** How the run's last model call goes on behind its texts. */
-type Ending = 'answers' | 'reports an error' | 'breaks' | 'ends early' | 'hangs' | 'is tried again' | 'answers in form'
+type Ending =
+  | 'answers'
+  | 'reports an error'
+  | 'breaks'
+  | 'ends early'
+  | 'hangs'
+  | 'is tried again'
+  | 'answers in form'
+  | 'never fits'
 interface Scripted {
   readonly prompt: string
   readonly attachments: readonly Attachment[]
@@ -63,9 +71,10 @@ function* answersOf({ steps, last, ending }: Scripted): Generator<() => Part[] |
   else if (ending === 'breaks') yield () => breaking(said)
   else if (failing[ending]) yield () => failing[ending]!
   if (ending === 'answers' || ending === 'is tried again') yield () => [...said, finish('stop')]
-  if (ending !== 'answers in form') return
+  if (ending !== 'answers in form' && ending !== 'never fits') return
   yield () => [...said, finish('stop')]
-  yield () => [{ type: 'text-delta', id: 't', delta: '42' }, finish('stop')]
+  const again: Part = { type: 'text-delta', id: 't', delta: ending === 'never fits' ? 'still no' : '42' }
+  yield () => [again, ending === 'never fits' ? { type: 'error', error: 'overloaded' } : finish('stop')]
 }
 async function* hanging(parts: readonly Part[]): AsyncGenerator<Part> {
   yield* parts
@@ -194,6 +203,7 @@ const turn: fc.Arbitrary<Scripted> = fc.record({
     'hangs',
     'is tried again',
     'answers in form',
+    'never fits',
   ),
   maxSteps: fc.option(fc.constantFrom(1, 2), { nil: undefined, freq: 6 }),
 })
@@ -222,7 +232,7 @@ test('a conversation that is restored from its stored runs goes on exactly as th
         const fields = {
           ...(one.attachments.length > 0 ? { attachments: [...one.attachments] } : {}),
           ...(one.steps.length > 0 ? { sessionMcpUrl: tools.url } : {}),
-          ...(one.ending === 'answers in form' ? { responseFormat: format } : {}),
+          ...(one.ending === 'answers in form' || one.ending === 'never fits' ? { responseFormat: format } : {}),
         }
         const run = envelope(one.prompt, fields, one.maxSteps === undefined ? {} : { maxSteps: one.maxSteps })
         stored.push(turnOf(run, await converse(live, queue, run, one)))
