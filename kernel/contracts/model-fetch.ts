@@ -4,8 +4,28 @@ import { Agent, type Dispatcher } from 'undici'
 /** `fetch` as a provider package of the AI SDK wants it: one POST with a text body, answered by a stream. */
 export type ModelFetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>
 
+/** The same without web streams, for providers that read an answer themselves. Rejects with what kept the answer from beginning. */
+export type ModelPost = (url: URL, request: ModelRequest) => Promise<ModelAnswer>
+
+export interface ModelRequest {
+  readonly headers: Readonly<Record<string, string>>
+  readonly body: string
+  readonly signal?: AbortSignal | undefined
+}
+
+/** An answer whose head has arrived. Its reader is waited for: a few reads of the socket are held, then it is paused. */
+export interface ModelAnswer {
+  readonly status: number
+  readonly headers: Readonly<Record<string, string>>
+  /** All bytes that have arrived, at least one. Undefined at the end. Rejects with what cut the answer short. */
+  read(): Promise<readonly Uint8Array[] | undefined>
+  /** Ends the answer wherever it is, and then its connection, too. */
+  close(): void
+}
+
 export interface ModelConnections {
   readonly fetch: ModelFetch
+  readonly post: ModelPost
   close(): Promise<void>
 }
 
@@ -26,72 +46,153 @@ export function createModelConnections(): ModelConnections {
     bodyTimeout: firstByteMs,
     keepAliveTimeout: 30_000,
   })
-  return { fetch: (input, init) => post(agent, input, init), close: () => agent.destroy() }
+  return {
+    post: (url, request) => exchange(agent, url, 'POST', request),
+    async fetch(input, { method = 'GET', headers, body, signal } = {}) {
+      const url = new URL(input instanceof Request ? input.url : input)
+      const request = { headers: headers as Record<string, string>, body: (body ?? null) as string, signal: signal! }
+      return responseOf(await exchange(agent, url, method, request))
+    },
+    close: () => agent.destroy(),
+  }
 }
 
-function post(agent: Agent, input: string | URL | Request, init: RequestInit = {}): Promise<Response> {
-  const url = new URL(input instanceof Request ? input.url : input)
-  const signal = init.signal ?? undefined
-  return new Promise((resolve, reject) => {
-    if (signal?.aborted) return reject(abortError(signal))
-    let controller: Dispatcher.DispatchController | undefined
-    let body: ReadableStreamDefaultController<Uint8Array> | undefined
-    const onAbort = (): void => {
-      const error = abortError(signal!)
-      // A request that still waits for its connection has no controller; it is aborted when it starts.
-      reject(error)
-      controller?.abort(error)
+/** A fetch that goes another way than straight to the model server, as `post`. */
+export const postBy =
+  (fetch: ModelFetch): ModelPost =>
+  async (url, { headers, body, signal = null }) => {
+    const response = await fetch(url, { method: 'POST', headers, body, signal })
+    const reader = response.body?.getReader()
+    return {
+      status: response.status,
+      headers: Object.fromEntries(response.headers),
+      async read() {
+        const { value } = (await reader?.read()) ?? {}
+        return value && [value]
+      },
+      close: () => void reader?.cancel().catch(() => {}),
     }
-    signal?.addEventListener('abort', onAbort, { once: true })
-    const over = (): void => signal?.removeEventListener('abort', onAbort)
-    agent.dispatch(
-      {
-        origin: url.origin,
-        path: url.pathname + url.search,
-        method: (init.method ?? 'GET') as Dispatcher.HttpMethod,
-        headers: init.headers as Record<string, string>,
-        body: (init.body ?? null) as string | null,
-      },
-      {
-        onRequestStart(started) {
-          controller = started
-          if (signal?.aborted) started.abort(abortError(signal))
-        },
-        onResponseStart(_, status, headers) {
-          // An informational answer comes before the real one.
-          if (status < 200) return
-          const source = {
-            start: (c: ReadableStreamDefaultController<Uint8Array>) => void (body = c),
-            pull: () => controller!.resume(),
-            cancel: () => controller!.abort(new DOMException('The reader left.', 'AbortError')),
-          }
-          const stream = new ReadableStream<Uint8Array>(source, { highWaterMark: readsAhead })
-          const content = bodiless.has(status) ? null : stream
-          resolve(new Response(content, { status, statusText: STATUS_CODES[status] ?? '', headers: headers as never }))
-        },
-        onResponseData(_, chunk) {
-          // After a pause inside a chunk of the transfer coding undici flushes its parser with nothing: enqueued, that would
-          // fill the queue and pause again, for ever.
-          if (chunk.length === 0) return
-          body!.enqueue(chunk)
-          if (body!.desiredSize! <= 0) controller!.pause()
-        },
-        onResponseEnd() {
-          over()
-          body!.close()
-        },
-        onResponseError(_, error) {
-          over()
-          reject(error)
-          body?.error(error)
-        },
-      },
-    )
+  }
+
+function exchange(agent: Agent, url: URL, method: string, request: ModelRequest): Promise<ModelAnswer> {
+  return new Promise((resolve, reject) => {
+    const { headers, body, signal } = request
+    if (signal?.aborted) return reject(abortError(signal))
+    const answer = new Answer(signal, resolve, reject)
+    const { origin, pathname, search } = url
+    agent.dispatch({ origin, path: pathname + search, method: method as Dispatcher.HttpMethod, headers, body }, answer)
   })
 }
 
 /** Reads of a socket (up to 64 KiB) held for a slow reader before the socket is paused. */
 const readsAhead = 4
+
+class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
+  status = 0
+  headers: Record<string, string> = {}
+  readonly #signal: AbortSignal | undefined
+  readonly #begun: (answer: ModelAnswer) => void
+  readonly #refused: (error: Error) => void
+  #exchange: Dispatcher.DispatchController | undefined
+  #arrived: Buffer[] = []
+  #over = false
+  #failure: Error | undefined
+  #reader: PromiseWithResolvers<readonly Buffer[] | undefined> | undefined
+
+  constructor(signal: AbortSignal | undefined, begun: (answer: ModelAnswer) => void, refused: (error: Error) => void) {
+    this.#signal = signal
+    this.#begun = begun
+    this.#refused = refused
+    signal?.addEventListener('abort', this.#onAbort, { once: true })
+  }
+
+  async read(): Promise<readonly Buffer[] | undefined> {
+    if (this.#arrived.length > 0) return this.#take()
+    if (this.#failure) throw this.#failure
+    if (this.#over) return undefined
+    this.#reader = Promise.withResolvers()
+    return this.#reader.promise
+  }
+
+  close(): void {
+    if (!this.#over) this.#exchange?.abort(new DOMException('The reader left.', 'AbortError'))
+  }
+
+  onRequestStart(exchange: Dispatcher.DispatchController): void {
+    this.#exchange = exchange
+    if (this.#signal?.aborted) exchange.abort(abortError(this.#signal))
+  }
+
+  onResponseStart(_: Dispatcher.DispatchController, status: number, headers: Record<string, unknown>): void {
+    // An informational answer comes before the real one.
+    if (status < 200) return
+    this.status = status
+    this.headers = headers as Record<string, string>
+    this.#begun(this)
+  }
+
+  onResponseData(_: Dispatcher.DispatchController, chunk: Buffer): void {
+    // After a pause inside a chunk of the transfer coding undici flushes its parser with nothing.
+    if (chunk.length === 0) return
+    this.#arrived.push(chunk)
+    if (this.#arrived.length >= readsAhead) this.#exchange!.pause()
+    // Behind what else the same read of the socket holds: one answer in one packet is taken in one go.
+    if (this.#reader && this.#arrived.length === 1) queueMicrotask(this.#hand)
+  }
+
+  onResponseEnd(): void {
+    this.#end()
+  }
+
+  onResponseError(_: Dispatcher.DispatchController, error: Error): void {
+    this.#failure = error
+    this.#refused(error)
+    this.#end()
+  }
+
+  #end(): void {
+    this.#over = true
+    this.#signal?.removeEventListener('abort', this.#onAbort)
+    this.#hand()
+  }
+
+  #onAbort = (): void => {
+    const error = abortError(this.#signal!)
+    // A request that still waits for its connection has no controller; it is aborted when it starts.
+    this.#refused(error)
+    this.#exchange?.abort(error)
+  }
+
+  #hand = (): void => {
+    const reader = this.#reader
+    if (!reader) return
+    this.#reader = undefined
+    if (this.#arrived.length > 0) reader.resolve(this.#take())
+    else if (this.#failure) reader.reject(this.#failure)
+    else reader.resolve(undefined)
+  }
+
+  #take(): readonly Buffer[] {
+    const arrived = this.#arrived
+    this.#arrived = []
+    if (arrived.length >= readsAhead && !this.#over) this.#exchange!.resume()
+    return arrived
+  }
+}
+
+function responseOf(answer: ModelAnswer): Response {
+  const source = {
+    async pull(controller: ReadableStreamDefaultController<Uint8Array>) {
+      const arrived = await answer.read()
+      if (arrived) for (const bytes of arrived) controller.enqueue(bytes)
+      else controller.close()
+    },
+    cancel: () => answer.close(),
+  }
+  const { status, headers } = answer
+  const body = bodiless.has(status) ? null : new ReadableStream(source, { highWaterMark: 0 })
+  return new Response(body, { status, statusText: STATUS_CODES[status] ?? '', headers: headers as never })
+}
 
 /** `new Response` refuses a body with these. */
 const bodiless: ReadonlySet<number> = new Set([204, 205, 304])

@@ -1,7 +1,7 @@
-import type { LanguageModelV4 } from '@ai-sdk/provider'
+import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import type { Static, TObject } from '@sinclair/typebox'
 import { type Capability, definePlugin, maybe, type Plugin, slot } from '#kernel'
-import { createModelConnections, type ModelFetch } from './model-fetch.ts'
+import { createModelConnections, type ModelFetch, type ModelPost, postBy } from './model-fetch.ts'
 import { ModelEgress } from './workers.ts'
 
 /**
@@ -14,12 +14,63 @@ export interface ModelProvider {
   model(modelId: string): LanguageModelV4
 }
 
+/** The parts of one answer, as many together as have arrived: a reader that is slow holds up the model server. */
+export interface ModelParts {
+  /** At least one. Undefined at the end. Rejects with what cut the answer short, behind all parts that came before it. */
+  next(): Promise<readonly LanguageModelV4StreamPart[] | undefined>
+  /** Ends the call and its connection, wherever it is. Nothing when it is over. */
+  close(): void
+}
+
+/** A model may offer its parts without a web stream around them, which costs more than a short answer itself. */
+export interface DirectModel extends LanguageModelV4 {
+  /** As `doStream`: the same parts, the same rejections; ends when `abortSignal` aborts. */
+  doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts>
+}
+
+/** Calls a model in the shortest way that it offers. */
+export async function openModel(model: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<ModelParts> {
+  if ('doOpen' in model) return (model as DirectModel).doOpen(options)
+  const { stream } = await model.doStream(options)
+  const reader = stream.getReader()
+  const { abortSignal } = options
+  // Also for a provider that does not watch the signal itself: a cancelled reader ends at once.
+  const close = (): void => {
+    abortSignal?.removeEventListener('abort', close)
+    reader.cancel().catch(() => {})
+  }
+  abortSignal?.addEventListener('abort', close, { once: true })
+  return {
+    async next() {
+      const { done, value } = await reader.read()
+      return done ? undefined : [value]
+    },
+    close,
+  }
+}
+
+/** Parts as `doStream` hands them out. */
+export const streamOf = (parts: ModelParts): ReadableStream<LanguageModelV4StreamPart> =>
+  new ReadableStream(
+    {
+      async pull(controller) {
+        const arrived = await parts.next()
+        if (arrived) for (const part of arrived) controller.enqueue(part)
+        else controller.close()
+      },
+      cancel: () => parts.close(),
+    },
+    { highWaterMark: 0 },
+  )
+
 /** Keyed by the provider name that a profile's `model` starts with. */
 export const Models = slot<ModelProvider>('sidecar.models')
 
 export interface ModelProviderContext {
   /** Keep-alive connections to model servers, closed when the role stops: pass it to the provider package. */
   readonly fetch: ModelFetch
+  /** For a provider that reads answers itself; in a sandbox worker it goes the way of `egress`. */
+  readonly post: ModelPost
   /** Set in a sandbox worker: calls go to this address with this fetch, and the runner adds the key. */
   readonly egress: { readonly baseUrl: string; readonly fetch: ModelFetch } | undefined
   onStop(fn: () => Promise<void>): void
@@ -42,6 +93,7 @@ export function defineModelProvider<C extends TObject>(spec: {
       ctx.onStop(connections.close)
       const provider = await spec.create(ctx.config as Static<C>, {
         fetch: connections.fetch,
+        post: egress ? postBy(egress.fetch) : connections.post,
         egress: egress && { baseUrl: egress.baseUrl(spec.name), fetch: egress.fetch },
         onStop: (fn) => ctx.onStop(fn),
       })

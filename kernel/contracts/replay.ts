@@ -20,18 +20,36 @@ export const attemptFields = {
   replay: Type.Optional(Replay),
 }
 
+/** The content type of a state bundle that is made of a conversation's stored runs, and not by the runtime that held it. */
 export const turnsContentType = 'application/vnd.agent-orc.turns+json'
-export const Turns = Type.Object({
-  turns: Type.Array(
-    Type.Object({
-      runId: Type.String(),
-      prompt: Type.String(),
-      attachments: Type.Optional(Type.Array(Attachment)),
-      metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
-      model: Type.Optional(Type.String()),
-      replay: Replay,
-      error: Type.Optional(Type.Literal(true)),
-    }),
-  ),
-})
+
+const open = { additionalProperties: true }
+
+/** One run of a conversation, ended: what it was asked and what its log says that it did. */
+export const RunTurn = Type.Object(
+  {
+    runId: Type.String(),
+    prompt: Type.String(),
+    attachments: Type.Optional(Type.Array(Attachment)),
+    metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+    /** As the profile named it. */
+    model: Type.Optional(Type.String({ maxLength: 200 })),
+    /**
+     * Of the whole run: also the text behind its last tool result, which is its answer, or what was said of it before the run was
+     * cut. Of an answer that was refused (`output_invalid`) only that answer's text is left out: what was said before a tool call
+     * stays.
+     */
+    replay: Replay,
+    /** It ended as something else than `ok`. */
+    error: Type.Optional(Type.Literal(true)),
+  },
+  open,
+)
+export type RunTurn = Static<typeof RunTurn>
+
+/**
+ * A conversation as its runs left it, oldest first: what a runtime that keeps nothing but messages is restored from. UTF-8 JSON
+ * of `turnsContentType`, bounded by whoever makes it: the newest turns are those that count.
+ */
+export const Turns = Type.Object({ turns: Type.Array(RunTurn) }, open)
 export type Turns = Static<typeof Turns>

@@ -38,6 +38,8 @@ export interface Runtime {
   readonly missing?: string | undefined
   /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
   run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
+  /** The events of `run`, those that came together in one array, at least one: a host takes them so where it can. */
+  batches?(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<readonly RuntimeEvent[]>
   /** The session's state, or undefined when there is none. */
   exportState?(sessionId: string): Promise<StateBundle | undefined>
   /** Takes over a session from a bundle. Throws AppError 400 on a corrupt one, and then changes nothing. */

@@ -1,9 +1,7 @@
-import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { defineModelProvider } from '#contracts/model'
-import { withStrictness } from './strictness.ts'
-import { createTextTap } from './text-tap.ts'
+import { createChatModels } from './chat.ts'
 
 /** Models behind the OpenAI chat completions API: OpenAI itself, or any compatible server by `baseUrl`. */
 export default defineModelProvider({
@@ -18,17 +16,14 @@ export default defineModelProvider({
       }),
     ),
   }),
-  async create({ apiKey, baseUrl }, { fetch, egress }) {
+  async create({ apiKey, baseUrl }, { fetch, post, egress }) {
     if (!apiKey && !baseUrl && !egress) return undefined
-    const tap = createTextTap(egress?.fetch ?? fetch)
-    const provider = createOpenAICompatible({
-      name: 'openai',
-      baseURL: egress?.baseUrl ?? (baseUrl || 'https://api.openai.com/v1'),
-      includeUsage: true,
-      supportsStructuredOutputs: true,
-      fetch: tap.fetch,
-      ...(apiKey ? { apiKey } : {}),
+    const model = createChatModels({
+      baseUrl: egress?.baseUrl ?? (baseUrl || 'https://api.openai.com/v1'),
+      headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},
+      fetch: egress?.fetch ?? fetch,
+      post,
     })
-    return { contract: 'model/1', model: (modelId) => withStrictness(tap.wrap(provider.chatModel(modelId))) }
+    return { contract: 'model/1', model }
   },
 })

@@ -1,9 +1,12 @@
 import { Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { withoutCycles } from '#contracts/circular'
+import { Turns, turnsContentType } from '#contracts/replay'
+import type { StateBundle } from '#contracts/runtime'
 import { corruptState } from './errors.ts'
-import type { Turn } from './history.ts'
+import type { RestoredTurn, Turn } from './history.ts'
 import type { Message } from './messages.ts'
+import { openTurn, replayInto } from './turn.ts'
 
 const closed = { additionalProperties: false }
 const text = Type.Object({ type: Type.Literal('text'), text: Type.String() }, closed)
@@ -70,16 +73,38 @@ export function encodeBundle(turns: readonly Turn[]): Uint8Array {
 const needsVersion2 = ({ role, content }: Message): boolean =>
   role !== 'tool' && content.some(({ type }) => type === 'file' || type === 'reasoning')
 
-/** The turns of a bundle. Throws AppError 400 `invalid_state` for anything that `encodeBundle` did not write. */
-export function decodeBundle(bytes: Uint8Array): Pick<Turn, 'messages' | 'model'>[] {
-  let value: unknown
+/** The turns of a bundle: our own, or one that was made of the stored runs. Throws AppError 400 `invalid_state` for anything else. */
+export function decodeState({ bytes, contentType }: Pick<StateBundle, 'bytes' | 'contentType'>): RestoredTurn[] {
+  const [type = ''] = contentType.split(';')
+  const value = jsonOf(bytes)
+  return type.trim().toLowerCase() === turnsContentType ? turnsOfRuns(value) : turnsOfBundle(value)
+}
+
+function jsonOf(bytes: Uint8Array): unknown {
   try {
     // Also cuts what nests too deep to be written again.
-    value = withoutCycles(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes)))
+    return withoutCycles(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes)))
   } catch (cause) {
     throw corruptState({ cause })
   }
+}
+
+function turnsOfBundle(value: unknown): RestoredTurn[] {
   if (Value.Check(Bundle1, value)) return value.turns.map((messages) => ({ messages: messages as Message[] }))
-  if (Value.Check(Bundle2, value)) return value.turns as Pick<Turn, 'messages' | 'model'>[]
+  if (Value.Check(Bundle2, value)) return value.turns as RestoredTurn[]
   throw corruptState()
+}
+
+/**
+ * What these runs would have left here. Lost is what their events do not show: reasoning and other signatures of vendors, images
+ * that tools returned, and that a tool was called through the catalogue.
+ */
+function turnsOfRuns(value: unknown): RestoredTurn[] {
+  if (!Value.Check(Turns, value)) throw corruptState()
+  return value.turns.flatMap(({ runId, model, replay, ...run }) => {
+    const turn = openTurn(run)
+    replayInto(turn, replay)
+    const messages = turn.end()
+    return messages ? [{ messages, runId, ...(model === undefined ? {} : { model }) }] : []
+  })
 }

@@ -68,7 +68,7 @@ function argumentsOf(given: unknown): Record<string, unknown> | undefined {
     : undefined
 }
 
-/** Never rejects: a failing tool is something the model is told. */
+/** Executes a call. Never rejects: a failing tool is something the model is told. */
 export async function execute(tools: ToolSet | undefined, { part, name, input }: PendingCall): Promise<ToolOutcome> {
   if (input === undefined) return failed('The arguments of the call are not a JSON object.')
   return tools ? tools.call(name, input, part.toolCallId) : unknownTool(name)

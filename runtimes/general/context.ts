@@ -42,7 +42,12 @@ export function createContext(
   const turns = before.map((turn) =>
     turn.model === undefined || turn.model === model ? turn.messages : withoutReasoning(turn.messages, 'none'),
   )
-  const weights = turns.map(weigh)
+  // What the history has measured is not measured again.
+  const weights = turns.map((messages, i) => {
+    const turn = before[i]!
+    const measured = messages === turn.messages && turn.fileSize === 0
+    return measured ? Math.ceil(turn.size / charsPerToken) : weigh(messages)
+  })
   const weightBefore = weights.reduce((sum, weight) => sum + weight, 0)
   const all = turns.flat()
   const reserved = Math.min(limits.maxOutputTokens ?? answerTokens, contextTokens >> 1)

@@ -17,6 +17,9 @@ export interface Turn {
 /** Who added a turn. */
 export type TurnOrigin = Pick<Turn, 'runId' | 'model'>
 
+/** A turn as a bundle has it. */
+export type RestoredTurn = Pick<Turn, 'messages' | 'runId' | 'model'>
+
 export interface HistoryLimits {
   readonly sessions: number
   /** Characters of one session; about 100,000 tokens. */
@@ -41,7 +44,7 @@ export interface History {
   append(sessionId: string, messages: readonly Message[], origin?: TurnOrigin): void
   /** Takes back what a former attempt of this run has left: the run is about to say it again. */
   withdraw(sessionId: string, runId: string): void
-  replace(sessionId: string, turns: readonly Pick<Turn, 'messages' | 'model'>[]): void
+  replace(sessionId: string, turns: readonly RestoredTurn[]): void
   forget(sessionId: string): void
 }
 
@@ -85,7 +88,7 @@ export function createHistory(limits: HistoryLimits = defaults): History {
     replace(sessionId, turns) {
       store(
         sessionId,
-        turns.map(({ messages, model }) => turnOf(messages, model === undefined ? {} : { model })),
+        turns.map(({ messages, ...origin }) => turnOf(messages, origin)),
       )
     },
     forget: remove,

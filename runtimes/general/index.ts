@@ -1,6 +1,51 @@
-import { defineRuntime } from '#contracts/runtime'
-import { GeneralConfig } from './config.ts'
-import { generalRuntime } from './runtime.ts'
+import { createModelConnections } from '#contracts/model-fetch'
+import { createOutputSchemas } from '#contracts/output-schema'
+import { defineRuntime, type Runtime } from '#contracts/runtime'
+import { decodeState, encodeBundle } from './bundle.ts'
+import { createSettings, GeneralConfig } from './config.ts'
+import { createHistory } from './history.ts'
+import { createCatalog } from './models.ts'
+import { createOutputForm } from './output.ts'
+import { type RunDeps, runTurn } from './run.ts'
+import { connectTools, createSilence } from './tools/connect.ts'
 
 /** The runtime `general`: our own step loop over any model provider, with tools of the session and of MCP servers, and a bounded history. */
-export default defineRuntime({ name: 'general', config: GeneralConfig, create: generalRuntime })
+export default defineRuntime({
+  name: 'general',
+  config: GeneralConfig,
+  async create({ config, models, log, onStop }): Promise<Runtime> {
+    const history = createHistory()
+    const connections = createModelConnections()
+    const schemas = createOutputSchemas()
+    const silence = createSilence()
+    onStop(connections.close)
+    const deps: RunDeps = {
+      history,
+      log,
+      settingsOf: createSettings(config),
+      reasoningEvents: config.reasoningEvents,
+      modelOf: createCatalog(models),
+      formOf: (format) => createOutputForm(format, schemas),
+      connect: (run, signal) => connectTools(connections.fetch, run, config.maxToolSchemas, silence, signal),
+    }
+    return {
+      contract: 'runtime/1',
+      replays: true,
+      batches: (envelope, signal) => runTurn(envelope, signal, deps),
+      async *run(envelope, signal) {
+        for await (const events of runTurn(envelope, signal, deps)) for (const event of events) yield event
+      },
+      async exportState(sessionId) {
+        const turns = history.turns(sessionId)
+        return turns && { bytes: encodeBundle(turns), contentType: 'application/json' }
+      },
+      async hydrate(sessionId, bundle) {
+        history.replace(sessionId, decodeState(bundle))
+      },
+      has: (sessionId) => history.turns(sessionId) !== undefined,
+      async forget(sessionId) {
+        history.forget(sessionId)
+      },
+    }
+  },
+})

@@ -4,6 +4,7 @@ import type {
   LanguageModelV4ToolCallPart,
   LanguageModelV4ToolResultPart,
 } from '@ai-sdk/provider'
+import type { Attachment } from '#contracts/prompt'
 
 export type TextPart = LanguageModelV4TextPart
 export type ReasoningPart = LanguageModelV4ReasoningPart
@@ -28,6 +29,18 @@ export const userMessage = (text: string, files: readonly (TextPart | FilePart)[
   role: 'user',
   content: [...files, textPart(text)],
 })
+
+/** Forms that every model can read as they are. */
+const readable =
+  /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
+
+/** What goes with a prompt, as parts of its message: text as text, so that any model can take it, all else as a file. */
+export const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart)[] =>
+  attachments.map(({ mediaType, data, name }) =>
+    readable.test(mediaType)
+      ? textPart(`File ${name ?? 'without a name'} (${mediaType}):\n${Buffer.from(data, 'base64').toString('utf8')}`)
+      : { type: 'file', mediaType, data: { type: 'data', data }, ...(name === undefined ? {} : { filename: name }) },
+  )
 
 /** What a model said in one step; undefined when it only thought. */
 export function assistantMessage(
@@ -78,9 +91,23 @@ export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 
     part.type === 'reasoning' && (keep === 'none' || part.providerOptions === undefined)
   if (!messages.some(({ role, content }) => role === 'assistant' && content.some(goes))) return messages
   return messages.map((message) =>
-    message.role === 'assistant' ? { ...message, content: message.content.filter((part) => !goes(part)) } : message,
+    message.role === 'assistant'
+      ? { ...message, content: joined(message.content.filter((part) => !goes(part))) }
+      : message,
   )
 }
+
+/** Texts that a thought stood between become one. */
+function joined<T extends { type: string }>(parts: readonly (T | TextPart)[]): (T | TextPart)[] {
+  const out: (T | TextPart)[] = []
+  for (const part of parts) {
+    const last = out.at(-1)
+    if (isText(part) && last && isText(last)) out[out.length - 1] = textPart(last.text + part.text)
+    else out.push(part)
+  }
+  return out
+}
+const isText = (part: { type: string }): part is TextPart => part.type === 'text'
 
 /** The same messages with a word in the place of each image and file. */
 export function withoutFiles(messages: readonly Message[]): readonly Message[] {

@@ -1,32 +1,103 @@
-import type { LanguageModelV4 } from '@ai-sdk/provider'
-import type { ModelProvider } from '#contracts/model'
-import { unknownModel } from './errors.ts'
+import { setTimeout } from 'node:timers/promises'
+import {
+  APICallError,
+  type LanguageModelV4,
+  type LanguageModelV4CallOptions,
+  type LanguageModelV4StreamPart,
+  type LanguageModelV4Usage,
+} from '@ai-sdk/provider'
+import { type ModelParts, type ModelProvider, openModel } from '#contracts/model'
+import { modelFailure, reported, unknownModel } from './errors.ts'
 
 /** Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
 
-export interface ModelCatalog {
-  /** The model behind `provider/modelId`. Throws AppError `unknown_model`. */
-  find(name: string): LanguageModelV4
-}
-
-/** Model objects are stateless and shared by every run that names them. */
-export function createCatalog(providers: ReadonlyMap<string, ModelProvider>): ModelCatalog {
+/** Finds the model behind `provider/modelId`: model objects are stateless and shared. Throws AppError `unknown_model`. */
+export function createCatalog(providers: ReadonlyMap<string, ModelProvider>): (name: string) => LanguageModelV4 {
   const cached = new Map<string, LanguageModelV4>()
-  return {
-    find(name) {
-      const known = cached.get(name)
-      if (known) return known
-      const slash = name.indexOf('/')
-      const provider = slash < 0 ? undefined : providers.get(name.slice(0, slash))
-      if (!provider) throw unknownModel({ message: sentence(name, [...providers.keys()]) })
-      const model = provider.model(name.slice(slash + 1))
-      if (cached.size >= maxCached) cached.clear()
-      cached.set(name, model)
-      return model
-    },
+  return (name) => {
+    const known = cached.get(name)
+    if (known) return known
+    const slash = name.indexOf('/')
+    const provider = slash < 0 ? undefined : providers.get(name.slice(0, slash))
+    if (!provider) throw unknownModel({ message: sentence(name, [...providers.keys()]) })
+    const model = provider.model(name.slice(slash + 1))
+    if (cached.size >= maxCached) cached.clear()
+    cached.set(name, model)
+    return model
   }
 }
 
 const sentence = (name: string, providers: readonly string[]): string =>
   `No model provider serves '${name}'; configured: ${providers.toSorted().join(', ') || 'none'}. A model is written provider/model.`
+
+/** A model call whose first meaningful part has arrived. */
+export interface OpenCall {
+  /** That part and what came with it. Undefined: the answer ended without one. */
+  readonly first: readonly LanguageModelV4StreamPart[] | undefined
+  readonly rest: ModelParts
+}
+
+const backoffMs = [200, 800]
+/** A server may ask for more patience than a waiting user has. */
+const maxRetryAfterMs = 5_000
+
+/**
+ * Calls the model, again after a failure that may pass: at most twice, and only while nothing was streamed, because
+ * text that a client has seen cannot be taken back.
+ */
+export async function openCall(
+  model: LanguageModelV4,
+  options: LanguageModelV4CallOptions,
+  signal: AbortSignal,
+): Promise<OpenCall> {
+  for (let attempt = 0; ; attempt++) {
+    let rest: ModelParts | undefined
+    try {
+      rest = await openModel(model, options)
+      let first = await rest.next()
+      while (first && !first.some(isMeaningful)) first = await rest.next()
+      const begin = first?.find(isMeaningful)
+      if (begin?.type === 'error') throw reported(begin.error)
+      return { first, rest }
+    } catch (error) {
+      rest?.close()
+      const pause = backoffMs[attempt]
+      const failure = modelFailure(error)
+      if (signal.aborted || pause === undefined || !failure.transient) throw failure
+      await setTimeout(Math.max(pause, retryAfter(error)), undefined, { signal })
+    }
+  }
+}
+
+/** Other parts only announce something. Some reasoning has no text, only a signature. */
+function isMeaningful(part: LanguageModelV4StreamPart): boolean {
+  if (part.type === 'text-delta') return part.delta !== ''
+  return meaningful.has(part.type)
+}
+const meaningful: ReadonlySet<string> = new Set(['error', 'finish', 'tool-call', 'reasoning-start', 'reasoning-delta'])
+
+function retryAfter(error: unknown): number {
+  const seconds = APICallError.isInstance(error) ? Number(error.responseHeaders?.['retry-after']) : 0
+  return seconds > 0 ? Math.min(seconds * 1_000, maxRetryAfterMs) : 0
+}
+
+export interface CallUsage {
+  readonly inputTokens: number
+  readonly outputTokens: number
+  readonly cachedTokens?: number
+}
+
+/** Tokens of one model call. Costs are not known here. */
+export function usageOf({ inputTokens, outputTokens }: LanguageModelV4Usage): CallUsage {
+  const cached = count(inputTokens.cacheRead)
+  return {
+    inputTokens: count(inputTokens.total),
+    outputTokens: count(outputTokens.total),
+    ...(cached > 0 ? { cachedTokens: cached } : {}),
+  }
+}
+
+/** Servers omit counts, and some send nonsense. */
+const count = (tokens: number | undefined): number =>
+  tokens !== undefined && Number.isFinite(tokens) && tokens > 0 ? Math.round(tokens) : 0

@@ -1,8 +1,9 @@
-import type { RunEnvelope } from '#contracts/run-envelope'
-import { attachmentParts } from './attachments.ts'
-import type { History } from './history.ts'
+import type { PromptFields } from '#contracts/prompt'
+import type { Replay } from '#contracts/replay'
+import { type PendingCall, replayedCall } from './calls.ts'
 import {
   assistantMessage,
+  attachmentParts,
   type FilePart,
   type Message,
   type ReasoningPart,
@@ -13,7 +14,7 @@ import {
   userMessage,
 } from './messages.ts'
 
-/** What one run adds to the conversation. Committed exactly once, and only when the model said something. */
+/** What one run adds to the conversation. */
 export interface OpenTurn {
   readonly messages: readonly Message[]
   /** Text of the step under way. */
@@ -29,16 +30,16 @@ export interface OpenTurn {
   complains(sentence: string): void
   /** Leaves out an answer that did not do, and what was said about it. */
   forgives(): void
-  commit(): void
+  /** All of it, once the run is over. Undefined: the model said nothing. */
+  end(): readonly Message[] | undefined
 }
 
-export function openTurn(history: History, { sessionId, runId, profile, ...run }: RunEnvelope): OpenTurn {
+export function openTurn(run: { readonly prompt: string } & PromptFields): OpenTurn {
   const messages: Message[] = [userMessage(run.prompt, attachmentParts(run.attachments))]
   let said: (TextPart | ReasoningPart)[] = []
   /** How much of the step's text stands in `said` already. */
   let placed = 0
   let refused: { readonly from: number; readonly count: number } | undefined
-  let committed = false
   return {
     messages,
     text: '',
@@ -74,11 +75,57 @@ export function openTurn(history: History, { sessionId, runId, profile, ...run }
       if (refused) messages.splice(refused.from, refused.count)
       refused = undefined
     },
-    commit() {
-      if (committed) return
-      committed = true
+    end() {
+      this.forgives()
       this.says([])
-      if (messages.length > 1) history.append(sessionId, messages, { runId, model: profile.model })
+      return messages.length > 1 ? messages : undefined
     },
   }
+}
+
+/** What a former attempt leaves this one to do. */
+export interface Replayed {
+  /** Model calls that are finished. */
+  readonly steps: number
+  /** What the run has said in them. */
+  readonly answer: string
+  /** Calls of the last step that have no result: they are executed, maybe once more. */
+  readonly open: readonly PendingCall[]
+}
+
+/** The texts of two steps are paragraphs of one answer. */
+export const paragraph = '\n\n'
+
+/** Fills the turn with what its log says. A step is text, then calls, then their results. */
+export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
+  let steps = 0
+  let answer = ''
+  let asked: PendingCall[] = []
+  let open: PendingCall[] = []
+  const say = (): void => {
+    if (asked.length === 0) return
+    steps++
+    turn.says(asked.map(({ part }) => part))
+    open = asked
+    asked = []
+  }
+  for (const event of replay) {
+    if (event.type === 'assistant') {
+      say()
+      const { text } = event
+      const begins = answer !== '' && turn.text === '' && text.startsWith(paragraph)
+      turn.text += begins ? text.slice(paragraph.length) : text
+      answer += text
+    } else if (event.type === 'tool_call') {
+      asked.push(replayedCall(event.id, event.name, event.arguments))
+    } else {
+      say()
+      const index = open.findIndex(({ part }) => part.toolCallId === event.id && part.toolName === event.name)
+      if (index < 0) continue
+      turn.hears(open[index]!.part, event.ok, event.content)
+      open = open.toSpliced(index, 1)
+    }
+  }
+  say()
+  return { steps, answer, open }
 }

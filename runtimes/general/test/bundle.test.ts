@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { decodeBundle, encodeBundle } from '../bundle.ts'
+import { decodeState, encodeBundle } from '../bundle.ts'
 import { createHistory, type HistoryLimits } from '../history.ts'
 import { type FilePart, type Message, userMessage } from '../messages.ts'
 import { pixel } from './support.ts'
@@ -27,6 +27,7 @@ const thought: Message = {
 }
 const plain: Message = { role: 'assistant', content: [{ type: 'text', text: 'so' }] }
 
+const decodeBundle = (bytes: Uint8Array) => decodeState({ bytes, contentType: 'application/json' })
 const bundleOf = (history: ReturnType<typeof createHistory>) =>
   JSON.parse(Buffer.from(encodeBundle(history.turns('s')!)).toString()) as { version: number; turns: unknown[] }
 

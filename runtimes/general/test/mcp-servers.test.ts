@@ -7,7 +7,7 @@ import type { McpServer } from '#contracts/mcp-servers'
 import type { RunEvent } from '#contracts/run-event'
 import { startExternalServer } from './mcp-server.ts'
 import { generalOnStandIn, model, stages } from './support.ts'
-import { createSilence } from '../tools/silence.ts'
+import { createSilence } from '../tools/connect.ts'
 
 const results = (events: readonly RunEvent[]) =>
   events.flatMap((event) => (event.type === 'tool_result' ? [`${event.name} ${event.ok}: ${event.content}`] : []))

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createNames } from '../tools/names.ts'
+import { createNames } from '../tools/toolset.ts'
 
 test('a name says server and tool where that is clear, and is cut and hashed where it is not', () => {
   const nameOf = createNames([])

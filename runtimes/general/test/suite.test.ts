@@ -1,7 +1,7 @@
 import { fake, testRuntime, runtimeOf, startModelServer, startToolServer, type ModelRequestBody } from '#testing'
 import { Models } from '#contracts/model'
 import general from '../index.ts'
-import { standIn } from './support.ts'
+import { model, standIn } from './support.ts'
 
 // A model that repeats what it was told in the whole conversation; `hang` and `tool` ask for what their names say.
 const answer = (body: ModelRequestBody) => {
@@ -40,6 +40,6 @@ testRuntime(
     tool: 'tool',
     replays: true,
     memory: { tell: (word) => word, ask: 'what was it?' },
-    envelope: { profile: { model: 'stand-in/m' } },
+    envelope: model,
   },
 )

@@ -33,8 +33,9 @@ export function signing(t: Test, url: string): ModelProvider {
   return { contract: 'model/1', model: (modelId) => provider(modelId) }
 }
 
-export const model = { profile: { model: 'stand-in/m' } }
-export const signed = { profile: { model: 'signing/m' } }
+// With a toolkit, so that an envelope's `sessionMcpUrl` counts.
+export const model = { profile: { model: 'stand-in/m', tools: ['any'] } }
+export const signed = { profile: { model: 'signing/m', tools: ['any'] } }
 
 export async function generalWith(
   t: Test,

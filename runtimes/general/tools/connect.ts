@@ -4,7 +4,6 @@ import type { RunEnvelope } from '#contracts/run-envelope'
 import { toolServerUnavailable } from '../errors.ts'
 import { connect, type Connection } from './connection.ts'
 import { isTimeout, whyUnavailable } from './failures.ts'
-import type { Silence } from './silence.ts'
 import { createToolSet, type ExternalServer, type ToolSet } from './toolset.ts'
 
 /** An external server whose tools a run goes without. */
@@ -24,12 +23,14 @@ export interface Connected {
  */
 export async function connectTools(
   fetch: ModelFetch,
-  envelope: Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers'>,
+  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers'>,
   maxSchemas: number,
   silence: Silence,
   signal: AbortSignal,
 ): Promise<Connected | undefined> {
-  const { sessionMcpUrl, mcpServers = [] } = envelope
+  const { profile, mcpServers = [] } = envelope
+  // The address is in every envelope; behind an empty toolkit there is nothing to list.
+  const sessionMcpUrl = profile.tools.length === 0 ? undefined : envelope.sessionMcpUrl
   if (sessionMcpUrl === undefined && mcpServers.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
   const external = Promise.all(named.map((server) => connectExternal(fetch, server, silence, signal)))
@@ -76,5 +77,31 @@ async function connectExternal(
   } catch (error) {
     if (!signal.aborted && isTimeout(error)) silence.note(url)
     return { server: name, message: whyUnavailable(error) }
+  }
+}
+
+/** For this long runs do without a server that was silent, instead of waiting for it each. */
+const skipMs = 30_000
+/** Servers are named by operators and tenants; beyond so many silent ones the oldest is waited for again. */
+const maxKnown = 1_000
+
+/** External servers that did not answer in time a moment ago. */
+export interface Silence {
+  isKnown(url: string): boolean
+  note(url: string): void
+}
+
+export function createSilence(now: () => number = Date.now): Silence {
+  const until = new Map<string, number>()
+  return {
+    isKnown: (url) => (until.get(url) ?? 0) > now(),
+    note(url) {
+      until.delete(url)
+      until.set(url, now() + skipMs)
+      for (const oldest of until.keys()) {
+        if (until.size <= maxKnown) return
+        until.delete(oldest)
+      }
+    },
   }
 }

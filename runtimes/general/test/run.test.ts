@@ -11,7 +11,7 @@ test('a run streams the text, then usage once, then the result', async (t) => {
   const events = await collectRun(bareSidecar(runtime), envelope)
   assert.deepEqual(
     events.map((event) => event.type),
-    ['session_init', 'assistant', 'assistant', 'assistant', 'usage', 'result'],
+    ['assistant', 'assistant', 'assistant', 'usage', 'result'],
   )
   const { type, runId, sessionId, seq, at, ...usage } = events.at(-2)!
   assert.equal(type, 'usage')
@@ -24,11 +24,23 @@ test('a run streams the text, then usage once, then the result', async (t) => {
 const usageOf = (server: { requests: readonly { body: { messages: unknown } }[] }): number =>
   JSON.stringify(server.requests[0]!.body.messages).length >> 2
 
-test('a runtime session id that the runner already knows is not reported again', async (t) => {
+test('without a toolkit the address of the session is not asked for tools', async (t) => {
+  const tools = await startToolServer(t, { look: async () => ({ text: 'seen' }) })
+  const { runtime, server } = await generalOnStandIn(t)
+  const envelope = testEnvelope({ profile: { ...profile, tools: [] }, sessionMcpUrl: tools.url })
+  assert.equal(terminalOf(await collectRun(bareSidecar(runtime), envelope)).type, 'result')
+  assert.deepEqual([tools.tokens.length, server.requests[0]!.body['tools']], [0, undefined])
+})
+
+test('the vendor knows no conversation here: no handle is reported, and none goes with the state', async (t) => {
   const { runtime } = await generalOnStandIn(t)
-  const first = testEnvelope({ profile })
-  const events = await collectRun(bareSidecar(runtime), { ...first, runtimeSessionId: first.sessionId })
-  assert.equal(events[0]!.type, 'assistant')
+  const envelope = testEnvelope({ profile })
+  const events = await collectRun(bareSidecar(runtime), envelope)
+  assert.equal(
+    events.some(({ type }) => type === 'session_init'),
+    false,
+  )
+  assert.equal((await runtime.exportState!(envelope.sessionId))!.runtimeSessionId, undefined)
 })
 
 test('tools of the session are listed once, called with the token, and their results go back in call order', async (t) => {

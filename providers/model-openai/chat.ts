@@ -1,0 +1,163 @@
+import { OpenAICompatibleChatLanguageModel } from '@ai-sdk/openai-compatible'
+import { APICallError, type LanguageModelV4CallOptions } from '@ai-sdk/provider'
+import { type DirectModel, type ModelParts, streamOf } from '#contracts/model'
+import type { ModelAnswer, ModelFetch, ModelPost } from '#contracts/model-fetch'
+import { isStrictSchema } from '#contracts/strict-schema'
+import { type AnswerReader, createAnswers } from './answer.ts'
+
+export interface ChatServer {
+  /** Ends before /chat/completions. */
+  readonly baseUrl: string
+  readonly headers: Readonly<Record<string, string>>
+  readonly fetch: ModelFetch
+  readonly post: ModelPost
+}
+
+/** What is kept of the body of a refusal. */
+const maxRefusalBytes = 65_536
+
+/**
+ * The models of one server. The package makes the requests and reads whole answers; streamed ones are read here, because
+ * there each goes through four web streams and each delta through a schema. Measured: docs/adr/0005.
+ */
+export function createChatModels(server: ChatServer): (modelId: string) => DirectModel {
+  const url = `${server.baseUrl.replace(/\/$/, '')}/chat/completions`
+  const headers = { 'content-type': 'application/json', ...server.headers }
+  const call = { url: new URL(url), headers, post: server.post, readerOf: createAnswers() }
+  return (modelId) => {
+    const packaged = new OpenAICompatibleChatLanguageModel(modelId, {
+      provider: 'openai.chat',
+      url: () => url,
+      headers: () => ({ ...server.headers }),
+      fetch: server.fetch,
+      supportsStructuredOutputs: true,
+    })
+    const doOpen = async (options: LanguageModelV4CallOptions): Promise<ModelParts> => {
+      const { body, warnings } = await packaged.prepareRequest(marked(options))
+      const asked = JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } })
+      const answer = await send(call, asked, options)
+      return partsOf(answer, call.readerOf(warnings), url)
+    }
+    return {
+      specificationVersion: 'v4',
+      provider: 'openai.chat',
+      modelId,
+      supportedUrls: {},
+      doGenerate: (options) => packaged.doGenerate(marked(options)),
+      doOpen,
+      async doStream(options) {
+        return { stream: streamOf(await doOpen(options)) }
+      },
+    }
+  }
+}
+
+/** A schema for an answer is marked as strict only where the vendor takes it so. */
+function marked(options: LanguageModelV4CallOptions): LanguageModelV4CallOptions {
+  const { responseFormat, providerOptions } = options
+  if (responseFormat?.type !== 'json' || !responseFormat.schema) return options
+  const strictJsonSchema = isStrictSchema(responseFormat.schema)
+  return {
+    ...options,
+    providerOptions: { ...providerOptions, openai: { ...providerOptions?.['openai'], strictJsonSchema } },
+  }
+}
+
+interface Call {
+  readonly url: URL
+  readonly headers: Readonly<Record<string, string>>
+  readonly post: ModelPost
+}
+
+/** Resolves with an answer that is a stream. Rejects with an APICallError, or with the AbortError of the signal. */
+async function send(
+  { url, headers, post }: Call,
+  body: string,
+  { headers: more, abortSignal: signal }: LanguageModelV4CallOptions,
+): Promise<ModelAnswer> {
+  let answer: ModelAnswer
+  try {
+    answer = await post(url, { headers: more ? { ...headers, ...present(more) } : headers, body, signal })
+  } catch (cause) {
+    throw broken(cause, url.href, 'The model server cannot be reached.')
+  }
+  if (answer.status >= 200 && answer.status < 300) return answer
+  const responseBody = await textOf(answer).catch(() => '')
+  const data = parsed(responseBody)
+  const said = (data as { error?: { message?: unknown } } | undefined)?.error?.message
+  throw new APICallError({
+    message: typeof said === 'string' ? said : `status ${answer.status}`,
+    url: url.href,
+    requestBodyValues: {},
+    statusCode: answer.status,
+    responseHeaders: { ...answer.headers },
+    responseBody,
+    data,
+  })
+}
+
+const present = (headers: Readonly<Record<string, string | undefined>>): Record<string, string> =>
+  Object.fromEntries(Object.entries(headers).filter((line): line is [string, string] => line[1] !== undefined))
+
+/** What an answer says, part by part. */
+function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelParts {
+  let over = false
+  return {
+    async next() {
+      while (!over) {
+        const arrived = await answer.read().catch((cause: unknown) => {
+          throw broken(cause, url, 'The connection to the model server broke.', answer.status)
+        })
+        over = arrived === undefined
+        const parts = arrived ? reader.read(arrived) : reader.end()
+        if (parts.length > 0) return parts
+      }
+      return undefined
+    },
+    close: answer.close.bind(answer),
+  }
+}
+
+/** Of connections that broke without anybody's fault: the same call may work in a moment. */
+const passing: ReadonlySet<unknown> = new Set([
+  'ECONNREFUSED',
+  'ECONNRESET',
+  'EPIPE',
+  'ETIMEDOUT',
+  'UND_ERR_SOCKET',
+  'UND_ERR_CONNECT_TIMEOUT',
+  'UND_ERR_HEADERS_TIMEOUT',
+  'UND_ERR_BODY_TIMEOUT',
+])
+
+/** `status`: the answer had begun. */
+function broken(cause: unknown, url: string, message: string, status?: number): unknown {
+  if (cause instanceof Error && cause.name === 'AbortError') return cause
+  const { code, cause: inner } = (cause ?? {}) as { code?: unknown; cause?: { code?: unknown } }
+  return new APICallError({
+    message,
+    url,
+    requestBodyValues: {},
+    ...(status === undefined ? {} : { statusCode: status }),
+    cause,
+    isRetryable: passing.has(code) || passing.has(inner?.code),
+  })
+}
+
+async function textOf(answer: ModelAnswer): Promise<string> {
+  const chunks: Uint8Array[] = []
+  let bytes = 0
+  for (let arrived = await answer.read(); arrived && bytes < maxRefusalBytes; arrived = await answer.read()) {
+    for (const chunk of arrived) bytes += chunks[chunks.push(chunk) - 1]!.length
+  }
+  answer.close()
+  return Buffer.concat(chunks).toString('utf8', 0, maxRefusalBytes)
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return undefined
+  }
+}

@@ -1,0 +1,271 @@
+import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import type { ResponseFormat } from '#contracts/prompt'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { RuntimeEvent } from '#contracts/run-event'
+import type { RuntimeContext } from '#contracts/runtime'
+import { createCallIds, execute, type PendingCall, pendingCall } from './calls.ts'
+import type { ModelSettings, SettingsOf } from './config.ts'
+import { type ContextWindow, createContext, type Fitted } from './context.ts'
+import { errorEvent, invalidOutput, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
+import type { History } from './history.ts'
+import type { FilePart } from './messages.ts'
+import { type OpenCall, openCall, usageOf } from './models.ts'
+import type { OutputForm } from './output.ts'
+import { createReasoning, type Reasoning } from './reasoning.ts'
+import type { Connected } from './tools/connect.ts'
+import type { ToolSet } from './tools/toolset.ts'
+import { openTurn, type OpenTurn, paragraph, replayInto } from './turn.ts'
+
+export interface RunDeps {
+  readonly history: History
+  readonly log: RuntimeContext<unknown>['log']
+  readonly settingsOf: SettingsOf
+  readonly reasoningEvents: boolean
+  /** Throws AppError `unknown_model`. */
+  modelOf(name: string): LanguageModelV4
+  /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
+  connect(envelope: RunEnvelope, signal: AbortSignal): Promise<Connected | undefined>
+  /** Throws AppError `invalid_response_format`. */
+  formOf(format: ResponseFormat): OutputForm
+}
+
+/** Events that are shown together. */
+export type Events = AsyncGenerator<readonly RuntimeEvent[]>
+
+/** Model calls of one run unless the profile says otherwise. */
+const defaultMaxSteps = 16
+
+/**
+ * One run: the model is called, its tool calls are executed and their results given back, until it answers without a
+ * call. The loop sits on the provider's stream of parts: `streamText` of the same library costs three times the CPU per delta
+ * and resolves after an in-band failure, where the commit-once rule of specification 4.23 needs to know.
+ */
+export async function* runTurn(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps): Events {
+  const run = new Run(envelope, signal, deps)
+  try {
+    yield* run.begin()
+    while (run.state !== 'ended') {
+      const call = yield* run.ask()
+      try {
+        for (let parts = call.first; parts; parts = await call.rest.next()) {
+          run.hear(parts)
+          if (run.said.length > 0) yield run.said.splice(0)
+        }
+      } catch (error) {
+        throw modelFailure(error)
+      } finally {
+        call.rest.close()
+      }
+      run.judge()
+      if (run.state === 'calling') yield* run.callTools()
+      else if (run.state === 'asking') yield run.said.splice(0)
+    }
+  } catch (error) {
+    run.fail(error)
+  } finally {
+    // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
+    run.end()
+  }
+  if (run.said.length > 0) yield run.said
+}
+
+/** `asking` -> (`calling` ->) `asking` ... -> `ended`. */
+type State = 'asking' | 'calling' | 'ended'
+
+class Run {
+  state: State = 'asking'
+  /** Not shown yet. */
+  readonly said: RuntimeEvent[] = []
+  readonly #envelope: RunEnvelope
+  readonly #signal: AbortSignal
+  readonly #deps: RunDeps
+  readonly #turn: OpenTurn
+  readonly #reasoning: Reasoning
+  readonly #callId: (id: string) => string
+  #model!: LanguageModelV4
+  #settings!: ModelSettings
+  #context!: ContextWindow
+  #form: OutputForm | undefined
+  #tools: ToolSet | undefined
+  /** Model calls so far, those of former attempts too. */
+  #steps = 0
+  /** Text of the whole run. */
+  #answer = ''
+  /** The model was told once that its answer does not fit. */
+  #complained = false
+  #finish: Extract<LanguageModelV4StreamPart, { type: 'finish' }> | undefined
+  /** What the model asked for in the step under way. */
+  #calls: readonly PendingCall[] = []
+
+  constructor(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps) {
+    const { runId, sessionId, replay = [], attempt = 1 } = envelope
+    this.#envelope = envelope
+    this.#signal = signal
+    this.#deps = deps
+    if (attempt > 1) deps.history.withdraw(sessionId, runId)
+    this.#turn = openTurn(envelope)
+    this.#reasoning = createReasoning(this.#turn, deps.reasoningEvents)
+    this.#callId = createCallIds(replay.flatMap((event) => (event.type === 'tool_call' ? [event.id] : [])))
+  }
+
+  /** Sets up what the run needs, and goes on behind what a former attempt has finished. */
+  async *begin(): Events {
+    const { runId, sessionId, profile, responseFormat, replay } = this.#envelope
+    const deps = this.#deps
+    const settings = deps.settingsOf(profile.model)
+    this.#model = deps.modelOf(profile.model)
+    this.#settings = settings
+    this.#form = responseFormat && deps.formOf(responseFormat)
+    const connected = await deps.connect(this.#envelope, this.#signal)
+    this.#tools = connected?.tools
+    for (const one of connected?.unavailable ?? []) {
+      deps.log.warn({ runId, ...one }, 'a run goes without the tools of an MCP server')
+      yield [{ type: 'progress', stage: 'mcp_server_unavailable', ...one }]
+    }
+    this.#context = createContext(profile, settings.contextTokens, deps.history.turns(sessionId) ?? [])
+    if (!replay) return
+    const { steps, answer, open } = replayInto(this.#turn, replay)
+    this.#steps = steps
+    this.#answer = answer
+    yield* this.#execute(open)
+  }
+
+  /** Calls the model with what fits its context; once more with less when its server says that it did not fit. */
+  async *ask(): AsyncGenerator<readonly RuntimeEvent[], OpenCall> {
+    const listing = this.#tools?.refresh()
+    if (listing) await listing
+    this.#steps++
+    this.#finish = undefined
+    this.#calls = []
+    const specs = this.#tools?.specs
+    const { messages } = this.#turn
+    const fitted = this.#context.fit(messages, specs)
+    if (fitted.event) yield [fitted.event]
+    try {
+      return await openCall(this.#model, this.#request(fitted), this.#signal)
+    } catch (error) {
+      const tooLong = error instanceof ModelFailure && error.tooLong
+      const less = tooLong ? this.#context.fitHarder(messages, specs) : undefined
+      if (!less) throw error
+      if (less.event) yield [less.event]
+      return await openCall(this.#model, this.#request(less), this.#signal)
+    }
+  }
+
+  #request({ messages }: Fitted): LanguageModelV4CallOptions {
+    const { instructions, limits } = this.#envelope.profile
+    const specs = this.#tools?.specs ?? []
+    const options: LanguageModelV4CallOptions = {
+      prompt: instructions === '' ? [...messages] : [{ role: 'system', content: instructions }, ...messages],
+      abortSignal: this.#signal,
+    }
+    if (specs.length > 0) options.tools = specs
+    if (limits.maxOutputTokens !== undefined) options.maxOutputTokens = limits.maxOutputTokens
+    if (this.#form) options.responseFormat = this.#form.asked
+    if (this.#settings.reasoning) options.reasoning = this.#settings.reasoning
+    return options
+  }
+
+  /** Takes what has arrived of the answer. */
+  hear(parts: readonly LanguageModelV4StreamPart[]): void {
+    for (const part of parts) {
+      if (part.type === 'text-delta') this.#text(part.delta)
+      else if (part.type === 'finish') this.#finish = part
+      else if (part.type === 'error') throw reported(part.error)
+      else if (part.type === 'tool-call') {
+        this.#calls = [...this.#calls, pendingCall(part, this.#callId(part.toolCallId), this.#tools)]
+      } else {
+        const thought = this.#reasoning.take(part)
+        if (thought) this.said.push(thought)
+      }
+    }
+  }
+
+  #text(delta: string): void {
+    if (delta === '') return
+    let text = delta
+    if (this.#turn.text === '') {
+      const thought = this.#reasoning.flush()
+      if (thought) this.said.push(thought)
+      if (this.#answer !== '') text = paragraph + delta
+    }
+    this.#turn.text += delta
+    this.#answer += text
+    this.said.push({ type: 'assistant', text, delta: true })
+  }
+
+  /** The model has finished a step: what comes next is the end, its tools, or the same question again. */
+  judge(): void {
+    const finish = this.#finish
+    if (finish === undefined || finish.finishReason.unified === 'error') {
+      throw new ModelFailure('The model server ended its answer early.', { retryable: true })
+    }
+    const { model, limits } = this.#envelope.profile
+    // At once: of a run that dies, what its finished model calls used is still known.
+    this.said.push({ type: 'usage', ...usageOf(finish.usage), model })
+    if (this.#calls.length === 0) return this.#answered(finish.finishReason.unified)
+    const { maxSteps = defaultMaxSteps } = limits
+    if (this.#steps >= maxSteps) {
+      throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
+    }
+    this.state = 'calling'
+  }
+
+  #answered(finishReason: string): void {
+    const read = this.#form?.read(this.#turn.text)
+    // An answer to a complaint takes the place of what was complained about.
+    this.#turn.forgives()
+    if (read === undefined || 'value' in read) {
+      const output = read ? { output: read.value } : {}
+      this.said.push({ type: 'result', text: this.#answer, finishReason, ...output })
+      this.state = 'ended'
+      return
+    }
+    if (this.#complained) throw invalidOutput({ message: 'The model gave no answer that fits the response format.' })
+    this.#complained = true
+    this.#answer = ''
+    this.#turn.complains(read.problem)
+    const message = 'The answer does not fit; the model is asked once more.'
+    this.said.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
+  }
+
+  /** Shows the calls of the step, executes them and gives their results to the model. */
+  async *callTools(): Events {
+    this.#turn.says(this.#calls.map(({ part }) => part))
+    for (const { part, name, shown } of this.#calls) {
+      this.said.push({ type: 'tool_call', id: part.toolCallId, name, arguments: shown })
+    }
+    yield this.said.splice(0)
+    yield* this.#execute(this.#calls)
+    this.state = 'asking'
+  }
+
+  /** All at once; their results in the order of the calls. Images follow them where the model can look at them. */
+  async *#execute(calls: readonly PendingCall[]): Events {
+    const outcomes = calls.map((call) => execute(this.#tools, call))
+    const images: FilePart[] = []
+    for (const [i, { part, name }] of calls.entries()) {
+      const outcome = await outcomes[i]!
+      const { ok, content } = outcome
+      this.#turn.hears(part, ok, content)
+      if (this.#settings.images && outcome.images) images.push(...outcome.images)
+      yield [{ type: 'tool_result', id: part.toolCallId, name, ok, content }]
+    }
+    if (images.length > 0) this.#turn.sees(images)
+  }
+
+  fail(error: unknown): void {
+    const { runId } = this.#envelope
+    // The last event of an aborted run is the host's, which knows why.
+    if (this.#signal.aborted) return
+    this.said.push(errorEvent(error, (details) => this.#deps.log.warn({ runId, ...details }, 'run failed')))
+  }
+
+  /** The conversation goes on with what was said. */
+  end(): void {
+    const { sessionId, runId, profile } = this.#envelope
+    const messages = this.#turn.end()
+    if (messages) this.#deps.history.append(sessionId, messages, { runId, model: profile.model })
+    void this.#tools?.close().catch(() => {})
+  }
+}
