@@ -50,9 +50,6 @@ export interface Runtime {
   forget?(sessionId: string): Promise<void>
 }
 
-/** Its conversations are restored from the logs of their runs: no copy is kept. Specification 4.23 names the forms of bundles by runtime, too. */
-export const restoredFromLog = (runtime: string): boolean => runtime === 'general'
-
 export const Runtimes = slot<Runtime>('sidecar.runtimes')
 
 export interface RuntimeContext<C> {
