@@ -5,12 +5,11 @@ import type { Channels } from './channels.ts'
 import { hitScript } from './hit-script.ts'
 import type { Store } from './store.ts'
 
-/** A request waits this long for an answer; then PostgreSQL is asked instead. */
-const answerMs = 250
+/** A request waits this long for an answer, in two steps; then PostgreSQL is asked instead. */
+const stepMs = 125
 const options = {
   connectTimeout: 2_000,
   retryStrategy: (attempt: number) => Math.min(50 * 2 ** attempt, 2_000),
-  commandTimeout: answerMs,
   enableOfflineQueue: false,
   maxRetriesPerRequest: 0,
   // A claim sent twice would refuse its own caller.
@@ -55,23 +54,28 @@ export const addressProblem = (url: string): string | undefined =>
 /** Connects, and reconnects by itself for ever. A server that is away now is no failure. */
 export function createRedisStore(url: string, { channels, onLost }: RedisOptions): RedisStore {
   let closing = false
-  const watched = (connection: Redis): void => {
-    connection.on('error', () => {})
-    connection.on('close', () => {
-      if (!closing) onLost(new Error('The connection to Redis was closed.'))
-    })
+  /** The subscriber was connected once: it is opened by the first subscription, and missing until then. */
+  let hears = false
+  const lost = (): void => {
+    if (!closing) onLost(new Error('The connection to Redis was closed.'))
   }
   const client = new Redis(url, {
     ...options,
     scripts: { aoHit: { lua: hitScript, numberOfKeys: 1 } },
   }) as Client
-  watched(client)
-  const subscriber = client.duplicate({ commandTimeout: undefined, lazyConnect: true, autoResubscribe: false })
-  watched(subscriber)
+  client.on('error', () => {}).on('close', lost)
+  const subscriber = client.duplicate({ lazyConnect: true, autoResubscribe: false })
+  subscriber.on('error', () => {})
+  subscriber.on('close', () => {
+    if (hears) lost()
+  })
   subscriber.on('message', (channel: string, message: string) => channels.deliver(channel.slice(3), message))
   // Ours, not the client's own way of subscribing again: that forgets a subscription that was under way when it broke.
   const listenTo = (channel: string): void => void subscriber.subscribe(`ao:${channel}`).catch(() => {})
-  subscriber.on('ready', () => channels.names().forEach(listenTo))
+  subscriber.on('ready', () => {
+    hears = true
+    channels.names().forEach(listenTo)
+  })
 
   // @fastify/redis owns the client once it is connected: closing its private, never listening host quits the connection.
   // Not sooner, because it gives up on a client whose server is away.
@@ -83,12 +87,12 @@ export function createRedisStore(url: string, { channels, onLost }: RedisOptions
 
   return {
     opened: firstTry(client),
-    claim: async (key, ttlMs) => (await client.set(`ao:${key}`, '1', 'PX', ttlMs, 'NX')) === 'OK',
+    claim: async (key, ttlMs) => (await inTime(client.set(`ao:${key}`, '1', 'PX', ttlMs, 'NX'))) === 'OK',
     async hit(key, limit, windowSeconds) {
-      const [allowed, count, retryAfterMs] = await client.aoHit(`ao:hit:${key}`, limit, windowSeconds)
+      const [allowed, count, retryAfterMs] = await inTime(client.aoHit(`ao:hit:${key}`, limit, windowSeconds))
       return { allowed: allowed === 1, count, retryAfterMs }
     },
-    publish: async (channel, message) => void (await client.publish(`ao:${channel}`, message)),
+    publish: async (channel, message) => void (await inTime(client.publish(`ao:${channel}`, message))),
     watch(channel) {
       if (subscriber.status === 'ready') listenTo(channel)
       else if (subscriber.status === 'wait') subscriber.connect().catch(() => {})
@@ -97,13 +101,13 @@ export function createRedisStore(url: string, { channels, onLost }: RedisOptions
     async probe() {
       // A write, because a replica that takes none answers a PING as well.
       const asked = [answered(client, () => client.set('ao:probe', '1', 'PX', 1_000))]
-      if (subscriber.status !== 'wait') asked.push(answered(subscriber, () => subscriber.ping()))
+      if (hears) asked.push(answered(subscriber, () => subscriber.ping()))
       await Promise.all(asked)
     },
     async close() {
       closing = true
       subscriber.disconnect()
-      if (client.status === 'ready') await host?.close().catch(() => {})
+      if (client.status === 'ready' && host) await inTime(host.close()).catch(() => {})
       client.disconnect()
     },
   }
@@ -112,15 +116,24 @@ export function createRedisStore(url: string, { channels, onLost }: RedisOptions
 /** A connection that is open and silent is made anew: its other end may be gone without a word. */
 async function answered(connection: Redis, ask: () => Promise<unknown>): Promise<void> {
   if (connection.status !== 'ready') throw new Error('There is no connection to Redis.')
-  let timer: NodeJS.Timeout | undefined
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error('Redis is silent.')), answerMs)
-  })
   try {
-    await Promise.race([ask(), late])
+    await inTime(ask())
   } catch (error) {
     if (connection.status === 'ready') connection.disconnect(true)
     throw error
+  }
+}
+
+/** Between the steps sockets are read: a process that was held up itself finds the answer there, and blames nobody. */
+async function inTime<T>(answer: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => {
+      timer = setTimeout(() => reject(new Error('Redis is silent.')), stepMs)
+    }, stepMs)
+  })
+  try {
+    return await Promise.race([answer, late])
   } finally {
     clearTimeout(timer)
   }
