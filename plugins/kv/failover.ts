@@ -19,7 +19,6 @@ export interface FailoverOptions {
   onFallback?(command: string): void
   /** Told after every switch. */
   onSwitch?(up: boolean): void
-  readonly steadyMs?: { readonly first: number; readonly longest: number }
 }
 
 /** Whether Redis is used. It is left with the first fault, and taken back once it has answered for a while. */
@@ -33,10 +32,10 @@ export interface Failover {
 }
 
 export function createFailover(options: FailoverOptions): Failover {
-  const { log, probe, replaced, onFallback, onSwitch, steadyMs: steady = steadyMs } = options
+  const { log, probe, replaced, onFallback, onSwitch } = options
   let up = true
   let closed = false
-  let neededMs = steady.first
+  let neededMs = steadyMs.first
   let backAt = -Infinity
   let timer: NodeJS.Timeout | undefined
 
@@ -74,7 +73,7 @@ export function createFailover(options: FailoverOptions): Failover {
     lost(cause) {
       if (!up || closed) return
       up = false
-      neededMs = performance.now() - backAt < lastedMs ? Math.min(neededMs * 2, steady.longest) : steady.first
+      neededMs = performance.now() - backAt < lastedMs ? Math.min(neededMs * 2, steadyMs.longest) : steadyMs.first
       log.warn(
         { err: cause },
         `Redis does not answer; ${replaced ? 'PostgreSQL stands in' : 'requests that need it are refused'}`,
@@ -96,24 +95,17 @@ export function createFailover(options: FailoverOptions): Failover {
   return failover
 }
 
-/** Redis while it is up, otherwise `other`; where a role has no other, a 503. */
+/** Redis while it is up. Then hits are counted by `other`, where the role has one; nobody else can tell whether a key was claimed. */
 export function standIn(failover: Failover, redis: Store, other: Store | undefined): Store {
   const nobody = async (): Promise<never> => {
     throw redisAway()
   }
   return {
-    claim: (...key) =>
-      failover.ask(
-        'claim',
-        () => redis.claim(...key),
-        () => other?.claim(...key) ?? nobody(),
-      ),
-    hit: (...key) =>
-      failover.ask(
-        'hit',
-        () => redis.hit(...key),
-        () => other?.hit(...key) ?? nobody(),
-      ),
+    claim: (...key) => failover.ask('claim', () => redis.claim(...key), nobody),
+    hit: (...key) => {
+      const instead = other ? () => other.hit(...key) : nobody
+      return failover.ask('hit', () => redis.hit(...key), instead)
+    },
   }
 }
 
