@@ -1,7 +1,18 @@
 import type { SystemTx } from '#contracts/database'
 
-/** Tables that every transaction sees: who the tenants and the processes are, which tenants have a queue, which migrations were applied. */
-const untenanted = ['tenants', 'instances', 'run_queue_tenants', 'schema_migrations']
+/**
+ * Tables that every transaction sees: who the tenants and the processes are, which tenants have a queue, which migrations were
+ * applied, and nonces and limits from before a tenant is known.
+ */
+const untenanted = [
+  'tenants',
+  'instances',
+  'run_queue_tenants',
+  'schema_migrations',
+  'kv_memory',
+  'kv_claims',
+  'kv_windows',
+]
 
 // As PostgreSQL writes the expression of our migrations back. Compared whole: `... OR true` names the same setting.
 const tenantOnly = `(tenant_id = NULLIF(current_setting('app.tenant_id'::text, true), ''::text))`

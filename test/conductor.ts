@@ -29,7 +29,7 @@ export async function startConductor(t: TestContext, variables: Record<string, s
   const env = {
     ...sample,
     POSTGRES_DSN: await freshDatabase(t),
-    // The sample servers do not exist: memory and the sidecar of this process stand in.
+    // The sample servers do not exist: PostgreSQL and the sidecar of this process stand in.
     REDIS_URL: '',
     SIDECAR_URL: '',
     AGENT_ORC_DATA: join(root, 'no-such-folder'),

@@ -8,14 +8,31 @@ export interface Hit {
   readonly retryAfterMs: number
 }
 
-/** Small shared state between processes: Redis when configured, memory for a single process. Specification 1.1. */
+/** Who counts together: all processes that share the state, or this one alone. */
+export type HitScope = 'shared' | 'process'
+
+/**
+ * Small state that processes share: Redis where there is one, with PostgreSQL behind it; PostgreSQL alone; or the memory of
+ * a single process. Specification 1.1, ADR 31. Failures of the state itself are AppError `unavailable` (503, retryable).
+ */
 export interface Kv {
-  readonly backend: 'redis' | 'memory'
-  /** True for the first caller of `key` within `ttlMs`. Throws AppError `unavailable` when the store is away or full. */
-  claim(key: string, ttlMs: number): Promise<boolean>
-  /** Counts one hit in a sliding window of one-second buckets; a refused hit is not counted. Never more than `limit` in any window. */
-  hit(key: string, limit: number, windowSeconds: number): Promise<Hit>
-  /** Best effort wake-up of other processes; the truth is elsewhere. */
+  /** What it is made of, for good: while PostgreSQL stands in for Redis it is still `redis`. With `memory` no other process shares it. */
+  readonly backend: 'redis' | 'postgres' | 'memory'
+  /**
+   * True for the first caller of `key` within `ttlMs`, in any process, whatever becomes of Redis. `madeAt`, in milliseconds
+   * since the epoch, is when the key came to be: one from before the memory of this state began can no longer be told from
+   * a second use, and is `unavailable`, so that its maker makes another.
+   */
+  claim(key: string, ttlMs: number, madeAt?: number): Promise<boolean>
+  /**
+   * Counts one hit in a sliding window of one-second buckets; a refused hit is not counted. Never more than `limit` in any
+   * window; in one that spans a loss or a return of Redis, never more than `limit` in each of the two stores.
+   */
+  hit(key: string, limit: number, windowSeconds: number, scope?: HitScope): Promise<Hit>
+  /**
+   * Best effort wake-up of whoever subscribed, here and in other processes; the truth is elsewhere. It may be lost, come
+   * twice, or be folded into an equal one of the same twentieth of a second. At most 4 kB.
+   */
   publish(channel: string, message: string): void
   subscribe(channel: string, listener: (message: string) => void): () => void
 }

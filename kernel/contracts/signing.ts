@@ -29,7 +29,8 @@ export interface Signer {
   sign(parts: SignedParts, key?: SigningKey): Record<string, string>
   /**
    * Checks header form, clock skew (60 s), body size, signature under CURRENT or PREVIOUS, then the nonce, in that order.
-   * Rejects with AppError `unauthorized` (401) or, when the nonce store is away, `unavailable` (503).
+   * Rejects with AppError `unauthorized` (401) or, when the nonce store is away or its memory began after the request was
+   * signed, `unavailable` (503, retryable: sign anew).
    */
   verify(
     headers: Readonly<Record<string, string | string[] | undefined>>,

@@ -9,7 +9,7 @@ const keptMs = 1_000
 
 export interface Readiness {
   readonly ready: boolean
-  /** `ok`, or what is wrong, by the name of the check. */
+  /** `ok`, or what is wrong, by the name of the check; a part that only limps is named in a process that is ready. */
   readonly checks: Readonly<Record<string, string>>
 }
 
@@ -23,12 +23,13 @@ export function createReadiness(
   let wasReady = true
   const run = async (): Promise<Readiness> => {
     const results = await Promise.all(
-      [...checks].map(async ([name, check]) => [name, await outcome(check, log)] as const),
+      [...checks].map(async ([name, check]) => ({ name, ...(await outcome(check, log)) })),
     )
-    const ready = results.every(([, result]) => result === 'ok')
-    if (ready !== wasReady) log.warn({ checks: Object.fromEntries(results) }, ready ? 'ready again' : 'not ready')
+    const ready = results.every(({ serves }) => serves)
+    const said = Object.fromEntries(results.map(({ name, says }) => [name, says]))
+    if (ready !== wasReady) log.warn({ checks: said }, ready ? 'ready again' : 'not ready')
     wasReady = ready
-    return { ready, checks: Object.fromEntries(results) }
+    return { ready, checks: said }
   }
   return async () => {
     if (stopping.aborted) return { ready: false, checks: { process: 'stopping' } }
@@ -40,17 +41,22 @@ export function createReadiness(
   }
 }
 
-async function outcome(check: ReadinessCheck, log: FastifyBaseLogger): Promise<string> {
+interface Outcome {
+  readonly serves: boolean
+  readonly says: string
+}
+
+async function outcome(check: ReadinessCheck, log: FastifyBaseLogger): Promise<Outcome> {
   let timer: NodeJS.Timeout | undefined
-  const late = new Promise<string>((resolve) => {
-    timer = setTimeout(resolve, timeoutMs, `no answer in ${timeoutMs / 1_000} s`)
+  const late = new Promise<Outcome>((resolve) => {
+    timer = setTimeout(resolve, timeoutMs, { serves: false, says: `no answer in ${timeoutMs / 1_000} s` })
   })
   try {
-    return await Promise.race([check().then(() => 'ok'), late])
+    return await Promise.race([check().then((says) => ({ serves: true, says: says ?? 'ok' })), late])
   } catch (err) {
     log.debug({ err }, 'readiness check failed')
     // The text of an unknown exception may hold addresses; `/readyz` is open to everybody.
-    return isAppError(err) ? (err.sentence ?? err.code) : 'failed'
+    return { serves: false, says: isAppError(err) ? (err.sentence ?? err.code) : 'failed' }
   } finally {
     clearTimeout(timer)
   }

@@ -6,7 +6,9 @@ type Listener = (message: string) => void
 export interface Channels {
   /** Returns the way back, which tells whether nobody is left. */
   add(channel: string, listener: Listener): () => boolean
+  has(channel: string): boolean
   names(): string[]
+  readonly size: number
   deliver(channel: string, message: string): void
 }
 
@@ -24,7 +26,11 @@ export function createChannels(log: FastifyBaseLogger): Channels {
         return channels.delete(channel)
       }
     },
+    has: (channel) => channels.has(channel),
     names: () => [...channels.keys()],
+    get size() {
+      return channels.size
+    },
     deliver(channel, message) {
       for (const listener of channels.get(channel) ?? []) {
         try {

@@ -1,30 +1,79 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
+import type { Registry } from 'prom-client'
+import { definePlugin, maybe, Settings } from '#kernel'
+import { Database } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
-import { createMemoryKv } from './memory.ts'
-import { addressProblem, connectRedis } from './redis.ts'
+import { type Channels, createChannels } from './channels.ts'
+import { createFailover, type Failover, type FailoverOptions } from './failover.ts'
+import { createKv } from './kv.ts'
+import { createMemoryStore } from './memory.ts'
+import { createMetrics } from './metrics.ts'
+import { createNotifications } from './notifications.ts'
+import { createPostgresStore } from './postgres.ts'
+import { addressProblem, createRedisStore } from './redis.ts'
 
+/** Nonces, limits and wake-ups that processes share. ADR 31. */
 export default definePlugin({
   name: 'kv',
   config: Settings({
     url: Type.Optional(
       Type.String({
-        description: 'Address of Redis. Absent: this process keeps the state, so it must be the only one.',
+        description: 'Address of Redis: limits and wake-ups go there, and to PostgreSQL while it is away.',
       }),
     ),
+    withoutRedis: Type.Union([Type.Literal('database'), Type.Literal('memory')], {
+      default: 'database',
+      description:
+        'What is used when there is no `url`. `database`: PostgreSQL, shared by all processes, where the role has one. ' +
+        '`memory`: this process keeps the state, so it must be the only one.',
+    }),
   }),
+  requires: { database: maybe(Database) },
   provides: { kv: Kv, readiness: ReadinessChecks },
-  async setup({ config, log, onStop }) {
-    if (config.url === undefined) {
-      const memory = createMemoryKv({ log })
-      onStop(() => memory.close())
-      return { kv: memory.kv, readiness: {} }
-    }
-    const problem = addressProblem(config.url)
+  async setup({ config: { url, withoutRedis }, deps, log, metrics, onStop }) {
+    const problem = url === undefined ? undefined : addressProblem(url)
     if (problem !== undefined) throw new Error(problem)
-    const redis = await connectRedis(config.url, log)
-    onStop(() => redis.close())
-    return { kv: redis.kv, readiness: { kv: redis.check } }
+    const channels = createChannels(log)
+    const memory = createMemoryStore()
+    onStop(async () => memory.close())
+    const database = url === undefined && withoutRedis === 'memory' ? undefined : deps.database
+    const postgres = database && createPostgresStore({ database, log })
+    if (postgres) onStop(() => postgres.close())
+
+    // Redis tells of its switches only later, so what is made below is there by then.
+    const redis =
+      url === undefined
+        ? undefined
+        : openRedis(url, {
+            channels,
+            log,
+            metrics,
+            replaced: postgres !== undefined,
+            onSwitch: () => notifications?.switched(),
+          })
+    const up = (): boolean => redis?.failover.up ?? false
+    const notifications = database && createNotifications({ database, channels, log, away: () => !up() })
+    if (notifications) onStop(() => notifications.close())
+    const kv = createKv({ channels, memory, postgres, notifications, redis })
+    if (!redis) return { kv, readiness: {} }
+    onStop(async () => {
+      redis.failover.close()
+      await redis.store.close()
+    })
+    await redis.store.opened
+    return { kv, readiness: { kv: redis.failover.check } }
   },
 })
+
+interface RedisParts extends Pick<FailoverOptions, 'log' | 'replaced' | 'onSwitch'> {
+  readonly channels: Channels
+  readonly metrics: Registry
+}
+
+function openRedis(url: string, { channels, metrics, ...options }: RedisParts) {
+  const onFallback = createMetrics(metrics, () => failover.up)
+  const failover: Failover = createFailover({ ...options, onFallback, probe: () => store.probe() })
+  const store = createRedisStore(url, { channels, onLost: failover.lost })
+  return { store, failover }
+}

@@ -1,7 +1,6 @@
-import type { FastifyBaseLogger } from 'fastify'
-import type { Hit, Kv } from '#contracts/kv'
-import { createChannels } from './channels.ts'
-import { storeFull } from './errors.ts'
+import type { Hit } from '#contracts/kv'
+import { storeFull, storeForgot } from './errors.ts'
+import type { Store } from './store.ts'
 
 // About 40 MB of nonces; beyond that a caller is refused, because forgetting one would let it be replayed.
 const mostKeys = 200_000
@@ -9,7 +8,6 @@ const sweepEveryMs = 10_000
 const leastSweepGapMs = 1_000
 
 export interface MemoryOptions {
-  readonly log: FastifyBaseLogger
   /** Milliseconds on a clock that never goes back; tests give their own. */
   readonly now?: () => number
   readonly limit?: number
@@ -21,11 +19,12 @@ interface Window {
   goneAt: number
 }
 
-/** The state of a single process. Same promises as Redis, but nobody else sees it. */
-export function createMemoryKv({ log, now = () => performance.now(), limit = mostKeys }: MemoryOptions) {
+/** The state of a single process. Same promises as the others, but nobody else sees it. */
+export function createMemoryStore({ now = () => performance.now(), limit = mostKeys }: MemoryOptions = {}) {
   const claims = new Map<string, number>()
   const windows = new Map<string, Window>()
-  const channels = createChannels(log)
+  // Dates of requests are whole seconds.
+  const begun = Math.floor(Date.now() / 1_000) * 1_000
   let sweptAt = -Infinity
 
   const sweep = (): void => {
@@ -40,9 +39,9 @@ export function createMemoryKv({ log, now = () => performance.now(), limit = mos
     if (size() >= limit) throw storeFull()
   }
 
-  const kv: Kv = {
-    backend: 'memory',
-    async claim(key, ttlMs) {
+  const store: Store = {
+    async claim(key, ttlMs, madeAt = begun) {
+      if (madeAt < begun) throw storeForgot()
       const goneAt = claims.get(key)
       if (goneAt !== undefined && goneAt > now()) return false
       if (goneAt === undefined) makeRoom(() => claims.size)
@@ -58,16 +57,8 @@ export function createMemoryKv({ log, now = () => performance.now(), limit = mos
       window.goneAt = now() + (windowSeconds + 1) * 1_000
       return countHit(window.buckets, now(), most, windowSeconds)
     },
-    publish(channel, message) {
-      // Later, as with Redis: a publisher never finds its own listeners running inside its call.
-      setImmediate(() => channels.deliver(channel, message))
-    },
-    subscribe(channel, listener) {
-      const remove = channels.add(channel, listener)
-      return () => void remove()
-    },
   }
-  return { kv, close: async () => clearInterval(timer) }
+  return { ...store, close: () => clearInterval(timer) }
 }
 
 /**

@@ -1,17 +1,15 @@
-import Fastify, { type FastifyBaseLogger, type FastifyInstance } from 'fastify'
+import Fastify, { type FastifyInstance } from 'fastify'
 import fastifyRedis from '@fastify/redis'
 import { Redis } from 'ioredis'
-import type { ReadinessCheck } from '#contracts/health'
-import type { Hit, Kv } from '#contracts/kv'
-import { createChannels } from './channels.ts'
-import { storeAway } from './errors.ts'
+import type { Channels } from './channels.ts'
 import { hitScript } from './hit-script.ts'
+import type { Store } from './store.ts'
 
-// A request waits for these: better a quick 503 than a queue that grows while Redis is away.
+/** A request waits this long for an answer, in two steps; then PostgreSQL is asked instead. */
+const stepMs = 125
 const options = {
   connectTimeout: 2_000,
   retryStrategy: (attempt: number) => Math.min(50 * 2 ** attempt, 2_000),
-  commandTimeout: 250,
   enableOfflineQueue: false,
   maxRetriesPerRequest: 0,
   // A claim sent twice would refuse its own caller.
@@ -28,10 +26,23 @@ interface Client extends Redis {
   ): Promise<[allowed: number, count: number, retryAfterMs: number]>
 }
 
-export interface RedisKv {
-  readonly kv: Kv
-  readonly check: ReadinessCheck
+/** Everything rejects, within a quarter of a second, while the server does not answer. */
+export interface RedisStore extends Store {
+  publish(channel: string, message: string): Promise<void>
+  /** Has messages of the channel delivered, from a moment after the call. */
+  watch(channel: string): void
+  unwatch(channel: string): void
+  /** Resolves when the server takes writes and delivers messages. */
+  probe(): Promise<void>
+  /** The server answered, or will not in time for the boot. */
+  readonly opened: Promise<void>
   close(): Promise<void>
+}
+
+export interface RedisOptions {
+  readonly channels: Channels
+  /** Told, once or several times, that a connection is gone. Not told that it is there again: `probe` finds out. */
+  onLost(cause: Error): void
 }
 
 /** Why an address names no Redis at all, in a sentence without the address: it may hold a password. */
@@ -40,69 +51,91 @@ export const addressProblem = (url: string): string | undefined =>
     ? undefined
     : 'REDIS_URL must be an address like redis://user:password@host:6379'
 
-/** Connects, and reconnects by itself for ever. A server that is away now is no failure: until it comes every command is a 503. */
-export async function connectRedis(url: string, log: FastifyBaseLogger): Promise<RedisKv> {
+/** Connects, and reconnects by itself for ever. A server that is away now is no failure. */
+export function createRedisStore(url: string, { channels, onLost }: RedisOptions): RedisStore {
+  let closing = false
+  /** The subscriber was connected once: it is opened by the first subscription, and missing until then. */
+  let hears = false
+  const lost = (): void => {
+    if (!closing) onLost(new Error('The connection to Redis was closed.'))
+  }
   const client = new Redis(url, {
     ...options,
     scripts: { aoHit: { lua: hitScript, numberOfKeys: 1 } },
   }) as Client
-  reportOutages(client, log)
-  await firstTry(client)
-  const subscriber = client.duplicate({ commandTimeout: undefined, lazyConnect: true, autoResubscribe: false })
+  client.on('error', () => {}).on('close', lost)
+  const subscriber = client.duplicate({ lazyConnect: true, autoResubscribe: false })
   subscriber.on('error', () => {})
-  const channels = createChannels(log)
-  subscriber.on('message', (channel: string, message: string) => channels.deliver(channel, message))
+  subscriber.on('close', () => {
+    if (hears) lost()
+  })
+  subscriber.on('message', (channel: string, message: string) => channels.deliver(channel.slice(3), message))
   // Ours, not the client's own way of subscribing again: that forgets a subscription that was under way when it broke.
-  const listenTo = (name: string): void => void subscriber.subscribe(name).catch(() => {})
-  subscriber.on('ready', () => channels.names().forEach(listenTo))
+  const listenTo = (channel: string): void => void subscriber.subscribe(`ao:${channel}`).catch(() => {})
+  subscriber.on('ready', () => {
+    hears = true
+    channels.names().forEach(listenTo)
+  })
 
   // @fastify/redis owns the client once it is connected: closing its private, never listening host quits the connection.
   // Not sooner, because it gives up on a client whose server is away.
   let host: FastifyInstance | undefined
-  const handOver = async (): Promise<void> => {
+  client.once('ready', () => {
     host = Fastify({ logger: false })
-    await host.register(fastifyRedis, { client, closeClient: true })
-  }
-  if (client.status === 'ready') await handOver()
-  else client.once('ready', () => void handOver())
+    void host.register(fastifyRedis, { client, closeClient: true })
+  })
 
-  const ask = async <T>(command: Promise<T>): Promise<T> => {
-    try {
-      return await command
-    } catch (error) {
-      throw storeAway(error)
-    }
-  }
-  const kv: Kv = {
-    backend: 'redis',
-    claim: async (key, ttlMs) => (await ask(client.set(`ao:${key}`, '1', 'PX', ttlMs, 'NX'))) === 'OK',
-    async hit(key, limit, windowSeconds): Promise<Hit> {
-      const [allowed, count, retryAfterMs] = await ask(client.aoHit(`ao:hit:${key}`, limit, windowSeconds))
+  return {
+    opened: firstTry(client),
+    claim: async (key, ttlMs) => (await inTime(client.set(`ao:${key}`, '1', 'PX', ttlMs, 'NX'))) === 'OK',
+    async hit(key, limit, windowSeconds) {
+      const [allowed, count, retryAfterMs] = await inTime(client.aoHit(`ao:hit:${key}`, limit, windowSeconds))
       return { allowed: allowed === 1, count, retryAfterMs }
     },
-    publish(channel, message) {
-      client
-        .publish(`ao:${channel}`, message)
-        .catch((error: unknown) => log.debug({ err: error }, 'a wake-up was lost'))
-    },
-    subscribe(channel, listener) {
-      const name = `ao:${channel}`
-      const remove = channels.add(name, listener)
-      if (subscriber.status === 'ready') listenTo(name)
+    publish: async (channel, message) => void (await inTime(client.publish(`ao:${channel}`, message))),
+    watch(channel) {
+      if (subscriber.status === 'ready') listenTo(channel)
       else if (subscriber.status === 'wait') subscriber.connect().catch(() => {})
-      return () => {
-        if (remove()) subscriber.unsubscribe(name).catch(() => {})
-      }
     },
-  }
-  return {
-    kv,
-    check: async () => void (await ask(client.ping())),
+    unwatch: (channel) => void subscriber.unsubscribe(`ao:${channel}`).catch(() => {}),
+    async probe() {
+      // A write, because a replica that takes none answers a PING as well.
+      const asked = [answered(client, () => client.set('ao:probe', '1', 'PX', 1_000))]
+      if (hears) asked.push(answered(subscriber, () => subscriber.ping()))
+      await Promise.all(asked)
+    },
     async close() {
+      closing = true
       subscriber.disconnect()
-      if (client.status === 'ready') await host?.close().catch(() => {})
+      if (client.status === 'ready' && host) await inTime(host.close()).catch(() => {})
       client.disconnect()
     },
+  }
+}
+
+/** A connection that is open and silent is made anew: its other end may be gone without a word. */
+async function answered(connection: Redis, ask: () => Promise<unknown>): Promise<void> {
+  if (connection.status !== 'ready') throw new Error('There is no connection to Redis.')
+  try {
+    await inTime(ask())
+  } catch (error) {
+    if (connection.status === 'ready') connection.disconnect(true)
+    throw error
+  }
+}
+
+/** Between the steps sockets are read: a process that was held up itself finds the answer there, and blames nobody. */
+async function inTime<T>(answer: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => {
+      timer = setTimeout(() => reject(new Error('Redis is silent.')), stepMs)
+    }, stepMs)
+  })
+  try {
+    return await Promise.race([answer, late])
+  } finally {
+    clearTimeout(timer)
   }
 }
 
@@ -114,17 +147,4 @@ async function firstTry(client: Redis): Promise<void> {
     client.once('ready', resolve).once('error', () => resolve())
   })
   clearTimeout(timer)
-}
-
-/** One line per outage, not one per attempt to reconnect. */
-function reportOutages(client: Redis, log: FastifyBaseLogger): void {
-  let away = false
-  client.on('error', (error: Error) => {
-    if (!away) log.warn({ err: error }, 'Redis does not answer; reconnecting')
-    away = true
-  })
-  client.on('ready', () => {
-    if (away) log.info('Redis answers again')
-    away = false
-  })
 }

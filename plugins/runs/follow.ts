@@ -75,7 +75,7 @@ async function* reading(
         if (endsLog(found)) return
         continue
       }
-      if (!live && kv.backend === 'redis') unsubscribe ??= kv.subscribe(runChannel(runId), cursor.wake)
+      if (!live && kv.backend !== 'memory') unsubscribe ??= kv.subscribe(runChannel(runId), cursor.wake)
       sleep.arm()
       const page = await store.readLog(tenantId, runId, cursor.seq)
       if (!page) throw unknownRun()

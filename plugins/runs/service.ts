@@ -94,7 +94,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     },
     givingUp: givingUp.signal,
     announce: ({ runId }) => {
-      if (kv.backend === 'redis') kv.publish(runChannel(runId), '')
+      if (kv.backend !== 'memory') kv.publish(runChannel(runId), '')
     },
   }
   const turn = (): void => {

@@ -38,8 +38,6 @@ export function createSigner(options: SignerOptions): Signer {
   const current = keyOf(options.current)
   const previous = options.previous && keyOf(options.previous)
   const keys = previous ? [current, previous] : [current]
-  // In memory, nonces are forgotten by a restart, so nothing that was signed before it may be accepted.
-  const earliest = kv.backend === 'memory' ? seconds() : 0
 
   return {
     hasPreviousKey: previous !== undefined,
@@ -63,14 +61,14 @@ export function createSigner(options: SignerOptions): Signer {
       if (!fields) throw refuse('a signed header is missing, repeated or malformed')
       const at = Number(fields.timestamp)
       if (Math.abs(seconds() - at) > maxSkewSeconds) throw refuse('the timestamp is more than 60 s off')
-      if (at < earliest) throw refuse('the request was signed before this process started')
       if (parts.body.byteLength > maxBodyBytes) throw refuse('the body is larger than 1 MiB')
       // The key id is only a hint: during a rotation, a sender not yet restarted still calls the old key CURRENT.
       const text = signedText(family, fields, parts)
       if (!keys.some((key) => equal(fields.signature, signature(key, text)))) {
         throw refuse('the signature matches no key of this family')
       }
-      const fresh = await kv.claim(`ao:nonce:${family}:${fields.nonce}`, nonceTtlMs).catch((cause: unknown) => {
+      const nonce = `ao:nonce:${family}:${fields.nonce}`
+      const fresh = await kv.claim(nonce, nonceTtlMs, at * 1_000).catch((cause: unknown) => {
         throw isAppError(cause) ? cause : unavailable({ cause, retryable: true })
       })
       if (!fresh) throw refuse('the nonce was used before')

@@ -2,12 +2,12 @@ import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import { definePlugin, isAppError } from '#kernel'
 import { Database, DatabaseServer } from '#contracts/database'
-import { ReadinessChecks } from '#contracts/health'
+import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
 import { fake, freshDatabase, startProxy, testKernel } from '#testing'
 import database from '../index.ts'
 
 async function boot(t: TestContext, config: object, ...others: Parameters<typeof testKernel>[1]) {
-  let provided: { database: Database; checks: ReadonlyMap<string, () => Promise<void>> } | undefined
+  let provided: { database: Database; checks: ReadonlyMap<string, ReadinessCheck> } | undefined
   const reader = definePlugin({
     name: 'reader',
     requires: { database: Database, checks: ReadinessChecks },

@@ -3,7 +3,7 @@ import { type TestContext, test } from 'node:test'
 import pg from 'pg'
 import { definePlugin, isAppError } from '#kernel'
 import { Database } from '#contracts/database'
-import { ReadinessChecks } from '#contracts/health'
+import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
 import { freshDatabase, startProxy, testKernel } from '#testing'
 import database from '../index.ts'
 import { migrate, readMigrations } from '../migrate.ts'
@@ -11,7 +11,7 @@ import { openDatabase } from '../opening.ts'
 import { NotYet } from '../server.ts'
 
 async function boot(t: TestContext, config: object) {
-  let provided: { database: Database; checks: ReadonlyMap<string, () => Promise<void>> } | undefined
+  let provided: { database: Database; checks: ReadonlyMap<string, ReadinessCheck> } | undefined
   const reader = definePlugin({
     name: 'reader',
     requires: { database: Database, checks: ReadinessChecks },

@@ -110,3 +110,10 @@ test('/readyz is 503 as soon as the process is stopping, also when its answer wa
   assert.equal(answer.statusCode, 503)
   assert.deepEqual(answer.json().checks, { process: 'stopping' })
 })
+
+test('a part that serves with something standing in is named, and the process is ready', async (t) => {
+  const kernel = await testKernel(t, [health, fake(ReadinessChecks, { kv: async () => 'PostgreSQL stands in.' })])
+  const reply = await kernel.listeners.gateway!.inject('/readyz')
+  assert.equal(reply.statusCode, 200)
+  assert.deepEqual(reply.json(), { ready: true, checks: { kv: 'PostgreSQL stands in.' } })
+})

@@ -1,20 +1,18 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { pino } from 'pino'
-import { isAppError } from '#kernel'
-import { createMemoryKv, type MemoryOptions } from '../memory.ts'
-import { testKv } from './suite.ts'
+import { createMemoryStore, type MemoryOptions } from '../memory.ts'
+import { kvKernel, testKv, unavailable } from './suite.ts'
 
-const log = pino({ level: 'silent' })
-const open = (t: { after(fn: () => Promise<void>): void }, options: Partial<MemoryOptions> = {}) => {
-  const { kv, close } = createMemoryKv({ log, ...options })
-  t.after(close)
-  return kv
+const open = (t: { after(fn: () => void): void }, options: Partial<MemoryOptions> = {}) => {
+  const store = createMemoryStore(options)
+  t.after(() => store.close())
+  return store
 }
 
 testKv('memory', async (t, count) => {
-  const kv = open(t)
+  const { kv } = await kvKernel(t)
+  assert.equal(kv.backend, 'memory')
   return Array.from({ length: count }, () => kv)
 })
 
@@ -53,13 +51,18 @@ test('memory: a full store refuses new keys with 503, and has room again when ol
   let now = 0
   const kv = open(t, { now: () => now, limit: 3 })
   for (const key of ['a', 'b', 'c']) assert.equal(await kv.claim(key, 1_000), true)
-  const full = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.code === 'unavailable'
-  await assert.rejects(kv.claim('d', 1_000), full)
+  await assert.rejects(kv.claim('d', 1_000), unavailable)
   assert.equal(await kv.claim('a', 1_000), false)
   now = 2_000
   assert.equal(await kv.claim('d', 1_000), true)
   for (const key of ['a', 'b', 'c']) await kv.hit(key, 1, 1)
-  await assert.rejects(kv.hit('d', 1, 1), full)
+  await assert.rejects(kv.hit('d', 1, 1), unavailable)
   now = 10_000
   assert.equal((await kv.hit('d', 1, 1)).allowed, true)
+})
+
+test('memory: what was made before the process began may have been claimed in an earlier one, and is refused', async (t) => {
+  const store = open(t)
+  await assert.rejects(store.claim('k', 60_000, Date.now() - 2_000), unavailable)
+  assert.equal(await store.claim('k', 60_000, Date.now()), true)
 })

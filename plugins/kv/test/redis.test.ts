@@ -1,50 +1,37 @@
 import assert from 'node:assert/strict'
-import { type TestContext, test } from 'node:test'
-import { pino } from 'pino'
-import { isAppError } from '#kernel'
-import { redisForTests, startProxy, testKernel } from '#testing'
-import kv from '../index.ts'
-import { connectRedis } from '../redis.ts'
-import { testKv, until } from './suite.ts'
-
-const log = pino({ level: 'silent' })
-
-async function open(t: TestContext, url: string) {
-  const redis = await connectRedis(url, log)
-  t.after(() => redis.close())
-  return redis
-}
+import { test } from 'node:test'
+import { redisForTests, startProxy } from '#testing'
+import { kvKernel, testKv, unavailable, until } from './suite.ts'
 
 testKv('redis', async (t, count) => {
   const url = await redisForTests(t)
   if (url === undefined) return undefined
-  return Promise.all(Array.from({ length: count }, async () => (await open(t, url)).kv))
+  const kvs = await Promise.all(Array.from({ length: count }, async () => (await kvKernel(t, { url })).kv))
+  assert.equal(kvs[0]!.backend, 'redis')
+  return kvs
 })
 
-const unavailable = (error: unknown): boolean =>
-  isAppError(error) && error.code === 'unavailable' && error.status === 503 && error.retryable
+const holds = (check: () => Promise<unknown>) => () =>
+  check().then(
+    () => true,
+    () => false,
+  )
 
-test('redis: while the server is away every command is a 503, and afterwards all is well without a restart', async (t) => {
+test('redis: without a database every command is a 503 while the server is away, and all is well afterwards without a restart', async (t) => {
   const url = await redisForTests(t)
   if (url === undefined) return
   const between = await startProxy(t, url)
-  const { kv, check } = await open(t, between.url)
+  const { kv, check } = await kvKernel(t, { url: between.url })
   const got: string[] = []
   kv.subscribe(between.url, (message) => got.push(message))
-  await check()
+  await until(holds(check))
   assert.equal(await kv.claim('k', 60_000), true)
   between.cut()
   await assert.rejects(kv.claim('k', 60_000), unavailable)
   await assert.rejects(kv.hit('k', 1, 60), unavailable)
   await assert.rejects(check(), unavailable)
-  kv.publish('k', 'lost')
   between.heal()
-  await until(() =>
-    check().then(
-      () => true,
-      () => false,
-    ),
-  )
+  await until(holds(check))
   assert.equal(await kv.claim('k', 60_000), false)
   await until(() => {
     kv.publish(between.url, 'again')
@@ -52,52 +39,25 @@ test('redis: while the server is away every command is a 503, and afterwards all
   })
 })
 
-test('redis: a server that hangs is a 503 within the time that a request may wait', async (t) => {
-  const url = await redisForTests(t)
-  if (url === undefined) return
-  const between = await startProxy(t, url)
-  const { kv } = await open(t, between.url)
-  between.hang()
-  await assert.rejects(kv.claim('k', 60_000), unavailable)
-})
-
-test('redis: a server that is away at boot is a 503 until it comes, without a restart', async (t) => {
+test('redis: without a database a server that hangs, or is away at boot, is a 503 until it comes', async (t) => {
   const url = await redisForTests(t)
   if (url === undefined) return
   const between = await startProxy(t, url)
   between.cut()
-  const { kv, check } = await open(t, between.url)
-  const got: string[] = []
-  kv.subscribe(between.url, (message) => got.push(message))
+  const { kv, check, kernel } = await kvKernel(t, { url: between.url })
   await assert.rejects(kv.claim('k', 60_000), unavailable)
   await assert.rejects(check(), unavailable)
   between.heal()
-  await until(() =>
-    check().then(
-      () => true,
-      () => false,
-    ),
-  )
+  await until(holds(check))
   assert.equal(await kv.claim('k', 60_000), true)
-  await until(() => {
-    kv.publish(between.url, 'hello')
-    return got.length > 0
-  })
-})
-
-test('redis: a process whose server never came stops all the same', async (t) => {
-  const url = await redisForTests(t)
-  if (url === undefined) return
-  const between = await startProxy(t, url)
-  between.cut()
-  const redis = await connectRedis(between.url, log)
-  await redis.close()
+  between.hang()
+  await assert.rejects(kv.claim('k', 60_000), unavailable)
+  await kernel.stop()
 })
 
 test('redis: an address that names no server is refused at boot in a sentence without the password', async (t) => {
   for (const url of ['localhost:6379', 'redis://user:canary@host:notaport', 'http://user:canary@host']) {
-    const entry = { name: 'kv', plugin: kv, config: { url } }
-    await assert.rejects(testKernel(t, [entry], { listeners: [] }), (error: Error) => {
+    await assert.rejects(kvKernel(t, { url }), (error: Error) => {
       assert.match(error.message, /REDIS_URL must be an address like redis:/)
       assert.doesNotMatch(error.message, /canary/)
       return true

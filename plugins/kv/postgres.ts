@@ -1,0 +1,178 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import type { Database, Statement } from '#contracts/database'
+import type { Hit } from '#contracts/kv'
+import { createBatches } from './batches.ts'
+import { storeAway, storeForgot, storeFull } from './errors.ts'
+import type { Store } from './store.ts'
+
+// About 150 MB in the server. Looked at with each sweep, so what comes between two of them is on top.
+const mostRows = 1_000_000
+const sweepEveryMs = 10_000
+const sweepRows = 100_000
+
+interface Claim {
+  readonly key: string
+  readonly ttlMs: number
+  readonly madeAt: number | undefined
+}
+type Claimed = 'fresh' | 'taken' | 'forgotten'
+
+interface HitOrder {
+  readonly key: string
+  readonly limit: number
+  readonly windowSeconds: number
+}
+
+/** `count` callers who ask the same. */
+interface HitGroup extends HitOrder {
+  count: number
+}
+
+interface Counted {
+  readonly granted: number
+  readonly total: number
+  readonly retry_after_ms: number
+}
+
+// The keys come sorted, so that two statements never wait for each other's rows; a sweep waits for none.
+const claimText = `
+  WITH memory AS (SELECT begun_at FROM kv_memory), claimed AS (
+    INSERT INTO kv_claims AS c (key, gone_at)
+    SELECT wanted.key, clock_timestamp() + wanted.ttl_ms * interval '1 millisecond'
+    FROM unnest($1::text[], $2::float8[], $3::float8[]) AS wanted (key, ttl_ms, made_at), memory
+    WHERE wanted.made_at IS NULL OR to_timestamp(wanted.made_at / 1000) >= memory.begun_at
+    ON CONFLICT (key) DO UPDATE SET gone_at = excluded.gone_at WHERE c.gone_at <= clock_timestamp()
+    RETURNING key
+  )
+  SELECT (SELECT extract(epoch FROM begun_at) * 1000 FROM memory)::float8 AS begun, ARRAY(SELECT key FROM claimed) AS keys`
+const beginMemory: Statement = { text: 'INSERT INTO kv_memory DEFAULT VALUES ON CONFLICT DO NOTHING' }
+
+const hitText = `
+  SELECT counted.granted, counted.total, counted.retry_after_ms
+  FROM unnest($1::text[], $2::integer[], $3::integer[], $4::integer[]) WITH ORDINALITY
+      AS wanted (key, most, window_seconds, hits, place),
+    kv_hit(wanted.key, wanted.most, wanted.window_seconds, wanted.hits) AS counted
+  ORDER BY wanted.place`
+
+const sweepOf = (table: string): Statement => ({
+  name: `kv_sweep_${table}`,
+  text: `DELETE FROM ${table} WHERE key IN
+    (SELECT key FROM ${table} WHERE gone_at <= now() LIMIT ${sweepRows} FOR UPDATE SKIP LOCKED)`,
+})
+const countRows: Statement = {
+  name: 'kv_rows',
+  text: 'SELECT (SELECT count(*) FROM kv_claims) AS claims, (SELECT count(*) FROM kv_windows) AS windows',
+}
+
+export interface PostgresOptions {
+  readonly database: Pick<Database, 'systemBatch'>
+  readonly log: FastifyBaseLogger
+  readonly limit?: number
+}
+
+/** Nonces and limits in unlogged tables: one statement for all that ask at the same time. */
+export function createPostgresStore({ database, log, limit = mostRows }: PostgresOptions) {
+  const full = { claims: false, windows: false }
+  let used = false
+  let sweeping: Promise<void> | undefined
+
+  const ask = async <Row extends object>(statement: Statement): Promise<Row[]> => {
+    used = true
+    try {
+      return (await database.systemBatch<[Row[]]>([statement]))[0]
+    } catch (error) {
+      throw isAppError(error) ? error : storeAway(error)
+    }
+  }
+
+  const claim = createBatches(async (claims: readonly Claim[]): Promise<Claimed[]> => {
+    // The first of each key; others of the same statement come too late.
+    const wanted = [...new Map(claims.toReversed().map((one) => [one.key, one])).values()].toSorted(byKey)
+    const values = [wanted.map((w) => w.key), wanted.map((w) => w.ttlMs), wanted.map((w) => w.madeAt)]
+    const [answer] = await ask<{ begun: number | null; keys: string[] }>({ name: 'kv_claim', text: claimText, values })
+    const { begun, keys } = answer!
+    if (begun === null) {
+      // The server crashed and forgot. Its memory begins now.
+      await ask(beginMemory)
+      log.warn('PostgreSQL has lost its nonces in a crash; requests from before are refused')
+      return claims.map(() => 'forgotten')
+    }
+    const fresh = new Set(keys)
+    return claims.map(({ key, madeAt = begun }) => {
+      if (madeAt < begun) return 'forgotten'
+      return fresh.delete(key) ? 'fresh' : 'taken'
+    })
+  })
+
+  const hit = createBatches(async (orders: readonly HitOrder[]): Promise<Hit[]> => {
+    const groups = new Map<string, HitGroup>()
+    const names = orders.map(({ key, limit: most, windowSeconds }) => `${most} ${windowSeconds} ${key}`)
+    orders.forEach((order, i) => {
+      const group = groups.get(names[i]!) ?? { ...order, count: 0 }
+      groups.set(names[i]!, group)
+      group.count++
+    })
+    const wanted = [...groups].toSorted(([, a], [, b]) => byKey(a, b))
+    const column = (value: (group: HitGroup) => unknown) => wanted.map(([, group]) => value(group))
+    const rows = await ask<Counted>({
+      name: 'kv_hit',
+      text: hitText,
+      values: [column((g) => g.key), column((g) => g.limit), column((g) => g.windowSeconds), column((g) => g.count)],
+    })
+    const answers = new Map(wanted.map(([name], i) => [name, inTurn(rows[i]!)]))
+    return names.map((name) => answers.get(name)!())
+  })
+
+  const sweep = async (): Promise<void> => {
+    try {
+      const [, , [rows]] = await database.systemBatch<[[], [], [{ claims: number; windows: number }]]>([
+        sweepOf('kv_claims'),
+        sweepOf('kv_windows'),
+        countRows,
+      ])
+      full.claims = rows.claims >= limit
+      full.windows = rows.windows >= limit
+      // Until nothing is left to sweep.
+      used = rows.claims + rows.windows > 0
+    } catch (err) {
+      log.debug({ err }, 'shared state was not swept')
+    }
+  }
+  const timer = setInterval(() => {
+    if (used) sweeping ??= sweep().finally(() => (sweeping = undefined))
+  }, sweepEveryMs).unref()
+
+  const store: Store = {
+    async claim(key, ttlMs, madeAt) {
+      if (full.claims) throw storeFull()
+      const claimed = await claim({ key, ttlMs, madeAt })
+      if (claimed === 'forgotten') throw storeForgot()
+      return claimed === 'fresh'
+    },
+    async hit(key, most, windowSeconds) {
+      if (full.windows) throw storeFull()
+      return hit({ key, limit: most, windowSeconds })
+    },
+  }
+  return {
+    ...store,
+    sweep,
+    async close() {
+      clearInterval(timer)
+      await sweeping
+    },
+  }
+}
+
+const byKey = (a: { readonly key: string }, b: { readonly key: string }): number =>
+  a.key < b.key ? -1 : a.key > b.key ? 1 : 0
+
+/** The answers for callers who asked the same, one after the other: those that fit in are first. */
+function inTurn({ granted, total, retry_after_ms }: Counted): () => Hit {
+  let turn = 0
+  return () =>
+    turn < granted
+      ? { allowed: true, count: total + ++turn, retryAfterMs: 0 }
+      : { allowed: false, count: total + granted, retryAfterMs: retry_after_ms }
+}
