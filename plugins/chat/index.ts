@@ -12,7 +12,7 @@ import { createFollower } from './follow.ts'
 import { createIngress } from './ingress.ts'
 import { createMetrics } from './metrics.ts'
 import { preflightRoutes, readableWhenAway } from './origin.ts'
-import { createHitCounter, createKeyLimit } from './rate-limit.ts'
+import { createKeyLimit } from './rate-limit.ts'
 import { runRoutes } from './runs.routes.ts'
 import { createSweep } from './sweep.ts'
 
@@ -48,12 +48,7 @@ export default definePlugin({
     })
     const keyUse = createKeyUse(database, log)
     const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, keyUse })
-    const countHit = createHitCounter({
-      backend: config.rateLimitBackend,
-      kv,
-      log,
-      onFallback: metrics.limitFallback,
-    })
+    const scope = config.rateLimitBackend === 'memory' ? 'process' : 'shared'
     const waits = createSyncWaits(stopping, config.drain)
 
     routes('gateway', async (app) => {
@@ -65,7 +60,7 @@ export default definePlugin({
       preflightRoutes(app, { admits })
       await app.register(async (guarded) => {
         guarded.addHook('onRequest', authenticate)
-        const limit = await createKeyLimit(guarded, callerOf, countHit)
+        const limit = await createKeyLimit(guarded, callerOf, kv, scope)
         chatRoutes(guarded, { chats, waits, callerOf, limit, heartbeatMs: config.heartbeat })
         runRoutes(guarded, { database, dispatch, follower, callerOf, heartbeatMs: config.heartbeat })
       })

@@ -6,7 +6,6 @@ export interface ChatMetrics {
   /** Counts and times every request of a scope, by route pattern. */
   observe(app: App): void
   ended(outcome: Outcome): void
-  limitFallback(): void
 }
 
 /** The metrics of specification 6. */
@@ -31,11 +30,6 @@ export function createMetrics(registry: Registry, activeWatchers: () => number):
     labelNames: ['status'],
     registers,
   })
-  const fallbacks = new Counter({
-    name: 'chat_gateway_rate_limit_fallback_total',
-    help: 'Requests counted in this process, because the rate-limit store was away.',
-    registers,
-  })
   new Gauge({
     name: 'chat_gateway_watcher_active',
     help: 'Public runs that this process follows.',
@@ -54,6 +48,5 @@ export function createMetrics(registry: Registry, activeWatchers: () => number):
     },
     // A run that was lost is announced as an error.
     ended: ({ status }) => terminal.inc({ status: status === 'ok' ? 'done' : 'error' }),
-    limitFallback: () => fallbacks.inc(),
   }
 }

@@ -1,41 +1,12 @@
 import { callbackify } from 'node:util'
 import rateLimit from '@fastify/rate-limit'
-import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '#kernel'
-import type { Hit, Kv } from '#contracts/kv'
+import type { HitScope, Kv } from '#contracts/kv'
 import type { Caller } from './authenticate.ts'
 import { rateLimited } from './errors.ts'
-import { createSlidingWindow } from './sliding-window.ts'
 
 const windowSeconds = 60
-
-export type CountHit = (key: string, limit: number, windowSeconds: number) => Hit | Promise<Hit>
-
-interface Backend {
-  readonly backend: 'redis' | 'memory'
-  readonly kv: Kv
-  readonly log: FastifyBaseLogger
-  onFallback(): void
-}
-
-/** Counts in the key-value store, or in this process when told so or while the store is away: stricter or looser, never unlimited. */
-export function createHitCounter({ backend, kv, log, onFallback }: Backend): CountHit {
-  const local = createSlidingWindow()
-  if (backend === 'memory') return local.hit
-  let away = false
-  return async (key, limit, seconds) => {
-    try {
-      const hit = await kv.hit(key, limit, seconds)
-      away = false
-      return hit
-    } catch (err) {
-      if (!away) log.warn({ err }, 'the rate-limit store is away; every gateway counts for itself')
-      away = true
-      onFallback()
-      return local.hit(key, limit, seconds)
-    }
-  }
-}
 
 /**
  * The limit of each key, as a hook for routes behind `authenticate`. @fastify/rate-limit calls the counter through its
@@ -44,10 +15,12 @@ export function createHitCounter({ backend, kv, log, onFallback }: Backend): Cou
 export async function createKeyLimit(
   app: App,
   callerOf: (request: FastifyRequest) => Caller,
-  countHit: CountHit,
+  kv: Kv,
+  /** Who counts together. */
+  scope: HitScope,
 ): Promise<(request: FastifyRequest, reply: FastifyReply) => Promise<void>> {
   const count = callbackify(async (key: string, windowMs: number, max: number) => {
-    const hit = await countHit(key, max, windowMs / 1_000)
+    const hit = await kv.hit(key, max, windowMs / 1_000, scope)
     // A refused hit is not counted, so the plugin is told of one over the limit.
     return hit.allowed ? { current: hit.count, ttl: windowMs } : { current: max + 1, ttl: hit.retryAfterMs }
   })

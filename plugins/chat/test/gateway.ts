@@ -4,11 +4,10 @@ import { createParser, type EventSourceMessage } from 'eventsource-parser'
 import { type App, definePlugin } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { type Hit, Kv } from '#contracts/kv'
+import { type Hit, type HitScope, Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { databasePlugin, fake, freshDatabase, idempotencyPlugin, testKernel, type TestKernel } from '#testing'
 import chat from '../index.ts'
-import { createSlidingWindow } from '../sliding-window.ts'
 import { scriptedDispatch, type ScriptedDispatch } from './scripted-dispatch.ts'
 
 const hash = (domain: string, token: string): Buffer => createHash('sha256').update(`${domain}\0${token}`).digest()
@@ -21,21 +20,25 @@ const tokens: Tokens = {
 }
 
 export interface TestKv extends Kv {
-  away: boolean
   hits: string[]
+  scopes: (HitScope | undefined)[]
 }
 
+/** Counts for ever: no test lasts a window. */
 export function testKv(backend: 'redis' | 'memory' = 'memory'): TestKv {
-  const counter = createSlidingWindow()
+  const counts = new Map<string, number>()
   const kv: TestKv = {
     backend,
-    away: false,
     hits: [],
+    scopes: [],
     claim: async () => true,
-    async hit(key, limit, seconds): Promise<Hit> {
-      if (kv.away) throw new Error('ECONNREFUSED 127.0.0.1:6379')
+    async hit(key, limit, seconds, scope): Promise<Hit> {
       kv.hits.push(key)
-      return counter.hit(key, limit, seconds)
+      kv.scopes.push(scope)
+      const count = counts.get(key) ?? 0
+      if (count >= limit) return { allowed: false, count, retryAfterMs: seconds * 1_000 }
+      counts.set(key, count + 1)
+      return { allowed: true, count: count + 1, retryAfterMs: 0 }
     },
     publish: () => {},
     subscribe: () => () => {},
