@@ -30,6 +30,8 @@ export interface SandboxUseReader {
   readonly use: SandboxUse | undefined
   /** Lines that are neither progress nor the ones behind it may be left out. */
   read(line: Buffer, seq: number): void
+  /** No line from `seq` on says anything more. */
+  isPast(seq: number): boolean
 }
 
 /**
@@ -44,6 +46,7 @@ export function createSandboxUseReader(): SandboxUseReader {
     get use() {
       return use
     },
+    isPast: (seq) => decided || seq > acceptedAt + 1,
     read(line, seq) {
       if (decided) return
       decided = seq > acceptedAt

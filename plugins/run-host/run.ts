@@ -93,15 +93,19 @@ export class HostedRun {
   }
 
   async #drive(): Promise<void> {
-    let iterator: AsyncIterator<RuntimeEvent> | undefined
+    let iterator: AsyncIterator<RuntimeEvent | readonly RuntimeEvent[]> | undefined
     try {
       if (this.#options.after) await this.#options.after
       if (this.#state === 'running') {
-        iterator = this.#runtime.run(this.#envelope, this.#stop.signal)[Symbol.asyncIterator]()
+        const { batches } = this.#runtime
+        const source = batches
+          ? batches.call(this.#runtime, this.#envelope, this.#stop.signal)
+          : this.#runtime.run(this.#envelope, this.#stop.signal)
+        iterator = source[Symbol.asyncIterator]()
         while (!this.ended) {
           const { done, value } = await iterator.next()
           if (done) break
-          const room = this.#take(value)
+          const room = batches ? this.#takeAll(value as readonly RuntimeEvent[]) : this.#take(value as RuntimeEvent)
           if (room) await (this.#state === 'running' ? Promise.race([room, this.#stopping.promise]) : room)
         }
       }
@@ -123,6 +127,11 @@ export class HostedRun {
       this.#options.log.error({ err, runId: this.#envelope.runId }, 'a runtime threw')
     }
     this.#finish(event)
+  }
+  #takeAll(events: readonly RuntimeEvent[]): Promise<void> | undefined {
+    let room: Promise<void> | undefined
+    for (const event of events) room = this.#take(event) ?? room
+    return room
   }
   /** Resolves when the adapter may go on; undefined: it may. */
   #take(event: RuntimeEvent): Promise<void> | undefined {

@@ -15,8 +15,9 @@ export interface RunMemory {
   /** Undefined: none of its attempts had a sandbox so far. */
   readonly sandbox: SandboxUse | undefined
   used(event: Readonly<Record<string, unknown>>): void
-  /** Every line of it, in order. */
+  /** Every line of it, in order, until it `isPast` those that say something of a sandbox. */
   saw(line: Buffer, seq: number): void
+  isPast(seq: number): boolean
   /** What a run that was taken over has in its log. */
   recall(past: Past): void
 }
@@ -33,6 +34,7 @@ export function createRunMemory(prices: Prices | undefined): RunMemory {
       return recalled ?? sandboxes.use
     },
     saw: sandboxes.read,
+    isPast: sandboxes.isPast,
     toolCalls: 0,
     runtimeSessionId: undefined,
     used: (event) => tally.add(event),
@@ -95,6 +97,12 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
       let ending: Ending | undefined
       while (start < bytes.length) {
         const end = bytes.indexOf(0x0a, start)
+        // Twenty of these for every other line: nothing has to be remembered of a delta.
+        if (end > 0 && seq > firstSeq && memory.isPast(seq) && isDelta(bytes, start)) {
+          seq++
+          start = end + 1
+          continue
+        }
         const line = bytes.subarray(start, end < 0 ? bytes.length : end)
         const type = end < 0 ? undefined : peekType(line)
         if (type === undefined) ending = broken
@@ -116,5 +124,9 @@ export function createRunnerEvents(runId: string, firstSeq: number, memory: RunM
     },
   }
 }
+
+const deltaHead = Buffer.from('{"type":"assistant","')
+const isDelta = (bytes: Buffer, start: number): boolean =>
+  bytes.compare(deltaHead, 0, deltaHead.length, start, start + deltaHead.length) === 0
 
 const text = (value: unknown, fallback = ''): string => (typeof value === 'string' ? value : fallback)
