@@ -1,3 +1,4 @@
+import { whenRead } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { AttachRun, ExecuteRun, RunnerSession } from '#contracts/runner'
 import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
@@ -78,10 +79,11 @@ export class Turns {
     return turn && this.#turns.has(turn) && turn.session === session ? turn : undefined
   }
   execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
-    return whenRead(signal, () => this.#begin(tenantId, run).start(run, signal))
+    return whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, run).start(run, signal)))
   }
   attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
-    return whenRead(signal, () => {
+    return whenRead(() => {
+      if (signal.aborted) return undefined
       const turn = this.#newest.get(keyOf(tenantId, from.sessionId))
       if (turn?.runId !== from.runId) throw unknownRun()
       return turn.attach(from, signal)
@@ -164,29 +166,3 @@ export class Turns {
 }
 
 const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
-const done = { done: true, value: undefined } as const
-
-/** Begins with the first read, as a generator does: a refusal is a rejection of that. */
-function whenRead(signal: AbortSignal, begin: () => AsyncIterator<Buffer>): AsyncIterableIterator<Buffer> {
-  let reader: AsyncIterator<Buffer> | undefined
-  let left = false
-  return {
-    next() {
-      if (reader) return reader.next()
-      if (left || signal.aborted) return Promise.resolve(done)
-      try {
-        reader = begin()
-      } catch (error) {
-        return Promise.reject(error as Error)
-      }
-      return reader.next()
-    },
-    return() {
-      left = true
-      return reader?.return?.() ?? Promise.resolve(done)
-    },
-    [Symbol.asyncIterator]() {
-      return this
-    },
-  }
-}
