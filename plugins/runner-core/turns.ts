@@ -1,8 +1,9 @@
 import { whenRead } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { AttachRun, ExecuteRun, RunnerSession } from '#contracts/runner'
+import type { Conversations } from './conversations.ts'
 import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
-import type { SessionLinks } from './links.ts'
+import type { Forgetting, SessionLinks } from './links.ts'
 import type { RunOutput } from './output.ts'
 import { type Held, isElsewhere, type SessionTable } from './sessions.ts'
 import type { Ledgers } from './tool-calls.ts'
@@ -20,11 +21,9 @@ export interface TurnDeps {
   readonly table: SessionTable
   readonly links: SessionLinks
   readonly ledgers: Ledgers
+  readonly conversations: Conversations
+  readonly forgetting: Forgetting
   create(tenantId: string, id: string, profile: Profile): Held
-  /** The session's conversation is on its way. */
-  isComing(session: Held): boolean
-  /** Tells whoever executed its runs that it left. */
-  forget(session: Held): void
   isDraining(): boolean
   mcpBaseUrl(): string
   readonly log: { warn(fields: object, message: string): void }
@@ -61,7 +60,7 @@ export class Turns {
         // As if this runner had never had the session: the conductor hydrates it and asks again, perhaps elsewhere.
         deps.table.remove(session)
         delete session.activeRunId
-        if (deps.links.preparing(session)) deps.forget(session)
+        if (deps.links.preparing(session)) deps.forgetting.begin(session)
         return unknownSession()
       },
       over: (turn) => this.#over(turn),
@@ -136,7 +135,7 @@ export class Turns {
       const isLater = former.runId === run.runId && (run.attempt ?? 1) > former.attempt
       if (isLater || (run.epoch ?? 0) > epoch) former.end('cancelled')
     }
-    if (session.status === 'running' || this.#deps.isComing(session)) throw sessionBusy()
+    if (session.status === 'running' || this.#deps.conversations.isComing(session)) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
     if (draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
     if (session.profile.onCrash === 'retry' && !ledgers.open(session, run)) throw attemptSuperseded()
