@@ -141,7 +141,8 @@ export class RunOutput {
     piece.bytes += chunk.length
     if (piece.parts.length === pieceParts || piece.bytes >= pieceBytes) piece.parts = [join(piece.parts)]
     this.#keptBytes += chunk.length
-    while (this.#kept.length > 1 && this.#keptBytes > limit) this.#keptBytes -= this.#kept.shift()!.bytes
+    // The last piece stays whole, unless a single line is larger than anybody may keep.
+    while (this.#keptBytes > (this.#kept.length > 1 ? limit : highWater)) this.#keptBytes -= this.#kept.shift()!.bytes
   }
   #keptBehind(afterSeq: number): Buffer | undefined {
     const from = this.#kept.findLastIndex(({ firstSeq }) => firstSeq <= afterSeq + 1)
