@@ -40,5 +40,13 @@ export {
   type StreamEnd,
   type StreamOptions,
 } from './streams.ts'
-export { createLineQueue, type LineQueue, linesOf, maxLineBytes, OversizedLineError, wholeLines } from './lines.ts'
+export {
+  createLineQueue,
+  type LineQueue,
+  linesOf,
+  maxLineBytes,
+  OversizedLineError,
+  whenRead,
+  wholeLines,
+} from './lines.ts'
 export { Base64Secret, CommaList, Duration, Settings } from './settings.ts'

@@ -85,6 +85,35 @@ export function createLineQueue(onLeave?: () => void): LineQueue {
   }
 }
 
+/**
+ * Begins with the first read, as a generator does, and costs less: a refusal is the rejection of that read, and nothing
+ * follows. Undefined: there is nothing to read.
+ */
+export function whenRead<T>(begin: () => AsyncIterator<T> | undefined): AsyncIterableIterator<T> {
+  const done = { done: true, value: undefined } as const
+  const nothing: AsyncIterator<T> = { next: async () => done }
+  let source: AsyncIterator<T> | undefined
+  return {
+    next() {
+      if (source) return source.next()
+      try {
+        source = begin() ?? nothing
+        return source.next()
+      } catch (error) {
+        source = nothing
+        return Promise.reject(error as Error)
+      }
+    },
+    return() {
+      source ??= nothing
+      return source.return?.() ?? Promise.resolve(done)
+    },
+    [Symbol.asyncIterator]() {
+      return this
+    },
+  }
+}
+
 /** A line longer than this ends the stream that carries it: it is a broken or hostile peer. */
 export const maxLineBytes = 4 * 1024 * 1024
 

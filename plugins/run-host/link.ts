@@ -1,10 +1,11 @@
+import { whenRead } from '#kernel'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { RunHost } from './host.ts'
 
 /** The host for a runner in the same kernel: what the HTTP routes do, without the socket. */
 export const localLink = (host: RunHost): SidecarLink => ({
   health: async () => host.health(),
-  run: (envelope, signal) => host.accept(envelope)(signal),
+  run: (envelope, signal) => whenRead(() => host.accept(envelope)(signal)[Symbol.asyncIterator]()),
   exportState: (runtime, sessionId) => host.exportState(runtime, sessionId),
   hydrate: (runtime, sessionId, bundle) => host.hydrate(runtime, sessionId, bundle),
   forget: (runtime, sessionId) => host.forget(runtime, sessionId),

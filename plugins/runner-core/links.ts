@@ -41,43 +41,42 @@ export function createSessionLinks(sidecars: Sidecars, sandboxes: SandboxWorkers
   }
 }
 
-/** Whoever executed the runs of sessions that left memory here is told to forget them. */
-export interface Forgetting {
-  begin(session: RunnerSession): void
-  /** Before a session comes back: resolves once its sidecar has been told, or it would forget the conversation that is brought now. */
-  finish(sessionId: string): Promise<void> | undefined
-}
-
 /** A sweep lets go of all the sessions of a minute: told all at once, each would be a connection of its own. */
 const atOnce = 16
 
-/** `tell` never rejects. */
-export function createForgetting(tell: (session: RunnerSession) => Promise<void>): Forgetting {
-  const waiting = new Map<string, RunnerSession>()
-  const underWay = new Map<string, Promise<void>>()
-  const start = (session: RunnerSession): Promise<void> => {
-    waiting.delete(session.id)
-    const told = tell(session).finally(() => {
-      underWay.delete(session.id)
-      next()
+/** Whoever executed the runs of sessions that left memory here is told to forget them. */
+export class Forgetting {
+  readonly #tell: (session: RunnerSession) => Promise<void>
+  readonly #waiting = new Map<string, RunnerSession>()
+  readonly #underWay = new Map<string, Promise<void>>()
+
+  /** `tell` never rejects. */
+  constructor(tell: (session: RunnerSession) => Promise<void>) {
+    this.#tell = tell
+  }
+
+  begin(session: RunnerSession): void {
+    this.#waiting.set(session.id, session)
+    this.#next()
+  }
+  /** Before a session comes back: resolves once its sidecar has been told, or it would forget the conversation that is brought now. */
+  finish(sessionId: string): Promise<void> | undefined {
+    const session = this.#waiting.get(sessionId)
+    return session ? this.#start(session) : this.#underWay.get(sessionId)
+  }
+  #start(session: RunnerSession): Promise<void> {
+    this.#waiting.delete(session.id)
+    const told = this.#tell(session).finally(() => {
+      this.#underWay.delete(session.id)
+      this.#next()
     })
-    underWay.set(session.id, told)
+    this.#underWay.set(session.id, told)
     return told
   }
-  const next = (): void => {
-    for (const session of waiting.values()) {
-      if (underWay.size >= atOnce) return
-      void start(session)
+  #next(): void {
+    for (const session of this.#waiting.values()) {
+      if (this.#underWay.size >= atOnce) return
+      void this.#start(session)
     }
-  }
-  return {
-    begin(session) {
-      waiting.set(session.id, session)
-      next()
-    },
-    finish(sessionId) {
-      const session = waiting.get(sessionId)
-      return session ? start(session) : underWay.get(sessionId)
-    },
   }
 }

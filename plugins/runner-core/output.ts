@@ -1,3 +1,6 @@
+import type { AttachRun, ExecuteRun } from '#contracts/runner'
+import { attemptSuperseded, runGap } from './errors.ts'
+
 /** What a run may have unread; then its sidecar waits. */
 const highWater = 256 * 1024
 /** What was read is kept in pieces of about this size: a delta for itself would weigh more than its text. */
@@ -11,15 +14,23 @@ interface Piece {
   bytes: number
 }
 
-/** Why a reader is gone: the reason of its signal, or `client_gone` when it stopped reading. */
-export type OnGone = (reason: unknown) => void
+/** Whoever writes it, as long as there is more to come. */
+export interface OutputOwner {
+  /** The reason is that of the reader's signal, or `client_gone` when it stopped reading. */
+  readerGone(reason: unknown): void
+  readerCame(): void
+}
 
 /**
  * What a run has written. One reader at a time takes it; the newest of what was taken stays, so that another one can go on
  * behind any event of it. What nobody has taken is never dropped.
  */
 export class RunOutput {
+  readonly runId: string
+  readonly keepMs: number
   readonly #keepBytes: () => number
+  #owner: OutputOwner | undefined
+  #epoch: number
   readonly #kept: Piece[] = []
   #keptBytes = 0
   #unread: Buffer[] = []
@@ -32,10 +43,19 @@ export class RunOutput {
   #failure: unknown
   #room: PromiseWithResolvers<void> | undefined
 
-  /** `keepBytes` says how much may stay of what was read. Readers wait until it is shown. */
-  constructor(firstSeq: number, keepBytes: () => number) {
-    this.#readTo = this.#next = firstSeq
+  /** `keepBytes` says how much may stay of what was read, unless the run is not to be kept. Readers wait until it is shown. */
+  constructor(run: ExecuteRun, keepBytes: () => number, owner: OutputOwner) {
+    this.runId = run.runId
+    this.keepMs = run.keepMs ?? 0
+    this.#epoch = run.epoch ?? 0
+    this.#readTo = this.#next = run.firstSeq
     this.#keepBytes = keepBytes
+    this.#owner = owner
+  }
+
+  /** Of the claim of whoever may read it. */
+  get epoch(): number {
+    return this.#epoch
   }
 
   get withheld(): boolean {
@@ -76,15 +96,21 @@ export class RunOutput {
     this.#reader?.serve()
   }
 
-  /** True when everything behind `afterSeq` is here or yet to come. */
-  has(afterSeq: number): boolean {
-    return afterSeq >= (this.#kept[0]?.firstSeq ?? this.#readTo) - 1 && afterSeq < this.#next
+  /** Its owner has nothing left to hear. */
+  disown(): void {
+    this.#owner = undefined
   }
-  /** Reads on behind an event that `has` said yes to. The reader of before is cut off. */
-  read(afterSeq: number, signal: AbortSignal, onGone: OnGone): AsyncIterator<Buffer> {
+
+  /** Reads on behind an event. The reader of before is cut off. */
+  attach({ afterSeq, epoch }: Pick<AttachRun, 'afterSeq' | 'epoch'>, signal: AbortSignal): AsyncIterator<Buffer> {
+    if (epoch < this.#epoch) throw attemptSuperseded()
+    const first = this.#kept[0]?.firstSeq ?? this.#readTo
+    if (afterSeq < first - 1 || afterSeq >= this.#next) throw runGap()
+    this.#epoch = epoch
     this.cut()
-    this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal, onGone)
-    return this.#reader
+    this.#owner?.readerCame()
+    const onGone = (reason: unknown): void => this.#owner?.readerGone(reason)
+    return (this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal, onGone))
   }
   /** The iteration of its reader ends here. */
   cut(): void {
@@ -107,15 +133,16 @@ export class RunOutput {
     return chunk
   }
   #keep(chunk: Buffer): void {
+    if (this.keepMs === 0) return
     const limit = this.#keepBytes()
-    if (limit === 0) return
     let piece = this.#kept.at(-1)
     if (!piece || piece.bytes >= pieceBytes) this.#kept.push((piece = { firstSeq: this.#readTo, parts: [], bytes: 0 }))
     piece.parts.push(chunk)
     piece.bytes += chunk.length
     if (piece.parts.length === pieceParts || piece.bytes >= pieceBytes) piece.parts = [join(piece.parts)]
     this.#keptBytes += chunk.length
-    while (this.#kept.length > 1 && this.#keptBytes > limit) this.#keptBytes -= this.#kept.shift()!.bytes
+    // The last piece stays whole, unless a single line is larger than anybody may keep.
+    while (this.#keptBytes > (this.#kept.length > 1 ? limit : highWater)) this.#keptBytes -= this.#kept.shift()!.bytes
   }
   #keptBehind(afterSeq: number): Buffer | undefined {
     const from = this.#kept.findLastIndex(({ firstSeq }) => firstSeq <= afterSeq + 1)
@@ -136,14 +163,14 @@ const join = (parts: Buffer[]): Buffer => (parts.length === 1 ? parts[0]! : Buff
 class Reader implements AsyncIterator<Buffer> {
   readonly #output: RunOutput
   readonly #signal: AbortSignal
-  readonly #onGone: OnGone
+  readonly #onGone: (reason: unknown) => void
   readonly #onAbort = (): void => this.#onGone(this.#signal.reason)
   /** What it has missed. */
   #missed: Buffer | undefined
   #waiting: Pick<PromiseWithResolvers<IteratorResult<Buffer>>, 'resolve' | 'reject'> | undefined
   #gone = false
 
-  constructor(output: RunOutput, missed: Buffer | undefined, signal: AbortSignal, onGone: OnGone) {
+  constructor(output: RunOutput, missed: Buffer | undefined, signal: AbortSignal, onGone: (reason: unknown) => void) {
     this.#output = output
     this.#missed = missed
     this.#signal = signal

@@ -7,12 +7,12 @@ import type { RunnerInfo, RunnerService, RunnerSessions } from '#contracts/runne
 import type { Sidecars } from '#contracts/sidecar'
 import type { Toolkit } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
-import { type BroadcastBook, createBroadcastBook } from './broadcast.ts'
-import { type Conversations, createConversations } from './conversations.ts'
+import { BroadcastBook } from './broadcast.ts'
+import { Conversations } from './conversations.ts'
 import { runnerDraining, unknownProfile } from './errors.ts'
-import { createForgetting, createSessionLinks, type Forgetting, type SessionLinks } from './links.ts'
-import { createSessionTable, type Held, isElsewhere, type SessionLimits, type SessionTable } from './sessions.ts'
-import { createLedgers, createToolCalls, type Ledgers } from './tool-calls.ts'
+import { createSessionLinks, Forgetting, type SessionLinks } from './links.ts'
+import { type Held, isElsewhere, type SessionLimits, SessionTable } from './sessions.ts'
+import { createToolCalls, Ledgers } from './tool-calls.ts'
 import { createTopology } from './topology.ts'
 import { Turns } from './turns.ts'
 
@@ -72,24 +72,22 @@ export function createRunner(options: RunnerOptions): Runner {
   let lastAsked = -Infinity
   const links = createSessionLinks(sidecars, sandboxes)
   /** Best effort: a sidecar forgets idle sessions by itself too. */
-  const forgetting = createForgetting(async (session) => {
+  const forgetting = new Forgetting(async (session) => {
     try {
       await links.forget(session)
     } catch (err) {
       log.warn({ err, sessionId: session.id }, 'a sidecar was not told to forget a session')
     }
   })
-  const table = createSessionTable({ ...options.limits, onEvict: forgetting.begin })
-  const ledgers = createLedgers()
+  const table = new SessionTable({ ...options.limits, onEvict: (session) => forgetting.begin(session) })
+  const ledgers = new Ledgers()
   const create = (tenantId: string, id: string, profile: Profile): Held =>
     table.create(tenantId, id, profile, Object.freeze(toolkit.specs(profile.tools).map((spec) => spec.name)))
   const isDraining = (): boolean => draining
-  const conversations = createConversations({ table, links, forgetting, create, isDraining })
-  const { isComing } = conversations
+  const conversations = new Conversations({ table, links, forgetting, create, isDraining })
   const { mcpBaseUrl } = options
-  const forget = forgetting.begin
-  const turns = new Turns({ table, links, ledgers, create, isComing, forget, isDraining, mcpBaseUrl, log })
-  const broadcast = createBroadcastBook((...change) => sandboxes?.sawProfile(...change))
+  const turns = new Turns({ table, links, ledgers, conversations, forgetting, create, isDraining, mcpBaseUrl, log })
+  const broadcast = new BroadcastBook((...change) => sandboxes?.sawProfile(...change))
   const parts = { ...options, broadcast, table, links, forgetting, ledgers, conversations, turns, create, isDraining }
   const service = createService(parts)
   return {
@@ -130,10 +128,10 @@ function createService(parts: Parts): (asked: () => void) => RunnerService {
     behind: async (revisions) => broadcast.behind(revisions),
     putProfile: async (tenantId, profile) => broadcast.putProfile(tenantId, profile),
     deleteProfile: async (tenantId, name) => broadcast.deleteProfile(tenantId, name),
-    profiles: broadcast.profiles,
+    profiles: (tenantId) => broadcast.profiles(tenantId),
     putPool: async (tenantId, pool) => broadcast.putPool(tenantId, pool),
     deletePool: async (tenantId, id) => broadcast.deletePool(tenantId, id),
-    pools: broadcast.pools,
+    pools: (tenantId) => broadcast.pools(tenantId),
     createSession(tenantId, name) {
       const profile = broadcast.profile(tenantId, name)
       if (!profile) throw unknownProfile()
@@ -158,7 +156,7 @@ function createService(parts: Parts): (asked: () => void) => RunnerService {
     },
     hydrate: (tenantId, id, profile, bundle, replace = false) =>
       conversations.hydrate(tenantId, id, profile, bundle, replace),
-    exportState: conversations.exportState,
+    exportState: (tenantId, id) => conversations.exportState(tenantId, id),
     unsaved: async () => conversations.unsaved(),
     topology,
     workerLeases: async (tenantId, signal) => (await sandboxes?.leases(tenantId, signal)) ?? [],

@@ -35,85 +35,73 @@ export interface SessionLimits {
 }
 
 /** The sessions of one runner, by id, least recently used first. */
-export interface SessionTable {
-  readonly size: number
-  /** Undefined for an unknown session and for another tenant's. */
-  find(tenantId: string, id: string): Held | undefined
-  any(id: string): Held | undefined
-  all(): IterableIterator<Held>
-  /** Throws `unknown_session` when another tenant has the id: the same answer as for no session. */
-  create(tenantId: string, id: string, profile: Profile, tools: readonly string[]): Held
-  /** Marks a session as used now. */
-  touch(session: Held): void
-  remove(session: Held): void
-  /** Lets go of sessions that were idle longer than their time. */
-  sweep(): void
-}
-
-export function createSessionTable(limits: SessionLimits): SessionTable {
-  const now = limits.now ?? Date.now
+export class SessionTable {
+  readonly #limits: SessionLimits
   // A Map keeps insertion order, so deleting and setting again moves a session to the recently used end.
-  const sessions = new Map<string, Held>()
-  const usedAt = new WeakMap<Held, number>()
-  const evict = (session: Held): void => {
-    sessions.delete(session.id)
-    session.status = 'shutdown'
-    limits.onEvict(session)
+  readonly #sessions = new Map<string, Held>()
+  readonly #usedAt = new WeakMap<Held, number>()
+
+  constructor(limits: SessionLimits) {
+    this.#limits = limits
   }
-  const makeRoom = (): void => {
-    if (sessions.size < limits.max) return
-    for (const session of sessions.values()) {
-      if (session.status !== 'running') return evict(session)
+
+  get size(): number {
+    return this.#sessions.size
+  }
+  /** Undefined for an unknown session and for another tenant's. */
+  find(tenantId: string, id: string): Held | undefined {
+    const session = this.#sessions.get(id)
+    return session?.tenantId === tenantId ? session : undefined
+  }
+  any(id: string): Held | undefined {
+    return this.#sessions.get(id)
+  }
+  all(): IterableIterator<Held> {
+    return this.#sessions.values()
+  }
+  /** Throws `unknown_session` when another tenant has the id: the same answer as for no session. */
+  create(tenantId: string, id: string, profile: Profile, tools: readonly string[]): Held {
+    if (!isClientId(id)) throw invalidSessionId()
+    if (this.#sessions.has(id)) throw unknownSession()
+    this.#makeRoom()
+    const at = new Date(this.#now()).toISOString()
+    const used = { createdAt: at, lastUsedAt: at, changes: 0, exported: 0 }
+    const session: Held = { id, tenantId, profile, tools, status: 'idle', ...used }
+    this.touch(session)
+    return session
+  }
+  /** Marks a session as used now. */
+  touch(session: Held): void {
+    const time = this.#now()
+    this.#usedAt.set(session, time)
+    session.lastUsedAt = new Date(time).toISOString()
+    this.#sessions.delete(session.id)
+    this.#sessions.set(session.id, session)
+  }
+  remove(session: Held): void {
+    if (this.#sessions.get(session.id) === session) this.#sessions.delete(session.id)
+    session.status = 'shutdown'
+  }
+  /** Lets go of sessions that were idle longer than their time. */
+  sweep(): void {
+    const oldest = this.#now() - this.#limits.idleTtlMs
+    for (const session of this.#sessions.values()) {
+      if ((this.#usedAt.get(session) ?? 0) > oldest) break
+      if (session.status !== 'running') this.#evict(session)
+    }
+  }
+  #now(): number {
+    return (this.#limits.now ?? Date.now)()
+  }
+  #evict(session: Held): void {
+    this.remove(session)
+    this.#limits.onEvict(session)
+  }
+  #makeRoom(): void {
+    if (this.#sessions.size < this.#limits.max) return
+    for (const session of this.#sessions.values()) {
+      if (session.status !== 'running') return this.#evict(session)
     }
     throw runnerFull({ retryable: true })
-  }
-  const touch = (session: Held): void => {
-    const time = now()
-    usedAt.set(session, time)
-    session.lastUsedAt = new Date(time).toISOString()
-    sessions.delete(session.id)
-    sessions.set(session.id, session)
-  }
-  return {
-    get size() {
-      return sessions.size
-    },
-    find(tenantId, id) {
-      const session = sessions.get(id)
-      return session?.tenantId === tenantId ? session : undefined
-    },
-    any: (id) => sessions.get(id),
-    all: () => sessions.values(),
-    create(tenantId, id, profile, tools) {
-      if (!isClientId(id)) throw invalidSessionId()
-      if (sessions.has(id)) throw unknownSession()
-      makeRoom()
-      const at = new Date(now()).toISOString()
-      const session: Held = {
-        id,
-        tenantId,
-        profile,
-        tools,
-        status: 'idle',
-        createdAt: at,
-        lastUsedAt: at,
-        changes: 0,
-        exported: 0,
-      }
-      touch(session)
-      return session
-    },
-    touch,
-    remove(session) {
-      if (sessions.get(session.id) === session) sessions.delete(session.id)
-      session.status = 'shutdown'
-    },
-    sweep() {
-      const oldest = now() - limits.idleTtlMs
-      for (const session of sessions.values()) {
-        if ((usedAt.get(session) ?? 0) > oldest) break
-        if (session.status !== 'running') evict(session)
-      }
-    },
   }
 }

@@ -62,27 +62,13 @@ interface Entry {
   replayed: boolean
 }
 
-/** The tool calls of one run, across its attempts. */
-export interface Ledger {
-  readonly runId: string
-  readonly attempt: number
-  /**
-   * Answers a call that a former attempt has made, with the result it got or is about to get; each answers once, in order.
-   * Any other call is executed. `id` is given by runtimes that go on behind the replay, and never by those that do the turn again.
-   */
-  call(name: string, input: unknown, id: string | undefined, execute: () => Promise<Outcome>): Promise<ToolResult>
-}
-
 export interface Outcome {
   readonly result: ToolResult
   /** False: it was stopped, and whether it has happened is not known. */
   readonly finished: boolean
 }
 
-export interface SessionKey {
-  readonly tenantId: string
-  readonly id: string
-}
+type SessionKey = Pick<RunnerSession, 'tenantId' | 'id'>
 export interface Attempt {
   readonly runId: string
   readonly attempt?: number
@@ -90,117 +76,131 @@ export interface Attempt {
 }
 
 /** The ledgers of runs that are tried again when they crash. Others have none, and pay nothing. */
-export interface Ledgers {
-  /** Opens the next attempt of a run. Undefined when a later attempt of it was seen: this one comes from somebody who was given up. */
-  open(session: SessionKey, run: Attempt): Ledger | undefined
+export class Ledgers {
+  readonly #limit: number
+  readonly #ledgers = new Map<string, Ledger>()
+  #bytes = 0
+
+  constructor(limit = maxBytes) {
+    this.#limit = limit
+  }
+
   /** The ledger of the run under way, or of the session's last one. */
-  of(session: SessionKey): Ledger | undefined
-  drop(session: SessionKey): void
+  of(session: SessionKey): Ledger | undefined {
+    return this.#ledgers.get(keyOf(session))
+  }
+  /** Opens the next attempt of a run. Undefined when a later attempt of it was seen: this one comes from somebody who was given up. */
+  open(session: SessionKey, { runId, attempt = 1, replay = [] }: Attempt): Ledger | undefined {
+    const key = keyOf(session)
+    const former = this.#ledgers.get(key)
+    if (former?.runId === runId && former.attempt > attempt) return undefined
+    const ledger: Ledger =
+      former?.runId === runId ? former : new Ledger(runId, (bytes) => this.#grew(key, ledger, bytes))
+    if (ledger !== former) this.#drop(key)
+    // Set again, so that it is the youngest.
+    this.#ledgers.delete(key)
+    this.#ledgers.set(key, ledger)
+    ledger.begin(attempt, replay)
+    return ledger
+  }
+  drop(session: SessionKey): void {
+    this.#drop(keyOf(session))
+  }
+  #grew(key: string, ledger: Ledger, bytes: number): void {
+    if (this.#ledgers.get(key) !== ledger) return
+    this.#bytes += bytes
+    for (const oldest of this.#ledgers.keys()) {
+      if (this.#bytes <= this.#limit) return
+      if (oldest !== key) this.#drop(oldest)
+    }
+  }
+  #drop(key: string): void {
+    this.#bytes -= this.#ledgers.get(key)?.bytes ?? 0
+    this.#ledgers.delete(key)
+  }
 }
 
-export function createLedgers(limit = maxBytes): Ledgers {
-  const books = new Map<string, Book>()
-  let total = 0
-  const keyOf = ({ tenantId, id }: SessionKey): string => `${tenantId}\n${id}`
-  const drop = (key: string): void => {
-    total -= books.get(key)?.bytes ?? 0
-    books.delete(key)
+const keyOf = ({ tenantId, id }: SessionKey): string => `${tenantId}\n${id}`
+
+/** The tool calls of one run, across its attempts. */
+export class Ledger {
+  readonly runId: string
+  readonly #onGrow: (bytes: number) => void
+  readonly #entries: Entry[] = []
+  #attempt = 0
+  #bytes = 0
+
+  constructor(runId: string, onGrow: (bytes: number) => void) {
+    this.runId = runId
+    this.#onGrow = onGrow
   }
-  return {
-    of: (session) => books.get(keyOf(session)),
-    drop: (session) => drop(keyOf(session)),
-    open(session, { runId, attempt = 1, replay = [] }) {
-      const key = keyOf(session)
-      const former = books.get(key)
-      if (former?.runId === runId && former.attempt > attempt) return undefined
-      const book = former?.runId === runId ? former : createBook(runId)
-      if (book !== former) drop(key)
-      // Set again, so that it is the youngest.
-      books.delete(key)
-      books.set(key, book)
-      book.onGrow = (bytes) => {
-        if (books.get(key) !== book) return
-        total += bytes
-        for (const oldest of books.keys()) {
-          if (total <= limit) return
-          if (oldest !== key) drop(oldest)
-        }
+
+  get attempt(): number {
+    return this.#attempt
+  }
+  get bytes(): number {
+    return this.#bytes
+  }
+  begin(attempt: number, replay: Replay): void {
+    this.#attempt = attempt
+    const calls = new Map<string, string>()
+    const unmatched = new Set(this.#entries)
+    for (const event of replay) {
+      if (event.type === 'tool_call') calls.set(event.id, callOf(event.name, event.arguments))
+      const call = event.type === 'tool_result' ? calls.get(event.id) : undefined
+      if (event.type !== 'tool_result' || call === undefined) continue
+      const fits = [...unmatched].filter((entry) => entry.call === call)
+      const known = fits.find((entry) => entry.id === event.id) ?? fits[0]
+      if (known) {
+        known.replayed = true
+        unmatched.delete(known)
+        continue
       }
-      book.begin(attempt, replay)
-      return book
-    },
+      this.#grow(event.content.length)
+      const result = Promise.resolve({ ok: event.ok, content: event.content })
+      this.#entries.push({ call, result, id: event.id, attempt: attempt - 1, replayed: true })
+    }
   }
-}
-
-interface Book extends Ledger {
-  attempt: number
-  readonly bytes: number
-  onGrow: (bytes: number) => void
-  begin(attempt: number, replay: Replay): void
-}
-
-function createBook(runId: string): Book {
-  const entries: Entry[] = []
-  let bytes = 0
-  const grow = (by: number): void => {
-    bytes += by
-    book.onGrow(by)
+  /**
+   * Answers a call that a former attempt has made, with the result it got or is about to get; each answers once, in order.
+   * Any other call is executed. `id` is given by runtimes that go on behind the replay, and never by those that do the turn again.
+   */
+  async call(
+    name: string,
+    input: unknown,
+    id: string | undefined,
+    execute: () => Promise<Outcome>,
+  ): Promise<ToolResult> {
+    const call = callOf(name, input)
+    for (let known = this.#find(call, id); known; known = this.#find(call, id)) {
+      known.attempt = this.#attempt
+      known.id = id
+      const result = await known.result
+      if (result) return result
+      // It was stopped before anybody knew how it went.
+      this.#entries.splice(this.#entries.indexOf(known), 1)
+    }
+    const executing = execute()
+    const result = executing.then(
+      (outcome) => (outcome.finished ? outcome.result : undefined),
+      () => undefined,
+    )
+    this.#entries.push({ call, result, id, attempt: this.#attempt, replayed: false })
+    const outcome = await executing
+    if (outcome.finished) this.#grow(outcome.result.content.length)
+    return outcome.result
   }
   /** The first entry of a former attempt that fits: by its own id if there is one, else by what was called. */
-  const find = (call: string, id: string | undefined): Entry | undefined => {
-    const fitting = entries.filter(
-      (entry) => entry.attempt < book.attempt && entry.call === call && (id === undefined || !entry.replayed),
+  #find(call: string, id: string | undefined): Entry | undefined {
+    const fitting = this.#entries.filter(
+      (entry) => entry.attempt < this.#attempt && entry.call === call && (id === undefined || !entry.replayed),
     )
     return fitting.find((entry) => entry.id === id) ?? fitting[0]
   }
-  const book: Book = {
-    runId,
-    attempt: 0,
-    onGrow: () => {},
-    get bytes() {
-      return bytes
-    },
-    begin(attempt, replay) {
-      book.attempt = attempt
-      const calls = new Map<string, string>()
-      const unmatched = new Set(entries)
-      for (const event of replay) {
-        if (event.type === 'tool_call') calls.set(event.id, callOf(event.name, event.arguments))
-        const call = event.type === 'tool_result' ? calls.get(event.id) : undefined
-        if (event.type !== 'tool_result' || call === undefined) continue
-        const fits = [...unmatched].filter((entry) => entry.call === call)
-        const known = fits.find((entry) => entry.id === event.id) ?? fits[0]
-        if (known) unmatched.delete(known)
-        else grow(event.content.length)
-        const result = Promise.resolve({ ok: event.ok, content: event.content })
-        const entry = known ?? { call, result, id: event.id, attempt: attempt - 1, replayed: true }
-        entry.replayed = true
-        if (!known) entries.push(entry)
-      }
-    },
-    async call(name, input, id, execute) {
-      const call = callOf(name, input)
-      for (let known = find(call, id); known; known = find(call, id)) {
-        known.attempt = book.attempt
-        known.id = id
-        const result = await known.result
-        if (result) return result
-        // It was stopped before anybody knew how it went.
-        entries.splice(entries.indexOf(known), 1)
-      }
-      const executing = execute()
-      const result = executing.then(
-        (outcome) => (outcome.finished ? outcome.result : undefined),
-        () => undefined,
-      )
-      const entry: Entry = { call, result, id, attempt: book.attempt, replayed: false }
-      entries.push(entry)
-      const outcome = await executing
-      if (outcome.finished) grow(outcome.result.content.length)
-      return outcome.result
-    },
+  #grow(by: number): void {
+    this.#bytes += by
+    this.#onGrow(by)
   }
-  return book
 }
 
 const callOf = (name: string, input: unknown): string =>

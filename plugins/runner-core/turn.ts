@@ -3,12 +3,12 @@ import { type AppError, isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
-import { type AttachRun, type ExecuteRun, leaving } from '#contracts/runner'
+import { type ExecuteRun, leaving } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/runtime'
 import type { PreparedRun } from '#contracts/workers'
-import { attemptSuperseded, type EndReason, runGap } from './errors.ts'
+import type { EndReason } from './errors.ts'
 import type { SessionLinks } from './links.ts'
-import { RunOutput } from './output.ts'
+import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
 import type { Held } from './sessions.ts'
 
@@ -50,20 +50,17 @@ export interface TurnHost {
  * `ended` (the terminal line is written and the session free; the sidecar is being left), `over`. It is driven by the sidecar
  * and not by its reader, who may leave it to another one.
  */
-export class Turn {
+export class Turn implements OutputOwner {
   readonly session: Held
-  readonly runId: string
   readonly attempt: number
   /** How many delegations led to the run. */
   readonly depth: number
-  readonly keepMs: number
   readonly output: RunOutput
   readonly #host: TurnHost
   readonly #relay: Relay
   readonly #abort = new AbortController()
   readonly #over = Promise.withResolvers<void>()
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
-  #epoch: number
   #source: AsyncIterator<Buffer> | undefined
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
@@ -76,22 +73,18 @@ export class Turn {
   constructor(host: TurnHost, session: Held, run: ExecuteRun) {
     this.#host = host
     this.session = session
-    this.runId = run.runId
     this.attempt = run.attempt ?? 1
     this.depth = run.depth ?? 0
-    this.keepMs = run.keepMs ?? 0
-    this.#epoch = run.epoch ?? 0
     this.#relay = new Relay(run.runId, session.id, run.firstSeq, session.profile.workerMode === 'sandbox')
-    this.output = new RunOutput(run.firstSeq, this.keepMs > 0 ? host.keepBytes : nothing)
+    this.output = new RunOutput(run, host.keepBytes, this)
   }
 
   /** Aborts when the run is ended from here. */
   get signal(): AbortSignal {
     return this.#abort.signal
   }
-  /** Of its present owner's claim. */
-  get epoch(): number {
-    return this.#epoch
+  get runId(): string {
+    return this.output.runId
   }
   get ended(): boolean {
     return this.#state === 'ended' || this.#state === 'over'
@@ -106,17 +99,9 @@ export class Turn {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(run.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
     if (!this.session.conversation) this.output.show()
-    const reader = this.output.read(run.firstSeq - 1, signal, this.#readerGone)
+    const reader = this.output.attach({ afterSeq: run.firstSeq - 1, epoch: this.output.epoch }, signal)
     void this.#drive(run)
     return reader
-  }
-  /** Another reader goes on behind what is stored; the present one is cut off. */
-  attach({ afterSeq, epoch }: AttachRun, signal: AbortSignal): AsyncIterator<Buffer> {
-    if (epoch < this.#epoch) throw attemptSuperseded()
-    if (!this.output.has(afterSeq)) throw runGap()
-    this.#epoch = epoch
-    clearTimeout(this.#readerDue)
-    return this.output.read(afterSeq, signal, this.#readerGone)
   }
   /** Puts an event between the sidecar's own; too late for a run that is over. */
   readonly report = (event: RuntimeEvent): void => {
@@ -130,12 +115,16 @@ export class Turn {
     this.#close(this.#relay.end(reason))
   }
 
-  readonly #readerGone = (reason: unknown): void => {
+  readerCame(): void {
+    clearTimeout(this.#readerDue)
+  }
+  readerGone(reason: unknown): void {
     if (reason === ('shutdown' satisfies StreamEnd)) return this.end('runner_stopping')
     const isLeft = reason === leaving || reason === ('client_gone' satisfies StreamEnd)
-    if (!isLeft || this.keepMs === 0) return this.end('cancelled')
+    const { keepMs } = this.output
+    if (!isLeft || keepMs === 0) return this.end('cancelled')
     this.output.cut()
-    if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), this.keepMs)
+    if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), keepMs)
   }
 
   async #drive(run: ExecuteRun): Promise<void> {
@@ -251,12 +240,11 @@ export class Turn {
     this.#state = 'over'
     clearTimeout(this.#unwound)
     this.#prepared?.over()
+    this.output.disown()
     this.#over.resolve()
     this.#host.over(this)
   }
 }
-
-const nothing = (): number => 0
 
 /** Specification 3.1: only a run that fails leaves its session errored. */
 function statusAfter({ code }: Terminal): 'idle' | 'errored' {

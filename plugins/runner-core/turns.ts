@@ -1,7 +1,10 @@
+import { whenRead } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { AttachRun, ExecuteRun, RunnerSession } from '#contracts/runner'
+import type { Conversations } from './conversations.ts'
 import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
-import type { SessionLinks } from './links.ts'
+import type { Forgetting, SessionLinks } from './links.ts'
+import type { RunOutput } from './output.ts'
 import { type Held, isElsewhere, type SessionTable } from './sessions.ts'
 import type { Ledgers } from './tool-calls.ts'
 import { Turn, type TurnHost } from './turn.ts'
@@ -18,11 +21,9 @@ export interface TurnDeps {
   readonly table: SessionTable
   readonly links: SessionLinks
   readonly ledgers: Ledgers
+  readonly conversations: Conversations
+  readonly forgetting: Forgetting
   create(tenantId: string, id: string, profile: Profile): Held
-  /** The session's conversation is on its way. */
-  isComing(session: Held): boolean
-  /** Tells whoever executed its runs that it left. */
-  forget(session: Held): void
   isDraining(): boolean
   mcpBaseUrl(): string
   readonly log: { warn(fields: object, message: string): void }
@@ -34,9 +35,11 @@ export class Turns {
   readonly #host: TurnHost
   /** Those that are not over. */
   readonly #turns = new Set<Turn>()
-  /** The newest of each session, by tenant and session. */
-  readonly #newest = new Map<string, Turn>()
-  readonly #ended = new Map<Turn, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
+  readonly #ofSession = new Map<RunnerSession, Turn>()
+  /** What the newest run of each session has written, by tenant and session. */
+  readonly #outputs = new Map<string, RunOutput>()
+  /** Those of runs that are over, by the same key; the first to end first. */
+  readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
 
   constructor(deps: TurnDeps) {
@@ -57,7 +60,7 @@ export class Turns {
         // As if this runner had never had the session: the conductor hydrates it and asks again, perhaps elsewhere.
         deps.table.remove(session)
         delete session.activeRunId
-        if (deps.links.preparing(session)) deps.forget(session)
+        if (deps.links.preparing(session)) deps.forgetting.begin(session)
         return unknownSession()
       },
       over: (turn) => this.#over(turn),
@@ -70,21 +73,21 @@ export class Turns {
   }
   /** A run is under way, or nobody has taken the end of one. */
   get busy(): boolean {
-    return this.#turns.size > 0 || [...this.#ended.keys()].some(({ output }) => !output.isRead)
+    return this.#turns.size > 0 || [...this.#ended.keys()].some((key) => !this.#outputs.get(key)!.isRead)
   }
   /** The run under way in a session. */
   of(session: RunnerSession): Turn | undefined {
-    const turn = this.#newest.get(keyOf(session.tenantId, session.id))
-    return turn && this.#turns.has(turn) && turn.session === session ? turn : undefined
+    return this.#ofSession.get(session)
   }
   execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
-    return whenRead(signal, () => this.#begin(tenantId, run).start(run, signal))
+    return whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, run).start(run, signal)))
   }
   attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
-    return whenRead(signal, () => {
-      const turn = this.#newest.get(keyOf(tenantId, from.sessionId))
-      if (turn?.runId !== from.runId) throw unknownRun()
-      return turn.attach(from, signal)
+    return whenRead(() => {
+      if (signal.aborted) return undefined
+      const output = this.#outputs.get(keyOf(tenantId, from.sessionId))
+      if (output?.runId !== from.runId) throw unknownRun()
+      return output.attach(from, signal)
     })
   }
   cancel(tenantId: string, runId: string): void {
@@ -97,7 +100,7 @@ export class Turns {
     const ending = [...this.#turns]
     for (const turn of ending) turn.end('runner_stopping')
     await Promise.all(ending.map((turn) => turn.over))
-    for (const turn of this.#ended.keys()) this.#drop(turn)
+    for (const key of this.#ended.keys()) this.#drop(key)
   }
 
   #begin(tenantId: string, run: ExecuteRun): Turn {
@@ -107,10 +110,11 @@ export class Turns {
     session.activeRunId = run.runId
     this.#deps.table.touch(session)
     this.#turns.add(turn)
+    this.#ofSession.set(session, turn)
     const key = keyOf(tenantId, session.id)
-    const former = this.#newest.get(key)
-    this.#newest.set(key, turn)
-    if (former) this.#drop(former)
+    // Another run of the session means that somebody has the end of the former one.
+    this.#drop(key)
+    this.#outputs.set(key, turn.output)
     return turn
   }
   /** The session, free for this run. */
@@ -125,12 +129,13 @@ export class Turns {
     }
     const former = this.of(session)
     if (former && !former.ended) {
-      if (run.epoch !== undefined && run.epoch < former.epoch) throw attemptSuperseded()
+      const { epoch } = former.output
+      if (run.epoch !== undefined && run.epoch < epoch) throw attemptSuperseded()
       // Whoever held that run was given up, or has lost its claim. It may be frozen, and then nobody reads its stream to the end.
       const isLater = former.runId === run.runId && (run.attempt ?? 1) > former.attempt
-      if (isLater || (run.epoch ?? 0) > former.epoch) former.end('cancelled')
+      if (isLater || (run.epoch ?? 0) > epoch) former.end('cancelled')
     }
-    if (session.status === 'running' || this.#deps.isComing(session)) throw sessionBusy()
+    if (session.status === 'running' || this.#deps.conversations.isComing(session)) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
     if (draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
     if (session.profile.onCrash === 'retry' && !ledgers.open(session, run)) throw attemptSuperseded()
@@ -138,55 +143,29 @@ export class Turns {
   }
 
   #over(turn: Turn): void {
+    const { session, output } = turn
     this.#turns.delete(turn)
-    const { tenantId, id } = turn.session
-    // Another run of the session means that somebody has the end of this one.
-    if (this.#newest.get(keyOf(tenantId, id)) !== turn) return
-    const { bytes } = turn.output
-    const timer = setTimeout(() => this.#drop(turn), turn.keepMs).unref()
-    this.#ended.set(turn, { bytes, timer })
+    if (this.#ofSession.get(session) === turn) this.#ofSession.delete(session)
+    const key = keyOf(session.tenantId, session.id)
+    if (this.#outputs.get(key) !== output) return
+    const { bytes, keepMs } = output
+    this.#ended.set(key, { bytes, timer: setTimeout(() => this.#drop(key), keepMs).unref() })
     this.#endedBytes += bytes
-    if (turn.keepMs === 0 || turn.output.failed) this.#drop(turn)
+    if (keepMs === 0 || output.failed) this.#drop(key)
     for (const oldest of this.#ended.keys()) {
       if (this.#ended.size <= maxEnded && this.#endedBytes <= maxEndedBytes) return
       this.#drop(oldest)
     }
   }
-  #drop(turn: Turn): void {
-    const kept = this.#ended.get(turn)
-    if (!kept) return
-    clearTimeout(kept.timer)
-    this.#ended.delete(turn)
-    this.#endedBytes -= kept.bytes
-    const key = keyOf(turn.session.tenantId, turn.session.id)
-    if (this.#newest.get(key) === turn) this.#newest.delete(key)
+  /** Unless that run is under way. */
+  #drop(key: string): void {
+    const ended = this.#ended.get(key)
+    if (!ended) return
+    clearTimeout(ended.timer)
+    this.#ended.delete(key)
+    this.#endedBytes -= ended.bytes
+    this.#outputs.delete(key)
   }
 }
 
 const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
-const done = { done: true, value: undefined } as const
-
-/** Begins with the first read, as a generator does: a refusal is a rejection of that. */
-function whenRead(signal: AbortSignal, begin: () => AsyncIterator<Buffer>): AsyncIterableIterator<Buffer> {
-  let reader: AsyncIterator<Buffer> | undefined
-  let left = false
-  return {
-    next() {
-      if (reader) return reader.next()
-      if (left || signal.aborted) return Promise.resolve(done)
-      try {
-        reader = begin()
-      } catch (error) {
-        return Promise.reject(error as Error)
-      }
-      return reader.next()
-    },
-    return() {
-      left = true
-      return reader?.return?.() ?? Promise.resolve(done)
-    },
-    [Symbol.asyncIterator]() {
-      return this
-    },
-  }
-}

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import type { RunnerSession } from '#contracts/runner'
-import { createForgetting } from '../links.ts'
+import { Forgetting } from '../links.ts'
 import { answer, execute, profile, run, runnerOf, until } from './fixtures.ts'
 
 const session = (id: string): RunnerSession => ({
@@ -19,7 +19,7 @@ test('a sidecar is told of many sessions a few at a time, and of every one', asy
   const told: string[] = []
   let underWay = 0
   let most = 0
-  const forgetting = createForgetting(async ({ id }) => {
+  const forgetting = new Forgetting(async ({ id }) => {
     most = Math.max(most, ++underWay)
     await turn()
     underWay--
@@ -35,7 +35,7 @@ test('a sidecar is told of many sessions a few at a time, and of every one', asy
 test('a session that comes back out of turn is told of at once, and one of which nobody is told is not waited for', async () => {
   const gate = Promise.withResolvers<void>()
   const told: string[] = []
-  const forgetting = createForgetting(async ({ id }) => {
+  const forgetting = new Forgetting(async ({ id }) => {
     if (id !== 'last') await gate.promise
     told.push(id)
   })

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Replay } from '#contracts/replay'
 import type { RunnerSession } from '#contracts/runner'
-import { createLedgers, type Ledger } from '../tool-calls.ts'
+import { type Ledger, Ledgers } from '../tool-calls.ts'
 import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, until } from './fixtures.ts'
 
 const session = { tenantId: 'acme', id: 's' }
@@ -27,7 +27,7 @@ const asker = () => {
 
 test('a runtime that does the turn again gets each recorded result once, in order, whoever recorded it', async () => {
   const ask = asker()
-  const ledgers = createLedgers()
+  const ledgers = new Ledgers()
   const first = ledgers.open(session, { runId: 'r' })
   assert.deepEqual([await ask(first, 'a'), await ask(first, 'a'), await ask(first, 'b')], ['*a 1', '*a 2', '*b 3'])
   // The conductor knew of the first call only; the runner knows all three.
@@ -36,14 +36,14 @@ test('a runtime that does the turn again gets each recorded result once, in orde
   assert.equal(await ask(second, 'b'), 'b 3')
   // Another runner knows only what it is sent.
   const replay = replayed('1', 'a', { x: 1, y: [{ z: 1, w: 2 }] }, 'sent')
-  const elsewhere = createLedgers().open(session, { runId: 'r', attempt: 3, replay })
+  const elsewhere = new Ledgers().open(session, { runId: 'r', attempt: 3, replay })
   assert.equal(await ask(elsewhere, 'a', undefined, { y: [{ w: 2, z: 1 }], x: 1 }), 'sent')
   assert.match(await ask(elsewhere, 'a', undefined, { x: 1 }), /^\*/)
 })
 
 test('a runtime that goes on behind the replay may make a finished call again, and gets only what was not replayed', async () => {
   const ask = asker()
-  const ledgers = createLedgers()
+  const ledgers = new Ledgers()
   const first = ledgers.open(session, { runId: 'r' })
   await ask(first, 'clock', '1')
   await ask(first, 'pay', '2')
@@ -58,7 +58,7 @@ test('a runtime that goes on behind the replay may make a finished call again, a
 
 test('a call whose end is not known is executed again, and a call under way is joined', async () => {
   const ask = asker()
-  const ledgers = createLedgers()
+  const ledgers = new Ledgers()
   const first = ledgers.open(session, { runId: 'r' })!
   await ask(first, 'a', '1', {}, false)
   const slow = Promise.withResolvers<void>()
@@ -79,7 +79,7 @@ test('a call whose end is not known is executed again, and a call under way is j
 
 test('another run begins an empty ledger, an attempt that was overtaken gets none, and ledgers are bounded', async () => {
   const ask = asker()
-  const ledgers = createLedgers(1_000)
+  const ledgers = new Ledgers(1_000)
   await ask(ledgers.open(session, { runId: 'r' }), 'a')
   assert.ok(ledgers.open(session, { runId: 'r', attempt: 3 }))
   assert.equal(ledgers.open(session, { runId: 'r', attempt: 2 }), undefined)

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { runnerHash } from '#contracts/ids'
-import { createSessionTable } from '../sessions.ts'
+import { SessionTable } from '../sessions.ts'
 import { answer, codeOf, collect, execute, hang, profile, run, runnerOf, until } from './fixtures.ts'
 
 const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json' })
@@ -175,7 +175,7 @@ test('a full runner lets go of the least recently used idle session, never of a 
 test('a session that was idle too long leaves memory', () => {
   let now = 0
   const gone: string[] = []
-  const table = createSessionTable({ max: 10, idleTtlMs: 100, now: () => now, onEvict: (s) => void gone.push(s.id) })
+  const table = new SessionTable({ max: 10, idleTtlMs: 100, now: () => now, onEvict: (s) => void gone.push(s.id) })
   const [a, b, c] = ['a', 'b', 'c'].map((id) => table.create('acme', id, profile(), []))
   b!.status = 'running'
   now = 90
