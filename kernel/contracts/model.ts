@@ -49,19 +49,29 @@ export async function openModel(model: LanguageModelV4, options: LanguageModelV4
   }
 }
 
-/** Parts as `doStream` hands them out. */
-export const streamOf = (parts: ModelParts): ReadableStream<LanguageModelV4StreamPart> =>
-  new ReadableStream(
+/** Parts as `doStream` hands them out: one by one, and none behind an abort. */
+export function streamOf(
+  parts: ModelParts,
+  { abortSignal }: Pick<LanguageModelV4CallOptions, 'abortSignal'>,
+): ReadableStream<LanguageModelV4StreamPart> {
+  let held: readonly LanguageModelV4StreamPart[] | undefined = []
+  let at = 0
+  return new ReadableStream(
     {
       async pull(controller) {
-        const arrived = await parts.next()
-        if (arrived) for (const part of arrived) controller.enqueue(part)
+        abortSignal?.throwIfAborted()
+        if (at === held?.length) {
+          held = await parts.next()
+          at = 0
+        }
+        if (held) controller.enqueue(held[at++]!)
         else controller.close()
       },
       cancel: () => parts.close(),
     },
     { highWaterMark: 0 },
   )
+}
 
 /** Keyed by the provider name that a profile's `model` starts with. */
 export const Models = slot<ModelProvider>('sidecar.models')

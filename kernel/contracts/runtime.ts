@@ -9,7 +9,10 @@ import { ModelEgress } from './workers.ts'
 /** An opaque copy of a session's conversation, enough to go on with it on another host. */
 export interface StateBundle {
   readonly bytes: Uint8Array
-  /** `application/json` for `general`, `application/gzip` for the vendor runtimes. */
+  /**
+   * `application/json` for `general`, `application/gzip` for the vendor runtimes. `general` also takes `turnsContentType`, which no
+   * runtime makes: the stored runs of the conversation.
+   */
   readonly contentType: string
   readonly runtimeSessionId?: string
 }

@@ -1,15 +1,15 @@
 import type {
-  LanguageModelV4,
   LanguageModelV4CallOptions,
   LanguageModelV4FinishReason,
   LanguageModelV4StreamPart,
   LanguageModelV4Usage,
 } from '@ai-sdk/provider'
+import { type DirectModel, type ModelParts, streamOf } from '#contracts/model'
 import { lastOf, respond, type Response } from './rules.ts'
 import { sampleOf } from './sample.ts'
 
 /** The demo responder as a language model: word by word, deterministic, one token per word. */
-export function demoModel(): LanguageModelV4 {
+export function demoModel(): DirectModel {
   return {
     specificationVersion: 'v4',
     provider: 'builtin',
@@ -24,23 +24,34 @@ export function demoModel(): LanguageModelV4 {
         warnings: [],
       }
     },
+    doOpen,
     async doStream(options) {
-      const parts = partsOf(options)
-      return {
-        stream: new ReadableStream({
-          pull(controller) {
-            if (options.abortSignal?.aborted) return controller.error(options.abortSignal.reason)
-            const { done, value } = parts.next()
-            if (done) controller.close()
-            else controller.enqueue(value)
-          },
-        }),
-      }
+      return { stream: streamOf(await doOpen(options), options) }
     },
   }
 }
 
-function* partsOf(options: LanguageModelV4CallOptions): Generator<LanguageModelV4StreamPart> {
+/** Parts handed out together. */
+const atOnce = 256
+
+async function doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts> {
+  const parts = partsOf(options)
+  return {
+    async next() {
+      options.abortSignal?.throwIfAborted()
+      const some: LanguageModelV4StreamPart[] = []
+      while (some.length < atOnce) {
+        const { done, value } = parts.next()
+        if (done) break
+        some.push(value)
+      }
+      return some.length > 0 ? some : undefined
+    },
+    close: () => void parts.return(),
+  }
+}
+
+function* partsOf(options: LanguageModelV4CallOptions): Generator<LanguageModelV4StreamPart, void> {
   const { response, words, finishReason, usage } = turn(options)
   yield { type: 'stream-start', warnings: [] }
   if (words.length > 0) {

@@ -46,7 +46,7 @@ export function createChatModels(server: ChatServer): (modelId: string) => Direc
       doGenerate: (options) => packaged.doGenerate(marked(options)),
       doOpen,
       async doStream(options) {
-        return { stream: streamOf(await doOpen(options)) }
+        return { stream: streamOf(await doOpen(options), options) }
       },
     }
   }

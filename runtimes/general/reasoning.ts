@@ -9,10 +9,15 @@ const eventChars = 400
 /** Characters of reasoning that one run shows. */
 const maxShownChars = 40_000
 
+export type ReasoningStreamPart = Extract<
+  LanguageModelV4StreamPart,
+  { type: 'reasoning-start' | 'reasoning-delta' | 'reasoning-end' }
+>
+
 /** What a model says while it thinks: for the next call as the vendor signed it, for watchers in pieces. */
 export interface Reasoning {
-  /** Takes a part of the stream that is neither text nor a call. Returns what may be shown now. */
-  take(part: LanguageModelV4StreamPart): RuntimeEvent | undefined
+  /** Returns what may be shown now. */
+  take(part: ReasoningStreamPart): RuntimeEvent | undefined
   /** What was not shown yet: the model begins to answer. */
   flush(): RuntimeEvent | undefined
 }
@@ -40,8 +45,6 @@ export function createReasoning(turn: Pick<OpenTurn, 'thinks'>, shows: boolean):
   return {
     flush,
     take(part) {
-      if (part.type !== 'reasoning-start' && part.type !== 'reasoning-delta' && part.type !== 'reasoning-end')
-        return undefined
       const thought = partOf(part.id)
       if (part.providerMetadata) thought.providerOptions = merged(thought.providerOptions, part.providerMetadata)
       if (part.type === 'reasoning-end') {

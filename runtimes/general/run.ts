@@ -1,4 +1,9 @@
-import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import type {
+  LanguageModelV4,
+  LanguageModelV4CallOptions,
+  LanguageModelV4StreamPart,
+  LanguageModelV4ToolCall,
+} from '@ai-sdk/provider'
 import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
@@ -80,12 +85,13 @@ class Run {
   readonly #signal: AbortSignal
   readonly #deps: RunDeps
   readonly #turn: OpenTurn
-  readonly #reasoning: Reasoning
-  readonly #callId: (id: string) => string
   #model!: LanguageModelV4
   #settings!: ModelSettings
   #context!: ContextWindow
   #form: OutputForm | undefined
+  /** Made when it is first needed, like the ids of calls: most answers neither think aloud nor call anything. */
+  #reasoning: Reasoning | undefined
+  #callId: ((id: string) => string) | undefined
   #tools: ToolSet | undefined
   /** Model calls so far, those of former attempts too. */
   #steps = 0
@@ -98,25 +104,24 @@ class Run {
   #calls: readonly PendingCall[] = []
 
   constructor(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps) {
-    const { runId, sessionId, replay = [], attempt = 1 } = envelope
+    const { runId, sessionId, attempt = 1 } = envelope
     this.#envelope = envelope
     this.#signal = signal
     this.#deps = deps
     if (attempt > 1) deps.history.withdraw(sessionId, runId)
     this.#turn = openTurn(envelope)
-    this.#reasoning = createReasoning(this.#turn, deps.reasoningEvents)
-    this.#callId = createCallIds(replay.flatMap((event) => (event.type === 'tool_call' ? [event.id] : [])))
   }
 
   /** Sets up what the run needs, and goes on behind what a former attempt has finished. */
   async *begin(): Events {
-    const { runId, sessionId, profile, responseFormat, replay } = this.#envelope
+    const { runId, sessionId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
     const deps = this.#deps
     const settings = deps.settingsOf(profile.model)
     this.#model = deps.modelOf(profile.model)
     this.#settings = settings
     this.#form = responseFormat && deps.formOf(responseFormat)
-    const connected = await deps.connect(this.#envelope, this.#signal)
+    const hasTools = profile.tools.length > 0 || mcpServers.length > 0
+    const connected = hasTools ? await deps.connect(this.#envelope, this.#signal) : undefined
     this.#tools = connected?.tools
     for (const one of connected?.unavailable ?? []) {
       deps.log.warn({ runId, ...one }, 'a run goes without the tools of an MCP server')
@@ -172,21 +177,29 @@ class Run {
       if (part.type === 'text-delta') this.#text(part.delta)
       else if (part.type === 'finish') this.#finish = part
       else if (part.type === 'error') throw reported(part.error)
-      else if (part.type === 'tool-call') {
-        this.#calls = [...this.#calls, pendingCall(part, this.#callId(part.toolCallId), this.#tools)]
-      } else {
-        const thought = this.#reasoning.take(part)
-        if (thought) this.said.push(thought)
+      else if (part.type === 'tool-call') this.#calls = [...this.#calls, this.#called(part)]
+      else if (part.type === 'reasoning-start' || part.type === 'reasoning-delta' || part.type === 'reasoning-end') {
+        this.#reasoning ??= createReasoning(this.#turn, this.#deps.reasoningEvents)
+        this.#show(this.#reasoning.take(part))
       }
     }
+  }
+
+  #show(event: RuntimeEvent | undefined): void {
+    if (event) this.said.push(event)
+  }
+
+  #called(part: LanguageModelV4ToolCall): PendingCall {
+    const taken = (this.#envelope.replay ?? []).flatMap((event) => (event.type === 'tool_call' ? [event.id] : []))
+    this.#callId ??= createCallIds(taken)
+    return pendingCall(part, this.#callId(part.toolCallId), this.#tools)
   }
 
   #text(delta: string): void {
     if (delta === '') return
     let text = delta
     if (this.#turn.text === '') {
-      const thought = this.#reasoning.flush()
-      if (thought) this.said.push(thought)
+      this.#show(this.#reasoning?.flush())
       if (this.#answer !== '') text = paragraph + delta
     }
     this.#turn.text += delta

@@ -80,6 +80,10 @@ const delta = fc.oneof(
     weight: 1,
     arbitrary: fc.record({ reasoning_content: some, content: maybe(some) }, { requiredKeys: ['reasoning_content'] }),
   },
+  // Frames that could be taken for one that is text alone.
+  { weight: 2, arbitrary: fc.constantFrom('a', 'b').map((content) => ({ reasoning: 'hm', content })) },
+  { weight: 2, arbitrary: fc.constantFrom('a', 'b').map((content) => ({ content, reasoning: 'hm' })) },
+  { weight: 2, arbitrary: fc.constantFrom('a', 'b').map((content) => ({ content, role: '' })) },
   { weight: 1, arbitrary: fc.record({ reasoning: some }) },
   { weight: 1, arbitrary: fc.record({ refusal: fc.oneof(some, fc.constant(false)) }) },
   {
