@@ -27,6 +27,8 @@ export interface Cluster {
   readonly internalUrl: string
   readonly runnerUrl: string
   readonly signingKey: Buffer
+  /** The key of the owner of tenant `default`. */
+  readonly bootstrap: string
   readonly dsn: string
   /** The process that plays a role: in the single form it is always the same one. */
   pid(role: Exclude<RoleName, 'dev'>): number
@@ -51,7 +53,7 @@ export interface AgentOptions {
   readonly limits?: Record<string, number>
   readonly publish?: Record<string, unknown>
   readonly model?: string
-  readonly onCrash?: 'interrupt' | 'retry'
+  readonly onCrash?: 'interrupt' | 'resume' | 'retry'
 }
 
 export interface Agent {
@@ -125,6 +127,7 @@ export async function startCluster(
     model,
     dsn,
     signingKey,
+    bootstrap: bootstrapKey,
     get conductorUrl() {
       return url('conductor', 'conductor')
     },
