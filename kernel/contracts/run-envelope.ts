@@ -36,3 +36,10 @@ export const RunEnvelope = Type.Object(
   { additionalProperties: true },
 )
 export type RunEnvelope = Static<typeof RunEnvelope>
+
+/** Where the tools of the session are; undefined when it has none, and connecting would only cost time. */
+export const toolsUrlOf = ({
+  profile,
+  sessionMcpUrl,
+}: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl'>): string | undefined =>
+  profile.tools.length > 0 ? sessionMcpUrl : undefined

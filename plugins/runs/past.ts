@@ -66,7 +66,7 @@ export async function readTurns(store: RunStore, claim: Claim): Promise<StateBun
 }
 
 function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun): Turns['turns'][number] {
-  const reader = createReader()
+  const reader = createReader(true)
   for (const chunk of log) reader.read(chunk)
   const rest = reader.rest()
   const { replay } = reader.past()
@@ -81,7 +81,8 @@ function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun)
   }
 }
 
-function createReader() {
+/** `turn`: of a run that is over. Its answers that were refused are no part of the conversation; what it said before is. */
+function createReader(turn = false) {
   /** Of a runtime that did the turn again: what it has not come to again is finished all the same. */
   let earlier: Item[] = []
   let items: Item[] = []
@@ -122,7 +123,7 @@ function createReader() {
       if (stage === 'output_invalid') {
         // What was said is no part of the answer; what was done is done.
         cut()
-        items = items.filter(({ type }) => type !== 'assistant')
+        if (!turn) items = items.filter(({ type }) => type !== 'assistant')
       }
       if (stage !== 'repeated') return
       cut()

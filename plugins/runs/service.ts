@@ -180,7 +180,9 @@ export function createRunService(deps: RunServiceDeps): RunService {
     },
     async handleOf(tenantId, runId) {
       const { sessionId } = await service.find(tenantId, runId)
-      return (await store.findSession(tenantId, sessionId))?.runtimeSessionId ?? ''
+      const session = await store.findSession(tenantId, sessionId)
+      // An earlier release stored one for every runtime.
+      return session && !restoredFromLog(session.profile.runtime) ? (session.runtimeSessionId ?? '') : ''
     },
     async *events(tenantId, runId, ended) {
       // Its end is in the store before it is in memory.

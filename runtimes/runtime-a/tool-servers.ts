@@ -1,4 +1,4 @@
-import type { RunEnvelope } from '#contracts/run-envelope'
+import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
 import { unsafeCredential } from './errors.ts'
 import type { HttpServer, Init } from './sdk.ts'
 
@@ -24,12 +24,11 @@ const maxNameChars = 32
 const maxMs = 2_147_483_647
 
 /** The MCP servers of a run. The vendor replaces `${NAME}` in what it is given by variables: what contains that is not given. */
-export function toolServers({
-  sessionMcpUrl,
-  sessionMcpToken,
-  mcpServers = [],
-  timeoutMs,
-}: Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>): ToolServers {
+export function toolServers(
+  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>,
+): ToolServers {
+  const { sessionMcpToken, mcpServers = [], timeoutMs } = envelope
+  const sessionMcpUrl = toolsUrlOf(envelope)
   const config: Record<string, HttpServer> = {}
   const env: Record<string, string> = {}
   const names = new Map<string, string>()

@@ -1,5 +1,5 @@
 import { join } from 'node:path'
-import type { RunEnvelope } from '#contracts/run-envelope'
+import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
 import type { ModelEgress } from '#contracts/workers'
 import type { Launch } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
@@ -82,12 +82,15 @@ function modelServer({ apiKey, baseUrl }: Pick<RuntimeBConfig, 'apiKey' | 'baseU
   throw unknownModel({ message: 'runtime_b has no model server: set OPENAI_API_KEY or OPENAI_BASE_URL.' })
 }
 
-function mcpServers(envelope: Pick<RunEnvelope, 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>): {
+function mcpServers(
+  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>,
+): {
   servers: Record<string, unknown>
   sessionServer: string
   env: Record<string, string>
 } {
-  const { sessionMcpUrl, sessionMcpToken, mcpServers: external = [] } = envelope
+  const { sessionMcpToken, mcpServers: external = [] } = envelope
+  const sessionMcpUrl = toolsUrlOf(envelope)
   const servers: Record<string, unknown> = {}
   const env: Record<string, string> = {}
   const common = {
