@@ -1,0 +1,113 @@
+import { Type } from '@sinclair/typebox'
+import { eventTypes } from '../run-event.ts'
+import { ChatOf, RunAccepted, RunSummary, SubTask } from '../runs.ts'
+import type { Wire } from './route.ts'
+
+// What a gateway asks of a conductor, on its signed internal listener. The public listener serves the same paths; it takes rows
+// from here and says itself who may call and what a client may send.
+
+const tags = ['runs']
+/** A prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
+const maxRunBytes = 8 * 1024 * 1024
+
+export const runIdHeader = 'x-run-id'
+export const sessionIdHeader = 'x-session-id'
+
+/** Of a log, whose lines pass as the runner wrote them. */
+export const EventLine = Type.Object(
+  {
+    type: Type.Union(eventTypes.map((type) => Type.Literal(type))),
+    runId: Type.String(),
+    sessionId: Type.String(),
+    seq: Type.Integer({ minimum: 1, description: 'Counts from 1, without a gap.' }),
+    at: Type.String({ format: 'date-time' }),
+  },
+  {
+    additionalProperties: true,
+    title: 'RunEvent',
+    description:
+      'Besides what is here, by type: progress {stage, message?, supersedes?}, session_init {runtimeSessionId}, assistant {text, delta} (a chunk), tool_call {id, name, arguments}, tool_result {id, name, ok, content}, usage {inputTokens, outputTokens, cachedTokens?, model, costCents?}, result {text, finishReason, output?}, error {code, message, retryable?}. The last one is result or error.',
+  },
+)
+
+export const RunParams = Type.Object({ id: Type.String({ description: 'Id of the run.' }) })
+
+const after = Type.Optional(
+  Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Only events behind this `seq`.' }),
+)
+export const EventsQuery = Type.Object({ after })
+
+/** A gateway asks for the summary alone: a log may be long. */
+export const RunDetailQuery = Type.Object({
+  events: Type.Optional(Type.Boolean({ default: true, description: 'False leaves the events out.' })),
+})
+export const RunDetail = Type.Composite([
+  RunSummary,
+  Type.Object({ events: Type.Optional(Type.Array(Type.Unknown(), { description: 'RunEvents so far, in order.' })) }),
+])
+
+/** A task of a gateway: it names the run, and the chat that the run answers. */
+export const SignedTask = Type.Object(
+  { ...SubTask.properties, chat: Type.Optional(ChatOf) },
+  { additionalProperties: false },
+)
+
+export const conductorWire = {
+  start: {
+    method: 'POST',
+    path: '/api/runs',
+    access: 'service',
+    tags,
+    summary: 'Start a run',
+    description:
+      'In a new session, or in `sessionId`. Answers at once; the run goes on without the caller. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
+    query: EventsQuery,
+    body: SignedTask,
+    bodyLimit: maxRunBytes,
+    reply: { status: 202, json: RunAccepted, lines: EventLine, description: 'Accepted.' },
+    errors: {
+      400: '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_attachment`, `invalid_response_format`, `invalid_request`.',
+      404: '`not_found`: no such session, or it was shut down. `conversation_not_found`.',
+      409: '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `conversation_busy`, `conversation_ended`.',
+      413: '`attachments_too_large`: 4 MiB together. `body_too_large`.',
+      429: '`queue_full`: as many runs wait for the session as may.',
+      502: '`runner_failed`: the session could not be restored on its runner.',
+      503: 'Nothing was begun when `retryable` is true.',
+    },
+  },
+  find: {
+    method: 'GET',
+    path: '/api/runs/:id',
+    access: 'service',
+    tags,
+    summary: 'Get a run',
+    description: 'Its summary and, unless `events=false`, its events so far.',
+    params: RunParams,
+    query: RunDetailQuery,
+    reply: { status: 200, json: RunDetail },
+    absent: true,
+  },
+  events: {
+    method: 'GET',
+    path: '/api/runs/:id/events',
+    access: 'service',
+    tags,
+    summary: 'Read the raw event log of a run',
+    description:
+      '`session_init` included. Replays what was, then follows to the last one, which is told in any case: behind the end of the log it comes again under the next number.',
+    params: RunParams,
+    query: EventsQuery,
+    reply: { status: 200, lines: EventLine, description: 'One RunEvent a line.' },
+  },
+  cancel: {
+    method: 'DELETE',
+    path: '/api/runs/:id',
+    access: 'service',
+    tags,
+    summary: 'Cancel a run',
+    description: 'Whichever server executes it, or none yet. A run that is over keeps its status.',
+    params: RunParams,
+    reply: { status: 204 },
+    absent: true,
+  },
+} as const satisfies Wire

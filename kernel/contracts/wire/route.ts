@@ -1,0 +1,66 @@
+import type { Static, TObject, TSchema } from '@sinclair/typebox'
+
+/** Media types, and what OpenAPI says of each. */
+export type Forms = Readonly<Record<string, TSchema>>
+
+/** A JSON document. */
+export interface JsonReply {
+  readonly status: 200 | 201 | 202
+  readonly json: TSchema
+}
+/** 204. */
+export interface NoReply {
+  readonly status: 204
+}
+/** Bytes as they are. */
+export interface BytesReply {
+  readonly status: 200
+  readonly bytes: Forms
+  readonly description: string
+}
+/** Newline-delimited JSON that is written while it is made. */
+export interface LinesReply {
+  readonly status: 200 | 202
+  readonly lines: TSchema
+  readonly description: string
+  /** Sent instead unless the caller's `Accept` asks for lines. */
+  readonly json?: TSchema
+}
+
+/** One row of a wire: all that its server and its client have to agree on. Data only. */
+export interface Route {
+  readonly method: 'GET' | 'POST' | 'PUT' | 'DELETE'
+  /** With `:params`. */
+  readonly path: string
+  /** Who may call, as of `access()`. */
+  readonly access: string
+  readonly tags: readonly string[]
+  readonly summary: string
+  readonly description?: string
+  readonly params?: TObject
+  readonly query?: TObject
+  readonly headers?: TObject
+  /** JSON of this schema. */
+  readonly body?: TSchema
+  /** The body is bytes of one of these types instead. */
+  readonly bytes?: Forms
+  /** Bytes; 1 MiB unless given. */
+  readonly bodyLimit?: number
+  readonly reply: JsonReply | NoReply | BytesReply | LinesReply
+  /** Statuses that deserve words of their own. */
+  readonly errors?: Readonly<Record<number, string>>
+  /** To the client 404 is no failure: its call resolves to undefined. */
+  readonly absent?: true
+}
+
+export type Wire = Readonly<Record<string, Route>>
+
+type StaticOf<S> = S extends TSchema ? Static<S> : undefined
+export type ParamsOf<R extends Route> = StaticOf<R['params']>
+export type QueryOf<R extends Route> = StaticOf<R['query']>
+export type HeadersOf<R extends Route> = StaticOf<R['headers']>
+export type BodyOf<R extends Route> = R['body'] extends TSchema
+  ? Static<R['body']>
+  : R['bytes'] extends Forms
+    ? Uint8Array
+    : undefined
