@@ -1,6 +1,6 @@
 import { Pool } from 'undici'
 import type { Signer, SigningKey } from '#contracts/signing'
-import { exchange, readBody, type Reply } from '#http-exchange'
+import { exchange, readBody, type Reply } from '#kit'
 import { ConnectionLost } from './errors.ts'
 
 const connectMs = 2_000

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import type { LogChunk, RunDispatch, RunSummary, StartedRun, SubTask } from '#contracts/runs'
-import { readJson, type Reply } from '#http-exchange'
+import { readJson, type Reply } from '#kit'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
 import { follow } from './follow.ts'

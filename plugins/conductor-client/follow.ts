@@ -9,7 +9,7 @@ import {
   type RuntimeEvent,
 } from '#contracts/run-event'
 import { isTerminal, type LogChunk, type RunSummary } from '#contracts/runs'
-import { readJson, type Reply } from '#http-exchange'
+import { readJson, type Reply } from '#kit'
 import type { Conductor } from './conductor.ts'
 import { conductorUnreachable, ConnectionLost, refusal } from './errors.ts'
 

@@ -1,8 +1,8 @@
 import type { Dispatcher } from 'undici'
-import { exchange as send, type Reply as HttpReply } from '#http-exchange'
+import { exchange as send, type Reply as HttpReply } from '#kit'
 import { sidecarLost, sidecarUnreachable } from './errors.ts'
 
-export { readBody } from '#http-exchange'
+export { readBody } from '#kit'
 
 /** A run's stream is read to its end, so nobody has to say that only the end is to come. */
 export type Reply = Omit<HttpReply, 'expectEnd'>
