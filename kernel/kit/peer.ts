@@ -35,9 +35,9 @@ export interface Identity {
   readonly tenantHeader: string
   /** Headers that prove it; `otherKey` after a peer has refused the first ones. Without it the tenant's header is all. */
   sign?(request: SignedRequest, otherKey: boolean): Record<string, string>
-  /** There is another key, and `prefer` says which of the two was taken. */
   readonly hasOtherKey?: boolean
-  prefer?(otherKey: boolean): void
+  /** The other key was taken: it is the first one from now on. */
+  preferOther?(): void
 }
 export interface SignedRequest {
   readonly tenant: string
@@ -75,7 +75,9 @@ export interface Peer {
   readonly linked: boolean
 }
 
-type Needed<K extends string, S, T> = S extends TSchema | Forms ? { readonly [_ in K]: T } : { readonly [_ in K]?: never }
+type Needed<K extends string, S, T> = S extends TSchema | Forms
+  ? { readonly [_ in K]: T }
+  : { readonly [_ in K]?: never }
 export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
   Needed<'body', R['body'] extends TSchema ? R['body'] : R['bytes'], BodyOf<R>> & {
     readonly tenant?: string
@@ -283,7 +285,7 @@ class HttpPeer implements Peer {
     if (reply.status === 401 && identity.hasOtherKey) {
       await readBody(reply.body, maxRefusalBytes)
       reply = await send(true)
-      if (reply.status !== 401) identity.prefer?.(true)
+      if (reply.status !== 401) identity.preferOther?.()
     }
     if (links && reply.headers[linkHeader] === linkVersion) this.#connect()
     return reply

@@ -341,7 +341,8 @@ export const runnerWire = {
     method: 'DELETE',
     path: '/runner/runs/:runId',
     summary: 'Cancel a run',
-    description: 'Its stream ends with an `error` event `cancelled`. An unknown run, or one that has ended, is no error.',
+    description:
+      'Its stream ends with an `error` event `cancelled`. An unknown run, or one that has ended, is no error.',
     headers: tenant,
     params: Type.Object({ runId: Type.String({ maxLength: 128 }) }),
     reply: done,

@@ -125,6 +125,10 @@ export async function wireOf(
       if (!run.create && sessions.get(run.sessionId)?.tenantId !== tenant) throw unknown()
       for await (const text of script(run, signal)) yield Buffer.from(text)
     },
+    async *attach(_tenant, from, signal) {
+      if (from.runId !== runBody.runId) throw new AppError('unknown_run', 404)
+      for await (const text of script({ ...runBody, firstSeq: from.afterSeq + 1 }, signal)) yield Buffer.from(text)
+    },
   }
   const sidecar = {
     async health() {
