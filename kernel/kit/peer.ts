@@ -237,7 +237,7 @@ class HttpPeer implements Peer {
       return linesAnswer(reply, linked)
     }
     const bytes = await readBody(body, maxBytes)
-    if (!bytes) throw faults.failed({ message: `The answer is longer than ${maxBytes} bytes.` })
+    if (!bytes) throw faults.failed({ message: `The answer is longer than ${maxBytes} bytes.`, detail: { status } })
     if ('bytes' in route.reply) return { headers, bytes } satisfies BytesAnswer
     if (!('json' in route.reply)) return true
     const json = parse(bytes)

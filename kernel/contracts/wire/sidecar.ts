@@ -99,6 +99,7 @@ export const sidecarWire = {
     bodyLimit: maxBundleBytes,
     reply: { status: 204 },
     errors: { 400: '`invalid_state`: the bundle is empty or cannot be read.' },
+    absent: true,
   },
   forget: {
     ...state,
