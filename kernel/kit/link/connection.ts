@@ -48,6 +48,8 @@ export const maxOpenBytes = 1024 * 1024
 export const maxStreams = 16_384
 const maxFrameBytes = maxOpenBytes + 64 * 1024
 const headerBytes = 9
+/** How long the other side may take to close the connection as well. */
+const closeMs = 1_000
 /** Bytes that wait for the end of the turn beyond which whoever sends has to wait. */
 const highWater = 1024 * 1024
 
@@ -140,6 +142,9 @@ export class Connection {
     this.#flush()
     this.#close(new LinkError('the link was closed'))
     this.#socket.end()
+    // A peer that does not close its side may not hold up whoever stops.
+    const late = setTimeout(() => this.#socket.destroy(), closeMs)
+    this.#socket.once('close', () => clearTimeout(late))
   }
 
   destroy(cause: Error): void {
