@@ -176,7 +176,7 @@ test('errors of a runner keep their code; one that cannot be reached says so', a
   a.server.close()
   a.server.closeAllConnections()
   // The first one may still be sent into a connection that is closing, and could have arrived.
-  for (let certain = false; !certain; ) {
+  for (let certain = false; !certain;) {
     await assert.rejects(attempt(), (e: AppError) => {
       certain = e.retryable
       return e.code === 'runner_unreachable'
