@@ -1,6 +1,6 @@
 import { STATUS_CODES } from 'node:http'
 import type { Socket } from 'node:net'
-import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyBaseLogger, FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { issuesOf } from './issues.ts'
 
 export interface AppErrorOptions {
@@ -85,23 +85,37 @@ export function errorBody(error: AppError, requestId: string): Record<string, un
     error: error.code,
     request_id: requestId,
     ...(error.sentence === undefined ? {} : { message: error.sentence }),
+    ...(error.retryable ? { retryable: true } : {}),
     ...error.detail,
   }
 }
 
+/** Where a failure came to light. */
+export interface Failed {
+  readonly requestId: string
+  readonly route: string | undefined
+  readonly log: Pick<FastifyBaseLogger, 'warn' | 'error'>
+}
+
 /**
- * The one error handler of every listener. Anything that is not an AppError is a bug: logged whole, answered as `internal`. A 502,
+ * What a caller is told of a failure. Anything that is not an AppError is a bug: logged whole, answered as `internal`. A 502,
  * 503 or 504 that a plugin raised is the state of something else: its cause tells more than where it was noticed.
  */
-export function handleError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
+export function failureOf(error: unknown, { requestId, route, log }: Failed): AppError {
   const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
   const app =
     asAppError(raised as FastifyError) ?? new AppError('internal', 500, { message: 'Something went wrong here.' })
-  const told = { request_id: request.id, route: request.routeOptions.url }
+  const told = { request_id: requestId, route }
   if (app === raised && app.status > 500) {
     const { cause: err, code, sentence } = app
-    request.log.warn({ ...told, ...(err === undefined ? {} : { err }), sentence }, `request failed: ${code}`)
-  } else if (app.status >= 500) request.log.error({ ...told, err: error }, `request failed: ${app.code}`)
+    log.warn({ ...told, ...(err === undefined ? {} : { err }), sentence }, `request failed: ${code}`)
+  } else if (app.status >= 500) log.error({ ...told, err: error }, `request failed: ${app.code}`)
+  return app
+}
+
+/** The one error handler of every listener. */
+export function handleError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
+  const app = failureOf(error, { requestId: request.id, route: request.routeOptions.url, log: request.log })
   void reply.code(app.status).headers(app.headers)
   send(request, reply, app)
 }

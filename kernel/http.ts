@@ -18,6 +18,8 @@ import formats from 'ajv-formats'
 import { access, accessOf } from './access.ts'
 import { createArrivals } from './arrival.ts'
 import { AppError, handleClientError, handleError, handleNotFound, notFound, unavailable } from './errors.ts'
+import { parseJson } from './json.ts'
+import { createLinkHost, linkHostKey } from './kit/link/host.ts'
 import { openapi } from './openapi.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
 
@@ -40,8 +42,6 @@ export type App = FastifyInstance<
 const maxHeaderSize = 16 * 1024
 /** Default for JSON bodies; routes that take more say so with their own `bodyLimit`. */
 const bodyLimit = 1024 * 1024
-/** Deeper JSON parses but overflows the stack when it is written again. */
-const maxJsonDepth = 64
 /** Fastify waits for ever by default. Streaming answers are not affected: this bounds the arrival of the request. */
 const requestTimeout = 30_000
 
@@ -64,12 +64,16 @@ const withNul = (url: string): AppError =>
 
 /** Builds one listener with everything that cuts across plugins: ids, limits, parsing, errors, OpenAPI, open streams. */
 export async function createListener(name: string, log: FastifyBaseLogger, logRequests: boolean): Promise<Listener> {
+  const compile = validators()
+  const streams = createStreamRegistry()
+  const links = createLinkHost({ log, streams, compile, logRequests, bodyLimit })
   const app = Fastify({
     loggerInstance: log,
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
     bodyLimit,
     requestTimeout,
-    http: { maxHeaderSize },
+    // Whatever else asks for another protocol is answered as if it had not.
+    http: { maxHeaderSize, shouldUpgradeCallback: (request) => links.wants(request) },
     // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
     childLoggerFactory: (logger) => logger,
     genReqId: () => `req_${randomUUID().slice(24)}`,
@@ -80,10 +84,10 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     frameworkErrors: handleError,
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
-  const streams = createStreamRegistry()
   app.decorate(streamRegistryKey, streams)
+  app.decorate(linkHostKey, links)
   const arrivals = createArrivals(requestTimeout, ({ raw }) => handleClientError(requestLate(), raw.socket))
-  app.setValidatorCompiler(validators())
+  app.setValidatorCompiler(compile)
   app.setErrorHandler(handleError)
   app.setNotFoundHandler(handleNotFound)
   // Text is no body of ours: a route that takes one says so with a parser of its own, any other answers 415.
@@ -122,10 +126,12 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     })
   }
   const endQuietConnections = watchConnections(app.server)
+  app.server.on('upgrade', links.upgrade)
   // close() waits for open responses, so streams are ended first, each with the terminal bytes its owner writes.
   app.addHook('preClose', async () => {
     endQuietConnections()
     await streams.end()
+    await links.end()
   })
   app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
   return { app, streams }
@@ -141,6 +147,8 @@ function watchConnections(server: Server): () => void {
     quiet.add(socket)
     socket.once('close', () => quiet.delete(socket))
   })
+  // It is somebody else's from now on, who ends it.
+  server.on('upgrade', ({ socket }) => quiet.delete(socket))
   server.on('request', ({ socket }, response) => {
     quiet.delete(socket)
     response.once('close', () => {
@@ -163,41 +171,4 @@ function validators(): FastifySchemaCompiler<unknown> {
   const coercing = new Ajv({ ...options, coerceTypes: 'array' })
   for (const ajv of [literal, coercing]) formats.default(ajv)
   return ({ schema, httpPart }) => (httpPart === 'body' ? literal : coercing).compile(schema as object)
-}
-
-/** Parses a JSON body. An empty one is `undefined`: the contract has routes whose body is optional. */
-export function parseJson(body: Buffer): unknown {
-  if (body.length === 0) return undefined
-  const depth = jsonDepth(body)
-  if (depth > maxJsonDepth) {
-    throw new AppError('invalid_request', 400, { message: `The body nests deeper than ${maxJsonDepth} levels.` })
-  }
-  try {
-    return JSON.parse(body.toString('utf8'), guardPrototype(body))
-  } catch {
-    throw new AppError('invalid_request', 400, { message: 'The body is not valid JSON.' })
-  }
-}
-
-// The reviver costs a call per key, so it is only used when the bytes mention the dangerous name at all.
-function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
-  if (!body.includes('__proto__') && !body.includes('\\u005')) return undefined
-  return (key, value) => (key === '__proto__' ? undefined : value)
-}
-
-/** Nesting depth of JSON text, counted without parsing it. */
-function jsonDepth(body: Buffer): number {
-  let depth = 0
-  let deepest = 0
-  let inString = false
-  for (let i = 0; i < body.length; i++) {
-    const c = body[i]
-    if (inString) {
-      if (c === 0x5c) i++
-      else if (c === 0x22) inString = false
-    } else if (c === 0x22) inString = true
-    else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
-    else if (c === 0x7d || c === 0x5d) depth--
-  }
-  return deepest
 }

@@ -15,6 +15,7 @@ const problem = {
     error: { type: 'string', description: 'Stable code to match on.' },
     message: { type: 'string', description: 'A sentence for people.' },
     request_id: { type: 'string', description: 'Names this request in the logs.' },
+    retryable: { type: 'boolean', description: 'True when the same request may succeed later.' },
     issues: {
       type: 'array',
       description: 'With `invalid_request`: what is wrong, and where.',

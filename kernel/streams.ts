@@ -16,9 +16,10 @@ const drainMs = 5_000
 /** SSE comment that keeps proxies from closing an idle stream. */
 export const ping = ': ping\n\n'
 
-interface Open {
+export interface OpenStream {
   readonly abort: AbortController
-  readonly raw: ServerResponse
+  /** `destroy` cuts it; `write` is only asked for heartbeats. */
+  readonly raw: { destroy(): unknown; write(chunk: Chunk): unknown }
   readonly heartbeat: string | undefined
   readonly heartbeatMs: number
   lastWrite: number
@@ -27,19 +28,23 @@ interface Open {
   done: Promise<void>
 }
 
+interface Open extends OpenStream {
+  readonly raw: ServerResponse
+}
+
 /** The open streams of one listener: one timer for every heartbeat and slow reader, and an orderly end on shutdown. */
 export interface StreamRegistry {
   readonly size: number
   /** True once `end` was called: no new stream may outlive it. */
   readonly ending: boolean
-  add(stream: Open): () => void
+  add(stream: OpenStream): () => void
   end(): Promise<void>
 }
 
 export const streamRegistryKey = Symbol('agent-orc.streams')
 
 export function createStreamRegistry(): StreamRegistry {
-  const open = new Set<Open>()
+  const open = new Set<OpenStream>()
   let wheel: NodeJS.Timeout | undefined
   let ending = false
   const turn = (): void => {
@@ -53,7 +58,7 @@ export function createStreamRegistry(): StreamRegistry {
       }
     }
   }
-  const finish = (s: Open): NodeJS.Timeout => {
+  const finish = (s: OpenStream): NodeJS.Timeout => {
     s.abort.abort('shutdown' satisfies StreamEnd)
     return setTimeout(() => s.raw.destroy(), drainMs)
   }
@@ -98,6 +103,8 @@ export interface StreamOptions {
   /** Written when nothing else was for `heartbeatMs` (15 s unless given). */
   readonly heartbeat?: string
   readonly heartbeatMs?: number
+  /** Whose signal the source is to have, when its owner had to know of the client before there was a stream. */
+  readonly abort?: AbortController
 }
 
 /**
@@ -128,7 +135,7 @@ export function stream(
     return Promise.resolve()
   }
   const open: Open = {
-    abort: new AbortController(),
+    abort: options.abort ?? new AbortController(),
     raw,
     heartbeat: options.heartbeat,
     heartbeatMs: options.heartbeatMs ?? 15_000,

@@ -15,7 +15,6 @@ const folders = [
   'chaos',
   'cli',
   'embedded-postgres',
-  'http-exchange',
   'local-sandboxes',
   'state-archive',
   'test',

@@ -52,8 +52,8 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (to !== undefined) return unitOf(to) !== own
     if (!specifier.startsWith('#')) return false
     if (specifier === '#kernel' || specifier.startsWith('#contracts/')) return false
-    // What two roles speak HTTP with, a library of its own.
-    if (specifier === '#http-exchange') return false
+    // What several units need and no library gives.
+    if (specifier === '#kit') return false
     // What a tenant's URL may reach, for every unit that asks one.
     if (specifier === '#outbound') return false
     // The safe way to carry a vendor's files, for the runtimes that have some.
@@ -98,7 +98,7 @@ test('contracts do no I/O: they import only what computes', async () => {
 
 test('process.env is read in kernel/config*.ts alone', async () => {
   const files = await sources(
-    '{kernel,plugins,runtimes,providers,cli,embedded-postgres,http-exchange,local-sandboxes,outbound,state-archive}/**/*.ts',
+    '{kernel,plugins,runtimes,providers,cli,embedded-postgres,local-sandboxes,outbound,state-archive}/**/*.ts',
   )
   const found: string[] = []
   for (const file of files) {

@@ -19,7 +19,7 @@ test('the npm package holds what runs and what authors read, no tests, no benchm
     'config/role.schema.json',
     'docs/plugins.md',
     'embedded-postgres/index.ts',
-    'http-exchange/index.ts',
+    'kernel/kit/index.ts',
     'kernel/contracts/runtime.ts',
     'kernel/index.ts',
     'kernel/testing/index.ts',

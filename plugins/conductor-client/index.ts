@@ -4,8 +4,8 @@ import { ReadinessChecks } from '#contracts/health'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
 import { conductorAddress } from './address.ts'
-import { createConductor } from './conductor.ts'
 import { createDispatch } from './dispatch.ts'
+import { conductorPeers } from './peer.ts'
 
 /** Submits and follows runs of a conductor in another process, over its signed internal listener. */
 export default definePlugin({
@@ -34,9 +34,9 @@ export default definePlugin({
         'requests to the conductor cannot be signed: set CHAT_GATEWAY_SIGNING_KEY_CURRENT to the same key as on the conductor',
       )
     }
-    const conductor = createConductor(address, signer)
-    onStop(() => conductor.close())
-    const dispatch = createDispatch(conductor, {
+    const peers = conductorPeers(signer)
+    onStop(() => peers.close())
+    const dispatch = createDispatch(peers.at(address.href), {
       conductor_internal_url: address.href,
       previous_signing_key: signer.hasPreviousKey ?? false,
     })

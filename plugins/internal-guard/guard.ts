@@ -2,11 +2,14 @@ import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
 import { accessOf, type App, forbidden, unauthorized } from '#kernel'
 import { type Caller, type Guard, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
-import type { Signer } from '#contracts/signing'
+import { signedHeaders, type Signer } from '#contracts/signing'
+import type { Admission } from '#kit'
 import { readBody } from './body.ts'
 
 /** What the gateway may do: everything an admin of the signed tenant may. */
 const serviceRole: TenantRole = 'admin'
+const keyId = 'service:chat-gateway'
+const nothing = new Uint8Array()
 
 /** Verifies the signature of every request in a scope over the bytes received. Without a signer it refuses them all. */
 export function createInternalGuard(signer: Signer | undefined): Guard {
@@ -26,7 +29,7 @@ export function createInternalGuard(signer: Signer | undefined): Guard {
         const { method, url } = request.raw
         const { tenant } = await signer.verify(request.headers, { method: method ?? '', target: url ?? '', body })
         if (!roleAtLeast(serviceRole, needed)) throw forbidden()
-        callers.set(request, { tenantId: tenant, role: serviceRole, keyId: 'service:chat-gateway' })
+        callers.set(request, { tenantId: tenant, role: serviceRole, keyId })
         return Readable.from(body.length > 0 ? [body] : [])
       })
     },
@@ -38,7 +41,30 @@ export function createInternalGuard(signer: Signer | undefined): Guard {
   }
 }
 
+/** The tenant of one exchange on a link, in the form that a signature has it. */
+const tenantForm = /^[A-Za-z0-9_.-]{1,128}$/
+
+/**
+ * A link is signed for once, with a nonce of its own, and may then do what a signature may: each exchange says for which tenant
+ * it is, as whoever has the key could sign for any.
+ */
+export const linkAdmission = (signer: Signer): Admission => ({
+  async admit({ headers, method, url }) {
+    await signer.verify(headers, { method: method ?? '', target: url ?? '', body: nothing })
+  },
+  callerOf(who, headers) {
+    const needed = roleOf(who)
+    const tenantId = headers[signedHeaders.tenant]
+    if (needed === undefined || typeof tenantId !== 'string' || !tenantForm.test(tenantId)) throw unauthorized()
+    if (!roleAtLeast(serviceRole, needed)) throw forbidden()
+    return { tenantId, role: serviceRole, keyId }
+  },
+})
+
 function neededRole(config: unknown): TenantRole | undefined {
-  const who = accessOf(config)
-  return who === 'service' ? serviceRole : roles.find((role) => role === who)
+  return roleOf(accessOf(config))
 }
+
+/** Undefined: not for the signed plane. */
+const roleOf = (who: string | undefined): TenantRole | undefined =>
+  who === 'service' ? serviceRole : roles.find((role) => role === who)

@@ -2,12 +2,11 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
-import { healthRoutes, runRoutes } from './routes.ts'
 import { createRunHost } from './host.ts'
 import { localLink } from './link.ts'
 import { createMetrics } from './metrics.ts'
+import { sidecarRoutes } from './routes.ts'
 import { createRunner } from './runs.ts'
-import { stateRoutes } from './state-routes.ts'
 
 /** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
 export default definePlugin({
@@ -26,11 +25,7 @@ export default definePlugin({
     const host = createRunHost(ctx.config.mode, ctx.deps.runtimes, runs)
     ctx.onStop(runs.stop)
     ctx.beforeClose('sidecar', () => host.drain(ctx.config.drain))
-    ctx.routes('sidecar', async (app) => {
-      healthRoutes(app, host)
-      runRoutes(app, host)
-      await app.register(stateRoutes(host))
-    })
+    ctx.routes('sidecar', async (app) => sidecarRoutes(app, host))
     return { links: { local: localLink(host) } }
   },
 })

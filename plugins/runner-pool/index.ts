@@ -1,10 +1,10 @@
 import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { LocalRunners, RunnerMembership, RunnerPool } from '#contracts/runner'
-import { createHttpLink, createRunnerAgent } from './http-link.ts'
 import { createMembership } from './membership.ts'
 import { createPool } from './pool.ts'
 import { createRegistry } from './registry.ts'
+import { createRemoteRunner, runnerPeers } from './remote-runner.ts'
 import { checkRunnerUrl } from './url.ts'
 
 /** The runners of this conductor: those behind URLs, and the one in this process if there is one. */
@@ -26,9 +26,9 @@ export default definePlugin({
       throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
     }
     const configured = [...new Set(urls.map(checkRunnerUrl))]
-    const agent = createRunnerAgent()
-    ctx.onStop(() => agent.destroy())
-    const connect = (url: string) => createHttpLink(url, agent)
+    const peers = runnerPeers()
+    ctx.onStop(() => peers.close())
+    const connect = (url: string) => createRemoteRunner(url, peers.at(url))
     const registry = createRegistry({ intervalMs, log: ctx.log })
     ctx.onStop(async () => registry.stop())
     for (const link of local.values()) registry.add(link, '')

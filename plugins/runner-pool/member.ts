@@ -105,23 +105,14 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
     else retryMs = reached && known.state === 'draining' ? Math.min(drainingMs, intervalMs) : intervalMs
     timer = setTimeout(() => void loop(), retryMs).unref()
   }
-  // Everything but `execute` is the link's own.
-  const link = Object.create(raw, {
-    execute: {
-      async *value(...[tenantId, run, signal]: Parameters<RunnerLink['execute']>) {
-        running++
-        try {
-          yield* raw.execute(tenantId, run, signal)
-        } catch (error) {
-          // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
-          if (isAppError(error) && error.status === 503) void probe()
-          throw error
-        } finally {
-          running--
-        }
-      },
+  const link = countedLink(raw, {
+    begun: () => void running++,
+    ended: () => void running--,
+    // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
+    failed: (error) => {
+      if (isAppError(error) && error.status === 503) void probe()
     },
-  }) as RunnerLink
+  })
   const member: Member = {
     link,
     url,
@@ -169,4 +160,73 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
     },
   }
   return member
+}
+
+interface Counter {
+  begun(): void
+  ended(): void
+  failed(error: unknown): void
+}
+
+/** The link itself, but for what streams: its runs are counted. */
+function countedLink(raw: RunnerLink, counter: Counter): RunnerLink {
+  return {
+    get hash() {
+      return raw.hash
+    },
+    info: (...args) => raw.info(...args),
+    takeBroadcast: (...args) => raw.takeBroadcast(...args),
+    behind: (...args) => raw.behind(...args),
+    getSession: (...args) => raw.getSession(...args),
+    deleteSession: (...args) => raw.deleteSession(...args),
+    hydrate: (...args) => raw.hydrate(...args),
+    exportState: (...args) => raw.exportState(...args),
+    unsaved: () => raw.unsaved(),
+    topology: (...args) => raw.topology(...args),
+    workerLeases: (...args) => raw.workerLeases(...args),
+    workerLease: (...args) => raw.workerLease(...args),
+    invalidateSandbox: (...args) => raw.invalidateSandbox(...args),
+    vfsLeases: (...args) => raw.vfsLeases(...args),
+    vfsLease: (...args) => raw.vfsLease(...args),
+    delegations: (...args) => raw.delegations(...args),
+    answerDelegation: (...args) => raw.answerDelegation(...args),
+    execute: (...args) => counted(raw.execute(...args), counter),
+    attach: (...args) => counted(raw.attach(...args), counter),
+  }
+}
+
+/** A stream that tells when it begins and ends; nothing is added to what a chunk costs but its own promise. */
+function counted(source: AsyncIterable<Buffer>, counter: Counter): AsyncIterable<Buffer> {
+  let chunks: AsyncIterator<Buffer> | undefined
+  let over = false
+  const end = (): void => {
+    if (!over) counter.ended()
+    over = true
+  }
+  const failed = (error: unknown): never => {
+    end()
+    counter.failed(error)
+    throw error
+  }
+  const read = (result: IteratorResult<Buffer>): IteratorResult<Buffer> => {
+    if (result.done) end()
+    return result
+  }
+  const all: AsyncIterableIterator<Buffer> = {
+    [Symbol.asyncIterator]: () => all,
+    next() {
+      if (!chunks) {
+        counter.begun()
+        chunks = source[Symbol.asyncIterator]()
+      }
+      return chunks.next().then(read, failed)
+    },
+    async return() {
+      const begun = chunks
+      chunks ??= source[Symbol.asyncIterator]()
+      if (begun) end()
+      return (await chunks.return?.()) ?? { done: true, value: undefined }
+    },
+  }
+  return all
 }

@@ -1,113 +1,126 @@
-import { type Static, Type } from '@sinclair/typebox'
-import { access, type App, failure, isAppError, NoContent } from '#kernel'
+import type { Static } from '@sinclair/typebox'
+import { type App, isAppError } from '#kernel'
+import type { Profile } from '#contracts/profiles'
 import type { RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
-import { encodeSessionStatus } from '#contracts/wire/runner'
-import { CreateSession, SessionHealth, SessionParams, TenantHeaders, WireSession } from './schema.ts'
-import { sessionOf, tenantOf } from './tenant.ts'
+import type { StateBundle } from '#contracts/runtime'
+import type { Toolkit } from '#contracts/tools'
+import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader, type WireSession } from '#contracts/wire/runner'
+import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
+import { serve } from '#kit'
+import { badState, exportFailed, noState, unknownProfile, unknownSession } from './errors.ts'
 
-const tags = ['sessions']
+export interface Sessions {
+  readonly core: RunnerService
+  readonly sessions: RunnerSessions
+  readonly toolkit: Toolkit
+  readonly log: { warn(fields: object, message: string): void }
+}
 
-const wire = (session: RunnerSession): Static<typeof WireSession> => ({
-  ...session,
-  tools: [...session.tools],
-  runtime: session.profile.runtime,
-  status: encodeSessionStatus(session.status),
-})
+/** Sessions in this runner's memory, their state out of it and into it, and their tools. */
+export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessions): void {
+  /** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
+  const sessionOf = (tenantId: string, id: string): RunnerSession => {
+    const session = sessions.get(id)
+    if (session?.tenantId !== tenantId) throw unknownSession()
+    return session
+  }
 
-export function sessionRoutes(app: App, core: RunnerService, sessions: RunnerSessions): void {
-  app.get(
-    '/runner/sessions',
-    {
-      ...access('network'),
-      schema: {
-        tags,
-        summary: "List a tenant's sessions on this runner",
-        headers: TenantHeaders,
-        response: { 200: Type.Array(WireSession) },
-      },
-    },
-    async (request) => {
-      const tenantId = tenantOf(request)
-      return sessions
-        .list()
-        .filter((session) => session.tenantId === tenantId)
-        .map(wire)
-    },
-  )
+  serve(app, runnerWire.sessions, ({ headers }) => ({
+    json: sessions
+      .list()
+      .filter((session) => session.tenantId === headers[tenantHeader])
+      .map(onWire),
+  }))
+  serve(app, runnerWire.createSession, ({ headers, body }) => ({
+    json: onWire(core.createSession(headers[tenantHeader], body.profileName)),
+  }))
+  serve(app, runnerWire.getSession, ({ headers, params }) => ({
+    json: onWire(sessionOf(headers[tenantHeader], params.id)),
+  }))
+  serve(app, runnerWire.deleteSession, ({ headers, params }) => core.deleteSession(headers[tenantHeader], params.id))
+  serve(app, runnerWire.sessionHealth, async ({ headers, params }) => {
+    const session = sessionOf(headers[tenantHeader], params.id)
+    try {
+      await core.checkSession(session)
+      return { json: { healthy: true } }
+    } catch (error) {
+      const sentence = (isAppError(error) && error.sentence) || 'The sidecar does not answer.'
+      return { json: { healthy: false, error: sentence } }
+    }
+  })
 
-  app.post(
-    '/runner/sessions',
-    {
-      ...access('network'),
-      schema: {
-        tags,
-        summary: 'Create a session',
-        description:
-          'Under an id of this runner. Its tools are those of the profile that the runner has; they never change.',
-        headers: TenantHeaders,
-        body: CreateSession,
-        response: { 201: WireSession, 404: failure('`unknown_profile`: it was never broadcast.') },
-      },
-    },
-    async (request, reply) =>
-      reply.code(201).send(wire(core.createSession(tenantOf(request), request.body.profileName))),
-  )
+  serve(app, runnerWire.hydrate, async ({ headers, body }) => {
+    const tenantId = headers[tenantHeader]
+    const profile = body.profile ?? core.profiles(tenantId).find(({ name }) => name === body.profileName)
+    if (!profile || profile.name !== body.profileName) throw unknownProfile()
+    const bytes = body.stateB64 === undefined ? undefined : decode(body.stateB64)
+    const bundle: StateBundle | undefined = bytes && {
+      bytes,
+      contentType: body.contentType ?? contentTypeOf(profile),
+      ...(body.runtimeSessionId === undefined ? {} : { runtimeSessionId: body.runtimeSessionId }),
+    }
+    await core.hydrate(tenantId, body.sessionId, profile, bundle, body.replace)
+  })
+  serve(app, runnerWire.unsaved, async () => ({ json: [...(await core.unsaved())] }))
+  serve(app, runnerWire.exportState, async ({ headers, params: { id } }) => {
+    const bundle = await core.exportState(headers[tenantHeader], id).catch((error: unknown) => {
+      if (isAppError(error) && error.status === 404) throw error
+      log.warn({ err: error, sessionId: id }, 'a state export failed')
+      throw exportFailed({ cause: error })
+    })
+    if (!bundle) throw noState()
+    if (bundle.bytes.byteLength > maxStateBytes) {
+      throw exportFailed({ message: "The session's state is larger than 64 MiB." })
+    }
+    const { bytes, contentType, runtimeSessionId: handle } = bundle
+    return { bytes, type: contentType, headers: handle === undefined ? {} : { [runtimeSessionIdHeader]: handle } }
+  })
 
-  app.get(
-    '/runner/sessions/:id',
-    {
-      ...access('network'),
-      schema: {
-        tags,
-        summary: 'Get a session',
-        headers: TenantHeaders,
-        params: SessionParams,
-        response: { 200: WireSession },
-      },
-    },
-    async (request) => wire(sessionOf(sessions, tenantOf(request), request.params.id)),
-  )
+  serve(app, runnerWire.toolSpecs, () => ({ json: [...toolkit.specs()] }))
+  serve(app, runnerWire.sessionToolSpecs, ({ headers, params }) => ({
+    json: sessions.toolSpecs(sessionOf(headers[tenantHeader], params.id)),
+  }))
+  // A tool's own failure is 200 with `ok: false`; other statuses are the wire's.
+  serve(app, runnerWire.invokeTool, async ({ headers, params, body, signal }) => {
+    const session = sessionOf(headers[tenantHeader], params.id)
+    return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal) } }
+  })
 
-  app.delete(
-    '/runner/sessions/:id',
-    {
-      ...access('network'),
-      schema: {
-        tags,
-        summary: 'Shut a session down',
-        description: 'Its MCP endpoint goes with it, and a run under way ends. An unknown session is no error.',
-        headers: TenantHeaders,
-        params: SessionParams,
-        response: { 204: NoContent },
-      },
-    },
-    async (request, reply) => {
-      await core.deleteSession(tenantOf(request), request.params.id)
-      return reply.code(204).send()
-    },
-  )
+  // Tool calls that wait for a run of another profile: a conductor reads of one in the run's events, starts it and answers.
+  serve(app, runnerWire.delegations, async ({ headers, params }) => {
+    const { id, tenantId } = sessionOf(headers[tenantHeader], params.id)
+    return { json: [...(await core.delegations(tenantId, id))] }
+  })
+  serve(app, runnerWire.answerDelegation, async ({ headers, params, body }) => {
+    const { id, tenantId } = sessionOf(headers[tenantHeader], params.id)
+    const { id: delegationId, ...answer } = body
+    await core.answerDelegation(tenantId, id, delegationId, answer)
+  })
+}
 
-  app.get(
-    '/runner/sessions/:id/health',
-    {
-      ...access('network'),
-      schema: {
-        tags,
-        summary: "Check a session's sidecar",
-        description: 'Or its sandbox. 200 with `healthy` false and an `error` when it does not answer.',
-        headers: TenantHeaders,
-        params: SessionParams,
-        response: { 200: SessionHealth },
-      },
-    },
-    async (request) => {
-      const session = sessionOf(sessions, tenantOf(request), request.params.id)
-      try {
-        await core.checkSession(session)
-        return { healthy: true }
-      } catch (error) {
-        return { healthy: false, error: (isAppError(error) && error.sentence) || 'The sidecar does not answer.' }
-      }
-    },
-  )
+/** Named one by one: a runner's session may hold more than is anybody's business. */
+function onWire(session: RunnerSession): Static<typeof WireSession> {
+  const { id, tenantId, profile, tools, status, createdAt, lastUsedAt, runtimeSessionId, activeRunId } = session
+  return {
+    id,
+    tenantId,
+    profile,
+    runtime: profile.runtime,
+    tools: [...tools],
+    status: encodeSessionStatus(status),
+    createdAt,
+    lastUsedAt,
+    ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
+    ...(activeRunId === undefined ? {} : { activeRunId }),
+  }
+}
+
+/** What a bundle is when its sender does not say. Specification 4.23. */
+const contentTypeOf = (profile: Profile): string =>
+  profile.runtime === 'general' ? 'application/json' : 'application/gzip'
+
+/** Node skips what is not base64, so the text is checked first; both alphabets are taken, padding may be missing. */
+function decode(text: string): Buffer {
+  if (!/^[A-Za-z0-9+/_-]*={0,2}$/.test(text) || text.replace(/=+$/, '').length % 4 === 1) throw badState()
+  return Buffer.from(text, 'base64')
 }

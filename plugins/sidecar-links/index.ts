@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings, unavailable } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
-import { createHttpSidecar } from './http-link.ts'
+import { createRemoteSidecar, sidecarPeers } from './remote-sidecar.ts'
 import { createSidecars, type Known } from './sidecars.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
@@ -20,13 +20,13 @@ export default definePlugin({
   provides: { sidecars: Sidecars, readiness: ReadinessChecks },
   async setup(ctx) {
     const { config } = ctx
+    const peers = sidecarPeers()
+    ctx.onStop(() => peers.close())
     const byUrl = new Map<string, Known>()
     const at = (address: string): Known => {
       const known = byUrl.get(address)
       if (known) return known
-      const link = createHttpSidecar(address)
-      ctx.onStop(() => link.close())
-      const added = { link, url: address }
+      const added = { link: createRemoteSidecar(peers.at(address)), url: address }
       byUrl.set(address, added)
       return added
     }

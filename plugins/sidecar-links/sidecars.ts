@@ -1,6 +1,6 @@
 import type { SidecarHealth, SidecarLink, Sidecars, SidecarSlot } from '#contracts/sidecar'
 import { runtimeUnavailable } from './errors.ts'
-import { standardRuntimes } from './http-link.ts'
+import { standardRuntimes } from './remote-sidecar.ts'
 
 /** One sidecar that this runner was told about. */
 export interface Known {

@@ -1,5 +1,5 @@
 import { Client, type Dispatcher, Pool } from 'undici'
-import { exchange, readBody } from '#http-exchange'
+import { exchange, readBody } from '#kit'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
 import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'

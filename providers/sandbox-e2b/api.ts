@@ -1,7 +1,7 @@
 import type { Dispatcher } from 'undici'
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
-import { askJson, askPatiently, type JsonAnswer } from '#http-exchange'
+import { askJson, askPatiently, type JsonAnswer } from '#kit'
 import { E2bError } from './errors.ts'
 
 /** Creating and resuming wait for a machine: a minute is what E2B's own clients wait. */

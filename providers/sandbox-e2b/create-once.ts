@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { NoAnswer } from '#http-exchange'
+import { NoAnswer } from '#kit'
 import type { E2bApi, NewSandbox, StartedSandbox } from './api.ts'
 import { E2bError } from './errors.ts'
 import { labels } from './order.ts'

@@ -1,4 +1,4 @@
-import type { JsonAnswer } from '#http-exchange'
+import type { JsonAnswer } from '#kit'
 
 interface Problem {
   readonly code?: unknown

@@ -1,6 +1,6 @@
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
-import { askJson, askPatiently, type JsonAnswer } from '#http-exchange'
+import { askJson, askPatiently, type JsonAnswer } from '#kit'
 import type { ClusterAccess } from './cluster.ts'
 import { KubernetesError } from './errors.ts'
 

@@ -6,8 +6,8 @@ import type { TestContext } from 'node:test'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
 import type { LogChunk, RunDispatch } from '#contracts/runs'
 import type { Signer, SignedParts } from '#contracts/signing'
-import { createConductor } from '../conductor.ts'
 import { createDispatch } from '../dispatch.ts'
+import { conductorPeers } from '../peer.ts'
 
 export interface Seen {
   readonly method: string
@@ -121,10 +121,10 @@ export const task = { id: 'run_1', profile: 'p', prompt: 'Grüße' }
 
 /** The dispatch under test, talking to `conductor`. */
 export function client(t: TestContext, conductor: FakeConductor, signer = recordingSigner()): RunDispatch {
-  const peer = createConductor(new URL(conductor.url), signer)
-  t.after(() => peer.close())
+  const peers = conductorPeers(signer)
+  t.after(() => peers.close())
   // Enough for two repetitions; nobody waits here for a conductor that restarts.
-  return createDispatch(peer, {}, 500)
+  return createDispatch(peers.at(conductor.url), {}, 500)
 }
 
 /** Joins chunks, checking that they follow one another. */

@@ -22,7 +22,7 @@ test('a run is submitted and followed from its first event in one signed request
   conductor.answer = (_seen, response) => {
     beginLog(response, 202, 'run_1').end(linesFrom('run_1', events))
   }
-  const started = await dispatch.start('acme', { ...task, sessionId: 's' }, signal)
+  const started = await dispatch.start('acme', { ...task, sessionId: 's' }, 0, signal)
   assert.deepEqual([started.runId, started.sessionId], ['run_1', sessionId])
   assert.equal(await logOf(started.events), linesFrom('run_1', events))
   const [seen] = conductor.seen
@@ -43,7 +43,7 @@ test('an unreachable conductor is tried again for a moment, with the same run an
     if (conductor.seen.length < 3) response.destroy()
     else beginLog(response, 202, 'run_1').end(linesFrom('run_1', events))
   }
-  const started = await dispatch.start('acme', task, signal)
+  const started = await dispatch.start('acme', task, 0, signal)
   assert.equal(await logOf(started.events), linesFrom('run_1', events))
   assert.deepEqual(
     conductor.seen.map((seen) => JSON.parse(seen.body.toString()).id),
@@ -51,7 +51,7 @@ test('an unreachable conductor is tried again for a moment, with the same run an
   )
   assert.equal(new Set(conductor.seen.map((seen) => seen.headers['x-chat-gateway-nonce'])).size, 3)
   await conductor.stop()
-  await assert.rejects(dispatch.start('acme', task, signal), { code: 'upstream', status: 502 })
+  await assert.rejects(dispatch.start('acme', task, 0, signal), { code: 'upstream', status: 502 })
 })
 
 test('refusals keep their code, status and details; failures of the conductor are upstream', async (t) => {
@@ -75,7 +75,7 @@ test('refusals keep their code, status and details; failures of the conductor ar
   for (const [status, body, expected] of cases) {
     conductor.seen.length = 0
     conductor.answer = (_seen, response) => json(response, status, { request_id: 'r', ...body })
-    const error = await dispatch.start('acme', task, signal).catch((e: unknown) => e)
+    const error = await dispatch.start('acme', task, 0, signal).catch((e: unknown) => e)
     assert.ok(isAppError(error), String(error))
     const { code, status: got, detail } = error
     assert.deepEqual({ code, status: got, detail }, { status: got, detail: {}, ...expected })
@@ -88,22 +88,10 @@ test('a conductor that is stopping is asked again before it is upstream', async 
   const conductor = await fakeConductor(t)
   const dispatch = client(t, conductor)
   conductor.answer = (_seen, response) => {
-    if (conductor.seen.length === 1) json(response, 503, { error: 'unavailable' })
+    if (conductor.seen.length === 1) json(response, 503, { error: 'unavailable', retryable: true })
     else beginLog(response, 202, 'run_1').end(linesFrom('run_1', events))
   }
-  assert.equal((await dispatch.start('acme', task, signal)).runId, 'run_1')
-})
-
-test('an answer without a log is followed with a second request', async (t) => {
-  const conductor = await fakeConductor(t)
-  const dispatch = client(t, conductor)
-  conductor.answer = (seen, response) => {
-    if (seen.method === 'POST') json(response, 202, { runId: 'run_1', sessionId, status: 'running' })
-    else beginLog(response, 200, 'run_1').end(linesFrom('run_1', events))
-  }
-  const started = await dispatch.start('acme', task, signal)
-  assert.equal(started.sessionId, sessionId)
-  assert.equal(await logOf(started.events), linesFrom('run_1', events))
+  assert.equal((await dispatch.start('acme', task, 0, signal)).runId, 'run_1')
 })
 
 test('find answers the summary, undefined for an unknown run, and upstream for everything else', async (t) => {

@@ -1,17 +1,15 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createConductor } from '../conductor.ts'
 import { follow } from '../follow.ts'
+import { conductorPeers } from '../peer.ts'
 import {
   beginLog,
   client,
   events,
   fakeConductor,
-  json,
   linesFrom,
   logOf,
   recordingSigner,
-  say,
   signal,
   task,
 } from './conductor.ts'
@@ -24,7 +22,7 @@ test('events arrive as they are written, not when the answer ends', async (t) =>
     beginLog(response, 202, 'run_1').write(linesFrom('run_1', events.slice(0, 1)))
     wrote.resolve(response)
   }
-  const started = await dispatch.start('acme', task, signal)
+  const started = await dispatch.start('acme', task, 0, signal)
   const chunks = started.events[Symbol.asyncIterator]()
   assert.equal((await chunks.next()).value?.count, 1)
   const response = await wrote.promise
@@ -47,7 +45,7 @@ test('a log that is cut at any byte goes on where it was, each event once', asyn
       const after = Number(new URL(seen.url, 'http://x').searchParams.get('after'))
       beginLog(response, 200, 'run_1').end(linesFrom('run_1', events, after + 1))
     }
-    const started = await dispatch.start('acme', task, signal)
+    const started = await dispatch.start('acme', task, 0, signal)
     assert.equal(await logOf(started.events), whole, `cut at ${cut}`)
     const complete = whole.slice(0, cut).split('\n').length - 1
     assert.equal(conductor.seen.at(-1)?.url, `/api/runs/run_1/events?after=${complete}`)
@@ -72,7 +70,7 @@ test('a conductor that restarts is waited for', async (t) => {
   conductor.answer = (_seen, response) => {
     beginLog(response, 202, 'run_1').write(linesFrom('run_1', events.slice(0, 4)))
   }
-  const started = await dispatch.start('acme', task, signal)
+  const started = await dispatch.start('acme', task, 0, signal)
   const chunks = started.events[Symbol.asyncIterator]()
   assert.equal((await chunks.next()).value?.count, 4)
   await conductor.stop()
@@ -99,40 +97,13 @@ test('a log that ends in order before its run does is asked for the rest', async
   )
 })
 
-test('a reader that has seen more than a killed conductor had stored still gets the ending, once', async (t) => {
-  const conductor = await fakeConductor(t)
-  const dispatch = client(t, conductor)
-  conductor.answer = (seen, response) => {
-    if (seen.url.endsWith('?events=false')) {
-      const error = { code: 'interrupted', message: 'Gone.' }
-      json(response, 200, { runId: 'run_1', sessionId: 's', status: 'interrupted', error })
-    } else beginLog(response, 200, 'run_1').end()
-  }
-  const [line, ...more] = (await logOf(dispatch.follow('acme', 'run_1', 7, signal), 7)).trim().split('\n')
-  const { type, seq, code } = JSON.parse(line!) as Record<string, unknown>
-  assert.deepEqual([type, seq, code, more.length], ['error', 8, 'interrupted', 0])
-})
-
 test('a conductor that stays away ends the log with upstream', async (t) => {
   const conductor = await fakeConductor(t)
-  const peer = createConductor(new URL(conductor.url), recordingSigner())
-  t.after(() => peer.close())
+  const peers = conductorPeers(recordingSigner())
+  t.after(() => peers.close())
   await conductor.stop()
-  const log = follow(peer, {
-    tenantId: 'acme',
-    runId: 'run_1',
-    afterSeq: 0,
-    signal,
-    find: async () => undefined,
-    giveUpMs: 200,
-  })
+  const log = follow(peers.at(conductor.url), { tenantId: 'acme', runId: 'run_1', afterSeq: 0, signal, giveUpMs: 200 })
   await assert.rejects(logOf(log), { code: 'upstream', status: 502 })
-})
-
-test('following an unknown run rejects with not_found', async (t) => {
-  const conductor = await fakeConductor(t)
-  const dispatch = client(t, conductor)
-  await assert.rejects(logOf(dispatch.follow('acme', 'run_9', 0, signal)), { code: 'not_found', status: 404 })
 })
 
 test('open logs never wait for one another, and a finished one leaves its connection to the next', async (t) => {
@@ -145,7 +116,7 @@ test('open logs never wait for one another, and a finished one leaves its connec
     response.write(linesFrom(id, events.slice(0, 1)))
   }
   const runs = await Promise.all(
-    Array.from({ length: 150 }, (_, i) => dispatch.start('acme', { ...task, id: `run_${i}` }, signal)),
+    Array.from({ length: 150 }, (_, i) => dispatch.start('acme', { ...task, id: `run_${i}` }, 0, signal)),
   )
   const logs = runs.map((run) => run.events[Symbol.asyncIterator]())
   for (const log of logs) assert.equal((await log.next()).value?.count, 1)
@@ -161,7 +132,7 @@ test('open logs never wait for one another, and a finished one leaves its connec
   }
   conductor.answer = (_seen, response) => beginLog(response, 202, 'run_x').end(linesFrom('run_x', events))
   for (let i = 0; i < 20; i++) {
-    for await (const { lines } of (await dispatch.start('acme', { ...task, id: 'run_x' }, signal)).events) {
+    for await (const { lines } of (await dispatch.start('acme', { ...task, id: 'run_x' }, 0, signal)).events) {
       if (lines.includes('"result"')) break
     }
   }
@@ -179,7 +150,7 @@ test('a reader that leaves at the terminal event keeps the connection, although 
       response.once('close', ended.resolve)
       setTimeout(() => response.end(), 2)
     }
-    for await (const { lines } of (await dispatch.start('acme', task, signal)).events) {
+    for await (const { lines } of (await dispatch.start('acme', task, 0, signal)).events) {
       if (lines.includes('"result"')) break
     }
     await ended.promise
@@ -202,30 +173,4 @@ test('an aborted log closes its connection at once', async (t) => {
   leaving.abort()
   await assert.rejects(next, { name: 'AbortError' })
   await closed.promise
-})
-
-test('a reader that pauses holds the socket back instead of filling memory', async (t) => {
-  const conductor = await fakeConductor(t)
-  const dispatch = client(t, conductor)
-  const many = Array.from({ length: 4_000 }, () => say('x'.repeat(5_000)))
-  const text = linesFrom('run_1', [...many, events.at(-1)!])
-  let taken = true
-  conductor.answer = (_seen, response) => {
-    taken = beginLog(response, 200, 'run_1').write(text)
-    response.end()
-  }
-  const log = dispatch.follow('acme', 'run_1', 0, signal)[Symbol.asyncIterator]()
-  const first = await log.next()
-  assert.ok(!taken)
-  for (let i = 0; i < 50; i++) await new Promise((resolve) => setImmediate(resolve))
-  let largest = 0
-  let count = first.value?.count ?? 0
-  for (;;) {
-    const { done, value } = await log.next()
-    if (done) break
-    largest = Math.max(largest, value.lines.length)
-    count += value.count
-  }
-  assert.equal(count, 4_001)
-  assert.ok(largest < 1024 * 1024, `${largest} bytes were held`)
 })

@@ -15,8 +15,10 @@ import {
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { Toolkit, type ToolSpec } from '#contracts/tools'
+import { runnerWire, tenantHeader } from '#contracts/wire/runner'
+import { createPeers, type Peer } from '#kit'
 import { fake, testKernel, testProfile } from '#testing'
-import runnerWire from '../index.ts'
+import plugin from '../index.ts'
 
 export const profile = (name = 'p', over: Partial<Profile> = {}): Profile =>
   testProfile(name, { tools: ['calculate'], limits: { maxSteps: 3 }, metadata: { team: 'blue' }, ...over })
@@ -125,6 +127,10 @@ export async function wireOf(
       if (!run.create && sessions.get(run.sessionId)?.tenantId !== tenant) throw unknown()
       for await (const text of script(run, signal)) yield Buffer.from(text)
     },
+    async *attach(_tenant, from, signal) {
+      if (from.runId !== runBody.runId) throw new AppError('unknown_run', 404)
+      for await (const text of script({ ...runBody, firstSeq: from.afterSeq + 1 }, signal)) yield Buffer.from(text)
+    },
   }
   const sidecar = {
     async health() {
@@ -135,7 +141,7 @@ export async function wireOf(
   const kernel = await testKernel(
     t,
     [
-      runnerWire,
+      plugin,
       fake(RunnerCore, core),
       fake(RunnerSessions, {
         get: (id) => sessions.get(id),
@@ -180,4 +186,22 @@ export async function wireOf(
 export const runBody = { runId: 'r1', sessionId: 's1', prompt: 'hi', firstSeq: 1, timeoutMs: 1000 }
 export const until = async (condition: () => boolean): Promise<void> => {
   while (!condition()) await new Promise((resolve) => setImmediate(resolve))
+}
+
+/** A conductor's way to the runner: HTTP alone, or a link that stands. */
+export async function peerOf(t: TestContext, url: string, links: boolean): Promise<Peer> {
+  const peers = createPeers({
+    links,
+    connectMs: 2_000,
+    timeoutMs: 5_000,
+    identity: { tenantHeader },
+    faults: {
+      lost: ({ cause }) => new AppError('lost', 502, { cause }),
+      failed: (options) => new AppError('bad_answer', 502, options),
+    },
+  })
+  t.after(() => peers.close())
+  const peer = peers.at(url)
+  while (links && !peer.linked) await peer.ask(runnerWire.info, {})
+  return peer
 }

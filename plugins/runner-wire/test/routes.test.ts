@@ -260,6 +260,18 @@ test('leases are sorted by session, those of the tenant or of all of them, and o
   assert.equal((await one('globex')).statusCode, 404)
 })
 
+test('a substrate that cannot be read is 502, whatever it calls its failure', async (t) => {
+  const { call, leases } = await wireOf(t)
+  for (const failure of [new AppError('sandbox_unreachable', 503), new Error('refused')]) {
+    leases.get = () => {
+      throw failure
+    }
+    const reply = await call('GET', '/runner/sessions/s1/worker')
+    assert.deepEqual([reply.statusCode, reply.json<{ error: string }>().error], [502, 'upstream'])
+    assert.equal((await call('GET', '/runner/worker/leases')).statusCode, 502)
+  }
+})
+
 test('an event of a sandbox provider is answered with how many cached states it made stale', async (t) => {
   const { call } = await wireOf(t)
   const tell = (sandboxId: string) =>

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
-import { request as httpRequest } from 'node:http'
-import { test } from 'node:test'
+import { once } from 'node:events'
+import { test, type TestContext } from 'node:test'
 import { AppError } from '#kernel'
-import { profile, runBody, until, wireOf } from './fixtures.ts'
+import { leaving } from '#contracts/runner'
+import { runnerWire } from '#contracts/wire/runner'
+import { peerOf, profile, runBody, until, wireOf } from './fixtures.ts'
 
 test('execute streams NDJSON', async (t) => {
   const { call, add } = await wireOf(t, async function* (run) {
@@ -39,57 +41,67 @@ test('cancel names the tenant and the run, and is idempotent', async (t) => {
   assert.deepEqual(cancelled, ['acme/r9', 'acme/r9'])
 })
 
-test('a caller that goes away aborts its run', async (t) => {
-  const signals: AbortSignal[] = []
-  let over = 0
-  const { kernel, add } = await wireOf(
+/** A run that says one line and goes on until its signal aborts, and why each of them ended. */
+async function holding(t: TestContext, links: boolean) {
+  const ended: unknown[] = []
+  const { kernel, add, cancelled } = await wireOf(
     t,
-    async function* (_run, signal) {
-      signals.push(signal)
+    async function* (run, signal) {
       try {
-        yield '{"type":"progress"}\n'
-        if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve))
+        yield `{"seq":${run.firstSeq}}\n`
+        if (!signal.aborted) await once(signal, 'abort')
+        yield `{"type":"error","code":"${String(signal.reason)}"}\n`
       } finally {
-        over++
+        ended.push(signal.reason)
       }
     },
     true,
   )
   add('acme', 's1')
-  const request = httpRequest(`${kernel.urls['runner']}/runner/runs`, {
-    method: 'POST',
-    headers: { 'content-type': 'application/json', 'x-tenant-id': 'acme' },
-  })
-  request.on('error', () => {})
-  request.on('response', (response) => {
-    response.on('error', () => {})
-    response.once('data', () => request.destroy())
-  })
-  request.end(JSON.stringify(runBody))
-  await until(() => over === 1)
-  assert.equal(signals[0]!.aborted, true)
-  assert.equal(signals[0]!.reason, 'client_gone')
-})
+  return { kernel, ended, cancelled, peer: await peerOf(t, kernel.urls['runner']!, links) }
+}
 
-test('a stopping listener ends the run, and its last line still goes out', async (t) => {
-  let started = false
-  const { kernel, add } = await wireOf(
-    t,
-    async function* (_run, signal) {
-      yield '{"type":"progress"}\n'
-      started = true
-      if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve))
-      yield `{"type":"error","code":"${String(signal.reason)}"}\n`
-    },
-    true,
-  )
-  add('acme', 's1')
-  const reading = fetch(`${kernel.urls['runner']}/runner/runs`, {
-    method: 'POST',
-    headers: { 'content-type': 'application/json', 'x-tenant-id': 'acme' },
-    body: JSON.stringify(runBody),
-  }).then((response) => response.text())
-  await until(() => started)
-  await kernel.stop()
-  assert.equal(await reading, '{"type":"progress"}\n{"type":"error","code":"shutdown"}\n')
-})
+for (const links of [false, true]) {
+  const over = links ? 'over a link' : 'over HTTP'
+
+  test(`${over}: a reader that goes away ends its run, unless the run is kept; then it ends when that is said`, async (t) => {
+    const { peer, ended } = await holding(t, links)
+    const cases = [
+      [0, 'gone', links ? 'cancelled' : 'client_gone'],
+      [5_000, leaving, leaving],
+      // A closed connection says nothing: the run stays for whoever comes.
+      [5_000, 'gone', links ? 'cancelled' : leaving],
+    ] as const
+    for (const [keepMs, reason, heard] of cases) {
+      const reader = new AbortController()
+      const ask = { tenant: 'acme', body: { ...runBody, ...(keepMs ? { keepMs } : {}) }, signal: reader.signal }
+      const { lines } = await peer.ask(runnerWire.execute, ask)
+      assert.equal(String((await lines.next()).value), '{"seq":1}\n')
+      const next = lines.next()
+      reader.abort(reason)
+      await assert.rejects(next)
+      await until(() => ended.length > 0)
+      assert.deepEqual(ended.splice(0), [heard])
+    }
+  })
+
+  test(`${over}: another reader goes on in a run, and is refused one that is not here`, async (t) => {
+    const { peer } = await holding(t, links)
+    const from = { sessionId: 's1', runId: 'r1', afterSeq: 7, epoch: 2 }
+    const { lines } = await peer.ask(runnerWire.attach, { tenant: 'acme', body: from })
+    assert.equal(String((await lines.next()).value), '{"seq":8}\n')
+    await lines.return!()
+    const unknown = peer.ask(runnerWire.attach, { tenant: 'acme', body: { ...from, runId: 'r9' } })
+    await assert.rejects(unknown, { code: 'unknown_run', status: 404 })
+  })
+
+  test(`${over}: a stopping listener ends the run, and its last line still goes out`, async (t) => {
+    const { peer, kernel } = await holding(t, links)
+    const { lines } = await peer.ask(runnerWire.execute, { tenant: 'acme', body: runBody })
+    let text = String((await lines.next()).value)
+    const stopped = kernel.stop()
+    for await (const chunk of lines) text += String(chunk)
+    await stopped
+    assert.equal(text, '{"seq":1}\n{"type":"error","code":"shutdown"}\n')
+  })
+}

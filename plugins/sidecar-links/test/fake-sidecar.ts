@@ -2,12 +2,14 @@ import { once } from 'node:events'
 import { createServer, type Server } from 'node:http'
 import { type AddressInfo, type Socket } from 'node:net'
 import type { TestContext } from 'node:test'
-import { AppError, isAppError } from '#kernel'
-import { testProfile } from '#testing'
+import { AppError, definePlugin, isAppError, notFound } from '#kernel'
+import { testKernel, testProfile } from '#testing'
+import { acceptLinks, begun, serve as serveRow, trusted } from '#kit'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder } from '#contracts/run-event'
 import type { StateBundle } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
+import { runtimeSessionIdHeader, sidecarWire } from '#contracts/wire/sidecar'
 
 export interface FakeSidecar extends SidecarLink {
   /** Runs under way now. */
@@ -127,6 +129,45 @@ export async function serve(t: Pick<TestContext, 'after'>, sidecar: SidecarLink)
     return new Promise((resolve) => server.close(resolve))
   })
   return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/base`, server, sockets }
+}
+
+/** Serves a fake as a sidecar of ours does, with links. */
+export async function serveLinked(
+  t: TestContext,
+  sidecar: SidecarLink,
+): Promise<{ url: string; requests: () => number }> {
+  const plugin = definePlugin({
+    name: 'served-sidecar',
+    async setup({ routes }) {
+      routes('sidecar', async (app) => {
+        acceptLinks(app, trusted)
+        serveRow(app, sidecarWire.health, async () => {
+          const { ok, runtime, runtimes, instance, inflight } = await sidecar.health()
+          return { json: { ok, runtime, runtimes: [...runtimes], instance, inflight } }
+        })
+        serveRow(app, sidecarWire.run, async ({ body, signal }) => ({ lines: await begun(sidecar.run(body, signal)) }))
+        serveRow(app, sidecarWire.exportState, async ({ params, query }) => {
+          const state = await sidecar.exportState(query.runtime!, params.sessionId)
+          if (!state) throw notFound()
+          const headers = { [runtimeSessionIdHeader]: state.runtimeSessionId ?? '' }
+          return { bytes: state.bytes, type: state.contentType, headers }
+        })
+        serveRow(app, sidecarWire.hydrate, ({ params, query, headers, body }) =>
+          sidecar.hydrate(query.runtime!, params.sessionId, {
+            bytes: body,
+            contentType: String(headers['content-type']),
+            runtimeSessionId: String(headers[runtimeSessionIdHeader]),
+          }),
+        )
+        serveRow(app, sidecarWire.forget, ({ params, query }) => sidecar.forget(query.runtime!, params.sessionId))
+      })
+      return {}
+    },
+  })
+  const kernel = await testKernel(t, [plugin], { listeners: ['sidecar'], listen: true })
+  let requests = 0
+  kernel.listeners['sidecar']!.server.on('request', () => requests++)
+  return { url: kernel.urls['sidecar']!, requests: () => requests }
 }
 
 export const envelope = (runId: string, prompt: string): RunEnvelope => ({

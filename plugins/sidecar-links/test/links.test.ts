@@ -9,7 +9,7 @@ import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { fake, testKernel } from '#testing'
 import sidecarLinks from '../index.ts'
 import { createSidecars } from '../sidecars.ts'
-import { createFakeSidecar, envelope, type FakeSidecar, serve } from './fake-sidecar.ts'
+import { createFakeSidecar, envelope, type FakeSidecar, serve, serveLinked } from './fake-sidecar.ts'
 
 /** Boots the plugin and takes out what it provides. */
 async function sidecarsOf(t: TestContext, config: object, local?: SidecarLink): Promise<Sidecars> {
@@ -39,6 +39,17 @@ const providers: Record<string, Provider> = {
     const sidecar = createFakeSidecar()
     const { url } = await serve(t, sidecar)
     return { sidecar, link: (await sidecarsOf(t, { url })).forRuntime('general') }
+  },
+  async 'over a link'(t) {
+    const sidecar = createFakeSidecar()
+    const { url, requests } = await serveLinked(t, sidecar)
+    const link = (await sidecarsOf(t, { url })).forRuntime('general')
+    // Until nothing goes over HTTP any more.
+    for (let before = -1; before !== requests();) {
+      before = requests()
+      await link.health()
+    }
+    return { sidecar, link }
   },
 }
 

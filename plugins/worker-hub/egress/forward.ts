@@ -2,7 +2,7 @@ import { Readable } from 'node:stream'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Dispatcher } from 'undici'
 import { type AppError, isAppError, stream } from '#kernel'
-import { exchange } from '#http-exchange'
+import { exchange } from '#kit'
 import { bodyTooLarge } from '../errors.ts'
 import { answer, pick } from './headers.ts'
 

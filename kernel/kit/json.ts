@@ -1,5 +1,6 @@
 import type { Dispatcher } from 'undici'
-import { exchange, type Reply } from './exchange.ts'
+import type { Reply } from './answer.ts'
+import { exchange, neverConnected } from './exchange.ts'
 import { readBody } from './read.ts'
 
 export interface JsonRequest {
@@ -33,45 +34,27 @@ export class NoAnswer extends Error {
   }
 }
 
-const neverConnected = new Set([
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EAI_AGAIN',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'UND_ERR_CONNECT_TIMEOUT',
-])
-
 /**
  * Asks the JSON API of another service. Resolves with whatever it answers; rejects with `NoAnswer`, or with the reason of
  * the caller's signal.
  */
 export async function askJson(dispatcher: Dispatcher, request: JsonRequest): Promise<JsonAnswer> {
   const { method, origin, path, headers, body, timeoutMs, signal } = request
-  const late = AbortSignal.timeout(timeoutMs)
   const lost = (cause: Error): Error => {
     const { code } = cause as { code?: unknown }
     // The asking side is over; nothing is lost.
     if (code === 'UND_ERR_DESTROYED' || code === 'UND_ERR_CLOSED') return cause
-    return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected.has(String(code)), cause)
+    return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected(cause), cause)
   }
-  try {
-    const reply = await exchange(
-      dispatcher,
-      {
-        method,
-        origin,
-        path,
-        headers: { accept: 'application/json', ...(body === undefined ? {} : json), ...headers },
-        ...(body === undefined ? {} : { body: JSON.stringify(body) }),
-      },
-      { signal: signal ? AbortSignal.any([signal, late]) : late, lost },
-    )
-    return { status: reply.status, headers: reply.headers, body: parse(await readBody(reply.body, maxAnswerBytes)) }
-  } catch (error) {
-    if (!late.aborted || signal?.aborted || error instanceof NoAnswer) throw error
-    throw new NoAnswer(`${method} ${origin} did not answer within ${timeoutMs} ms`, true, error)
+  const sent = {
+    method,
+    origin,
+    path,
+    headers: { accept: 'application/json', ...(body === undefined ? {} : json), ...headers },
+    ...(body === undefined ? {} : { body: JSON.stringify(body) }),
   }
+  const reply = await exchange(dispatcher, sent, { signal, lost, timeoutMs, whole: true })
+  return { status: reply.status, headers: reply.headers, body: parse(await readBody(reply.body, maxAnswerBytes)) }
 }
 
 const json = { 'content-type': 'application/json' }

@@ -4,7 +4,7 @@ import { createServer, type RequestListener } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { Agent } from 'undici'
-import { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from '#http-exchange'
+import { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from '#kit'
 
 async function peer(t: TestContext, listener: RequestListener) {
   const server = createServer(listener)

@@ -4,7 +4,7 @@ import { createServer, type RequestListener } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { type Dispatcher, Pool } from 'undici'
-import { exchange, readBody, readJson, type Reply } from '#http-exchange'
+import { exchange, readBody, readJson, type Reply } from '#kit'
 
 class Lost extends Error {
   readonly answered: boolean

@@ -1,0 +1,261 @@
+import { leaving } from '#contracts/runner'
+import { maxLineBytes, OversizedLineError } from '../lines.ts'
+
+export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined>>
+
+/** What one peer answers to one request, over whichever connection. */
+export interface Reply {
+  readonly status: number
+  readonly headers: ReplyHeaders
+  /** One reader. Reading it to its end keeps the connection for the next request; leaving it early ends the exchange. */
+  readonly body: AsyncIterableIterator<Buffer>
+  /** Only the end of the answer is still to come: whoever leaves now leaves nothing open. */
+  expectEnd(): void
+  /** The peer has ended it in order. */
+  readonly complete: boolean
+  /** From now on `body` gives whole lines; a last one without its newline is dropped, and one over 4 MiB fails the reader. */
+  splitLines(): void
+}
+
+export interface ExchangeOptions {
+  readonly signal?: AbortSignal | undefined
+  /** The caller's own error for a connection that failed; `answered` when it did so after the head of the answer. */
+  readonly lost: (cause: Error, answered: boolean) => Error
+  /** Milliseconds until the head of the answer, or with `whole` until its end; else it is lost. */
+  readonly timeoutMs?: number | undefined
+  readonly whole?: boolean
+}
+
+/** The connection's side of an answer. */
+export interface Source {
+  /** What was held back is taken: so many bytes more may come. */
+  resume(bytes: number): void
+  /** Nobody reads the rest. `left`: what is executed shall go on for another reader. */
+  abort(error: Error, left: boolean): void
+}
+
+/** How long an answer whose reader has left may take to end. */
+const endMs = 1_000
+/** Parts of a line that are held before they are joined: a peer may send a byte at a time. */
+const maxParts = 1_024
+
+/** The answer did not come in its time. */
+export class Late extends Error {
+  readonly code = 'LATE'
+  constructor(ms: number) {
+    super(`there was no answer within ${ms} ms`)
+  }
+}
+
+/** One answer between its connection and its one reader: no promise and no generator stands between two chunks. */
+export class Answer implements Reply, AsyncIterableIterator<Buffer> {
+  status = 0
+  headers: ReplyHeaders = {}
+  readonly head: Promise<Reply>
+  readonly #source: Source
+  readonly #options: ExchangeOptions
+  #began!: (reply: Reply) => void
+  #refuse!: (error: Error) => void
+  #state: 'waiting' | 'open' | 'left' | 'ended' = 'waiting'
+  #unread: Buffer[] = []
+  /** Bytes that came since the source was last told to go on. */
+  #held = 0
+  #size = 0
+  #byLine = false
+  #hasLine = false
+  #endExpected = false
+  complete = false
+  #failure: Error | undefined
+  #reader: { resolve(result: IteratorResult<Buffer>): void; reject(error: Error): void } | undefined
+  #late: NodeJS.Timeout | undefined
+  readonly #onAbort = (): void => {
+    const reason: unknown = this.#options.signal?.reason
+    this.abort(reason instanceof Error ? reason : new Error('aborted', { cause: reason }), reason === leaving)
+  }
+
+  constructor(source: Source, options: ExchangeOptions) {
+    this.#source = source
+    this.#options = options
+    this.head = new Promise((resolve, reject) => {
+      this.#began = resolve
+      this.#refuse = reject
+    })
+    const { signal, timeoutMs } = options
+    if (signal?.aborted) this.#onAbort()
+    else signal?.addEventListener('abort', this.#onAbort)
+    if (timeoutMs !== undefined && this.#state === 'waiting') {
+      this.#late = setTimeout(() => {
+        const cause = new Late(timeoutMs)
+        this.fail(cause)
+        source.abort(cause, false)
+      }, timeoutMs)
+    }
+  }
+
+  get body(): this {
+    return this
+  }
+  /** Nothing more is wanted: what still comes may be dropped. */
+  get over(): boolean {
+    return this.#state === 'ended' || this.#state === 'left'
+  }
+  /** A reader stands waiting: what comes is taken at once. */
+  get awaited(): boolean {
+    return this.#reader !== undefined
+  }
+
+  begin(status: number, headers: ReplyHeaders): void {
+    if (this.#state !== 'waiting') return
+    this.#state = 'open'
+    if (!this.#options.whole) clearTimeout(this.#late)
+    this.status = status
+    this.headers = headers
+    this.#began(this)
+  }
+
+  /** Answers how many bytes are held back from the reader. */
+  push(chunk: Buffer): number {
+    if (this.#state !== 'open') return 0
+    this.#unread.push(chunk)
+    this.#size += chunk.length
+    this.#held += chunk.length
+    if (this.#byLine && !this.#hasLine) this.#hasLine = chunk.includes(0x0a)
+    if (this.#reader) {
+      const next = this.#take()
+      if (next) this.#give({ done: false, value: next })
+      else this.#goOn()
+    }
+    return this.#held
+  }
+
+  end(): void {
+    this.complete = true
+    this.#finish(undefined)
+  }
+
+  /** The connection failed. */
+  fail(cause: Error): void {
+    if (this.#state === 'ended') return
+    this.#finish(this.#state === 'left' ? undefined : this.#options.lost(cause, this.#state === 'open'))
+  }
+
+  /** The caller does not want it any more. */
+  abort(error: Error, left: boolean): void {
+    if (this.#state === 'ended') return
+    this.#finish(error)
+    this.#source.abort(error, left)
+  }
+
+  expectEnd(): void {
+    this.#endExpected = true
+  }
+
+  splitLines(): void {
+    this.#byLine = true
+    this.#hasLine = this.#unread.some((chunk) => chunk.includes(0x0a))
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this
+  }
+
+  next(): Promise<IteratorResult<Buffer>> {
+    const chunk = this.#take()
+    if (chunk) return Promise.resolve({ done: false, value: chunk })
+    if (this.#state === 'ended' || this.#state === 'left') {
+      const failure = this.#failure
+      this.#failure = undefined
+      return failure ? Promise.reject(failure) : Promise.resolve({ done: true, value: undefined })
+    }
+    this.#goOn()
+    return new Promise((resolve, reject) => {
+      this.#reader = { resolve, reject }
+    })
+  }
+
+  return(): Promise<IteratorResult<Buffer>> {
+    this.#leave()
+    return Promise.resolve({ done: true, value: undefined })
+  }
+
+  /** All that may be given to the reader now. */
+  #take(): Buffer | undefined {
+    if (this.#size === 0) return undefined
+    if (this.#byLine && !this.#hasLine) {
+      if (this.#size > maxLineBytes) this.abort(new OversizedLineError(), false)
+      else if (this.#unread.length >= maxParts) this.#unread = [Buffer.concat(this.#unread)]
+      return undefined
+    }
+    const all = this.#unread.length === 1 ? this.#unread[0]! : Buffer.concat(this.#unread, this.#size)
+    const end = this.#byLine ? all.lastIndexOf(0x0a) + 1 : all.length
+    const rest = all.length - end
+    this.#unread = rest > 0 ? [all.subarray(end)] : []
+    this.#size = rest
+    this.#hasLine = false
+    this.#goOn()
+    return rest > 0 ? all.subarray(0, end) : all
+  }
+
+  #goOn(): void {
+    const taken = this.#held
+    this.#held = 0
+    if (taken > 0 && this.#state === 'open') this.#source.resume(taken)
+  }
+
+  #give(result: IteratorResult<Buffer>): void {
+    const reader = this.#reader
+    this.#reader = undefined
+    reader?.resolve(result)
+  }
+
+  #leave(): void {
+    this.#unread = []
+    this.#size = 0
+    if (this.#state !== 'open') return
+    this.#state = 'left'
+    this.#options.signal?.removeEventListener('abort', this.#onAbort)
+    clearTimeout(this.#late)
+    this.#give({ done: true, value: undefined })
+    const abort = (): void => this.#source.abort(new Error('the reader left'), false)
+    if (!this.#endExpected) return abort()
+    this.#source.resume(this.#held)
+    this.#late = setTimeout(abort, endMs).unref()
+  }
+
+  #finish(failure: Error | undefined): void {
+    if (this.#state === 'ended') return
+    clearTimeout(this.#late)
+    this.#options.signal?.removeEventListener('abort', this.#onAbort)
+    const headless = this.#state === 'waiting'
+    this.#state = 'ended'
+    if (headless) return this.#refuse(failure ?? this.#options.lost(new Error('there was no answer'), false))
+    this.#failure = failure
+    if (!this.#reader) return
+    const reader = this.#reader
+    this.#reader = undefined
+    this.#failure = undefined
+    if (failure) reader.reject(failure)
+    else reader.resolve({ done: true, value: undefined })
+  }
+}
+
+/** The chunks of a stream that is opened when they are first asked for. */
+export function lazily(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterableIterator<Buffer> {
+  let chunks: AsyncIterator<Buffer> | undefined
+  let left = false
+  const all: AsyncIterableIterator<Buffer> = {
+    [Symbol.asyncIterator]: () => all,
+    next() {
+      if (chunks) return chunks.next()
+      return open().then((opened) => {
+        chunks = opened
+        return left ? opened.return!() : opened.next()
+      })
+    },
+    async return() {
+      left = true
+      return (await chunks?.return?.()) ?? { done: true, value: undefined }
+    },
+  }
+  return all
+}

@@ -1,0 +1,161 @@
+import type { Duplex } from 'node:stream'
+import { Answer, type ExchangeOptions, type Reply, type ReplyHeaders } from '../answer.ts'
+import {
+  Connection,
+  initialCredit,
+  kinds,
+  LinkError,
+  type LinkTimes,
+  maxOpenBytes,
+  maxStreams,
+  resets,
+  u32,
+} from './connection.ts'
+
+/** What is asked: the row of the wire's table by name, with what fills it in. */
+export interface RequestLine {
+  /** `POST /runner/sessions/:id/worker`. */
+  readonly route: string
+  readonly params?: object | undefined
+  readonly query?: object | undefined
+  readonly headers?: Readonly<Record<string, string>>
+}
+
+/** The peer certainly did not begin it. */
+export class Refused extends Error {
+  readonly code = 'LINK_REFUSED'
+  constructor() {
+    super('the peer begins nothing more on this link')
+  }
+}
+
+interface Open {
+  readonly answer: Answer
+  /** What the peer may still send. */
+  credit: number
+  /** What was read since it was last told. */
+  owed: number
+}
+
+/** How long a link may be unused. */
+const idleMs = 60_000
+const noBody = Buffer.alloc(0)
+
+/** The asking end of a link. */
+export class LinkCaller {
+  readonly #connection: Connection
+  readonly #streams = new Map<number, Open>()
+  #last = 0
+  #leaving = false
+  #seen = 0
+  #idleMs = 0
+
+  constructor(socket: Duplex, head: Buffer, times?: LinkTimes) {
+    this.#connection = new Connection(
+      socket,
+      head,
+      {
+        frame: (...frame) => this.#frame(...frame),
+        closed: (cause) => this.#closed(cause),
+        quiet: (ms) => this.#quiet(ms),
+      },
+      times,
+    )
+  }
+
+  /** Whether an exchange with a body of so many bytes may be begun here. */
+  takes(bodyBytes: number): boolean {
+    return !this.#leaving && !this.#connection.closed && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
+  }
+  get size(): number {
+    return this.#streams.size
+  }
+
+  exchange(line: RequestLine, body: Uint8Array | undefined, options: ExchangeOptions): Promise<Reply> {
+    const id = ++this.#last
+    const answer = new Answer(
+      {
+        resume: (bytes) => this.#resume(id, bytes),
+        abort: (_error, left) => {
+          if (!this.#streams.delete(id)) return
+          this.#connection.send(kinds.reset, id, Buffer.of(left ? resets.left : resets.cancelled))
+        },
+      },
+      options,
+    )
+    if (answer.over) return answer.head
+    this.#streams.set(id, { answer, credit: initialCredit, owed: 0 })
+    const text = Buffer.from(JSON.stringify(line))
+    this.#connection.send(kinds.open, id, Buffer.concat([u32(text.length), text, body ?? noBody]))
+    return answer.head
+  }
+
+  close(): void {
+    this.#connection.end()
+  }
+
+  /** A link that nobody needs is closed; the next exchange brings another one. */
+  #quiet(ms: number): void {
+    this.#idleMs = this.#streams.size > 0 || this.#last !== this.#seen ? 0 : this.#idleMs + ms
+    this.#seen = this.#last
+    if (this.#idleMs >= idleMs) this.#connection.end()
+  }
+
+  #resume(id: number, bytes: number): void {
+    const open = this.#streams.get(id)
+    if (!open) return
+    open.owed += bytes
+    if (open.owed < initialCredit / 2) return
+    this.#connection.send(kinds.credit, id, u32(open.owed))
+    open.credit += open.owed
+    open.owed = 0
+  }
+
+  #frame(kind: number, id: number, payload: Buffer): void {
+    if (kind === kinds.leave) return this.#leave(payload)
+    const open = this.#streams.get(id)
+    // It was on its way while this end left.
+    if (!open) {
+      if (id === 0 || id > this.#last) throw new LinkError('a frame is of no exchange')
+      return
+    }
+    const { answer } = open
+    switch (kind) {
+      case kinds.head: {
+        const [status, headers] = JSON.parse(payload.toString('utf8')) as [unknown, ReplyHeaders]
+        if (typeof status !== 'number' || typeof headers !== 'object') throw new LinkError('a head is none')
+        return answer.begin(status, headers)
+      }
+      case kinds.data:
+        open.credit -= payload.length
+        if (open.credit < 0) throw new LinkError('more was sent than may be')
+        // What nobody waits for would keep all that was read with it in memory.
+        answer.push(answer.awaited ? payload : Buffer.from(payload))
+        return
+      case kinds.end:
+        this.#streams.delete(id)
+        return answer.end()
+      case kinds.reset:
+        this.#streams.delete(id)
+        return answer.fail(payload[0] === resets.refused ? new Refused() : new LinkError('the peer ended the exchange'))
+      default:
+        throw new LinkError('a frame is of no known kind')
+    }
+  }
+
+  #leave(payload: Buffer): void {
+    this.#leaving = true
+    const last = payload.readUInt32BE(0)
+    for (const [id, { answer }] of this.#streams) {
+      if (id <= last) continue
+      this.#streams.delete(id)
+      answer.fail(new Refused())
+    }
+  }
+
+  #closed(cause: Error): void {
+    const streams = [...this.#streams.values()]
+    this.#streams.clear()
+    for (const { answer } of streams) answer.fail(cause)
+  }
+}

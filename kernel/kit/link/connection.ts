@@ -1,0 +1,228 @@
+import type { Duplex } from 'node:stream'
+
+/** The name under which a connection is upgraded, and its version: another one is another protocol. */
+export const linkProtocol = 'agent-orc-link'
+export const linkVersion = '1'
+/** On the HTTP answers of a peer that speaks it, and on the upgrade. */
+export const linkHeader = 'x-agent-orc-link'
+export const linkPath = '/link'
+
+/**
+ * What a frame is. An exchange: `open` -> `head` -> `data`* -> `end`, or `reset` from either side. A frame is its length (4
+ * bytes, of the payload), its kind (1) and its exchange (4; 0 for those of the connection), then the payload.
+ */
+export const kinds = {
+  /** Caller: length of the request line as JSON (4), the request line, the body. */
+  open: 1,
+  /** Server: status and headers as JSON. */
+  head: 2,
+  data: 3,
+  end: 4,
+  /** One byte that says why, as of `resets`. */
+  reset: 5,
+  /** Caller: how many bytes of `data` more may be sent (4). */
+  credit: 6,
+  ping: 7,
+  pong: 8,
+  /** Server: it begins nothing after this exchange (4), and goes when those that are open have ended. */
+  leave: 9,
+} as const
+export type Kind = (typeof kinds)[keyof typeof kinds]
+
+export const resets = {
+  /** Caller: what is executed shall end. */
+  cancelled: 1,
+  /** Caller: what is executed shall go on for another reader. */
+  left: 2,
+  /** Server: nothing of it was begun. */
+  refused: 3,
+  /** Server: it ended without an end. */
+  broken: 4,
+} as const
+
+/** Bytes of `data` that a caller takes for an exchange before it has read any. */
+export const initialCredit = 256 * 1024
+export const maxDataBytes = 64 * 1024
+/** A body and its request line. What is larger goes over HTTP, where it holds nobody up. */
+export const maxOpenBytes = 1024 * 1024
+export const maxStreams = 16_384
+const maxFrameBytes = maxOpenBytes + 64 * 1024
+const headerBytes = 9
+/** How long the other side may take to close the connection as well. */
+const closeMs = 1_000
+/** Bytes that wait for the end of the turn beyond which whoever sends has to wait. */
+const highWater = 1024 * 1024
+
+export interface LinkTimes {
+  /** Silence after which the peer is asked whether it is there. */
+  readonly pingMs: number
+  /** Silence after which it is gone. */
+  readonly deadMs: number
+}
+export const linkTimes: LinkTimes = { pingMs: 5_000, deadMs: 20_000 }
+
+/** The use that one end makes of its connection. */
+export interface Frames {
+  /** `payload` belongs to a larger buffer: whoever keeps it for long copies it. Throws on a frame that may not come. */
+  frame(kind: number, stream: number, payload: Buffer): void
+  /** Once, and last. */
+  closed(cause: Error): void
+  /** So much time has passed again. */
+  quiet?(ms: number): void
+}
+
+/** The peer does not speak as agreed. */
+export class LinkError extends Error {}
+
+/** Frames over one socket: those of one turn of the event loop leave in one write, and a peer that is silent is found out. */
+export class Connection {
+  readonly #socket: Duplex
+  readonly #use: Frames
+  readonly #watch: NodeJS.Timeout
+  #closed = false
+  #out: { kind: Kind; stream: number; payload: Buffer | undefined }[] = []
+  #outBytes = 0
+  #scheduled = false
+  #full = false
+  #waiting: (() => void)[] = []
+  #parts: Buffer[] = []
+  #held = 0
+  #needed = headerBytes
+  #heard = true
+
+  constructor(socket: Duplex, head: Buffer, use: Frames, { pingMs, deadMs }: LinkTimes = linkTimes) {
+    this.#socket = socket
+    this.#use = use
+    let silentMs = 0
+    this.#watch = setInterval(() => {
+      silentMs = this.#heard ? 0 : silentMs + pingMs
+      this.#heard = false
+      if (silentMs >= deadMs) this.destroy(new LinkError('the peer is silent'))
+      else this.send(kinds.ping, 0)
+      use.quiet?.(pingMs)
+    }, pingMs).unref()
+    socket.on('data', (chunk: Buffer) => this.#read(chunk))
+    socket.on('drain', () => {
+      this.#full = false
+      this.#wake()
+    })
+    socket.on('error', (error: Error) => this.destroy(error))
+    socket.on('end', () => this.destroy(new LinkError('the peer closed the connection')))
+    socket.on('close', () => this.destroy(new LinkError('the connection was closed')))
+    if (head.length > 0) setImmediate(() => this.#read(head))
+  }
+
+  get closed(): boolean {
+    return this.#closed
+  }
+  /** Whoever has more to send waits for `room`. */
+  get full(): boolean {
+    return this.#full || this.#outBytes > highWater
+  }
+
+  send(kind: Kind, stream: number, payload?: Buffer): void {
+    if (this.#closed) return
+    this.#out.push({ kind, stream, payload })
+    this.#outBytes += headerBytes + (payload?.length ?? 0)
+    if (this.#scheduled) return
+    this.#scheduled = true
+    setImmediate(() => this.#flush())
+  }
+
+  /** Resolves when there is room, in the order of asking; also when the connection is closed. */
+  room(): Promise<void> {
+    return new Promise((resolve) => {
+      if (this.#closed || !this.full) resolve()
+      else this.#waiting.push(resolve)
+    })
+  }
+
+  /** Sends what is to be sent, and closes. */
+  end(): void {
+    this.#flush()
+    this.#close(new LinkError('the link was closed'))
+    this.#socket.end()
+    // A peer that does not close its side may not hold up whoever stops.
+    const late = setTimeout(() => this.#socket.destroy(), closeMs)
+    this.#socket.once('close', () => clearTimeout(late))
+  }
+
+  destroy(cause: Error): void {
+    this.#close(cause)
+    this.#socket.destroy()
+  }
+
+  #close(cause: Error): void {
+    if (this.#closed) return
+    this.#closed = true
+    clearInterval(this.#watch)
+    this.#out = []
+    this.#parts = []
+    const waiting = this.#waiting
+    this.#waiting = []
+    for (const wake of waiting) wake()
+    this.#use.closed(cause)
+  }
+
+  #flush(): void {
+    this.#scheduled = false
+    if (this.#closed || this.#out.length === 0) return
+    const bytes = Buffer.allocUnsafe(this.#outBytes)
+    let at = 0
+    for (const { kind, stream, payload } of this.#out) {
+      bytes.writeUInt32BE(payload?.length ?? 0, at)
+      bytes[at + 4] = kind
+      bytes.writeUInt32BE(stream, at + 5)
+      at += headerBytes
+      if (payload) at += payload.copy(bytes, at)
+    }
+    this.#out = []
+    this.#outBytes = 0
+    if (!this.#socket.write(bytes)) this.#full = true
+    this.#wake()
+  }
+
+  /** One after the other: each may fill the connection again. */
+  #wake(): void {
+    if (this.#waiting.length === 0 || this.full) return
+    this.#waiting.shift()!()
+    if (this.#waiting.length > 0) queueMicrotask(() => this.#wake())
+  }
+
+  #read(chunk: Buffer): void {
+    this.#heard = true
+    if (this.#closed) return
+    this.#parts.push(chunk)
+    this.#held += chunk.length
+    if (this.#held < this.#needed) return
+    const bytes = this.#parts.length === 1 ? chunk : Buffer.concat(this.#parts, this.#held)
+    let at = 0
+    this.#needed = headerBytes
+    try {
+      while (bytes.length - at >= headerBytes) {
+        const length = bytes.readUInt32BE(at)
+        const kind = bytes[at + 4]!
+        if (length > (kind === kinds.open ? maxFrameBytes : maxDataBytes)) throw new LinkError('a frame is too large')
+        this.#needed = headerBytes + length
+        if (bytes.length - at < this.#needed) break
+        const payload = bytes.subarray(at + headerBytes, at + this.#needed)
+        const stream = bytes.readUInt32BE(at + 5)
+        at += this.#needed
+        this.#needed = headerBytes
+        if (kind === kinds.ping) this.send(kinds.pong, 0)
+        else if (kind !== kinds.pong) this.#use.frame(kind, stream, payload)
+        if (this.#closed) return
+      }
+    } catch (error) {
+      return this.destroy(error instanceof Error ? error : new LinkError('a frame could not be read'))
+    }
+    this.#held = bytes.length - at
+    this.#parts = this.#held > 0 ? [bytes.subarray(at)] : []
+  }
+}
+
+export const u32 = (value: number): Buffer => {
+  const bytes = Buffer.allocUnsafe(4)
+  bytes.writeUInt32BE(value)
+  return bytes
+}

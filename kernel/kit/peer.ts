@@ -1,0 +1,379 @@
+import { Agent } from 'undici'
+import type { Static, TObject, TSchema } from '@sinclair/typebox'
+import type {
+  BodyOf,
+  BytesReply,
+  Forms,
+  HeadersOf,
+  JsonReply,
+  LinesReply,
+  NoReply,
+  ParamsOf,
+  QueryOf,
+  Route,
+} from '#contracts/wire/route'
+import { AppError, type AppErrorOptions } from '../errors.ts'
+import type { Reply, ReplyHeaders } from './answer.ts'
+import { exchange, neverConnected } from './exchange.ts'
+import { type LinkCaller, Refused } from './link/caller.ts'
+import { connectLink } from './link/connect.ts'
+import { linkHeader, linkPath, linkVersion } from './link/connection.ts'
+import { readBody, readJson } from './read.ts'
+
+/** What a wire calls its own failures. */
+export interface Faults {
+  /**
+   * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
+   */
+  lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
+  /** What came is not what the table says, or a refusal in no form of ours. */
+  failed(options: AppErrorOptions): AppError
+}
+
+/** How a caller shows who it is and for whom it asks. */
+export interface Identity {
+  readonly tenantHeader: string
+  /** Headers that prove it; `otherKey` after a peer has refused the first ones. Without it the tenant's header is all. */
+  sign?(request: SignedRequest, otherKey: boolean): Record<string, string>
+  readonly hasOtherKey?: boolean
+  /** The other key was taken: it is the first one from now on. */
+  preferOther?(): void
+}
+export interface SignedRequest {
+  readonly tenant: string
+  readonly method: string
+  readonly target: string
+  readonly body: Uint8Array
+}
+
+export interface PeersOptions {
+  readonly faults: Faults
+  readonly identity: Identity
+  readonly connectMs: number
+  /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
+  readonly silentMs?: number
+  /** For the whole of an answer, or the head of one that goes on. */
+  readonly timeoutMs: number
+  /** False: HTTP for everything. */
+  readonly links?: boolean
+}
+
+/** The servers of one wire, wherever they are. */
+export interface Peers {
+  at(url: string): Peer
+  close(): Promise<void>
+}
+
+/** One server of a wire, asked by the rows of its table. */
+export interface Peer {
+  /**
+   * Rejects with the peer's own error under its own code, status, sentence and detail (`retryable` only where the peer says
+   * so), or with one of the wire's faults; with the signal's reason when that is an error.
+   */
+  ask<R extends Route>(route: R, ask: Ask<R>): Promise<AnsweredTo<R>>
+  /** True once exchanges go over a link. */
+  readonly linked: boolean
+}
+
+type Needed<K extends string, S, T> = S extends TSchema | Forms
+  ? { readonly [_ in K]: T }
+  : { readonly [_ in K]?: never }
+export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
+  Needed<'body', R['body'] extends TSchema ? R['body'] : R['bytes'], BodyOf<R>> & {
+    readonly tenant?: string
+    readonly query?: R['query'] extends TObject ? QueryOf<R> : never
+    readonly headers?: R['headers'] extends TObject ? Partial<HeadersOf<R>> : Readonly<Record<string, string>>
+    readonly signal?: AbortSignal | undefined
+    readonly timeoutMs?: number
+    /** It may take as long as its signal lets it. */
+    readonly endless?: boolean
+    /** Of the answer; unless given 8 MiB. */
+    readonly maxBytes?: number
+  }
+
+export interface BytesAnswer {
+  readonly headers: ReplyHeaders
+  readonly bytes: Buffer
+}
+export interface LinesAnswer {
+  readonly headers: ReplyHeaders
+  /** Chunks of whole lines. */
+  readonly lines: AsyncIterableIterator<Buffer>
+  /** The last line was read: leaving now leaves nothing open. */
+  expectEnd(): void
+  /** The peer has ended it in order. */
+  readonly complete: boolean
+  /** A caller that leaves says on a link whether the rest shall go on. */
+  readonly linked: boolean
+}
+type Absent<R extends Route> = R['absent'] extends true ? undefined : never
+export type AnsweredTo<R extends Route> =
+  | Absent<R>
+  | (R['reply'] extends LinesReply
+      ? LinesAnswer
+      : R['reply'] extends BytesReply
+        ? BytesAnswer
+        : R['reply'] extends JsonReply
+          ? Static<R['reply']['json']>
+          : R['reply'] extends NoReply
+            ? true
+            : never)
+
+interface AnyAsk {
+  readonly tenant?: string
+  readonly params?: Readonly<Record<string, unknown>>
+  readonly query?: Readonly<Record<string, unknown>>
+  readonly headers?: Readonly<Record<string, string>>
+  readonly body?: unknown
+  readonly signal?: AbortSignal | undefined
+  readonly timeoutMs?: number
+  readonly endless?: boolean
+  readonly maxBytes?: number
+}
+
+const maxAnswerBytes = 8 * 1024 * 1024
+/** A refusal that is longer is none. */
+const maxRefusalBytes = 64 * 1024
+/** A peer whose link broke is not asked for another one at once. */
+const linkPauseMs = 1_000
+/** Whom a link is opened for; each exchange then says its own. */
+const linkTenant = 'default'
+const nothing = new Uint8Array()
+
+export function createPeers(options: PeersOptions): Peers {
+  const { connectMs, silentMs = 0 } = options
+  // No bound on connections: one open stream holds one, and a bounded pool would queue a stream behind another.
+  const agent = new Agent({
+    connections: null,
+    pipelining: 1,
+    headersTimeout: 0,
+    bodyTimeout: silentMs,
+    keepAliveTimeout: 30_000,
+    connect: { timeout: connectMs },
+  })
+  const check = createCheck()
+  const all = new Set<HttpPeer>()
+  return {
+    at(url) {
+      const peer = new HttpPeer(url, agent, check, options)
+      all.add(peer)
+      return peer
+    },
+    async close() {
+      for (const peer of all) peer.close()
+      await agent.destroy()
+    },
+  }
+}
+
+type Check = (schema: TSchema, value: unknown) => Promise<boolean>
+
+/** Of answers: what is in them besides is dropped where the schema is closed, since a newer peer may say more. */
+function createCheck(): Check {
+  const known = new WeakMap<object, (value: unknown) => boolean>()
+  const compile = import('ajv').then(({ Ajv }) => {
+    const ajv = new Ajv({ strict: false, validateFormats: false, removeAdditional: true, allowUnionTypes: true })
+    return (schema: TSchema) => ajv.compile<unknown>(schema) as (value: unknown) => boolean
+  })
+  return async (schema, value) => {
+    let valid = known.get(schema)
+    if (!valid) known.set(schema, (valid = (await compile)(schema)))
+    return valid(value)
+  }
+}
+
+class HttpPeer implements Peer {
+  readonly #origin: string
+  readonly #prefix: string
+  readonly #agent: Agent
+  readonly #check: Check
+  readonly #options: PeersOptions
+  #link: LinkCaller | undefined
+  #connecting = false
+  #closed = false
+  #notBefore = 0
+
+  constructor(url: string, agent: Agent, check: Check, options: PeersOptions) {
+    const base = new URL(url)
+    this.#origin = base.origin
+    this.#prefix = base.pathname.replace(/\/+$/, '')
+    this.#agent = agent
+    this.#check = check
+    this.#options = options
+  }
+
+  get linked(): boolean {
+    return this.#link?.takes(0) === true
+  }
+
+  close(): void {
+    this.#closed = true
+    this.#link?.close()
+  }
+
+  async ask<R extends Route>(route: R, asked: Ask<R>): Promise<AnsweredTo<R>> {
+    const ask = asked as AnyAsk
+    const body = bytesOf(route, ask)
+    const overLink = await this.#overLink(route, ask, body)
+    const reply = overLink ?? (await this.#overHttp(route, ask, body))
+    return (await this.#read(route, ask, reply, overLink !== undefined)) as AnsweredTo<R>
+  }
+
+  async #read(route: Route, { maxBytes = maxAnswerBytes }: AnyAsk, reply: Reply, linked: boolean): Promise<unknown> {
+    const { faults } = this.#options
+    const { status, headers, body } = reply
+    if (status < 200 || status > 299) {
+      const said = await readJson(reply, maxRefusalBytes)
+      if (status === 404 && route.absent) return undefined
+      throw refusal(status, said, faults)
+    }
+    if ('lines' in route.reply) {
+      // A peer of another maker need not name the type of its lines.
+      if (String(headers['content-type']).startsWith('application/json')) {
+        await body.return?.()
+        throw faults.failed({ message: 'The answer is no stream of lines.' })
+      }
+      reply.splitLines()
+      return linesAnswer(reply, linked)
+    }
+    const bytes = await readBody(body, maxBytes)
+    if (!bytes) throw faults.failed({ message: `The answer is longer than ${maxBytes} bytes.`, detail: { status } })
+    if ('bytes' in route.reply) return { headers, bytes } satisfies BytesAnswer
+    if (!('json' in route.reply)) return true
+    const json = parse(bytes)
+    if (!(await this.#check(route.reply.json, json))) {
+      throw faults.failed({ message: `The answer to ${route.method} ${route.path} is not what it should be.` })
+    }
+    return json
+  }
+
+  /** Undefined: not this way, and nothing was begun. */
+  async #overLink(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply | undefined> {
+    if (!this.#link?.takes(body?.length ?? 0)) return undefined
+    const { tenantHeader } = this.#options.identity
+    const headers = { ...ask.headers, ...(ask.tenant === undefined ? {} : { [tenantHeader]: ask.tenant }) }
+    const line = { route: `${route.method} ${route.path}`, params: ask.params, query: ask.query, headers }
+    try {
+      return await this.#link.exchange(line, body, this.#how(route, ask))
+    } catch (error) {
+      if (error instanceof Refused) return undefined
+      throw error
+    }
+  }
+
+  async #overHttp(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply> {
+    const { identity, links = true } = this.#options
+    const target = this.#prefix + targetOf(route, ask)
+    const send = (otherKey: boolean): Promise<Reply> =>
+      exchange(
+        this.#agent,
+        {
+          origin: this.#origin,
+          method: route.method,
+          path: target,
+          headers: {
+            accept: 'lines' in route.reply ? 'application/x-ndjson' : 'application/json',
+            ...(body && !route.bytes ? { 'content-type': 'application/json' } : {}),
+            ...ask.headers,
+            ...this.#shown(ask.tenant, { method: route.method, target, body }, otherKey),
+          },
+          ...(body ? { body } : {}),
+        },
+        this.#how(route, ask),
+      )
+    let reply = await send(false)
+    if (reply.status === 401 && identity.hasOtherKey) {
+      await readBody(reply.body, maxRefusalBytes)
+      reply = await send(true)
+      if (reply.status !== 401) identity.preferOther?.()
+    }
+    if (links && reply.headers[linkHeader] === linkVersion) this.#connect()
+    return reply
+  }
+
+  #shown(
+    tenant: string | undefined,
+    request: { method: string; target: string; body: Uint8Array | undefined },
+    otherKey: boolean,
+  ): Record<string, string> {
+    const { identity } = this.#options
+    const body = request.body ?? nothing
+    if (identity.sign) return identity.sign({ ...request, tenant: tenant ?? linkTenant, body }, otherKey)
+    return tenant === undefined ? {} : { [identity.tenantHeader]: tenant }
+  }
+
+  #how(route: Route, ask: AnyAsk) {
+    return {
+      signal: ask.signal,
+      timeoutMs: ask.endless ? undefined : (ask.timeoutMs ?? this.#options.timeoutMs),
+      whole: !('lines' in route.reply),
+      lost: (cause: Error, answered: boolean): Error =>
+        cause instanceof Refused
+          ? cause
+          : this.#options.faults.lost({ asked: answered || !neverConnected(cause), answered, cause }),
+    }
+  }
+
+  /** In the background: until there is a link everything goes over HTTP, and so it does when there will be none. */
+  #connect(): void {
+    if (this.#connecting || this.#closed || this.linked || performance.now() < this.#notBefore) return
+    this.#connecting = true
+    void this.#open(false).finally(() => {
+      this.#connecting = false
+      if (!this.linked) this.#notBefore = performance.now() + linkPauseMs
+    })
+  }
+
+  async #open(otherKey: boolean): Promise<void> {
+    const request = { method: 'GET', target: this.#prefix + linkPath, body: undefined }
+    const made = await connectLink({
+      origin: this.#origin,
+      prefix: this.#prefix,
+      headers: this.#options.identity.sign ? this.#shown(linkTenant, request, otherKey) : {},
+      timeoutMs: this.#options.connectMs,
+    }).catch(() => 0)
+    if (typeof made === 'number') {
+      if (made === 401 && this.#options.identity.hasOtherKey && !otherKey) await this.#open(true)
+    } else if (this.#closed) made.close()
+    else this.#link = made
+  }
+}
+
+const linesAnswer = (reply: Reply, linked: boolean): LinesAnswer => ({
+  headers: reply.headers,
+  lines: reply.body,
+  linked,
+  get complete() {
+    return reply.complete
+  },
+  expectEnd: () => reply.expectEnd(),
+})
+
+function bytesOf(route: Route, { body }: AnyAsk): Uint8Array | undefined {
+  if (body === undefined) return undefined
+  return route.bytes ? (body as Uint8Array) : Buffer.from(JSON.stringify(body))
+}
+
+/** Path and query of a row with its parameters filled in. */
+function targetOf(route: Route, { params = {}, query = {} }: AnyAsk): string {
+  const path = route.path.replace(/:([A-Za-z]+)/g, (_, name: string) => encodeURIComponent(String(params[name])))
+  const given = Object.entries(query).filter(([, value]) => value !== undefined)
+  if (given.length === 0) return path
+  return `${path}?${new URLSearchParams(given.map(([name, value]): [string, string] => [name, String(value)])).toString()}`
+}
+
+/** The one reader of refusals: the peer's own error, or that it is none of ours. */
+function refusal(status: number, said: Record<string, unknown> | undefined, faults: Faults): AppError {
+  const { error, message, retryable, request_id: _, ...detail } = said ?? {}
+  if (typeof error !== 'string' || status < 400) return faults.failed({ detail: { status } })
+  const sentence = typeof message === 'string' ? { message } : {}
+  return new AppError(error, status, { ...sentence, retryable: retryable === true, detail })
+}
+
+function parse(bytes: Buffer): unknown {
+  try {
+    return JSON.parse(bytes.toString('utf8')) as unknown
+  } catch {
+    return undefined
+  }
+}

@@ -1,0 +1,201 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { Static, TSchema } from '@sinclair/typebox'
+import type { Caller, Guard } from '#contracts/auth'
+import type {
+  BodyOf,
+  BytesReply,
+  HeadersOf,
+  JsonReply,
+  LinesReply,
+  NoReply,
+  ParamsOf,
+  QueryOf,
+  Route,
+} from '#contracts/wire/route'
+import { access } from '../access.ts'
+import { failure, jsonLines, negotiated, NoContent } from '../answers.ts'
+import type { App } from '../http.ts'
+import { ndjson, type StreamEnd } from '../streams.ts'
+import { linkHeader, linkVersion } from './link/connection.ts'
+import { type Admission, type AnyCall, type Answered, type LinkHost, linkHostKey } from './link/host.ts'
+
+export { type Admission, trusted } from './link/host.ts'
+
+/** One request as a handler sees it, over HTTP or a link. */
+export interface Call<R extends Route> extends AnyCall {
+  readonly params: ParamsOf<R>
+  readonly query: QueryOf<R>
+  readonly headers: HeadersOf<R> & AnyCall['headers']
+  readonly body: BodyOf<R>
+}
+
+interface WithHeaders {
+  readonly headers?: Readonly<Record<string, string>>
+}
+type JsonOf<S> = S extends TSchema ? WithHeaders & { readonly json: Static<S> } : never
+/** What a handler of a route returns. */
+export type AnswerOf<R extends Route> = R['reply'] extends NoReply
+  ? WithHeaders | void
+  : R['reply'] extends BytesReply
+    ? WithHeaders & { readonly bytes: Uint8Array; readonly type: string }
+    : R['reply'] extends LinesReply
+      ? (WithHeaders & { readonly lines: AsyncIterable<Buffer> }) | JsonOf<R['reply']['json']>
+      : R['reply'] extends JsonReply
+        ? JsonOf<R['reply']['json']>
+        : never
+
+export type Handler<R extends Route> = (call: Call<R>) => Promise<AnswerOf<R>> | AnswerOf<R>
+
+/**
+ * Serves one row of a wire's table: its schemas, its OpenAPI entry and its access are those of the table. Reachable over HTTP
+ * and, where the listener accepts links, over those, with the same checks; over a link no hook of Fastify runs. With a
+ * `guard`, whose scope this is, `call.caller` is who it found.
+ */
+export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, guard?: Guard): void {
+  const host = app.getDecorator<LinkHost>(linkHostKey)
+  const handle = async (call: AnyCall): Promise<Answered | void> => (await handler(call as Call<R>)) as Answered | void
+  const { method, path: url, bodyLimit } = route
+  const answer = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
+    if (host.offered) void reply.header(linkHeader, linkVersion)
+    const call = new HttpCall(request, reply, guard)
+    return send(call, reply, route, (await handle(call)) ?? {})
+  }
+  const options = {
+    method,
+    url,
+    ...access(route.access),
+    ...(bodyLimit === undefined ? {} : { bodyLimit }),
+    schema: schemaOf(route),
+    handler: answer as never,
+  }
+  if (!route.bytes) app.route(options)
+  else {
+    // In a scope of its own: here a body is bytes, whatever its content type says.
+    void app.register(async (scope) => {
+      scope.removeAllContentTypeParsers()
+      scope.addContentTypeParser(
+        '*',
+        { parseAs: 'buffer', ...(bodyLimit === undefined ? {} : { bodyLimit }) },
+        async (_request: unknown, body: Buffer) => body,
+      )
+      scope.route(options)
+    })
+  }
+  host.add({ route, handle })
+}
+
+/** From now on callers that are admitted may have one link instead of a connection for each request. Once for a listener. */
+export function acceptLinks(app: App, admission: Admission): void {
+  app.getDecorator<LinkHost>(linkHostKey).accept(admission)
+}
+
+/**
+ * Waits for the first chunk, so that a refusal which comes instead of it is still an answer with a status. What is returned
+ * gives that chunk again.
+ */
+export async function begun(source: AsyncIterable<Buffer>): Promise<AsyncIterable<Buffer>> {
+  const chunks = source[Symbol.asyncIterator]()
+  let first: Promise<IteratorResult<Buffer>> | undefined = Promise.resolve(await chunks.next())
+  const rest: AsyncIterableIterator<Buffer> = {
+    [Symbol.asyncIterator]: () => rest,
+    next() {
+      const next = first ?? chunks.next()
+      first = undefined
+      return next
+    },
+    return: async () => (await chunks.return?.()) ?? { done: true, value: undefined },
+  }
+  return rest
+}
+
+class HttpCall implements AnyCall {
+  readonly #request: FastifyRequest
+  readonly #reply: FastifyReply
+  readonly #guard: Guard | undefined
+  #abort: AbortController | undefined
+
+  constructor(request: FastifyRequest, reply: FastifyReply, guard: Guard | undefined) {
+    this.#request = request
+    this.#reply = reply
+    this.#guard = guard
+  }
+  get request(): FastifyRequest {
+    return this.#request
+  }
+  get params(): unknown {
+    return this.#request.params
+  }
+  get query(): unknown {
+    return this.#request.query
+  }
+  get headers(): AnyCall['headers'] {
+    return this.#request.headers
+  }
+  get body(): unknown {
+    return this.#request.body
+  }
+  get caller(): Caller {
+    if (!this.#guard) throw new Error(`${this.#request.routeOptions.url} asks who calls, but has no guard`)
+    return this.#guard.callerOf(this.#request)
+  }
+  get wantsLines(): boolean {
+    return this.#request.headers.accept?.includes('application/x-ndjson') === true
+  }
+  get signal(): AbortSignal {
+    return this.abort.signal
+  }
+  get abort(): AbortController {
+    if (!this.#abort) {
+      const abort = (this.#abort = new AbortController())
+      const { raw } = this.#reply
+      const gone = (): void => {
+        if (!raw.writableFinished) abort.abort('client_gone' satisfies StreamEnd)
+      }
+      if (raw.destroyed) gone()
+      else raw.once('close', gone)
+    }
+    return this.#abort
+  }
+}
+
+function send(call: HttpCall, reply: FastifyReply, { reply: kind }: Route, answered: Answered): unknown {
+  const { headers = {}, json, bytes, type, lines } = answered
+  if (lines) {
+    const options = { status: kind.status, headers, abort: call.abort }
+    return ndjson(call.request, reply, () => lines, options).then(() => reply)
+  }
+  void reply.code(kind.status).headers(headers)
+  if (!bytes) return reply.send(json)
+  return reply
+    .type(type ?? 'application/octet-stream')
+    .send(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength))
+}
+
+/** The table's row as Fastify and OpenAPI read it. */
+function schemaOf(route: Route): object {
+  const { tags, summary, description, params, query, headers, body, bytes } = route
+  return {
+    tags,
+    summary,
+    ...(description === undefined ? {} : { description }),
+    ...(headers ? { headers } : {}),
+    ...(params ? { params } : {}),
+    ...(query ? { querystring: query } : {}),
+    ...(body ? { body } : {}),
+    ...(bytes ? { consumes: Object.keys(bytes), body: { description: 'The bytes.' } } : {}),
+    response: {
+      [route.reply.status]: responseOf(route.reply),
+      ...Object.fromEntries(Object.entries(route.errors ?? {}).map(([status, text]) => [status, failure(text)])),
+    },
+  }
+}
+
+function responseOf(reply: Route['reply']): object {
+  if ('lines' in reply) {
+    return reply.json
+      ? negotiated(reply.description, { 'application/json': reply.json, 'application/x-ndjson': reply.lines })
+      : jsonLines(reply.description, reply.lines)
+  }
+  if ('bytes' in reply) return negotiated(reply.description, reply.bytes)
+  return 'json' in reply ? reply.json : NoContent
+}

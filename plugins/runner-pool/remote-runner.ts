@@ -1,0 +1,143 @@
+import type { BroadcastChange } from '#contracts/broadcast'
+import { runnerHash } from '#contracts/ids'
+import { leaving, type RunnerLink } from '#contracts/runner'
+import { decodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
+import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
+import { createPeers, lazily, type LinesAnswer, type Peer, type Peers } from '#kit'
+import { runnerFailed, runnerUnreachable } from './errors.ts'
+
+/** How long a runner may take over anything but a run. */
+const callTimeoutMs = 10_000
+const connectMs = 3_000
+
+/** Whatever else a runner says to it. */
+const putPool = { ...runnerWire.putPool, reply: { status: 204 } } as const
+
+/** The way of one conductor to its runners. */
+export const runnerPeers = (options: { readonly links?: boolean } = {}): Peers =>
+  createPeers({
+    ...options,
+    identity: { tenantHeader },
+    connectMs,
+    timeoutMs: callTimeoutMs,
+    faults: {
+      lost: ({ asked, cause }) => runnerUnreachable({ cause, retryable: !asked }),
+      failed: runnerFailed,
+    },
+  })
+
+/** The runner behind a URL. Its hash is what it reports itself; until it was asked, what its URL would give. */
+export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
+  let hash = runnerHash(url)
+  /** For a runner of another maker, which has no pages of changes and is told one by one. */
+  const tell = ({ kind, key, profile, pool }: BroadcastChange, tenant: string): Promise<unknown> => {
+    if (profile) return peer.ask(runnerWire.putProfile, { tenant, body: profile })
+    if (pool) return peer.ask(putPool, { tenant, body: pool })
+    if (kind === 'profile') return peer.ask(runnerWire.deleteProfile, { tenant, params: { name: key } })
+    return peer.ask(runnerWire.deletePool, { tenant, params: { id: key } })
+  }
+  return {
+    get hash() {
+      return hash
+    },
+    async info(signal) {
+      const said = await peer.ask(runnerWire.info, { signal })
+      hash = said.hash
+      // One that leaves these out is older, and does not know. Specification 9.
+      return {
+        ...said,
+        instance: said.instance ?? '',
+        capabilitiesKnown: said.capabilitiesKnown ?? said.capabilities.length > 0,
+        substrates: said.substrates ?? [],
+        substratesKnown: said.substratesKnown ?? false,
+      }
+    },
+    async takeBroadcast(tenant, page) {
+      const taken = await peer.ask(runnerWire.takeBroadcast, { tenant, body: page })
+      if (taken) return taken.revision
+      for (const change of page.changes) await tell(change, tenant)
+      return page.revision
+    },
+    behind: async (revisions) => (await peer.ask(runnerWire.behind, { body: { revisions } }))?.tenants ?? [],
+    async getSession(tenant, id) {
+      const session = await peer.ask(runnerWire.getSession, { tenant, params: { id } })
+      return session && { ...session, status: decodeSessionStatus(session.status) ?? 'errored' }
+    },
+    async deleteSession(tenant, id) {
+      await peer.ask(runnerWire.deleteSession, { tenant, params: { id } })
+    },
+    async hydrate(tenant, sessionId, profile, bundle, replace) {
+      const state = bundle && {
+        stateB64: Buffer.from(bundle.bytes).toString('base64'),
+        contentType: bundle.contentType,
+        ...(bundle.runtimeSessionId === undefined ? {} : { runtimeSessionId: bundle.runtimeSessionId }),
+      }
+      const body = { profileName: profile.name, sessionId, profile, ...state, ...(replace ? { replace } : {}) }
+      await peer.ask(runnerWire.hydrate, { tenant, body })
+    },
+    async exportState(tenant, id) {
+      const found = await peer.ask(runnerWire.exportState, { tenant, params: { id }, maxBytes: maxStateBytes })
+      if (!found) return undefined
+      const handle = found.headers[runtimeSessionIdHeader]
+      return {
+        bytes: found.bytes,
+        contentType: String(found.headers['content-type'] ?? 'application/octet-stream'),
+        ...(typeof handle === 'string' && handle !== '' ? { runtimeSessionId: handle } : {}),
+      }
+    },
+    unsaved: async () => (await peer.ask(runnerWire.unsaved, {})) ?? [],
+    topology: (signal) => peer.ask(runnerWire.topology, { signal }),
+    workerLeases: (tenant, signal) => peer.ask(runnerWire.workerLeases, { tenant, signal }),
+    workerLease: (tenant, id, signal) => peer.ask(runnerWire.workerLease, { tenant, params: { id }, signal }),
+    invalidateSandbox: async (provider, sandboxId) =>
+      (await peer.ask(runnerWire.invalidateSandbox, { body: { provider, sandboxId } }))?.invalidated ?? 0,
+    delegations: (tenant, id) => peer.ask(runnerWire.delegations, { tenant, params: { id } }),
+    async answerDelegation(tenant, id, delegationId, answer) {
+      await peer.ask(runnerWire.answerDelegation, { tenant, params: { id }, body: { id: delegationId, ...answer } })
+    },
+    vfsLeases: (tenant, signal) => peer.ask(runnerWire.vfsLeases, { tenant, signal }),
+    vfsLease: (tenant, id, signal) => peer.ask(runnerWire.vfsLease, { tenant, params: { id }, signal }),
+    execute(tenant, body, signal) {
+      const opened = () => peer.ask(runnerWire.execute, { tenant, body, signal, endless: true })
+      if (!body.keepMs) return lazily(async () => (await opened()).lines)
+      return keptRun(peer, { tenant, runId: body.runId, signal }, opened)
+    },
+    attach: (tenant, from, signal) =>
+      keptRun(peer, { tenant, runId: from.runId, signal }, () =>
+        peer.ask(runnerWire.attach, { tenant, body: { ...from }, signal, endless: true }),
+      ),
+  }
+}
+
+interface Reading {
+  readonly tenant: string
+  readonly runId: string
+  readonly signal: AbortSignal
+}
+
+/** A run that goes on without its reader: a closed connection does not end it, so a reader that wants it to end says so. */
+function keptRun(peer: Peer, { tenant, runId, signal }: Reading, open: () => Promise<LinesAnswer>) {
+  let answer: LinesAnswer | undefined
+  let cancelled = false
+  const cancel = (): void => {
+    if (cancelled || answer?.complete || signal.reason === leaving) return
+    cancelled = true
+    // On a link the reset has said it.
+    if (answer?.linked) return
+    peer.ask(runnerWire.cancelRun, { tenant, params: { runId } }).catch(() => undefined)
+  }
+  const lines = lazily(async () => {
+    signal.addEventListener('abort', cancel, { once: true })
+    answer = await open()
+    return answer.lines
+  })
+  const all: AsyncIterableIterator<Buffer> = {
+    [Symbol.asyncIterator]: () => all,
+    next: () => lines.next(),
+    return() {
+      cancel()
+      return lines.return!()
+    },
+  }
+  return all
+}
