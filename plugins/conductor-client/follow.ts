@@ -65,15 +65,19 @@ const isTransient = (error: unknown): boolean =>
 
 class OutOfOrder extends Error {}
 
-/** Lines as a chunk that begins with `firstSeq`; a log that goes on with anything else is asked for again. */
+/**
+ * Lines as a chunk that begins with `firstSeq`; a log that goes on with anything else is asked for again. But the ending is
+ * told to whoever is past it too, under its own number.
+ */
 function chunkOf(lines: Buffer, runId: string, firstSeq: number): LogChunk {
-  const [first] = linesOf(lines)
-  if (first && !hasStamp(first, runId, firstSeq) && parseLine(first)?.['seq'] !== firstSeq) {
-    throw new OutOfOrder(`expected event ${firstSeq}`)
-  }
   let count = 0
   for (let at = lines.indexOf(0x0a); at >= 0; at = lines.indexOf(0x0a, at + 1)) count++
-  return { firstSeq, count, lines }
+  const [first] = linesOf(lines)
+  if (!first || hasStamp(first, runId, firstSeq)) return { firstSeq, count, lines }
+  const seq = Number(parseLine(first)?.['seq'])
+  const isEnding = count === 1 && seq < firstSeq && isTerminalType(peekType(first))
+  if (seq !== firstSeq && !isEnding) throw new OutOfOrder(`expected event ${firstSeq}`)
+  return { firstSeq: seq, count, lines }
 }
 
 function isOver(lines: Buffer): boolean {

@@ -10,7 +10,7 @@ import { RunStore } from '#contracts/run-store'
 import { RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { Webhooks } from '#contracts/webhooks'
-import { publicRunRoutes, runRoutes } from './routes.ts'
+import { publicRunRoutes, runRoutes, signedRunRoutes } from './routes.ts'
 import { createDispatch, createRunService } from './service.ts'
 
 /** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. */
@@ -74,16 +74,14 @@ export default definePlugin({
     if (api) {
       ctx.routes('conductor', async (app) => {
         api.protect(app)
-        const who = { read: 'member', write: 'member' }
-        runRoutes(app, service, { guard: api, who, idempotency, signed: false })
+        runRoutes(app, service, api, idempotency)
         publicRunRoutes(app, service, deps.store, api)
       })
     }
     if (internal) {
       ctx.routes('internal', async (app) => {
         internal.protect(app)
-        const who = { read: 'service', write: 'service' }
-        runRoutes(app, service, { guard: internal, who, idempotency, signed: true })
+        signedRunRoutes(app, service, internal)
       })
     }
     // While it drains, whoever reads a run here goes on reading.

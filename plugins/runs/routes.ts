@@ -1,4 +1,4 @@
-import { Type } from '@sinclair/typebox'
+import { type Static, Type } from '@sinclair/typebox'
 import {
   access,
   type App,
@@ -22,7 +22,17 @@ import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import { isTerminal, type LogChunk, RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
-import { EventLine, EventsQuery, RunDetail, RunDetailQuery, RunParams, SignedTask } from '#contracts/wire/conductor'
+import {
+  conductorWire,
+  EventLine,
+  EventsQuery,
+  RunDetail,
+  RunDetailQuery,
+  runIdHeader,
+  RunParams,
+  sessionIdHeader,
+} from '#contracts/wire/conductor'
+import { serve } from '#kit'
 import { Terminated } from './cancellation.ts'
 import type { RunService } from './service.ts'
 
@@ -44,21 +54,46 @@ const RunListQuery = Type.Composite([
   }),
 ])
 
-/** One listener's way of saying who may call. */
-export interface Plane {
-  readonly guard: Guard
-  readonly who: { readonly read: string; readonly write: string }
-  readonly idempotency: Idempotency | undefined
-  /** A gateway calls: it names the chat that a run answers, and reads logs as they are stored. */
-  readonly signed: boolean
+/** What a gateway asks, over HTTP or a link. */
+export function signedRunRoutes(app: App, service: RunService, guard: Guard): void {
+  const log = (tenantId: string, runId: string, after = 0, signal: AbortSignal) =>
+    linesOfChunks(service.follow(tenantId, runId, after, signal))
+  const { start, find, events, cancel } = conductorWire
+  serve(
+    app,
+    start,
+    async ({ caller: { tenantId }, query, body, wantsLines, signal }) => {
+      const accepted = await service.start(tenantId, body)
+      if (!wantsLines) return { json: accepted }
+      const headers = { [runIdHeader]: accepted.runId, [sessionIdHeader]: accepted.sessionId }
+      return { headers, lines: log(tenantId, accepted.runId, query.after, signal) }
+    },
+    guard,
+  )
+  serve(
+    app,
+    find,
+    async ({ caller: { tenantId }, params, query }) => ({ json: await detailOf(service, tenantId, params.id, query) }),
+    guard,
+  )
+  serve(
+    app,
+    events,
+    async ({ caller: { tenantId }, params: { id }, query, signal }) => {
+      if (!service.executes(tenantId, id)) await service.find(tenantId, id)
+      return { lines: log(tenantId, id, query.after, signal) }
+    },
+    guard,
+  )
+  serve(app, cancel, ({ caller: { tenantId }, params }) => service.cancel(tenantId, params.id), guard)
 }
 
-/** What a gateway needs too: the same handlers on the public and on the signed listener. */
-export function runRoutes(app: App, service: RunService, { guard, who, idempotency, signed }: Plane): void {
+/** What a tenant's own programs ask. */
+export function runRoutes(app: App, service: RunService, guard: Guard, idempotency: Idempotency | undefined): void {
   app.post(
     '/api/runs',
     {
-      ...access(who.write),
+      ...access('member'),
       bodyLimit: maxRunBytes,
       schema: {
         tags,
@@ -67,7 +102,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
           'In a new session, or in `sessionId`. Answers when a runner has the run, or after 2 seconds; it goes on without the caller. The same `id` with the same task is the same run. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
         headers: IdempotencyHeaders,
         querystring: EventsQuery,
-        body: signed ? SignedTask : SubTask,
+        body: SubTask,
         response: {
           202: negotiated('Accepted.', { 'application/json': RunAccepted, 'application/x-ndjson': EventLine }),
           400: failure(
@@ -96,7 +131,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
       const headers = { 'x-run-id': accepted.runId, 'x-session-id': accepted.sessionId }
       const { runId } = accepted
       const { after = 0 } = request.query
-      const handle = signed ? undefined : await service.handleOf(tenantId, runId)
+      const handle = await service.handleOf(tenantId, runId)
       const source = (signal: AbortSignal) => lines(service.follow(tenantId, runId, after, signal), handle)
       await ndjson(request, reply, source, { status: 202, headers })
       return reply
@@ -105,7 +140,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
   app.get(
     '/api/runs/:id',
     {
-      ...access(who.read),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Get a run',
@@ -117,18 +152,13 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
     },
     async (request) => {
       const { tenantId } = guard.callerOf(request)
-      const run = await service.find(tenantId, request.params.id)
-      if (request.query.events === false) return run
-      const events: unknown[] = []
-      for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
-        for (const line of linesOf(chunk.lines)) events.push(parseLine(line))
-      return { ...run, events }
+      return detailOf(service, tenantId, request.params.id, request.query)
     },
   )
   app.get(
     '/api/runs/:id/stream',
     {
-      ...access(who.read),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Stream the events of a run',
@@ -153,7 +183,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
   app.get(
     '/api/runs/:id/events',
     {
-      ...access(who.read),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Read the raw event log of a run',
@@ -168,8 +198,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       const after = request.query.after ?? 0
-      const handle = signed ? undefined : await service.handleOf(tenantId, id)
-      if (signed && !service.executes(tenantId, id)) await service.find(tenantId, id)
+      const handle = await service.handleOf(tenantId, id)
       await ndjson(request, reply, (signal) => lines(service.follow(tenantId, id, after, signal), handle))
       return reply
     },
@@ -177,7 +206,7 @@ export function runRoutes(app: App, service: RunService, { guard, who, idempoten
   app.delete(
     '/api/runs/:id',
     {
-      ...access(who.write),
+      ...access('member'),
       schema: {
         tags,
         summary: 'Cancel a run',
@@ -296,14 +325,41 @@ export async function startOnce(
   }
 }
 
-/** The log as bytes; with a handle, in each line. Specification 4.8. */
-async function* lines(chunks: AsyncIterable<LogChunk>, handle?: string): AsyncGenerator<Buffer> {
-  let stamp = handle === undefined ? undefined : stampOf(handle)
+async function detailOf(
+  service: RunService,
+  tenantId: string,
+  id: string,
+  query: Static<typeof RunDetailQuery>,
+): Promise<Static<typeof RunDetail>> {
+  const run = await service.find(tenantId, id)
+  if (query.events === false) return run
+  const events: unknown[] = []
+  for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
+    for (const line of linesOf(chunk.lines)) events.push(parseLine(line))
+  return { ...run, events }
+}
+
+/** The log as bytes. By hand: a generator costs each chunk three turns of the microtask queue. */
+function linesOfChunks(chunks: AsyncIterable<LogChunk>): AsyncIterable<Buffer> {
+  return {
+    [Symbol.asyncIterator]() {
+      const source = chunks[Symbol.asyncIterator]()
+      return {
+        next: () =>
+          source.next().then((read) => (read.done ? read : { done: false as const, value: read.value.lines })),
+        return: async () => {
+          await source.return?.()
+          return { done: true as const, value: undefined }
+        },
+      }
+    },
+  }
+}
+
+/** The log with the vendor's conversation handle in each line. Specification 4.8. */
+async function* lines(chunks: AsyncIterable<LogChunk>, handle: string): AsyncGenerator<Buffer> {
+  let stamp = stampOf(handle)
   for await (const chunk of chunks) {
-    if (!stamp) {
-      yield chunk.lines
-      continue
-    }
     const out: Buffer[] = []
     for (const line of linesOf(chunk.lines)) {
       if (peekType(line) === 'session_init') {
