@@ -1,10 +1,10 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { BootError } from '#kernel'
+import { BootError, whenRead } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { restoredFromLog, type Runtime, type StateBundle } from '#contracts/runtime'
-import type { SidecarHealth } from '#contracts/sidecar'
+import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
 import { emptyBundle, invalidSessionId, noState, runtimeRequired, sessionBusy, unknownRuntime } from './errors.ts'
 import type { Runs } from './runs.ts'
 
@@ -128,3 +128,12 @@ function memory(): Record<string, number> {
   const { rss, heapUsed, external } = process.memoryUsage()
   return { rssBytes: rss, heapUsedBytes: heapUsed, externalBytes: external }
 }
+
+/** The host for a runner in the same kernel: what the HTTP routes do, without the socket. */
+export const localLink = (host: RunHost): SidecarLink => ({
+  health: async () => host.health(),
+  run: (envelope, signal) => whenRead(() => host.accept(envelope)(signal)[Symbol.asyncIterator]()),
+  exportState: (runtime, sessionId) => host.exportState(runtime, sessionId),
+  hydrate: (runtime, sessionId, bundle) => host.hydrate(runtime, sessionId, bundle),
+  forget: (runtime, sessionId) => host.forget(runtime, sessionId),
+})

@@ -1,24 +1,32 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { createLineQueue } from '#kernel'
+import { createLineQueue, isAppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder, type EventEncoder, isTerminalType, type RuntimeEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import type { EventWriter } from './event-writer.ts'
 import type { RunOutcome } from './metrics.ts'
-import {
-  type Ending,
-  endings,
-  eventTooLarge,
-  invalidEvent,
-  noTerminal,
-  type TerminalEvent,
-  thrown,
-} from './terminal.ts'
 
 /** How long an adapter may take to stop after its signal aborted, or to put things away after its last event. */
 const graceMs = 2_000
 /** Larger delays overflow the timer, and it fires at once. */
 const maxTimerMs = 2_147_483_647
+
+type ErrorEvent = Extract<RuntimeEvent, { type: 'error' }>
+type TerminalEvent = Extract<RuntimeEvent, { type: 'result' | 'error' }>
+
+/** Why the host ended a run that its adapter had not ended. */
+export type Ending = 'cancelled' | 'timeout' | 'interrupted'
+
+const endings: Readonly<Record<Ending, ErrorEvent>> = {
+  cancelled: { type: 'error', code: 'cancelled', message: 'The run was cancelled.' },
+  timeout: { type: 'error', code: 'timeout', message: 'The run took longer than it may.' },
+  interrupted: { type: 'error', code: 'interrupted', message: 'The worker is stopping.', retryable: true },
+}
+
+const failed = (message: string): ErrorEvent => ({ type: 'error', code: 'runtime_error', message })
+const noTerminal = failed('The runtime stopped without a result.')
+const invalidEvent = failed('The runtime sent an event that is not valid.')
+const eventTooLarge = failed('The runtime sent an event that is too large.')
 
 export interface HostOptions {
   readonly log: FastifyBaseLogger
@@ -191,3 +199,10 @@ const repeated: RuntimeEvent = {
 }
 
 const isTerminal = (event: RuntimeEvent): event is TerminalEvent => isTerminalType(event?.type)
+
+/** What a client sees of a throw: an AppError says what it means, the text of anything else stays in the log. */
+function thrown(error: unknown): ErrorEvent {
+  if (!isAppError(error)) return failed('The runtime failed.')
+  const message = error.sentence ?? 'The runtime refused the run.'
+  return { type: 'error', code: error.code, message, ...(error.retryable ? { retryable: true } : {}) }
+}

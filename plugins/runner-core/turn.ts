@@ -62,6 +62,8 @@ export class Turn implements OutputOwner {
   readonly #over = Promise.withResolvers<void>()
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
   #source: AsyncIterator<Buffer> | undefined
+  /** Its stream is over. */
+  #sourceOver = false
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
   /** Until a sidecar without the conversation must have said so. */
@@ -141,8 +143,10 @@ export class Turn implements OutputOwner {
         read = await this.#source!.next()
       }
       this.#answered()
+      this.#sourceOver = true
       this.end('sidecar_lost')
     } catch (error) {
+      this.#sourceOver = true
       this.#failed(error)
     }
     this.#finish()
@@ -215,7 +219,9 @@ export class Turn implements OutputOwner {
     this.#host.freed(this, statusAfter(terminal))
     this.#write(lines)
     this.output.close()
-    if (terminal.by === 'runner') this.#abort.abort(new Error(`the run was ended: ${terminal.code}`))
+    // A sidecar that failed by itself stops no tool that it had called: the next attempt of the run gets the result.
+    if (terminal.by === 'runner' && !this.#sourceOver)
+      this.#abort.abort(new Error(`the run was ended: ${terminal.code}`))
     this.#unwind(terminal.by)
   }
   #refuse(): void {

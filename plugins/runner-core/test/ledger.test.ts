@@ -149,3 +149,20 @@ test(
     await assert.rejects(execute(f, retrying), { code: 'attempt_superseded', status: 409 })
   },
 )
+
+test('a sidecar that dies under a call does not stop the call of a run that is tried again: the next attempt gets its result', async (t) => {
+  const dies = Promise.withResolvers<void>()
+  const f = await runnerOf(t, async function* (envelope, events) {
+    const held = f.sessions.get(envelope.sessionId)!
+    const call = f.sessions.invokeTool(held, 'calculate', { n: 1 }, new AbortController().signal, 'c1')
+    if (envelope.attempt !== 2) return void (await dies.promise)
+    yield events.line({ type: 'result', text: (await call).content, finishReason: 'stop' })
+  })
+  const first = execute(f, retrying)
+  await until(() => f.invoked.length === 1)
+  dies.resolve()
+  assert.equal(codeOf(await first), 'sidecar_lost')
+  assert.equal(f.invoked[0]!.context.signal.aborted, false)
+  assert.equal((await execute(f, { ...retrying, attempt: 2 })).at(-1)!['text'], 'done')
+  assert.equal(f.invoked.length, 1)
+})

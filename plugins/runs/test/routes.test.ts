@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { parseLine } from '#contracts/run-event'
-import { endless, eventually, runId, stage, type Stage } from './stage.ts'
+import { endless, eventually, runId, stage, type Stage, profileNamed } from './stage.ts'
 
 const post = (s: Stage, payload: object, headers: Record<string, string> = {}, listener = 'conductor') =>
   s.kernel.listeners[listener]!.inject({ method: 'POST', url: '/api/runs', payload, headers })
@@ -130,7 +130,7 @@ test('a reader who saw more than a killed conductor had stored is told the endin
 })
 
 test('the raw event log carries the runtime session id, from any seq on', async (t) => {
-  const s = await stage(t)
+  const s = await stage(t, { profiles: [{ ...profileNamed('writer'), runtime: 'runtime_a' }] })
   const { runId: id } = await finished(s)
   const raw = (await get(s, `/api/runs/${id}/events`)).body
   assert.equal(parseLine(Buffer.from(raw.split('\n')[1]!))?.['type'], 'session_init')
