@@ -241,17 +241,16 @@ export class Run {
   }
   /** The first event, or where the former owner has left off. False: the store is given up. */
   async #begin(): Promise<boolean> {
-    const { orphan } = this.#order
-    const { runId, sessionId } = this.claim
-    if (!orphan) {
+    const past = this.#order.orphan && (await this.#readLog())
+    if (this.#order.orphan && !past) return false
+    if (past) this.#memory.recall(past)
+    if (past && past.lastSeq > 0) this.log.begin(past.lastSeq)
+    else {
+      // Its former owner may have died before it had stored this.
+      const { runId, sessionId } = this.claim
       const accepted = createEventEncoder(runId, sessionId, 1).line({ type: 'progress', stage: 'accepted' })
       void this.#recorder.add(lineOf(1, accepted))
-      return true
     }
-    const past = await this.#readLog()
-    if (!past) return false
-    this.#memory.recall(past)
-    this.log.begin(past.lastSeq)
     return true
   }
   /** All attempts; each but the first goes on behind what is stored of those before it. */

@@ -15,6 +15,8 @@ const byTheClock = [
   /^(instance|gateway|idempotency|webhooks|queue)-/,
   /-tenants$|^tenant-ids$/,
   /^chat-(ingress|keys-used)$/,
+  // Once for a burst of wake-ups, and only while another process listens.
+  /^kv_/,
   /^LISTEN/,
 ]
 /** What opens and closes any unit of work says nothing about it. */

@@ -5,7 +5,7 @@ import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { type AppError, definePlugin } from '#kernel'
 import { fake, testKernel, testProfile } from '#testing'
-import { ReadinessChecks } from '#contracts/health'
+import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
 import { runnerHash } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import { type ExecuteRun, LocalRunners, type RunnerLink, RunnerPool } from '#contracts/runner'
@@ -46,7 +46,7 @@ async function runnerAt(t: TestContext, hash?: string): Promise<Runner> {
 }
 
 async function poolOf(t: TestContext, urls: string, local: Record<string, RunnerLink> = {}, probeInterval = '50ms') {
-  const got: { pool?: RunnerPool; ready?: () => Promise<void> } = {}
+  const got: { pool?: RunnerPool; ready?: ReadinessCheck } = {}
   const grab = definePlugin({
     name: 'grab',
     requires: { pool: RunnerPool, checks: ReadinessChecks },
