@@ -10,7 +10,8 @@ import { RunStore } from '#contracts/run-store'
 import { RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { Webhooks } from '#contracts/webhooks'
-import { publicRunRoutes, runRoutes, signedRunRoutes } from './routes.ts'
+import { conductorWire } from '#contracts/wire/conductor'
+import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
 import { createDispatch, createRunService } from './service.ts'
 
 /** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. */
@@ -74,14 +75,14 @@ export default definePlugin({
     if (api) {
       ctx.routes('conductor', async (app) => {
         api.protect(app)
-        runRoutes(app, service, api, idempotency)
+        runRoutes(app, service, { guard: api, rows: publicWire, idempotency })
         publicRunRoutes(app, service, deps.store, api)
       })
     }
     if (internal) {
       ctx.routes('internal', async (app) => {
         internal.protect(app)
-        signedRunRoutes(app, service, internal)
+        runRoutes(app, service, { guard: internal, rows: conductorWire, idempotency: undefined })
       })
     }
     // While it drains, whoever reads a run here goes on reading.

@@ -1,45 +1,27 @@
-import { type Static, Type } from '@sinclair/typebox'
-import {
-  access,
-  type App,
-  eventStream,
-  failure,
-  isAppError,
-  jsonLines,
-  lastEventId,
-  linesOf,
-  ndjson,
-  negotiated,
-  NoContent,
-  sse,
-  sseFrame,
-  unavailable,
-} from '#kernel'
+import { Type } from '@sinclair/typebox'
+import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, sseFrame, unavailable } from '#kernel'
 import type { Caller, Guard } from '#contracts/auth'
 import { type Idempotency, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { newId } from '#contracts/ids'
 import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import { isTerminal, type LogChunk, RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
 import {
-  conductorWire,
-  EventLine,
-  EventsQuery,
-  RunDetail,
-  RunDetailQuery,
-  runIdHeader,
-  RunParams,
-  sessionIdHeader,
-} from '#contracts/wire/conductor'
+  isTerminal,
+  type LogChunk,
+  type RunAccepted,
+  RunSummary,
+  runStatuses,
+  SubTask,
+  type Task,
+} from '#contracts/runs'
+import { conductorWire, runIdHeader, RunParams, sessionIdHeader } from '#contracts/wire/conductor'
+import type { Wire } from '#contracts/wire/route'
 import { serve } from '#kit'
 import { Terminated } from './cancellation.ts'
 import type { RunService } from './service.ts'
 
 const tags = ['runs']
-/** A prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
-const maxRunBytes = 8 * 1024 * 1024
-
 const ProfileParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
 const RunList = Type.Array(RunSummary, { description: 'Newest first.' })
 const RunListQuery = Type.Composite([
@@ -54,26 +36,71 @@ const RunListQuery = Type.Composite([
   }),
 ])
 
-/** What a gateway asks, over HTTP or a link. */
-export function signedRunRoutes(app: App, service: RunService, guard: Guard): void {
-  const log = (tenantId: string, runId: string, after = 0, signal: AbortSignal) =>
-    linesOfChunks(service.follow(tenantId, runId, after, signal))
-  const { start, find, events, cancel } = conductorWire
+/** The same rows for a tenant's own programs: they name no chat, may repeat a request by its key, and read whose session it is. */
+export const publicWire = {
+  ...conductorWire,
+  start: {
+    ...conductorWire.start,
+    access: 'member',
+    headers: IdempotencyHeaders,
+    body: SubTask,
+    errors: {
+      ...conductorWire.start.errors,
+      404: '`not_found`: no such session, or it was shut down.',
+      409: '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken by another task. `idempotency_in_flight`.',
+      422: '`idempotency_key_reused`.',
+    },
+  },
+  find: { ...conductorWire.find, access: 'member' },
+  events: {
+    ...conductorWire.events,
+    access: 'member',
+    description:
+      '`session_init` included, and `runtimeSessionId` in each (empty until there is one). Replays what was, then follows to the last one, which is told again to a reader who is behind it.',
+  },
+  cancel: { ...conductorWire.cancel, access: 'member' },
+} as const satisfies Wire
+
+/** One listener's way of serving runs. */
+export interface Plane {
+  readonly guard: Guard
+  readonly rows: typeof conductorWire | typeof publicWire
+  readonly idempotency: Idempotency | undefined
+}
+
+/** What gateways and tenants' own programs ask alike, over HTTP or a link. */
+export function runRoutes(app: App, service: RunService, { guard, rows, idempotency }: Plane): void {
+  const { start, find, events, cancel } = rows as typeof publicWire
+  const log = async (tenantId: string, runId: string, after = 0, signal: AbortSignal) => {
+    const chunks = service.follow(tenantId, runId, after, signal)
+    return rows === publicWire ? lines(chunks, await service.handleOf(tenantId, runId)) : linesOfChunks(chunks)
+  }
   serve(
     app,
     start,
-    async ({ caller: { tenantId }, query, body, wantsLines, signal }) => {
-      const accepted = await service.start(tenantId, body)
-      if (!wantsLines) return { json: accepted }
-      const headers = { [runIdHeader]: accepted.runId, [sessionIdHeader]: accepted.sessionId }
-      return { headers, lines: log(tenantId, accepted.runId, query.after, signal) }
+    async ({ caller, query, headers, body, wantsLines, signal }) => {
+      const { accepted, replayed } = await startOnce(service, idempotency, caller, body, headers['idempotency-key'])
+      const told = replayed ? replayedHeader : {}
+      if (!wantsLines) return { headers: told, json: accepted }
+      const { runId, sessionId } = accepted
+      return {
+        headers: { ...told, [runIdHeader]: runId, [sessionIdHeader]: sessionId },
+        lines: await log(caller.tenantId, runId, query.after, signal),
+      }
     },
     guard,
   )
   serve(
     app,
     find,
-    async ({ caller: { tenantId }, params, query }) => ({ json: await detailOf(service, tenantId, params.id, query) }),
+    async ({ caller: { tenantId }, params, query }) => {
+      const run = await service.find(tenantId, params.id)
+      if (query.events === false) return { json: run }
+      const all: unknown[] = []
+      for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
+        for (const line of linesOf(chunk.lines)) all.push(parseLine(line))
+      return { json: { ...run, events: all } }
+    },
     guard,
   )
   serve(
@@ -81,80 +108,26 @@ export function signedRunRoutes(app: App, service: RunService, guard: Guard): vo
     events,
     async ({ caller: { tenantId }, params: { id }, query, signal }) => {
       if (!service.executes(tenantId, id)) await service.find(tenantId, id)
-      return { lines: log(tenantId, id, query.after, signal) }
+      return { lines: await log(tenantId, id, query.after, signal) }
     },
     guard,
   )
   serve(app, cancel, ({ caller: { tenantId }, params }) => service.cancel(tenantId, params.id), guard)
 }
 
-/** What a tenant's own programs ask. */
-export function runRoutes(app: App, service: RunService, guard: Guard, idempotency: Idempotency | undefined): void {
-  app.post(
-    '/api/runs',
-    {
-      ...access('member'),
-      bodyLimit: maxRunBytes,
-      schema: {
-        tags,
-        summary: 'Start a run',
-        description:
-          'In a new session, or in `sessionId`. Answers when a runner has the run, or after 2 seconds; it goes on without the caller. The same `id` with the same task is the same run. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
-        headers: IdempotencyHeaders,
-        querystring: EventsQuery,
-        body: SubTask,
-        response: {
-          202: negotiated('Accepted.', { 'application/json': RunAccepted, 'application/x-ndjson': EventLine }),
-          400: failure(
-            '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_attachment`, `invalid_response_format`, `invalid_request`.',
-          ),
-          404: failure('`not_found`: no such session, or it was shut down.'),
-          409: failure(
-            '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken by another task. `idempotency_in_flight`.',
-          ),
-          413: failure('`attachments_too_large`: 4 MiB together. `body_too_large`.'),
-          422: failure('`idempotency_key_reused`.'),
-          429: failure('`queue_full`: as many runs wait for the session as may.'),
-          503: failure(
-            '`no_runner`, `runner_unreachable`, `hydration_failed`, `unavailable`: nothing was begun; the same call may be made again.',
-          ),
-        },
-      },
-    },
-    async (request, reply) => {
-      const caller = guard.callerOf(request)
-      const { tenantId } = caller
-      const key = request.headers['idempotency-key']
-      const { accepted, replayed } = await startOnce(service, idempotency, caller, request.body, key)
-      if (replayed) void reply.headers(replayedHeader)
-      if (!request.headers.accept?.includes('application/x-ndjson')) return reply.code(202).send(accepted)
-      const headers = { 'x-run-id': accepted.runId, 'x-session-id': accepted.sessionId }
-      const { runId } = accepted
-      const { after = 0 } = request.query
-      const handle = await service.handleOf(tenantId, runId)
-      const source = (signal: AbortSignal) => lines(service.follow(tenantId, runId, after, signal), handle)
-      await ndjson(request, reply, source, { status: 202, headers })
-      return reply
-    },
-  )
-  app.get(
-    '/api/runs/:id',
-    {
-      ...access('member'),
-      schema: {
-        tags,
-        summary: 'Get a run',
-        description: 'Its summary and, unless `events=false`, its events so far.',
-        params: RunParams,
-        querystring: RunDetailQuery,
-        response: { 200: RunDetail },
-      },
-    },
-    async (request) => {
-      const { tenantId } = guard.callerOf(request)
-      return detailOf(service, tenantId, request.params.id, request.query)
-    },
-  )
+/** What only the public listener serves. */
+export function publicRunRoutes(app: App, service: RunService, store: RunStore, guard: Guard): void {
+  const list = async (
+    tenantId: string,
+    url: string,
+    page: Page,
+    filter: Omit<RunFilter, 'limit' | 'offset'>,
+  ): Promise<{ runs: Awaited<ReturnType<RunStore['listRuns']>>['runs']; headers: Record<string, string> }> => {
+    const { limit, offset } = page
+    const paged = limit === undefined ? {} : { limit, offset: offset ?? 0 }
+    const { runs, total } = await store.listRuns(tenantId, { ...filter, ...paged })
+    return { runs, headers: pageHeaders(url, page, total) }
+  }
   app.get(
     '/api/runs/:id/stream',
     {
@@ -180,61 +153,6 @@ export function runRoutes(app: App, service: RunService, guard: Guard, idempoten
       return reply
     },
   )
-  app.get(
-    '/api/runs/:id/events',
-    {
-      ...access('member'),
-      schema: {
-        tags,
-        summary: 'Read the raw event log of a run',
-        description:
-          '`session_init` included, and `runtimeSessionId` in each (empty until there is one). Replays what was, then follows to the last one, which is told again to a reader who is behind it.',
-        params: RunParams,
-        querystring: EventsQuery,
-        response: { 200: jsonLines('One RunEvent a line.', EventLine) },
-      },
-    },
-    async (request, reply) => {
-      const { tenantId } = guard.callerOf(request)
-      const { id } = request.params
-      const after = request.query.after ?? 0
-      const handle = await service.handleOf(tenantId, id)
-      await ndjson(request, reply, (signal) => lines(service.follow(tenantId, id, after, signal), handle))
-      return reply
-    },
-  )
-  app.delete(
-    '/api/runs/:id',
-    {
-      ...access('member'),
-      schema: {
-        tags,
-        summary: 'Cancel a run',
-        description: 'Whichever server executes it, or none yet. A run that is over keeps its status.',
-        params: RunParams,
-        response: { 204: NoContent },
-      },
-    },
-    async (request, reply) => {
-      await service.cancel(guard.callerOf(request).tenantId, request.params.id)
-      return reply.code(204).send()
-    },
-  )
-}
-
-/** What only the public listener serves. */
-export function publicRunRoutes(app: App, service: RunService, store: RunStore, guard: Guard): void {
-  const list = async (
-    tenantId: string,
-    url: string,
-    page: Page,
-    filter: Omit<RunFilter, 'limit' | 'offset'>,
-  ): Promise<{ runs: Awaited<ReturnType<RunStore['listRuns']>>['runs']; headers: Record<string, string> }> => {
-    const { limit, offset } = page
-    const paged = limit === undefined ? {} : { limit, offset: offset ?? 0 }
-    const { runs, total } = await store.listRuns(tenantId, { ...filter, ...paged })
-    return { runs, headers: pageHeaders(url, page, total) }
-  }
   app.get(
     '/api/runs',
     {
@@ -323,20 +241,6 @@ export async function startOnce(
     await (refused ? attempt.forget() : attempt.end())
     throw error
   }
-}
-
-async function detailOf(
-  service: RunService,
-  tenantId: string,
-  id: string,
-  query: Static<typeof RunDetailQuery>,
-): Promise<Static<typeof RunDetail>> {
-  const run = await service.find(tenantId, id)
-  if (query.events === false) return run
-  const events: unknown[] = []
-  for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
-    for (const line of linesOf(chunk.lines)) events.push(parseLine(line))
-  return { ...run, events }
 }
 
 /** The log as bytes. By hand: a generator costs each chunk three turns of the microtask queue. */

@@ -60,7 +60,7 @@ export const conductorWire = {
     tags,
     summary: 'Start a run',
     description:
-      'In a new session, or in `sessionId`. Answers at once; the run goes on without the caller. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
+      'In a new session, or in `sessionId`. Answers when a runner has the run, or after 2 seconds; it goes on without the caller. The same `id` with the same task is the same run. With `Accept: application/x-ndjson` the answer is its event log, followed to the end, and the ids are in `X-Run-Id` and `X-Session-Id`.',
     query: EventsQuery,
     body: SignedTask,
     bodyLimit: maxRunBytes,
@@ -72,7 +72,7 @@ export const conductorWire = {
       413: '`attachments_too_large`: 4 MiB together. `body_too_large`.',
       429: '`queue_full`: as many runs wait for the session as may.',
       502: '`runner_failed`: the session could not be restored on its runner.',
-      503: 'Nothing was begun when `retryable` is true.',
+      503: '`no_runner`, `runner_unreachable`, `hydration_failed`, `unavailable`: nothing was begun, and the same call may be made again, when `retryable` is true.',
     },
   },
   find: {
