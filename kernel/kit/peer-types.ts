@@ -27,11 +27,13 @@ export interface Faults {
 /** How a caller shows who it is and for whom it asks. */
 export interface Identity {
   readonly tenantHeader: string
-  /** Headers that prove it; `otherKey` after a peer has refused the first ones. Without it the tenant's header is all. */
-  sign?(request: SignedRequest, otherKey: boolean): Record<string, string>
-  readonly hasOtherKey?: boolean
-  /** The other key was taken: it is the first one from now on. */
-  preferOther?(): void
+  /** The ways to sign, the best first; another one is tried when a peer refuses one with 401. Unless given, the tenant's header is all. */
+  signatures?(): readonly Signature[]
+}
+export interface Signature {
+  sign(request: SignedRequest): Record<string, string>
+  /** A peer has taken it, after it had refused those before. */
+  taken(): void
 }
 export interface SignedRequest {
   readonly tenant: string

@@ -7,7 +7,17 @@ import { exchange, neverConnected } from './exchange.ts'
 import { type LinkCaller, Refused } from './link/caller.ts'
 import { connectLink } from './link/connect.ts'
 import { linkHeader, linkPath, linkVersion } from './link/connection.ts'
-import type { AnsweredTo, Ask, BytesAnswer, Faults, LinesAnswer, Peer, Peers, PeersOptions } from './peer-types.ts'
+import type {
+  AnsweredTo,
+  Ask,
+  BytesAnswer,
+  Faults,
+  LinesAnswer,
+  Peer,
+  Peers,
+  PeersOptions,
+  Signature,
+} from './peer-types.ts'
 import { readBody, readJson } from './read.ts'
 
 interface AnyAsk {
@@ -142,8 +152,7 @@ class HttpPeer implements Peer {
   /** Undefined: not this way, and nothing was begun. */
   async #overLink(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply | undefined> {
     if (!this.#link?.takes(body?.length ?? 0)) return undefined
-    const { tenantHeader } = this.#options.identity
-    const headers = { ...ask.headers, ...(ask.tenant === undefined ? {} : { [tenantHeader]: ask.tenant }) }
+    const headers = { ...ask.headers, ...this.#unsigned(ask.tenant) }
     const line = { route: `${route.method} ${route.path}`, params: ask.params, query: ask.query, headers }
     try {
       return await this.#link.exchange(line, body, this.#how(route, ask))
@@ -154,9 +163,10 @@ class HttpPeer implements Peer {
   }
 
   async #overHttp(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply> {
-    const { identity, links = true } = this.#options
+    const { links = true } = this.#options
     const target = this.#prefix + targetOf(route, ask)
-    const send = (otherKey: boolean): Promise<Reply> =>
+    const request = { tenant: ask.tenant ?? linkTenant, method: route.method, target, body: body ?? nothing }
+    const send = (signature: Signature | undefined): Promise<Reply> =>
       exchange(
         this.#agent,
         {
@@ -167,31 +177,27 @@ class HttpPeer implements Peer {
             accept: 'lines' in route.reply ? 'application/x-ndjson' : 'application/json',
             ...(body && !route.bytes ? { 'content-type': 'application/json' } : {}),
             ...ask.headers,
-            ...this.#shown(ask.tenant, { method: route.method, target, body }, otherKey),
+            ...(signature ? signature.sign(request) : this.#unsigned(ask.tenant)),
           },
           ...(body ? { body } : {}),
         },
         this.#how(route, ask),
       )
-    let reply = await send(false)
-    if (reply.status === 401 && identity.hasOtherKey) {
+    // As they are now: another exchange may find out meanwhile which one is known.
+    const [best, ...others] = this.#options.identity.signatures?.() ?? []
+    let reply = await send(best)
+    for (const signature of others) {
+      if (reply.status !== 401) break
       await readBody(reply.body, maxRefusalBytes)
-      reply = await send(true)
-      if (reply.status !== 401) identity.preferOther?.()
+      reply = await send(signature)
+      if (reply.status !== 401) signature.taken()
     }
     if (links && reply.headers[linkHeader] === linkVersion) this.#connect()
     return reply
   }
 
-  #shown(
-    tenant: string | undefined,
-    request: { method: string; target: string; body: Uint8Array | undefined },
-    otherKey: boolean,
-  ): Record<string, string> {
-    const { identity } = this.#options
-    const body = request.body ?? nothing
-    if (identity.sign) return identity.sign({ ...request, tenant: tenant ?? linkTenant, body }, otherKey)
-    return tenant === undefined ? {} : { [identity.tenantHeader]: tenant }
+  #unsigned(tenant: string | undefined): Record<string, string> {
+    return tenant === undefined ? {} : { [this.#options.identity.tenantHeader]: tenant }
   }
 
   #how(route: Route, ask: AnyAsk) {
@@ -210,25 +216,25 @@ class HttpPeer implements Peer {
   #connect(): void {
     if (this.#connecting || this.#closed || this.linked || performance.now() < this.#notBefore) return
     this.#connecting = true
-    void this.#open(false).finally(() => {
+    void this.#open().finally(() => {
       this.#connecting = false
       this.#notBefore = performance.now() + this.#pauseMs
       this.#pauseMs = this.linked ? linkPauseMs.first : Math.min(this.#pauseMs * 2, linkPauseMs.longest)
     })
   }
 
-  async #open(otherKey: boolean): Promise<void> {
-    const request = { method: 'GET', target: this.#prefix + linkPath, body: undefined }
-    const made = await connectLink({
-      origin: this.#origin,
-      prefix: this.#prefix,
-      headers: this.#options.identity.sign ? this.#shown(linkTenant, request, otherKey) : {},
-      timeoutMs: this.#options.connectMs,
-    }).catch(() => 0)
-    if (typeof made === 'number') {
-      if (made === 401 && this.#options.identity.hasOtherKey && !otherKey) await this.#open(true)
-    } else if (this.#closed) made.close()
-    else this.#link = made
+  async #open(): Promise<void> {
+    const { identity, connectMs } = this.#options
+    const request = { tenant: linkTenant, method: 'GET', target: this.#prefix + linkPath, body: nothing }
+    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs }
+    for (const signature of identity.signatures?.() ?? [undefined]) {
+      const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
+      if (made === 401) continue
+      if (typeof made === 'number') return
+      if (this.#closed) made.close()
+      else this.#link = made
+      return
+    }
   }
 }
 
