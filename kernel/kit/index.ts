@@ -4,14 +4,6 @@ export { exchange, neverConnected } from './exchange.ts'
 export { askJson, type JsonAnswer, type JsonRequest, NoAnswer } from './json.ts'
 export { readBody, readJson } from './read.ts'
 export { askPatiently, type Patience } from './retry.ts'
-export {
-  type Ask,
-  createPeers,
-  type Faults,
-  type Identity,
-  type LinesAnswer,
-  type Peer,
-  type Peers,
-  type PeersOptions,
-} from './peer.ts'
+export { createPeers } from './peer.ts'
+export type { Ask, Faults, Identity, LinesAnswer, Peer, Peers, PeersOptions } from './peer-types.ts'
 export { acceptLinks, type Admission, begun, type Call, type Handler, serve, trusted } from './serve.ts'

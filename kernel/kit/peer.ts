@@ -1,123 +1,24 @@
 import { Agent } from 'undici'
-import type { Static, TObject, TSchema } from '@sinclair/typebox'
-import type {
-  BodyOf,
-  BytesReply,
-  Forms,
-  HeadersOf,
-  JsonReply,
-  LinesReply,
-  NoReply,
-  ParamsOf,
-  QueryOf,
-  Route,
-} from '#contracts/wire/route'
-import { AppError, type AppErrorOptions } from '../errors.ts'
-import type { Reply, ReplyHeaders } from './answer.ts'
+import type { TSchema } from '@sinclair/typebox'
+import type { Route } from '#contracts/wire/route'
+import { AppError } from '../errors.ts'
+import type { Reply } from './answer.ts'
 import { exchange, neverConnected } from './exchange.ts'
 import { type LinkCaller, Refused } from './link/caller.ts'
 import { connectLink } from './link/connect.ts'
 import { linkHeader, linkPath, linkVersion } from './link/connection.ts'
+import type {
+  AnsweredTo,
+  Ask,
+  BytesAnswer,
+  Faults,
+  LinesAnswer,
+  Peer,
+  Peers,
+  PeersOptions,
+  Signature,
+} from './peer-types.ts'
 import { readBody, readJson } from './read.ts'
-
-/** What a wire calls its own failures. */
-export interface Faults {
-  /**
-   * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
-   */
-  lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
-  /** What came is not what the table says, or a refusal in no form of ours. */
-  failed(options: AppErrorOptions): AppError
-}
-
-/** How a caller shows who it is and for whom it asks. */
-export interface Identity {
-  readonly tenantHeader: string
-  /** Headers that prove it; `otherKey` after a peer has refused the first ones. Without it the tenant's header is all. */
-  sign?(request: SignedRequest, otherKey: boolean): Record<string, string>
-  readonly hasOtherKey?: boolean
-  /** The other key was taken: it is the first one from now on. */
-  preferOther?(): void
-}
-export interface SignedRequest {
-  readonly tenant: string
-  readonly method: string
-  readonly target: string
-  readonly body: Uint8Array
-}
-
-export interface PeersOptions {
-  readonly faults: Faults
-  readonly identity: Identity
-  readonly connectMs: number
-  /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
-  readonly silentMs?: number
-  /** For the whole of an answer, or the head of one that goes on. */
-  readonly timeoutMs: number
-  /** False: HTTP for everything. */
-  readonly links?: boolean
-}
-
-/** The servers of one wire, wherever they are. */
-export interface Peers {
-  at(url: string): Peer
-  close(): Promise<void>
-}
-
-/** One server of a wire, asked by the rows of its table. */
-export interface Peer {
-  /**
-   * Rejects with the peer's own error under its own code, status, sentence and detail (`retryable` only where the peer says
-   * so), or with one of the wire's faults; with the signal's reason when that is an error.
-   */
-  ask<R extends Route>(route: R, ask: Ask<R>): Promise<AnsweredTo<R>>
-  /** True once exchanges go over a link. */
-  readonly linked: boolean
-}
-
-type Needed<K extends string, S, T> = S extends TSchema | Forms
-  ? { readonly [_ in K]: T }
-  : { readonly [_ in K]?: never }
-export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
-  Needed<'body', R['body'] extends TSchema ? R['body'] : R['bytes'], BodyOf<R>> & {
-    readonly tenant?: string
-    readonly query?: R['query'] extends TObject ? QueryOf<R> : never
-    readonly headers?: R['headers'] extends TObject ? Partial<HeadersOf<R>> : Readonly<Record<string, string>>
-    readonly signal?: AbortSignal | undefined
-    readonly timeoutMs?: number
-    /** It may take as long as its signal lets it. */
-    readonly endless?: boolean
-    /** Of the answer; unless given 8 MiB. */
-    readonly maxBytes?: number
-  }
-
-export interface BytesAnswer {
-  readonly headers: ReplyHeaders
-  readonly bytes: Buffer
-}
-export interface LinesAnswer {
-  readonly headers: ReplyHeaders
-  /** Chunks of whole lines. */
-  readonly lines: AsyncIterableIterator<Buffer>
-  /** The last line was read: leaving now leaves nothing open. */
-  expectEnd(): void
-  /** The peer has ended it in order. */
-  readonly complete: boolean
-  /** A caller that leaves says on a link whether the rest shall go on. */
-  readonly linked: boolean
-}
-type Absent<R extends Route> = R['absent'] extends true ? undefined : never
-export type AnsweredTo<R extends Route> =
-  | Absent<R>
-  | (R['reply'] extends LinesReply
-      ? LinesAnswer
-      : R['reply'] extends BytesReply
-        ? BytesAnswer
-        : R['reply'] extends JsonReply
-          ? Static<R['reply']['json']>
-          : R['reply'] extends NoReply
-            ? true
-            : never)
 
 interface AnyAsk {
   readonly tenant?: string
@@ -134,8 +35,8 @@ interface AnyAsk {
 const maxAnswerBytes = 8 * 1024 * 1024
 /** A refusal that is longer is none. */
 const maxRefusalBytes = 64 * 1024
-/** A peer whose link broke is not asked for another one at once. */
-const linkPauseMs = 1_000
+/** A peer with whom no link comes about, because of a proxy between us perhaps, is asked more and more seldom. */
+const linkPauseMs = { first: 1_000, longest: 60_000 }
 /** Whom a link is opened for; each exchange then says its own. */
 const linkTenant = 'default'
 const nothing = new Uint8Array()
@@ -192,6 +93,7 @@ class HttpPeer implements Peer {
   #connecting = false
   #closed = false
   #notBefore = 0
+  #pauseMs = linkPauseMs.first
 
   constructor(url: string, agent: Agent, check: Check, options: PeersOptions) {
     const base = new URL(url)
@@ -203,7 +105,7 @@ class HttpPeer implements Peer {
   }
 
   get linked(): boolean {
-    return this.#link?.takes(0) === true
+    return this.#link?.open === true
   }
 
   close(): void {
@@ -250,8 +152,7 @@ class HttpPeer implements Peer {
   /** Undefined: not this way, and nothing was begun. */
   async #overLink(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply | undefined> {
     if (!this.#link?.takes(body?.length ?? 0)) return undefined
-    const { tenantHeader } = this.#options.identity
-    const headers = { ...ask.headers, ...(ask.tenant === undefined ? {} : { [tenantHeader]: ask.tenant }) }
+    const headers = { ...ask.headers, ...this.#unsigned(ask.tenant) }
     const line = { route: `${route.method} ${route.path}`, params: ask.params, query: ask.query, headers }
     try {
       return await this.#link.exchange(line, body, this.#how(route, ask))
@@ -262,9 +163,10 @@ class HttpPeer implements Peer {
   }
 
   async #overHttp(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply> {
-    const { identity, links = true } = this.#options
+    const { links = true } = this.#options
     const target = this.#prefix + targetOf(route, ask)
-    const send = (otherKey: boolean): Promise<Reply> =>
+    const request = { tenant: ask.tenant ?? linkTenant, method: route.method, target, body: body ?? nothing }
+    const send = (signature: Signature | undefined): Promise<Reply> =>
       exchange(
         this.#agent,
         {
@@ -275,31 +177,27 @@ class HttpPeer implements Peer {
             accept: 'lines' in route.reply ? 'application/x-ndjson' : 'application/json',
             ...(body && !route.bytes ? { 'content-type': 'application/json' } : {}),
             ...ask.headers,
-            ...this.#shown(ask.tenant, { method: route.method, target, body }, otherKey),
+            ...(signature ? signature.sign(request) : this.#unsigned(ask.tenant)),
           },
           ...(body ? { body } : {}),
         },
         this.#how(route, ask),
       )
-    let reply = await send(false)
-    if (reply.status === 401 && identity.hasOtherKey) {
+    // As they are now: another exchange may find out meanwhile which one is known.
+    const [best, ...others] = this.#options.identity.signatures?.() ?? []
+    let reply = await send(best)
+    for (const signature of others) {
+      if (reply.status !== 401) break
       await readBody(reply.body, maxRefusalBytes)
-      reply = await send(true)
-      if (reply.status !== 401) identity.preferOther?.()
+      reply = await send(signature)
+      if (reply.status !== 401) signature.taken()
     }
     if (links && reply.headers[linkHeader] === linkVersion) this.#connect()
     return reply
   }
 
-  #shown(
-    tenant: string | undefined,
-    request: { method: string; target: string; body: Uint8Array | undefined },
-    otherKey: boolean,
-  ): Record<string, string> {
-    const { identity } = this.#options
-    const body = request.body ?? nothing
-    if (identity.sign) return identity.sign({ ...request, tenant: tenant ?? linkTenant, body }, otherKey)
-    return tenant === undefined ? {} : { [identity.tenantHeader]: tenant }
+  #unsigned(tenant: string | undefined): Record<string, string> {
+    return tenant === undefined ? {} : { [this.#options.identity.tenantHeader]: tenant }
   }
 
   #how(route: Route, ask: AnyAsk) {
@@ -318,24 +216,25 @@ class HttpPeer implements Peer {
   #connect(): void {
     if (this.#connecting || this.#closed || this.linked || performance.now() < this.#notBefore) return
     this.#connecting = true
-    void this.#open(false).finally(() => {
+    void this.#open().finally(() => {
       this.#connecting = false
-      if (!this.linked) this.#notBefore = performance.now() + linkPauseMs
+      this.#notBefore = performance.now() + this.#pauseMs
+      this.#pauseMs = this.linked ? linkPauseMs.first : Math.min(this.#pauseMs * 2, linkPauseMs.longest)
     })
   }
 
-  async #open(otherKey: boolean): Promise<void> {
-    const request = { method: 'GET', target: this.#prefix + linkPath, body: undefined }
-    const made = await connectLink({
-      origin: this.#origin,
-      prefix: this.#prefix,
-      headers: this.#options.identity.sign ? this.#shown(linkTenant, request, otherKey) : {},
-      timeoutMs: this.#options.connectMs,
-    }).catch(() => 0)
-    if (typeof made === 'number') {
-      if (made === 401 && this.#options.identity.hasOtherKey && !otherKey) await this.#open(true)
-    } else if (this.#closed) made.close()
-    else this.#link = made
+  async #open(): Promise<void> {
+    const { identity, connectMs } = this.#options
+    const request = { tenant: linkTenant, method: 'GET', target: this.#prefix + linkPath, body: nothing }
+    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs }
+    for (const signature of identity.signatures?.() ?? [undefined]) {
+      const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
+      if (made === 401) continue
+      if (typeof made === 'number') return
+      if (this.#closed) made.close()
+      else this.#link = made
+      return
+    }
   }
 }
 

@@ -17,9 +17,10 @@ import { failure, jsonLines, negotiated, NoContent } from '../answers.ts'
 import type { App } from '../http.ts'
 import { ndjson, type StreamEnd } from '../streams.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
-import { type Admission, type AnyCall, type Answered, type LinkHost, linkHostKey } from './link/host.ts'
+import { type LinkHost, linkHostKey } from './link/host.ts'
+import type { Admission, AnyCall, Answered } from './link/served.ts'
 
-export { type Admission, trusted } from './link/host.ts'
+export { type Admission, trusted } from './link/served.ts'
 
 /** One request as a handler sees it, over HTTP or a link. */
 export interface Call<R extends Route> extends AnyCall {

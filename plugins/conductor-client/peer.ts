@@ -1,4 +1,4 @@
-import { signedHeaders, type Signer, type SigningKey } from '#contracts/signing'
+import { signedHeaders, type SignedParts, type Signer, type SigningKey } from '#contracts/signing'
 import { createPeers, type Identity, type Peers } from '#kit'
 import { ConductorLost, unexpected } from './errors.ts'
 
@@ -20,15 +20,17 @@ export const conductorPeers = (signer: Signer, options: { readonly links?: boole
   })
 
 function signedBy(signer: Signer): Identity {
-  // The key that the conductor was last seen to know: while keys are rotated it may not have been restarted yet.
+  // The key that the conductor was last seen to know comes first: while keys are rotated it may not have been restarted yet.
   let known: SigningKey = 'CURRENT'
-  const other = (): SigningKey => (known === 'CURRENT' ? 'PREVIOUS' : 'CURRENT')
+  const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']
+  const signatures = keys.map((key) => ({
+    sign: (request: SignedParts) => signer.sign(request, key),
+    taken() {
+      known = key
+    },
+  }))
   return {
     tenantHeader: signedHeaders.tenant,
-    hasOtherKey: signer.hasPreviousKey ?? false,
-    sign: (request, otherKey) => signer.sign(request, otherKey ? other() : known),
-    preferOther() {
-      known = other()
-    },
+    signatures: () => (known === 'CURRENT' ? signatures : signatures.toReversed()),
   }
 }

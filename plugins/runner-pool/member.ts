@@ -65,7 +65,7 @@ export function createMember(raw: RunnerLink, options: MemberOptions): Member {
     raw.info(AbortSignal.any([stopping.signal, AbortSignal.timeout(probeTimeoutMs)]))
   const learn = (info: RunnerInfo): void => {
     const was = reached
-    // One of an earlier release does not say which process it is: then coming back counts as a new one.
+    // One of another maker need not say which process it is: then coming back counts as a new one.
     const fresh = known?.instance !== info.instance || (!info.instance && !was)
     known = info
     reached = true

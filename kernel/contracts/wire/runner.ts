@@ -1,111 +1,24 @@
 import { type TObject, type TSchema, Type } from '@sinclair/typebox'
 import { BroadcastPage, BroadcastRevisions } from '../broadcast.ts'
 import { Delegation, DelegationAnswer } from '../delegation.ts'
-import { clientIdPattern } from '../ids.ts'
 import { Profile, profileName } from '../profiles.ts'
-import { maxReplayBytes } from '../replay.ts'
-import { ExecuteRun, RunnerInfo, RunnerTopology, UnsavedSession, VfsLease, WorkerLease } from '../runner.ts'
+import { ExecuteRun, RunnerTopology, UnsavedSession, VfsLease, WorkerLease } from '../runner.ts'
 import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
+import * as bodies from './runner-bodies.ts'
+
+export { maxStateBytes, tenantHeader } from './runner-bodies.ts'
 
 // What conductors ask of a runner. Specification 4.22: a trusted network, so the tenant of a call is a plain header.
-
-export const tenantHeader = 'x-tenant-id'
 
 /** Session status on the runner wire: 0 idle, 1 running, 2 errored, 3 shutdown. Specification 2.5. */
 export const encodeSessionStatus = (status: SessionStatus): number => sessionStatuses.indexOf(status)
 export const decodeSessionStatus = (code: number): SessionStatus | undefined => sessionStatuses[code]
 
-/** The runner's state-bundle size cap. Specification 7. */
-export const maxStateBytes = 64 * 1024 * 1024
-/** Base64 of the largest bundle, and room for the rest of the body. */
-const maxHydrateBytes = Math.ceil(maxStateBytes / 3) * 4 + 1024 * 1024
-/** A page is about 1 MiB, and at least one profile, which can be as large as its conductor's largest body twice over. */
-const maxPageBytes = 8 * 1024 * 1024
-/** A prompt is at most 1,000,000 characters; its attachments and the profile that creates a session come along, and what was finished before. */
-const maxRunBytes = 16 * 1024 * 1024 + maxReplayBytes
-
-/** Values that JSON Schema cannot list here without closing them: they pass as they are. */
-const open = { additionalProperties: true }
-
-const tenant = Type.Object(
-  { [tenantHeader]: Type.String({ minLength: 1, maxLength: 128, description: 'Tenant of the call.' }) },
-  open,
-)
-const anyTenant = Type.Partial(tenant)
-const session = Type.Object({ id: Type.String({ maxLength: 128 }) })
-const named = Type.Object({ name: Type.String({ maxLength: 64 }) })
-
-/** Of a runner that omits `substrates` or `substratesKnown`: an older one, which has none and does not know. Specification 9. */
-const WireInfo = Type.Composite([
-  Type.Omit(RunnerInfo, ['instance', 'substrates', 'substratesKnown', 'capabilitiesKnown']),
-  Type.Partial(Type.Pick(RunnerInfo, ['instance', 'substrates', 'substratesKnown', 'capabilitiesKnown'])),
-])
-
-/** `GET /runner/sessions/{id}`. `status`: 0 idle, 1 running, 2 errored, 3 shutdown. */
-export const WireSession = Type.Object({
-  id: Type.String(),
-  tenantId: Type.String(),
-  profile: Profile,
-  runtime: Type.String(),
-  tools: Type.Array(Type.String()),
-  status: Type.Integer({ minimum: 0, maximum: 3 }),
-  createdAt: Type.String({ format: 'date-time' }),
-  lastUsedAt: Type.String({ format: 'date-time' }),
-  runtimeSessionId: Type.Optional(Type.String()),
-  activeRunId: Type.Optional(Type.String()),
-})
-
-const Hydrate = Type.Object(
-  {
-    profileName,
-    sessionId: Type.String({ pattern: clientIdPattern }),
-    stateB64: Type.Optional(Type.String({ description: 'Base64 of the exported bundle.' })),
-    profile: Type.Optional(Profile),
-    contentType: Type.Optional(
-      Type.String({ maxLength: 128, description: "Of the bundle; by the profile's runtime unless given." }),
-    ),
-    runtimeSessionId: Type.Optional(Type.String({ maxLength: 1024 })),
-    replace: Type.Optional(
-      Type.Boolean({ description: "The runner's own copy, if it has one, is old: this one takes its place." }),
-    ),
-  },
-  open,
-)
-
-const RuntimeSlot = Type.Object({
-  runtime: Type.String(),
-  mode: Type.Union([Type.Literal('sidecar'), Type.Literal('stub'), Type.Literal('unknown')]),
-  url: Type.String({ description: 'Empty for a stub and for a sidecar in the same process.' }),
-  activeSessions: Type.Integer({ description: 'Across tenants.' }),
-})
-
-const ToolSpecs = Type.Array(
-  Type.Object({
-    name: Type.String(),
-    description: Type.String(),
-    inputSchema: Type.Record(Type.String(), Type.Unknown()),
-  }),
-)
-
-/** Agent pools are defined by the conductor: the runner keeps what it is told. */
-const PoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)
-const Pool = Type.Object({ id: Type.String() }, open)
-
-const Attach = Type.Object(
-  {
-    sessionId: Type.String(),
-    runId: Type.String(),
-    afterSeq: Type.Integer({ minimum: 0, description: 'The last event that is stored.' }),
-    epoch: Type.Integer({ minimum: 0, description: "Of the reader's claim." }),
-  },
-  open,
-)
-
 const of = (group: string) => ({ access: 'network', tags: [group] as readonly string[] })
 const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const
-const ofSession = { headers: tenant, params: session }
+const ofSession = { headers: bodies.tenant, params: bodies.session }
 const done = { status: 204 } as const
 const runLines = {
   status: 200,
@@ -117,20 +30,20 @@ const leases = <S extends TObject>(summary: string, item: S) => ({
   ...inGet(Type.Array(item)),
   summary,
   description: "Of the tenant's sessions, by session id; of all tenants when none is named.",
-  headers: anyTenant,
+  headers: bodies.anyTenant,
 })
 
 export const runnerWire = {
   info: {
     ...of('runner'),
-    ...inGet(WireInfo),
+    ...inGet(bodies.WireInfo),
     path: '/runner/info',
     summary: 'Say what this runner is',
     description: 'What conductors probe: its hash, what it can run, and whether it is about to stop.',
   },
   runtimes: {
     ...of('runner'),
-    ...inGet(Type.Array(RuntimeSlot)),
+    ...inGet(Type.Array(bodies.RuntimeSlot)),
     path: '/runner/runtimes',
     summary: 'List runtimes',
     description: 'And which sidecar serves each.',
@@ -148,7 +61,7 @@ export const runnerWire = {
     ...inGet(Type.Array(Profile)),
     path: '/runner/profiles',
     summary: "List a tenant's profiles on this runner",
-    headers: tenant,
+    headers: bodies.tenant,
   },
   putProfile: {
     ...of('broadcast'),
@@ -156,7 +69,7 @@ export const runnerWire = {
     path: '/runner/profiles',
     summary: 'Store a profile on this runner',
     description: 'An older version than the one that is there changes nothing.',
-    headers: tenant,
+    headers: bodies.tenant,
     body: Profile,
     reply: done,
   },
@@ -166,26 +79,26 @@ export const runnerWire = {
     path: '/runner/profiles/:name',
     summary: 'Delete a profile from this runner',
     description: 'Sessions keep their snapshot of it.',
-    headers: tenant,
-    params: named,
+    headers: bodies.tenant,
+    params: bodies.named,
     reply: done,
     absent: true,
   },
   pools: {
     ...of('broadcast'),
-    ...inGet(Type.Array(Pool)),
+    ...inGet(Type.Array(bodies.Pool)),
     path: '/runner/pools',
     summary: "List a tenant's pools on this runner",
-    headers: tenant,
+    headers: bodies.tenant,
   },
   putPool: {
     ...of('broadcast'),
     method: 'POST',
     path: '/runner/pools',
     summary: 'Store a pool on this runner',
-    headers: tenant,
-    body: PoolInput,
-    reply: { status: 201, json: Pool },
+    headers: bodies.tenant,
+    body: bodies.PoolInput,
+    reply: { status: 201, json: bodies.Pool },
   },
   deletePool: {
     ...of('broadcast'),
@@ -203,9 +116,9 @@ export const runnerWire = {
     summary: "Take a page of a tenant's changes",
     description:
       'Changes nothing unless this runner has everything up to `after`. The answer says how far it has followed the tenant now; the caller goes on from there.',
-    headers: tenant,
+    headers: bodies.tenant,
     body: BroadcastPage,
-    bodyLimit: maxPageBytes,
+    bodyLimit: bodies.maxPageBytes,
     reply: { status: 200, json: Type.Object({ revision: Type.Integer() }) },
     absent: true,
   },
@@ -222,10 +135,10 @@ export const runnerWire = {
 
   sessions: {
     ...of('sessions'),
-    ...inGet(Type.Array(WireSession)),
+    ...inGet(Type.Array(bodies.WireSession)),
     path: '/runner/sessions',
     summary: "List a tenant's sessions on this runner",
-    headers: tenant,
+    headers: bodies.tenant,
   },
   createSession: {
     ...of('sessions'),
@@ -234,14 +147,14 @@ export const runnerWire = {
     summary: 'Create a session',
     description:
       'Under an id of this runner. Its tools are those of the profile that the runner has; they never change.',
-    headers: tenant,
+    headers: bodies.tenant,
     body: Type.Object({ profileName }, { additionalProperties: false }),
-    reply: { status: 201, json: WireSession },
+    reply: { status: 201, json: bodies.WireSession },
     errors: { 404: '`unknown_profile`: it was never broadcast.' },
   },
   getSession: {
     ...of('sessions'),
-    ...inGet(WireSession),
+    ...inGet(bodies.WireSession),
     path: '/runner/sessions/:id',
     summary: 'Get a session',
     ...ofSession,
@@ -271,9 +184,9 @@ export const runnerWire = {
     path: '/runner/sessions/hydrate',
     summary: 'Hydrate a session',
     description: 'Changes nothing when the session is here already, unless told to `replace` it.',
-    headers: tenant,
-    body: Hydrate,
-    bodyLimit: maxHydrateBytes,
+    headers: bodies.tenant,
+    body: bodies.Hydrate,
+    bodyLimit: bodies.maxHydrateBytes,
     reply: done,
     errors: {
       404: '`unknown_profile`, or `unknown_session`: another tenant has a session of this id.',
@@ -310,9 +223,9 @@ export const runnerWire = {
     summary: 'Execute a run',
     description:
       'Closing the connection ends the run, or with `keepMs` leaves it to another reader for so long. A stream without `result` or `error` at its end was cut.',
-    headers: tenant,
+    headers: bodies.tenant,
     body: ExecuteRun,
-    bodyLimit: maxRunBytes,
+    bodyLimit: bodies.maxRunBytes,
     reply: runLines,
     errors: {
       404: '`unknown_session`: it is not in the memory of this runner; hydrate it.',
@@ -327,8 +240,8 @@ export const runnerWire = {
     summary: 'Read on in a run',
     description:
       'That this runner executes, or has executed within its `keepMs`. Its present reader is cut off. Closing the connection leaves the run to another reader.',
-    headers: tenant,
-    body: Attach,
+    headers: bodies.tenant,
+    body: bodies.Attach,
     reply: runLines,
     errors: {
       404: '`unknown_run`.',
@@ -343,7 +256,7 @@ export const runnerWire = {
     summary: 'Cancel a run',
     description:
       'Its stream ends with an `error` event `cancelled`. An unknown run, or one that has ended, is no error.',
-    headers: tenant,
+    headers: bodies.tenant,
     params: Type.Object({ runId: Type.String({ maxLength: 128 }) }),
     reply: done,
     absent: true,
@@ -351,14 +264,14 @@ export const runnerWire = {
 
   toolSpecs: {
     ...of('tools'),
-    ...inGet(ToolSpecs),
+    ...inGet(bodies.ToolSpecs),
     path: '/runner/toolkit/specs',
     summary: 'List the tools of this runner',
     description: 'Every platform tool, whatever profiles allow.',
   },
   sessionToolSpecs: {
     ...of('tools'),
-    ...inGet(ToolSpecs),
+    ...inGet(bodies.ToolSpecs),
     path: '/runner/sessions/:id/toolkit/specs',
     summary: 'List the tools of a session',
     description: 'What its profile allowed when the session was created.',
@@ -371,14 +284,8 @@ export const runnerWire = {
     summary: 'Invoke a tool',
     description: "A tool's own failure is 200 with `result.ok` false.",
     ...ofSession,
-    body: Type.Object(
-      { name: Type.String({ maxLength: 128 }), input: Type.Optional(Type.Unknown()) },
-      { additionalProperties: false },
-    ),
-    reply: {
-      status: 200,
-      json: Type.Object({ result: Type.Object({ ok: Type.Boolean(), content: Type.String() }) }),
-    },
+    body: bodies.InvokeTool,
+    reply: { status: 200, json: bodies.InvokeResult },
     errors: { 403: '`tool_not_allowed`: it is not in the toolkit of the session.' },
   },
   delegations: {
@@ -430,14 +337,8 @@ export const runnerWire = {
     path: '/runner/sandbox-events/invalidate',
     summary: 'Forget what is known of a sandbox',
     description: 'Its provider said that it changed. 0 is normal: another runner has it.',
-    body: Type.Object(
-      { provider: Type.String({ maxLength: 64 }), sandboxId: Type.String({ maxLength: 128 }) },
-      { additionalProperties: false },
-    ),
-    reply: {
-      status: 200,
-      json: Type.Object({ invalidated: Type.Integer({ description: 'How many cached states were dropped.' }) }),
-    },
+    body: bodies.InvalidateSandbox,
+    reply: { status: 200, json: bodies.Invalidated },
     absent: true,
   },
 } as const satisfies Wire

@@ -65,7 +65,11 @@ export class LinkCaller {
 
   /** Whether an exchange with a body of so many bytes may be begun here. */
   takes(bodyBytes: number): boolean {
-    return !this.#leaving && !this.#connection.closed && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
+    return this.open && !this.#connection.full && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
+  }
+  /** It stands, and its peer begins what it is asked. */
+  get open(): boolean {
+    return !this.#leaving && !this.#connection.closed
   }
   get size(): number {
     return this.#streams.size

@@ -105,7 +105,7 @@ test('an exchange that crosses the end of the link was not begun; those that run
   await open.body.next()
   const ended = host.end()
   await assert.rejects(link.exchange({ route: 'GET /hold' }, undefined, { lost }), { code: 'LINK_REFUSED' })
-  assert.equal(link.takes(0), false)
+  assert.equal(link.open, false)
   const rest = textOf(open.body)
   await streams.end()
   assert.equal(await rest, 'shutdown\n')

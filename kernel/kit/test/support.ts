@@ -11,7 +11,8 @@ import { acceptLinks, createPeers, type Peer, serve, trusted } from '#kit'
 import { createStreamRegistry, type StreamRegistry } from '../../streams.ts'
 import { LinkCaller } from '../link/caller.ts'
 import { linkHeader, linkProtocol, type LinkTimes, linkVersion } from '../link/connection.ts'
-import { type AnyCall, type Answered, createLinkHost, type LinkHost, trusted as admitAll } from '../link/host.ts'
+import { createLinkHost, type LinkHost } from '../link/host.ts'
+import type { AnyCall, Answered } from '../link/served.ts'
 
 const of = { access: 'network', tags: ['test'], summary: 'A test.' } as const
 const json = <const S extends Parameters<typeof Type.Object>[0]>(fields: S) =>
@@ -211,7 +212,7 @@ function hostOf(
     logRequests: false,
     bodyLimit: 1024,
   })
-  host.accept(admitAll, times)
+  host.accept(trusted, times)
   for (const [path, handler] of Object.entries(routes)) {
     const route = { ...of, method: 'GET', path, reply: wire.hold.reply } as const
     host.add({ route, handle: async (call) => handler(call) })

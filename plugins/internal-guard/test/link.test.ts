@@ -95,7 +95,10 @@ test('on a link each exchange names its tenant, and may do what a signature may'
   const peers = createPeers({
     connectMs: 2_000,
     timeoutMs: 5_000,
-    identity: { tenantHeader: signedHeaders.tenant, sign: (parts) => signer.sign(parts) },
+    identity: {
+      tenantHeader: signedHeaders.tenant,
+      signatures: () => [{ sign: (parts) => signer.sign(parts), taken() {} }],
+    },
     faults: { lost: ({ cause }) => new AppError('lost', 502, { cause }), failed: () => new AppError('failed', 502) },
   })
   t.after(() => peers.close())

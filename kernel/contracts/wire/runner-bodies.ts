@@ -1,0 +1,110 @@
+import { Type } from '@sinclair/typebox'
+import { clientIdPattern } from '../ids.ts'
+import { Profile, profileName } from '../profiles.ts'
+import { maxReplayBytes } from '../replay.ts'
+import { RunnerInfo } from '../runner.ts'
+
+// What goes over the runner's wire and nowhere else, and how large it may be.
+
+/** Tenant of a call: a trusted network, so it is a plain header. Specification 4.22. */
+export const tenantHeader = 'x-tenant-id'
+
+/** The runner's state-bundle size cap. Specification 7. */
+export const maxStateBytes = 64 * 1024 * 1024
+/** Base64 of the largest bundle, and room for the rest of the body. */
+export const maxHydrateBytes = Math.ceil(maxStateBytes / 3) * 4 + 1024 * 1024
+/** A page is about 1 MiB, and at least one profile, which can be as large as its conductor's largest body twice over. */
+export const maxPageBytes = 8 * 1024 * 1024
+/** A prompt is at most 1,000,000 characters; its attachments and the profile that creates a session come along, and what was finished before. */
+export const maxRunBytes = 16 * 1024 * 1024 + maxReplayBytes
+
+export const tenant = Type.Object(
+  { [tenantHeader]: Type.String({ minLength: 1, maxLength: 128, description: 'Tenant of the call.' }) },
+  { additionalProperties: true },
+)
+export const anyTenant = Type.Partial(tenant)
+export const session = Type.Object({ id: Type.String({ maxLength: 128 }) })
+export const named = Type.Object({ name: Type.String({ maxLength: 64 }) })
+
+/** Values that JSON Schema cannot list here without closing them: they pass as they are. */
+const open = { additionalProperties: true }
+
+/** Of a runner that omits `substrates` or `substratesKnown`: an older one, which has none and does not know. Specification 9. */
+export const WireInfo = Type.Composite([
+  Type.Omit(RunnerInfo, ['instance', 'substrates', 'substratesKnown', 'capabilitiesKnown']),
+  Type.Partial(Type.Pick(RunnerInfo, ['instance', 'substrates', 'substratesKnown', 'capabilitiesKnown'])),
+])
+
+/** `GET /runner/sessions/{id}`. `status`: 0 idle, 1 running, 2 errored, 3 shutdown. */
+export const WireSession = Type.Object({
+  id: Type.String(),
+  tenantId: Type.String(),
+  profile: Profile,
+  runtime: Type.String(),
+  tools: Type.Array(Type.String()),
+  status: Type.Integer({ minimum: 0, maximum: 3 }),
+  createdAt: Type.String({ format: 'date-time' }),
+  lastUsedAt: Type.String({ format: 'date-time' }),
+  runtimeSessionId: Type.Optional(Type.String()),
+  activeRunId: Type.Optional(Type.String()),
+})
+
+export const Hydrate = Type.Object(
+  {
+    profileName,
+    sessionId: Type.String({ pattern: clientIdPattern }),
+    stateB64: Type.Optional(Type.String({ description: 'Base64 of the exported bundle.' })),
+    profile: Type.Optional(Profile),
+    contentType: Type.Optional(
+      Type.String({ maxLength: 128, description: "Of the bundle; by the profile's runtime unless given." }),
+    ),
+    runtimeSessionId: Type.Optional(Type.String({ maxLength: 1024 })),
+    replace: Type.Optional(
+      Type.Boolean({ description: "The runner's own copy, if it has one, is old: this one takes its place." }),
+    ),
+  },
+  open,
+)
+
+export const RuntimeSlot = Type.Object({
+  runtime: Type.String(),
+  mode: Type.Union([Type.Literal('sidecar'), Type.Literal('stub'), Type.Literal('unknown')]),
+  url: Type.String({ description: 'Empty for a stub and for a sidecar in the same process.' }),
+  activeSessions: Type.Integer({ description: 'Across tenants.' }),
+})
+
+export const ToolSpecs = Type.Array(
+  Type.Object({
+    name: Type.String(),
+    description: Type.String(),
+    inputSchema: Type.Record(Type.String(), Type.Unknown()),
+  }),
+)
+
+/** Agent pools are defined by the conductor: the runner keeps what it is told. */
+export const PoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)
+export const Pool = Type.Object({ id: Type.String() }, open)
+
+export const Attach = Type.Object(
+  {
+    sessionId: Type.String(),
+    runId: Type.String(),
+    afterSeq: Type.Integer({ minimum: 0, description: 'The last event that is stored.' }),
+    epoch: Type.Integer({ minimum: 0, description: "Of the reader's claim." }),
+  },
+  open,
+)
+
+export const InvokeTool = Type.Object(
+  { name: Type.String({ maxLength: 128 }), input: Type.Optional(Type.Unknown()) },
+  { additionalProperties: false },
+)
+export const InvokeResult = Type.Object({ result: Type.Object({ ok: Type.Boolean(), content: Type.String() }) })
+
+export const InvalidateSandbox = Type.Object(
+  { provider: Type.String({ maxLength: 64 }), sandboxId: Type.String({ maxLength: 128 }) },
+  { additionalProperties: false },
+)
+export const Invalidated = Type.Object({
+  invalidated: Type.Integer({ description: 'How many cached states were dropped.' }),
+})

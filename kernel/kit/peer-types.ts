@@ -1,0 +1,116 @@
+import type { Static, TObject, TSchema } from '@sinclair/typebox'
+import type {
+  BodyOf,
+  BytesReply,
+  Forms,
+  HeadersOf,
+  JsonReply,
+  LinesReply,
+  NoReply,
+  ParamsOf,
+  QueryOf,
+  Route,
+} from '#contracts/wire/route'
+import type { AppError, AppErrorOptions } from '../errors.ts'
+import type { ReplyHeaders } from './answer.ts'
+
+/** What a wire calls its own failures. */
+export interface Faults {
+  /**
+   * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
+   */
+  lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
+  /** What came is not what the table says, or a refusal in no form of ours. */
+  failed(options: AppErrorOptions): AppError
+}
+
+/** How a caller shows who it is and for whom it asks. */
+export interface Identity {
+  readonly tenantHeader: string
+  /** The ways to sign, the best first; another one is tried when a peer refuses one with 401. Unless given, the tenant's header is all. */
+  signatures?(): readonly Signature[]
+}
+export interface Signature {
+  sign(request: SignedRequest): Record<string, string>
+  /** A peer has taken it, after it had refused those before. */
+  taken(): void
+}
+export interface SignedRequest {
+  readonly tenant: string
+  readonly method: string
+  readonly target: string
+  readonly body: Uint8Array
+}
+
+export interface PeersOptions {
+  readonly faults: Faults
+  readonly identity: Identity
+  readonly connectMs: number
+  /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
+  readonly silentMs?: number
+  /** For the whole of an answer, or the head of one that goes on. */
+  readonly timeoutMs: number
+  /** False: HTTP for everything. */
+  readonly links?: boolean
+}
+
+/** The servers of one wire, wherever they are. */
+export interface Peers {
+  at(url: string): Peer
+  close(): Promise<void>
+}
+
+/** One server of a wire, asked by the rows of its table. */
+export interface Peer {
+  /**
+   * Rejects with the peer's own error under its own code, status, sentence and detail (`retryable` only where the peer says
+   * so), or with one of the wire's faults; with the signal's reason when that is an error.
+   */
+  ask<R extends Route>(route: R, ask: Ask<R>): Promise<AnsweredTo<R>>
+  /** True once exchanges go over a link. */
+  readonly linked: boolean
+}
+
+type Needed<K extends string, S, T> = S extends TSchema | Forms
+  ? { readonly [_ in K]: T }
+  : { readonly [_ in K]?: never }
+export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
+  Needed<'body', R['body'] extends TSchema ? R['body'] : R['bytes'], BodyOf<R>> & {
+    readonly tenant?: string
+    readonly query?: R['query'] extends TObject ? QueryOf<R> : never
+    readonly headers?: R['headers'] extends TObject ? Partial<HeadersOf<R>> : Readonly<Record<string, string>>
+    readonly signal?: AbortSignal | undefined
+    readonly timeoutMs?: number
+    /** It may take as long as its signal lets it. */
+    readonly endless?: boolean
+    /** Of the answer; unless given 8 MiB. */
+    readonly maxBytes?: number
+  }
+
+export interface BytesAnswer {
+  readonly headers: ReplyHeaders
+  readonly bytes: Buffer
+}
+export interface LinesAnswer {
+  readonly headers: ReplyHeaders
+  /** Chunks of whole lines. */
+  readonly lines: AsyncIterableIterator<Buffer>
+  /** The last line was read: leaving now leaves nothing open. */
+  expectEnd(): void
+  /** The peer has ended it in order. */
+  readonly complete: boolean
+  /** A caller that leaves says on a link whether the rest shall go on. */
+  readonly linked: boolean
+}
+type Absent<R extends Route> = R['absent'] extends true ? undefined : never
+export type AnsweredTo<R extends Route> =
+  | Absent<R>
+  | (R['reply'] extends LinesReply
+      ? LinesAnswer
+      : R['reply'] extends BytesReply
+        ? BytesAnswer
+        : R['reply'] extends JsonReply
+          ? Static<R['reply']['json']>
+          : R['reply'] extends NoReply
+            ? true
+            : never)
