@@ -5,6 +5,7 @@ import { createEventEncoder, type Usage } from '#contracts/run-event'
 import type { Claim, EndReason, FinishRun } from '#contracts/run-store'
 import type { LogChunk, TerminalRunStatus } from '#contracts/runs'
 import { lastSeqOf } from '#contracts/log-chunk'
+import { restoredFromLog } from '#contracts/runtime'
 import { storable } from './rows.ts'
 import { prepared } from './sql.ts'
 import { tallyOf } from './tally.ts'
@@ -175,6 +176,8 @@ export interface Taken {
   readonly session_id: string
   readonly epoch: number
   readonly public_run?: string | null
+  /** Of its session; absent of what was never begun. */
+  readonly runtime?: string
 }
 
 export const claimOf = (tenantId: string, { id, session_id, epoch, public_run }: Taken): Claim => ({
@@ -215,7 +218,7 @@ export async function endTaken(
         status,
         sessionStatus: 'idle',
         error: reason,
-        keepInput: true,
+        keepInput: run.runtime !== undefined && restoredFromLog(run.runtime),
         ...used,
         tail: { firstSeq, count: 1, lines: Buffer.from(line) },
       }),

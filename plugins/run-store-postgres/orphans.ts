@@ -20,7 +20,10 @@ const taking = (which: string): string => `
     UPDATE sessions s SET claim_epoch = taken.claim_epoch, claim_owner = :self
     FROM taken WHERE s.tenant_id = :tenant AND s.id = taken.session_id AND s.claim_run = taken.id
   )`
-const asTaken = 'SELECT id, session_id, claim_epoch::int AS epoch, public_run FROM taken'
+const asTaken = `
+  SELECT id, session_id, claim_epoch::int AS epoch, public_run,
+    (SELECT s.runtime FROM sessions s WHERE s.tenant_id = :tenant AND s.id = taken.session_id) AS runtime
+  FROM taken`
 
 const takeOne = prepared('run-take-one', `WITH ${taking('id = :run')} ${asTaken}`)
 const takeQueued = prepared(
@@ -149,8 +152,9 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): 
         const answer = to.wants(orphan)
         if (answer === true) mine.push(orphan)
         else {
-          const { run_id: id, id: session_id, epoch, public_run } = rows[i]!
-          free.push(...(await endTaken(tx, [{ id, session_id, epoch, public_run }], 'interrupted', answer, prices)))
+          const { run_id: id, id: session_id, epoch, public_run, profile_snapshot } = rows[i]!
+          const taken = { id, session_id, epoch, public_run, runtime: profile_snapshot.runtime }
+          free.push(...(await endTaken(tx, [taken], 'interrupted', answer, prices)))
         }
       }
       return { going: mine, ended: orphans.length - mine.length, wanted: free }

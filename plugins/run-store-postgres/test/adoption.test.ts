@@ -74,10 +74,14 @@ test('a run that is tried again goes from its dead owner to the one that sweeps;
   )
   assert.equal((await b.getSession('acme', claim.sessionId))?.status, 'idle')
   assert.equal(await b.sweepOrphans(), 0)
-  const [rows] = await stores.db.batch<[{ input: unknown }[]]>('acme', [
-    { text: 'SELECT input FROM runs WHERE input IS NOT NULL' },
+  const [rows] = await stores.db.batch<[{ id: string }[]]>('acme', [
+    { text: 'SELECT id FROM runs WHERE input IS NOT NULL' },
   ])
-  assert.deepEqual(rows, [], 'nobody executes it again: the content is gone')
+  assert.deepEqual(
+    rows,
+    [{ id: other.runId }],
+    'what came with a prompt is kept where the conversation is restored from it',
+  )
   assert.deepEqual((await b.findRun('acme', claim.runId))?.subTask.attachments, [
     { mediaType: 'image/png', name: 'a.png', bytes: 5 },
   ])
