@@ -1,6 +1,9 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
@@ -158,7 +161,7 @@ export async function startCluster(
       await launch(name, { ...settings.get(name), ...env })
     },
     async another(role, env = {}) {
-      const started = await spawnRole(role, { ...base, [portVariable(role, role)]: '0', ...env })
+      const started = await spawnRole(role, { ...base, [portVariable(role, role)]: '0', ...env }, files[role])
       others.push(started)
       return started
     },
@@ -208,6 +211,17 @@ export async function startCluster(
         .join('\n'),
   }
   return cluster
+}
+
+/** Role files in which the death of a conductor is noticed within a few seconds. */
+export async function quickLeases(t: Pick<TestContext, 'after'>): Promise<Partial<Record<RoleName, string>>> {
+  const folder = await mkdtemp(join(tmpdir(), 'ao-leases-'))
+  t.after(() => rm(folder, { recursive: true }))
+  const text = await readFile(join(root, 'config/conductor.yaml'), 'utf8')
+  const conductor = join(folder, 'conductor.yaml')
+  const lease = '    heartbeat: 300ms\n    lease: 2s\n    sweep: 200ms\n'
+  await writeFile(conductor, text.replace(/^ {2}run-store-postgres:\n/m, `$&${lease}`))
+  return { conductor }
 }
 
 const portVariable = (role: RoleName, listener: string): string =>

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { test } from 'node:test'
 import { chat } from './client.ts'
-import { type Cluster, eventually, type Process, startCluster } from './cluster.ts'
+import { type Cluster, eventually, type Process, quickLeases, startCluster } from './cluster.ts'
 
 const words = Array.from({ length: 60 }, (_, i) => `word${i}`).join(' ')
 /** About three seconds of text. */
@@ -53,7 +53,7 @@ const ended = (cluster: Cluster, url: string, id: string): Promise<unknown> =>
   eventually('the run is over', async () => (await runOf(cluster, url, id)).status !== 'running')
 
 test('runs outlive their conductors', async (t) => {
-  const cluster = await startCluster(t, 'four')
+  const cluster = await startCluster(t, 'four', {}, await quickLeases(t))
   const second: Process = await cluster.another('conductor', { INTERNAL_PORT: '0', RUNNER_URLS: cluster.runnerUrl })
   const there = second.urls['conductor']!
 
