@@ -18,9 +18,9 @@ import type { App } from '../http.ts'
 import { ndjson, type StreamEnd } from '../streams.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
 import { type LinkHost, linkHostKey } from './link/host.ts'
-import type { Admission, AnyCall, Answered } from './link/served.ts'
+import type { Admission, AnyCall, Answered } from './call.ts'
 
-export { type Admission, trusted } from './link/served.ts'
+export { type Admission, trusted } from './call.ts'
 
 /** One request as a handler sees it, over HTTP or a link. */
 export interface Call<R extends Route> extends AnyCall {

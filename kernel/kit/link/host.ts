@@ -5,15 +5,8 @@ import type { Route } from '#contracts/wire/route'
 import { type AppError, appError, errorBody, failureOf, notFound } from '../../errors.ts'
 import { parseJson } from '../../json.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
-import {
-  type Admission,
-  type AnyCall,
-  type LinkHostOptions,
-  newRequestId,
-  type Routes,
-  ServedLink,
-  type ServedRoute,
-} from './served.ts'
+import type { Admission, AnyCall, ServedRoute } from '../call.ts'
+import { type LinkHostOptions, newRequestId, type Routes, ServedLink } from './served.ts'
 
 /** The links of one listener. */
 export interface LinkHost {

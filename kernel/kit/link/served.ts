@@ -1,13 +1,12 @@
 import { randomUUID } from 'node:crypto'
-import type { IncomingMessage } from 'node:http'
 import type { Duplex } from 'node:stream'
 import type { FastifyBaseLogger, FastifySchemaCompiler } from 'fastify'
 import type { Caller } from '#contracts/auth'
 import { leaving } from '#contracts/runner'
-import type { Route } from '#contracts/wire/route'
 import { errorBody, failureOf, notFound } from '../../errors.ts'
 import { parseJson } from '../../json.ts'
 import type { OpenStream, StreamEnd, StreamRegistry } from '../../streams.ts'
+import type { Admission, AnyCall, Answered, ServedRoute } from '../call.ts'
 import type { RequestLine } from './caller.ts'
 import {
   Connection,
@@ -21,53 +20,6 @@ import {
   resets,
   u32,
 } from './connection.ts'
-
-/** What a route answers with: one of JSON, bytes and lines, or nothing. */
-export interface Answered {
-  readonly headers?: Readonly<Record<string, string>>
-  readonly json?: unknown
-  readonly bytes?: Uint8Array
-  /** Media type of `bytes`. */
-  readonly type?: string
-  /** Chunks of whole lines. */
-  readonly lines?: AsyncIterable<Buffer>
-}
-
-/** One request as a handler sees it, whichever way it came. */
-export interface AnyCall {
-  /** Who makes it; throws where nobody is told apart. */
-  readonly caller: Caller
-  readonly params: unknown
-  readonly query: unknown
-  readonly headers: Readonly<Record<string, string | string[] | undefined>>
-  readonly body: unknown
-  /** Aborts when the caller is gone (`client_gone`; on a link it may say `cancelled` or `leaving`) or the server stops (`shutdown`). */
-  readonly signal: AbortSignal
-  /** The caller reads lines. */
-  readonly wantsLines: boolean
-}
-
-export interface ServedRoute {
-  readonly route: Route
-  readonly handle: (call: AnyCall) => Promise<Answered | void>
-}
-
-/** Who may have a link to a listener, and who speaks on it. */
-export interface Admission {
-  /** Rejects with an AppError. */
-  admit(request: IncomingMessage): Promise<void>
-  /** Throws an AppError when this access is not for whoever has the link. Undefined where nobody is told apart. */
-  callerOf(access: string, headers: AnyCall['headers']): Caller | undefined
-}
-
-/** On a network whose callers are trusted, as they are over HTTP. */
-export const trusted: Admission = {
-  admit: async () => {},
-  callerOf(access) {
-    if (access !== 'network' && access !== 'public') throw notFound()
-    return undefined
-  },
-}
 
 export interface LinkHostOptions {
   readonly log: FastifyBaseLogger

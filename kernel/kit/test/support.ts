@@ -12,7 +12,7 @@ import { createStreamRegistry, type StreamRegistry } from '../../streams.ts'
 import { LinkCaller } from '../link/caller.ts'
 import { linkHeader, linkProtocol, type LinkTimes, linkVersion } from '../link/connection.ts'
 import { createLinkHost, type LinkHost } from '../link/host.ts'
-import type { AnyCall, Answered } from '../link/served.ts'
+import type { AnyCall, Answered } from '../call.ts'
 
 const of = { access: 'network', tags: ['test'], summary: 'A test.' } as const
 const json = <const S extends Parameters<typeof Type.Object>[0]>(fields: S) =>
