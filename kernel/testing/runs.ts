@@ -23,7 +23,12 @@ export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
     firstSeq: 1,
     timeoutMs: 30_000,
     ...fields,
-    profile: testProfile('test', { id: 'test', ...fields.profile }),
+    // A session with an endpoint has tools, or no runtime would look.
+    profile: testProfile('test', {
+      id: 'test',
+      ...(fields.sessionMcpUrl === undefined ? {} : { tools: ['tool'] }),
+      ...fields.profile,
+    }),
   }
 }
 
