@@ -458,9 +458,10 @@ test('a session whose runtime is restored from the log is given its turns, those
   assert.equal(contentType, 'application/vnd.agent-orc.turns+json')
   const { turns } = JSON.parse(Buffer.from(bytes).toString()) as { turns: Record<string, unknown>[] }
   assert.deepEqual(
-    turns.map(({ runId: _, ...turn }) => turn),
+    turns.map((turn) => ({ ...turn, runId: undefined })),
     [
       {
+        runId: undefined,
         prompt: 'x',
         replay: [
           { type: 'assistant', text: 'Let me look.', delta: true },
@@ -469,7 +470,7 @@ test('a session whose runtime is restored from the log is given its turns, those
           { type: 'assistant', text: 'Found it.', delta: true },
         ],
       },
-      { prompt: 'x', replay: [{ type: 'assistant', text: 'half', delta: true }], error: true },
+      { runId: undefined, prompt: 'x', replay: [{ type: 'assistant', text: 'half', delta: true }], error: true },
     ],
   )
 })

@@ -88,7 +88,7 @@ export class FakeRunner implements RunnerLink {
   async answerDelegation(): Promise<void> {}
   vfsLeases = async () => []
   vfsLease = async () => undefined
-  async *attach(): AsyncGenerator<Buffer> {
+  attach(): AsyncIterable<Buffer> {
     throw new AppError('unknown_run', 404)
   }
   async *execute(_tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncGenerator<Buffer> {
