@@ -1,10 +1,10 @@
-import { AppError, unavailable } from '#kernel'
+import { AppError, isAppError, unavailable } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { isProfileName, type PlacedProfile, type Profiles } from '#contracts/profiles'
 import { createOutputSchemas } from '#contracts/output-schema'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
 import type { EnqueueRun, Orphan, RunStore, StartOutcome } from '#contracts/run-store'
-import type { RunnerPool } from '#contracts/runner'
+import type { RunnerLink, RunnerPool } from '#contracts/runner'
 import type { RunAccepted, RunSummary, Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
 import type { Webhooks } from '#contracts/webhooks'
@@ -71,6 +71,15 @@ export function createSubmission(deps: SubmissionDeps): Submit {
     await profileOf(tenantId, profile)
     return error
   }
+  /** The runner for a new session, or why there is none. */
+  const placeOr = (profile: PlacedProfile['profile']): RunnerLink | AppError => {
+    try {
+      return runners.place(placementOf(profile))
+    } catch (error) {
+      if (isAppError(error)) return error
+      throw error
+    }
+  }
   const taken = async (run: Run): Promise<RunAccepted> => {
     const until = Date.now() + restoredWaitMs
     while (!(await within(run.dispatched, takenWaitMs))) if (!run.restoring || Date.now() > until) break
@@ -98,8 +107,14 @@ export function createSubmission(deps: SubmissionDeps): Submit {
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
       const { profile, revision } = placed
-      if (remembers && !restoredFromLog(profile.runtime)) throw conversationEnded()
-      const runner = runners.place(placementOf(profile))
+      const runner = remembers && !restoredFromLog(profile.runtime) ? conversationEnded() : placeOr(profile)
+      if (runner instanceof AppError) {
+        // What refuses it may be a profile from memory that has changed since.
+        const now = await profileOf(tenantId, task.profile, true)
+        if (now.revision === revision) throw runner
+        placed = now
+        continue
+      }
       const sessionId = newSessionId(runner.hash)
       const create = { profile, revision, ...(insteadOf === undefined ? {} : { insteadOf }) }
       const outcome = await store.start({ tenantId, runId, sessionId, task, create })
