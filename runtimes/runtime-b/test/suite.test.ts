@@ -33,7 +33,12 @@ else {
       return {
         ...runtime,
         run: (envelope, signal) =>
-          runtime.run(envelope.prompt === 'tool' ? { ...envelope, sessionMcpUrl: tools.url } : envelope, signal),
+          runtime.run(
+            envelope.prompt === 'tool'
+              ? { ...envelope, sessionMcpUrl: tools.url, profile: { ...envelope.profile, tools: ['tool'] } }
+              : envelope,
+            signal,
+          ),
       }
     },
     {
