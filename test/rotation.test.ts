@@ -8,7 +8,7 @@ import { InternalGuard, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Hit, Kv } from '#contracts/kv'
 import { createEventEncoder } from '#contracts/run-event'
-import { SubTask } from '#contracts/runs'
+import { SignedTask } from '#contracts/wire/conductor'
 import { databasePlugin, fake, freshDatabase, idempotencyPlugin, testKernel, type TestKernel } from '#testing'
 import chat from '../plugins/chat/index.ts'
 import conductorClient from '../plugins/conductor-client/index.ts'
@@ -40,7 +40,7 @@ const answering: Plugin = definePlugin({
   async setup({ deps: { guard }, routes }) {
     routes('internal', async (app) => {
       guard.protect(app)
-      app.post('/api/runs', { ...access('service'), schema: { body: SubTask } }, async (request, reply) => {
+      app.post('/api/runs', { ...access('service'), schema: { body: SignedTask } }, async (request, reply) => {
         const { id = '', sessionId = 'sess-0a1b2c3d-00000001' } = request.body
         const encoder = createEventEncoder(id, sessionId, 1)
         const lines = encoder.line({ type: 'result', text: guard.callerOf(request).tenantId, finishReason: 'stop' })
