@@ -43,13 +43,13 @@ interface Seen {
 }
 
 /** Probes each distinct sidecar once per call, however many runtimes share it. */
-function createSidecarWatch(sidecars: Sidecars, now: () => number = Date.now): () => Promise<Slot[]> {
+function createSidecarWatch(sidecars: Sidecars): () => Promise<Slot[]> {
   const lastSeen = new WeakMap<SidecarLink, Seen>()
   const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
     const health = await link.health(AbortSignal.timeout(probeMs)).catch(() => undefined)
-    if (health) lastSeen.set(link, { health, at: now() })
+    if (health) lastSeen.set(link, { health, at: Date.now() })
     const seen = lastSeen.get(link)
-    if (!seen || (!health && now() - seen.at > recentMs)) return { state: 'unreachable', observedInstances: null }
+    if (!seen || (!health && Date.now() - seen.at > recentMs)) return { state: 'unreachable', observedInstances: null }
     const { instance, inflight } = seen.health
     return {
       state: health?.ok ? 'live' : 'degraded',

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
-import { hashOfSession } from '#contracts/ids'
 import { appError } from '#kernel'
+import { hashOfSession } from '#contracts/ids'
 import type { Homecoming, RunnerLink, RunnerMembership, RunnerPool } from '#contracts/runner'
 import type { Member, Registry } from './members.ts'
 import { checkRunnerUrl } from './remote-runner.ts'

@@ -3,7 +3,6 @@ import { RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { acceptLinks, trusted } from '#kit'
-import { runRoutes } from './run.routes.ts'
 import { runnerRoutes } from './runner.routes.ts'
 import { sessionRoutes } from './session.routes.ts'
 
@@ -17,7 +16,6 @@ export default definePlugin({
       acceptLinks(app, trusted)
       runnerRoutes(app, { core, sessions, sidecars })
       sessionRoutes(app, { core, sessions, toolkit, log: ctx.log })
-      runRoutes(app, core)
     })
     return {}
   },
