@@ -179,13 +179,12 @@ export class HostedRun {
     this.#stop.abort('over')
   }
   /** The event's line, or what to end the run with instead. */
-  #encode(event: RuntimeEvent): string | TerminalEvent {
+  #encode(event: RuntimeEvent): string | ErrorEvent {
     const seq = this.#encoder.next
-    const written = this.#options.write(this.#encoder, event)
-    if ('line' in written) return written.line
+    const line = this.#options.write(this.#encoder, event)
     // The refused event may have taken a stamp; readers expect no gap.
-    this.#encoder = this.#encoderFrom(seq)
-    return written.problem === 'invalid' ? invalidEvent : eventTooLarge
+    if (typeof line !== 'string') this.#encoder = this.#encoderFrom(seq)
+    return line
   }
   #encoderFrom(seq: number): EventEncoder {
     return createEventEncoder(this.#envelope.runId, this.#envelope.sessionId, seq)
@@ -209,10 +208,8 @@ function thrown(error: unknown): ErrorEvent {
   return { type: 'error', code: error.code, message, ...(error.retryable ? { retryable: true } : {}) }
 }
 
-type Encoded = { readonly line: string } | { readonly problem: 'invalid' | 'too_large' }
-
-/** Checks an adapter's event and writes it as a stamped line. Never throws, and takes no stamp for an invalid event. */
-type EventWriter = (encoder: EventEncoder, event: unknown) => Encoded
+/** Checks an adapter's event and writes it as a stamped line, or says what ends the run instead. Never throws. */
+type EventWriter = (encoder: EventEncoder, event: unknown) => string | ErrorEvent
 
 export function createEventWriter(): EventWriter {
   const valid = TypeCompiler.Compile(RuntimeEvent)
@@ -225,11 +222,11 @@ export function createEventWriter(): EventWriter {
   }
   return (encoder, event) => {
     try {
-      if (!isDelta(event) && !valid.Check(event)) return { problem: 'invalid' }
+      if (!isDelta(event) && !valid.Check(event)) return invalidEvent
       const line = write(encoder, unstamped(event))
-      return tooLarge(line) ? { problem: 'too_large' } : { line }
+      return tooLarge(line) ? eventTooLarge : line
     } catch {
-      return { problem: 'invalid' }
+      return invalidEvent
     }
   }
 }

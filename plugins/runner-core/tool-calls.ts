@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
-import type { ToolContext, Toolkit, ToolResult } from '#contracts/tools'
+import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
 import { hasSandbox } from './conversations.ts'
 import { toolNotAllowed } from './errors.ts'
@@ -37,13 +37,7 @@ export const createToolCalls =
       signal: stop,
       ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
       ...(turn ? { report: turn.report } : {}),
-      ...(sandboxes && hasSandbox(profile)
-        ? {
-            sandbox: {
-              call: (tool, args, timeoutMs) => sandboxes.callTool(session, tool, args, { signal: stop, timeoutMs }),
-            },
-          }
-        : {}),
+      ...(sandboxes && hasSandbox(profile) ? { sandbox: sandboxOf(sandboxes, session, stop) } : {}),
     }
     if (!ledger) return toolkit.invoke(name, input, context)
     return ledger.call(name, input, callId, async () => {
@@ -51,6 +45,10 @@ export const createToolCalls =
       return { result, finished: result.ok || !stop.aborted }
     })
   }
+
+const sandboxOf = (sandboxes: SandboxWorkers, session: RunnerSession, signal: AbortSignal): SessionSandbox => ({
+  call: (name, input, timeoutMs) => sandboxes.callTool(session, name, input, { signal, timeoutMs }),
+})
 
 /** All ledgers of a runner together; the one that rested longest goes first. */
 const maxBytes = 64 * 1024 * 1024

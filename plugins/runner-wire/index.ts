@@ -11,11 +11,10 @@ export default definePlugin({
   name: 'runner-wire',
   requires: { core: RunnerCore, sessions: RunnerSessions, sidecars: Sidecars, toolkit: Toolkit },
   async setup(ctx) {
-    const { core, sessions, sidecars, toolkit } = ctx.deps
     ctx.routes('runner', async (app) => {
       acceptLinks(app, trusted)
-      runnerRoutes(app, { core, sessions, sidecars })
-      sessionRoutes(app, { core, sessions, toolkit, log: ctx.log })
+      runnerRoutes(app, ctx.deps)
+      sessionRoutes(app, { ...ctx.deps, log: ctx.log })
     })
     return {}
   },

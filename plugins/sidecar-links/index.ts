@@ -24,11 +24,9 @@ export default definePlugin({
     ctx.onStop(() => peers.close())
     const byUrl = new Map<string, Known>()
     const at = (address: string): Known => {
-      const known = byUrl.get(address)
-      if (known) return known
-      const added = { link: createRemoteSidecar(peers.at(address)), url: address }
-      byUrl.set(address, added)
-      return added
+      const known = byUrl.get(address) ?? { link: createRemoteSidecar(peers.at(address)), url: address }
+      byUrl.set(address, known)
+      return known
     }
     const own = new Map<string, Known>()
     if (config.general) own.set('general', at(config.general))

@@ -13,13 +13,6 @@ const runtimeUnavailable = appError('runtime_unavailable', 503)
 const noStateRoutes = appError('sidecar_keeps_no_state', 502, 'The sidecar has no routes for state.')
 const stateTooLarge = appError('state_too_large', 500, "The session's state is larger than 64 MiB.")
 
-/** A health body that is longer is none. */
-const maxHealthBytes = 64 * 1024
-const healthMs = 2_000
-const connectMs = 5_000
-/** State operations may pack or unpack an archive; of a run this is for its head, which is answered at once. */
-const answerMs = 60_000
-
 /** Runtimes of a sidecar that says `all` and lists nothing: the specification's three. */
 const standardRuntimes = ['general', 'runtime_a', 'runtime_b'] as const
 
@@ -95,6 +88,13 @@ export function createSidecars(
     },
   }
 }
+
+/** A health body that is longer is none. */
+const maxHealthBytes = 64 * 1024
+const healthMs = 2_000
+const connectMs = 5_000
+/** State operations may pack or unpack an archive; of a run this is for its head, which is answered at once. */
+const answerMs = 60_000
 
 /** The way of one runner to its sidecars. */
 export const sidecarPeers: PeersOptions = {
