@@ -1,30 +1,25 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { BootError, whenRead } from '#kernel'
+import type { FastifyBaseLogger } from 'fastify'
+import { Counter, Gauge, type Registry } from 'prom-client'
+import { appError, BootError, whenRead } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { restoredFromLog, type Runtime, type StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
-import { emptyBundle, invalidSessionId, noState, runtimeRequired, sessionBusy, unknownRuntime } from './errors.ts'
-import type { Runs } from './runs.ts'
+import { createEventWriter, HostedRun, type RunOutcome } from './run.ts'
 
-/** What the HTTP routes and the in-process link share: one set of rules for both. */
-export interface RunHost {
-  readonly instance: string
-  readonly inflight: number
-  health(): SidecarHealth
-  /**
-   * Accepts a run, or throws an AppError before anything is streamed. The returned function starts it and yields chunks
-   * of whole NDJSON lines that end with exactly one `result` or `error`.
-   */
-  accept(envelope: RunEnvelope): (signal: AbortSignal) => AsyncIterable<Buffer>
-  /** `runtime` may be left out where the host serves only one. */
-  exportState(runtime: string | undefined, sessionId: string): Promise<StateBundle | undefined>
-  hydrate(runtime: string | undefined, sessionId: string, bundle: StateBundle): Promise<void>
-  forget(runtime: string | undefined, sessionId: string): Promise<void>
-  /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
-  drain(ms: number): Promise<void>
-}
+const unknownRuntime = appError('unknown_runtime', 400)
+const runtimeRequired = appError('runtime_required', 400, 'Say which runtime: ?runtime=NAME.')
+const invalidSessionId = appError('invalid session id', 400)
+const sessionBusy = appError('session_busy', 409, 'A run of this session is still under way.')
+const stateMissing = appError(
+  'session_state_missing',
+  409,
+  'The conversation of this session is not here: hydrate it first.',
+)
+const noState = appError('state_not_supported', 400, 'This runtime keeps no state that could be taken over.')
+const emptyBundle = appError('invalid_state', 400, 'The body is empty.')
 
 const drainTickMs = 25
 /** How long a conductor may take to store what was fetched; until then this copy is the only one. */
@@ -32,7 +27,16 @@ const storedMs = 1_000
 /** A sidecar that no runner has asked for this long waits for none to fetch what it has. Runners ask every few seconds. */
 const nobodyMs = 15_000
 
-export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtime>, runs: Runs): RunHost {
+/** What the HTTP routes and the in-process link share: one set of rules for both, and at most one run per session. */
+export type RunHost = ReturnType<typeof createRunHost>
+
+/** `mode` is the runtime that is served, or `all`. */
+export function createRunHost(
+  mode: string,
+  runtimes: ReadonlyMap<string, Runtime>,
+  log: FastifyBaseLogger,
+  metrics: Registry,
+) {
   const served = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
   if (mode !== 'all' && served.size === 0) {
     const present = [...runtimes.keys()].toSorted().join(', ') || 'none'
@@ -41,6 +45,12 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
     ])
   }
   const instance = randomUUID()
+  const write = createEventWriter()
+  const count = createMetrics(metrics)
+  /** The newest run of each session, until it has let go of it. */
+  const sessions = new Map<string, HostedRun>()
+  let inflight = 0
+  const busy = (sessionId: string): boolean => sessions.get(sessionId)?.ended === false
   /** Looked up each time: what a runtime misses may be installed meanwhile. */
   const names = (): string[] =>
     [...served].flatMap(([name, runtime]) => (runtime.missing === undefined ? [name] : [])).toSorted()
@@ -62,10 +72,10 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
   }
   return {
     instance,
-    get inflight() {
-      return runs.inflight
+    get inflight(): number {
+      return inflight
     },
-    health() {
+    health(): SidecarHealth {
       lastAsked = Date.now()
       const absent = missing()
       return {
@@ -74,52 +84,81 @@ export function createRunHost(mode: string, runtimes: ReadonlyMap<string, Runtim
         runtimes: names(),
         ...(Object.keys(absent).length > 0 ? { missing: absent } : {}),
         instance,
-        inflight: runs.inflight,
+        inflight,
         pid: process.pid,
         node: process.version,
         uptimeSeconds: Math.round(process.uptime()),
         memory: memory(),
       }
     },
-    accept(envelope) {
-      if (!isClientId(envelope.sessionId)) throw invalidSessionId()
+    /**
+     * Accepts a run, or throws an AppError before anything is streamed. The returned function starts it and yields chunks
+     * of whole NDJSON lines that end with exactly one `result` or `error`.
+     */
+    accept(envelope: RunEnvelope): (signal: AbortSignal) => AsyncIterable<Buffer> {
       const { sessionId } = envelope
+      if (!isClientId(sessionId)) throw invalidSessionId()
       const name = envelope.profile.runtime
       const runtime = find(name)
-      const start = runs.accept(envelope, name, runtime)
+      if (busy(sessionId)) throw sessionBusy()
+      if (envelope.resume && runtime.has?.(sessionId) === false) throw stateMissing()
+      const run = new HostedRun(envelope, runtime, {
+        log,
+        write,
+        // The former run's answer is out, but its adapter may still be putting things away: this one starts after that.
+        after: sessions.get(sessionId)?.released,
+        onEnd(outcome) {
+          inflight--
+          count.ended(name, outcome)
+        },
+      })
+      inflight++
+      count.started()
+      sessions.set(sessionId, run)
+      void run.released.then(() => {
+        if (sessions.get(sessionId) === run) sessions.delete(sessionId)
+      })
       if (runtime.exportState && !restoredFromLog(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
-      return start
+      return run.lines
     },
-    async exportState(name, sessionId) {
+    /** `name` is the runtime's, which may be left out where the host serves only one. */
+    async exportState(name: string | undefined, sessionId: string): Promise<StateBundle | undefined> {
       const runtime = find(name)
       if (!isClientId(sessionId)) throw invalidSessionId()
       const before = changes.get(sessionId)
-      const midRun = runs.busy(sessionId)
+      const midRun = busy(sessionId)
       const bundle = await runtime.exportState?.(sessionId)
       if (!midRun && changes.get(sessionId) === before) changes.delete(sessionId)
       lastExport = Date.now()
       return bundle
     },
-    async hydrate(name, sessionId, bundle) {
+    async hydrate(name: string | undefined, sessionId: string, bundle: StateBundle): Promise<void> {
       const runtime = find(name)
       if (!isClientId(sessionId)) throw invalidSessionId()
       if (bundle.bytes.length === 0) throw emptyBundle()
       if (!runtime.hydrate) throw noState()
-      if (runs.busy(sessionId)) throw sessionBusy()
+      if (busy(sessionId)) throw sessionBusy()
       await runtime.hydrate(sessionId, bundle)
       changes.delete(sessionId)
     },
-    async forget(name, sessionId) {
+    async forget(name: string | undefined, sessionId: string): Promise<void> {
       const runtime = find(name)
       if (!isClientId(sessionId)) throw invalidSessionId()
       changes.delete(sessionId)
       await runtime.forget?.(sessionId)
     },
-    async drain(ms) {
+    /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
+    async drain(ms: number): Promise<void> {
       const until = Date.now() + ms
       const unfetched = (): boolean =>
         Date.now() - lastAsked < nobodyMs && (changes.size > 0 || Date.now() - lastExport < storedMs)
-      while (Date.now() < until && (runs.inflight > 0 || unfetched())) await sleep(drainTickMs)
+      while (Date.now() < until && (inflight > 0 || unfetched())) await sleep(drainTickMs)
+    },
+    /** Ends every run with an `interrupted` error and waits until they have let go. */
+    async stop(): Promise<void> {
+      const all = [...sessions.values()]
+      for (const run of all) run.abort('interrupted')
+      await Promise.all(all.map((run) => run.released))
     },
   }
 }
@@ -133,7 +172,24 @@ function memory(): Record<string, number> {
 export const localLink = (host: RunHost): SidecarLink => ({
   health: async () => host.health(),
   run: (envelope, signal) => whenRead(() => host.accept(envelope)(signal)[Symbol.asyncIterator]()),
-  exportState: (runtime, sessionId) => host.exportState(runtime, sessionId),
-  hydrate: (runtime, sessionId, bundle) => host.hydrate(runtime, sessionId, bundle),
-  forget: (runtime, sessionId) => host.forget(runtime, sessionId),
+  exportState: host.exportState,
+  hydrate: host.hydrate,
+  forget: host.forget,
 })
+
+function createMetrics(registry: Registry) {
+  const total = new Counter({
+    name: 'sidecar_runs_total',
+    help: 'Runs that ended, by runtime and outcome.',
+    labelNames: ['runtime', 'status'] as const,
+    registers: [registry],
+  })
+  const inflight = new Gauge({ name: 'sidecar_runs_inflight', help: 'Runs under way.', registers: [registry] })
+  return {
+    started: () => inflight.inc(),
+    ended(runtime: string, status: RunOutcome) {
+      inflight.dec()
+      total.inc({ runtime, status })
+    },
+  }
+}

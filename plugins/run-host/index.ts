@@ -3,9 +3,7 @@ import { definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
 import { createRunHost, localLink } from './host.ts'
-import { createMetrics } from './metrics.ts'
 import { sidecarRoutes } from './routes.ts'
-import { createRunner } from './runs.ts'
 
 /** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
 export default definePlugin({
@@ -20,10 +18,10 @@ export default definePlugin({
   requires: { runtimes: Runtimes },
   provides: { links: LocalSidecars },
   async setup(ctx) {
-    const runs = createRunner(ctx.log, createMetrics(ctx.metrics))
-    const host = createRunHost(ctx.config.mode, ctx.deps.runtimes, runs)
-    ctx.onStop(runs.stop)
-    ctx.beforeClose('sidecar', () => host.drain(ctx.config.drain))
+    const { config, deps, log, metrics } = ctx
+    const host = createRunHost(config.mode, deps.runtimes, log, metrics)
+    ctx.onStop(host.stop)
+    ctx.beforeClose('sidecar', () => host.drain(config.drain))
     ctx.routes('sidecar', async (app) => sidecarRoutes(app, host))
     return { links: { local: localLink(host) } }
   },

@@ -1,4 +1,4 @@
-import type { App } from '#kernel'
+import { type App, appError } from '#kernel'
 import {
   runtimeSessionIdHeader,
   sidecarWire,
@@ -6,8 +6,9 @@ import {
   workerInstanceHeader,
 } from '#contracts/wire/sidecar'
 import { acceptLinks, serve, trusted } from '#kit'
-import { nothingToExport } from './errors.ts'
 import type { RunHost } from './host.ts'
+
+const nothingToExport = appError('not_found', 404, 'This session has no state here.')
 
 /** The sidecar's API. Specification 4.23. */
 export function sidecarRoutes(app: App, host: RunHost): void {

@@ -1,10 +1,10 @@
+import { TypeCompiler } from '@sinclair/typebox/compiler'
 import type { FastifyBaseLogger } from 'fastify'
-import { createLineQueue, isAppError } from '#kernel'
+import { createLineQueue, isAppError, maxLineBytes } from '#kernel'
+import { withoutCycles } from '#contracts/circular'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { createEventEncoder, type EventEncoder, isTerminalType, type RuntimeEvent } from '#contracts/run-event'
+import { createEventEncoder, type EventEncoder, isTerminalType, RuntimeEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
-import type { EventWriter } from './event-writer.ts'
-import type { RunOutcome } from './metrics.ts'
 
 /** How long an adapter may take to stop after its signal aborted, or to put things away after its last event. */
 const graceMs = 2_000
@@ -14,8 +14,10 @@ const maxTimerMs = 2_147_483_647
 type ErrorEvent = Extract<RuntimeEvent, { type: 'error' }>
 type TerminalEvent = Extract<RuntimeEvent, { type: 'result' | 'error' }>
 
+export type RunOutcome = 'ok' | 'error' | 'cancelled'
+
 /** Why the host ended a run that its adapter had not ended. */
-export type Ending = 'cancelled' | 'timeout' | 'interrupted'
+type Ending = 'cancelled' | 'timeout' | 'interrupted'
 
 const endings: Readonly<Record<Ending, ErrorEvent>> = {
   cancelled: { type: 'error', code: 'cancelled', message: 'The run was cancelled.' },
@@ -28,7 +30,7 @@ const noTerminal = failed('The runtime stopped without a result.')
 const invalidEvent = failed('The runtime sent an event that is not valid.')
 const eventTooLarge = failed('The runtime sent an event that is too large.')
 
-export interface HostOptions {
+interface HostOptions {
   readonly log: FastifyBaseLogger
   readonly write: EventWriter
   /** The former run of this session; the adapter is not called before it resolved. */
@@ -177,13 +179,12 @@ export class HostedRun {
     this.#stop.abort('over')
   }
   /** The event's line, or what to end the run with instead. */
-  #encode(event: RuntimeEvent): string | TerminalEvent {
+  #encode(event: RuntimeEvent): string | ErrorEvent {
     const seq = this.#encoder.next
-    const written = this.#options.write(this.#encoder, event)
-    if ('line' in written) return written.line
+    const line = this.#options.write(this.#encoder, event)
     // The refused event may have taken a stamp; readers expect no gap.
-    this.#encoder = this.#encoderFrom(seq)
-    return written.problem === 'invalid' ? invalidEvent : eventTooLarge
+    if (typeof line !== 'string') this.#encoder = this.#encoderFrom(seq)
+    return line
   }
   #encoderFrom(seq: number): EventEncoder {
     return createEventEncoder(this.#envelope.runId, this.#envelope.sessionId, seq)
@@ -206,3 +207,44 @@ function thrown(error: unknown): ErrorEvent {
   const message = error.sentence ?? 'The runtime refused the run.'
   return { type: 'error', code: error.code, message, ...(error.retryable ? { retryable: true } : {}) }
 }
+
+/** Checks an adapter's event and writes it as a stamped line, or says what ends the run instead. Never throws. */
+type EventWriter = (encoder: EventEncoder, event: unknown) => string | ErrorEvent
+
+export function createEventWriter(): EventWriter {
+  const valid = TypeCompiler.Compile(RuntimeEvent)
+  const write = (encoder: EventEncoder, event: RuntimeEvent): string => {
+    try {
+      return encoder.line(event)
+    } catch {
+      return encoder.line(withoutCycles(event) as RuntimeEvent)
+    }
+  }
+  return (encoder, event) => {
+    try {
+      if (!isDelta(event) && !valid.Check(event)) return invalidEvent
+      const line = write(encoder, unstamped(event))
+      return tooLarge(line) ? eventTooLarge : line
+    } catch {
+      return invalidEvent
+    }
+  }
+}
+
+// The hot case: twenty of these for every other event.
+const isDelta = (event: unknown): event is Extract<RuntimeEvent, { type: 'assistant' }> =>
+  typeof event === 'object' &&
+  event !== null &&
+  (event as { type?: unknown }).type === 'assistant' &&
+  typeof (event as { text?: unknown }).text === 'string'
+
+/** An adapter does not stamp its events: fields of those names would stand in the line twice. */
+function unstamped(event: RuntimeEvent): RuntimeEvent {
+  if (!('runId' in event || 'sessionId' in event || 'seq' in event || 'at' in event)) return event
+  const { runId: _, sessionId: __, seq: ___, at: ____, ...rest } = event as RuntimeEvent & Record<string, unknown>
+  return rest as RuntimeEvent
+}
+
+/** Later hops refuse a stream with such a line. A UTF-16 unit is at most three bytes. */
+const tooLarge = (line: string): boolean =>
+  line.length * 3 > maxLineBytes && Buffer.byteLength(line, 'utf8') > maxLineBytes

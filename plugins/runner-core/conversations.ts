@@ -1,61 +1,86 @@
+import type { AppError } from '#kernel'
 import type { Profile } from '#contracts/profiles'
-import type { UnsavedSession } from '#contracts/runner'
+import type { RunnerService, RunnerSession, UnsavedSession } from '#contracts/runner'
 import { restoredFromLog, type StateBundle } from '#contracts/runtime'
-import { runnerDraining, sessionBusy, unknownSession } from './errors.ts'
-import type { Forgetting, SessionLinks } from './links.ts'
+import type { SidecarLink, Sidecars } from '#contracts/sidecar'
+import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
+import { noSandboxSubstrate, runnerDraining, sessionBusy, unknownSession } from './errors.ts'
 import { type Held, isUnsaved, type SessionTable } from './sessions.ts'
 
-export interface ConversationDeps {
-  readonly table: SessionTable
-  readonly links: SessionLinks
-  readonly forgetting: Forgetting
-  create(tenantId: string, id: string, profile: Profile): Held
-  isDraining(): boolean
+interface Executors {
+  readonly sidecars: Sidecars
+  /** Undefined: this runner has no sandboxes. */
+  readonly sandboxes: SandboxWorkers | undefined
+  readonly log: { warn(fields: object, message: string): void }
 }
 
-/** Brings conversations to whoever executes their sessions, and fetches them from there. */
+/**
+ * The conversations of this runner's sessions. Each is with whoever executes the session's runs, a sidecar of this runner or
+ * the worker in the session's own sandbox: it is brought there, fetched from there and forgotten there.
+ */
 export class Conversations {
-  readonly #deps: ConversationDeps
+  readonly #table: SessionTable
+  readonly #executors: Executors
   readonly #coming = new Map<Held, Promise<void>>()
+  readonly #forgetting = new Forgetting((session) => this.#tellForgotten(session))
 
-  constructor(deps: ConversationDeps) {
-    this.#deps = deps
+  constructor(table: SessionTable, executors: Executors) {
+    this.#table = table
+    this.#executors = executors
   }
 
+  /** Whoever executes the runs of a session. Throws AppError 503 when this runner has neither. */
+  linkOf(session: RunnerSession): SidecarLink {
+    const { sidecars, sandboxes } = this.#executors
+    if (!isWorker(session.profile)) return sidecars.forRuntime(session.profile.runtime)
+    if (!sandboxes) throw noSandboxSubstrate()
+    return sandboxes.link(session)
+  }
+  /** Makes the sandbox of a session ready for a run. Undefined: it has none. */
+  preparing(session: Held, signal: AbortSignal): Promise<PreparedRun | undefined> | undefined {
+    const { sandboxes } = this.#executors
+    return hasSandbox(session.profile) ? sandboxes?.prepare(session, session.conversation === true, signal) : undefined
+  }
+  /** The session left this runner. */
+  forget(session: RunnerSession): void {
+    this.#forgetting.begin(session)
+  }
+  /** The conversation is not where it should be. Returns what to answer: the conductor hydrates it and asks again, perhaps elsewhere. */
+  lost(session: Held): AppError {
+    // As if this runner had never had the session.
+    this.#table.remove(session)
+    delete session.activeRunId
+    if (this.#executors.sandboxes && hasSandbox(session.profile)) this.forget(session)
+    return unknownSession()
+  }
   /** The conversation is on its way: no run may begin before it is there. */
   isComing(session: Held): boolean {
     return this.#coming.has(session)
   }
-  async hydrate(
-    tenantId: string,
-    id: string,
-    profile: Profile,
-    bundle: StateBundle | undefined,
-    replace: boolean,
-  ): Promise<void> {
-    const { table, forgetting, create, isDraining } = this.#deps
+  readonly hydrate: RunnerService['hydrate'] = async (tenantId, id, profile, bundle, replace = false) => {
+    const table = this.#table
     const present = table.find(tenantId, id)
     // Whoever comes second must not be told "ready" while the first one is still bringing the conversation.
     if (present && !replace) return this.#coming.get(present)
-    if (isDraining()) throw runnerDraining({ retryable: true })
+    if (table.draining) throw runnerDraining({ retryable: true })
     if (present) {
       if (present.status === 'running' || this.isComing(present)) throw sessionBusy()
       table.remove(present)
     }
-    const session = create(tenantId, id, profile)
+    const session = table.create(tenantId, id, profile)
     const handle = handleOf(session, bundle)
     if (handle !== undefined) session.runtimeSessionId = handle
-    const told = forgetting.finish(id)
+    const told = this.#forgetting.finish(id)
     const coming = bundle || present ? this.#bring(session, bundle, told) : told
     if (!coming) return
     this.#coming.set(session, coming)
     await coming.finally(() => this.#coming.delete(session))
   }
-  async exportState(tenantId: string, id: string): Promise<StateBundle | undefined> {
-    const session = this.#deps.table.find(tenantId, id)
+  readonly exportState: RunnerService['exportState'] = async (tenantId, id) => {
+    const session = this.#table.find(tenantId, id)
     if (!session) throw unknownSession()
     const { changes } = session
-    const bundle = await this.#deps.links.of(session).exportState(session.profile.runtime, id)
+    const bundle = await this.linkOf(session).exportState(session.profile.runtime, id)
     // A run that ended meanwhile is not in it, or not whole.
     session.exported = Math.max(session.exported, changes)
     session.exportedAt = Date.now()
@@ -65,7 +90,7 @@ export class Conversations {
     return { bytes, contentType, ...(handle === undefined ? {} : { runtimeSessionId: handle }) }
   }
   unsaved(): UnsavedSession[] {
-    const sessions = [...this.#deps.table.all()]
+    const sessions = [...this.#table.all()]
     return sessions.filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId }))
   }
 
@@ -74,18 +99,73 @@ export class Conversations {
     const { runtime } = session.profile
     try {
       if (bundle) await told
-      const link = this.#deps.links.of(session)
+      const link = this.linkOf(session)
       if (!bundle) return await link.forget(runtime, session.id)
       await link.hydrate(runtime, session.id, bundle)
       session.conversation = true
     } catch (error) {
       // A session whose conversation could not be brought is not there.
-      this.#deps.table.remove(session)
+      this.#table.remove(session)
       throw error
+    }
+  }
+  /** Best effort: a sidecar forgets idle sessions by itself too. */
+  async #tellForgotten(session: RunnerSession): Promise<void> {
+    const { sidecars, sandboxes, log } = this.#executors
+    const { runtime } = session.profile
+    const tellSidecar = async () => sidecars.forRuntime(runtime).forget(runtime, session.id)
+    try {
+      await Promise.all([isWorker(session.profile) ? undefined : tellSidecar(), sandboxes?.release(session)])
+    } catch (err) {
+      log.warn({ err, sessionId: session.id }, 'a sidecar was not told to forget a session')
     }
   }
 }
 
+const isWorker = ({ workerMode }: Profile): boolean => workerMode === 'sandbox'
+/** For its worker, or for its tools alone. */
+export const hasSandbox = (profile: Profile): boolean => isWorker(profile) || profile.sandbox !== undefined
+
 /** The vendor's handle in a bundle. A runtime without a vendor has none (specification 2.5). */
 const handleOf = ({ profile }: Held, bundle: StateBundle | undefined): string | undefined =>
   restoredFromLog(profile.runtime) ? undefined : bundle?.runtimeSessionId
+
+/** A sweep lets go of all the sessions of a minute: told all at once, each would be a connection of its own. */
+const atOnce = 16
+
+/** Whoever executed the runs of sessions that left memory here is told to forget them. */
+export class Forgetting {
+  readonly #tell: (session: RunnerSession) => Promise<void>
+  readonly #waiting = new Map<string, RunnerSession>()
+  readonly #underWay = new Map<string, Promise<void>>()
+
+  /** `tell` never rejects. */
+  constructor(tell: (session: RunnerSession) => Promise<void>) {
+    this.#tell = tell
+  }
+
+  begin(session: RunnerSession): void {
+    this.#waiting.set(session.id, session)
+    this.#next()
+  }
+  /** Before a session comes back: resolves once its sidecar has been told, or it would forget the conversation that is brought now. */
+  finish(sessionId: string): Promise<void> | undefined {
+    const session = this.#waiting.get(sessionId)
+    return session ? this.#start(session) : this.#underWay.get(sessionId)
+  }
+  #start(session: RunnerSession): Promise<void> {
+    this.#waiting.delete(session.id)
+    const told = this.#tell(session).finally(() => {
+      this.#underWay.delete(session.id)
+      this.#next()
+    })
+    this.#underWay.set(session.id, told)
+    return told
+  }
+  #next(): void {
+    for (const session of this.#waiting.values()) {
+      if (this.#underWay.size >= atOnce) return
+      void this.#start(session)
+    }
+  }
+}

@@ -1,12 +1,15 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { RunnerDelegations } from '#contracts/delegation'
-import { runnerHash } from '#contracts/ids'
 import { LocalRunners, RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
+import { Conversations } from './conversations.ts'
 import { createRunner } from './service.ts'
+import { SessionTable } from './sessions.ts'
+import { createToolCalls } from './tool-calls.ts'
+import { Turns } from './turns.ts'
 
 const sweepEveryMs = 60_000
 /** How long runs get to end when the runner stops; their readers may be gone. */
@@ -39,26 +42,32 @@ export default definePlugin({
   provides: { core: RunnerCore, locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
-    let hash: string | undefined
+    const { toolkit } = deps
     const baseUrl = (): string => config.baseUrl ?? ctx.urlOf('runner')
-    const mcpBaseUrl = (): string => (config.mcpBaseUrl ?? baseUrl()).replace(/\/+$/, '')
-    const runner = createRunner({
-      sidecars: deps.sidecars,
-      sandboxes: deps.sandboxes,
-      delegations: deps.delegations,
-      toolkit: deps.toolkit,
-      hash: () => (hash ??= runnerHash(baseUrl())),
-      mcpBaseUrl,
-      capabilities: config.capabilities,
-      limits: { max: config.maxSessions, idleTtlMs: config.idleTtl },
-      log,
+    const table: SessionTable = new SessionTable({
+      max: config.maxSessions,
+      idleTtlMs: config.idleTtl,
+      toolsOf: (profile) => Object.freeze(toolkit.specs(profile.tools).map(({ name }) => name)),
+      onEvict: (session) => conversations.forget(session),
     })
-    const sweeping = setInterval(() => runner.sweep(), sweepEveryMs)
+    const conversations = new Conversations(table, { ...deps, log })
+    const turns = new Turns({ table, conversations, log, mcpBaseUrl: () => config.mcpBaseUrl ?? baseUrl() })
+    const runner = createRunner({ ...deps, table, conversations, turns, baseUrl, capabilities: config.capabilities })
+    const sweeping = setInterval(() => table.sweep(), sweepEveryMs)
     ctx.onStop(async () => {
       clearInterval(sweeping)
-      await Promise.race([runner.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
+      await Promise.race([turns.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
     })
     ctx.beforeClose('runner', () => runner.drain(config.drain))
-    return { core: runner.core, locals: { local: runner.link }, sessions: runner.sessions }
+    return {
+      core: runner.core,
+      locals: { local: runner.link },
+      sessions: {
+        get: (id) => table.any(id),
+        list: () => [...table.all()],
+        toolSpecs: (session) => toolkit.specs(session.tools),
+        invokeTool: createToolCalls(toolkit, turns, deps.sandboxes),
+      },
+    }
   },
 })

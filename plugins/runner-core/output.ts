@@ -123,7 +123,7 @@ export class RunOutput {
     if (this.#state === 'withheld') return undefined
     if (this.#failure !== undefined) throw this.#failure
     if (this.#unread.length === 0) return this.#state === 'closed' ? null : undefined
-    const chunk = this.#unread.length === 1 ? this.#unread[0]! : Buffer.concat(this.#unread)
+    const chunk = join(this.#unread)
     this.#keep(chunk)
     this.#unread = []
     this.#unreadBytes = 0

@@ -2,7 +2,7 @@ import { isClientId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/runtime'
-import { invalidSessionId, runnerFull, unknownSession } from './errors.ts'
+import { invalidSessionId, runnerDraining, runnerFull, unknownSession } from './errors.ts'
 
 /** The one mutable view of a session; everybody else holds it as `RunnerSession`. */
 export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
@@ -26,23 +26,27 @@ const storedMs = 1_000
 export const isElsewhere = (session: Held, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
 
-export interface SessionLimits {
+interface TableOptions {
   readonly max: number
   readonly idleTtlMs: number
   readonly now?: () => number
+  /** What a session of this profile may use. */
+  readonly toolsOf: (profile: Profile) => readonly string[]
   /** A session left memory without being shut down: the conductor can hydrate it again. */
   readonly onEvict: (session: RunnerSession) => void
 }
 
 /** The sessions of one runner, by id, least recently used first. */
 export class SessionTable {
-  readonly #limits: SessionLimits
+  readonly #options: TableOptions
   // A Map keeps insertion order, so deleting and setting again moves a session to the recently used end.
   readonly #sessions = new Map<string, Held>()
   readonly #usedAt = new WeakMap<Held, number>()
+  /** The runner is about to stop: the table takes no new session. */
+  draining = false
 
-  constructor(limits: SessionLimits) {
-    this.#limits = limits
+  constructor(options: TableOptions) {
+    this.#options = options
   }
 
   get size(): number {
@@ -60,12 +64,14 @@ export class SessionTable {
     return this.#sessions.values()
   }
   /** Throws `unknown_session` when another tenant has the id: the same answer as for no session. */
-  create(tenantId: string, id: string, profile: Profile, tools: readonly string[]): Held {
+  create(tenantId: string, id: string, profile: Profile): Held {
+    if (this.draining) throw runnerDraining({ retryable: true })
     if (!isClientId(id)) throw invalidSessionId()
     if (this.#sessions.has(id)) throw unknownSession()
     this.#makeRoom()
     const at = new Date(this.#now()).toISOString()
     const used = { createdAt: at, lastUsedAt: at, changes: 0, exported: 0 }
+    const tools = this.#options.toolsOf(profile)
     const session: Held = { id, tenantId, profile, tools, status: 'idle', ...used }
     this.touch(session)
     return session
@@ -78,30 +84,45 @@ export class SessionTable {
     this.#sessions.delete(session.id)
     this.#sessions.set(session.id, session)
   }
+  /** A run begins in it. */
+  occupy(session: Held, runId: string): void {
+    session.status = 'running'
+    session.activeRunId = runId
+    this.touch(session)
+  }
+  /** Its run is over. */
+  free(session: Held, status: 'idle' | 'errored'): void {
+    delete session.activeRunId
+    if (session.status === 'shutdown') return
+    session.status = status
+    this.touch(session)
+  }
   remove(session: Held): void {
     if (this.#sessions.get(session.id) === session) this.#sessions.delete(session.id)
     session.status = 'shutdown'
   }
   /** Lets go of sessions that were idle longer than their time. */
   sweep(): void {
-    const oldest = this.#now() - this.#limits.idleTtlMs
+    const oldest = this.#now() - this.#options.idleTtlMs
     for (const session of this.#sessions.values()) {
       if ((this.#usedAt.get(session) ?? 0) > oldest) break
       if (session.status !== 'running') this.#evict(session)
     }
   }
   #now(): number {
-    return (this.#limits.now ?? Date.now)()
+    return (this.#options.now ?? Date.now)()
   }
   #evict(session: Held): void {
     this.remove(session)
-    this.#limits.onEvict(session)
+    this.#options.onEvict(session)
   }
   #makeRoom(): void {
-    if (this.#sessions.size < this.#limits.max) return
+    if (this.#sessions.size < this.#options.max) return
     for (const session of this.#sessions.values()) {
       if (session.status !== 'running') return this.#evict(session)
     }
     throw runnerFull({ retryable: true })
   }
 }
+
+export const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`

@@ -3,25 +3,26 @@ import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
+import { hasSandbox } from './conversations.ts'
 import { toolNotAllowed } from './errors.ts'
-import { hasSandbox } from './links.ts'
+import { keyOf } from './sessions.ts'
 import type { Turn } from './turn.ts'
+
+interface RunsUnderWay {
+  readonly ledgers: Ledgers
+  of(session: RunnerSession): Turn | undefined
+}
 
 /** Calls tools on behalf of sessions: only those of their toolkit, stopped with their run, and not twice in a run that is tried again. */
 export const createToolCalls =
-  (
-    toolkit: Toolkit,
-    turnOf: (session: RunnerSession) => Turn | undefined,
-    ledgers: Ledgers,
-    sandboxes: SandboxWorkers | undefined,
-  ): RunnerSessions['invokeTool'] =>
+  (toolkit: Toolkit, turns: RunsUnderWay, sandboxes: SandboxWorkers | undefined): RunnerSessions['invokeTool'] =>
   async (session, name, input, signal, callId) => {
     if (!session.tools.includes(name)) {
       throw toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
     }
-    const turn = turnOf(session)
+    const turn = turns.of(session)
     const runId = session.activeRunId ?? ''
-    const ledger = runId === '' ? undefined : ledgers.of(session)
+    const ledger = runId === '' ? undefined : turns.ledgers.of(session)
     // A cancelled run stops the tool it is waiting for, whoever holds the connection. A connection that breaks under a run
     // that is tried again stops nothing: the next attempt gets the result.
     const stop = !turn ? signal : ledger ? turn.signal : AbortSignal.any([signal, turn.signal])
@@ -62,14 +63,14 @@ interface Entry {
   replayed: boolean
 }
 
-export interface Outcome {
+interface Outcome {
   readonly result: ToolResult
   /** False: it was stopped, and whether it has happened is not known. */
   readonly finished: boolean
 }
 
 type SessionKey = Pick<RunnerSession, 'tenantId' | 'id'>
-export interface Attempt {
+interface Attempt {
   readonly runId: string
   readonly attempt?: number
   readonly replay?: Replay
@@ -86,12 +87,12 @@ export class Ledgers {
   }
 
   /** The ledger of the run under way, or of the session's last one. */
-  of(session: SessionKey): Ledger | undefined {
-    return this.#ledgers.get(keyOf(session))
+  of({ tenantId, id }: SessionKey): Ledger | undefined {
+    return this.#ledgers.get(keyOf(tenantId, id))
   }
   /** Opens the next attempt of a run. Undefined when a later attempt of it was seen: this one comes from somebody who was given up. */
-  open(session: SessionKey, { runId, attempt = 1, replay = [] }: Attempt): Ledger | undefined {
-    const key = keyOf(session)
+  open({ tenantId, id }: SessionKey, { runId, attempt = 1, replay = [] }: Attempt): Ledger | undefined {
+    const key = keyOf(tenantId, id)
     const former = this.#ledgers.get(key)
     if (former?.runId === runId && former.attempt > attempt) return undefined
     const ledger: Ledger =
@@ -103,8 +104,8 @@ export class Ledgers {
     ledger.begin(attempt, replay)
     return ledger
   }
-  drop(session: SessionKey): void {
-    this.#drop(keyOf(session))
+  drop({ tenantId, id }: SessionKey): void {
+    this.#drop(keyOf(tenantId, id))
   }
   #grew(key: string, ledger: Ledger, bytes: number): void {
     if (this.#ledgers.get(key) !== ledger) return
@@ -119,8 +120,6 @@ export class Ledgers {
     this.#ledgers.delete(key)
   }
 }
-
-const keyOf = ({ tenantId, id }: SessionKey): string => `${tenantId}\n${id}`
 
 /** The tool calls of one run, across its attempts. */
 export class Ledger {

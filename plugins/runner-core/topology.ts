@@ -5,11 +5,38 @@ import type { Held } from './sessions.ts'
 
 type Slot = RunnerTopology['sidecars'][number]
 
+const probeMs = 1_000
+/** How long a success counts as recent: then a failed probe is `degraded`, not `unreachable`. */
+const recentMs = 60_000
+
 /** How this process is, what it holds and which sidecars it sees. */
 export function createTopology(sidecars: Sidecars, sessions: () => Iterable<Held>): () => Promise<RunnerTopology> {
-  const observe = createSidecarWatch(sidecars)
+  const lastSeen = new WeakMap<SidecarLink, { readonly health: SidecarHealth; readonly at: number }>()
+  const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
+    const health = await link.health(AbortSignal.timeout(probeMs)).catch(() => undefined)
+    if (health) lastSeen.set(link, { health, at: Date.now() })
+    const seen = lastSeen.get(link)
+    if (!seen || (!health && Date.now() - seen.at > recentMs)) return { state: 'unreachable', observedInstances: null }
+    const { instance, inflight } = seen.health
+    return {
+      state: health?.ok ? 'live' : 'degraded',
+      // A custom sidecar need not say which instance it is; then none was observed.
+      observedInstances: instance === '' ? null : [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
+    }
+  }
   return async () => {
-    const slots = await observe()
+    await sidecars.runtimes()
+    // Each distinct sidecar is asked once, however many runtimes share it.
+    const probes = new Map<SidecarLink, ReturnType<typeof probe>>()
+    const slots = await Promise.all(
+      sidecars.slots().map(async ({ runtime, mode, url }): Promise<Slot> => {
+        if (mode === 'stub') return { runtime, kind: 'stub', state: 'stub', url, observedInstances: [] }
+        const link = sidecars.forRuntime(runtime)
+        const probing = probes.get(link) ?? probe(link)
+        probes.set(link, probing)
+        return { runtime, kind: 'sidecar', url, ...(await probing) }
+      }),
+    )
     const sessionsByRuntime: Record<string, number> = {}
     let activeSessions = 0
     for (const { profile } of sessions()) {
@@ -30,44 +57,5 @@ function processSnapshot(): RunnerTopology['process'] {
     numGoroutine: null,
     numCPU: availableParallelism(),
     uptimeSeconds: Math.round(process.uptime()),
-  }
-}
-
-const probeMs = 1_000
-/** How long a success counts as recent: then a failed probe is `degraded`, not `unreachable`. */
-const recentMs = 60_000
-
-interface Seen {
-  readonly health: SidecarHealth
-  readonly at: number
-}
-
-/** Probes each distinct sidecar once per call, however many runtimes share it. */
-function createSidecarWatch(sidecars: Sidecars, now: () => number = Date.now): () => Promise<Slot[]> {
-  const lastSeen = new WeakMap<SidecarLink, Seen>()
-  const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
-    const health = await link.health(AbortSignal.timeout(probeMs)).catch(() => undefined)
-    if (health) lastSeen.set(link, { health, at: now() })
-    const seen = lastSeen.get(link)
-    if (!seen || (!health && now() - seen.at > recentMs)) return { state: 'unreachable', observedInstances: null }
-    const { instance, inflight } = seen.health
-    return {
-      state: health?.ok ? 'live' : 'degraded',
-      // A custom sidecar need not say which instance it is; then none was observed.
-      observedInstances: instance === '' ? null : [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
-    }
-  }
-  return async () => {
-    await sidecars.runtimes()
-    const probes = new Map<SidecarLink, ReturnType<typeof probe>>()
-    return Promise.all(
-      sidecars.slots().map(async ({ runtime, mode, url }): Promise<Slot> => {
-        if (mode === 'stub') return { runtime, kind: 'stub', state: 'stub', url, observedInstances: [] }
-        const link = sidecars.forRuntime(runtime)
-        const probing = probes.get(link) ?? probe(link)
-        probes.set(link, probing)
-        return { runtime, kind: 'sidecar', url, ...(await probing) }
-      }),
-    )
   }
 }

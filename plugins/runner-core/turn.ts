@@ -1,16 +1,16 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type AppError, isAppError, type StreamEnd } from '#kernel'
+import { isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { type ExecuteRun, leaving } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/runtime'
 import type { PreparedRun } from '#contracts/workers'
+import type { Conversations } from './conversations.ts'
 import type { EndReason } from './errors.ts'
-import type { SessionLinks } from './links.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
-import type { Held } from './sessions.ts'
+import type { Held, SessionTable } from './sessions.ts'
 
 /** What the sidecar gets above its own deadline to end the run itself, with the partial turn committed. */
 const graceMs = 3_000
@@ -29,15 +29,12 @@ const passes = (error: unknown): boolean =>
 
 /** The runs of a runner, as one of them sees them. */
 export interface TurnHost {
-  readonly links: SessionLinks
+  readonly table: SessionTable
+  readonly conversations: Conversations
   readonly log: { warn(fields: object, message: string): void }
   /** How much a run may keep of what was read. */
   readonly keepBytes: () => number
   mcpUrl(sessionId: string): string
-  /** The session is free: called once, before the terminal line can be seen. */
-  freed(turn: Turn, status: 'idle' | 'errored'): void
-  /** The sidecar lost the session's conversation: lets go of the session and returns what to answer. */
-  stateMissing(turn: Turn): AppError
   /** Nothing of the run is left but what it has written. */
   over(turn: Turn): void
 }
@@ -132,8 +129,8 @@ export class Turn implements OutputOwner {
   async #drive(run: ExecuteRun): Promise<void> {
     const takenAt = Date.now()
     try {
-      const prepare = this.#host.links.preparing(this.session)
-      if (prepare) this.#takePrepared(await prepare(this.session.conversation === true, this.#abort.signal))
+      const preparing = this.#host.conversations.preparing(this.session, this.#abort.signal)
+      if (preparing) this.#takePrepared(await preparing)
       let read = await this.#ask(run, takenAt)
       while (read && !read.done && this.#relay.terminal?.by !== 'runner') {
         this.#take(read.value)
@@ -165,7 +162,7 @@ export class Turn implements OutputOwner {
     const mcpUrl = this.#host.mcpUrl(session.id)
     const envelope = envelopeOf(session, run, this.#relay.next, Date.now() - takenAt, mcpUrl)
     for (const until = Date.now() + busyMs; !this.ended; await sleep(busyRetryMs)) {
-      this.#source = this.#host.links.of(session).run(envelope, this.#abort.signal)[Symbol.asyncIterator]()
+      this.#source = this.#host.conversations.linkOf(session).run(envelope, this.#abort.signal)[Symbol.asyncIterator]()
       this.#answerDue = setTimeout(() => this.output.show(), stateMissingMs)
       try {
         return await this.#source.next()
@@ -216,7 +213,8 @@ export class Turn implements OutputOwner {
     this.#state = 'ended'
     this.#clearTimers()
     if (terminal.by === 'sidecar') this.session.conversation = true
-    this.#host.freed(this, statusAfter(terminal))
+    // Before the terminal line can be seen.
+    this.#host.table.free(this.session, statusAfter(terminal))
     this.#write(lines)
     this.output.close()
     // A sidecar that failed by itself stops no tool that it had called: the next attempt of the run gets the result.
@@ -227,7 +225,7 @@ export class Turn implements OutputOwner {
   #refuse(): void {
     this.#state = 'ended'
     this.#clearTimers()
-    this.output.close(this.#host.stateMissing(this))
+    this.output.close(this.#host.conversations.lost(this.session))
   }
   #clearTimers(): void {
     for (const timer of [this.#deadline, this.#answerDue, this.#readerDue]) clearTimeout(timer)

@@ -1,12 +1,9 @@
 import { whenRead } from '#kernel'
-import type { Profile } from '#contracts/profiles'
-import type { AttachRun, ExecuteRun, RunnerSession } from '#contracts/runner'
-import type { Conversations } from './conversations.ts'
+import type { ExecuteRun, RunnerService, RunnerSession } from '#contracts/runner'
 import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
-import type { Forgetting, SessionLinks } from './links.ts'
 import type { RunOutput } from './output.ts'
-import { type Held, isElsewhere, type SessionTable } from './sessions.ts'
-import type { Ledgers } from './tool-calls.ts'
+import { type Held, isElsewhere, keyOf } from './sessions.ts'
+import { Ledgers } from './tool-calls.ts'
 import { Turn, type TurnHost } from './turn.ts'
 
 /** What all runs together keep of what was read, how much of it one may have, and what each may have in any case. */
@@ -17,21 +14,14 @@ const leastKept = 16 * 1024
 const maxEnded = 4_096
 const maxEndedBytes = 32 * 1024 * 1024
 
-export interface TurnDeps {
-  readonly table: SessionTable
-  readonly links: SessionLinks
-  readonly ledgers: Ledgers
-  readonly conversations: Conversations
-  readonly forgetting: Forgetting
-  create(tenantId: string, id: string, profile: Profile): Held
-  isDraining(): boolean
+interface TurnsOptions extends Pick<TurnHost, 'table' | 'conversations' | 'log'> {
+  /** Under which sidecars reach the session MCP endpoint; known once the kernel listens. */
   mcpBaseUrl(): string
-  readonly log: { warn(fields: object, message: string): void }
 }
 
 /** The runs of this runner: one under way in a session, and what has ended for as long as another reader may come for it. */
 export class Turns {
-  readonly #deps: TurnDeps
+  readonly ledgers = new Ledgers()
   readonly #host: TurnHost
   /** Those that are not over. */
   readonly #turns = new Set<Turn>()
@@ -42,27 +32,12 @@ export class Turns {
   readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
 
-  constructor(deps: TurnDeps) {
-    this.#deps = deps
+  constructor({ mcpBaseUrl, ...shared }: TurnsOptions) {
+    let mcpBase: string | undefined
     this.#host = {
-      links: deps.links,
-      log: deps.log,
+      ...shared,
       keepBytes: () => Math.max(leastKept, Math.min(mostKept, keptInAll / this.#turns.size)),
-      mcpUrl: (sessionId) => `${deps.mcpBaseUrl()}/runner/sessions/${sessionId}/mcp`,
-      freed({ session }, status) {
-        if (session.status !== 'shutdown') {
-          session.status = status
-          deps.table.touch(session)
-        }
-        delete session.activeRunId
-      },
-      stateMissing({ session }) {
-        // As if this runner had never had the session: the conductor hydrates it and asks again, perhaps elsewhere.
-        deps.table.remove(session)
-        delete session.activeRunId
-        if (deps.links.preparing(session)) deps.forgetting.begin(session)
-        return unknownSession()
-      },
+      mcpUrl: (sessionId) => `${(mcpBase ??= mcpBaseUrl().replace(/\/+$/, ''))}/runner/sessions/${sessionId}/mcp`,
       over: (turn) => this.#over(turn),
     }
   }
@@ -79,21 +54,26 @@ export class Turns {
   of(session: RunnerSession): Turn | undefined {
     return this.#ofSession.get(session)
   }
-  execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
-    return whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, run).start(run, signal)))
-  }
-  attach(tenantId: string, from: AttachRun, signal: AbortSignal): AsyncIterableIterator<Buffer> {
-    return whenRead(() => {
+  readonly execute: RunnerService['execute'] = (tenantId, run, signal) =>
+    whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, run).start(run, signal)))
+  readonly attach: RunnerService['attach'] = (tenantId, from, signal) =>
+    whenRead(() => {
       if (signal.aborted) return undefined
       const output = this.#outputs.get(keyOf(tenantId, from.sessionId))
       if (output?.runId !== from.runId) throw unknownRun()
       return output.attach(from, signal)
     })
-  }
-  cancel(tenantId: string, runId: string): void {
+  readonly cancel: RunnerService['cancelRun'] = (tenantId, runId) => {
     for (const turn of this.#turns) {
       if (turn.session.tenantId === tenantId && turn.runId === runId) turn.end('cancelled')
     }
+  }
+  /** The session is shut down: resolves when nothing is left of its run. */
+  async shutdown(session: RunnerSession): Promise<void> {
+    this.ledgers.drop(session)
+    const turn = this.of(session)
+    turn?.end('session_shutdown')
+    await turn?.over
   }
   /** Ends every run with `runner_stopping`. */
   async stop(): Promise<void> {
@@ -106,9 +86,7 @@ export class Turns {
   #begin(tenantId: string, run: ExecuteRun): Turn {
     const session = this.#claim(tenantId, run)
     const turn = new Turn(this.#host, session, run)
-    session.status = 'running'
-    session.activeRunId = run.runId
-    this.#deps.table.touch(session)
+    this.#host.table.occupy(session, run.runId)
     this.#turns.add(turn)
     this.#ofSession.set(session, turn)
     const key = keyOf(tenantId, session.id)
@@ -119,13 +97,11 @@ export class Turns {
   }
   /** The session, free for this run. */
   #claim(tenantId: string, run: ExecuteRun): Held {
-    const { table, ledgers } = this.#deps
-    const draining = this.#deps.isDraining()
+    const { table, conversations } = this.#host
     let session = table.find(tenantId, run.sessionId)
     if (!session) {
       if (!run.create) throw unknownSession()
-      if (draining) throw runnerDraining({ retryable: true })
-      session = this.#deps.create(tenantId, run.sessionId, run.create.profile)
+      session = table.create(tenantId, run.sessionId, run.create.profile)
     }
     const former = this.of(session)
     if (former && !former.ended) {
@@ -135,10 +111,10 @@ export class Turns {
       const isLater = former.runId === run.runId && (run.attempt ?? 1) > former.attempt
       if (isLater || (run.epoch ?? 0) > epoch) former.end('cancelled')
     }
-    if (session.status === 'running' || this.#deps.conversations.isComing(session)) throw sessionBusy()
+    if (session.status === 'running' || conversations.isComing(session)) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
-    if (draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
-    if (session.profile.onCrash === 'retry' && !ledgers.open(session, run)) throw attemptSuperseded()
+    if (table.draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
+    if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, run)) throw attemptSuperseded()
     return session
   }
 
@@ -167,5 +143,3 @@ export class Turns {
     this.#outputs.delete(key)
   }
 }
-
-const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`

@@ -1,11 +1,10 @@
 import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { LocalRunners, RunnerMembership, RunnerPool } from '#contracts/runner'
-import { createMembership } from './membership.ts'
-import { createPool } from './pool.ts'
-import { createRegistry } from './registry.ts'
-import { createRemoteRunner, runnerPeers } from './remote-runner.ts'
-import { checkRunnerUrl } from './url.ts'
+import { createPeers } from '#kit'
+import { createRegistry } from './members.ts'
+import { createMembership, createPool } from './pool.ts'
+import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
 
 /** The runners of this conductor: those behind URLs, and the one in this process if there is one. */
 export default definePlugin({
@@ -26,7 +25,7 @@ export default definePlugin({
       throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
     }
     const configured = [...new Set(urls.map(checkRunnerUrl))]
-    const peers = runnerPeers()
+    const peers = createPeers(runnerPeers)
     ctx.onStop(() => peers.close())
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
     const registry = createRegistry({ intervalMs, log: ctx.log })

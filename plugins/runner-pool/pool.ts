@@ -1,9 +1,11 @@
 import { createHash } from 'node:crypto'
+import { appError } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
-import type { Homecoming, RunnerPool } from '#contracts/runner'
-import { noRunner } from './errors.ts'
-import type { Member } from './member.ts'
-import type { Registry } from './registry.ts'
+import type { Homecoming, RunnerLink, RunnerMembership, RunnerPool } from '#contracts/runner'
+import type { Member, Registry } from './members.ts'
+import { checkRunnerUrl } from './remote-runner.ts'
+
+const noRunner = appError('no_runner', 503)
 
 /** Places sessions on the least busy runner that can execute them, and finds the runner of a session again. */
 export function createPool(registry: Registry): RunnerPool {
@@ -43,6 +45,45 @@ export function createPool(registry: Registry): RunnerPool {
     fleet: () => registry.members().map((member) => member.describe()),
     onLive: registry.onLive,
     onDraining: registry.onDraining,
+  }
+}
+
+interface MembershipOptions {
+  readonly registry: Registry
+  /** The URLs of RUNNER_URLS. */
+  readonly configured: readonly string[]
+  readonly connect: (url: string) => RunnerLink
+}
+
+/** Changes of the runners of this process, by an operator. */
+export function createMembership({ registry, configured, connect }: MembershipOptions): RunnerMembership {
+  const full = ({ url, link, state }: Member) => ({ url, hash: link.hash, state })
+  const drain = (hash: string, on: boolean) => {
+    const member = registry.find(hash)
+    if (!member) return undefined
+    member.drain(on)
+    return full(member)
+  }
+  return {
+    async reconcile(urls = configured) {
+      const checked = [...new Set(urls.map(checkRunnerUrl))]
+      const touched = checked.map((url) => {
+        const present = registry.at(url)
+        return { member: present ?? registry.add(connect(url), url), added: !present }
+      })
+      await Promise.all(touched.map(({ member, added }) => (added ? member.start() : member.probe())))
+      return touched.map(({ member, added }) => ({ ...full(member), added }))
+    },
+    drain: (hash) => drain(hash, true),
+    undrain: (hash) => drain(hash, false),
+    async remove(hash) {
+      const member = registry.find(hash)
+      if (!member) return undefined
+      await member.probe()
+      const { activeSessions } = member.describe()
+      registry.remove(member)
+      return { ...full(member), unroutableSessions: activeSessions }
+    },
   }
 }
 

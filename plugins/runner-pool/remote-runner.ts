@@ -1,10 +1,15 @@
+import { appError } from '#kernel'
 import type { BroadcastChange } from '#contracts/broadcast'
 import { runnerHash } from '#contracts/ids'
 import { leaving, type RunnerLink } from '#contracts/runner'
 import { decodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
-import { createPeers, lazily, type LinesAnswer, type Peer, type Peers } from '#kit'
-import { runnerFailed, runnerUnreachable } from './errors.ts'
+import { lazily, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
+
+/** Retryable only when nothing of the request can have arrived. */
+const runnerUnreachable = appError('runner_unreachable', 503, 'The runner cannot be reached; try again.')
+const runnerFailed = appError('runner_failed', 502, 'The runner answered with an error.')
+const invalidRunnerUrl = appError('invalid_request', 400)
 
 /** How long a runner may take over anything but a run. */
 const callTimeoutMs = 10_000
@@ -14,17 +19,34 @@ const connectMs = 3_000
 const putPool = { ...runnerWire.putPool, reply: { status: 204 } } as const
 
 /** The way of one conductor to its runners. */
-export const runnerPeers = (options: { readonly links?: boolean } = {}): Peers =>
-  createPeers({
-    ...options,
-    identity: { tenantHeader },
-    connectMs,
-    timeoutMs: callTimeoutMs,
-    faults: {
-      lost: ({ asked, cause }) => runnerUnreachable({ cause, retryable: !asked }),
-      failed: runnerFailed,
-    },
-  })
+export const runnerPeers: PeersOptions = {
+  identity: { tenantHeader },
+  connectMs,
+  timeoutMs: callTimeoutMs,
+  faults: {
+    lost: ({ asked, cause }) => runnerUnreachable({ cause, retryable: !asked }),
+    failed: runnerFailed,
+  },
+}
+
+/**
+ * A runner's base URL, without a slash at its end. Private and loopback addresses are what runners have: they live on the
+ * network that operators keep closed, and only the signed plane and the configuration can name one. What an operator's
+ * mistake could reach is held small all the same: one GET that follows no redirect and must answer as a runner does, and
+ * never a link-local address, where clouds keep their credentials.
+ */
+export function checkRunnerUrl(text: string): string {
+  const url = URL.canParse(text) ? new URL(text) : undefined
+  if (!url || !/^https?:$/.test(url.protocol)) throw refuse(text, 'is not an http or https URL')
+  if (url.username !== '' || url.password !== '') throw refuse(text, 'carries credentials')
+  if (url.hash !== '' || url.search !== '') throw refuse(text, 'has a query or a fragment')
+  // The URL parser has written every form of an IPv4 address as four decimal numbers by now.
+  if (/^169\.254\.|^\[(fe[89ab]|::ffff:a9fe)/.test(url.hostname)) throw refuse(text, 'is a link-local address')
+  return text.replace(/\/+$/, '')
+}
+
+const refuse = (text: string, why: string) =>
+  invalidRunnerUrl({ message: `The runner URL '${text.replace(/\/\/[^/]*@/, '//…@')}' ${why}.` })
 
 /** The runner behind a URL. Its hash is what it reports itself; until it was asked, what its URL would give. */
 export function createRemoteRunner(url: string, peer: Peer): RunnerLink {

@@ -3,7 +3,6 @@ import { RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { acceptLinks, trusted } from '#kit'
-import { runRoutes } from './run.routes.ts'
 import { runnerRoutes } from './runner.routes.ts'
 import { sessionRoutes } from './session.routes.ts'
 
@@ -12,12 +11,10 @@ export default definePlugin({
   name: 'runner-wire',
   requires: { core: RunnerCore, sessions: RunnerSessions, sidecars: Sidecars, toolkit: Toolkit },
   async setup(ctx) {
-    const { core, sessions, sidecars, toolkit } = ctx.deps
     ctx.routes('runner', async (app) => {
       acceptLinks(app, trusted)
-      runnerRoutes(app, { core, sessions, sidecars })
-      sessionRoutes(app, { core, sessions, toolkit, log: ctx.log })
-      runRoutes(app, core)
+      runnerRoutes(app, ctx.deps)
+      sessionRoutes(app, { ...ctx.deps, log: ctx.log })
     })
     return {}
   },

@@ -1,12 +1,17 @@
-import { type App, isAppError, notFound } from '#kernel'
+import { type App, appError, isAppError, notFound } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { RunnerService, RunnerSessions } from '#contracts/runner'
 import type { Sidecars } from '#contracts/sidecar'
 import { runnerWire, tenantHeader } from '#contracts/wire/runner'
 import { serve } from '#kit'
-import { leaseUnreadable, noSandboxWorker, noVfsSession } from './errors.ts'
 
-export interface Runner {
+/** Of specification 7: a substrate that does not answer is a failure of the runner, whatever it calls it itself. */
+const leaseUnreadable = appError('upstream', 502, 'The substrate of the sandbox does not answer; try again.')
+// The strings of specification 4.22.
+const noVfsSession = appError('no vfs session', 404)
+const noSandboxWorker = appError('no sandbox worker', 404)
+
+interface Runner {
   readonly core: RunnerService
   readonly sessions: RunnerSessions
   readonly sidecars: Sidecars

@@ -1,23 +1,29 @@
 import type { Static } from '@sinclair/typebox'
-import { type App, isAppError } from '#kernel'
+import { type App, appError, isAppError } from '#kernel'
 import type { Profile } from '#contracts/profiles'
-import type { RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
+import { leaving, type RunnerService, type RunnerSession, type RunnerSessions } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { Toolkit } from '#contracts/tools'
 import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
-import { serve } from '#kit'
-import { badState, exportFailed, noState, unknownProfile, unknownSession } from './errors.ts'
+import { begun, serve } from '#kit'
 
-export interface Sessions {
+/** Also for another tenant's session: a caller cannot tell the two apart. */
+const unknownSession = appError('unknown_session', 404)
+const unknownProfile = appError('unknown_profile', 404)
+const badState = appError('invalid_request', 400, 'stateB64 is not base64.')
+const noState = appError('no_state', 404, 'The session has no state to export.')
+const exportFailed = appError('state_export_failed', 500, 'The sidecar did not give the state out.')
+
+interface Sessions {
   readonly core: RunnerService
   readonly sessions: RunnerSessions
   readonly toolkit: Toolkit
   readonly log: { warn(fields: object, message: string): void }
 }
 
-/** Sessions in this runner's memory, their state out of it and into it, and their tools. */
+/** Sessions in this runner's memory, their runs, their state out of it and into it, and their tools. */
 export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessions): void {
   /** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
   const sessionOf = (tenantId: string, id: string): RunnerSession => {
@@ -97,6 +103,26 @@ export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessio
     const { id: delegationId, ...answer } = body
     await core.answerDelegation(tenantId, id, delegationId, answer)
   })
+
+  // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
+  serve(app, runnerWire.execute, async ({ headers, body, signal }) => ({
+    lines: await begun(core.execute(headers[tenantHeader], body, body.keepMs ? left(signal) : signal)),
+  }))
+
+  serve(app, runnerWire.attach, async ({ headers, body, signal }) => ({
+    lines: await begun(core.attach(headers[tenantHeader], body, left(signal))),
+  }))
+
+  serve(app, runnerWire.cancelRun, ({ headers, params }) => core.cancelRun(headers[tenantHeader], params.runId))
+}
+
+/** Of a run that is kept: a reader whose connection is gone leaves it to another one. Who wants it to end says so. */
+function left(signal: AbortSignal): AbortSignal {
+  const reader = new AbortController()
+  const pass = (): void => reader.abort(signal.reason === 'client_gone' ? leaving : signal.reason)
+  if (signal.aborted) pass()
+  else signal.addEventListener('abort', pass, { once: true })
+  return reader.signal
 }
 
 /** Named one by one: a runner's session may hold more than is anybody's business. */

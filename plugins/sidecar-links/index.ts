@@ -2,8 +2,8 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings, unavailable } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
-import { createRemoteSidecar, sidecarPeers } from './remote-sidecar.ts'
-import { createSidecars, type Known } from './sidecars.ts'
+import { createPeers } from '#kit'
+import { createRemoteSidecar, createSidecars, type Known, sidecarPeers } from './sidecars.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
@@ -20,15 +20,13 @@ export default definePlugin({
   provides: { sidecars: Sidecars, readiness: ReadinessChecks },
   async setup(ctx) {
     const { config } = ctx
-    const peers = sidecarPeers()
+    const peers = createPeers(sidecarPeers)
     ctx.onStop(() => peers.close())
     const byUrl = new Map<string, Known>()
     const at = (address: string): Known => {
-      const known = byUrl.get(address)
-      if (known) return known
-      const added = { link: createRemoteSidecar(peers.at(address)), url: address }
-      byUrl.set(address, added)
-      return added
+      const known = byUrl.get(address) ?? { link: createRemoteSidecar(peers.at(address)), url: address }
+      byUrl.set(address, known)
+      return known
     }
     const own = new Map<string, Known>()
     if (config.general) own.set('general', at(config.general))

@@ -1,6 +1,20 @@
+import { Type } from '@sinclair/typebox'
+import { type AppError, appError, isAppError } from '#kernel'
 import type { SidecarHealth, SidecarLink, Sidecars, SidecarSlot } from '#contracts/sidecar'
-import { runtimeUnavailable } from './errors.ts'
-import { standardRuntimes } from './remote-sidecar.ts'
+import { maxBundleBytes, runtimeSessionIdHeader, sidecarWire, workerInstanceHeader } from '#contracts/wire/sidecar'
+import { lazily, type Peer, type PeersOptions } from '#kit'
+
+/** Nothing of the request was executed, so it may be sent again. */
+const sidecarUnreachable = appError('sidecar_unreachable', 503, 'The sidecar cannot be reached.')
+const sidecarLost = appError('sidecar_lost', 502, 'The connection to the sidecar was lost.')
+const sidecarRefused = appError('sidecar_refused', 502)
+const runtimeUnavailable = appError('runtime_unavailable', 503)
+/** A sidecar need not have the state routes, but then a state given to it must not be lost in silence. Specification 4.23, rule 2. */
+const noStateRoutes = appError('sidecar_keeps_no_state', 502, 'The sidecar has no routes for state.')
+const stateTooLarge = appError('state_too_large', 500, "The session's state is larger than 64 MiB.")
+
+/** Runtimes of a sidecar that says `all` and lists nothing: the specification's three. */
+const standardRuntimes = ['general', 'runtime_a', 'runtime_b'] as const
 
 /** One sidecar that this runner was told about. */
 export interface Known {
@@ -72,5 +86,114 @@ export function createSidecars(
       }
       return [...new Set([...standardRuntimes, ...names(), ...Object.keys(missing)])].map(slotOf)
     },
+  }
+}
+
+/** A health body that is longer is none. */
+const maxHealthBytes = 64 * 1024
+const healthMs = 2_000
+const connectMs = 5_000
+/** State operations may pack or unpack an archive; of a run this is for its head, which is answered at once. */
+const answerMs = 60_000
+
+/** The way of one runner to its sidecars. */
+export const sidecarPeers: PeersOptions = {
+  identity: { tenantHeader: 'x-tenant-id' },
+  connectMs,
+  timeoutMs: answerMs,
+  faults: {
+    // What has no answer yet has begun nothing that its closed connection did not end.
+    lost: ({ answered, cause }) => (answered ? sidecarLost({ cause }) : sidecarUnreachable({ cause, retryable: true })),
+    failed: ({ message, detail }) =>
+      sidecarRefused({
+        message: message ?? `The sidecar answered ${String(detail?.['status'])}.`,
+        ...(detail && { detail }),
+      }),
+  },
+}
+
+/** Read as bytes: a sidecar of another maker says little of what ours says, and some of it in a header. */
+const health = {
+  ...sidecarWire.health,
+  reply: { status: 200, bytes: { 'application/json': Type.Unknown() }, description: '' },
+} as const
+
+/** A sidecar at a base URL, by the wire API of specification 4.23. */
+export function createRemoteSidecar(peer: Peer): SidecarLink {
+  const state = (runtime: string, sessionId: string) => ({ params: { sessionId }, query: { runtime } })
+  return {
+    async health(signal) {
+      const { headers, bytes } = await peer.ask(health, { signal, timeoutMs: healthMs, maxBytes: maxHealthBytes })
+      return healthOf(parse(bytes), headers[workerInstanceHeader])
+    },
+    run: (body, signal) => lazily(async () => (await peer.ask(sidecarWire.run, { body, signal })).lines),
+    async exportState(runtime, sessionId) {
+      const found = await peer
+        .ask(sidecarWire.exportState, { ...state(runtime, sessionId), maxBytes: maxBundleBytes })
+        .catch((error: unknown) => {
+          throw isAppError(error) && error.code === 'sidecar_refused' && statusOf(error) === 200
+            ? stateTooLarge()
+            : error
+        })
+      if (!found) return undefined
+      const { headers, bytes } = found
+      const handle = headers[runtimeSessionIdHeader]
+      return {
+        bytes,
+        contentType: String(headers['content-type'] ?? 'application/octet-stream'),
+        ...(typeof handle === 'string' && handle !== '' ? { runtimeSessionId: handle } : {}),
+      }
+    },
+    async hydrate(runtime, sessionId, { bytes, contentType, runtimeSessionId }) {
+      const seeded = runtimeSessionId === undefined ? {} : { [runtimeSessionIdHeader]: runtimeSessionId }
+      const headers = { 'content-type': contentType, ...seeded }
+      const taken = await peer.ask(sidecarWire.hydrate, { ...state(runtime, sessionId), headers, body: bytes })
+      // Of a hydration 404 means an unknown profile or session (specification 4.22), which this is not.
+      if (!taken) throw noStateRoutes()
+    },
+    async forget(runtime, sessionId) {
+      try {
+        await peer.ask(sidecarWire.forget, state(runtime, sessionId))
+      } catch (error) {
+        // The specification asks a sidecar for GET and POST only: one that cannot forget has nothing to answer for. Servers that
+        // know no DELETE say 501.
+        const status = isAppError(error) ? statusOf(error) : 500
+        if (status >= 500 && status !== 501) throw error
+      }
+    },
+  }
+}
+
+/** With which the sidecar answered, whatever its answer was made to mean. */
+const statusOf = ({ detail, status }: AppError): number =>
+  typeof detail['status'] === 'number' ? detail['status'] : status
+
+function healthOf(said: Record<string, unknown> | undefined, header: unknown): SidecarHealth {
+  if (said?.['ok'] !== true || typeof said['runtime'] !== 'string') {
+    throw sidecarUnreachable({ message: 'The sidecar answers, but not as a sidecar: check its URL.' })
+  }
+  const listed = said['runtimes']
+  const runtimes = Array.isArray(listed)
+    ? listed.filter((name): name is string => typeof name === 'string')
+    : said['runtime'] === 'all'
+      ? standardRuntimes
+      : [said['runtime']]
+  return {
+    ...said,
+    ok: true,
+    runtime: said['runtime'],
+    runtimes,
+    // The specification asks for the header; the body's field is ours.
+    instance: typeof said['instance'] === 'string' ? said['instance'] : typeof header === 'string' ? header : '',
+    inflight: typeof said['inflight'] === 'number' ? said['inflight'] : 0,
+  }
+}
+
+function parse(bytes: Buffer): Record<string, unknown> | undefined {
+  try {
+    const value: unknown = JSON.parse(bytes.toString('utf8'))
+    return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : undefined
+  } catch {
+    return undefined
   }
 }

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import type { RunnerSession } from '#contracts/runner'
-import { Forgetting } from '../links.ts'
+import { Forgetting } from '../conversations.ts'
 import { answer, execute, profile, run, runnerOf, until } from './fixtures.ts'
 
 const session = (id: string): RunnerSession => ({

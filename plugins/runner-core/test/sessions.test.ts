@@ -175,8 +175,9 @@ test('a full runner lets go of the least recently used idle session, never of a 
 test('a session that was idle too long leaves memory', () => {
   let now = 0
   const gone: string[] = []
-  const table = new SessionTable({ max: 10, idleTtlMs: 100, now: () => now, onEvict: (s) => void gone.push(s.id) })
-  const [a, b, c] = ['a', 'b', 'c'].map((id) => table.create('acme', id, profile(), []))
+  const onEvict = ({ id }: { id: string }) => void gone.push(id)
+  const table = new SessionTable({ max: 10, idleTtlMs: 100, now: () => now, toolsOf: () => [], onEvict })
+  const [a, b, c] = ['a', 'b', 'c'].map((id) => table.create('acme', id, profile()))
   b!.status = 'running'
   now = 90
   table.touch(a!)

@@ -2,10 +2,9 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { AppError } from '#kernel'
 import { runnerHash } from '#contracts/ids'
-import { createMembership } from '../membership.ts'
-import { createPool } from '../pool.ts'
-import { createRegistry } from '../registry.ts'
-import { checkRunnerUrl } from '../url.ts'
+import { createRegistry } from '../members.ts'
+import { createMembership, createPool } from '../pool.ts'
+import { checkRunnerUrl } from '../remote-runner.ts'
 import { probeAll, registryOf, type Scripted, scripted, silent } from './scripted.ts'
 
 /** A membership over runners by URL; `known` is what RUNNER_URLS says. */

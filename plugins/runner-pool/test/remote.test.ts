@@ -5,7 +5,7 @@ import { setImmediate as turn } from 'node:timers/promises'
 import { AppError, definePlugin } from '#kernel'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
 import { runnerWire } from '#contracts/wire/runner'
-import { acceptLinks, serve, trusted } from '#kit'
+import { acceptLinks, createPeers, serve, trusted } from '#kit'
 import { testKernel } from '#testing'
 import { createRemoteRunner, runnerPeers } from '../remote-runner.ts'
 
@@ -39,7 +39,7 @@ async function remote(t: TestContext, links: boolean) {
   })
   const kernel = await testKernel(t, [plugin], { listeners: ['runner'], listen: true })
   const url = kernel.urls['runner']!
-  const peers = runnerPeers({ links })
+  const peers = createPeers({ ...runnerPeers, links })
   t.after(() => peers.close())
   const peer = peers.at(url)
   const link: RunnerLink = createRemoteRunner(url, peer)

@@ -1,7 +1,7 @@
 import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { ExecuteRun, RunnerInfo, RunnerLink } from '#contracts/runner'
-import { createRegistry, type Registry } from '../registry.ts'
+import { createRegistry, type Registry } from '../members.ts'
 
 export const silent = pino({ level: 'silent' })
 
