@@ -16,24 +16,11 @@ const lost: EndReason = {
   message: 'The server lost touch with the database just when the run began.',
 }
 
-export interface LostClaims {
-  /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
-  watch<T>(tenantId: string, claiming: Promise<T>): Promise<T>
-  executing: RunStore['executing']
-  /** Ends what this process owns and does not execute, where it may own something unawares. */
-  sweep(): Promise<void>
-}
-
 /**
  * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
  * its session would be busy until this process ends.
  */
-export function createLostClaims(
-  db: Database,
-  self: () => string,
-  steal: RunStore['steal'],
-  waitMs = begunMs,
-): LostClaims {
+export function createLostClaims(db: Database, self: () => string, steal: RunStore['steal'], waitMs = begunMs) {
   /** Tenants with an answer that was lost, and until when to look. */
   const doubts = new Map<string, number>()
   /** Since when a run was seen without anybody executing it. */
@@ -54,7 +41,8 @@ export function createLostClaims(
     }
   }
   return {
-    async watch(tenantId, claiming) {
+    /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
+    async watch<T>(tenantId: string, claiming: Promise<T>): Promise<T> {
       try {
         return await claiming
       } catch (error) {
@@ -62,10 +50,11 @@ export function createLostClaims(
         throw error
       }
     },
-    executing(check) {
+    executing(check: Parameters<RunStore['executing']>[0]): void {
       executes = check
     },
-    async sweep() {
+    /** Ends what this process owns and does not execute, where it may own something unawares. */
+    async sweep(): Promise<void> {
       const now = Date.now()
       for (const [tenantId, until] of doubts) {
         await look(tenantId, now)

@@ -1,15 +1,29 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import { endings } from '#contracts/endings'
 import type { Prices } from '#contracts/prices'
-import type { Adopter, EndReason, Orphan } from '#contracts/run-store'
+import type { Adopter, Claim, EndReason, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { claimOf, endTaken, type Taken } from './ends.ts'
-import { type TaskRow, toDurable, toTask } from './rows.ts'
-import { prepared } from './sql.ts'
+import { claimOf, claimValues, endTaken, owned, type Taken } from './ends.ts'
+import { prepared, type TaskRow, toDurable, toTask } from './rows.ts'
 
 /** The owner of runs whose owner has left them to others. */
 export const handedOver = 'handed-over'
+/** The channel on which everybody is told of the tenant of such a run. */
+export const leftTo = 'run_handovers'
+
+const handOver = prepared(
+  'run-hand-over',
+  `WITH run AS (
+     UPDATE runs SET claim_owner = '${handedOver}'
+     WHERE ${owned} RETURNING session_id
+   ), session AS (
+     UPDATE sessions SET claim_owner = '${handedOver}'
+     WHERE tenant_id = :tenant AND id = (SELECT session_id FROM run) AND claim_run = :run
+   )
+   SELECT pg_notify('${leftTo}', :tenant) FROM run`,
+)
+export const handOverStatement = (claim: Claim): Statement => handOver(claimValues(claim))
 
 const taking = (which: string): string => `
   taken AS (
@@ -95,10 +109,9 @@ const forget = { name: 'instance-forget', text: `DELETE FROM instances WHERE id 
 // Row security hides every run from a transaction without a tenant, so a sweep goes from tenant to tenant.
 const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
-const { message: interruptedMessage } = endings.interrupted
-const interrupted: EndReason = { code: 'interrupted', message: interruptedMessage }
+const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
 
-export interface OrphanDeps {
+interface OrphanDeps {
   readonly db: Database
   readonly self: () => string
   readonly onWanted: OnWanted
@@ -108,18 +121,7 @@ export interface OrphanDeps {
 }
 
 /** The runs of processes that died, and of those that left theirs to others. */
-export interface Orphans {
-  sweep(): Promise<number>
-  /** Takes over what was left to others in one tenant, now. */
-  takeOver(tenantId: string): Promise<void>
-  giveTo(adopter: Adopter): void
-  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
-  endOf(tenantId: string, owner: string): Promise<number>
-  /** Takes one run from whoever holds it, or from its queue, and ends it. */
-  steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
-}
-
-export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): Orphans {
+export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
   const sweptOnce = new Set<string>()
   let adopter: Adopter | undefined
   let round = 0
@@ -197,24 +199,27 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): 
     return total
   }
   return {
-    giveTo(to) {
+    giveTo(to: Adopter): void {
       adopter = to
     },
-    sweep: () =>
+    sweep: (): Promise<number> =>
       (sweeping ??= sweepAll().finally(() => {
         sweeping = undefined
       })),
-    async takeOver(tenantId) {
+    /** Takes over what was left to others in one tenant, now. */
+    async takeOver(tenantId: string): Promise<void> {
       await adopt([{ id: tenantId }], [handedOver])
     },
-    async endOf(tenantId, owner) {
+    /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
+    async endOf(tenantId: string, owner: string): Promise<number> {
       const [, alive] = await db.systemBatch<[object[], object[]]>([
         { ...markOneDead, values: [owner] },
         { ...isAlive, values: [owner] },
       ])
       return alive.length > 0 ? 0 : endThose(tenantId, owner)
     },
-    async steal(tenantId, runId, status, reason) {
+    /** Takes one run from whoever holds it, or from its queue, and ends it. */
+    async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
       // One transaction: a failure leaves the owner in its rights.
       const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
         const values = { tenant: tenantId, run: runId, self: self() }

@@ -76,12 +76,12 @@ const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatc
   ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`
 const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessionMatches}`
 
-type Reads = Pick<
+export const createReads = (
+  db: Database,
+): Pick<
   RunStore,
   'findRun' | 'listRuns' | 'readLog' | 'readEnding' | 'runsOfSession' | 'findSession' | 'getSession' | 'listSessions'
->
-
-export const createReads = (db: Database): Reads => ({
+> => ({
   async findRun(tenantId, runId) {
     const [rows] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
     return rows[0] && toRun(rows[0])

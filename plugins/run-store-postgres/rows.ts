@@ -1,3 +1,4 @@
+import type { Statement } from '#contracts/database'
 import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, type PromptInfo, promptInfoOf } from '#contracts/prompt'
 import type { Usage } from '#contracts/run-event'
@@ -139,3 +140,16 @@ export function inputOf(task: SubTask): [string | null, string | null] {
 
 /** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
 export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
+
+/**
+ * A prepared statement whose text says `:name` where PostgreSQL wants `$1`. Every value that the text names must be given;
+ * undefined is null.
+ */
+export function prepared(name: string, text: string): (values: Readonly<Record<string, unknown>>) => Statement {
+  const names: string[] = []
+  const numbered = text.replaceAll(/(?<![:\w]):([a-z]\w*)/gi, (_, found: string) => {
+    if (!names.includes(found)) names.push(found)
+    return `$${names.indexOf(found) + 1}`
+  })
+  return (values) => ({ name, text: numbered, values: names.map((one) => values[one] ?? null) })
+}

@@ -1,9 +1,19 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
-import type { Claim, StartOutcome, StartRun } from '#contracts/run-store'
+import type { StartOutcome, StartRun } from '#contracts/run-store'
+import { claimOf } from './ends.ts'
 import { handedOver } from './orphans.ts'
-import { type DurableRow, inputOf, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
-import { prepared } from './sql.ts'
+import {
+  type DurableRow,
+  durableColumns,
+  inputOf,
+  prepared,
+  type RunRow,
+  runById,
+  storable,
+  toDurable,
+  toRun,
+} from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
@@ -41,7 +51,7 @@ const newSession = `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                         claim_owner, claim_run, claim_epoch)
   SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
-  RETURNING id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, 1 AS epoch`
+  RETURNING ${durableColumns}`
 
 const startNew = prepared('run-start-new', `WITH ${newRun('')} ${newSession}`)
 
@@ -68,7 +78,7 @@ const startAnew = prepared(
 
 // A session that runs wait for is as busy as one that executes: who comes later does not overtake them. The table of those who
 // wait is nearly always empty.
-const claimOf = (session: string, more = ''): string => `
+const claiming = (session: string, more = ''): string => `
   claimed AS (
     UPDATE sessions
     SET status = 'running', claim_owner = :owner, claim_run = :run, claim_epoch = claim_epoch + 1,
@@ -83,17 +93,15 @@ const claimOf = (session: string, more = ''): string => `
       :input::json, :inputInfo::json, :parent::jsonb, :publicRun
     FROM claimed
   )`
-const claimedSession = `
-  SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch
-  FROM claimed`
+const claimedSession = `SELECT ${durableColumns} FROM claimed`
 
-const startIn = prepared('run-start-claim', `WITH ${claimOf(':session')} ${claimedSession}`)
+const startIn = prepared('run-start-claim', `WITH ${claiming(':session')} ${claimedSession}`)
 
 const continueChat = prepared(
   'run-continue-chat',
   `WITH conversation AS MATERIALIZED (
      SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
-   ), ${claimOf('(SELECT session_id FROM conversation)', `AND ${isOpen}`)}, ${chatFrom('claimed')} ${claimedSession}`,
+   ), ${claiming('(SELECT session_id FROM conversation)', `AND ${isOpen}`)}, ${chatFrom('claimed')} ${claimedSession}`,
 )
 
 const findConversation = prepared(
@@ -139,16 +147,14 @@ function startStatement({ tenantId, runId, sessionId, task, create }: StartRun, 
     // What a conversation shows of them: their content is the run's.
     attachments:
       task.attachments?.length && chat
-        ? JSON.stringify(
-            task.attachments.map(({ name, mediaType }) => ({ ...(name === undefined ? {} : { name }), mediaType })),
-          )
+        ? JSON.stringify(task.attachments.map(({ name, mediaType }) => ({ name, mediaType })))
         : undefined,
   }
   if (!create) return chat ? continueChat(values) : startIn(values)
   return !chat ? startNew(values) : chat.continued ? startAnew(values) : startChat(values)
 }
 
-export interface StartDeps {
+interface StartDeps {
   readonly db: Database
   readonly owner: () => string
   /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
@@ -184,14 +190,12 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
     if (row) {
-      const { chat } = task
-      const claim: Claim = {
-        tenantId,
-        sessionId: row.id,
-        runId,
+      const claim = claimOf(tenantId, {
+        id: runId,
+        session_id: row.id,
         epoch: row.epoch,
-        ...(chat ? { publicRunId: chat.publicRunId } : {}),
-      }
+        public_run: task.chat?.publicRunId,
+      })
       return { kind: 'started', claim, session: { ...toDurable(row), status: 'running' } }
     }
     const refused = await refusal(deps, run)
