@@ -7,31 +7,8 @@ import { isBase64 } from '#contracts/prompt'
 import { type DispatchTask, endingOnly, type RunDispatch } from '#contracts/runs'
 import type { Agent, Caller } from './authenticate.ts'
 import { beganNothing, conversationNotFound, invalidAttachment, invalidText, noAnswer, refusal } from './errors.ts'
-import {
-  findRun,
-  type Follower,
-  type Frames,
-  type PublicRun,
-  type Reading,
-  type RunIds,
-  type Told,
-} from './public-run.ts'
+import { findRun, type Follower, type Frames, type PublicRun, type Reading, type Told } from './public-run.ts'
 import type { ChatBody } from './schema.ts'
-
-/** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
-export interface Chat extends RunIds {
-  /** An earlier request of the same key began it. Known once `start` has resolved. */
-  readonly replayed: boolean
-  /**
-   * Has the conductor begin the run, or joins the one that an earlier request of the key began. Resolves to what reads its
-   * frames. Rejects with what the client is told; only an error that names the run may have begun it.
-   */
-  start(afterSeq: number): Promise<(signal: AbortSignal) => Frames>
-  /** The client is answered before `start` is: if the run was not begun yet, its ids are kept until that is known. */
-  leave(): Promise<void>
-  /** Called before the answer, so that whoever repeats the request finds its key free. */
-  settle(): Promise<void>
-}
 
 type Ids = Pick<PublicRun, 'conversationId' | 'publicRunId' | 'runId'>
 
@@ -53,7 +30,7 @@ export const createChats = (deps: Dependencies) => ({
    * What was answered is never stored: a repeat joins the run by its id, whichever process began it and however it ended.
    * The synchronous and the streamed call share keys: a client that falls back from one to the other gets the same run.
    */
-  async open(caller: Caller, body: ChatBody, key: string | undefined): Promise<Chat> {
+  async open(caller: Caller, body: ChatBody, key: string | undefined) {
     check(body)
     const { tenantId, keyId } = caller
     const plan = {
@@ -68,16 +45,17 @@ export const createChats = (deps: Dependencies) => ({
 })
 export type Chats = ReturnType<typeof createChats>
 
-/** `refused`: certainly not begun. */
+/** `joined`: an earlier request of the same key began it. `refused`: certainly not begun. */
 type State = 'new' | 'begun' | 'joined' | 'refused'
 
+/** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
 function createChat(
   { database, dispatch, follower, log, onAccepted, onDoubt }: Dependencies,
   { tenantId, agent }: Caller,
   body: ChatBody,
   ids: Ids,
   attempt?: Attempt<Ids>,
-): Chat {
+) {
   const run: PublicRun = { tenantId, publishedId: agent.id, ...ids }
   const { publicRunId, conversationId } = run
   // Not the request's own signal: a client that leaves while the run is being begun does not undo that.
@@ -118,10 +96,15 @@ function createChat(
   return {
     publicRunId,
     conversationId,
-    get replayed() {
+    /** Known once `start` has resolved. */
+    get replayed(): boolean {
       return state === 'joined'
     },
-    async start(afterSeq) {
+    /**
+     * Has the conductor begin the run, or joins the one that an earlier request of the key began. Resolves to what reads its
+     * frames. Rejects with what the client is told; only an error that names the run may have begun it.
+     */
+    async start(afterSeq: number): Promise<(signal: AbortSignal) => Frames> {
       const earlier = attempt?.repeated ? await findRun(database, tenantId, publicRunId) : undefined
       if (earlier) state = 'joined'
       // One whose begin is in doubt is begun again, under its ids.
@@ -143,11 +126,15 @@ function createChat(
         throw await failed(error)
       }
     },
-    async leave() {
+    /** The client is answered before `start` is: if the run was not begun yet, its ids are kept until that is known. */
+    async leave(): Promise<void> {
       if (state === 'new') await keepIds()
     },
-    // Of a key that was used before, an earlier request may still be beginning the run.
-    settle: async () => (state === 'refused' && !attempt?.repeated ? attempt?.forget() : attempt?.end()),
+    /**
+     * Called before the answer, so that whoever repeats the request finds its key free. Of a key that was used before, an
+     * earlier request may still be beginning the run.
+     */
+    settle: async (): Promise<void> => (state === 'refused' && !attempt?.repeated ? attempt?.forget() : attempt?.end()),
   }
 }
 

@@ -120,21 +120,7 @@ export function newRun(
 const readBytes = 1024 * 1024
 
 /** What only looks. `started`: newest last. */
-export function createReads(
-  started: ReadonlyMap<string, StoredRun>,
-  sessions: ReadonlyMap<string, StoredSession>,
-): Pick<
-  RunStore,
-  | 'findRun'
-  | 'listRuns'
-  | 'readLog'
-  | 'readEnding'
-  | 'runsOfSession'
-  | 'getSession'
-  | 'findSession'
-  | 'listSessions'
-  | 'loadState'
-> {
+export function createReads(started: ReadonlyMap<string, StoredRun>, sessions: ReadonlyMap<string, StoredSession>) {
   return {
     async findRun(tenantId, runId) {
       return started.get(keyOf(tenantId, runId))?.summary
@@ -202,5 +188,5 @@ export function createReads(
       const from = filter.offset ?? 0
       return { sessions: matching.slice(from, from + (filter.limit ?? matching.length)), total: matching.length }
     },
-  }
+  } satisfies Partial<RunStore>
 }

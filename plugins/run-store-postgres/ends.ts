@@ -15,7 +15,7 @@ import { type ChunkRow, prepared, storable } from './rows.ts'
 // Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
 // primary key, and then reads every running run of the tenant. For the same reason `released` names its session by a
 // sub-select: a join read every session of the tenant, 300 rows a run after 9,000 runs, until the first ANALYZE.
-export const owned = 'tenant_id = :tenant AND id = :run AND finished_at IS NULL AND claim_epoch = :epoch'
+const owned = 'tenant_id = :tenant AND id = :run AND finished_at IS NULL AND claim_epoch = :epoch'
 
 const added = `
   added AS (
@@ -112,11 +112,29 @@ const discard = prepared(
    FROM gone`,
 )
 
-export const claimValues = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
-export const appendStatement = (claim: Claim, chunk: LogChunk): Statement => append({ ...claimValues(claim), ...chunk })
+/** The owner of runs whose owner has left them to others. */
+export const handedOver = 'handed-over'
+/** The channel on which everybody is told of the tenant of such a run. */
+export const leftTo = 'run_handovers'
+
+const handOver = prepared(
+  'run-hand-over',
+  `WITH run AS (
+     UPDATE runs SET claim_owner = '${handedOver}'
+     WHERE ${owned} RETURNING session_id
+   ), session AS (
+     UPDATE sessions SET claim_owner = '${handedOver}'
+     WHERE tenant_id = :tenant AND id = (SELECT session_id FROM run) AND claim_run = :run
+   )
+   SELECT pg_notify('${leftTo}', :tenant) FROM run`,
+)
+
+const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
+export const appendStatement = (claim: Claim, chunk: LogChunk): Statement => append({ ...of(claim), ...chunk })
 export const retryStatement = (claim: Claim, attempt: number, chunk: LogChunk): Statement =>
-  retry({ ...claimValues(claim), ...chunk, attempt })
-export const discardStatement = (claim: Claim): Statement => discard(claimValues(claim))
+  retry({ ...of(claim), ...chunk, attempt })
+export const discardStatement = (claim: Claim): Statement => discard(of(claim))
+export const handOverStatement = (claim: Claim): Statement => handOver(of(claim))
 
 // A run without usage cost nothing; one whose model has no price cost something unknown.
 const costOf = ({ costCents }: Usage): number | null =>
@@ -127,7 +145,7 @@ export function finishStatement(end: FinishRun): Statement {
   const kind = end.sandbox ? (claim.publicRunId ? 'sandboxChat' : 'sandbox') : claim.publicRunId ? 'chat' : 'plain'
   const told = error && toldOf(error.code)
   return finishes[kind]({
-    ...claimValues(claim),
+    ...of(claim),
     ...tail,
     status: end.status,
     result: end.result === undefined ? null : storable(end.result),

@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { EndReason, RunStore } from '#contracts/run-store'
-import { leftTo } from './orphans.ts'
+import { leftTo } from './ends.ts'
 
 // A conflict is our own row, when an earlier answer was lost.
 const register = {

@@ -1,29 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database, Statement } from '#contracts/database'
+import { isAppError } from '#kernel'
+import type { Database } from '#contracts/database'
 import { endings } from '#contracts/endings'
 import type { Prices } from '#contracts/prices'
-import type { Adopter, Claim, EndReason, Orphan } from '#contracts/run-store'
+import type { Adopter, EndReason, Orphan, RunStore } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { claimOf, claimValues, endTaken, owned, type Taken } from './ends.ts'
+import { claimOf, endTaken, handedOver, type Taken } from './ends.ts'
 import { prepared, type TaskRow, toDurable, toTask } from './rows.ts'
-
-/** The owner of runs whose owner has left them to others. */
-export const handedOver = 'handed-over'
-/** The channel on which everybody is told of the tenant of such a run. */
-export const leftTo = 'run_handovers'
-
-const handOver = prepared(
-  'run-hand-over',
-  `WITH run AS (
-     UPDATE runs SET claim_owner = '${handedOver}'
-     WHERE ${owned} RETURNING session_id
-   ), session AS (
-     UPDATE sessions SET claim_owner = '${handedOver}'
-     WHERE tenant_id = :tenant AND id = (SELECT session_id FROM run) AND claim_run = :run
-   )
-   SELECT pg_notify('${leftTo}', :tenant) FROM run`,
-)
-export const handOverStatement = (claim: Claim): Statement => handOver(claimValues(claim))
 
 const taking = (which: string): string => `
   taken AS (
@@ -230,6 +213,69 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
       })
       tellWanted(tenantId, wanted)
       return taken
+    },
+  }
+}
+
+/** How long after a lost answer its statement may still be carried out by the server. */
+const doubtMs = 60_000
+/** How long a run may be claimed before whoever claimed it begins to execute it. */
+const begunMs = 5_000
+
+const listOwn = {
+  name: 'run-list-own',
+  text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'`,
+}
+const lostTouch: EndReason = {
+  code: 'interrupted',
+  message: 'The server lost touch with the database just when the run began.',
+}
+
+/**
+ * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
+ * its session would be busy until this process ends.
+ */
+export function createLostClaims(db: Database, self: () => string, steal: RunStore['steal'], waitMs = begunMs) {
+  /** Tenants with an answer that was lost, and until when to look. */
+  const doubts = new Map<string, number>()
+  /** Since when a run was seen without anybody executing it. */
+  const seen = new Map<string, number>()
+  let executes: Parameters<RunStore['executing']>[0] | undefined
+
+  const lookAt = async (tenantId: string, now: number): Promise<void> => {
+    const [runs] = await db.batch<[{ id: string }[]]>(tenantId, [{ ...listOwn, values: [tenantId, self()] }])
+    for (const { id } of runs) {
+      const key = `${tenantId}\n${id}`
+      const since = seen.get(key) ?? now
+      if (executes?.(tenantId, id) !== false) seen.delete(key)
+      else if (now - since < waitMs) seen.set(key, since)
+      else {
+        seen.delete(key)
+        await steal(tenantId, id, 'interrupted', lostTouch)
+      }
+    }
+  }
+  return {
+    /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
+    async watch<T>(tenantId: string, claiming: Promise<T>): Promise<T> {
+      try {
+        return await claiming
+      } catch (error) {
+        if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
+        throw error
+      }
+    },
+    executing(check: Parameters<RunStore['executing']>[0]): void {
+      executes = check
+    },
+    /** Ends what this process owns and does not execute, where it may own something unawares. */
+    async sweep(): Promise<void> {
+      const now = Date.now()
+      for (const [tenantId, until] of doubts) {
+        await lookAt(tenantId, now)
+        if (now > until) doubts.delete(tenantId)
+      }
+      if (doubts.size === 0) seen.clear()
     },
   }
 }

@@ -1,19 +1,8 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
 import type { StartOutcome, StartRun } from '#contracts/run-store'
-import { claimOf } from './ends.ts'
-import { handedOver } from './orphans.ts'
-import {
-  type DurableRow,
-  durableColumns,
-  inputOf,
-  prepared,
-  type RunRow,
-  runById,
-  storable,
-  toDurable,
-  toRun,
-} from './rows.ts'
+import { claimOf, handedOver } from './ends.ts'
+import { type DurableRow, durableColumns, prepared, type RunRow, runById, runValues, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
@@ -118,23 +107,15 @@ const whyNot = prepared(
 const freshness = prepared('run-start-fresh', `SELECT ${isFresh} AS fresh FROM tenants WHERE id = :tenant`)
 
 /** The statement that starts a run, and the whole transaction with it. */
-function startStatement({ tenantId, runId, sessionId, task, create }: StartRun, owner: string): Statement {
+function startStatement(run: StartRun, owner: string): Statement {
+  const { task, create } = run
   const { chat } = task
-  const prompt = storable(task.prompt)
-  const [input, inputInfo] = inputOf(task)
+  const row = runValues(run)
   const values = {
-    tenant: tenantId,
-    run: runId,
-    session: sessionId,
-    profile: task.profile,
-    prompt,
+    ...row,
     // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
-    preview: prompt.slice(0, 4_000),
-    metadata: task.metadata && JSON.stringify(task.metadata),
+    preview: row.prompt.slice(0, 4_000),
     owner,
-    webhook: task.webhook?.url,
-    input,
-    inputInfo,
     parent: task.parent && JSON.stringify(task.parent),
     runtime: create?.profile.runtime,
     snapshot: create && JSON.stringify(create.profile),

@@ -1,23 +1,8 @@
 import type { Database } from '#contracts/database'
 import type { PromptFields } from '#contracts/prompt'
-import { type Claim, type PastRun, type RunStore, sessionShutDown } from '#contracts/run-store'
+import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import type { SessionStatus } from '#contracts/sessions'
-import { endTaken, type Taken } from './ends.ts'
 import { type ChunkRow, prepared, storable, toChunk } from './rows.ts'
-
-const lockSession = {
-  name: 'session-lock',
-  text: `SELECT status FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
-}
-const shutdown = {
-  name: 'session-shutdown',
-  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2`,
-}
-const takeWaiting = {
-  name: 'session-take-waiting',
-  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 RETURNING run_id AS id, session_id, 0 AS epoch`,
-}
 
 // Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
 // gone on since: a conductor that was frozen between the export and this must not put the old copy over a newer one.
@@ -107,38 +92,25 @@ async function* readPastRuns(
   }
 }
 
-/** What a session keeps between its runs, and its end. */
-export const createState = (
-  db: Database,
-): Pick<RunStore, 'shutdownSession' | 'saveState' | 'loadState' | 'pastRuns'> => ({
-  pastRuns: (claim) => readPastRuns(db, claim),
-  async shutdownSession(tenantId, sessionId) {
-    const values = [tenantId, sessionId]
-    return db.tenant(tenantId, async (tx) => {
-      const [session] = await tx.query<{ status: SessionStatus }>({ ...lockSession, values })
-      if (session?.status === 'idle' || session?.status === 'errored') {
-        await tx.query({ ...shutdown, values })
-        await endTaken(tx, await tx.query<Taken>({ ...takeWaiting, values }), 'cancelled', sessionShutDown)
-        return 'shutdown'
+/** What a conversation is restored from. */
+export const createState = (db: Database) =>
+  ({
+    pastRuns: (claim) => readPastRuns(db, claim),
+    async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
+      const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
+      const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
+      const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner, epoch] }
+      const saved = await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
+      return saved.length > 0
+    },
+    async loadState(tenantId, sessionId) {
+      const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
+      const row = rows[0]
+      if (!row) return undefined
+      return {
+        bytes: row.bytes,
+        contentType: row.content_type,
+        ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
       }
-      return session?.status
-    })
-  },
-  async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
-    const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
-    const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
-    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner, epoch] }
-    const saved = await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
-    return saved.length > 0
-  },
-  async loadState(tenantId, sessionId) {
-    const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
-    const row = rows[0]
-    if (!row) return undefined
-    return {
-      bytes: row.bytes,
-      contentType: row.content_type,
-      ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
-    }
-  },
-})
+    },
+  }) satisfies Partial<RunStore>

@@ -2,11 +2,17 @@ import type { Database, Statement } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
 import type { Claim, RunStore } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
-import { appendStatement, discardStatement, type EndedRow, finishStatement, retryStatement } from './ends.ts'
+import {
+  appendStatement,
+  discardStatement,
+  type EndedRow,
+  finishStatement,
+  handOverStatement,
+  retryStatement,
+} from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
-import { createLostClaims } from './lost-claims.ts'
-import { createOrphans, handOverStatement } from './orphans.ts'
-import { claimNextRun, enqueueRun, sweepQueues } from './queue.ts'
+import { createLostClaims, createOrphans } from './orphans.ts'
+import { claimNextRun, enqueueRun, shutdownSession, sweepQueues } from './queue.ts'
 import { createReads } from './reads.ts'
 import { startRun } from './starts.ts'
 import { createState } from './state.ts'
@@ -69,6 +75,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     retreat: instance.retreat,
     steal: orphans.steal,
     enqueue: (run) => enqueueRun(db, run),
+    shutdownSession: (tenantId, sessionId) => shutdownSession(db, tenantId, sessionId),
     claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, self(), tenantId, sessionId)),
     onWaiting: (listener) => void waiters.push(listener),
     ask: instance.ask,
