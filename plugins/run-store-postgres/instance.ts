@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { EndReason, RunStore } from '#contracts/run-store'
@@ -54,12 +55,12 @@ export function createInstance(db: Database, options: InstanceOptions) {
     if (!enrolled) return enrol()
     const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [id, leaseMs] }])
     if (renewed.length > 0) return
-    const lost = id
+    const before = id
     id = newId('inst')
     enrolled = false
     // Listeners first: whatever this process still runs belongs to nobody, even if enrolling fails and is tried again.
     for (const listener of fenced) listener()
-    log.warn({ instance: lost, successor: id }, 'this process was declared dead; its runs were given up')
+    log.warn({ instance: before, successor: id }, 'this process was declared dead; its runs were given up')
     await enrol()
   }
   /** Renews the lease. Finding the row dead or gone, it registers anew and tells the listeners that all claims were lost. */
@@ -110,6 +111,71 @@ export function createInstance(db: Database, options: InstanceOptions) {
         // The lease runs out by itself.
         log.warn({ err }, 'this conductor could not sign off')
       })
+    },
+  }
+}
+
+export type Instance = ReturnType<typeof createInstance>
+
+/** How long after a lost answer its statement may still be carried out by the server. */
+const doubtMs = 60_000
+/** How long a run may be claimed before whoever claimed it begins to execute it. */
+const begunMs = 5_000
+
+const listOwn = {
+  name: 'run-list-own',
+  text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'`,
+}
+const lost: EndReason = {
+  code: 'interrupted',
+  message: 'The server lost touch with the database just when the run began.',
+}
+
+/**
+ * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
+ * its session would be busy until this process ends.
+ */
+export function createLostClaims(db: Database, instance: Instance, steal: RunStore['steal'], waitMs = begunMs) {
+  /** Tenants with an answer that was lost, and until when to look. */
+  const doubts = new Map<string, number>()
+  /** Since when a run was seen without anybody executing it. */
+  const seen = new Map<string, number>()
+  let executes: Parameters<RunStore['executing']>[0] | undefined
+
+  const look = async (tenantId: string, now: number): Promise<void> => {
+    const [runs] = await db.batch<[{ id: string }[]]>(tenantId, [{ ...listOwn, values: [tenantId, instance.id] }])
+    for (const { id } of runs) {
+      const key = `${tenantId}\n${id}`
+      const since = seen.get(key) ?? now
+      if (executes?.(tenantId, id) !== false) seen.delete(key)
+      else if (now - since < waitMs) seen.set(key, since)
+      else {
+        seen.delete(key)
+        await steal(tenantId, id, 'interrupted', lost)
+      }
+    }
+  }
+  return {
+    /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
+    async watch<T>(tenantId: string, claiming: Promise<T>): Promise<T> {
+      try {
+        return await claiming
+      } catch (error) {
+        if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
+        throw error
+      }
+    },
+    executing(check: Parameters<RunStore['executing']>[0]): void {
+      executes = check
+    },
+    /** Ends what this process owns and does not execute, where it may own something unawares. */
+    async sweep(): Promise<void> {
+      const now = Date.now()
+      for (const [tenantId, until] of doubts) {
+        await look(tenantId, now)
+        if (now > until) doubts.delete(tenantId)
+      }
+      if (doubts.size === 0) seen.clear()
     },
   }
 }

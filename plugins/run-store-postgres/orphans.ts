@@ -1,11 +1,11 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import { endings } from '#contracts/endings'
 import type { Prices } from '#contracts/prices'
-import type { Adopter, EndReason, Orphan, RunStore } from '#contracts/run-store'
+import type { Adopter, EndReason, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
 import { claimOf, endTaken, handedOver, type Taken } from './ends.ts'
+import type { Instance } from './instance.ts'
 import { prepared, type TaskRow, toDurable, toTask } from './rows.ts'
 
 const taking = (which: string): string => `
@@ -96,7 +96,7 @@ const interrupted: EndReason = { code: 'interrupted', message: endings.interrupt
 
 interface OrphanDeps {
   readonly db: Database
-  readonly self: () => string
+  readonly instance: Instance
   readonly onWanted: OnWanted
   /** What the runs cost that are ended for somebody else; not known without. */
   readonly prices: Prices | undefined
@@ -104,7 +104,7 @@ interface OrphanDeps {
 }
 
 /** The runs of processes that died, and of those that left theirs to others. */
-export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
+export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDeps) {
   const sweptOnce = new Set<string>()
   let adopter: Adopter | undefined
   let round = 0
@@ -117,7 +117,7 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
     for (let total = 0; ;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
         const onCrash = adopter?.onCrash ?? 'interrupt'
-        const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: self(), onCrash }))
+        const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: instance.id, onCrash }))
         return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, prices) }
       })
       tellWanted(tenantId, wanted)
@@ -128,7 +128,7 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
   /** Takes runs that go on from their owner, and ends those that may not any more. Resolves to how many it took. */
   const adoptThose = async (tenantId: string, owner: string, room: number, to: Adopter): Promise<number> => {
     const { going, ended, wanted } = await db.tenant(tenantId, async (tx) => {
-      const values = { tenant: tenantId, owner, self: self(), onCrash: to.onCrash, room }
+      const values = { tenant: tenantId, owner, self: instance.id, onCrash: to.onCrash, room }
       const rows = await tx.query<OrphanRow>(takeToGoOn(values))
       const orphans = rows.map((row) => toOrphan(tenantId, row, owner))
       const mine: Orphan[] = []
@@ -205,7 +205,7 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
     async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
       // One transaction: a failure leaves the owner in its rights.
       const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
-        const values = { tenant: tenantId, run: runId, self: self() }
+        const values = { tenant: tenantId, run: runId, self: instance.id }
         // In this order: a run goes from its queue to an owner and never back.
         const queued = await tx.query<Taken>(takeQueued(values))
         const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
@@ -217,65 +217,4 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps) {
   }
 }
 
-/** How long after a lost answer its statement may still be carried out by the server. */
-const doubtMs = 60_000
-/** How long a run may be claimed before whoever claimed it begins to execute it. */
-const begunMs = 5_000
-
-const listOwn = {
-  name: 'run-list-own',
-  text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'`,
-}
-const lostTouch: EndReason = {
-  code: 'interrupted',
-  message: 'The server lost touch with the database just when the run began.',
-}
-
-/**
- * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
- * its session would be busy until this process ends.
- */
-export function createLostClaims(db: Database, self: () => string, steal: RunStore['steal'], waitMs = begunMs) {
-  /** Tenants with an answer that was lost, and until when to look. */
-  const doubts = new Map<string, number>()
-  /** Since when a run was seen without anybody executing it. */
-  const seen = new Map<string, number>()
-  let executes: Parameters<RunStore['executing']>[0] | undefined
-
-  const lookAt = async (tenantId: string, now: number): Promise<void> => {
-    const [runs] = await db.batch<[{ id: string }[]]>(tenantId, [{ ...listOwn, values: [tenantId, self()] }])
-    for (const { id } of runs) {
-      const key = `${tenantId}\n${id}`
-      const since = seen.get(key) ?? now
-      if (executes?.(tenantId, id) !== false) seen.delete(key)
-      else if (now - since < waitMs) seen.set(key, since)
-      else {
-        seen.delete(key)
-        await steal(tenantId, id, 'interrupted', lostTouch)
-      }
-    }
-  }
-  return {
-    /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
-    async watch<T>(tenantId: string, claiming: Promise<T>): Promise<T> {
-      try {
-        return await claiming
-      } catch (error) {
-        if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
-        throw error
-      }
-    },
-    executing(check: Parameters<RunStore['executing']>[0]): void {
-      executes = check
-    },
-    /** Ends what this process owns and does not execute, where it may own something unawares. */
-    async sweep(): Promise<void> {
-      const now = Date.now()
-      for (const [tenantId, until] of doubts) {
-        await lookAt(tenantId, now)
-        if (now > until) doubts.delete(tenantId)
-      }
-      if (doubts.size === 0) seen.clear()
-    },
-  }
-}
+export type Orphans = ReturnType<typeof createOrphans>

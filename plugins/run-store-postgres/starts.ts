@@ -2,6 +2,8 @@ import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
 import type { StartOutcome, StartRun } from '#contracts/run-store'
 import { claimOf, handedOver } from './ends.ts'
+import type { Instance } from './instance.ts'
+import type { Orphans } from './orphans.ts'
 import { type DurableRow, durableColumns, prepared, type RunRow, runById, runValues, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
@@ -137,11 +139,8 @@ function startStatement(run: StartRun, owner: string): Statement {
 
 interface StartDeps {
   readonly db: Database
-  readonly owner: () => string
-  /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
-  readonly beat: () => Promise<void>
-  /** Ends the runs of a tenant whose owner is dead. */
-  readonly endOrphans: (tenantId: string, owner: string) => Promise<number>
+  readonly instance: Instance
+  readonly orphans: Orphans
 }
 
 interface WhyNotRow {
@@ -166,7 +165,7 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const started = await deps.db
-      .unit<DurableRow>(tenantId, startStatement(run, deps.owner()), { order, bytes })
+      .unit<DurableRow>(tenantId, startStatement(run, deps.instance.id), { order, bytes })
       .catch(taken)
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
@@ -193,7 +192,7 @@ async function existing(db: Database, { tenantId, runId }: StartRun): Promise<St
 
 /** Why nothing was started; undefined when the reason may be gone by now. */
 async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | undefined> {
-  const { db } = deps
+  const { db, instance, orphans } = deps
   const { tenantId, runId, task, create } = run
   const { chat } = task
   let { sessionId } = run
@@ -216,7 +215,8 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   if (create) {
     if (session) return { kind: 'busy' }
     if (tenant?.fresh !== true) return { kind: 'stale_profile' }
-    await deps.beat()
+    // Was this process itself declared dead? It comes back under a new id.
+    await instance.beat()
     return undefined
   }
   const of = chat ? { sessionId } : {}
@@ -224,11 +224,11 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile, ...of }
   if (session.status !== 'running') {
     if (session.waiting) return { kind: 'busy' }
-    await deps.beat()
+    await instance.beat()
     return undefined
   }
   const { claim_owner: owner, orphaned } = session
   if (!orphaned || owner === null || owner === handedOver) return { kind: 'busy' }
-  await deps.endOrphans(tenantId, owner)
+  await orphans.endOf(tenantId, owner)
   return undefined
 }

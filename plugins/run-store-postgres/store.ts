@@ -10,8 +10,8 @@ import {
   handOverStatement,
   retryStatement,
 } from './ends.ts'
-import { createInstance, type InstanceOptions } from './instance.ts'
-import { createLostClaims, createOrphans } from './orphans.ts'
+import { createInstance, createLostClaims, type InstanceOptions } from './instance.ts'
+import { createOrphans } from './orphans.ts'
 import { claimNextRun, enqueueRun, shutdownSession, sweepQueues } from './queue.ts'
 import { createReads } from './reads.ts'
 import { startRun } from './starts.ts'
@@ -35,14 +35,12 @@ export interface PostgresRunStore extends RunStore {
 export function createPostgresRunStore(db: Database, options: PostgresRunStoreOptions): PostgresRunStore {
   const { prices, log } = options
   const instance = createInstance(db, options)
-  const self = (): string => instance.id
   const waiters: Parameters<RunStore['onWaiting']>[0][] = []
   const onWanted = (tenantId: string, sessionId: string): void => {
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
-  const orphans = createOrphans({ db, self, onWanted, prices, log })
-  const starting = { db, owner: self, beat: instance.beat, endOrphans: orphans.endOf }
-  const lostClaims = createLostClaims(db, self, orphans.steal, options.strayMs)
+  const orphans = createOrphans({ db, instance, onWanted, prices, log })
+  const lostClaims = createLostClaims(db, instance, orphans.steal, options.strayMs)
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const warn = (what: string) => (err: unknown) => log.warn({ err }, `${what} failed`)
@@ -66,7 +64,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   return {
     ...createReads(db),
     ...createState(db),
-    start: (run) => lostClaims.watch(run.tenantId, startRun(starting, run)),
+    start: (run) => lostClaims.watch(run.tenantId, startRun({ db, instance, orphans }, run)),
     append: (claim, chunk) => write(claim, appendStatement(claim, chunk), chunk),
     retry: (claim, attempt, chunk) => write(claim, retryStatement(claim, attempt, chunk), chunk),
     finish: (end) => write(end.claim, finishStatement(end), end.tail),
@@ -76,7 +74,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     steal: orphans.steal,
     enqueue: (run) => enqueueRun(db, run),
     shutdownSession: (tenantId, sessionId) => shutdownSession(db, tenantId, sessionId),
-    claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, self(), tenantId, sessionId)),
+    claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, instance.id, tenantId, sessionId)),
     onWaiting: (listener) => void waiters.push(listener),
     ask: instance.ask,
     onAsked: instance.onAsked,
