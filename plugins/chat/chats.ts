@@ -6,7 +6,7 @@ import { isId, newId } from '#contracts/ids'
 import { isBase64 } from '#contracts/prompt'
 import { type DispatchTask, endingOnly, type RunDispatch } from '#contracts/runs'
 import type { Agent, Caller } from './authenticate.ts'
-import { beganNothing, conversationNotFound, invalidAttachment, invalidText, noAnswer, refusal } from './errors.ts'
+import { beganNothing, conversationNotFound, invalidField, noAnswer, refusal } from './errors.ts'
 import { findRun, type Follower, type Frames, type PublicRun, type Reading, type Told } from './public-run.ts'
 import type { ChatBody } from './schema.ts'
 
@@ -200,8 +200,13 @@ function taskOf(run: PublicRun, agent: Agent, body: ChatBody): DispatchTask {
 
 /** What the schema cannot say. PostgreSQL keeps no NUL. */
 function check({ message, metadata, attachments, conversation_id: continued }: ChatBody): void {
-  if (message.includes('\0')) throw invalidText('body/message')
-  if (metadata?.end_user_id?.includes('\0')) throw invalidText('body/metadata/end_user_id')
-  for (const [i, { data }] of (attachments ?? []).entries()) if (!isBase64(data)) throw invalidAttachment(i)
+  const noNul = (path: string, text = ''): void => {
+    if (text.includes('\0')) throw invalidField(path, 'must not contain NUL characters')
+  }
+  noNul('body/message', message)
+  noNul('body/metadata/end_user_id', metadata?.end_user_id)
+  for (const [i, { data }] of (attachments ?? []).entries()) {
+    if (!isBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
+  }
   if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
 }

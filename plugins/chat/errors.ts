@@ -40,12 +40,8 @@ const stoppingHere = appError(
   'This server is stopping; the run goes on, and its answer can be fetched later.',
 )
 
-const invalidField = (path: string, message: string): AppError =>
+export const invalidField = (path: string, message: string): AppError =>
   new AppError('invalid_request', 400, { message: `${path} ${message}`, detail: { issues: [{ path, message }] } })
-
-export const invalidText = (path: string): AppError => invalidField(path, 'must not contain NUL characters')
-export const invalidAttachment = (index: number): AppError =>
-  invalidField(`body/attachments/${index}/data`, 'must be base64')
 
 /** True when a start that failed so has certainly begun nothing; after any other failure the run may exist. */
 export const beganNothing = (error: unknown): error is AppError =>

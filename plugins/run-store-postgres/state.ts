@@ -27,12 +27,6 @@ const load = {
   text: `SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = $1 AND session_id = $2`,
 }
 
-interface StateRow {
-  readonly content_type: string
-  readonly bytes: Buffer
-  readonly runtime_session_id: string | null
-}
-
 const pageRuns = 16
 /** No conversation is restored further back: a turn is at least two messages, and more than 400 are no model's prompt. */
 const mostRuns = 208
@@ -104,8 +98,8 @@ export const createState = (db: Database) =>
       return saved.length > 0
     },
     async loadState(tenantId, sessionId) {
-      const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
-      const row = rows[0]
+      type Row = { content_type: string; bytes: Buffer; runtime_session_id: string | null }
+      const [[row]] = await db.batch<[Row[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
       if (!row) return undefined
       return {
         bytes: row.bytes,
