@@ -5,7 +5,8 @@ import { IdempotencyHeaders } from '#contracts/idempotency'
 import { endingOnly } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
 import { type Chats, ending } from './chats.ts'
-import { idHeaders, noAnswer } from './errors.ts'
+import { noAnswer } from './errors.ts'
+import { idHeaders } from './public-run.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
 
 interface Dependencies {
@@ -90,12 +91,7 @@ export function chatRoutes(app: App, { chats, waits, callerOf, limit, heartbeatM
 type GaveUp = 'timeout' | 'stopping' | 'gone'
 
 /** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
-export interface SyncWaits {
-  /** What `work` resolves to, or why there is nothing yet; then its signal aborts. */
-  for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp>
-}
-
-export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWaits {
+export function createSyncWaits(stopping: AbortSignal, drainMs: number) {
   const giveUps = new Set<() => void>()
   let drained = false
   const stop = (): void => {
@@ -107,7 +103,8 @@ export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWai
   if (stopping.aborted) stop()
   else stopping.addEventListener('abort', stop, { once: true })
   return {
-    async for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse) {
+    /** What `work` resolves to, or why there is nothing yet; then its signal aborts. */
+    async for<T>(work: (signal: AbortSignal) => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp> {
       if (drained) return 'stopping'
       const over = new AbortController()
       const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
@@ -131,3 +128,4 @@ export function createSyncWaits(stopping: AbortSignal, drainMs: number): SyncWai
     },
   }
 }
+type SyncWaits = ReturnType<typeof createSyncWaits>

@@ -5,30 +5,12 @@ import type { Attempt, Idempotency } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
 import { isBase64 } from '#contracts/prompt'
 import { type DispatchTask, endingOnly, type RunDispatch } from '#contracts/runs'
-import type { Agent } from './agents.store.ts'
-import type { Caller } from './authenticate.ts'
-import { findRun, keepInDoubt, type NewChat } from './chats.store.ts'
-import { beganNothing, conversationNotFound, invalidAttachment, invalidText, noAnswer, refusal } from './errors.ts'
-import type { Follower, Frames, Reading, Told } from './follow.ts'
-import type { RunIds } from './outcome.ts'
+import type { Agent, Caller } from './authenticate.ts'
+import { beganNothing, conversationNotFound, invalidField, noAnswer, refusal } from './errors.ts'
+import { findRun, type Follower, type Frames, type PublicRun, type Reading, type Told } from './public-run.ts'
 import type { ChatBody } from './schema.ts'
 
-/** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
-export interface Chat extends RunIds {
-  /** An earlier request of the same key began it. Known once `start` has resolved. */
-  readonly replayed: boolean
-  /**
-   * Has the conductor begin the run, or joins the one that an earlier request of the key began. Resolves to what reads its
-   * frames. Rejects with what the client is told; only an error that names the run may have begun it.
-   */
-  start(afterSeq: number): Promise<(signal: AbortSignal) => Frames>
-  /** The client is answered before `start` is: if the run was not begun yet, its ids are kept until that is known. */
-  leave(): Promise<void>
-  /** Called before the answer, so that whoever repeats the request finds its key free. */
-  settle(): Promise<void>
-}
-
-type Ids = Pick<NewChat, 'conversationId' | 'publicRunId' | 'runId'>
+type Ids = Pick<PublicRun, 'conversationId' | 'publicRunId' | 'runId'>
 
 interface Dependencies {
   readonly database: Database
@@ -42,18 +24,13 @@ interface Dependencies {
   onDoubt(tenantId: string): void
 }
 
-export interface Chats {
+export const createChats = (deps: Dependencies) => ({
   /**
    * Checks a request and gives its chat its ids; with an `Idempotency-Key` those that the first request of the key chose.
-   * What was answered is never stored: the public run says it, so a repeat joins the run by its id, whichever process began
-   * it and however that ended. The synchronous and the streamed call share keys: a client that falls back from one to the
-   * other gets the same run.
+   * What was answered is never stored: a repeat joins the run by its id, whichever process began it and however it ended.
+   * The synchronous and the streamed call share keys: a client that falls back from one to the other gets the same run.
    */
-  open(caller: Caller, body: ChatBody, key: string | undefined): Promise<Chat>
-}
-
-export const createChats = (deps: Dependencies): Chats => ({
-  async open(caller, body, key) {
+  async open(caller: Caller, body: ChatBody, key: string | undefined) {
     check(body)
     const { tenantId, keyId } = caller
     const plan = {
@@ -66,19 +43,21 @@ export const createChats = (deps: Dependencies): Chats => ({
     return createChat(deps, caller, body, attempt.plan, attempt)
   },
 })
+export type Chats = ReturnType<typeof createChats>
 
-/** `refused`: certainly not begun. */
+/** `joined`: an earlier request of the same key began it. `refused`: certainly not begun. */
 type State = 'new' | 'begun' | 'joined' | 'refused'
 
+/** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
 function createChat(
   { database, dispatch, follower, log, onAccepted, onDoubt }: Dependencies,
   { tenantId, agent }: Caller,
   body: ChatBody,
   ids: Ids,
   attempt?: Attempt<Ids>,
-): Chat {
-  const chat = newChat(tenantId, agent, body, ids)
-  const { publicRunId, conversationId } = chat
+) {
+  const run: PublicRun = { tenantId, publishedId: agent.id, ...ids }
+  const { publicRunId, conversationId } = run
   // Not the request's own signal: a client that leaves while the run is being begun does not undo that.
   const left = new AbortController()
   let state: State = 'new'
@@ -89,13 +68,13 @@ function createChat(
       const leave = (): void => left.abort(signal.reason)
       if (signal.aborted) leave()
       else signal.addEventListener('abort', leave, { once: true })
-      return follower.frames(chat, reading, left.signal)
+      return follower.frames(run, reading, left.signal)
     }
   }
   const keepIds = async (): Promise<void> => {
     onDoubt(tenantId)
     onAccepted(tenantId)
-    const known = await keepInDoubt(database, chat).catch((err: unknown) => {
+    const known = await keepInDoubt(database, run, body).catch((err: unknown) => {
       log.error({ err, conversationId }, 'chat.resolve_conv_failed')
       return true
     })
@@ -108,7 +87,7 @@ function createChat(
     if (!refused || error.status >= 500) log.warn({ err: error, publicRunId }, 'chat.start_watcher_failed')
     if (!refused) {
       await keepIds()
-      return noAnswer(chat, 'unreachable', error)
+      return noAnswer(run, 'unreachable', error)
     }
     if (state === 'new') state = 'refused'
     return refusal(error)
@@ -117,10 +96,15 @@ function createChat(
   return {
     publicRunId,
     conversationId,
-    get replayed() {
+    /** Known once `start` has resolved. */
+    get replayed(): boolean {
       return state === 'joined'
     },
-    async start(afterSeq) {
+    /**
+     * Has the conductor begin the run, or joins the one that an earlier request of the key began. Resolves to what reads its
+     * frames. Rejects with what the client is told; only an error that names the run may have begun it.
+     */
+    async start(afterSeq: number): Promise<(signal: AbortSignal) => Frames> {
       const earlier = attempt?.repeated ? await findRun(database, tenantId, publicRunId) : undefined
       if (earlier) state = 'joined'
       // One whose begin is in doubt is begun again, under its ids.
@@ -134,7 +118,7 @@ function createChat(
         return read(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
       }
       try {
-        const { events } = await dispatch.start(tenantId, taskOf(chat, agent, body), afterSeq, left.signal)
+        const { events } = await dispatch.start(tenantId, taskOf(run, agent, body), afterSeq, left.signal)
         if (state === 'new') state = 'begun'
         onAccepted(tenantId)
         return read(afterSeq, { events })
@@ -142,11 +126,15 @@ function createChat(
         throw await failed(error)
       }
     },
-    async leave() {
+    /** The client is answered before `start` is: if the run was not begun yet, its ids are kept until that is known. */
+    async leave(): Promise<void> {
       if (state === 'new') await keepIds()
     },
-    // Of a key that was used before, an earlier request may still be beginning the run.
-    settle: async () => (state === 'refused' && !attempt?.repeated ? attempt?.forget() : attempt?.end()),
+    /**
+     * Called before the answer, so that whoever repeats the request finds its key free. Of a key that was used before, an
+     * earlier request may still be beginning the run.
+     */
+    settle: async (): Promise<void> => (state === 'refused' && !attempt?.repeated ? attempt?.forget() : attempt?.end()),
   }
 }
 
@@ -158,37 +146,51 @@ export async function ending(frames: Frames): Promise<Told> {
   }
 }
 
-function newChat(
-  tenantId: string,
-  { id: publishedId }: Agent,
-  { message, conversation_id, metadata, attachments }: ChatBody,
-  ids: Ids,
-): NewChat {
-  const endUserId = metadata?.end_user_id
-  return {
-    tenantId,
-    publishedId,
-    ...ids,
-    continued: conversation_id !== undefined,
-    message,
-    ...(endUserId === undefined ? {} : { endUserId }),
-    ...(attachments?.length
-      ? {
-          attachments: attachments.map(({ name, mediaType }) => ({
-            ...(name === undefined ? {} : { name }),
-            mediaType,
-          })),
-        }
-      : {}),
-  }
+// Whatever is there already was written by the conductor's start, with everything else.
+const keep = {
+  name: 'chat-keep',
+  text: `WITH fresh AS (
+           INSERT INTO conversations (tenant_id, id, published_id, end_user_id) SELECT $1, $2, $3, $6 WHERE NOT $9
+           ON CONFLICT DO NOTHING RETURNING id),
+         conversation AS (
+           SELECT id FROM fresh
+           UNION ALL
+           SELECT id FROM conversations WHERE tenant_id = $1 AND id = $2 AND published_id = $3),
+         run AS (
+           INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, end_user_id)
+           SELECT $1, $4, $3, id, $5, $6 FROM conversation
+           ON CONFLICT DO NOTHING RETURNING conversation_id),
+         message AS (
+           INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, attachments)
+           SELECT $1, conversation_id, $4, 'user', $7, $8::json FROM run
+           ON CONFLICT DO NOTHING)
+         SELECT id FROM conversation`,
 }
 
-function taskOf(chat: NewChat, agent: Agent, { metadata, attachments }: ChatBody): DispatchTask {
-  const { publicRunId, conversationId, publishedId, continued, endUserId } = chat
+/**
+ * Keeps a chat that the conductor may or may not have begun, as `dispatching`, so that its client can ask for it. Writes
+ * nothing when the run is there. False: it continues a conversation that this agent does not have.
+ */
+export async function keepInDoubt(database: Database, run: PublicRun, body: ChatBody): Promise<boolean> {
+  const { tenantId, conversationId, publishedId, publicRunId, runId } = run
+  const { message, metadata, attachments } = body
+  const continued = body.conversation_id !== undefined
+  const shown = attachments?.map(({ name, mediaType }) => ({ name, mediaType }))
+  const rest = [metadata?.end_user_id ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
+  const values = [tenantId, conversationId, publishedId, publicRunId, runId, ...rest]
+  const rows = await database.unit(tenantId, { ...keep, values }, { order: conversationId, bytes: message.length })
+  return rows.length > 0 || !continued
+}
+
+function taskOf(run: PublicRun, agent: Agent, body: ChatBody): DispatchTask {
+  const { publicRunId, conversationId, publishedId } = run
+  const { metadata, attachments } = body
+  const continued = body.conversation_id !== undefined
+  const endUserId = metadata?.end_user_id
   return {
-    id: chat.runId,
+    id: run.runId,
     profile: agent.profile,
-    prompt: chat.message,
+    prompt: body.message,
     ...(attachments?.length ? { attachments } : {}),
     metadata: { ...metadata, conversation_id: conversationId, public_run_id: publicRunId },
     ...(agent.webhookUrl === null ? {} : { webhook: { url: agent.webhookUrl } }),
@@ -198,8 +200,13 @@ function taskOf(chat: NewChat, agent: Agent, { metadata, attachments }: ChatBody
 
 /** What the schema cannot say. PostgreSQL keeps no NUL. */
 function check({ message, metadata, attachments, conversation_id: continued }: ChatBody): void {
-  if (message.includes('\0')) throw invalidText('body/message')
-  if (metadata?.end_user_id?.includes('\0')) throw invalidText('body/metadata/end_user_id')
-  for (const [i, { data }] of (attachments ?? []).entries()) if (!isBase64(data)) throw invalidAttachment(i)
+  const noNul = (path: string, text = ''): void => {
+    if (text.includes('\0')) throw invalidField(path, 'must not contain NUL characters')
+  }
+  noNul('body/message', message)
+  noNul('body/metadata/end_user_id', metadata?.end_user_id)
+  for (const [i, { data }] of (attachments ?? []).entries()) {
+    if (!isBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
+  }
   if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
 }

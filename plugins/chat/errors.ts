@@ -1,6 +1,7 @@
 import { AppError, appError, isAppError } from '#kernel'
-import { replayedHeader } from '#contracts/idempotency'
-import { bodyIds, type Outcome, type RunIds, sentences } from './outcome.ts'
+import { bodyIds, idHeaders, type NamedRun, type Outcome } from './public-run.ts'
+
+const unreachable = 'The agent cannot be reached right now. Send the message again later.'
 
 export const invalidKey = (): AppError =>
   new AppError('unauthorized', 401, {
@@ -27,7 +28,7 @@ const conversationEnded = appError(
 )
 const upstream = appError('upstream', 502)
 const runLost = appError('lost', 410)
-const unavailable = appError('unavailable', 503, sentences.unreachable)
+const unavailable = appError('unavailable', 503, unreachable)
 const syncTimeout = appError(
   'sync_timeout',
   504,
@@ -39,12 +40,8 @@ const stoppingHere = appError(
   'This server is stopping; the run goes on, and its answer can be fetched later.',
 )
 
-const invalidField = (path: string, message: string): AppError =>
+export const invalidField = (path: string, message: string): AppError =>
   new AppError('invalid_request', 400, { message: `${path} ${message}`, detail: { issues: [{ path, message }] } })
-
-export const invalidText = (path: string): AppError => invalidField(path, 'must not contain NUL characters')
-export const invalidAttachment = (index: number): AppError =>
-  invalidField(`body/attachments/${index}/data`, 'must be base64')
 
 /** True when a start that failed so has certainly begun nothing; after any other failure the run may exist. */
 export const beganNothing = (error: unknown): error is AppError =>
@@ -57,28 +54,18 @@ export function refusal(cause: AppError): AppError {
   if (code === 'conversation_not_found') return conversationNotFound({ cause })
   if (code === 'conversation_ended') return conversationEnded({ cause })
   if (code.startsWith('unknown_profile')) return notPublished({ cause })
-  if (code === 'upstream') return upstream({ message: sentences.unreachable, headers, retryable: true, cause })
+  if (code === 'upstream') return upstream({ message: unreachable, headers, retryable: true, cause })
   return cause.status < 500 ? cause : unavailable({ headers, retryable: true, cause })
 }
 
 /** Why a request has no answer of its run: how the run ended, or why nobody waits for its end any longer. */
 export type NoAnswer = Outcome | 'unreachable' | 'timeout' | 'stopping' | 'gone'
 
-/** `replayed`: an earlier request of the same key began it. */
-type NamedRun = RunIds & { readonly replayed?: boolean }
-
 /** What a request tells a client whose run has no answer for it, or none yet. It names the run. */
 export function noAnswer(ids: NamedRun, reason: NoAnswer, cause?: unknown): AppError {
   const options = { detail: bodyIds(ids), headers: idHeaders(ids), cause }
   if (reason === 'timeout') return syncTimeout(options)
   if (reason === 'stopping' || reason === 'gone') return stoppingHere({ ...options, retryable: true })
-  if (reason === 'unreachable') return upstream({ ...options, message: sentences.unreachable })
+  if (reason === 'unreachable') return upstream({ ...options, message: unreachable })
   return (reason.status === 'lost' ? runLost : upstream)({ ...options, message: reason.message })
 }
-
-/** Headers that name a run, so that a client that reconnects knows it before the first event. */
-export const idHeaders = ({ publicRunId, conversationId, replayed }: NamedRun) => ({
-  'x-public-run-id': publicRunId,
-  'x-conversation-id': conversationId,
-  ...(replayed ? replayedHeader : {}),
-})

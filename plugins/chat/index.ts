@@ -1,20 +1,18 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Duration, Settings } from '#kernel'
+import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
+import { type App, definePlugin, Duration, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
-import { createAuthenticator, createKeyUse } from './authenticate.ts'
+import { createAuthenticator, createKeyUse, preflightRoutes, readableWhenAway } from './authenticate.ts'
 import { chatRoutes, createSyncWaits } from './chat.routes.ts'
 import { createChats } from './chats.ts'
-import { createFollower } from './follow.ts'
-import { createIngress } from './ingress.ts'
-import { createMetrics } from './metrics.ts'
-import { preflightRoutes, readableWhenAway } from './origin.ts'
+import { createIngress, createSweep } from './chores.ts'
+import { createFollower, type Outcome } from './public-run.ts'
 import { createKeyLimit } from './rate-limit.ts'
 import { runRoutes } from './runs.routes.ts'
-import { createSweep } from './sweep.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
 export default definePlugin({
@@ -47,7 +45,7 @@ export default definePlugin({
       onDoubt: sweep.touch,
     })
     const keyUse = createKeyUse(database, log)
-    const { authenticate, callerOf, admits } = createAuthenticator({ database, tokens, log, keyUse })
+    const { authenticate, callerOf, admits } = createAuthenticator(database, tokens, keyUse, log)
     const scope = config.rateLimitBackend === 'memory' ? 'process' : 'shared'
     const waits = createSyncWaits(stopping, config.drain)
 
@@ -57,7 +55,7 @@ export default definePlugin({
         void reply.header('vary', 'Origin')
       })
       app.addHook('onSend', async (request, reply) => readableWhenAway(request, reply))
-      preflightRoutes(app, { admits })
+      preflightRoutes(app, admits)
       await app.register(async (guarded) => {
         guarded.addHook('onRequest', authenticate)
         const limit = await createKeyLimit(guarded, callerOf, kv, scope)
@@ -81,3 +79,47 @@ export default definePlugin({
     return {}
   },
 })
+
+/** The metrics of specification 6. */
+function createMetrics(registry: Registry, activeWatchers: () => number) {
+  const registers = [registry]
+  const requests = new Counter({
+    name: 'chat_gateway_requests_total',
+    help: 'Public chat requests by route and response status.',
+    labelNames: ['route', 'status'],
+    registers,
+  })
+  const duration = new Histogram({
+    name: 'chat_gateway_request_duration_seconds',
+    help: 'Time from request to the end of the response; of a stream, to its last frame.',
+    labelNames: ['route'],
+    buckets: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120],
+    registers,
+  })
+  const terminal = new Counter({
+    name: 'chat_gateway_run_terminal_total',
+    help: 'Public runs that ended, by how they were announced.',
+    labelNames: ['status'],
+    registers,
+  })
+  new Gauge({
+    name: 'chat_gateway_watcher_active',
+    help: 'Public runs that this process follows.',
+    registers,
+    collect() {
+      this.set(activeWatchers())
+    },
+  })
+  return {
+    /** Counts and times every request of a scope, by route pattern. */
+    observe(app: App): void {
+      app.addHook('onResponse', async (request, reply) => {
+        const route = request.routeOptions.url ?? 'unknown'
+        requests.inc({ route, status: reply.statusCode })
+        duration.observe({ route }, reply.elapsedTime / 1_000)
+      })
+    },
+    // A run that was lost is announced as an error.
+    ended: ({ status }: Outcome): void => terminal.inc({ status: status === 'ok' ? 'done' : 'error' }),
+  }
+}

@@ -1,5 +1,5 @@
 import { callbackify } from 'node:util'
-import rateLimit from '@fastify/rate-limit'
+import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '#kernel'
 import type { HitScope, Kv } from '#contracts/kv'
@@ -25,12 +25,7 @@ export async function createKeyLimit(
     return hit.allowed ? { current: hit.count, ttl: windowMs } : { current: max + 1, ttl: hit.retryAfterMs }
   })
   class HitStore {
-    incr(
-      key: string,
-      done: (error: Error | null, result?: { current: number; ttl: number }) => void,
-      windowMs: number,
-      max: number,
-    ): void {
+    incr(...[key, done, windowMs, max]: Parameters<FastifyRateLimitStore['incr']>): void {
       count(key, windowMs, max, done)
     }
     child(): HitStore {

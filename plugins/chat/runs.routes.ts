@@ -4,10 +4,8 @@ import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
 import type { RunDispatch } from '#contracts/runs'
 import type { Caller } from './authenticate.ts'
-import { findRun, readHistory, type StoredRun } from './chats.store.ts'
-import { conversationNotFound, idHeaders, noAnswer } from './errors.ts'
-import type { Follower } from './follow.ts'
-import { bodyIds } from './outcome.ts'
+import { conversationNotFound, noAnswer } from './errors.ts'
+import { bodyIds, findRun, type Follower, idHeaders, type StoredRun } from './public-run.ts'
 import {
   ConversationParams,
   EventStream,
@@ -135,4 +133,47 @@ export function runRoutes(app: App, { database, dispatch, follower, callerOf, he
 
 function unlessUnknown(error: unknown): void {
   if (!isAppError(error) || error.code !== 'not_found') throw error
+}
+
+interface MessageRow {
+  role: string
+  content: string
+  at: string
+  public_run_id: string
+  attachments: History['messages'][number]['attachments'] | null
+}
+
+const conversation = {
+  name: 'chat-conversation',
+  text: `SELECT 1 FROM conversations WHERE tenant_id = $1 AND id = $2 AND published_id = $3`,
+}
+const newest = {
+  name: 'chat-messages',
+  text: `SELECT role, content, at, public_run_id, attachments FROM messages
+         WHERE tenant_id = $1 AND conversation_id = $2 AND (NOT failed OR $4)
+         ORDER BY position DESC LIMIT $3`,
+}
+
+/** The newest messages of a conversation of this agent, oldest of them first. Undefined for any other conversation. */
+async function readHistory(
+  database: Database,
+  tenantId: string,
+  publishedId: string,
+  id: string,
+  { limit, withErrors }: { limit: number; withErrors: boolean },
+): Promise<History | undefined> {
+  const [found, rows] = await database.batch<[object[], MessageRow[]]>(tenantId, [
+    { ...conversation, values: [tenantId, id, publishedId] },
+    { ...newest, values: [tenantId, id, limit, withErrors] },
+  ])
+  if (found.length === 0) return undefined
+  const messages = rows.toReversed().map(({ role, content, at, public_run_id, attachments }) => ({
+    role,
+    content,
+    at,
+    // A client knows the run of its own message by the answer.
+    ...(role === 'assistant' ? { public_run_id } : {}),
+    ...(attachments ? { attachments } : {}),
+  }))
+  return { conversation_id: id, messages }
 }

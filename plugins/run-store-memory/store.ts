@@ -5,14 +5,14 @@ import {
   type EndReason,
   type FinishRun,
   interruptedBy,
+  maxQueued,
   type RunStore,
   sessionShutDown,
   type StartRun,
 } from '#contracts/run-store'
 import { isTerminal, type TerminalRunStatus } from '#contracts/runs'
-import { createQueues } from './queues.ts'
-import { createReads } from './reads.ts'
 import {
+  createReads,
   durableOf,
   keyOf,
   lastSeqIn,
@@ -41,7 +41,6 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
   const sessions = new Map<string, StoredSession>()
   // Newest last, whatever became of them since.
   const started = new Map<string, StoredRun>()
-  const queues = createQueues()
   const waiters: Parameters<RunStore['onWaiting']>[0][] = []
   const asked: Parameters<RunStore['onAsked']>[0][] = []
 
@@ -54,8 +53,8 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     sessions.delete(key)
     sessions.set(key, session)
     if (sessions.size <= limit) return
-    for (const [oldest, { claimRun }] of sessions) {
-      if (claimRun !== undefined || queues.head(oldest)) continue
+    for (const [oldest, { claimRun, waiting }] of sessions) {
+      if (claimRun !== undefined || waiting.length > 0) continue
       sessions.delete(oldest)
       return
     }
@@ -68,6 +67,9 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       finished.delete(oldest)
       started.delete(oldest)
     }
+  }
+  const tellWaiting = (tenantId: string, { waiting, dto }: StoredSession): void => {
+    if (waiting.length > 0) for (const waiter of waiters) waiter(tenantId, dto.id)
   }
   const record = (run: StartRun, status: 'queued' | 'running', at: string): StoredRun => {
     const stored = newRun(run, status, at)
@@ -123,8 +125,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     session.runner = how.runner ?? session.runner
     session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: how.status, lastUsedAt: at }
     touch(key, session)
-    if (!queues.head(key)) return
-    for (const waiter of waiters) waiter(run.tenantId, sessionId)
+    tellWaiting(run.tenantId, session)
   }
   const endAs = (run: StoredRun, status: TerminalRunStatus, error: EndReason): void => {
     const { runId, sessionId } = run.summary
@@ -133,8 +134,11 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     const line = createEventEncoder(runId, sessionId, firstSeq).line({ type: 'error', ...error })
     end(run, { status, sessionStatus: 'idle', error, tail: { firstSeq, count: 1, lines: Buffer.from(line) } })
   }
-  const cancelWaiting = (tenantId: string, runIds: readonly string[], reason: EndReason): void => {
-    for (const runId of runIds) endAs(runOf(tenantId, runId)!, 'cancelled', reason)
+  /** Cancels what waits for a session, or the interrupts alone: those are in front. */
+  const cancelWaiting = (tenantId: string, session: StoredSession, reason: EndReason, interruptsOnly = false): void => {
+    const cancelled = session.waiting.filter(({ front }) => front || !interruptsOnly)
+    session.waiting = session.waiting.slice(cancelled.length)
+    for (const { runId } of cancelled) endAs(runOf(tenantId, runId)!, 'cancelled', reason)
   }
 
   const store: RunStore = {
@@ -149,38 +153,32 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       }
       if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
       if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
-      if (session.claimRun !== undefined || queues.head(keyOf(tenantId, sessionId))) return { kind: 'busy' }
+      if (session.claimRun !== undefined || session.waiting.length > 0) return { kind: 'busy' }
       return { kind: 'started', claim: begin(run, session), session: durableOf(session) }
     },
     async enqueue({ interrupt, ...run }) {
       const { tenantId, runId, sessionId, task } = run
       const taken = runOf(tenantId, runId)
       if (taken) return { kind: 'exists', run: taken.summary }
-      const key = keyOf(tenantId, sessionId)
-      const session = sessions.get(key)
+      const session = sessions.get(keyOf(tenantId, sessionId))
       if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' }
       if (session.profile.name !== task.profile) return { kind: 'other_profile', profile: session.profile.name }
-      if (interrupt) cancelWaiting(tenantId, queues.clear(key, true), interruptedBy(runId))
-      if (!queues.add(key, runId, interrupt)) return { kind: 'full' }
+      if (interrupt) cancelWaiting(tenantId, session, interruptedBy(runId), true)
+      else if (session.waiting.length >= maxQueued) return { kind: 'full' }
+      session.waiting[interrupt ? 'unshift' : 'push']({ runId, front: interrupt })
       record(run, 'queued', now())
       return { kind: 'queued' }
     },
     async claimNext(tenantId, sessionId) {
-      const key = keyOf(tenantId, sessionId)
-      const session = sessions.get(key)
-      const head = queues.head(key)
+      const session = sessions.get(keyOf(tenantId, sessionId))
+      const head = session?.waiting[0]
       if (!session || !head) return { kind: 'none' }
       if (session.claimRun !== undefined) {
         return head.front ? { kind: 'held', runId: session.claimRun, interrupt: head.runId } : { kind: 'none' }
       }
-      queues.remove(key, head.runId)
+      session.waiting.shift()
       const run = runOf(tenantId, head.runId)!
-      return {
-        kind: 'started',
-        claim: claim(run, session, now()),
-        session: durableOf(session),
-        task: taskOf(run),
-      }
+      return { kind: 'started', claim: claim(run, session, now()), session: durableOf(session), task: taskOf(run) }
     },
     onWaiting: (listener) => void waiters.push(listener),
     async ask(tenantId, runId, reason) {
@@ -219,7 +217,7 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       const status = lastRunStatus === 'error' ? 'errored' : 'idle'
       session.dto = { ...session.dto, status, runCount: runCount - 1 }
       if (runCount === 1 && run.ordinal === 1) sessions.delete(sessionKey)
-      else if (queues.head(sessionKey)) for (const waiter of waiters) waiter(tenantId, sessionId)
+      else tellWaiting(tenantId, session)
       return true
     },
     // There is nobody else.
@@ -239,25 +237,20 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
     async steal(tenantId, runId, status, reason) {
       const run = runOf(tenantId, runId)
       if (!run || isTerminal(run.summary.status)) return false
-      const key = keyOf(tenantId, run.summary.sessionId)
-      const session = sessions.get(key)
+      const session = sessions.get(keyOf(tenantId, run.summary.sessionId))
       if (session?.claimRun === runId) session.epoch++
-      queues.remove(key, runId)
+      if (session) session.waiting = session.waiting.filter((one) => one.runId !== runId)
       endAs(run, status, reason)
       return true
     },
-    ...createReads({ started, sessions, runOf }),
-    async findSession(tenantId, sessionId) {
-      const session = sessions.get(keyOf(tenantId, sessionId))
-      return session && durableOf(session)
-    },
+    ...createReads(started, sessions),
     async shutdownSession(tenantId, sessionId) {
       const session = sessions.get(keyOf(tenantId, sessionId))
       if (!session) return undefined
       if (session.claimRun !== undefined) return 'running'
       session.dto = { ...session.dto, status: 'shutdown' }
       session.state = undefined
-      cancelWaiting(tenantId, queues.clear(keyOf(tenantId, sessionId)), sessionShutDown)
+      cancelWaiting(tenantId, session, sessionShutDown)
       return 'shutdown'
     },
     async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
@@ -268,9 +261,6 @@ export function createMemoryRunStore(limit = kept): MemoryRunStore {
       session.stateRev++
       session.runtimeSessionId = bundle.runtimeSessionId ?? session.runtimeSessionId
       return true
-    },
-    async loadState(tenantId, sessionId) {
-      return sessions.get(keyOf(tenantId, sessionId))?.state
     },
     // Claims die with the only process that can hold them: there is nobody else to sweep, and nobody to fence.
     sweepOrphans: async () => 0,

@@ -1,14 +1,15 @@
+import { linesOf } from '#kernel'
 import type { Statement, TenantTx } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
 import { microcentsPerCent, type Prices } from '#contracts/prices'
-import { createEventEncoder, type Usage } from '#contracts/run-event'
+import { createEventEncoder, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { Claim, EndReason, FinishRun } from '#contracts/run-store'
 import type { LogChunk, TerminalRunStatus } from '#contracts/runs'
 import { lastSeqOf } from '#contracts/log-chunk'
 import { restoredFromLog } from '#contracts/runtime'
-import { storable } from './rows.ts'
-import { prepared } from './sql.ts'
-import { tallyOf } from './tally.ts'
+import { createSandboxUseReader } from '#contracts/sandbox-use'
+import { createUsageTally } from '#contracts/usage'
+import { type ChunkRow, prepared, storable } from './rows.ts'
 
 // `finished_at IS NULL` is `status IN ('queued', 'running')` by constraint, and no claim has the epoch of a run that waits.
 // Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
@@ -111,17 +112,29 @@ const discard = prepared(
    FROM gone`,
 )
 
-const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
-const events = (chunk: LogChunk | undefined) => ({
-  firstSeq: chunk?.firstSeq,
-  count: chunk?.count,
-  lines: chunk?.lines,
-})
+/** The owner of runs whose owner has left them to others. */
+export const handedOver = 'handed-over'
+/** The channel on which everybody is told of the tenant of such a run. */
+export const leftTo = 'run_handovers'
 
-export const appendStatement = (claim: Claim, chunk: LogChunk): Statement => append({ ...of(claim), ...events(chunk) })
+const handOver = prepared(
+  'run-hand-over',
+  `WITH run AS (
+     UPDATE runs SET claim_owner = '${handedOver}'
+     WHERE ${owned} RETURNING session_id
+   ), session AS (
+     UPDATE sessions SET claim_owner = '${handedOver}'
+     WHERE tenant_id = :tenant AND id = (SELECT session_id FROM run) AND claim_run = :run
+   )
+   SELECT pg_notify('${leftTo}', :tenant) FROM run`,
+)
+
+const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
+export const appendStatement = (claim: Claim, chunk: LogChunk): Statement => append({ ...of(claim), ...chunk })
 export const retryStatement = (claim: Claim, attempt: number, chunk: LogChunk): Statement =>
-  retry({ ...of(claim), ...events(chunk), attempt })
+  retry({ ...of(claim), ...chunk, attempt })
 export const discardStatement = (claim: Claim): Statement => discard(of(claim))
+export const handOverStatement = (claim: Claim): Statement => handOver(of(claim))
 
 // A run without usage cost nothing; one whose model has no price cost something unknown.
 const costOf = ({ costCents }: Usage): number | null =>
@@ -133,7 +146,7 @@ export function finishStatement(end: FinishRun): Statement {
   const told = error && toldOf(error.code)
   return finishes[kind]({
     ...of(claim),
-    ...events(tail),
+    ...tail,
     status: end.status,
     result: end.result === undefined ? null : storable(end.result),
     errorCode: error && storable(error.code),
@@ -175,7 +188,7 @@ export interface Taken {
   readonly id: string
   readonly session_id: string
   readonly epoch: number
-  readonly public_run?: string | null
+  readonly public_run?: string | null | undefined
   /** Of its session; absent of what was never begun. */
   readonly runtime?: string
 }
@@ -226,4 +239,54 @@ export async function endTaken(
     if (row?.waiting) wanted.push(run.session_id)
   }
   return wanted
+}
+
+// Only chunks that hold such an event leave the database: the text of a run is none of its meters. The last one tells until when
+// the run was heard of.
+const telling = {
+  name: 'run-telling-chunks',
+  text: `
+    SELECT first_seq, lines FROM run_events
+    WHERE tenant_id = $1 AND run_id = $2
+      AND (position('{"type":"usage"'::bytea IN lines) > 0 OR position('{"type":"tool_call"'::bytea IN lines) > 0
+        OR position('"stage":"runner_accepted"'::bytea IN lines) > 0 OR position('"stage":"sandbox"'::bytea IN lines) > 0
+        OR first_seq = (SELECT max(first_seq) FROM run_events WHERE tenant_id = $1 AND run_id = $2))
+    ORDER BY first_seq`,
+}
+
+/** What a run has used, from its stored log: whoever executed it is gone and tells no more. */
+async function tallyOf(
+  tx: TenantTx,
+  runId: string,
+  prices: Prices | undefined,
+): Promise<Pick<FinishRun, 'usage' | 'toolCalls' | 'sandbox'>> {
+  const tally = createUsageTally(prices)
+  const sandboxes = createSandboxUseReader()
+  let toolCalls = 0
+  let first: Buffer | undefined
+  let last: Buffer | undefined
+  const rows = await tx.query<Omit<ChunkRow, 'count'>>({ ...telling, values: [tx.tenantId, runId] })
+  for (const { first_seq: firstSeq, lines } of rows) {
+    let seq = firstSeq
+    for (const line of linesOf(lines)) {
+      first ??= line
+      last = line
+      sandboxes.read(line, seq++)
+      const type = peekType(line)
+      if (type === 'tool_call') toolCalls++
+      const event = type === 'usage' ? parseLine(line) : undefined
+      if (event) tally.add(event)
+    }
+  }
+  return {
+    toolCalls,
+    ...(tally.usage ? { usage: tally.usage } : {}),
+    ...(sandboxes.use ? { sandbox: { ...sandboxes.use, runSeconds: secondsBetween(first!, last!) } } : {}),
+  }
+}
+
+/** Nobody may have looked for long after it was cut off, and its sandbox was idle since. */
+function secondsBetween(first: Buffer, last: Buffer): number {
+  const [from, to] = [first, last].map((line) => Date.parse(String(parseLine(line)?.['at'])))
+  return Math.max(0, Math.round((to! - from!) / 1_000)) || 0
 }

@@ -1,4 +1,3 @@
-import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { Database } from '#contracts/database'
 import { Prices } from '#contracts/prices'
@@ -11,19 +10,17 @@ export default definePlugin({
   name: 'run-store-postgres',
   config: Settings({
     // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
-    heartbeat: Type.Optional(Duration('4s', 'How often this process renews its lease.')),
-    lease: Type.Optional(
-      Duration(
-        '12s',
-        'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
-      ),
+    heartbeat: Duration('4s', 'How often this process renews its lease.'),
+    lease: Duration(
+      '12s',
+      'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
     ),
-    sweep: Type.Optional(Duration('2s', 'How often this process looks for dead ones.')),
+    sweep: Duration('2s', 'How often this process looks for dead ones.'),
   }),
   requires: { database: Database, prices: maybe(Prices), journal: maybe(RunJournal) },
   provides: { store: RunStore },
   async setup(ctx) {
-    const { heartbeat = 4_000, lease = 12_000, sweep = 2_000 } = ctx.config
+    const { heartbeat, lease, sweep } = ctx.config
     const store = createPostgresRunStore(ctx.deps.database, {
       heartbeatMs: heartbeat,
       leaseMs: lease,

@@ -4,12 +4,9 @@ import { endings } from '#contracts/endings'
 import type { Prices } from '#contracts/prices'
 import type { Adopter, EndReason, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { claimOf, endTaken, type Taken } from './ends.ts'
-import { type TaskRow, toDurable, toTask } from './rows.ts'
-import { prepared } from './sql.ts'
-
-/** The owner of runs whose owner has left them to others. */
-export const handedOver = 'handed-over'
+import { claimOf, endTaken, handedOver, type Taken } from './ends.ts'
+import type { Instance } from './instance.ts'
+import { prepared, type TaskRow, toDurable, toTask } from './rows.ts'
 
 const taking = (which: string): string => `
   taken AS (
@@ -95,12 +92,11 @@ const forget = { name: 'instance-forget', text: `DELETE FROM instances WHERE id 
 // Row security hides every run from a transaction without a tenant, so a sweep goes from tenant to tenant.
 const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
-const { message: interruptedMessage } = endings.interrupted
-const interrupted: EndReason = { code: 'interrupted', message: interruptedMessage }
+const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
 
-export interface OrphanDeps {
+interface OrphanDeps {
   readonly db: Database
-  readonly self: () => string
+  readonly instance: Instance
   readonly onWanted: OnWanted
   /** What the runs cost that are ended for somebody else; not known without. */
   readonly prices: Prices | undefined
@@ -108,18 +104,7 @@ export interface OrphanDeps {
 }
 
 /** The runs of processes that died, and of those that left theirs to others. */
-export interface Orphans {
-  sweep(): Promise<number>
-  /** Takes over what was left to others in one tenant, now. */
-  takeOver(tenantId: string): Promise<void>
-  giveTo(adopter: Adopter): void
-  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
-  endOf(tenantId: string, owner: string): Promise<number>
-  /** Takes one run from whoever holds it, or from its queue, and ends it. */
-  steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean>
-}
-
-export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): Orphans {
+export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDeps) {
   const sweptOnce = new Set<string>()
   let adopter: Adopter | undefined
   let round = 0
@@ -132,7 +117,7 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): 
     for (let total = 0; ;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
         const onCrash = adopter?.onCrash ?? 'interrupt'
-        const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: self(), onCrash }))
+        const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: instance.id, onCrash }))
         return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, prices) }
       })
       tellWanted(tenantId, wanted)
@@ -143,7 +128,7 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): 
   /** Takes runs that go on from their owner, and ends those that may not any more. Resolves to how many it took. */
   const adoptThose = async (tenantId: string, owner: string, room: number, to: Adopter): Promise<number> => {
     const { going, ended, wanted } = await db.tenant(tenantId, async (tx) => {
-      const values = { tenant: tenantId, owner, self: self(), onCrash: to.onCrash, room }
+      const values = { tenant: tenantId, owner, self: instance.id, onCrash: to.onCrash, room }
       const rows = await tx.query<OrphanRow>(takeToGoOn(values))
       const orphans = rows.map((row) => toOrphan(tenantId, row, owner))
       const mine: Orphan[] = []
@@ -197,27 +182,30 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): 
     return total
   }
   return {
-    giveTo(to) {
+    giveTo(to: Adopter): void {
       adopter = to
     },
-    sweep: () =>
+    sweep: (): Promise<number> =>
       (sweeping ??= sweepAll().finally(() => {
         sweeping = undefined
       })),
-    async takeOver(tenantId) {
+    /** Takes over what was left to others in one tenant, now. */
+    async takeOver(tenantId: string): Promise<void> {
       await adopt([{ id: tenantId }], [handedOver])
     },
-    async endOf(tenantId, owner) {
+    /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
+    async endOf(tenantId: string, owner: string): Promise<number> {
       const [, alive] = await db.systemBatch<[object[], object[]]>([
         { ...markOneDead, values: [owner] },
         { ...isAlive, values: [owner] },
       ])
       return alive.length > 0 ? 0 : endThose(tenantId, owner)
     },
-    async steal(tenantId, runId, status, reason) {
+    /** Takes one run from whoever holds it, or from its queue, and ends it. */
+    async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
       // One transaction: a failure leaves the owner in its rights.
       const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
-        const values = { tenant: tenantId, run: runId, self: self() }
+        const values = { tenant: tenantId, run: runId, self: instance.id }
         // In this order: a run goes from its queue to an owner and never back.
         const queued = await tx.query<Taken>(takeQueued(values))
         const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
@@ -228,3 +216,5 @@ export function createOrphans({ db, self, onWanted, prices, log }: OrphanDeps): 
     },
   }
 }
+
+export type Orphans = ReturnType<typeof createOrphans>

@@ -1,8 +1,18 @@
-import type { Database } from '#contracts/database'
-import { type EnqueueOutcome, type EnqueueRun, interruptedBy, maxQueued, type NextOutcome } from '#contracts/run-store'
+import type { Database, TenantTx } from '#contracts/database'
+import {
+  type EndReason,
+  type EnqueueOutcome,
+  type EnqueueRun,
+  interruptedBy,
+  maxQueued,
+  type NextOutcome,
+  type RunStore,
+  sessionShutDown,
+} from '#contracts/run-store'
+import type { SessionStatus } from '#contracts/sessions'
 import { endTaken, type Taken } from './ends.ts'
 import type { OnWanted } from './orphans.ts'
-import { inputOf, type RunRow, runById, storable, type TaskRow, toDurable, toRun, toTask } from './rows.ts'
+import { prepared, type RunRow, runById, runValues, type TaskRow, toDurable, toRun, toTask } from './rows.ts'
 
 // Whoever changes a queue holds its session's row: enqueue, claim and shutdown of one session happen one after the other, and
 // the end of a run that is committing meanwhile is waited for and seen.
@@ -10,27 +20,31 @@ const lockSession = {
   name: 'queue-lock-session',
   text: `SELECT profile, status FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
 }
-const waitingInterrupts = {
-  name: 'queue-take-interrupts',
-  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 AND front
+const takeWaiting = {
+  name: 'queue-take-waiting',
+  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 AND (front OR NOT $3)
     RETURNING run_id AS id, session_id, 0 AS epoch`,
 }
-// What waits for nobody's session is nobody's: no owner, epoch 0.
-const insert = {
-  name: 'queue-insert',
-  text: `
-    WITH run AS (
-      INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url,
-                        input, input_info)
-      SELECT $1, $2, $3, $4, 'queued', $5, $6::json, '', 0, clock_timestamp(), $8, $9::json, $10::json
-      WHERE $7 OR (SELECT count(*) FROM run_queue WHERE tenant_id = $1 AND session_id = $3) < ${maxQueued}
-      ON CONFLICT DO NOTHING RETURNING id
-    ), seen AS (
-      INSERT INTO run_queue_tenants (tenant_id) SELECT $1 FROM run
-      ON CONFLICT (tenant_id) DO UPDATE SET stamp = clock_timestamp()
-    )
-    INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT $1, $3, id, $7 FROM run RETURNING run_id`,
+const shutdown = {
+  name: 'session-shutdown',
+  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2`,
 }
+// What waits for nobody's session is nobody's: no owner, epoch 0.
+const insert = prepared(
+  'queue-insert',
+  `WITH run AS (
+     INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, claim_owner, claim_epoch, queued_at, webhook_url,
+                       input, input_info)
+     SELECT :tenant, :run, :session, :profile, 'queued', :prompt, :metadata::json, '', 0, clock_timestamp(), :webhook, :input::json,
+       :inputInfo::json
+     WHERE :front OR (SELECT count(*) FROM run_queue WHERE tenant_id = :tenant AND session_id = :session) < ${maxQueued}
+     ON CONFLICT DO NOTHING RETURNING id
+   ), seen AS (
+     INSERT INTO run_queue_tenants (tenant_id) SELECT :tenant FROM run
+     ON CONFLICT (tenant_id) DO UPDATE SET stamp = clock_timestamp()
+   )
+   INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT :tenant, :session, id, :front FROM run RETURNING run_id`,
+)
 
 // The lock comes first and shows the row as its last holder left it. The row of the queue may be gone by then, and the next one
 // is looked at: that is what FOR UPDATE does with a LIMIT.
@@ -76,34 +90,41 @@ interface NextRow extends Omit<TaskRow, 'run_id'> {
   readonly run_id: string | null
 }
 
+async function lock(tx: TenantTx, sessionId: string) {
+  const values = [tx.tenantId, sessionId]
+  const [session] = await tx.query<{ profile: string; status: SessionStatus }>({ ...lockSession, values })
+  return session
+}
+
+async function cancelWaiting(tx: TenantTx, sessionId: string, why: EndReason, interruptsOnly: boolean): Promise<void> {
+  const waiting = await tx.query<Taken>({ ...takeWaiting, values: [tx.tenantId, sessionId, interruptsOnly] })
+  await endTaken(tx, waiting, 'cancelled', why)
+}
+
+export async function shutdownSession(
+  db: Database,
+  tenantId: string,
+  sessionId: string,
+): ReturnType<RunStore['shutdownSession']> {
+  return db.tenant(tenantId, async (tx) => {
+    const status = (await lock(tx, sessionId))?.status
+    if (status !== 'idle' && status !== 'errored') return status
+    await tx.query({ ...shutdown, values: [tenantId, sessionId] })
+    await cancelWaiting(tx, sessionId, sessionShutDown, false)
+    return 'shutdown'
+  })
+}
+
 export async function enqueueRun(db: Database, run: EnqueueRun): Promise<EnqueueOutcome> {
   const { tenantId, runId, sessionId, task, interrupt } = run
-  const metadata = task.metadata === undefined ? null : JSON.stringify(task.metadata)
-  const values = [
-    tenantId,
-    runId,
-    sessionId,
-    task.profile,
-    storable(task.prompt),
-    metadata,
-    interrupt,
-    task.webhook?.url ?? null,
-    ...inputOf(task),
-  ]
   return db.tenant(tenantId, async (tx): Promise<EnqueueOutcome> => {
-    const [session] = await tx.query<{ profile: string; status: string }>({
-      ...lockSession,
-      values: [tenantId, sessionId],
-    })
+    const session = await lock(tx, sessionId)
     const [existing] = await tx.query<RunRow>({ ...runById, values: [tenantId, runId] })
     if (existing) return { kind: 'exists', run: toRun(existing) }
     if (!session || session.status === 'shutdown') return { kind: 'no_session' }
     if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
-    if (interrupt) {
-      const older = await tx.query<Taken>({ ...waitingInterrupts, values: [tenantId, sessionId] })
-      await endTaken(tx, older, 'cancelled', interruptedBy(runId))
-    }
-    const queued = await tx.query({ ...insert, values })
+    if (interrupt) await cancelWaiting(tx, sessionId, interruptedBy(runId), true)
+    const queued = await tx.query(insert({ ...runValues(run), front: interrupt }))
     if (queued.length > 0) return { kind: 'queued' }
     const [taken] = await tx.query<RunRow>({ ...runById, values: [tenantId, runId] })
     return taken ? { kind: 'exists', run: toRun(taken) } : { kind: 'full' }

@@ -76,63 +76,59 @@ const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatc
   ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`
 const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessionMatches}`
 
-type Reads = Pick<
-  RunStore,
-  'findRun' | 'listRuns' | 'readLog' | 'readEnding' | 'runsOfSession' | 'findSession' | 'getSession' | 'listSessions'
->
-
-export const createReads = (db: Database): Reads => ({
-  async findRun(tenantId, runId) {
-    const [rows] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
-    return rows[0] && toRun(rows[0])
-  },
-  async listRuns(tenantId, filter: RunFilter) {
-    const { profile, sessionId, status, from, to, parent } = filter
-    const matching = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
-    const [count, rows] = await db.batch<[{ total: number }[], RunRow[]]>(tenantId, [
-      { text: countRuns, values: matching },
-      { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
-    ])
-    return { runs: rows.map(toRun), total: count[0]?.total ?? 0 }
-  },
-  async readLog(tenantId, runId, afterSeq) {
-    type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
-    const [rows] = await db.batch<[LogRow[]]>(tenantId, [{ ...logAfter, values: [tenantId, runId, afterSeq] }])
-    if (!rows[0]) return undefined
-    return {
-      status: rows[0].status,
-      chunks: rows.flatMap((row) => (row.first_seq === null ? [] : [toChunk(row)])),
-    }
-  },
-  async readEnding(tenantId, runId) {
-    const [[row]] = await db.batch<[ChunkRow[]]>(tenantId, [{ ...lastChunk, values: [tenantId, runId] }])
-    const chunk = row && toChunk(row)
-    return chunk && endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
-  },
-  async runsOfSession(tenantId, sessionId, ordinal) {
-    type Row = { status: SessionRow['status'] } & ({ id: string; ordinal: number } | { id: null })
-    const statement = { ...runsOfSession, values: [tenantId, sessionId, ordinal] }
-    const [rows] = await db.batch<[Row[]]>(tenantId, [statement])
-    if (!rows[0]) return undefined
-    return {
-      status: rows[0].status,
-      runs: rows.flatMap((row) => (row.id === null ? [] : [{ runId: row.id, ordinal: row.ordinal }])),
-    }
-  },
-  async findSession(tenantId, sessionId) {
-    const [rows] = await db.batch<[DurableRow[]]>(tenantId, [{ ...durableById, values: [tenantId, sessionId] }])
-    return rows[0] && toDurable(rows[0])
-  },
-  async getSession(tenantId, sessionId) {
-    const [rows] = await db.batch<[SessionRow[]]>(tenantId, [{ ...sessionById, values: [tenantId, sessionId] }])
-    return rows[0] && toSession(rows[0])
-  },
-  async listSessions(tenantId, filter) {
-    const matching = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
-    const [count, rows] = await db.batch<[{ total: number }[], SessionRow[]]>(tenantId, [
-      { text: countSessions, values: matching },
-      { text: listSessions, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
-    ])
-    return { sessions: rows.map(toSession), total: count[0]?.total ?? 0 }
-  },
-})
+export const createReads = (db: Database) =>
+  ({
+    async findRun(tenantId, runId) {
+      const [rows] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
+      return rows[0] && toRun(rows[0])
+    },
+    async listRuns(tenantId, filter: RunFilter) {
+      const { profile, sessionId, status, from, to, parent } = filter
+      const matching = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
+      const [count, rows] = await db.batch<[{ total: number }[], RunRow[]]>(tenantId, [
+        { text: countRuns, values: matching },
+        { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
+      ])
+      return { runs: rows.map(toRun), total: count[0]?.total ?? 0 }
+    },
+    async readLog(tenantId, runId, afterSeq) {
+      type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
+      const [rows] = await db.batch<[LogRow[]]>(tenantId, [{ ...logAfter, values: [tenantId, runId, afterSeq] }])
+      if (!rows[0]) return undefined
+      return {
+        status: rows[0].status,
+        chunks: rows.flatMap((row) => (row.first_seq === null ? [] : [toChunk(row)])),
+      }
+    },
+    async readEnding(tenantId, runId) {
+      const [[row]] = await db.batch<[ChunkRow[]]>(tenantId, [{ ...lastChunk, values: [tenantId, runId] }])
+      const chunk = row && toChunk(row)
+      return chunk && endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
+    },
+    async runsOfSession(tenantId, sessionId, ordinal) {
+      type Row = { status: SessionRow['status'] } & ({ id: string; ordinal: number } | { id: null })
+      const statement = { ...runsOfSession, values: [tenantId, sessionId, ordinal] }
+      const [rows] = await db.batch<[Row[]]>(tenantId, [statement])
+      if (!rows[0]) return undefined
+      return {
+        status: rows[0].status,
+        runs: rows.flatMap((row) => (row.id === null ? [] : [{ runId: row.id, ordinal: row.ordinal }])),
+      }
+    },
+    async findSession(tenantId, sessionId) {
+      const [rows] = await db.batch<[DurableRow[]]>(tenantId, [{ ...durableById, values: [tenantId, sessionId] }])
+      return rows[0] && toDurable(rows[0])
+    },
+    async getSession(tenantId, sessionId) {
+      const [rows] = await db.batch<[SessionRow[]]>(tenantId, [{ ...sessionById, values: [tenantId, sessionId] }])
+      return rows[0] && toSession(rows[0])
+    },
+    async listSessions(tenantId, filter) {
+      const matching = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
+      const [count, rows] = await db.batch<[{ total: number }[], SessionRow[]]>(tenantId, [
+        { text: countSessions, values: matching },
+        { text: listSessions, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
+      ])
+      return { sessions: rows.map(toSession), total: count[0]?.total ?? 0 }
+    },
+  }) satisfies Partial<RunStore>

@@ -1,8 +1,9 @@
+import type { Statement } from '#contracts/database'
 import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, type PromptInfo, promptInfoOf } from '#contracts/prompt'
 import type { Usage } from '#contracts/run-event'
-import type { DurableSession } from '#contracts/run-store'
-import type { LogChunk, ParentRun, RunStatus, RunSummary, SubTask, Task } from '#contracts/runs'
+import type { DurableSession, StartRun } from '#contracts/run-store'
+import type { LogChunk, ParentRun, RunStatus, RunSummary, Task } from '#contracts/runs'
 import type { Session, SessionStatus } from '#contracts/sessions'
 
 export interface RunRow {
@@ -131,11 +132,34 @@ export const toTask = (row: TaskRow): Task => ({
   ...(row.parent ? { parent: row.parent } : {}),
 })
 
-/** Values of `input` and `input_info`. */
-export function inputOf(task: SubTask): [string | null, string | null] {
+/** Values of a new row of `runs`. */
+export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, 'create'>) {
   const input = promptFieldsOf(task)
-  return input ? [JSON.stringify(input), JSON.stringify(promptInfoOf(task))] : [null, null]
+  return {
+    tenant: tenantId,
+    run: runId,
+    session: sessionId,
+    profile: task.profile,
+    prompt: storable(task.prompt),
+    metadata: task.metadata && JSON.stringify(task.metadata),
+    webhook: task.webhook?.url,
+    input: input && JSON.stringify(input),
+    inputInfo: input && JSON.stringify(promptInfoOf(task)),
+  }
 }
 
 /** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
 export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
+
+/**
+ * A prepared statement whose text says `:name` where PostgreSQL wants `$1`. Every value that the text names must be given;
+ * undefined is null.
+ */
+export function prepared(name: string, text: string): (values: Readonly<Record<string, unknown>>) => Statement {
+  const names: string[] = []
+  const numbered = text.replaceAll(/(?<![:\w]):([a-z]\w*)/gi, (_, found: string) => {
+    if (!names.includes(found)) names.push(found)
+    return `$${names.indexOf(found) + 1}`
+  })
+  return (values) => ({ name, text: numbered, values: names.map((one) => values[one] ?? null) })
+}

@@ -1,9 +1,10 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
-import type { Claim, StartOutcome, StartRun } from '#contracts/run-store'
-import { handedOver } from './orphans.ts'
-import { type DurableRow, inputOf, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
-import { prepared } from './sql.ts'
+import type { StartOutcome, StartRun } from '#contracts/run-store'
+import { claimOf, handedOver } from './ends.ts'
+import type { Instance } from './instance.ts'
+import type { Orphans } from './orphans.ts'
+import { type DurableRow, durableColumns, prepared, type RunRow, runById, runValues, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
@@ -41,7 +42,7 @@ const newSession = `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                         claim_owner, claim_run, claim_epoch)
   SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
-  RETURNING id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, 1 AS epoch`
+  RETURNING ${durableColumns}`
 
 const startNew = prepared('run-start-new', `WITH ${newRun('')} ${newSession}`)
 
@@ -68,7 +69,7 @@ const startAnew = prepared(
 
 // A session that runs wait for is as busy as one that executes: who comes later does not overtake them. The table of those who
 // wait is nearly always empty.
-const claimOf = (session: string, more = ''): string => `
+const claiming = (session: string, more = ''): string => `
   claimed AS (
     UPDATE sessions
     SET status = 'running', claim_owner = :owner, claim_run = :run, claim_epoch = claim_epoch + 1,
@@ -83,17 +84,15 @@ const claimOf = (session: string, more = ''): string => `
       :input::json, :inputInfo::json, :parent::jsonb, :publicRun
     FROM claimed
   )`
-const claimedSession = `
-  SELECT id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch
-  FROM claimed`
+const claimedSession = `SELECT ${durableColumns} FROM claimed`
 
-const startIn = prepared('run-start-claim', `WITH ${claimOf(':session')} ${claimedSession}`)
+const startIn = prepared('run-start-claim', `WITH ${claiming(':session')} ${claimedSession}`)
 
 const continueChat = prepared(
   'run-continue-chat',
   `WITH conversation AS MATERIALIZED (
      SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
-   ), ${claimOf('(SELECT session_id FROM conversation)', `AND ${isOpen}`)}, ${chatFrom('claimed')} ${claimedSession}`,
+   ), ${claiming('(SELECT session_id FROM conversation)', `AND ${isOpen}`)}, ${chatFrom('claimed')} ${claimedSession}`,
 )
 
 const findConversation = prepared(
@@ -110,23 +109,15 @@ const whyNot = prepared(
 const freshness = prepared('run-start-fresh', `SELECT ${isFresh} AS fresh FROM tenants WHERE id = :tenant`)
 
 /** The statement that starts a run, and the whole transaction with it. */
-function startStatement({ tenantId, runId, sessionId, task, create }: StartRun, owner: string): Statement {
+function startStatement(run: StartRun, owner: string): Statement {
+  const { task, create } = run
   const { chat } = task
-  const prompt = storable(task.prompt)
-  const [input, inputInfo] = inputOf(task)
+  const row = runValues(run)
   const values = {
-    tenant: tenantId,
-    run: runId,
-    session: sessionId,
-    profile: task.profile,
-    prompt,
+    ...row,
     // The session row is rewritten by every run: it keeps a preview, the run the whole prompt.
-    preview: prompt.slice(0, 4_000),
-    metadata: task.metadata && JSON.stringify(task.metadata),
+    preview: row.prompt.slice(0, 4_000),
     owner,
-    webhook: task.webhook?.url,
-    input,
-    inputInfo,
     parent: task.parent && JSON.stringify(task.parent),
     runtime: create?.profile.runtime,
     snapshot: create && JSON.stringify(create.profile),
@@ -139,22 +130,17 @@ function startStatement({ tenantId, runId, sessionId, task, create }: StartRun, 
     // What a conversation shows of them: their content is the run's.
     attachments:
       task.attachments?.length && chat
-        ? JSON.stringify(
-            task.attachments.map(({ name, mediaType }) => ({ ...(name === undefined ? {} : { name }), mediaType })),
-          )
+        ? JSON.stringify(task.attachments.map(({ name, mediaType }) => ({ name, mediaType })))
         : undefined,
   }
   if (!create) return chat ? continueChat(values) : startIn(values)
   return !chat ? startNew(values) : chat.continued ? startAnew(values) : startChat(values)
 }
 
-export interface StartDeps {
+interface StartDeps {
   readonly db: Database
-  readonly owner: () => string
-  /** Finds out whether this process itself was declared dead, and comes back under a new id if so. */
-  readonly beat: () => Promise<void>
-  /** Ends the runs of a tenant whose owner is dead. */
-  readonly endOrphans: (tenantId: string, owner: string) => Promise<number>
+  readonly instance: Instance
+  readonly orphans: Orphans
 }
 
 interface WhyNotRow {
@@ -179,19 +165,17 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const started = await deps.db
-      .unit<DurableRow>(tenantId, startStatement(run, deps.owner()), { order, bytes })
+      .unit<DurableRow>(tenantId, startStatement(run, deps.instance.id), { order, bytes })
       .catch(taken)
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
     if (row) {
-      const { chat } = task
-      const claim: Claim = {
-        tenantId,
-        sessionId: row.id,
-        runId,
+      const claim = claimOf(tenantId, {
+        id: runId,
+        session_id: row.id,
         epoch: row.epoch,
-        ...(chat ? { publicRunId: chat.publicRunId } : {}),
-      }
+        public_run: task.chat?.publicRunId,
+      })
       return { kind: 'started', claim, session: { ...toDurable(row), status: 'running' } }
     }
     const refused = await refusal(deps, run)
@@ -208,7 +192,7 @@ async function existing(db: Database, { tenantId, runId }: StartRun): Promise<St
 
 /** Why nothing was started; undefined when the reason may be gone by now. */
 async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | undefined> {
-  const { db } = deps
+  const { db, instance, orphans } = deps
   const { tenantId, runId, task, create } = run
   const { chat } = task
   let { sessionId } = run
@@ -231,7 +215,8 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   if (create) {
     if (session) return { kind: 'busy' }
     if (tenant?.fresh !== true) return { kind: 'stale_profile' }
-    await deps.beat()
+    // Was this process itself declared dead? It comes back under a new id.
+    await instance.beat()
     return undefined
   }
   const of = chat ? { sessionId } : {}
@@ -239,11 +224,11 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile, ...of }
   if (session.status !== 'running') {
     if (session.waiting) return { kind: 'busy' }
-    await deps.beat()
+    await instance.beat()
     return undefined
   }
   const { claim_owner: owner, orphaned } = session
   if (!orphaned || owner === null || owner === handedOver) return { kind: 'busy' }
-  await deps.endOrphans(tenantId, owner)
+  await orphans.endOf(tenantId, owner)
   return undefined
 }

@@ -1,21 +1,8 @@
 import type { Database } from '#contracts/database'
-import { type RunStore, sessionShutDown } from '#contracts/run-store'
-import type { SessionStatus } from '#contracts/sessions'
-import { endTaken, type Taken } from './ends.ts'
-import { storable } from './rows.ts'
-
-const lockSession = {
-  name: 'session-lock',
-  text: `SELECT status FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
-}
-const shutdown = {
-  name: 'session-shutdown',
-  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2`,
-}
-const takeWaiting = {
-  name: 'session-take-waiting',
-  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 RETURNING run_id AS id, session_id, 0 AS epoch`,
-}
+import type { PromptFields } from '#contracts/prompt'
+import type { Claim, PastRun, RunStore } from '#contracts/run-store'
+import type { TerminalRunStatus } from '#contracts/runs'
+import { type ChunkRow, prepared, storable, toChunk } from './rows.ts'
 
 // Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
 // gone on since: a conductor that was frozen between the export and this must not put the old copy over a newer one.
@@ -40,42 +27,84 @@ const load = {
   text: `SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = $1 AND session_id = $2`,
 }
 
-interface StateRow {
-  readonly content_type: string
-  readonly bytes: Buffer
-  readonly runtime_session_id: string | null
+const pageRuns = 16
+/** No conversation is restored further back: a turn is at least two messages, and more than 400 are no model's prompt. */
+const mostRuns = 208
+
+// A conversation may have been in several sessions: its runs are then found by its messages.
+const listRuns = prepared(
+  'past-runs',
+  `SELECT r.id, r.status, r.prompt, r.input, r.metadata, r.usage ->> 'model' AS model
+   FROM runs r
+   WHERE r.tenant_id = :tenant AND r.finished_at IS NOT NULL AND r.ordinal IS NOT NULL AND CASE WHEN :publicRun::text IS NULL
+     THEN r.session_id = :session
+     ELSE r.id = ANY (ARRAY(
+       SELECT p.run_id FROM messages m JOIN public_runs p ON p.tenant_id = m.tenant_id AND p.id = m.public_run_id
+       WHERE m.tenant_id = :tenant AND m.role = 'user' AND m.conversation_id = (
+         SELECT conversation_id FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun)
+       ORDER BY m.position DESC LIMIT ${mostRuns}))
+   END
+   ORDER BY r.started_at DESC, r.id DESC LIMIT ${mostRuns}`,
+)
+const listChunks = {
+  name: 'past-run-chunks',
+  text: `SELECT run_id, first_seq, count, lines FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2) ORDER BY run_id, first_seq`,
 }
 
-type State = Pick<RunStore, 'shutdownSession' | 'saveState' | 'loadState'>
+interface PastRow {
+  readonly id: string
+  readonly status: TerminalRunStatus
+  readonly prompt: string
+  readonly input: PromptFields | null
+  readonly metadata: Record<string, unknown> | null
+  readonly model: string | null
+}
 
-export const createState = (db: Database): State => ({
-  async shutdownSession(tenantId, sessionId) {
-    const values = [tenantId, sessionId]
-    return db.tenant(tenantId, async (tx) => {
-      const [session] = await tx.query<{ status: SessionStatus }>({ ...lockSession, values })
-      if (session?.status === 'idle' || session?.status === 'errored') {
-        await tx.query({ ...shutdown, values })
-        await endTaken(tx, await tx.query<Taken>({ ...takeWaiting, values }), 'cancelled', sessionShutDown)
-        return 'shutdown'
+/** The finished runs of a conversation with their logs, newest first. Whoever has enough stops reading. */
+async function* readPastRuns(
+  db: Database,
+  { tenantId, sessionId, publicRunId }: Claim,
+): AsyncGenerator<readonly PastRun[]> {
+  const values = { tenant: tenantId, session: sessionId, publicRun: publicRunId }
+  const [rows] = await db.batch<[PastRow[]]>(tenantId, [listRuns(values)])
+  for (let from = 0; from < rows.length; from += pageRuns) {
+    const page = rows.slice(from, from + pageRuns)
+    const ids = page.map(({ id }) => id)
+    const [chunks] = await db.batch<[(ChunkRow & { run_id: string })[]]>(tenantId, [
+      { ...listChunks, values: [tenantId, ids] },
+    ])
+    const logs = Map.groupBy(chunks, ({ run_id }) => run_id)
+    yield page.map(({ id, status, prompt, input, metadata, model }) => ({
+      runId: id,
+      status,
+      prompt,
+      input: input ?? undefined,
+      metadata: metadata ?? undefined,
+      model: model ?? undefined,
+      log: (logs.get(id) ?? []).map(toChunk),
+    }))
+  }
+}
+
+/** What a conversation is restored from. */
+export const createState = (db: Database) =>
+  ({
+    pastRuns: (claim) => readPastRuns(db, claim),
+    async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
+      const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
+      const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
+      const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner, epoch] }
+      const saved = await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
+      return saved.length > 0
+    },
+    async loadState(tenantId, sessionId) {
+      type Row = { content_type: string; bytes: Buffer; runtime_session_id: string | null }
+      const [[row]] = await db.batch<[Row[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
+      if (!row) return undefined
+      return {
+        bytes: row.bytes,
+        contentType: row.content_type,
+        ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
       }
-      return session?.status
-    })
-  },
-  async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
-    const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
-    const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
-    const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner, epoch] }
-    const saved = await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
-    return saved.length > 0
-  },
-  async loadState(tenantId, sessionId) {
-    const [rows] = await db.batch<[StateRow[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
-    const row = rows[0]
-    if (!row) return undefined
-    return {
-      bytes: row.bytes,
-      contentType: row.content_type,
-      ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
-    }
-  },
-})
+    },
+  }) satisfies Partial<RunStore>

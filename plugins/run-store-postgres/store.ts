@@ -1,14 +1,19 @@
-import type { Database } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
 import type { Claim, RunStore } from '#contracts/run-store'
-import { appendStatement, discardStatement, type EndedRow, finishStatement, retryStatement } from './ends.ts'
-import { createInstance, type InstanceOptions } from './instance.ts'
-import { createLostClaims } from './lost-claims.ts'
+import type { LogChunk } from '#contracts/runs'
+import {
+  appendStatement,
+  discardStatement,
+  type EndedRow,
+  finishStatement,
+  handOverStatement,
+  retryStatement,
+} from './ends.ts'
+import { createInstance, createLostClaims, type InstanceOptions } from './instance.ts'
 import { createOrphans } from './orphans.ts'
-import { readPastRuns } from './past-runs.ts'
-import { claimNextRun, enqueueRun, sweepQueues } from './queue.ts'
+import { claimNextRun, enqueueRun, shutdownSession, sweepQueues } from './queue.ts'
 import { createReads } from './reads.ts'
-import { createSignals, handOverStatement } from './signals.ts'
 import { startRun } from './starts.ts'
 import { createState } from './state.ts'
 
@@ -30,20 +35,17 @@ export interface PostgresRunStore extends RunStore {
 export function createPostgresRunStore(db: Database, options: PostgresRunStoreOptions): PostgresRunStore {
   const { prices, log } = options
   const instance = createInstance(db, options)
-  const self = (): string => instance.id
   const waiters: Parameters<RunStore['onWaiting']>[0][] = []
   const onWanted = (tenantId: string, sessionId: string): void => {
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
-  const signals = createSignals(db)
-  const orphans = createOrphans({ db, self, onWanted, prices, log })
-  const starting = { db, owner: self, beat: () => instance.beat(), endOrphans: orphans.endOf }
-  const lostClaims = createLostClaims(db, self, orphans.steal, options.strayMs)
+  const orphans = createOrphans({ db, instance, onWanted, prices, log })
+  const lostClaims = createLostClaims(db, instance, orphans.steal, options.strayMs)
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const warn = (what: string) => (err: unknown) => log.warn({ err }, `${what} failed`)
   const takeOver = (tenantId: string): void => void orphans.takeOver(tenantId).catch(warn('taking runs over'))
-  const listen = (): Promise<void> => signals.open(takeOver).catch(warn('listening to other conductors'))
+  const listen = (): Promise<void> => instance.listen(takeOver).catch(warn('listening to other conductors'))
   const sweep = (): void => {
     sweeping = Promise.all([
       orphans.sweep().catch(warn('the orphan sweep')),
@@ -52,46 +54,34 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
       listen(),
     ])
   }
-  /** A unit of work on a claimed run; undefined: the claim was lost. */
-  const claimed = async <Row extends object>(
-    { tenantId, sessionId }: Claim,
-    statement: Parameters<Database['unit']>[1],
-    bytes = 0,
-  ): Promise<Row | undefined> => {
-    const [row] = await db.unit<Row>(tenantId, statement, { order: sessionId, bytes })
-    return row
-  }
-  /** The same of one that frees its session. */
-  const freeing = async (claim: Claim, statement: Parameters<Database['unit']>[1], bytes = 0): Promise<boolean> => {
-    const ended = await claimed<EndedRow>(claim, statement, bytes)
-    if (ended?.waiting) onWanted(claim.tenantId, claim.sessionId)
-    return ended !== undefined
+  /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
+  const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
+    const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
+    const [row] = await db.unit<Partial<EndedRow>>(tenantId, statement, options)
+    if (row?.waiting) onWanted(tenantId, sessionId)
+    return row !== undefined
   }
   return {
     ...createReads(db),
     ...createState(db),
-    pastRuns: (claim) => readPastRuns(db, claim),
-    start: (run) => lostClaims.watch(run.tenantId, startRun(starting, run)),
-    append: async (claim, chunk) =>
-      (await claimed(claim, appendStatement(claim, chunk), chunk.lines.length)) !== undefined,
-    retry: async (claim, attempt, chunk) =>
-      (await claimed(claim, retryStatement(claim, attempt, chunk), chunk.lines.length)) !== undefined,
-    finish: (end) => freeing(end.claim, finishStatement(end), end.tail?.lines.length),
-    discard: (claim) => freeing(claim, discardStatement(claim)),
-    handOver: async (claim) =>
-      (await claimed(claim, handOverStatement({ tenant: claim.tenantId, run: claim.runId, epoch: claim.epoch }))) !==
-      undefined,
-    retreat: () => instance.retreat(),
+    start: (run) => lostClaims.watch(run.tenantId, startRun({ db, instance, orphans }, run)),
+    append: (claim, chunk) => write(claim, appendStatement(claim, chunk), chunk),
+    retry: (claim, attempt, chunk) => write(claim, retryStatement(claim, attempt, chunk), chunk),
+    finish: (end) => write(end.claim, finishStatement(end), end.tail),
+    discard: (claim) => write(claim, discardStatement(claim)),
+    handOver: (claim) => write(claim, handOverStatement(claim)),
+    retreat: instance.retreat,
     steal: orphans.steal,
     enqueue: (run) => enqueueRun(db, run),
-    claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, self(), tenantId, sessionId)),
+    shutdownSession: (tenantId, sessionId) => shutdownSession(db, tenantId, sessionId),
+    claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, instance.id, tenantId, sessionId)),
     onWaiting: (listener) => void waiters.push(listener),
-    ask: (tenantId, runId, reason) => signals.ask(tenantId, runId, reason),
-    onAsked: (listener) => signals.onAsked(listener),
-    sweepOrphans: () => orphans.sweep(),
-    onOrphan: (adopter) => orphans.giveTo(adopter),
-    onFenced: (listener) => instance.onFenced(listener),
-    executing: (check) => lostClaims.executing(check),
+    ask: instance.ask,
+    onAsked: instance.onAsked,
+    onFenced: instance.onFenced,
+    sweepOrphans: orphans.sweep,
+    onOrphan: orphans.giveTo,
+    executing: lostClaims.executing,
     async open() {
       await instance.open()
       await listen()
@@ -101,7 +91,6 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     async close() {
       clearInterval(timer)
       await sweeping
-      await signals.close()
       await instance.close()
     },
   }

@@ -3,7 +3,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
 import { RunStore } from '#contracts/run-store'
 import { RunDispatch } from '#contracts/runs'
-import { sessionStreamRoutes } from './routes.ts'
+import { sessionStreamRoutes } from './stream.ts'
 
 /** One stream over all runs of a session, for whoever shows a conversation and not a run. */
 export default definePlugin({

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import fc from 'fast-check'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
-import { encodeFrames, terminalEvent } from '../frames.ts'
+import { encodeFrames, terminalEvent } from '../public-run.ts'
 import { framesOf } from './gateway.ts'
 import { finish, say } from './scripted-dispatch.ts'
 

@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { pino } from 'pino'
 import type { Database } from '#contracts/database'
-import { findRun, keepInDoubt } from '../chats.store.ts'
-import { createSweep } from '../sweep.ts'
+import { keepInDoubt } from '../chats.ts'
+import { createSweep } from '../chores.ts'
+import { findRun } from '../public-run.ts'
 import { emptyDatabase, gateway, publish, sql, until } from './gateway.ts'
 
 let counter = 0
@@ -17,7 +18,7 @@ async function inDoubt(database: Database, tenantId: string, seconds: number) {
     publicRunId: `prun_${tail}`,
     runId: `run_${tail}`,
   }
-  assert.ok(await keepInDoubt(database, { ...run, continued: false, message: 'Hi' }))
+  assert.ok(await keepInDoubt(database, run, { message: 'Hi' }))
   await sql(
     database,
     tenantId,

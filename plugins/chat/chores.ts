@@ -1,0 +1,173 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database } from '#contracts/database'
+import { endings, toldOf } from '#contracts/endings'
+
+const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants ORDER BY id` }
+
+interface Chore {
+  readonly everyMs: number
+  /** For how long a tenant is visited at every turn after it was touched. */
+  readonly lingerMs: number
+  readonly walkMs: number
+  visit(tenantId: string): Promise<unknown>
+  /** After each turn. `everybody`: all tenants were due. */
+  onTurn(everybody: boolean, failures: readonly unknown[]): void
+}
+
+/**
+ * A chore that has to be done tenant by tenant, because row security hides rows from a statement without a tenant. Tenants
+ * in which something happened lately are visited at every turn, all of them now and then, for what other processes left.
+ */
+function createWalk(database: Database, chore: Chore, now = (): number => performance.now()) {
+  const { everyMs, lingerMs, walkMs, visit, onTurn } = chore
+  const lately = new Map<string, number>()
+  let walked = Number.NEGATIVE_INFINITY
+  let stopped = false
+  let timer: NodeJS.Timeout | undefined
+  let turning: Promise<void> | undefined
+
+  const visitDue = async (): Promise<void> => {
+    const at = now()
+    const everybody = at - walked >= walkMs
+    const failures: unknown[] = []
+    const failed = (err: unknown): void => void failures.push(err)
+    const all = everybody ? await database.systemBatch<[{ id: string }[]]>([everyTenant]).catch(failed) : undefined
+    for (const tenantId of everybody ? (all?.[0].map(({ id }) => id) ?? []) : [...lately.keys()]) {
+      if (stopped) return
+      const rest = (): void => {
+        if (at - (lately.get(tenantId) ?? at) >= lingerMs) lately.delete(tenantId)
+      }
+      await visit(tenantId).then(rest, failed)
+    }
+    if (everybody && failures.length === 0) walked = at
+    onTurn(everybody, failures)
+  }
+  /** Visits those that are due, one after the other. Never rejects; a tenant that failed is visited again. */
+  const turn = (): Promise<void> =>
+    (turning ??= visitDue().finally(() => {
+      turning = undefined
+    }))
+  return {
+    /** Something happened in this tenant. */
+    touch: (tenantId: string): void => void lately.set(tenantId, now()),
+    turn,
+    start(): void {
+      timer = setInterval(() => void turn(), everyMs).unref()
+    },
+    async stop(): Promise<void> {
+      stopped = true
+      clearInterval(timer)
+      await turning
+    },
+  }
+}
+
+/** Rows that one statement ends. */
+const sweptAtOnce = 200
+
+// A start that came so late finds its public run `lost`, and is refused. A run that has ended while its public run is open was
+// begun by an earlier release, whose gateway died before it could write the end.
+const end = {
+  name: 'chat-sweep',
+  text: `WITH orphan AS (
+           SELECT chat.id, run.session_id, run.result, run.error_code,
+             CASE WHEN run.id IS NULL THEN 'lost' WHEN run.status = 'ok' THEN 'ok' ELSE 'error' END AS status,
+             CASE WHEN run.id IS NULL THEN $2 WHEN run.status = 'ok' THEN coalesce(run.result, '')
+               ELSE coalesce($4::json ->> run.error_code, $3) END AS told
+           FROM public_runs chat LEFT JOIN runs run ON run.tenant_id = $1 AND run.id = chat.run_id
+           WHERE chat.tenant_id = $1 AND chat.status IN ('dispatching', 'running')
+             AND (run.finished_at IS NOT NULL OR
+               (run.id IS NULL AND chat.status = 'dispatching' AND chat.created_at < now() - interval '30 seconds'))
+           ORDER BY chat.id LIMIT ${sweptAtOnce} FOR UPDATE OF chat SKIP LOCKED),
+         ended AS (
+           UPDATE public_runs chat
+           SET status = orphan.status, finished_at = now(),
+             error_code = CASE orphan.status WHEN 'ok' THEN NULL WHEN 'lost' THEN 'lost' ELSE orphan.error_code END,
+             error_message = CASE orphan.status WHEN 'ok' THEN NULL ELSE orphan.told END
+           FROM orphan WHERE chat.tenant_id = $1 AND chat.id = orphan.id AND chat.finished_at IS NULL
+           RETURNING chat.id, chat.conversation_id, chat.status, orphan.told, orphan.session_id),
+         message AS (
+           INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, failed)
+           SELECT $1, conversation_id, id, 'assistant', told, status <> 'ok' FROM ended
+           ON CONFLICT DO NOTHING),
+         conversation AS (
+           UPDATE conversations SET session_id = coalesce(ended.session_id, conversations.session_id), updated_at = now()
+           FROM ended WHERE conversations.tenant_id = $1 AND conversations.id = ended.conversation_id)
+         SELECT status FROM ended`,
+}
+const lostMessage = 'The run was lost in a restart. Send the message again.'
+const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, toldOf(code)])))
+
+/** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. Touch a tenant with one in doubt. */
+export function createSweep(database: Database, log: FastifyBaseLogger) {
+  let counts = { swept: 0, finished: 0, lost: 0 }
+  let isBoot = true
+  return createWalk(database, {
+    everyMs: 5_000,
+    // A run in doubt is surely over so long after the doubt arose.
+    lingerMs: 60_000,
+    walkMs: 30_000,
+    async visit(tenantId) {
+      const values = [tenantId, lostMessage, toldOf(''), toldByCode]
+      for (let more = true; more;) {
+        const [ended] = await database.batch<[{ status: 'lost' | 'ok' | 'error' }[]]>(tenantId, [{ ...end, values }])
+        for (const { status } of ended) counts[status === 'lost' ? 'lost' : 'finished']++
+        counts.swept += ended.length
+        more = ended.length === sweptAtOnce
+      }
+    },
+    onTurn(everybody, [err]) {
+      if (err !== undefined) log.warn({ err }, 'the sweep of lost runs failed; it is tried again')
+      const isFirst = isBoot && everybody && err === undefined
+      if (isFirst) isBoot = false
+      if (counts.swept === 0 && !isFirst) return
+      log.info(counts, 'crash.recovery.sweep')
+      counts = { swept: 0, finished: 0, lost: 0 }
+    },
+  })
+}
+
+// A minute is counted 5 s after it is over. A run that is committed later still is found by the overlap of the next count:
+// no transaction of ours takes 5 minutes.
+const count = {
+  name: 'chat-ingress',
+  text: `WITH before AS (SELECT counted_until FROM ingress_watermarks WHERE tenant_id = $1),
+         closed AS (
+           INSERT INTO ingress_watermarks AS mark (tenant_id, counted_until)
+           VALUES ($1, date_trunc('minute', now() - interval '5 seconds'))
+           ON CONFLICT (tenant_id) DO UPDATE SET counted_until = EXCLUDED.counted_until
+             WHERE mark.counted_until < EXCLUDED.counted_until
+           RETURNING counted_until)
+         INSERT INTO usage_meters AS meter (tenant_id, meter, subject, minute, amount, recorded_at)
+         SELECT $1, 'ingress', run.published_id, date_trunc('minute', run.created_at), count(*),
+           date_trunc('minute', run.created_at)
+         FROM closed, public_runs run
+         WHERE run.tenant_id = $1 AND run.created_at < closed.counted_until
+           AND run.created_at >= coalesce((SELECT counted_until FROM before), '-infinity') - interval '5 minutes'
+         GROUP BY run.published_id, date_trunc('minute', run.created_at)
+         ON CONFLICT (tenant_id, meter, subject, minute) DO UPDATE SET amount = EXCLUDED.amount
+           WHERE meter.amount <> EXCLUDED.amount`,
+}
+
+/**
+ * The meter `ingress`: accepted public chats by agent and minute. Nothing is counted in memory; the runs themselves are, so
+ * what failed, or what a gateway accepted that has died since, is counted later. The amount of a minute is set, never added
+ * to, so that a count repeated after a crash changes nothing; of several gateways that count at once one does, behind the
+ * lock on the watermark.
+ */
+export const createIngress = (database: Database, log: FastifyBaseLogger, now?: () => number) =>
+  createWalk(
+    database,
+    {
+      everyMs: 30_000,
+      // After a chat its minute has to be over, and late commits to be in.
+      lingerMs: 3 * 60_000,
+      walkMs: 10 * 60_000,
+      visit: (tenantId) => database.batch(tenantId, [{ ...count, values: [tenantId] }]),
+      // Once for all tenants: when the database is away it is away for each of them.
+      onTurn(_everybody, [err, ...more]) {
+        if (err !== undefined) log.error({ err, failures: more.length + 1 }, 'ingress.flush_failed')
+      },
+    },
+    now,
+  )

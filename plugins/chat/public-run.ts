@@ -1,0 +1,251 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError, sseFrame } from '#kernel'
+import type { Database } from '#contracts/database'
+import { toldOf } from '#contracts/endings'
+import { replayedHeader } from '#contracts/idempotency'
+import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { parseLine } from '#contracts/run-event'
+import type { LogChunk, RunDispatch } from '#contracts/runs'
+
+// A public run as its clients see it: its ids, its row, and its events as SSE frames. The conductor writes the row with the
+// run's start and with its end, in the same commits; the gateway reads it.
+
+export interface RunIds {
+  readonly publicRunId: string
+  readonly conversationId: string
+}
+
+export interface PublicRun extends RunIds {
+  readonly tenantId: string
+  readonly publishedId: string
+  readonly runId: string
+}
+
+/** How a public run ended, as clients may know it. */
+export interface Outcome {
+  readonly status: 'ok' | 'error' | 'lost'
+  /** The answer, or a sentence for the client that says what went wrong. */
+  readonly message: string
+  /** Of the terminal event; 0 when there was none. */
+  readonly seq: number
+}
+
+export interface StoredRun extends PublicRun {
+  readonly status: 'dispatching' | 'running' | Outcome['status']
+  /** Undefined while it is open. */
+  readonly outcome: Outcome | undefined
+}
+
+export const bodyIds = ({ publicRunId, conversationId }: RunIds) => ({
+  public_run_id: publicRunId,
+  conversation_id: conversationId,
+})
+
+/** `replayed`: an earlier request of the same key began it. */
+export type NamedRun = RunIds & { readonly replayed?: boolean }
+
+/** Headers that name a run, so that a client that reconnects knows it before the first event. */
+export const idHeaders = ({ publicRunId, conversationId, replayed }: NamedRun) => ({
+  'x-public-run-id': publicRunId,
+  'x-conversation-id': conversationId,
+  ...(replayed ? replayedHeader : {}),
+})
+
+const byId = {
+  name: 'chat-run',
+  text: `SELECT run.tenant_id AS "tenantId", run.id AS "publicRunId", run.published_id AS "publishedId",
+           run.conversation_id AS "conversationId", run.run_id AS "runId", run.status, run.last_seq AS seq,
+           coalesce(answer.content, '') AS message
+         FROM public_runs run
+         LEFT JOIN messages answer
+           ON answer.tenant_id = run.tenant_id AND answer.public_run_id = run.id AND answer.role = 'assistant'
+         WHERE run.tenant_id = $1 AND run.id = $2`,
+}
+
+type RunRow = PublicRun & Pick<Outcome, 'seq' | 'message'> & Pick<StoredRun, 'status'>
+
+export async function findRun(database: Database, tenantId: string, id: string): Promise<StoredRun | undefined> {
+  const [row] = await database.unit<RunRow>(tenantId, { ...byId, values: [tenantId, id] })
+  if (!row) return undefined
+  const { seq, message, status, ...run } = row
+  const isOpen = status === 'dispatching' || status === 'running'
+  return { ...run, status, outcome: isOpen ? undefined : { status, message, seq } }
+}
+
+const delta = '{"type":"assistant","runId":"'
+const deltaText = ',"text":"'
+const deltaEnd = ',"delta":true}'
+/** Lines that no client sees, told by their first bytes. */
+const silent = [
+  '{"type":"progress"',
+  '{"type":"usage"',
+  '{"type":"session_init"',
+  '{"type":"result"',
+  '{"type":"error"',
+]
+
+/**
+ * The client's view of the events of `chunk`, as SSE frames of specification 4.21.1 with the event's seq as their id. The
+ * terminal event is left out: its frame names the public run.
+ */
+export function encodeFrames(chunk: LogChunk, exposeToolEvents: boolean): string {
+  const text = chunk.lines.toString('utf8')
+  let frames = ''
+  let seq = chunk.firstSeq
+  for (let start = 0; start < text.length; seq++) {
+    let end = text.indexOf('\n', start)
+    if (end < 0) end = text.length
+    frames += frameOf(text, start, end, seq, exposeToolEvents)
+    start = end + 1
+  }
+  return frames
+}
+
+function frameOf(text: string, start: number, end: number, seq: number, exposeToolEvents: boolean): string {
+  if (text.startsWith(delta, start)) {
+    // The hot case: the text is already JSON, so it moves from one object into the other without being parsed.
+    const from = text.indexOf(deltaText, start) + deltaText.length - 1
+    const to = end - deltaEnd.length
+    if (from > start && from < to && text.startsWith(deltaEnd, to) && closingQuote(text, from) === to - 1) {
+      return sseFrame('delta', `{"text":${text.slice(from, to)}}`, seq)
+    }
+  } else if (silent.some((head) => text.startsWith(head, start))) return ''
+  return parsedFrame(text.slice(start, end), seq, exposeToolEvents)
+}
+
+/** Where the JSON string that opens at `open` ends. */
+function closingQuote(text: string, open: number): number {
+  for (let at = text.indexOf('"', open + 1); at >= 0; at = text.indexOf('"', at + 1)) {
+    let escapes = 0
+    while (text[at - 1 - escapes] === '\\') escapes++
+    if (escapes % 2 === 0) return at
+  }
+  return -1
+}
+
+function parsedFrame(line: string, seq: number, exposeToolEvents: boolean): string {
+  const event = parseLine(Buffer.from(line))
+  if (event?.['type'] === 'assistant') return sseFrame('delta', JSON.stringify({ text: event['text'] }), seq)
+  if (!exposeToolEvents) return ''
+  if (event?.['type'] === 'tool_call') {
+    return sseFrame('tool', JSON.stringify({ id: event['id'], name: event['name'], status: 'running' }), seq)
+  }
+  if (event?.['type'] === 'tool_result') {
+    return sseFrame('tool', JSON.stringify({ id: event['id'], status: event['ok'] === true ? 'ok' : 'error' }), seq)
+  }
+  return ''
+}
+
+/** The terminal event, when `chunk` ends with one. */
+export function terminalEvent(chunk: LogChunk): Record<string, unknown> | undefined {
+  const end = endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
+  return end && parseLine(end.lines)
+}
+
+/** What a terminal event stands for. It hides what an error says: that may name providers, addresses or sessions. */
+function outcomeOf(event: Readonly<Record<string, unknown>>, seq: number): Outcome {
+  const text = (value: unknown): string => (typeof value === 'string' ? value : '')
+  return event['type'] === 'error'
+    ? { status: 'error', message: toldOf(text(event['code'])), seq }
+    : { status: 'ok', message: text(event['text']), seq }
+}
+
+/** The one terminal frame of a public run. Specification 4.21.1. */
+function terminalFrame(ids: RunIds, { status, message, seq }: Outcome): string {
+  const id = seq > 0 ? seq : undefined
+  if (status === 'ok') return sseFrame('done', JSON.stringify({ ...bodyIds(ids), message }), id)
+  return sseFrame('error', JSON.stringify({ code: 'upstream', message, public_run_id: ids.publicRunId }), id)
+}
+
+/** Tells a client that the stream ended here and not the run: it resumes with `Last-Event-ID`. */
+const closing = ': closing\n\n'
+/** How often a run is looked for that the conductor does not know yet. */
+const lookAgainMs = 300
+
+/** How a run ended, or why its end was not waited for here. */
+export type Told = Outcome | 'unreachable' | 'stopping'
+
+/** SSE frames of one run, at last its terminal one, or a comment that says that only the stream is over. Returns what was told. */
+export type Frames = AsyncGenerator<string, Told>
+
+export interface Reading {
+  readonly afterSeq: number
+  readonly exposeToolEvents: boolean
+  /** The run's events behind `afterSeq`, where they are at hand; otherwise the conductor is asked for them. */
+  readonly events?: AsyncIterable<LogChunk> | undefined
+  /** How the run ended, to be told at once instead of its events. */
+  readonly over?: Outcome | undefined
+}
+
+interface Dependencies {
+  readonly database: Database
+  readonly dispatch: RunDispatch
+  readonly log: FastifyBaseLogger
+  onEnded(outcome: Outcome): void
+}
+
+/** Reads the logs of runs for clients. It holds nothing but a cursor of each: a client that leaves ends its reading and not the run. */
+export function createFollower({ database, dispatch, log, onEnded }: Dependencies) {
+  let size = 0
+  return {
+    /** How many streams and synchronous calls it reads for. */
+    get size() {
+      return size
+    },
+    // One generator from the conductor's chunks to the socket: every layer costs a delta some microtasks.
+    async *frames(run: PublicRun, reading: Reading, signal: AbortSignal): Frames {
+      const { tenantId, publicRunId, runId } = run
+      let { events, afterSeq } = reading
+      if (reading.over) {
+        yield terminalFrame(run, reading.over)
+        return reading.over
+      }
+      let told: Told = 'stopping'
+      size++
+      try {
+        for (let begun = false; !begun; events = undefined) {
+          try {
+            for await (const chunk of events ?? dispatch.follow(tenantId, runId, afterSeq, signal)) {
+              const frames = encodeFrames(chunk, reading.exposeToolEvents)
+              const event = terminalEvent(chunk)
+              afterSeq = lastSeqOf(chunk)
+              if (event) {
+                // It was stored together with the public run and its message, so it is told as it comes.
+                const outcome = outcomeOf(event, afterSeq)
+                onEnded(outcome)
+                yield frames + terminalFrame(run, outcome)
+                return outcome
+              }
+              if (frames !== '') yield frames
+            }
+            // The log ends before the run does: the conductor is stopping.
+            begun = true
+          } catch (error) {
+            if (signal.aborted || !isAppError(error) || error.code !== 'not_found') throw error
+            // The conductor does not know it yet, or never will: its row says when it is over.
+            const outcome = (await findRun(database, tenantId, publicRunId))?.outcome
+            if (outcome) {
+              onEnded(outcome)
+              yield terminalFrame(run, outcome)
+              return outcome
+            }
+            await sleep(lookAgainMs, undefined, { signal })
+          }
+        }
+      } catch (err) {
+        if (!signal.aborted) {
+          if (!isAppError(err)) throw err
+          log.warn({ err, code: err.code, publicRunId }, 'chat.start_watcher_failed')
+          told = 'unreachable'
+        }
+      } finally {
+        size--
+      }
+      if (signal.reason !== 'client_gone') yield closing
+      return told
+    },
+  }
+}
+
+export type Follower = ReturnType<typeof createFollower>

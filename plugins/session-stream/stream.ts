@@ -1,0 +1,127 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, eventStream, linesOf, notFound, sse, sseFrame } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { isClientId } from '#contracts/ids'
+import type { Kv } from '#contracts/kv'
+import { lastSeqOf } from '#contracts/log-chunk'
+import { peekType } from '#contracts/run-event'
+import type { RunStore } from '#contracts/run-store'
+import type { LogChunk, RunDispatch } from '#contracts/runs'
+import { sessionChannel } from '#contracts/sessions'
+
+interface Sources {
+  readonly store: Pick<RunStore, 'runsOfSession'>
+  readonly dispatch: Pick<RunDispatch, 'follow'>
+  readonly kv: Pick<Kv, 'subscribe'>
+}
+
+/** A place in a session: behind event `seq` of its `ordinal`th run. `0.0` is in front of everything. */
+interface Cursor {
+  readonly ordinal: number
+  readonly seq: number
+}
+
+/** `<ordinal>.<seq>`, as the stream numbers its events. Anything else means from the beginning. */
+function readCursor(text: unknown): Cursor {
+  const [, ordinal, seq] = (typeof text === 'string' && /^(\d{1,9})\.(\d{1,9})$/.exec(text)) || []
+  return ordinal === undefined ? { ordinal: 0, seq: 0 } : { ordinal: Number(ordinal), seq: Number(seq) }
+}
+
+/** Behind every run: the largest ordinal that PostgreSQL's integer holds. */
+const lastOrdinal = 2_147_483_647
+
+export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void {
+  app.get(
+    '/api/sessions/:id/stream',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'Follow a session across its runs',
+        description:
+          'The events of all runs of the session in order, then those to come. `Last-Event-ID` resumes exactly behind the event of that `id`. Ends when the session is shut down.',
+        params: Type.Object({ id: Type.String({ description: 'Id of the session.' }) }),
+        response: {
+          200: eventStream('`event` is the type of a RunEvent, `data` the RunEvent, `id` one cursor across all runs.'),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const { id } = request.params
+      const known = isClientId(id) && (await deps.store.runsOfSession(tenantId, id, lastOrdinal))
+      if (!known) throw notFound()
+      const cursor = readCursor(request.headers['last-event-id'])
+      await sse(request, reply, (signal) => frames(followSession(deps, tenantId, id, cursor, signal)))
+      return reply
+    },
+  )
+}
+
+// The vendor's conversation handle is for the raw log only. Specification 2.8.
+async function* frames(chunks: ReturnType<typeof followSession>): AsyncGenerator<string> {
+  for await (const { ordinal, chunk } of chunks) {
+    let out = ''
+    let seq = chunk.firstSeq
+    for (const line of linesOf(chunk.lines)) {
+      const type = peekType(line)
+      if (type !== undefined && type !== 'session_init') {
+        out += sseFrame(type, line.toString('utf8'), `${ordinal}.${seq}`)
+      }
+      seq++
+    }
+    if (out !== '') yield out
+  }
+}
+
+/** How often a stream between two runs looks for the next one, in case nobody woke it. */
+const lookMs = 2_000
+
+/** The events of a session behind a cursor, run after run, and those to come. Ends behind the last event of a session that was shut down. */
+async function* followSession(
+  { store, dispatch, kv }: Sources,
+  tenantId: string,
+  sessionId: string,
+  from: Cursor,
+  signal: AbortSignal,
+): AsyncGenerator<{ ordinal: number; chunk: LogChunk }> {
+  // The run of the cursor is read again, behind what was seen of it.
+  let done = Math.max(0, from.ordinal - 1)
+  let woken = false
+  let resume: (() => void) | undefined
+  const wake = (): void => {
+    woken = true
+    resume?.()
+  }
+  const unsubscribe = kv.subscribe(sessionChannel(tenantId, sessionId), wake)
+  signal.addEventListener('abort', wake)
+  try {
+    while (!signal.aborted) {
+      woken = false
+      const found = await store.runsOfSession(tenantId, sessionId, done)
+      for (const { runId, ordinal } of found?.runs ?? []) {
+        const after = ordinal === from.ordinal ? from.seq : 0
+        for await (const chunk of dispatch.follow(tenantId, runId, after, signal)) {
+          // The ending is told again to whoever is right behind it, and this reader has it.
+          if (lastSeqOf(chunk) !== after) yield { ordinal, chunk }
+        }
+        if (signal.aborted) return
+        done = ordinal
+      }
+      if (found && found.runs.length > 0) continue
+      if (!found || found.status === 'shutdown') return
+      if (woken) continue
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, lookMs)
+        resume = () => {
+          clearTimeout(timer)
+          resolve()
+        }
+      })
+      resume = undefined
+    }
+  } finally {
+    unsubscribe()
+    signal.removeEventListener('abort', wake)
+  }
+}
