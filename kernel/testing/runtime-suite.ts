@@ -27,7 +27,12 @@ export interface RuntimeScript {
 }
 
 /** An adapter, a link to a sidecar, or the base URL of a running one. */
-export type RuntimeSubject = Runtime | SidecarLink | string
+export type RuntimeSubject = Runtime | Link | string
+
+/** Called like a runtime, so that whoever writes either has the types of its parameters. */
+interface Link extends Omit<SidecarLink, 'run'> {
+  run(...of: Parameters<Runtime['run']>): AsyncIterable<Buffer>
+}
 
 /** Nothing here waits this long; a runtime that does has failed. */
 const timeout = 20_000

@@ -18,6 +18,7 @@ const stateMissing = appError(
   409,
   'The conversation of this session is not here: hydrate it first.',
 )
+const sidecarDraining = appError('sidecar_draining', 503, 'The sidecar is about to stop and takes nothing new.')
 const noState = appError('state_not_supported', 400, 'This runtime keeps no state that could be taken over.')
 const emptyBundle = appError('invalid_state', 400, 'The body is empty.')
 
@@ -59,6 +60,7 @@ export function createRunHost(
   /** Sessions whose conversation changed since it was last exported, with a count of their runs; not those that their logs restore. */
   const changes = new Map<string, number>()
   let lastExport = -Infinity
+  let draining = false
   let lastAsked = -Infinity
   const find = (name: string | undefined): Runtime => {
     if (name === undefined && mode === 'all') throw runtimeRequired()
@@ -81,7 +83,8 @@ export function createRunHost(
       return {
         ok: true,
         runtime: mode,
-        runtimes: names(),
+        // A runner offers what its sidecar does: no new session comes to one that stops.
+        runtimes: draining ? [] : names(),
         ...(Object.keys(absent).length > 0 ? { missing: absent } : {}),
         instance,
         inflight,
@@ -90,6 +93,12 @@ export function createRunHost(
         uptimeSeconds: Math.round(process.uptime()),
         memory: memory(),
       }
+    },
+    /** Throws `sidecar_draining` when it is about to stop: the run goes elsewhere, unless the conversation is only here. */
+    refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
+      if (!draining || changes.has(sessionId)) return
+      const stored = restoredFromLog(profile.runtime) || Date.now() - lastExport >= storedMs
+      if (stored) throw sidecarDraining({ retryable: true })
     },
     /**
      * Accepts a run, or throws an AppError before anything is streamed. The returned function starts it and yields chunks
@@ -149,6 +158,7 @@ export function createRunHost(
     },
     /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
     async drain(ms: number): Promise<void> {
+      draining = true
       const until = Date.now() + ms
       const unfetched = (): boolean =>
         Date.now() - lastAsked < nobodyMs && (changes.size > 0 || Date.now() - lastExport < storedMs)
@@ -171,7 +181,12 @@ function memory(): Record<string, number> {
 /** The host for a runner in the same kernel: what the HTTP routes do, without the socket. */
 export const localLink = (host: RunHost): SidecarLink => ({
   health: async () => host.health(),
-  run: (envelope, signal) => whenRead(() => host.accept(envelope)(signal)[Symbol.asyncIterator]()),
+  run: (envelope, signal, accepted) =>
+    whenRead(() => {
+      const start = host.accept(envelope)
+      accepted?.()
+      return start(signal)[Symbol.asyncIterator]()
+    }),
   exportState: host.exportState,
   hydrate: host.hydrate,
   forget: host.forget,

@@ -25,6 +25,7 @@ export function sidecarRoutes(app: App, host: RunHost): void {
   }
 
   serve(app, sidecarWire.run, ({ body, signal }) => {
+    host.refuseWhenStopping(body)
     const start = host.accept(body)
     return { headers: { [workerInflightHeader]: String(host.inflight) }, lines: start(signal) }
   })

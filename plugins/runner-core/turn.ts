@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isAppError, type StreamEnd } from '#kernel'
+import { type AppError, isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
@@ -26,6 +26,8 @@ const maxTimerMs = 2 ** 31 - 1
 /** Nothing of the turn was begun, and soon it may be. */
 const passes = (error: unknown): boolean =>
   isAppError(error) && (error.code === 'session_busy' || (error.code === 'sidecar_unreachable' && error.retryable))
+/** The sidecar has no conversation of the session, or none that is not stored. */
+const isElsewhere = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
 
 /** The runs of a runner, as one of them sees them. */
 export interface TurnHost {
@@ -97,7 +99,6 @@ export class Turn implements OutputOwner {
   start(run: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(run.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
-    if (!this.session.conversation) this.output.show()
     const reader = this.output.attach({ afterSeq: run.firstSeq - 1, epoch: this.output.epoch }, signal)
     void this.#drive(run)
     return reader
@@ -130,7 +131,10 @@ export class Turn implements OutputOwner {
     const takenAt = Date.now()
     try {
       const preparing = this.#host.conversations.preparing(this.session, this.#abort.signal)
-      if (preparing) this.#takePrepared(await preparing)
+      if (preparing) {
+        if (!this.session.conversation) this.output.show()
+        this.#takePrepared(await preparing)
+      }
       let read = await this.#ask(run, takenAt)
       while (read && !read.done && this.#relay.terminal?.by !== 'runner') {
         this.#take(read.value)
@@ -162,7 +166,8 @@ export class Turn implements OutputOwner {
     const mcpUrl = this.#host.mcpUrl(session.id)
     const envelope = envelopeOf(session, run, this.#relay.next, Date.now() - takenAt, mcpUrl)
     for (const until = Date.now() + busyMs; !this.ended; await sleep(busyRetryMs)) {
-      this.#source = this.#host.conversations.linkOf(session).run(envelope, this.#abort.signal)[Symbol.asyncIterator]()
+      const link = this.#host.conversations.linkOf(session)
+      this.#source = link.run(envelope, this.#abort.signal, this.#taken)[Symbol.asyncIterator]()
       this.#answerDue = setTimeout(() => this.output.show(), stateMissingMs)
       try {
         return await this.#source.next()
@@ -174,6 +179,10 @@ export class Turn implements OutputOwner {
       }
     }
     return undefined
+  }
+  /** A sidecar that lacks the conversation may still say so. */
+  readonly #taken = (): void => {
+    if (!this.session.conversation) this.output.show()
   }
   /** Whatever becomes of a turn that the sidecar took, the conversation is another one afterwards. */
   #answered(): void {
@@ -195,7 +204,7 @@ export class Turn implements OutputOwner {
     if (this.ended) return
     if (isAppError(error)) {
       // Nothing of the run has been seen, so it can be tried again.
-      if (error.code === 'session_state_missing' && this.output.withheld) return this.#refuse()
+      if (this.output.withheld && isElsewhere(error)) return this.#refuse(error)
       const { code, sentence, retryable } = error
       return this.#close(this.#relay.fail(code, sentence ?? endings.sidecar_lost.message, retryable))
     }
@@ -222,10 +231,11 @@ export class Turn implements OutputOwner {
       this.#abort.abort(new Error(`the run was ended: ${terminal.code}`))
     this.#unwind(terminal.by)
   }
-  #refuse(): void {
+  #refuse(error: AppError): void {
     this.#state = 'ended'
     this.#clearTimers()
-    this.output.close(this.#host.conversations.lost(this.session))
+    const unknown = this.#host.conversations.lost(this.session)
+    this.output.close(error.code === 'sidecar_draining' ? error : unknown)
   }
   #clearTimers(): void {
     for (const timer of [this.#deadline, this.#answerDue, this.#readerDue]) clearTimeout(timer)

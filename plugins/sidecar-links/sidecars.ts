@@ -126,7 +126,12 @@ export function createRemoteSidecar(peer: Peer): SidecarLink {
       const { headers, bytes } = await peer.ask(health, { signal, timeoutMs: healthMs, maxBytes: maxHealthBytes })
       return healthOf(parse(bytes), headers[workerInstanceHeader])
     },
-    run: (body, signal) => lazily(async () => (await peer.ask(sidecarWire.run, { body, signal })).lines),
+    run: (body, signal, accepted) =>
+      lazily(async () => {
+        const { lines } = await peer.ask(sidecarWire.run, { body, signal })
+        accepted?.()
+        return lines
+      }),
     async exportState(runtime, sessionId) {
       const found = await peer
         .ask(sidecarWire.exportState, { ...state(runtime, sessionId), maxBytes: maxBundleBytes })
