@@ -44,6 +44,7 @@ export const endings = {
   hydration_failed: { status: 'error', message: 'The session could not be restored.', lost: true },
   sidecar_lost: { status: 'error', message: 'The sidecar stopped before the run was over.', lost: true },
   sidecar_unreachable: { status: 'error', message: 'The sidecar cannot be reached.', lost: true },
+  sidecar_draining: { status: 'error', message: 'The sidecar is about to stop and takes nothing new.', lost: true },
 } as const satisfies Readonly<Record<string, EndingKind>>
 export type EndingCode = keyof typeof endings
 

@@ -52,6 +52,38 @@ test('a run that begins while its session is exported leaves it to be fetched ag
   await over
 })
 
+test('a stopping sidecar sends elsewhere what others can go on with, and offers nothing more', async (t) => {
+  const runtimes = { runtime_a: answering(), general: answering() }
+  const { kernel, link } = await hostOf(t, runtimes, { drain: '10s' })
+  const post = (sessionId: string, runtime: string) =>
+    kernel.listeners['sidecar']!.inject({
+      method: 'POST',
+      url: '/run',
+      payload: testEnvelope({ sessionId, profile: { runtime } }),
+    })
+  const [kept, logged] = ['sess-00000000-00000001', 'sess-00000000-00000002'] as const
+  assert.deepEqual((await link.health()).runtimes, ['general', 'runtime_a'])
+  for (const [id, runtime] of [
+    [kept, 'runtime_a'],
+    [logged, 'general'],
+  ] as const) {
+    assert.equal((await post(id, runtime)).statusCode, 200)
+  }
+  const over = kernel.stop()
+  assert.deepEqual((await link.health()).runtimes, [])
+  assert.equal((await post(kept, 'runtime_a')).statusCode, 200, 'its conversation is nowhere else')
+  for (const id of [logged, 'sess-00000000-00000003']) {
+    const reply = await post(id, 'general')
+    assert.equal(reply.statusCode, 503)
+    const { error, retryable } = reply.json<{ error: string; retryable: boolean }>()
+    assert.deepEqual([error, retryable], ['sidecar_draining', true])
+  }
+  await link.exportState('runtime_a', kept)
+  assert.equal((await post(kept, 'runtime_a')).statusCode, 200, 'it is fetched, but perhaps not stored yet')
+  await link.exportState('runtime_a', kept)
+  await over
+})
+
 test('a stopping sidecar lets its runs end, and interrupts what outlasts its time', async (t) => {
   let finish: () => void = () => {}
   const runtime = scripted(async function* (prompt, signal) {

@@ -93,6 +93,20 @@ test('a sidecar that is being restarted is waited for; when it comes back withou
   consecutive(lines)
 })
 
+test('what a stopping sidecar refuses was not begun: another runner may be asked, whether the session is new or not', async (t) => {
+  let stopping = false
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (stopping) throw new AppError('sidecar_draining', 503, { retryable: true })
+    yield* answer(envelope, events, signal)
+  })
+  await execute(f)
+  stopping = true
+  const refused = (e: AppError): boolean => e.code === 'sidecar_draining' && e.status === 503 && e.retryable
+  await assert.rejects(execute(f, { runId: 'r2' }), refused)
+  await assert.rejects(execute(f, { runId: 'r3', sessionId: 'sess-00000000-00000002' }), refused)
+  assert.equal(await f.core.getSession('acme', run().sessionId), undefined, 'an old copy is not gone on with')
+})
+
 test('a sidecar that is still leaving the former run is asked again', async (t) => {
   let asked = 0
   const f = await runnerOf(t, async function* (envelope, events, signal) {
