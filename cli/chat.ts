@@ -86,6 +86,7 @@ async function show(reply: Response, terminal: Terminal): Promise<void> {
   const people = (event: string, data: EventData): void => {
     if (event === 'delta') terminal.write(data.text ?? '')
     else if (event === 'tool' && data.name) terminal.progress(`  [${data.name}]`)
+    else if (event === 'superseded') terminal.progress('\n\n  [begun again: the part before this does not count]\n')
     else if (event === 'done') terminal.progress(`\n\n  go on with --conversation ${data.conversation_id}`)
   }
   const parser = createParser({

@@ -76,14 +76,9 @@ export async function findRun(database: Database, tenantId: string, id: string):
 const delta = '{"type":"assistant","runId":"'
 const deltaText = ',"text":"'
 const deltaEnd = ',"delta":true}'
+const progress = '{"type":"progress"'
 /** Lines that no client sees, told by their first bytes. */
-const silent = [
-  '{"type":"progress"',
-  '{"type":"usage"',
-  '{"type":"session_init"',
-  '{"type":"result"',
-  '{"type":"error"',
-]
+const silent = ['{"type":"usage"', '{"type":"session_init"', '{"type":"result"', '{"type":"error"']
 
 /**
  * The client's view of the events of `chunk`, as SSE frames of specification 4.21.1 with the event's seq as their id. The
@@ -111,6 +106,7 @@ function frameOf(text: string, start: number, end: number, seq: number, exposeTo
       return sseFrame('delta', `{"text":${text.slice(from, to)}}`, seq)
     }
   } else if (silent.some((head) => text.startsWith(head, start))) return ''
+  else if (text.startsWith(progress, start) && !text.slice(start, end).includes('"supersedes":')) return ''
   return parsedFrame(text.slice(start, end), seq, exposeToolEvents)
 }
 
@@ -127,6 +123,10 @@ function closingQuote(text: string, open: number): number {
 function parsedFrame(line: string, seq: number, exposeToolEvents: boolean): string {
   const event = parseLine(Buffer.from(line))
   if (event?.['type'] === 'assistant') return sseFrame('delta', JSON.stringify({ text: event['text'] }), seq)
+  // The run is done again from there: a client that shows its text as it comes takes that part back.
+  if (event?.['type'] === 'progress' && typeof event['supersedes'] === 'number') {
+    return sseFrame('superseded', JSON.stringify({ from: event['supersedes'] }), seq)
+  }
   if (!exposeToolEvents) return ''
   if (event?.['type'] === 'tool_call') {
     return sseFrame('tool', JSON.stringify({ id: event['id'], name: event['name'], status: 'running' }), seq)

@@ -145,6 +145,7 @@ export function createDelegations(
       wanted = link
       if (!looking) void lookOn()
     },
-    close: () => over.abort(),
+    // A reason of its own: without one each run would make an error, with its stack, for children that most runs do not have.
+    close: () => over.abort('the run is over'),
   }
 }

@@ -50,6 +50,20 @@ test('every text arrives unchanged as one delta with its seq as id', () => {
   )
 })
 
+test('a client hears from which event on a run is done again, and of no other progress', () => {
+  const events: RuntimeEvent[] = [
+    { type: 'progress', stage: 'runner_accepted' },
+    say('half'),
+    { type: 'progress', stage: 'retrying', attempt: 2, message: 'a runner of ours', supersedes: 2 },
+    say('whole'),
+  ]
+  assert.deepEqual(framesOf(encodeFrames(chunk(events), false)), [
+    { id: '2', event: 'delta', data: { text: 'half' } },
+    { id: '3', event: 'superseded', data: { from: 2 } },
+    { id: '4', event: 'delta', data: { text: 'whole' } },
+  ])
+})
+
 test('a delta in another field order, or with more fields, shows its text and nothing else', () => {
   const head = `"runId":"${runId}","sessionId":"s","seq":1,"at":"2026-01-01T00:00:00.000Z"`
   for (const line of [
