@@ -106,11 +106,16 @@ export function table(verdict: Verdict): string {
     ['whole again after the last fault', verdict.healMs === undefined ? 'never' : `${verdict.healMs} ms`],
     ['broken promises', String(verdict.problems.length)],
   ]
+  return layOut(rows, verdict.problems)
+}
+
+/** Names and values in two columns, and the first problems below them. */
+export function layOut(rows: readonly (readonly [string, string])[], problems: readonly string[]): string {
   const width = Math.max(...rows.map(([name]) => name.length))
-  const more = verdict.problems.length - shownProblems
+  const more = problems.length - shownProblems
   return [
     ...rows.map(([name, value]) => `${name.padEnd(width)}  ${value}`),
-    ...verdict.problems.slice(0, shownProblems).map((problem) => `  - ${problem}`),
+    ...problems.slice(0, shownProblems).map((problem) => `  - ${problem}`),
     ...(more > 0 ? [`  … and ${more} more`] : []),
   ].join('\n')
 }

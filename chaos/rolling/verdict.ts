@@ -1,4 +1,5 @@
 import { check } from '../checker.ts'
+import { layOut } from '../report.ts'
 import type { Stored } from '../stored.ts'
 import type { Told } from './chats.ts'
 import { turnOf } from './model.ts'
@@ -154,8 +155,6 @@ function quantile(values: readonly number[], q: number): number {
   return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * q))] ?? 0
 }
 
-const shownProblems = 40
-
 export function table(verdict: Verdict): string {
   const rows: [string, string][] = [
     ['chats; streamed, of a conversation that went on', `${verdict.begun}; ${verdict.streamed}, ${verdict.continued}`],
@@ -174,11 +173,5 @@ export function table(verdict: Verdict): string {
     ['answers without the turns before (aim: 0)', String(verdict.forgotten)],
     ['problems', String(verdict.problems.length)],
   ]
-  const width = Math.max(...rows.map(([name]) => name.length))
-  const more = verdict.problems.length - shownProblems
-  return [
-    ...rows.map(([name, value]) => `${name.padEnd(width)}  ${value}`),
-    ...verdict.problems.slice(0, shownProblems).map((problem) => `  - ${problem}`),
-    ...(more > 0 ? [`  … and ${more} more`] : []),
-  ].join('\n')
+  return layOut(rows, verdict.problems)
 }

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import type { Registry } from 'prom-client'
+import { Counter, Gauge, type Registry } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { Database } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
@@ -8,7 +8,6 @@ import { type Channels, createChannels } from './channels.ts'
 import { createFailover, type Failover, type FailoverOptions } from './failover.ts'
 import { createKv } from './kv.ts'
 import { createMemoryStore } from './memory.ts'
-import { createMetrics } from './metrics.ts'
 import { createNotifications } from './notifications.ts'
 import { createPostgresStore } from './postgres.ts'
 import { addressProblem, createRedisStore } from './redis.ts'
@@ -76,4 +75,23 @@ function openRedis(url: string, { channels, metrics, ...options }: RedisParts) {
   const failover: Failover = createFailover({ ...options, onFallback, probe: () => store.probe() })
   const store = createRedisStore(url, { channels, onLost: failover.lost })
   return { store, failover }
+}
+
+/** Returns what to call with the name of each command that Redis did not answer. */
+function createMetrics(registry: Registry, redisUp: () => boolean): (command: string) => void {
+  new Gauge({
+    name: 'agent_orc_kv_redis_up',
+    help: '1 while Redis is used, 0 while PostgreSQL stands in for it.',
+    registers: [registry],
+    collect() {
+      this.set(redisUp() ? 1 : 0)
+    },
+  })
+  const fallbacks = new Counter({
+    name: 'agent_orc_kv_fallback_total',
+    help: 'Commands that were not answered by Redis although there is one, by command.',
+    labelNames: ['command'],
+    registers: [registry],
+  })
+  return (command) => fallbacks.inc({ command })
 }

@@ -1,6 +1,6 @@
 import { type EndingCode, endings, isLost } from '#contracts/endings'
 import type { OnCrash, Profile } from '#contracts/profiles'
-import { createEventEncoder, parseLine } from '#contracts/run-event'
+import { createEventEncoder, parseLine, type RuntimeEvent } from '#contracts/run-event'
 import type { Claim, EndReason } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
 
@@ -24,19 +24,34 @@ export const endingOf = (code: EndingCode, message: string = endings[code].messa
   message,
 })
 
-/** A single event as a chunk of a log. */
-export const lineOf = (seq: number, text: string | Buffer): LogChunk => ({
+/** An event of the conductor's own, as a chunk of the run's log. */
+export const eventOf = ({ runId, sessionId }: Claim, seq: number, event: RuntimeEvent): LogChunk => ({
   firstSeq: seq,
   count: 1,
-  lines: typeof text === 'string' ? Buffer.from(text) : text,
+  lines: Buffer.from(createEventEncoder(runId, sessionId, seq).line(event)),
 })
+/** That the run is tried again. The text from `supersedes` on is done again, too. */
+export const retryOf = (
+  claim: Claim,
+  seq: number,
+  { message }: Stop,
+  attempt: number,
+  most: number,
+  supersedes?: number,
+) =>
+  eventOf(claim, seq, {
+    type: 'progress',
+    stage: 'retrying',
+    attempt,
+    message: `${message} Attempt ${attempt} of ${most} follows.`,
+    ...(supersedes === undefined ? {} : { supersedes }),
+  })
 
 /** The terminal event of an ending, the runner's own if it wrote one. */
-export function terminalLine({ runId, sessionId }: Claim, seq: number, ending: Ending): LogChunk {
-  if (ending.line) return lineOf(seq, ending.line)
+export function terminalLine(claim: Claim, seq: number, ending: Ending): LogChunk {
+  if (ending.line) return { firstSeq: seq, count: 1, lines: ending.line }
   const { code, message, retryable } = ending as Stop
-  const told = { type: 'error', code, message, ...(retryable ? { retryable } : {}) } as const
-  return lineOf(seq, createEventEncoder(runId, sessionId, seq).line(told))
+  return eventOf(claim, seq, { type: 'error', code, message, ...(retryable ? { retryable } : {}) })
 }
 
 const defaultAttempts = 3

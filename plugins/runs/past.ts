@@ -1,3 +1,5 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
 import { linesOf } from '#kernel'
 import { lastSeqOf } from '#contracts/log-chunk'
 import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
@@ -25,8 +27,28 @@ export interface Past {
 
 type Item = Replay[number]
 
-/** Reads the log of a run and sorts out what is finished. */
-export async function readPast(store: RunStore, tenantId: string, runId: string): Promise<Past> {
+/** How soon a log that cannot be read is tried again. */
+const retryMs = 500
+
+/** Reads the log of a run and sorts out what is finished, again until it can be read. Undefined: that was given up. */
+export async function readPast(
+  store: RunStore,
+  { tenantId, runId }: Claim,
+  log: FastifyBaseLogger,
+  givingUp: AbortSignal,
+): Promise<Past | undefined> {
+  while (!givingUp.aborted) {
+    try {
+      return await readOnce(store, tenantId, runId)
+    } catch (err) {
+      log.warn({ err, runId }, 'the log of a run could not be read; trying again')
+      await sleep(retryMs, undefined, { signal: givingUp }).catch(() => {})
+    }
+  }
+  return undefined
+}
+
+async function readOnce(store: RunStore, tenantId: string, runId: string): Promise<Past> {
   const reader = createReader()
   let lastSeq = 0
   for (;;) {

@@ -5,7 +5,6 @@ import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
 import type { OnCrash } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
-import { createEventEncoder } from '#contracts/run-event'
 import type { Claim, DurableSession, FinishRun } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
@@ -24,8 +23,9 @@ import {
   type AttemptPolicy,
   type Ending,
   endingOf,
-  lineOf,
+  eventOf,
   policyOf,
+  retryOf,
   type Stop,
   terminalLine,
   timeoutMsOf,
@@ -35,25 +35,7 @@ import { type Past, readPast } from './past.ts'
 import { createRecorder, type Recorder, type RecorderDeps } from './recorder.ts'
 import { createRunMemory, createRunnerEvents, type RunMemory } from './runner-events.ts'
 import { RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
-
-/**
- * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
- * next one follows. `refused`: no runner will take it, and it is being taken back. `ending`: how it ends is decided and is
- * being stored. The other three are final: it `ended` here, was `left` to another process, or was `discarded` as if it had
- * never been asked for.
- */
-export type RunState = 'dispatching' | 'streaming' | 'waiting' | 'refused' | 'ending' | 'ended' | 'left' | 'discarded'
-
-const next: Readonly<Record<RunState, readonly RunState[]>> = {
-  dispatching: ['streaming', 'waiting', 'refused', 'ending', 'left'],
-  streaming: ['waiting', 'ending', 'left'],
-  waiting: ['dispatching', 'ending', 'left'],
-  refused: ['discarded', 'ending', 'left'],
-  ending: ['ended', 'left'],
-  ended: [],
-  left: [],
-  discarded: [],
-}
+import { isFinal, leadsTo, type RunState } from './states.ts'
 
 export interface RunDeps extends RecorderDeps, RunnerStreamDeps {
   /** Undefined: what runs cost is not known, unless their runtime says so. */
@@ -85,8 +67,6 @@ export interface RunOrder {
 
 /** How long a run goes on at its runner without a conductor: longer than it takes to find out that one has died. */
 const keepMs = 30_000
-/** How soon a log that cannot be read is tried again. */
-const logRetryMs = 500
 
 /** One claimed run, from its accepted event over the streams of its runners to its terminal event and the release of its session. */
 export class Run {
@@ -211,11 +191,10 @@ export class Run {
 
   /** How it ends is known, or is nothing that this process decides: no reason changes it any more. */
   get #isDecided(): boolean {
-    return this.#state === 'ending' || this.#state === 'refused' || next[this.#state].length === 0
+    return this.#state === 'ending' || this.#state === 'refused' || isFinal(this.#state)
   }
-  /** What is no transition changes nothing: somebody else was first. */
   #to(state: RunState): boolean {
-    if (!next[this.#state].includes(state)) return false
+    if (!leadsTo(this.#state, state)) return false
     this.#state = state
     return true
   }
@@ -247,9 +226,7 @@ export class Run {
     if (past && past.lastSeq > 0) this.log.begin(past.lastSeq)
     else {
       // Its former owner may have died before it had stored this.
-      const { runId, sessionId } = this.claim
-      const accepted = createEventEncoder(runId, sessionId, 1).line({ type: 'progress', stage: 'accepted' })
-      void this.#recorder.add(lineOf(1, accepted))
+      void this.#recorder.add(eventOf(this.claim, 1, { type: 'progress', stage: 'accepted' }))
     }
     return true
   }
@@ -340,15 +317,8 @@ export class Run {
     const past = (await this.#recorder.flush()) ? await this.#readLog() : undefined
     if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined
     const { replay, cutFrom, lastSeq } = past
-    const { runId, sessionId } = this.claim
-    const told = {
-      type: 'progress',
-      stage: 'retrying',
-      attempt,
-      message: `${(last as Stop).message} Attempt ${attempt} of ${this.#policy.most} follows.`,
-      ...(cutFrom === undefined ? {} : { supersedes: cutFrom }),
-    } as const
-    void this.#recorder.add(lineOf(lastSeq + 1, createEventEncoder(runId, sessionId, lastSeq + 1).line(told)))
+    const told = retryOf(this.claim, lastSeq + 1, last as Stop, attempt, this.#policy.most, cutFrom)
+    void this.#recorder.add(told)
     const owned = await this.#recorder.flush(attempt)
     this.#taken.resolve(undefined)
     if (owned && wait > 0) await sleep(wait, undefined, { signal: this.#abort.signal }).catch(() => {})
@@ -356,18 +326,9 @@ export class Run {
     const timeoutMs = Math.max(1, this.#timesOutAt - Date.now())
     return { ...this.#first(), firstSeq: lastSeq + 2, timeoutMs, attempt, replay }
   }
-  async #readLog(): Promise<Past | undefined> {
-    const { store, givingUp, log } = this.#deps
-    const { tenantId, runId } = this.claim
-    while (!givingUp.aborted) {
-      try {
-        return await readPast(store, tenantId, runId)
-      } catch (err) {
-        log.warn({ err, runId }, 'the log of a run could not be read; trying again')
-        await sleep(logRetryMs, undefined, { signal: givingUp }).catch(() => {})
-      }
-    }
-    return undefined
+  #readLog(): Promise<Past | undefined> {
+    const { store, log, givingUp } = this.#deps
+    return readPast(store, this.claim, log, givingUp)
   }
   #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
     const { usage, toolCalls, sandbox, runtimeSessionId } = this.#memory
