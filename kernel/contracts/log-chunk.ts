@@ -24,8 +24,12 @@ export function join(chunks: readonly LogChunk[]): LogChunk | undefined {
   }
 }
 
-/** Whether a chunk ends its log. */
-export function endsLog(chunk: LogChunk): boolean {
+/** The terminal event, without copying, of a chunk that ends its log. */
+export function endOf(chunk: LogChunk): LogChunk | undefined {
   const end = chunk.lines.length - 1
-  return isTerminalType(peekType(chunk.lines.subarray(chunk.lines.lastIndexOf(0x0a, end - 1) + 1, end)))
+  const lines = chunk.lines.subarray(chunk.lines.lastIndexOf(0x0a, end - 1) + 1)
+  const isEnd = isTerminalType(peekType(lines.subarray(0, -1)))
+  return isEnd ? { firstSeq: lastSeqOf(chunk), count: 1, lines } : undefined
 }
+/** Whether a chunk ends its log. */
+export const endsLog = (chunk: LogChunk): boolean => endOf(chunk) !== undefined

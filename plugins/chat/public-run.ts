@@ -4,7 +4,7 @@ import { isAppError, sseFrame } from '#kernel'
 import type { Database } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
-import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { endOf, lastSeqOf } from '#contracts/log-chunk'
 import { parseLine } from '#contracts/run-event'
 import type { LogChunk, RunDispatch } from '#contracts/runs'
 
@@ -139,7 +139,7 @@ function parsedFrame(line: string, seq: number, exposeToolEvents: boolean): stri
 
 /** The terminal event, when `chunk` ends with one. */
 export function terminalEvent(chunk: LogChunk): Record<string, unknown> | undefined {
-  const end = endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
+  const end = endOf(chunk)
   return end && parseLine(end.lines)
 }
 

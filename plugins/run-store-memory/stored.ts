@@ -1,7 +1,7 @@
 import { linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, promptInfoOf } from '#contracts/prompt'
-import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { endOf, lastSeqOf } from '#contracts/log-chunk'
 import { parseLine, peekType } from '#contracts/run-event'
 import type { DurableSession, RunStore, StartRun } from '#contracts/run-store'
 import type { LogChunk, RunSummary, SubTask, Task } from '#contracts/runs'
@@ -157,7 +157,7 @@ export function createReads(started: ReadonlyMap<string, StoredRun>, sessions: R
     },
     async readEnding(tenantId, runId) {
       const chunk = started.get(keyOf(tenantId, runId))?.log.at(-1)
-      return chunk && endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
+      return chunk && endOf(chunk)
     },
     async runsOfSession(tenantId, sessionId, ordinal) {
       const session = sessions.get(keyOf(tenantId, sessionId))

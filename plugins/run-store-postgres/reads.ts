@@ -1,5 +1,5 @@
 import type { Database } from '#contracts/database'
-import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { endOf } from '#contracts/log-chunk'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import type { RunStatus } from '#contracts/runs'
 import {
@@ -103,7 +103,7 @@ export const createReads = (db: Database) =>
     async readEnding(tenantId, runId) {
       const [[row]] = await db.batch<[ChunkRow[]]>(tenantId, [{ ...lastChunk, values: [tenantId, runId] }])
       const chunk = row && toChunk(row)
-      return chunk && endsLog(chunk) ? after(chunk, lastSeqOf(chunk) - 1) : undefined
+      return chunk && endOf(chunk)
     },
     async runsOfSession(tenantId, sessionId, ordinal) {
       type Row = { status: SessionRow['status'] } & ({ id: string; ordinal: number } | { id: null })
