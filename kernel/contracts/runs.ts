@@ -1,8 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '#kernel'
 import { promptFields, promptInfoFields } from './prompt.ts'
-import { UsageEvent } from './run-event.ts'
+import { type LogChunk, UsageEvent } from './run-event.ts'
 import { WebhookTarget } from './webhooks.ts'
+
+export type { LogChunk } from './run-event.ts'
 
 /** `queued`: accepted while its session was busy; it has no runner and no events yet. */
 export const runStatuses = ['queued', 'running', 'ok', 'error', 'cancelled', 'interrupted'] as const
@@ -109,13 +111,6 @@ export const RunSummary = Type.Object({
   costCents: Type.Optional(Type.Number()),
 })
 export type RunSummary = Static<typeof RunSummary>
-
-/** Consecutive events of one run as bytes: `count` NDJSON lines, the first with stamp `firstSeq`. */
-export interface LogChunk {
-  readonly firstSeq: number
-  readonly count: number
-  readonly lines: Buffer
-}
 
 /**
  * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,

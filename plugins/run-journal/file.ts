@@ -1,5 +1,5 @@
 import { type FileHandle, open } from 'node:fs/promises'
-import { after, lastSeqOf } from '#contracts/log-chunk'
+import { after, lastSeqOf } from '#contracts/run-event'
 import type { JournalFinish, JournalHeader } from '#contracts/run-journal'
 import type { LogChunk } from '#contracts/runs'
 import { finishLine, headerLine } from './lines.ts'

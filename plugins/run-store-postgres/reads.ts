@@ -1,5 +1,5 @@
 import type { Database } from '#contracts/database'
-import { endOf } from '#contracts/log-chunk'
+import { endOf } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import type { RunStatus } from '#contracts/runs'
 import {

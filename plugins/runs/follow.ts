@@ -1,7 +1,7 @@
 import type { Kv } from '#contracts/kv'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal, type LogChunk } from '#contracts/runs'
-import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { after, endsLog, lastSeqOf } from '#contracts/run-event'
 import { unknownRun } from './errors.ts'
 import type { Cursor, RunLog } from './log.ts'
 

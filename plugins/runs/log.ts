@@ -1,4 +1,4 @@
-import { after, endsLog, lastSeqOf } from '#contracts/log-chunk'
+import { after, endsLog, lastSeqOf } from '#contracts/run-event'
 import type { LogChunk } from '#contracts/runs'
 
 /** What a run under way keeps in memory of what is stored already: for whoever comes next, and as long as a reader is behind. */

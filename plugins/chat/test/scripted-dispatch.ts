@@ -1,8 +1,7 @@
 import { AppError, notFound } from '#kernel'
 import { type Database, violatedConstraint } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
-import { after, endsLog } from '#contracts/log-chunk'
-import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
+import { after, createEventEncoder, endsLog, type RuntimeEvent } from '#contracts/run-event'
 import type { DispatchTask, LogChunk, RunDispatch, RunStatus, RunSummary } from '#contracts/runs'
 
 /** A run whose events the test writes. */
