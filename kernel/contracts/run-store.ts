@@ -3,7 +3,7 @@ import type { OnCrash, Profile } from './profiles.ts'
 import type { PromptFields } from './prompt.ts'
 import type { Usage } from './run-event.ts'
 import type { LogChunk, RunStatus, RunSummary, Task, TerminalRunStatus } from './runs.ts'
-import type { SandboxUse } from './sandbox-use.ts'
+import type { SandboxUse } from './usage.ts'
 import type { Session } from './sessions.ts'
 import type { StateBundle } from './runtime.ts'
 

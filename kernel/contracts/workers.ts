@@ -4,7 +4,7 @@ import type { Profile } from './profiles.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { RunnerSession, WorkerLease } from './runner.ts'
 import type { StateBundle } from './runtime.ts'
-import type { SandboxEvent } from './sandbox-use.ts'
+import type { SandboxEvent } from './usage.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 

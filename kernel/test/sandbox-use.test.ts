@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
-import { createSandboxUseReader } from '#contracts/sandbox-use'
+import { createSandboxUseReader } from '#contracts/usage'
 
 const accepted = { type: 'progress', stage: 'runner_accepted' } as const
 const sandbox = (idleSeconds: unknown) => ({ type: 'progress', stage: 'sandbox', idleSeconds }) as const

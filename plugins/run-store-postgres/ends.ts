@@ -6,8 +6,7 @@ import { createEventEncoder, lastSeqOf, parseLine, peekType, type Usage } from '
 import type { Claim, EndReason, FinishRun } from '#contracts/run-store'
 import type { LogChunk, TerminalRunStatus } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
-import { createSandboxUseReader } from '#contracts/sandbox-use'
-import { createUsageTally } from '#contracts/usage'
+import { createSandboxUseReader, createUsageTally } from '#contracts/usage'
 import { type ChunkRow, prepared, storable } from './rows.ts'
 
 // `finished_at IS NULL` is `status IN ('queued', 'running')` by constraint, and no claim has the epoch of a run that waits.

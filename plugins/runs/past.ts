@@ -6,7 +6,7 @@ import { lastSeqOf, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
 import type { LogChunk } from '#contracts/runs'
-import { createSandboxUseReader, type SandboxUse } from '#contracts/sandbox-use'
+import { createSandboxUseReader, type SandboxUse } from '#contracts/usage'
 
 /** What the stored log of a run says to those who go on with it. */
 export interface Past {
