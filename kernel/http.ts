@@ -73,7 +73,8 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     bodyLimit,
     requestTimeout,
     // Whatever else asks for another protocol is answered as if it had not.
-    http: { maxHeaderSize, shouldUpgradeCallback: (request) => links.wants(request) },
+    // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
+    http: { maxHeaderSize, joinDuplicateHeaders: true, shouldUpgradeCallback: (request) => links.wants(request) },
     // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
     childLoggerFactory: (logger) => logger,
     genReqId: () => `req_${randomUUID().slice(24)}`,

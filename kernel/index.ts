@@ -14,7 +14,6 @@ export {
 export { BootError, type Entry, type ListenerConfig, type Origin, plan, type Role } from './plan.ts'
 export { boot, type BootOptions, type Running } from './boot.ts'
 export { access, accessOf } from './access.ts'
-export { bearerOf } from './bearer.ts'
 export { uploadAccess } from './arrival.ts'
 export { eventStream, failure, jsonLines, negotiated, NoContent, plainText } from './answers.ts'
 export type { App, TypeBox } from './http.ts'

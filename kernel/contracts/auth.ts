@@ -35,6 +35,12 @@ export const ApiGuard = capability<Guard>('conductor.api-guard')
 /** HMAC signatures of the conductor's internal listener, chat-gateway family; every caller acts as admin of the signed tenant. Specification 5.3. */
 export const InternalGuard = capability<Guard>('conductor.internal-guard')
 
+/**
+ * Holds the token of an Authorization header, as RFC 9110 forms it: nothing that a quote, a comma or a control character could
+ * end early. A listener joins headers that are sent twice with a comma, so that of two tokens there is none.
+ */
+export const bearerForm = /^Bearer +([A-Za-z0-9._~+/-]+=*)$/i
+
 /** Mints and checks `ao_<env>_<43 base62><6 base62 CRC32>` tokens; hashes them with the pepper. */
 export interface Tokens {
   mint(): string

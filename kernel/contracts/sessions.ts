@@ -22,5 +22,5 @@ export const Session = Type.Object({
 })
 export type Session = Static<typeof Session>
 
-/** Where a conductor that begins a run in a session wakes those who follow the session. */
-export const sessionChannel = (tenantId: string, sessionId: string): string => `session:${tenantId}:${sessionId}`
+/** Where a conductor that begins a run in a session wakes those who follow it: `session:<tenant id>:<session id>`. */
+export const sessionChannels = 'session:'

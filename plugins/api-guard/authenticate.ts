@@ -1,9 +1,9 @@
 import { createHmac, createSecretKey, randomBytes, timingSafeEqual } from 'node:crypto'
-import { bearerOf, unauthorized } from '#kernel'
-import type { Caller, Tokens } from '#contracts/auth'
+import { unauthorized } from '#kernel'
+import { bearerForm, type Caller, type Tokens } from '#contracts/auth'
 
-/** Finds the caller of a request from its raw headers (name, value, name, value…), or throws `unauthorized`. */
-export type Authenticate = (rawHeaders: readonly string[]) => Promise<Caller>
+/** Finds the caller of a request by its Authorization header, or throws `unauthorized`. */
+export type Authenticate = (authorization: string | undefined) => Promise<Caller>
 
 /** Finds a live key by its hash; undefined when unknown, revoked, expired, or of a deleted tenant. */
 export interface KeyLookup {
@@ -21,8 +21,8 @@ export interface AuthenticateOptions {
 
 export function createAuthenticate({ tokens, keys, bootstrap }: AuthenticateOptions): Authenticate {
   const isBootstrap = bootstrap && secretEqual(bootstrap.key)
-  return async (rawHeaders) => {
-    const token = bearerOf(rawHeaders)
+  return async (authorization = '') => {
+    const token = bearerForm.exec(authorization)?.[1]
     if (token === undefined) throw refused()
     if (bootstrap && isBootstrap?.(token)) {
       const { tenantId } = bootstrap

@@ -18,10 +18,10 @@ export function createApiGuard({ authenticate, adminTenant, trail }: GuardOption
   const callers = new WeakMap<FastifyRequest, Caller>()
 
   /** Undefined for everybody to whom routes of operators do not exist. */
-  const operatorOf = async ({ raw }: FastifyRequest): Promise<Caller | undefined> => {
+  const operatorOf = async ({ headers }: FastifyRequest): Promise<Caller | undefined> => {
     if (adminTenant === undefined) return undefined
     try {
-      const caller = await authenticate(raw.rawHeaders)
+      const caller = await authenticate(headers.authorization)
       return caller.tenantId === adminTenant ? caller : undefined
     } catch (error) {
       if (isAppError(error) && error.status === 401) return undefined
@@ -42,7 +42,7 @@ export function createApiGuard({ authenticate, adminTenant, trail }: GuardOption
       app.addHook('onRequest', async (request, reply) => {
         const { config } = request.routeOptions
         const forOperators = accessOf(config) === operator
-        const caller = forOperators ? await operatorOf(request) : await authenticate(request.raw.rawHeaders)
+        const caller = forOperators ? await operatorOf(request) : await authenticate(request.headers.authorization)
         if (!caller) {
           // The answer of a path that no route serves, by the handler that gives it.
           reply.callNotFound()

@@ -1,6 +1,6 @@
-import { access, type App, bearerOf } from '#kernel'
+import { access, type App } from '#kernel'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import type { Tokens } from '#contracts/auth'
+import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { invalidKey, notPublished, originNotAllowed } from './errors.ts'
 import { ChatParams } from './schema.ts'
@@ -74,7 +74,7 @@ export function createAuthenticator(database: Database, tokens: Tokens, keyUse: 
 
   const find = async (request: FastifyRequest): Promise<Caller | undefined> => {
     const { tenant: tenantId, agent: slug } = request.params as { tenant: string; agent: string }
-    const token = bearerOf(request.raw.rawHeaders)
+    const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
     if (token === undefined || !name.test(tenantId) || !tokens.wellFormed(token)) return undefined
     const hash = tokens.hash('ao:pub-key:v1', token)
     const found = await findByKey(database, tenantId, hash).catch((err: unknown) => {

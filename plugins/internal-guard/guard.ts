@@ -1,14 +1,18 @@
 import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
-import { accessOf, type App, forbidden, unauthorized } from '#kernel'
+import { accessOf, type App, appError, forbidden, unauthorized } from '#kernel'
 import { type Caller, type Guard, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
 import { signedHeaders, type Signer } from '#contracts/signing'
 import type { Admission } from '#kit'
-import { readBody } from './body.ts'
 
 /** What the gateway may do: everything an admin of the signed tenant may. */
 const serviceRole: TenantRole = 'admin'
 const keyId = 'service:chat-gateway'
+/** What a route of the signed plane may ask for, and whether the gateway has it. */
+const accesses: ReadonlyMap<string, boolean> = new Map([
+  ['service', true],
+  ...roles.map((role): [string, boolean] => [role, roleAtLeast(serviceRole, role)]),
+])
 const nothing = new Uint8Array()
 
 /** Verifies the signature of every request in a scope over the bytes received. Without a signer it refuses them all. */
@@ -17,18 +21,18 @@ export function createInternalGuard(signer: Signer | undefined): Guard {
   return {
     protect(app: App) {
       app.addHook('onRoute', ({ method, url, config }) => {
-        if (neededRole(config) === undefined) {
+        if (!accesses.has(accessOf(config) ?? '')) {
           throw new Error(`route ${String(method)} ${url} is on the signed plane; give it access('service') or a role`)
         }
       })
       // The signature covers the body as sent, so it is read here, before any parser, and handed on whole.
       app.addHook('preParsing', async (request, _reply, payload) => {
-        const needed = neededRole(request.routeOptions.config)
-        if (!signer || needed === undefined) throw unauthorized()
+        const who = accessOf(request.routeOptions.config)
+        if (!signer || who === undefined) throw unauthorized()
         const body = await readBody(payload)
         const { method, url } = request.raw
         const { tenant } = await signer.verify(request.headers, { method: method ?? '', target: url ?? '', body })
-        if (!roleAtLeast(serviceRole, needed)) throw forbidden()
+        check(who)
         callers.set(request, { tenantId: tenant, role: serviceRole, keyId })
         return Readable.from(body.length > 0 ? [body] : [])
       })
@@ -53,18 +57,44 @@ export const linkAdmission = (signer: Signer): Admission => ({
     await signer.verify(headers, { method: method ?? '', target: url ?? '', body: nothing })
   },
   callerOf(who, headers) {
-    const needed = roleOf(who)
     const tenantId = headers[signedHeaders.tenant]
-    if (needed === undefined || typeof tenantId !== 'string' || !tenantForm.test(tenantId)) throw unauthorized()
-    if (!roleAtLeast(serviceRole, needed)) throw forbidden()
+    if (typeof tenantId !== 'string' || !tenantForm.test(tenantId)) throw unauthorized()
+    check(who)
     return { tenantId, role: serviceRole, keyId }
   },
 })
 
-function neededRole(config: unknown): TenantRole | undefined {
-  return roleOf(accessOf(config))
+function check(who: string): void {
+  const granted = accesses.get(who)
+  if (granted === undefined) throw unauthorized()
+  if (!granted) throw forbidden()
 }
 
-/** Undefined: not for the signed plane. */
-const roleOf = (who: string | undefined): TenantRole | undefined =>
-  who === 'service' ? serviceRole : roles.find((role) => role === who)
+/** The signed plane's own limit, whatever a route's `bodyLimit` says: unverified bytes are held in memory. */
+const maxBytes = 1024 * 1024
+
+const bodyTooLarge = appError('body_too_large', 413, 'A signed request body may have at most 1 MiB.')
+const bodyCut = appError('invalid_request', 400, 'The request body ended early.')
+
+/** The whole body. On a failure the stream stays open, since its socket must still carry the answer. */
+function readBody(payload: Readable): Promise<Buffer> {
+  return new Promise((resolve, reject) => {
+    const chunks: Buffer[] = []
+    let size = 0
+    const finish = (settle: () => void): void => {
+      payload.off('data', onData).off('end', onEnd).off('error', onCut).off('close', onCut)
+      settle()
+    }
+    const onData = (chunk: Buffer): void => {
+      size += chunk.length
+      chunks.push(chunk)
+      if (size <= maxBytes) return
+      payload.pause()
+      // The rest is not read, so the connection cannot be used again.
+      finish(() => reject(bodyTooLarge({ headers: { connection: 'close' } })))
+    }
+    const onEnd = (): void => finish(() => resolve(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks, size)))
+    const onCut = (): void => finish(() => reject(bodyCut()))
+    payload.on('data', onData).on('end', onEnd).on('error', onCut).on('close', onCut)
+  })
+}

@@ -134,7 +134,7 @@ export const toTask = (row: TaskRow): Task => ({
 
 /** Values of a new row of `runs`. */
 export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, 'create'>) {
-  const input = promptFieldsOf(task)
+  const input = task.attachments || task.responseFormat ? promptFieldsOf(task) : undefined
   return {
     tenant: tenantId,
     run: runId,

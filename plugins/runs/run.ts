@@ -259,7 +259,7 @@ export class Run {
       ...(depth === 0 ? {} : { depth }),
       ...(task.metadata === undefined ? {} : { metadata: task.metadata }),
       ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
-      ...promptFieldsOf(task),
+      ...(task.attachments || task.responseFormat ? promptFieldsOf(task) : {}),
       ...(placed && !remembers ? { create: { profile: session.profile } } : {}),
     }
   }

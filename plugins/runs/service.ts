@@ -16,7 +16,7 @@ import {
   type Task,
 } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
-import { sessionChannel } from '#contracts/sessions'
+import { sessionChannels } from '#contracts/sessions'
 import type { Webhooks } from '#contracts/webhooks'
 import { createCancel, drainWaitMs, type Terminated, terminateRun } from './cancellation.ts'
 import type { DelegationLimits } from './delegations.ts'
@@ -111,7 +111,7 @@ export function createRunService(deps: RunServiceDeps): RunService {
     const waiting = saver.busy(claim.tenantId, claim.sessionId)
     const run = new Run(running, { claim, task, session, ...more })
     active.set(key, run)
-    kv.publish(sessionChannel(claim.tenantId, claim.sessionId), '')
+    kv.publish(`${sessionChannels}${claim.tenantId}:${claim.sessionId}`, '')
     wheel ??= setInterval(turn, deadlineTickMs).unref()
     void run.done.then((how) => {
       // This process may have taken the run back, under another claim.

@@ -6,7 +6,7 @@ import type { Kv } from '#contracts/kv'
 import { lastSeqOf, peekType } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
 import type { LogChunk, RunDispatch } from '#contracts/runs'
-import { sessionChannel } from '#contracts/sessions'
+import { sessionChannels } from '#contracts/sessions'
 
 interface Sources {
   readonly store: Pick<RunStore, 'runsOfSession'>
@@ -92,7 +92,7 @@ async function* followSession(
     woken = true
     resume?.()
   }
-  const unsubscribe = kv.subscribe(sessionChannel(tenantId, sessionId), wake)
+  const unsubscribe = kv.subscribe(`${sessionChannels}${tenantId}:${sessionId}`, wake)
   signal.addEventListener('abort', wake)
   try {
     while (!signal.aborted) {

@@ -9,7 +9,7 @@ import type { Profile } from '#contracts/profiles'
 import { after, createEventEncoder, lastSeqOf, type RuntimeEvent } from '#contracts/run-event'
 import { type Claim, RunStore, type StartOutcome } from '#contracts/run-store'
 import { type LogChunk, RunDispatch } from '#contracts/runs'
-import { sessionChannel } from '#contracts/sessions'
+import { sessionChannels } from '#contracts/sessions'
 import sessionStream from '../index.ts'
 
 const guard: Guard = {
@@ -78,12 +78,12 @@ async function stage(t: TestContext) {
   const store = found.store!
   let count = 0
   const wake = (sessionId: string): void => {
-    for (const listener of listeners.get(sessionChannel('acme', sessionId)) ?? []) listener()
+    for (const listener of listeners.get(`${sessionChannels}acme:${sessionId}`) ?? []) listener()
   }
   return {
     store,
     wake,
-    watching: (sessionId: string): number => listeners.get(sessionChannel('acme', sessionId))?.size ?? 0,
+    watching: (sessionId: string): number => listeners.get(`${sessionChannels}acme:${sessionId}`)?.size ?? 0,
     async begin(sessionId: string): Promise<Claim> {
       const create = { profile: { name: 'writer', id: 'prof_1', runtime: 'general', limits: {} } as Profile }
       const fresh = (await store.getSession('acme', sessionId)) === undefined
