@@ -19,7 +19,7 @@ const hasBody = ({ headers }: FastifyRequest): boolean =>
  * limit for each request by itself.
  */
 export interface Arrivals {
-  /** For each new route. True once there is an upload: from then on every request is given to `begin`. */
+  /** For each new route. True once there is an upload: from then on, and not before, every request is given to `begin`. */
   add(route: RouteOptions): boolean
   begin(request: FastifyRequest): void
 }
@@ -38,7 +38,7 @@ export function createArrivals(limitMs: number, onLate: (request: FastifyRequest
       return watched
     },
     begin(request) {
-      if (!watched || !hasBody(request)) return
+      if (!hasBody(request)) return
       const { raw } = request
       // A request that was answered early closes without a word when its connection does: it may not hold the process.
       const limit = setTimeout(onLate, limitMs, request).unref()

@@ -18,7 +18,6 @@ import formats from 'ajv-formats'
 import { access, accessOf } from './access.ts'
 import { createArrivals } from './arrival.ts'
 import { AppError, handleClientError, handleError, handleNotFound, notFound, unavailable } from './errors.ts'
-import { parseJson } from './json.ts'
 import { createLinkHost, linkHostKey } from './kit/link/host.ts'
 import { openapi } from './openapi.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
@@ -66,7 +65,7 @@ const withNul = (url: string): AppError =>
 export async function createListener(name: string, log: FastifyBaseLogger, logRequests: boolean): Promise<Listener> {
   const compile = validators()
   const streams = createStreamRegistry()
-  const links = createLinkHost({ log, streams, compile, logRequests, bodyLimit })
+  const links = createLinkHost({ log, streams, compile, parse: parseJson, logRequests, bodyLimit })
   const app = Fastify({
     loggerInstance: log,
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
@@ -87,6 +86,7 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   }).withTypeProvider<TypeBox>()
   app.decorate(streamRegistryKey, streams)
   app.decorate(linkHostKey, links)
+  let uploads = false
   const arrivals = createArrivals(requestTimeout, ({ raw }) => handleClientError(requestLate(), raw.socket))
   app.setValidatorCompiler(compile)
   app.setErrorHandler(handleError)
@@ -103,13 +103,15 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     if (who === undefined) {
       throw new Error(`route ${String(route.method)} ${route.url} does not say who may call it; add access('...')`)
     }
-    if (arrivals.add(route)) app.server.requestTimeout = 0
+    if (!arrivals.add(route)) return
+    uploads = true
+    app.server.requestTimeout = 0
   })
   app.addHook('onRequest', async (request, reply) => {
     void reply.header('x-request-id', request.id)
     if (streams.ending) throw stopping({ headers: { connection: 'close', 'retry-after': '1' } })
     if (request.url.includes('%00')) throw withNul(request.url)
-    arrivals.begin(request)
+    if (uploads) arrivals.begin(request)
   })
   if (logRequests) {
     app.addHook('onResponse', async (request, reply) => {
@@ -172,4 +174,44 @@ function validators(): FastifySchemaCompiler<unknown> {
   const coercing = new Ajv({ ...options, coerceTypes: 'array' })
   for (const ajv of [literal, coercing]) formats.default(ajv)
   return ({ schema, httpPart }) => (httpPart === 'body' ? literal : coercing).compile(schema as object)
+}
+
+/** Deeper JSON parses but overflows the stack when it is written again. */
+const maxJsonDepth = 64
+
+/** Parses a JSON body. An empty one is `undefined`: the contract has routes whose body is optional. */
+function parseJson(body: Buffer): unknown {
+  if (body.length === 0) return undefined
+  // Each level takes a byte to open it and one to close it.
+  if (body.length > 2 * maxJsonDepth && jsonDepth(body) > maxJsonDepth) {
+    throw new AppError('invalid_request', 400, { message: `The body nests deeper than ${maxJsonDepth} levels.` })
+  }
+  try {
+    return JSON.parse(body.toString('utf8'), guardPrototype(body))
+  } catch {
+    throw new AppError('invalid_request', 400, { message: 'The body is not valid JSON.' })
+  }
+}
+
+// The reviver costs a call per key, so it is only used when the bytes mention the dangerous name at all.
+function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
+  if (!body.includes('__proto__') && !body.includes('\\u005')) return undefined
+  return (key, value) => (key === '__proto__' ? undefined : value)
+}
+
+/** Nesting depth of JSON text, counted without parsing it. */
+function jsonDepth(body: Buffer): number {
+  let depth = 0
+  let deepest = 0
+  let inString = false
+  for (let i = 0; i < body.length; i++) {
+    const c = body[i]
+    if (inString) {
+      if (c === 0x5c) i++
+      else if (c === 0x22) inString = false
+    } else if (c === 0x22) inString = true
+    else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
+    else if (c === 0x7d || c === 0x5d) depth--
+  }
+  return deepest
 }

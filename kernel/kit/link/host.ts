@@ -3,7 +3,6 @@ import type { Duplex } from 'node:stream'
 import type { FastifySchemaValidationError } from 'fastify'
 import type { Route } from '#contracts/wire/route'
 import { type AppError, appError, errorBody, failureOf, notFound } from '../../errors.ts'
-import { parseJson } from '../../json.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
 import type { Admission, AnyCall, ServedRoute } from '../call.ts'
 import { type LinkHostOptions, newRequestId, type Routes, ServedLink } from './served.ts'
@@ -83,7 +82,7 @@ function refuse(socket: Duplex, error: AppError, requestId: string): void {
 
 type Part = 'params' | 'querystring' | 'headers' | 'body'
 
-function createRoutes({ compile, bodyLimit }: LinkHostOptions): Routes {
+function createRoutes({ compile, parse, bodyLimit }: LinkHostOptions): Routes {
   const served = new Map<string, ServedRoute>()
   // A schema is compiled when it is first needed: most routes are never asked for over a link.
   const checks = new WeakMap<object, ReturnType<typeof compile>>()
@@ -110,7 +109,7 @@ function createRoutes({ compile, bodyLimit }: LinkHostOptions): Routes {
         params: check(route, 'params', route.params, line.params ?? {}),
         query: check(route, 'querystring', route.query, line.query ?? {}),
         headers: check(route, 'headers', route.headers, line.headers ?? {}) as AnyCall['headers'],
-        body: route.bytes ? Buffer.from(bytes) : check(route, 'body', route.body, route.body && parseJson(bytes)),
+        body: route.bytes ? Buffer.from(bytes) : check(route, 'body', route.body, route.body && parse(bytes)),
       }
     },
   }

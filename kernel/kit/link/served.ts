@@ -4,7 +4,6 @@ import type { FastifyBaseLogger, FastifySchemaCompiler } from 'fastify'
 import type { Caller } from '#contracts/auth'
 import { leaving } from '#contracts/runner'
 import { errorBody, failureOf, notFound } from '../../errors.ts'
-import { parseJson } from '../../json.ts'
 import type { OpenStream, StreamEnd, StreamRegistry } from '../../streams.ts'
 import type { Admission, AnyCall, Answered, ServedRoute } from '../call.ts'
 import type { RequestLine } from './caller.ts'
@@ -25,6 +24,8 @@ export interface LinkHostOptions {
   readonly log: FastifyBaseLogger
   readonly streams: StreamRegistry
   readonly compile: FastifySchemaCompiler<unknown>
+  /** Of JSON, bounded as in a body. Throws an AppError. */
+  readonly parse: (json: Buffer) => unknown
   readonly logRequests: boolean
   /** Of routes that name none. */
   readonly bodyLimit: number
@@ -109,7 +110,7 @@ export class ServedLink {
     if (id <= this.#last) throw new LinkError('an exchange was begun twice')
     const size = payload.readUInt32BE(0)
     const text = payload.subarray(4, 4 + size)
-    const line = parseJson(text) as RequestLine | undefined
+    const line = this.options.parse(text) as RequestLine | undefined
     if (typeof line?.route !== 'string') throw new LinkError('a request line is none')
     if (this.#leaving || this.options.streams.ending || this.#open.size >= maxStreams) {
       // Nothing of it was begun; whoever asked may ask somebody else.

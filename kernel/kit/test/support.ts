@@ -209,6 +209,7 @@ function hostOf(
     log: pino({ level: 'silent' }),
     streams,
     compile: () => () => true,
+    parse: (json) => JSON.parse(json.toString()) as unknown,
     logRequests: false,
     bodyLimit: 1024,
   })
