@@ -1,65 +1,21 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import { endingOnly, isTerminal } from '#contracts/runs'
 import { type Stop, within } from './ending.ts'
-import { invalidRunId } from './errors.ts'
-import { follow, type Logs } from './follow.ts'
-import type { Run } from './run.ts'
+import { follow, type Logs } from './log.ts'
+import type { Executor } from './run.ts'
 
 /** How long a caller waits for a run to be over before it goes on without. Specification 4.8. */
 export const drainWaitMs = 2_000
 
 /** What came of ending a run. */
-export interface Cancelled {
+interface Cancelled {
   /** Somebody executed it and was given time; not so a run that waited in a queue, or was over. */
   readonly waited: boolean
   /** Its claim was released by whoever held it. */
   readonly drained: boolean
   /** It was taken from whoever held it, or from its queue. */
   readonly stolen: boolean
-}
-export type Cancel = (tenantId: string, runId: string, why: Stop) => Promise<Cancelled>
-
-export interface CancellationDeps {
-  readonly store: RunStore
-  readonly logs: Logs
-  /** The run, when this process executes it. */
-  readonly local: (tenantId: string, runId: string) => Run | undefined
-}
-
-/** Ends a run wherever it executes: whoever does is asked first, so that its runner is told, and gets 2 seconds. */
-export function createCancel({ store, logs, local }: CancellationDeps): Cancel {
-  const overInTime = async (tenantId: string, runId: string): Promise<boolean> => {
-    const enough = new AbortController()
-    const over = (async () => {
-      for await (const chunk of follow(logs, tenantId, runId, endingOnly, enough.signal)) void chunk
-    })()
-    const inTime = await within(over, drainWaitMs)
-    enough.abort()
-    return inTime
-  }
-  return async (tenantId, runId, why) => {
-    const { code, message } = why
-    const run = local(tenantId, runId)
-    let drained = false
-    let waited = true
-    if (run) {
-      run.stop(why)
-      drained = await within(run.done, drainWaitMs)
-    } else {
-      const log = await store.readLog(tenantId, runId, endingOnly)
-      if (!log || isTerminal(log.status)) return { waited: false, drained: false, stolen: false }
-      waited = log.status === 'running'
-      if (waited) {
-        await store.ask(tenantId, runId, { code, message })
-        drained = await overInTime(tenantId, runId)
-      }
-    }
-    const stolen = !drained && (await store.steal(tenantId, runId, 'cancelled', { code, message }))
-    if (stolen) run?.abandon()
-    return { waited, drained, stolen }
-  }
 }
 
 /** Per-step results of a force-terminate: callers look at every field, the status is always 200. Specification 4.8. */
@@ -76,34 +32,75 @@ export const Terminated = Type.Object({
 })
 export type Terminated = Static<typeof Terminated>
 
-/** Cancel, wait for the claim to drain, steal it if it does not, mark the row. Every step that fails is told, none stops the next. */
-export async function terminateRun(
-  { store, local }: CancellationDeps,
-  cancel: Cancel,
-  tenantId: string,
-  runId: string,
-  reason: Stop,
-): Promise<Terminated> {
-  if (!isClientId(runId)) throw invalidRunId()
-  const warnings: string[] = []
-  const here = local(tenantId, runId) !== undefined
-  if (!here) warnings.push('not_executing_here')
-  let found = here
-  let drained = false
-  let claimStolen = false
-  let durableUpdated = false
-  try {
-    const cancelled = await cancel(tenantId, runId, reason)
-    drained = cancelled.drained
-    claimStolen = cancelled.stolen
-    if (cancelled.waited && !drained) warnings.push('drain_timeout')
-    const run = await store.findRun(tenantId, runId)
-    found ||= run !== undefined
-    durableUpdated = claimStolen || (drained && run?.status === 'cancelled')
-    if (!found) warnings.push('unknown_run')
-    else if (!durableUpdated) warnings.push('already_finished')
-  } catch {
-    warnings.push('store_unavailable')
+/** Ends runs wherever they execute: whoever does is asked first, so that its runner is told, and gets 2 seconds. */
+export class Cancellation {
+  readonly #store: RunStore
+  readonly #logs: Logs
+  readonly #executor: Executor
+
+  constructor(store: RunStore, logs: Logs, executor: Executor) {
+    this.#store = store
+    this.#logs = logs
+    this.#executor = executor
   }
-  return { runId, found, cancelled: here, drained, claimStolen, durableUpdated, warnings }
+
+  async cancel(tenantId: string, runId: string, why: Stop): Promise<Cancelled> {
+    const { code, message } = why
+    const run = this.#executor.local(tenantId, runId)
+    let drained = false
+    let waited = true
+    if (run) {
+      run.stop(why)
+      drained = await within(run.done, drainWaitMs)
+    } else {
+      const log = await this.#store.readLog(tenantId, runId, endingOnly)
+      if (!log || isTerminal(log.status)) return { waited: false, drained: false, stolen: false }
+      waited = log.status === 'running'
+      if (waited) {
+        await this.#store.ask(tenantId, runId, { code, message })
+        drained = await this.#overInTime(tenantId, runId)
+      }
+    }
+    const stolen = !drained && (await this.#store.steal(tenantId, runId, 'cancelled', { code, message }))
+    if (stolen) run?.abandon()
+    return { waited, drained, stolen }
+  }
+
+  /** Cancel, wait for the claim to drain, steal it if it does not, mark the row. Every step that fails is told, none stops the next. */
+  async terminate(tenantId: string, runId: string, reason: Stop): Promise<Terminated> {
+    const cancelled = this.#executor.local(tenantId, runId) !== undefined
+    const warnings = cancelled ? [] : ['not_executing_here']
+    const told = {
+      runId,
+      found: cancelled,
+      cancelled,
+      drained: false,
+      claimStolen: false,
+      durableUpdated: false,
+      warnings,
+    }
+    try {
+      const { waited, drained, stolen } = await this.cancel(tenantId, runId, reason)
+      Object.assign(told, { drained, claimStolen: stolen })
+      if (waited && !drained) warnings.push('drain_timeout')
+      const run = await this.#store.findRun(tenantId, runId)
+      told.found ||= run !== undefined
+      told.durableUpdated = stolen || (drained && run?.status === 'cancelled')
+      if (!told.found) warnings.push('unknown_run')
+      else if (!told.durableUpdated) warnings.push('already_finished')
+    } catch {
+      warnings.push('store_unavailable')
+    }
+    return told
+  }
+
+  async #overInTime(tenantId: string, runId: string): Promise<boolean> {
+    const enough = new AbortController()
+    const over = (async () => {
+      for await (const chunk of follow(this.#logs, tenantId, runId, endingOnly, enough.signal)) void chunk
+    })()
+    const inTime = await within(over, drainWaitMs)
+    enough.abort()
+    return inTime
+  }
 }

@@ -1,34 +1,9 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { Delegation, DelegationAnswer } from '#contracts/delegation'
+import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
-import { isTerminal, type RunSummary } from '#contracts/runs'
-import type { RunService } from './service.ts'
-
-/** Money that a run and those it delegates to may cost together, in cents. What has no known price costs nothing here. */
-export interface Budget {
-  /** Undefined: there is no limit. */
-  left(): number | undefined
-  /** What was spent is more than the limit. */
-  isExceeded(): boolean
-  /** Of a child run that is over. */
-  spend(costCents: number | undefined): void
-}
-
-/** `own` is what the run itself has cost so far. */
-export function createBudget(limits: readonly (number | undefined)[], own: () => number | undefined): Budget {
-  const given = limits.filter((limit) => limit !== undefined)
-  const limit = given.length === 0 ? undefined : Math.min(...given)
-  let children = 0
-  const spent = (): number => children + (own() ?? 0)
-  return {
-    left: () => (limit === undefined ? undefined : Math.max(0, limit - spent())),
-    isExceeded: () => limit !== undefined && spent() > limit,
-    spend(costCents = 0) {
-      children += costCents
-    },
-  }
-}
+import { isTerminal, type LogChunk, type RunSummary, type Task } from '#contracts/runs'
 
 export interface DelegationLimits {
   /** A run that this many delegations led to delegates nothing. */
@@ -37,115 +12,141 @@ export interface DelegationLimits {
   readonly maxChildren: number
 }
 
-/** The run that delegates. */
-export interface DelegatingRun {
-  readonly tenantId: string
-  readonly runId: string
-  readonly sessionId: string
-  readonly depth: number
-  /** Profiles it may delegate to; any unless given. */
-  readonly delegates: readonly string[] | undefined
-  readonly budget: Budget
-  /** Its children have cost more than was left. */
-  onExceeded(): void
+/** Starts and ends the runs that another one delegates to. */
+export interface ChildRuns {
+  start(tenantId: string, task: Task): Promise<unknown>
+  follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk>
+  find(tenantId: string, runId: string): Promise<RunSummary>
+  cancel(tenantId: string, runId: string): Promise<void>
+}
+
+export interface DelegationsDeps {
+  /** Starts and ends the runs that others delegate to. */
+  readonly children: ChildRuns
+  readonly delegation: DelegationLimits
+  readonly log: FastifyBaseLogger
+}
+
+/** What a run and its children may cost together, in cents. */
+interface Budget {
+  /** Undefined: there is no limit. */
+  readonly left: number | undefined
+  readonly exceeded: boolean
+  delegated(costCents: number | undefined): void
 }
 
 /** The child runs of one run: started for its tool calls, and ended with it. */
-export interface Delegations {
+export class Delegations {
+  readonly #deps: DelegationsDeps
+  readonly #claim: Claim
+  readonly #depth: number
+  /** Profiles it may delegate to; any unless given. */
+  readonly #delegates: readonly string[] | undefined
+  readonly #budget: Budget
+  readonly #onExceeded: () => void
+  readonly #seen = new Set<string>()
+  readonly #over = new AbortController()
+  #looking = false
+  #wanted: RunnerLink | undefined
+
+  /** `onExceeded` is called when the children have cost more than was left. */
+  constructor(
+    deps: DelegationsDeps,
+    { claim, task, session }: { readonly claim: Claim; readonly task: Task; readonly session: DurableSession },
+    budget: Budget,
+    onExceeded: () => void,
+  ) {
+    this.#deps = deps
+    this.#claim = claim
+    this.#depth = task.parent?.depth ?? 0
+    this.#delegates = session.profile.delegates
+    this.#budget = budget
+    this.#onExceeded = onExceeded
+  }
+
   /** The runner of the run says that a tool waits. */
-  look(link: RunnerLink): void
+  look(link: RunnerLink): void {
+    // However often a worker says so while one is under way: what that one misses, one more finds.
+    this.#wanted = link
+    if (!this.#looking) void this.#lookOn()
+  }
   /** The run is over: children that are still under way are cancelled. */
-  close(): void
-}
+  close(): void {
+    this.#over.abort('the run is over')
+  }
 
-export type ChildRuns = Pick<RunService, 'start' | 'follow' | 'find' | 'cancel'>
-
-export function createDelegations(
-  children: ChildRuns,
-  limits: DelegationLimits,
-  parent: DelegatingRun,
-  log: FastifyBaseLogger,
-): Delegations {
-  const { tenantId, runId, sessionId, depth, delegates, budget } = parent
-  const seen = new Set<string>()
-  const over = new AbortController()
-  let looking = false
-  let wanted: RunnerLink | undefined
-
-  const refusal = ({ profile }: Delegation): string | undefined => {
-    if (depth >= limits.maxDepth) return 'This task was delegated itself too often: it cannot be delegated further.'
-    if (seen.size > limits.maxChildren) return `One run delegates at most ${limits.maxChildren} tasks.`
+  /** One after the other: a second look must not start what the first is about to. */
+  async #lookOn(): Promise<void> {
+    this.#looking = true
+    for (let link = this.#wanted; link && !this.#over.signal.aborted; link = this.#wanted) {
+      this.#wanted = undefined
+      await this.#take(link).catch((err: unknown) => this.#warn(err, 'the delegations of a runner could not be read'))
+    }
+    this.#looking = false
+  }
+  async #take(link: RunnerLink): Promise<void> {
+    const { tenantId, sessionId, runId } = this.#claim
+    for (const delegation of await link.delegations(tenantId, sessionId)) {
+      if (this.#over.signal.aborted || delegation.parentRunId !== runId || this.#seen.has(delegation.id)) continue
+      this.#seen.add(delegation.id)
+      void this.#serve(delegation, link)
+    }
+  }
+  async #serve(delegation: Delegation, link: RunnerLink): Promise<void> {
+    const { tenantId, sessionId } = this.#claim
+    const refused = this.#refusal(delegation)
+    const answer = refused === undefined ? await this.#answerTo(delegation) : { ok: false, content: refused }
+    if (this.#budget.exceeded) this.#onExceeded()
+    if (this.#over.signal.aborted) return
+    await link
+      .answerDelegation(tenantId, sessionId, delegation.id, answer)
+      // Its runner is gone: then this run ends too, or is tried again and asks anew.
+      .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
+  }
+  #refusal({ profile }: Delegation): string | undefined {
+    const { maxDepth, maxChildren } = this.#deps.delegation
+    const delegates = this.#delegates
+    if (this.#depth >= maxDepth) return 'This task was delegated itself too often: it cannot be delegated further.'
+    if (this.#seen.size > maxChildren) return `One run delegates at most ${maxChildren} tasks.`
     if (delegates && !delegates.includes(profile)) {
       return `This agent may not delegate to '${profile}'; it may to: ${delegates.join(', ') || 'nobody'}.`
     }
-    return budget.left() === 0 ? 'The budget of this run is used up.' : undefined
+    return this.#budget.left === 0 ? 'The budget of this run is used up.' : undefined
   }
-  /** The child run's last word. */
-  const runOf = async ({ runId: id, profile, prompt }: Delegation): Promise<RunSummary> => {
-    const left = budget.left()
-    const parentOf = { runId, depth: depth + 1, ...(left === undefined ? {} : { budgetCents: left }) }
-    // A call that is repeated finds the run that the first one has started.
-    await children.start(tenantId, { id, profile, prompt, parent: parentOf })
-    const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
-    over.signal.addEventListener('abort', leave, { once: true })
+  async #answerTo(delegation: Delegation): Promise<DelegationAnswer> {
     try {
-      if (over.signal.aborted) leave()
-      for await (const _ of children.follow(tenantId, id, 0, over.signal));
-      return await children.find(tenantId, id)
-    } finally {
-      over.signal.removeEventListener('abort', leave)
-    }
-  }
-  const answerTo = async (delegation: Delegation): Promise<DelegationAnswer> => {
-    const refused = refusal(delegation)
-    if (refused !== undefined) return { ok: false, content: refused }
-    try {
-      const { status, result, error, costCents } = await runOf(delegation)
-      budget.spend(costCents)
+      const { status, result, error, costCents } = await this.#runOf(delegation)
+      this.#budget.delegated(costCents)
       const cost = costCents === undefined ? {} : { costCents }
       if (status === 'ok') return { ok: true, content: result ?? '', status, ...cost }
       const why = isTerminal(status) ? (error?.message ?? `It ended as ${status}.`) : 'It was left.'
       return { ok: false, content: `The task was not done: ${why}`, status, ...cost }
     } catch (err) {
       if (isAppError(err)) return { ok: false, content: `The task was not started: ${err.sentence ?? err.code}` }
-      log.warn({ err, runId }, 'a delegated run failed')
+      this.#warn(err, 'a delegated run failed')
       return { ok: false, content: 'The task could not be started.' }
     }
   }
-  const take = async (delegation: Delegation, link: RunnerLink): Promise<void> => {
-    const answer = await answerTo(delegation)
-    if (budget.isExceeded()) parent.onExceeded()
-    if (over.signal.aborted) return
-    // Its runner is gone: then this run ends too, or is tried again and asks anew.
-    await link.answerDelegation(tenantId, sessionId, delegation.id, answer).catch((err: unknown) => {
-      log.warn({ err, runId }, 'a delegation could not be answered')
-    })
-  }
-  const look = async (link: RunnerLink): Promise<void> => {
-    for (const delegation of await link.delegations(tenantId, sessionId)) {
-      if (over.signal.aborted || delegation.parentRunId !== runId || seen.has(delegation.id)) continue
-      seen.add(delegation.id)
-      void take(delegation, link)
+  /** The child run's last word. */
+  async #runOf({ runId: id, profile, prompt }: Delegation): Promise<RunSummary> {
+    const { children } = this.#deps
+    const { tenantId, runId } = this.#claim
+    const { signal } = this.#over
+    const { left } = this.#budget
+    const parent = { runId, depth: this.#depth + 1, ...(left === undefined ? {} : { budgetCents: left }) }
+    // A call that is repeated finds the run that the first one has started.
+    await children.start(tenantId, { id, profile, prompt, parent })
+    const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
+    signal.addEventListener('abort', leave, { once: true })
+    try {
+      if (signal.aborted) leave()
+      for await (const _ of children.follow(tenantId, id, 0, signal));
+      return await children.find(tenantId, id)
+    } finally {
+      signal.removeEventListener('abort', leave)
     }
   }
-  /** One after the other: a second look must not start what the first is about to. */
-  const lookOn = async (): Promise<void> => {
-    looking = true
-    for (let link = wanted; link && !over.signal.aborted; link = wanted) {
-      wanted = undefined
-      await look(link).catch((err: unknown) =>
-        log.warn({ err, runId }, 'the delegations of a runner could not be read'),
-      )
-    }
-    looking = false
-  }
-  return {
-    look(link) {
-      // However often a worker says so while one is under way: what that one misses, one more finds.
-      wanted = link
-      if (!looking) void lookOn()
-    },
-    // A reason of its own: without one each run would make an error, with its stack, for children that most runs do not have.
-    close: () => over.abort('the run is over'),
+  #warn(err: unknown, message: string): void {
+    this.#deps.log.warn({ err, runId: this.#claim.runId }, message)
   }
 }

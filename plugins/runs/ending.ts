@@ -59,10 +59,10 @@ const defaultTimeoutSeconds = 600
 /** Before the second, third, … attempt: a process that is started again needs a moment, and more of them need longer. */
 const backoffMs = [500, 2_000, 5_000] as const
 
-export const timeoutMsOf = ({ limits }: Profile): number => (limits.timeoutSeconds ?? defaultTimeoutSeconds) * 1_000
-
-/** How often a run of a profile may be begun, and when again. */
+/** How long a run of a profile may take, how often it may be begun, and when again. */
 export interface AttemptPolicy {
+  /** For all attempts together. */
+  readonly timeoutMs: number
   /** Attempts in all. */
   readonly most: number
   /** A conductor that dies costs it nothing: another one reads on. */
@@ -75,6 +75,7 @@ export function policyOf({ onCrash, limits }: Profile, unlessSaid: OnCrash): Att
   const crash = onCrash ?? unlessSaid
   const most = crash === 'retry' ? (limits.maxAttempts ?? defaultAttempts) : 1
   return {
+    timeoutMs: (limits.timeoutSeconds ?? defaultTimeoutSeconds) * 1_000,
     most,
     resumes: crash !== 'interrupt',
     waitAfter(attempt, ending, remainingMs) {

@@ -12,7 +12,7 @@ import { RunDispatch } from '#contracts/runs'
 import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
 import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
-import { createDispatch, createRunService } from './service.ts'
+import { createDispatch, RunService } from './service.ts'
 
 /** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. */
 export default definePlugin({
@@ -62,7 +62,7 @@ export default definePlugin({
     const { api, internal, idempotency, ...deps } = ctx.deps
     const { onCrash: unlessSaid = 'interrupt', deadlineGrace = 5_000, windDown = 10_000, drain = 18_000 } = ctx.config
     const { maxDelegationDepth = 3, maxDelegations = 32 } = ctx.config
-    const service = createRunService({
+    const service = new RunService({
       ...deps,
       log: ctx.log,
       delegation: { maxDepth: maxDelegationDepth, maxChildren: maxDelegations },

@@ -1,5 +1,8 @@
+import { appError } from '#kernel'
+import type { Kv } from '#contracts/kv'
 import { after, endsLog, lastSeqOf } from '#contracts/run-event'
-import type { LogChunk } from '#contracts/runs'
+import type { RunStore } from '#contracts/run-store'
+import { isTerminal, type LogChunk } from '#contracts/runs'
 
 /** What a run under way keeps in memory of what is stored already: for whoever comes next, and as long as a reader is behind. */
 const keptBytes = 32 * 1024
@@ -115,5 +118,144 @@ export class RunLog {
   }
   #wake(): void {
     for (const cursor of this.#cursors) cursor.wake()
+  }
+}
+
+export const unknownRun = appError('not_found', 404, 'No such run.')
+
+/** How often the log of another process's run is looked at, and how often when that process wakes its readers. */
+const pollMs = 250
+const wokenPollMs = 2_000
+
+export const runChannel = (runId: string): string => `run:${runId}`
+
+export interface Logs {
+  readonly store: Pick<RunStore, 'readLog' | 'readEnding'>
+  readonly kv: Kv
+  /** The log of a run that executes in this process, as of now. */
+  live(tenantId: string, runId: string): RunLog | undefined
+}
+
+/**
+ * The one way to read a run: memory where it executes here, the store where it does not, wake-ups in between. Replays behind
+ * `afterSeq`, then follows to the terminal event, which is told in any case: a conductor that was killed may have shown
+ * events that it had not stored, so the ending can have a number that the reader is already past.
+ *
+ * Takes hold of a run under way at once, so that its memory serves a reader that pulls later.
+ */
+export function follow(
+  logs: Logs,
+  tenantId: string,
+  runId: string,
+  afterSeq: number,
+  signal: AbortSignal,
+): AsyncGenerator<LogChunk> {
+  return new Follower(logs, tenantId, runId, afterSeq).read(logs.live(tenantId, runId), signal)
+}
+
+/** One reader: its place in the log, and its sleep while there is nothing behind it. What wakes it while it looks is not missed. */
+class Follower implements Cursor {
+  readonly #logs: Logs
+  readonly #tenantId: string
+  readonly #runId: string
+  seq: number
+  /** In memory, or undefined: in the store. */
+  #live: RunLog | undefined
+  #woken = false
+  #rise: (() => void) | undefined
+
+  constructor(logs: Logs, tenantId: string, runId: string, afterSeq: number) {
+    this.#logs = logs
+    this.#tenantId = tenantId
+    this.#runId = runId
+    this.seq = afterSeq
+  }
+
+  readonly wake = (): void => {
+    this.#woken = true
+    this.#rise?.()
+  }
+
+  async *read(held: RunLog | undefined, signal: AbortSignal): AsyncGenerator<LogChunk> {
+    const { kv, store } = this.#logs
+    let unsubscribe: (() => void) | undefined
+    signal.addEventListener('abort', this.wake)
+    try {
+      this.#turnTo(held)
+      while (!signal.aborted) {
+        // It may begin to execute here after it waited, or was left by another process.
+        if (!this.#live) this.#turnTo(this.#logs.live(this.#tenantId, this.#runId))
+        if (this.#live?.detached) {
+          this.seq = await this.#whereItGoesOn(this.#live)
+          this.#turnTo(undefined)
+        }
+        const found = this.#live?.read(this.seq) ?? 'stored'
+        if (found === 'later') {
+          await this.#sleep()
+          continue
+        }
+        if (typeof found === 'object') {
+          this.seq = lastSeqOf(found)
+          yield found
+          if (endsLog(found)) return
+          continue
+        }
+        if (!this.#live && kv.backend !== 'memory') unsubscribe ??= kv.subscribe(runChannel(this.#runId), this.wake)
+        this.#woken = false
+        const page = await store.readLog(this.#tenantId, this.#runId, this.seq)
+        if (!page) throw unknownRun()
+        const before = this.seq
+        for (const chunk of page.chunks) {
+          const part = after(chunk, this.seq)
+          if (!part) continue
+          this.seq = lastSeqOf(part)
+          yield part
+          if (endsLog(part)) return
+        }
+        if (this.seq !== before) continue
+        if (isTerminal(page.status) || found === 'over') {
+          const ending = await store.readEnding(this.#tenantId, this.#runId)
+          if (ending) yield ending
+          return
+        }
+        await this.#sleep(this.#live || unsubscribe ? wokenPollMs : pollMs)
+      }
+    } finally {
+      this.#turnTo(undefined)
+      unsubscribe?.()
+      signal.removeEventListener('abort', this.wake)
+    }
+  }
+
+  #turnTo(log: RunLog | undefined): void {
+    this.#live?.remove(this)
+    this.#live = log
+    log?.add(this)
+  }
+  /**
+   * A run that was taken from this process goes on behind what was stored of it. A reader may have seen more: it stays where it
+   * is when the one who took the run reads on in the same events, and goes back when they are others.
+   */
+  async #whereItGoesOn(log: RunLog): Promise<number> {
+    const { storedSeq } = log
+    if (this.seq <= storedSeq) return this.seq
+    const page = await this.#logs.store.readLog(this.#tenantId, this.#runId, storedSeq)
+    const [chunk] = page?.chunks ?? []
+    const next = chunk && after(chunk, storedSeq)
+    if (!next) return this.seq
+    const shown = log.at(storedSeq + 1)
+    return shown && next.lines.subarray(0, shown.length).equals(shown) ? this.seq : storedSeq
+  }
+  async #sleep(ms?: number): Promise<void> {
+    if (!this.#woken) {
+      let timer: NodeJS.Timeout | undefined
+      await new Promise<void>((resolve) => {
+        this.#rise = resolve
+        if (ms !== undefined) timer = setTimeout(resolve, ms)
+      })
+      clearTimeout(timer)
+      this.#rise = undefined
+    }
+    this.#woken = false
   }
 }

@@ -29,13 +29,15 @@ type Item = Replay[number]
 /** How soon a log that cannot be read is tried again. */
 const retryMs = 500
 
+interface PastDeps {
+  readonly store: RunStore
+  readonly log: FastifyBaseLogger
+  readonly givingUp: AbortSignal
+}
+
 /** Reads the log of a run and sorts out what is finished, again until it can be read. Undefined: that was given up. */
-export async function readPast(
-  store: RunStore,
-  { tenantId, runId }: Claim,
-  log: FastifyBaseLogger,
-  givingUp: AbortSignal,
-): Promise<Past | undefined> {
+export async function readPast(deps: PastDeps, { tenantId, runId }: Claim): Promise<Past | undefined> {
+  const { store, log, givingUp } = deps
   while (!givingUp.aborted) {
     try {
       return await readOnce(store, tenantId, runId)

@@ -23,118 +23,136 @@ export interface RecorderDeps {
 }
 
 /** Makes a run's events durable behind the back of its watchers, and its end before their eyes. */
-export interface Recorder {
+export class Recorder {
+  readonly #deps: RecorderDeps
+  readonly #claim: Claim
+  readonly #log: RunLog
+  readonly #onLost: () => void
+  #pending: LogChunk[] = []
+  #count = 0
+  #bytes = 0
+  /** Of the write under way. */
+  #inFlight = 0
+  #timer: NodeJS.Timeout | undefined
+  #flushing: Promise<void> | undefined
+  #lost = false
+  #hurry = false
+  /** The attempt that begins with what is pending. */
+  #attempt: number | undefined
+
+  /** `onLost` is called once it is known that the claim is another's. */
+  constructor(deps: RecorderDeps, claim: Claim, log: RunLog, onLost: () => void) {
+    this.#deps = deps
+    this.#claim = claim
+    this.#log = log
+    this.#onLost = onLost
+  }
+
   /**
    * Shows events to watchers at once and stores them soon, or as soon as may be. Resolves when there is room for more; mostly
    * returns undefined.
    */
-  add(chunk: LogChunk, atOnce?: boolean): Promise<void> | undefined
+  add(chunk: LogChunk, atOnce = false): Promise<void> | undefined {
+    this.#pending.push(chunk)
+    this.#count += chunk.count
+    this.#bytes += chunk.lines.length
+    this.#log.append(chunk)
+    this.#hurry ||= atOnce
+    this.#schedule()
+    return this.#isFull ? this.#room() : undefined
+  }
   /** Stores everything so far; with an attempt, that it begins. False: the claim was lost, or the store is given up. */
-  flush(attempt?: number): Promise<boolean>
+  async flush(attempt?: number): Promise<boolean> {
+    this.#attempt = attempt
+    while (this.#flushing || (this.#count > 0 && !this.#lost)) await this.#startFlush()
+    return !this.#lost
+  }
   /** Takes the run back with everything that was stored of it. False: it could not be, and ends like any other. */
-  discard(): Promise<boolean>
+  async discard(): Promise<boolean> {
+    const { store, log } = this.#deps
+    await this.#rest()
+    if (this.#lost) return false
+    return store.discard(this.#claim).catch((err: unknown) => {
+      log.warn({ err, runId: this.#claim.runId }, 'a refused run could not be taken back')
+      return false
+    })
+  }
   /** Stores what is left with the terminal event, in one transaction. False: the claim was lost and nothing was written. */
-  finish(end: Omit<FinishRun, 'claim' | 'tail'>, terminal: LogChunk): Promise<boolean>
-}
+  async finish(end: Omit<FinishRun, 'claim' | 'tail'>, terminal: LogChunk): Promise<boolean> {
+    const { store, announce } = this.#deps
+    const claim = this.#claim
+    if (this.#flushing) await this.#rest()
+    this.#pending.push(terminal)
+    const tail = this.#take()
+    if (this.#lost) return false
+    const written = await this.#persistently(() => store.finish({ ...end, claim, tail }))
+    if (written) announce(claim)
+    return written
+  }
 
-export function createRecorder(deps: RecorderDeps, claim: Claim, log: RunLog, onLost: () => void): Recorder {
-  const { store } = deps
-  let pending: LogChunk[] = []
-  let count = 0
-  let bytes = 0
-  let inFlight = 0
-  let timer: NodeJS.Timeout | undefined
-  let flushing: Promise<void> | undefined
-  let lost = false
-  let hurry = false
-  let begun: number | undefined
-
+  get #isFull(): boolean {
+    return this.#bytes + this.#inFlight >= unstoredBytes
+  }
+  async #room(): Promise<void> {
+    while (!this.#lost && this.#isFull) await this.#startFlush()
+  }
+  /** Begins no write, and waits for the one under way. */
+  async #rest(): Promise<void> {
+    clearTimeout(this.#timer)
+    while (this.#flushing) await this.#flushing
+  }
+  #schedule(): void {
+    if (this.#flushing || this.#lost || this.#count === 0) return
+    if (this.#hurry || this.#count >= flushEvents || this.#bytes >= unstoredBytes) void this.#startFlush()
+    else this.#timer ??= setTimeout(() => void this.#startFlush(), flushAfterMs)
+  }
+  #startFlush(): Promise<void> {
+    return (this.#flushing ??= this.#flush().finally(() => {
+      this.#flushing = undefined
+      this.#schedule()
+    }))
+  }
+  async #flush(): Promise<void> {
+    const { store, announce } = this.#deps
+    const claim = this.#claim
+    const chunk = this.#take()
+    if (!chunk || this.#lost) return
+    this.#inFlight = chunk.lines.length
+    const attempt = this.#attempt
+    this.#attempt = undefined
+    const owned = await this.#persistently(() =>
+      attempt === undefined ? store.append(claim, chunk) : store.retry(claim, attempt, chunk),
+    )
+    this.#inFlight = 0
+    if (owned) {
+      this.#log.stored(lastSeqOf(chunk))
+      announce(claim)
+    } else {
+      this.#lost = true
+      this.#onLost()
+    }
+  }
+  #take(): LogChunk | undefined {
+    const chunk = join(this.#pending)
+    this.#pending = []
+    this.#count = this.#bytes = 0
+    this.#hurry = false
+    clearTimeout(this.#timer)
+    this.#timer = undefined
+    return chunk
+  }
   /** A store that is away comes back, or takes the lease of this process with it: then `write` answers false. */
-  const persistently = async (write: () => Promise<boolean>): Promise<boolean> => {
+  async #persistently(write: () => Promise<boolean>): Promise<boolean> {
+    const { givingUp, log } = this.#deps
     for (let attempt = 0; ; attempt++) {
       try {
         return await write()
       } catch (err) {
-        if (deps.givingUp.aborted) return false
-        if (attempt === 0) deps.log.warn({ err, runId: claim.runId }, 'events could not be stored; trying again')
+        if (givingUp.aborted) return false
+        if (attempt === 0) log.warn({ err, runId: this.#claim.runId }, 'events could not be stored; trying again')
         const wait = retryMs[Math.min(attempt, retryMs.length - 1)]!
-        await sleep(wait, undefined, { signal: deps.givingUp }).catch(() => {})
+        await sleep(wait, undefined, { signal: givingUp }).catch(() => {})
       }
     }
-  }
-  const take = (): LogChunk | undefined => {
-    const chunk = join(pending)
-    pending = []
-    count = bytes = 0
-    hurry = false
-    clearTimeout(timer)
-    timer = undefined
-    return chunk
-  }
-  const flush = async (): Promise<void> => {
-    const chunk = take()
-    if (!chunk || lost) return
-    inFlight = chunk.lines.length
-    const attempt = begun
-    begun = undefined
-    const owned = await persistently(() =>
-      attempt === undefined ? store.append(claim, chunk) : store.retry(claim, attempt, chunk),
-    )
-    inFlight = 0
-    if (owned) {
-      log.stored(lastSeqOf(chunk))
-      deps.announce(claim)
-    } else {
-      lost = true
-      onLost()
-    }
-  }
-  const startFlush = (): Promise<void> =>
-    (flushing ??= flush().finally(() => {
-      flushing = undefined
-      schedule()
-    }))
-  const schedule = (): void => {
-    if (flushing || lost || count === 0) return
-    if (hurry || count >= flushEvents || bytes >= unstoredBytes) void startFlush()
-    else timer ??= setTimeout(startFlush, flushAfterMs)
-  }
-  const room = async (): Promise<void> => {
-    while (!lost && bytes + inFlight >= unstoredBytes) await startFlush()
-  }
-  return {
-    add(chunk, atOnce = false) {
-      pending.push(chunk)
-      count += chunk.count
-      bytes += chunk.lines.length
-      log.append(chunk)
-      hurry ||= atOnce
-      schedule()
-      return bytes + inFlight < unstoredBytes ? undefined : room()
-    },
-    async flush(attempt) {
-      begun = attempt
-      while (flushing || (count > 0 && !lost)) await startFlush()
-      return !lost
-    },
-    async discard() {
-      clearTimeout(timer)
-      while (flushing) await flushing
-      if (lost) return false
-      return store.discard(claim).catch((err: unknown) => {
-        deps.log.warn({ err, runId: claim.runId }, 'a refused run could not be taken back')
-        return false
-      })
-    },
-    async finish(end, terminal) {
-      clearTimeout(timer)
-      while (flushing) await flushing
-      pending.push(terminal)
-      const tail = take()
-      if (lost) return false
-      const written = await persistently(() => store.finish({ ...end, claim, tail }))
-      if (written) deps.announce(claim)
-      return written
-    },
   }
 }

@@ -107,7 +107,7 @@ export function runRoutes(app: App, service: RunService, { guard, rows, idempote
     app,
     events,
     async ({ caller: { tenantId }, params: { id }, query, signal }) => {
-      if (!service.executes(tenantId, id)) await service.find(tenantId, id)
+      if (!service.local(tenantId, id)) await service.find(tenantId, id)
       return { lines: await log(tenantId, id, query.after, signal) }
     },
     guard,
@@ -148,7 +148,7 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
-      if (!service.executes(tenantId, id)) await service.find(tenantId, id)
+      if (!service.local(tenantId, id)) await service.find(tenantId, id)
       await sse(request, reply, (signal) => frames(service.follow(tenantId, id, lastEventId(request), signal)))
       return reply
     },

@@ -1,5 +1,4 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError } from '#kernel'
 import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
@@ -10,14 +9,7 @@ import { isLost } from '#contracts/endings'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
-import {
-  type Budget,
-  type ChildRuns,
-  createBudget,
-  createDelegations,
-  type DelegationLimits,
-  type Delegations,
-} from './delegations.ts'
+import { Delegations, type DelegationsDeps } from './delegations.ts'
 import {
   afterAttempts,
   type AttemptPolicy,
@@ -28,22 +20,34 @@ import {
   retryOf,
   type Stop,
   terminalLine,
-  timeoutMsOf,
 } from './ending.ts'
 import { RunLog } from './log.ts'
-import { type Past, readPast } from './past.ts'
-import { createRecorder, type Recorder, type RecorderDeps } from './recorder.ts'
-import { createRunMemory, createRunnerEvents, type RunMemory } from './runner-events.ts'
-import { RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
-import { isFinal, leadsTo, type RunState } from './states.ts'
+import { readPast } from './past.ts'
+import { Recorder, type RecorderDeps } from './recorder.ts'
+import { RunMemory, RunnerEvents, RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
 
-export interface RunDeps extends RecorderDeps, RunnerStreamDeps {
+/**
+ * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
+ * next one follows. `refused`: no runner will take it, and it is being taken back. `ending`: how it ends is decided and is
+ * being stored. The other three are final: it `ended` here, was `left` to another process, or was `discarded` as if it had
+ * never been asked for.
+ */
+export type RunState = 'dispatching' | 'streaming' | 'waiting' | 'refused' | 'ending' | 'ended' | 'left' | 'discarded'
+
+const next: Readonly<Record<RunState, readonly RunState[]>> = {
+  dispatching: ['streaming', 'waiting', 'refused', 'ending', 'left'],
+  streaming: ['waiting', 'ending', 'left'],
+  waiting: ['dispatching', 'ending', 'left'],
+  refused: ['discarded', 'ending', 'left'],
+  ending: ['ended', 'left'],
+  ended: [],
+  left: [],
+  discarded: [],
+}
+
+export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps {
   /** Undefined: what runs cost is not known, unless their runtime says so. */
   readonly prices: Prices | undefined
-  readonly log: FastifyBaseLogger
-  /** Starts and ends the runs that this one delegates to. */
-  readonly children: ChildRuns
-  readonly delegation: DelegationLimits
   /** Of profiles that do not say. */
   readonly onCrash: OnCrash
   readonly deadlineGraceMs: number
@@ -63,6 +67,14 @@ export interface RunOrder {
   readonly announced?: boolean
   /** It was taken over from a process that died or left it: how often it was begun, and how long ago for the first time. */
   readonly orphan?: { readonly attempt: number; readonly elapsedMs: number; readonly handedOver: boolean }
+}
+
+/** The runs that this process executes. */
+export interface Executor {
+  local(tenantId: string, runId: string): Run | undefined
+  begin(order: RunOrder): Run
+  /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */
+  takes(sessionId: string): boolean
 }
 
 /** How long a run goes on at its runner without a conductor: longer than it takes to find out that one has died. */
@@ -87,8 +99,8 @@ export class Run {
   readonly #stream: RunnerStream
   readonly #recorder: Recorder
   readonly #memory: RunMemory
-  readonly #budget: Budget
-  readonly #delegations: Delegations
+  /** Once it delegates. */
+  #delegations: Delegations | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
   /** What the run comes to: the first to know decides. */
   readonly #decided = Promise.withResolvers<Ending>()
@@ -99,37 +111,24 @@ export class Run {
 
   constructor(deps: RunDeps, order: RunOrder) {
     const { claim, session, task } = order
-    const { tenantId, runId, sessionId } = claim
     this.claim = claim
     this.#deps = deps
     this.#order = order
     this.#announced = order.announced ?? false
     this.#policy = policyOf(session.profile, deps.onCrash)
-    this.#timesOutAt = Date.now() + timeoutMsOf(session.profile) - (order.orphan?.elapsedMs ?? 0)
+    this.#timesOutAt = Date.now() + this.#policy.timeoutMs - (order.orphan?.elapsedMs ?? 0)
     this.deadline = this.#timesOutAt + deps.deadlineGraceMs
-    this.#stream = new RunnerStream(deps, claim, session, order.placed, this.#abort.signal)
-    this.#recorder = createRecorder(deps, claim, this.log, () => this.leave())
-    this.#memory = createRunMemory(deps.prices)
-    const limits = [session.profile.limits.maxCostCents, task.parent?.budgetCents]
-    this.#budget = createBudget(limits, () => this.#memory.usage?.costCents)
-    const parent = {
-      tenantId,
-      runId,
-      sessionId,
-      depth: task.parent?.depth ?? 0,
-      delegates: session.profile.delegates,
-      budget: this.#budget,
-      onExceeded: () => this.stop(endingOf('budget_exceeded')),
-    }
-    this.#delegations = createDelegations(deps.children, deps.delegation, parent, deps.log)
+    this.#stream = new RunnerStream(deps, order, this.#abort.signal)
+    this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
+    this.#memory = new RunMemory(deps.prices, [session.profile.limits.maxCostCents, task.parent?.budgetCents])
     this.dispatched = this.#taken.promise
     this.done = this.#drive()
       .catch((err: unknown) => {
-        deps.log.error({ err, runId }, 'a run could not be ended')
+        deps.log.error({ err, runId: claim.runId }, 'a run could not be ended')
         return this.#leave()
       })
       .finally(() => {
-        this.#delegations.close()
+        this.#delegations?.close()
         this.#taken.resolve(undefined)
       })
   }
@@ -191,12 +190,13 @@ export class Run {
 
   /** How it ends is known, or is nothing that this process decides: no reason changes it any more. */
   get #isDecided(): boolean {
-    return this.#state === 'ending' || this.#state === 'refused' || isFinal(this.#state)
+    return this.#state === 'ending' || this.#state === 'refused' || next[this.#state].length === 0
   }
+  /** False: that is no transition, and changes nothing; somebody else was first. */
   #to(state: RunState): boolean {
-    if (!leadsTo(this.#state, state)) return false
-    this.#state = state
-    return true
+    const leads = next[this.#state].includes(state)
+    if (leads) this.#state = state
+    return leads
   }
   #leave(): 'left' {
     this.#to('left')
@@ -211,8 +211,7 @@ export class Run {
     if (this.#state === 'discarded') return 'discarded'
     if (!this.#to('ending')) return this.#leave()
     this.#taken.resolve(undefined)
-    const last = this.log.lastSeq + 1
-    const terminal = terminalLine(this.claim, last, ending)
+    const terminal = terminalLine(this.claim, this.log.lastSeq + 1, ending)
     const stored = await this.#recorder.finish(this.#finishOf(ending), terminal)
     if (!stored || !this.#to('ended')) return this.#leave()
     this.log.append(terminal)
@@ -220,14 +219,14 @@ export class Run {
   }
   /** The first event, or where the former owner has left off. False: the store is given up. */
   async #begin(): Promise<boolean> {
-    const past = this.#order.orphan && (await this.#readLog())
-    if (this.#order.orphan && !past) return false
-    if (past) this.#memory.recall(past)
-    if (past && past.lastSeq > 0) this.log.begin(past.lastSeq)
-    else {
-      // Its former owner may have died before it had stored this.
-      void this.#recorder.add(eventOf(this.claim, 1, { type: 'progress', stage: 'accepted' }))
+    if (this.#order.orphan) {
+      const past = await readPast(this.#deps, this.claim)
+      if (!past) return false
+      this.#memory.recall(past)
+      this.log.begin(past.lastSeq)
     }
+    // The former owner of an orphan may have died before it had stored this.
+    if (this.log.lastSeq === 0) this.#recorder.add(eventOf(this.claim, 1, { type: 'progress', stage: 'accepted' }))
     return true
   }
   /** All attempts; each but the first goes on behind what is stored of those before it. */
@@ -253,7 +252,7 @@ export class Run {
       sessionId: this.claim.sessionId,
       prompt: task.prompt,
       firstSeq: 2,
-      timeoutMs: timeoutMsOf(session.profile),
+      timeoutMs: this.#policy.timeoutMs,
       epoch: this.claim.epoch,
       keepMs,
       ...(depth === 0 ? {} : { depth }),
@@ -271,27 +270,25 @@ export class Run {
     if (handedOver && this.log.lastSeq <= 1) return this.#execute({ ...this.#first(), firstSeq: this.log.lastSeq + 1 })
     return endingOf('interrupted')
   }
-  async #execute(body: ExecuteRun): Promise<Ending> {
-    const { placed, remembers } = this.#order
-    const fresh = placed !== undefined && !remembers && (body.attempt ?? 1) === 1
-    return this.#consume(this.#stream.execute(body, fresh), body.firstSeq)
+  #execute(body: ExecuteRun): Promise<Ending> {
+    return this.#consume(this.#stream.execute(body), body.firstSeq)
   }
   /** One runner's stream to its end. */
   async #consume(stream: AsyncIterable<Buffer>, firstSeq: number): Promise<Ending> {
-    const events = createRunnerEvents(this.claim.runId, firstSeq, this.#memory)
+    const events = new RunnerEvents(this.claim.runId, firstSeq, this.#memory)
     try {
       for await (const bytes of stream) {
         if (this.#isDecided || this.#stopped) break
         if (this.#to('streaming')) this.#taken.resolve(undefined)
         const read = events.read(bytes)
-        if (read.delegates && this.runner) this.#delegations.look(this.runner)
+        if (read.delegates && this.runner) this.#children().look(this.runner)
         const wait = read.passed && this.#recorder.add(read.passed, read.tools && this.#policy.resumes)
         if (read.ending) {
           // Nothing that happens from now on changes an end which stands; one that was lost may be followed by another attempt.
           if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
           return read.ending
         }
-        if (this.#budget.isExceeded()) this.stop(endingOf('budget_exceeded'))
+        if (this.#memory.exceeded) this.stop(endingOf('budget_exceeded'))
         if (wait) await wait
       }
       return this.#stopped ?? endingOf('runner_lost')
@@ -314,7 +311,7 @@ export class Run {
   }
   /** Tells everybody that the run is tried again, and waits. Undefined: it was stopped, or has done too much for another attempt. */
   async #prepare(attempt: number, last: Ending, wait: number): Promise<ExecuteRun | undefined> {
-    const past = (await this.#recorder.flush()) ? await this.#readLog() : undefined
+    const past = (await this.#recorder.flush()) ? await readPast(this.#deps, this.claim) : undefined
     if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined
     const { replay, cutFrom, lastSeq } = past
     const told = retryOf(this.claim, lastSeq + 1, last as Stop, attempt, this.#policy.most, cutFrom)
@@ -326,9 +323,9 @@ export class Run {
     const timeoutMs = Math.max(1, this.#timesOutAt - Date.now())
     return { ...this.#first(), firstSeq: lastSeq + 2, timeoutMs, attempt, replay }
   }
-  #readLog(): Promise<Past | undefined> {
-    const { store, log, givingUp } = this.#deps
-    return readPast(store, this.claim, log, givingUp)
+  #children(): Delegations {
+    const exceeded = (): void => this.stop(endingOf('budget_exceeded'))
+    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#memory, exceeded))
   }
   #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
     const { usage, toolCalls, sandbox, runtimeSessionId } = this.#memory

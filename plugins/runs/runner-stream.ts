@@ -1,13 +1,20 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type AppError, isAppError } from '#kernel'
+import { type AppError, appError, isAppError } from '#kernel'
+import { delegationStage } from '#contracts/delegation'
 import { hashOfSession } from '#contracts/ids'
 import type { McpServers } from '#contracts/mcp-servers'
+import type { Prices } from '#contracts/prices'
 import { substrateOf } from '#contracts/profiles'
+import { type EventType, hasStamp, parseLine, peekType, type Usage } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
+import type { LogChunk } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
-import { hydrationFailed } from './errors.ts'
-import { readTurns } from './past.ts'
+import { createSandboxUseReader, createUsageTally, type SandboxUse } from '#contracts/usage'
+import { type Ending, endingOf } from './ending.ts'
+import { type Past, readTurns } from './past.ts'
+
+const hydrationFailed = appError('hydration_failed', 503, 'The session could not be restored; try again.')
 
 /** The runner certainly did nothing: another one may be asked. */
 export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
@@ -19,6 +26,14 @@ export interface RunnerStreamDeps {
   readonly store: RunStore
   readonly runners: RunnerPool
   readonly mcpServers: McpServers | undefined
+}
+
+/** Whose runner it is. */
+interface RunnerOf {
+  readonly claim: Claim
+  readonly session: DurableSession
+  /** The runner that was chosen for a new session, which its first attempt creates there. */
+  readonly placed?: RunnerLink
 }
 
 /** What placement has to know of a profile: its runtime, its pool, and where its sandboxes are. */
@@ -36,7 +51,6 @@ export class RunnerStream {
   readonly #deps: RunnerStreamDeps
   readonly #claim: Claim
   readonly #session: DurableSession
-  /** The runner that was chosen for a new session, which its first attempt creates there. */
   readonly #placed: RunnerLink | undefined
   readonly #signal: AbortSignal
   /** The runner that took the run last, as soon as one has. */
@@ -44,13 +58,7 @@ export class RunnerStream {
   /** The conversation is being brought to a runner. */
   restoring = false
 
-  constructor(
-    deps: RunnerStreamDeps,
-    claim: Claim,
-    session: DurableSession,
-    placed: RunnerLink | undefined,
-    signal: AbortSignal,
-  ) {
+  constructor(deps: RunnerStreamDeps, { claim, session, placed }: RunnerOf, signal: AbortSignal) {
     this.#deps = deps
     this.#claim = claim
     this.#session = session
@@ -60,9 +68,11 @@ export class RunnerStream {
 
   /**
    * Executes an attempt; tried again, on another runner if need be, only as long as nothing of it was seen. Rejects with an
-   * AppError as long as no runner has taken it. `fresh`: the session has no conversation and no runner yet.
+   * AppError as long as no runner has taken it.
    */
-  async *execute(run: ExecuteRun, fresh: boolean): AsyncGenerator<Buffer> {
+  async *execute(run: ExecuteRun): AsyncGenerator<Buffer> {
+    // The session has no conversation and no runner yet.
+    const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
     const body = await this.#withServers(run)
     const tried = new Set<string>()
     const busyUntil = Date.now() + busyRetryMs
@@ -161,3 +171,150 @@ export class RunnerStream {
     return { ...body, mcpServers: [...(await mcpServers.resolve(this.#claim.tenantId, names))] }
   }
 }
+
+/** What a run must remember, of all its attempts, and what it may cost: money is in cents. */
+export class RunMemory {
+  toolCalls = 0
+  runtimeSessionId: string | undefined
+  readonly #tally: ReturnType<typeof createUsageTally>
+  readonly #sandboxes = createSandboxUseReader()
+  readonly #limit: number | undefined
+  #recalled: SandboxUse | undefined
+  /** What runs that this one delegated to have cost. What has no known price costs nothing here. */
+  #delegated = 0
+
+  constructor(prices: Prices | undefined, limits: readonly (number | undefined)[]) {
+    this.#tally = createUsageTally(prices)
+    const given = limits.filter((limit) => limit !== undefined)
+    this.#limit = given.length === 0 ? undefined : Math.min(...given)
+  }
+
+  get usage(): Usage | undefined {
+    return this.#tally.usage
+  }
+  /** Undefined: none of its attempts had a sandbox so far. */
+  get sandbox(): SandboxUse | undefined {
+    return this.#recalled ?? this.#sandboxes.use
+  }
+  /** Undefined: there is no limit. */
+  get left(): number | undefined {
+    return this.#limit === undefined ? undefined : Math.max(0, this.#limit - this.#spent)
+  }
+  /** It has cost more than it may. */
+  get exceeded(): boolean {
+    return this.#limit !== undefined && this.#spent > this.#limit
+  }
+  get #spent(): number {
+    return this.#delegated + (this.usage?.costCents ?? 0)
+  }
+  /** A run that it delegated to has cost this. */
+  delegated(costCents = 0): void {
+    this.#delegated += costCents
+  }
+  /** What a run that was taken over has in its log. */
+  recall({ usage, toolCalls, sandbox, runtimeSessionId }: Past): void {
+    for (const event of usage) this.#tally.add(event)
+    this.toolCalls += toolCalls
+    this.#recalled = sandbox
+    this.runtimeSessionId = runtimeSessionId
+  }
+  used(event: Readonly<Record<string, unknown>>): void {
+    this.#tally.add(event)
+  }
+  /** Every line of it, in order, until it `isPast` those that say something of a sandbox. */
+  saw(line: Buffer, seq: number): void {
+    this.#sandboxes.read(line, seq)
+  }
+  isPast(seq: number): boolean {
+    return this.#sandboxes.isPast(seq)
+  }
+}
+
+/** What is in a chunk. Nothing is read after an ending. */
+interface Read {
+  readonly passed: LogChunk | undefined
+  readonly ending: Ending | undefined
+  /** A tool call or its result is in it: what must not happen twice. */
+  readonly tools: boolean
+  /** A tool waits for a run of another profile: the runner knows which. */
+  readonly delegates: boolean
+}
+
+const maxCode = 128
+const maxMessage = 4_000
+const newline = 0x0a
+const delegation = Buffer.from(`"stage":"${delegationStage}"`)
+
+/** Takes over what a runner streams in one attempt: passes lines on as they are and parses only what the run must remember. */
+export class RunnerEvents {
+  readonly #runId: string
+  readonly #firstSeq: number
+  readonly #memory: RunMemory
+  #seq: number
+
+  constructor(runId: string, firstSeq: number, memory: RunMemory) {
+    this.#runId = runId
+    this.#firstSeq = this.#seq = firstSeq
+    this.#memory = memory
+  }
+
+  /** `bytes` are whole lines. */
+  read(bytes: Buffer): Read {
+    const firstSeq = this.#seq
+    let start = 0
+    let tools = false
+    let delegates = false
+    let ending: Ending | undefined
+    while (start < bytes.length) {
+      const end = bytes.indexOf(newline, start)
+      // Twenty of these for every other line: nothing has to be remembered of a delta.
+      if (end > 0 && this.#seq > this.#firstSeq && this.#memory.isPast(this.#seq) && isDelta(bytes, start)) {
+        this.#seq++
+        start = end + 1
+        continue
+      }
+      const line = bytes.subarray(start, end < 0 ? bytes.length : end)
+      const type = end < 0 ? undefined : peekType(line)
+      ending = type ? this.#understand(type, line) : endingOf('runner_protocol')
+      if (ending) break
+      tools ||= type === 'tool_call' || type === 'tool_result'
+      delegates ||= type === 'progress' && line.includes(delegation)
+      this.#seq++
+      start = end + 1
+    }
+    const count = this.#seq - firstSeq
+    const passed = count === 0 ? undefined : { firstSeq, count, lines: bytes.subarray(0, start) }
+    return { passed, ending, tools, delegates }
+  }
+
+  #understand(type: EventType, line: Buffer): Ending | undefined {
+    const memory = this.#memory
+    // The first stamp proves that runner and conductor count alike; from then on lines are counted.
+    if (this.#seq === this.#firstSeq && !hasStamp(line, this.#runId, this.#seq)) return endingOf('runner_protocol')
+    const event = understood.includes(type) ? parseLine(line) : {}
+    if (!event) return endingOf('runner_protocol')
+    const { runtimeSessionId, text, code, message } = event
+    const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
+    if (type === 'result') return { status: 'ok', result: textOf(text), line: withEnd }
+    if (type === 'error') {
+      // The log has all of it; a summary is in lists.
+      const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
+      return { status: 'error', ...told, line: withEnd }
+    }
+    if (type === 'session_init' && typeof runtimeSessionId === 'string') memory.runtimeSessionId = runtimeSessionId
+    if (type === 'usage') memory.used(event)
+    if (type === 'tool_call') memory.toolCalls++
+    memory.saw(line, this.#seq)
+    return undefined
+  }
+}
+
+/** The others are only passed on. */
+const understood: readonly EventType[] = ['session_init', 'usage', 'result', 'error']
+const deltaHead = Buffer.from('{"type":"assistant","')
+/** By hand: a call of `compare` costs three times as much as all the rest of the scan. */
+function isDelta(bytes: Buffer, start: number): boolean {
+  for (let i = 0; i < deltaHead.length; i++) if (bytes[start + i] !== deltaHead[i]) return false
+  return true
+}
+const textOf = (value: unknown, fallback = ''): string => (typeof value === 'string' ? value : fallback)

@@ -1,12 +1,8 @@
-import type { FastifyBaseLogger } from 'fastify'
 import { isAppError, unavailable } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
-import type { McpServers } from '#contracts/mcp-servers'
-import type { OnCrash, Profiles } from '#contracts/profiles'
-import type { Prices } from '#contracts/prices'
-import type { Orphan, RunStore } from '#contracts/run-store'
-import type { RunnerPool } from '#contracts/runner'
+import { lastSeqOf } from '#contracts/run-event'
+import type { Claim } from '#contracts/run-store'
 import {
   isTerminal,
   type LogChunk,
@@ -17,53 +13,16 @@ import {
 } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
 import { sessionChannels } from '#contracts/sessions'
-import type { Webhooks } from '#contracts/webhooks'
-import { createCancel, drainWaitMs, type Terminated, terminateRun } from './cancellation.ts'
-import type { DelegationLimits } from './delegations.ts'
-import { endingOf, orphaned, policyOf, timeoutMsOf, within } from './ending.ts'
-import { unknownRun } from './errors.ts'
-import { follow, type Logs, runChannel } from './follow.ts'
-import { createQueue } from './queue.ts'
-import { Run, type RunDeps, type RunOrder } from './run.ts'
-import { createStateSaver } from './state-saver.ts'
-import { createSubmission } from './submission.ts'
+import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'
+import { endingOf, orphaned, policyOf, within } from './ending.ts'
+import { follow, type Logs, runChannel, unknownRun } from './log.ts'
+import { type Executor, Run, type RunDeps, type RunOrder } from './run.ts'
+import { StateSaver } from './state-saver.ts'
+import { invalidRunId, Submission, type SubmissionDeps } from './submission.ts'
 
-export interface RunServiceDeps {
-  readonly store: RunStore
-  readonly profiles: Profiles
-  readonly runners: RunnerPool
-  readonly prices: Prices | undefined
-  readonly mcpServers: McpServers | undefined
-  readonly webhooks: Webhooks | undefined
+export interface RunServiceDeps extends Omit<RunDeps, 'children' | 'announce' | 'givingUp'>, SubmissionDeps {
   readonly kv: Kv
-  readonly log: FastifyBaseLogger
-  readonly delegation: DelegationLimits
-  readonly onCrash: OnCrash
-  readonly deadlineGraceMs: number
-  readonly windDownMs: number
   readonly drainMs: number
-}
-
-export interface RunService {
-  start(tenantId: string, task: Task): Promise<RunAccepted>
-  /** Replays, then follows to the terminal event, which is told in any case. Takes hold of a run under way at once. */
-  follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk>
-  executes(tenantId: string, runId: string): boolean
-  find(tenantId: string, runId: string): Promise<RunSummary>
-  /** The vendor's conversation handle of the run's session; empty until there is one. */
-  handleOf(tenantId: string, runId: string): Promise<string>
-  /** The events so far, as they are in this instant. `ended`: the caller has seen that the run is over, and its last event is among them. */
-  events(tenantId: string, runId: string, ended: boolean): AsyncIterable<LogChunk>
-  cancel(tenantId: string, runId: string): Promise<void>
-  terminate(tenantId: string, runId: string): Promise<Terminated>
-  /**
-   * Takes nothing new; hands what is under way to another conductor, or lets it end where there is none, for a while.
-   * Until then its readers are served.
-   */
-  drain(): Promise<void>
-  /** Ends or leaves what `drain` has not, and saves the sessions that rest. */
-  close(): Promise<void>
-  readonly closing: boolean
 }
 
 /** A thousand orphans begin over a minute and a half, and sooner when several conductors share them. */
@@ -75,163 +34,182 @@ const handOverMs = 5_000
 
 const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
 
-export function createRunService(deps: RunServiceDeps): RunService {
-  const { store, runners, kv } = deps
-  const active = new Map<string, Run>()
-  const givingUp = new AbortController()
-  const saver = createStateSaver(store, deps.log)
-  let closing: Promise<void> | undefined
-  let wheel: NodeJS.Timeout | undefined
+/** The runs of this process, and the way to all others. */
+export class RunService implements Executor {
+  readonly #deps: RunServiceDeps
+  /** What each run here needs of this process. */
+  readonly #running: RunDeps
+  readonly #active = new Map<string, Run>()
+  readonly #givingUp = new AbortController()
+  readonly #saver: StateSaver
+  readonly #logs: Logs
+  readonly #cancellation: Cancellation
+  readonly #submission: Submission
+  readonly #leaveRunners: () => void
+  #closing: Promise<void> | undefined
+  #wheel: NodeJS.Timeout | undefined
 
-  const local = (tenantId: string, runId: string): Run | undefined => active.get(keyOf(tenantId, runId))
-  const logs: Logs = { store, kv, live: (tenantId, runId) => local(tenantId, runId)?.log }
-  const cancellation = { store, logs, local }
-  const cancel = createCancel(cancellation)
-  const running: RunDeps = {
-    ...deps,
-    get children() {
-      return service
-    },
-    givingUp: givingUp.signal,
-    announce: ({ runId }) => {
+  constructor(deps: RunServiceDeps) {
+    const { store, kv, runners, log } = deps
+    const announce = ({ runId }: Claim): void => {
       if (kv.backend !== 'memory') kv.publish(runChannel(runId), '')
-    },
-  }
-  const turn = (): void => {
-    const now = Date.now()
-    for (const run of active.values()) if (now > run.deadline) run.stop(endingOf('timeout'))
+    }
+    this.#deps = deps
+    this.#running = { ...deps, children: this, givingUp: this.#givingUp.signal, announce }
+    this.#saver = new StateSaver(store, log)
+    this.#logs = { store, kv, live: (tenantId, runId) => this.local(tenantId, runId)?.log }
+    this.#cancellation = new Cancellation(store, this.#logs, this)
+    this.#submission = new Submission(deps, this, this.#cancellation)
+    this.#leaveRunners = runners.onDraining((link) => void this.#saver.evacuate(link))
+    this.#listen()
   }
 
-  const begin = (
-    { claim, session }: Pick<Orphan, 'claim' | 'session'>,
-    task: Task,
-    more: Pick<RunOrder, 'placed' | 'remembers' | 'announced' | 'orphan'> = {},
-  ): Run => {
-    const key = keyOf(claim.tenantId, claim.runId)
-    const waiting = saver.busy(claim.tenantId, claim.sessionId)
-    const run = new Run(running, { claim, task, session, ...more })
-    active.set(key, run)
-    kv.publish(`${sessionChannels}${claim.tenantId}:${claim.sessionId}`, '')
-    wheel ??= setInterval(turn, deadlineTickMs).unref()
+  get closing(): boolean {
+    return this.#closing !== undefined
+  }
+  async start(tenantId: string, task: Task): Promise<RunAccepted> {
+    if (this.#closing) throw unavailable({ message: 'This server is stopping; try again.', retryable: true })
+    return this.#submission.start(tenantId, task)
+  }
+  /** Replays, then follows to the terminal event, which is told in any case. Takes hold of a run under way at once. */
+  follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk> {
+    return follow(this.#logs, tenantId, runId, afterSeq, signal)
+  }
+  async find(tenantId: string, runId: string): Promise<RunSummary> {
+    const run = isClientId(runId) ? await this.#deps.store.findRun(tenantId, runId) : undefined
+    if (!run) throw unknownRun()
+    return run
+  }
+  /** The vendor's conversation handle of the run's session; empty until there is one. */
+  async handleOf(tenantId: string, runId: string): Promise<string> {
+    const { sessionId } = await this.find(tenantId, runId)
+    const session = await this.#deps.store.findSession(tenantId, sessionId)
+    // An earlier release stored one for every runtime.
+    return session && !restoredFromLog(session.profile.runtime) ? (session.runtimeSessionId ?? '') : ''
+  }
+  /** The events so far, as they are in this instant. `ended`: the caller has seen that the run is over, and its last event is among them. */
+  async *events(tenantId: string, runId: string, ended: boolean): AsyncIterable<LogChunk> {
+    // Its end is in the store before it is in memory.
+    const last = ended ? undefined : this.local(tenantId, runId)?.log.lastSeq
+    if (last === undefined) {
+      for (let cursor = 0; ;) {
+        const page = await this.#deps.store.readLog(tenantId, runId, cursor)
+        if (!page || page.chunks.length === 0) return
+        yield* page.chunks
+        cursor = lastSeqOf(page.chunks.at(-1)!)
+      }
+    }
+    for await (const chunk of this.follow(tenantId, runId, 0, new AbortController().signal)) {
+      yield chunk
+      if (lastSeqOf(chunk) >= last) return
+    }
+  }
+  async cancel(tenantId: string, runId: string): Promise<void> {
+    const run = this.local(tenantId, runId)
+    if (run) {
+      run.stop(endingOf('cancelled'))
+      await within(run.done, drainWaitMs)
+      return
+    }
+    const { status } = await this.find(tenantId, runId)
+    if (!isTerminal(status)) await this.#cancellation.cancel(tenantId, runId, endingOf('cancelled'))
+  }
+  async terminate(tenantId: string, runId: string): Promise<Terminated> {
+    if (!isClientId(runId)) throw invalidRunId()
+    return this.#cancellation.terminate(tenantId, runId, endingOf('cancelled'))
+  }
+  /**
+   * Takes nothing new; hands what is under way to another conductor, or lets it end where there is none, for a while.
+   * Until then its readers are served.
+   */
+  drain(): Promise<void> {
+    return (this.#closing ??= this.#drain())
+  }
+  /** Ends or leaves what `drain` has not, and saves the sessions that rest. */
+  async close(): Promise<void> {
+    await this.drain()
+    for (const run of this.#active.values()) {
+      // Whoever is there next reads on in what may go on.
+      if (run.resumes) run.leave()
+      else run.stop(endingOf('interrupted', 'The server that executed this run was stopped.'))
+    }
+    const over = this.#over()
+    // A store that is away cannot be waited for: its sweep ends these runs once this process's lease is over.
+    if (!(await within(over, this.#deps.windDownMs + 1_000))) this.#givingUp.abort()
+    await over
+    this.#leaveRunners()
+    await within(this.#saver.drain(), this.#deps.drainMs)
+    clearInterval(this.#wheel)
+  }
+
+  local(tenantId: string, runId: string): Run | undefined {
+    return this.#active.get(keyOf(tenantId, runId))
+  }
+  takes(sessionId: string): boolean {
+    try {
+      return !this.#closing && this.#deps.runners.home({ sessionId }) !== undefined
+    } catch {
+      return false
+    }
+  }
+  begin(order: RunOrder): Run {
+    const { claim, session } = order
+    const { tenantId, sessionId, runId } = claim
+    const key = keyOf(tenantId, runId)
+    // What is restored from its log has nothing to be saved.
+    const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
+    const waiting = saver?.busy(tenantId, sessionId)
+    const run = new Run(this.#running, order)
+    this.#active.set(key, run)
+    this.#deps.kv.publish(`${sessionChannels}${tenantId}:${sessionId}`, '')
+    this.#wheel ??= setInterval(() => this.#turn(), deadlineTickMs).unref()
     void run.done.then((how) => {
       // This process may have taken the run back, under another claim.
-      if (active.get(key) === run) active.delete(key)
+      if (this.#active.get(key) === run) this.#active.delete(key)
       const link = run.runner ?? waiting
       // Of a run that goes on elsewhere the runner has half a turn.
-      if (link && how === 'ended' && !restoredFromLog(session.profile.runtime)) saver.rest(claim, link)
-      if (active.size > 0) return
-      clearInterval(wheel)
-      wheel = undefined
+      if (link && how === 'ended') saver?.rest(claim, link)
+      if (this.#active.size > 0) return
+      clearInterval(this.#wheel)
+      this.#wheel = undefined
     })
     return run
   }
-  const advance = createQueue({
-    store,
-    cancel,
-    log: deps.log,
-    begin: (next) => begin(next, next.task, { announced: true }),
-    ready(sessionId) {
-      try {
-        return !closing && runners.home({ sessionId }) !== undefined
-      } catch {
-        return false
-      }
-    },
-  })
-  store.onFenced(() => {
-    for (const run of active.values()) run.leave()
-  })
-  store.executing((tenantId, runId) => local(tenantId, runId) !== undefined)
-  store.onAsked((tenantId, runId, reason) => local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }))
-  store.onWaiting(advance)
-  store.onOrphan({
-    onCrash: deps.onCrash,
-    room: () => (closing ? 0 : adoptedPerSweep),
-    wants: ({ session: { profile }, attempt, handedOver, elapsedMs }) =>
-      elapsedMs < timeoutMsOf(profile) && (handedOver || policyOf(profile, deps.onCrash).resumes)
-        ? true
-        : orphaned(attempt),
-    adopt: (orphan) => void begin(orphan, orphan.task, { announced: true, orphan }),
-  })
-  const leaveRunners = runners.onDraining((link) => void saver.evacuate(link))
-  const submit = createSubmission({ ...deps, local, begin, advance })
 
-  const drain = async (): Promise<void> => {
-    const runs = [...active.values()]
-    if (runs.length === 0) return
+  /** What the store has to tell this process. */
+  #listen(): void {
+    const { store, onCrash } = this.#deps
+    store.onFenced(() => {
+      for (const run of this.#active.values()) run.leave()
+    })
+    store.executing((tenantId, runId) => this.local(tenantId, runId) !== undefined)
+    store.onAsked((tenantId, runId, reason) => this.local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }))
+    store.onWaiting(this.#submission.advance)
+    store.onOrphan({
+      onCrash,
+      room: () => (this.#closing ? 0 : adoptedPerSweep),
+      wants: ({ session, attempt, handedOver, elapsedMs }) => {
+        const { timeoutMs, resumes } = policyOf(session.profile, onCrash)
+        return elapsedMs < timeoutMs && (handedOver || resumes) ? true : orphaned(attempt)
+      },
+      adopt: (orphan) => void this.begin({ ...orphan, announced: true, orphan }),
+    })
+  }
+  #turn(): void {
+    const now = Date.now()
+    for (const run of this.#active.values()) if (now > run.deadline) run.stop(endingOf('timeout'))
+  }
+  #over(): Promise<unknown> {
+    return Promise.all([...this.#active.values()].map((run) => run.done))
+  }
+  async #drain(): Promise<void> {
+    if (this.#active.size === 0) return
+    const { store, drainMs } = this.#deps
+    const runs = [...this.#active.values()]
     const others = await store.retreat().catch(() => false)
     if (others) await within(Promise.all(runs.map((run) => run.handOver())), handOverMs)
-    await within(Promise.all([...active.values()].map((run) => run.done)), deps.drainMs)
+    await within(this.#over(), drainMs)
   }
-  const service: RunService = {
-    get closing() {
-      return closing !== undefined
-    },
-    async start(tenantId, task) {
-      if (closing) throw unavailable({ message: 'This server is stopping; try again.', retryable: true })
-      return submit(tenantId, task)
-    },
-    executes: (tenantId, runId) => active.has(keyOf(tenantId, runId)),
-    follow: (...run) => follow(logs, ...run),
-    async find(tenantId, runId) {
-      const run = isClientId(runId) ? await store.findRun(tenantId, runId) : undefined
-      if (!run) throw unknownRun()
-      return run
-    },
-    async handleOf(tenantId, runId) {
-      const { sessionId } = await service.find(tenantId, runId)
-      const session = await store.findSession(tenantId, sessionId)
-      // An earlier release stored one for every runtime.
-      return session && !restoredFromLog(session.profile.runtime) ? (session.runtimeSessionId ?? '') : ''
-    },
-    async *events(tenantId, runId, ended) {
-      // Its end is in the store before it is in memory.
-      const last = ended ? undefined : local(tenantId, runId)?.log.lastSeq
-      const enough = new AbortController()
-      if (last === undefined) {
-        for (let cursor = 0; ;) {
-          const page = await store.readLog(tenantId, runId, cursor)
-          if (!page || page.chunks.length === 0) return
-          for (const chunk of page.chunks) {
-            yield chunk
-            cursor = chunk.firstSeq + chunk.count - 1
-          }
-        }
-      }
-      for await (const chunk of follow(logs, tenantId, runId, 0, enough.signal)) {
-        yield chunk
-        if (chunk.firstSeq + chunk.count > last) return
-      }
-    },
-    async cancel(tenantId, runId) {
-      const run = local(tenantId, runId)
-      if (run) {
-        run.stop(endingOf('cancelled'))
-        await within(run.done, drainWaitMs)
-        return
-      }
-      const stored = await service.find(tenantId, runId)
-      if (!isTerminal(stored.status)) await cancel(tenantId, runId, endingOf('cancelled'))
-    },
-    terminate: (tenantId, runId) => terminateRun(cancellation, cancel, tenantId, runId, endingOf('cancelled')),
-    drain: () => (closing ??= drain()),
-    async close() {
-      await service.drain()
-      for (const run of active.values()) {
-        // Whoever is there next reads on in what may go on.
-        if (run.resumes) run.leave()
-        else run.stop(endingOf('interrupted', 'The server that executed this run was stopped.'))
-      }
-      const all = Promise.all([...active.values()].map((run) => run.done))
-      // A store that is away cannot be waited for: its sweep ends these runs once this process's lease is over.
-      if (!(await within(all, deps.windDownMs + 1_000))) givingUp.abort()
-      await all
-      leaveRunners()
-      await within(saver.drain(), deps.drainMs)
-      clearInterval(wheel)
-    },
-  }
-  return service
 }
 
 /** The run service for callers in the same kernel: the gateway's view, without a hop. */
@@ -240,13 +218,13 @@ export const createDispatch = (service: RunService): RunDispatch => ({
     const accepted = await service.start(tenantId, task)
     return { ...accepted, events: service.follow(tenantId, accepted.runId, afterSeq, signal) }
   },
-  follow: (tenantId, runId, afterSeq, signal) => service.follow(tenantId, runId, afterSeq, signal),
+  follow: (...run) => service.follow(...run),
   find: (tenantId, runId) =>
     service.find(tenantId, runId).catch((error: unknown) => {
       if (isAppError(error) && error.status === 404) return undefined
       throw error
     }),
-  cancel: (tenantId, runId) => service.cancel(tenantId, runId),
+  cancel: (...run) => service.cancel(...run),
   async ping() {
     if (service.closing) throw unavailable({ message: 'This server is stopping.', retryable: true })
   },

@@ -1,32 +1,53 @@
-import { AppError, isAppError, unavailable } from '#kernel'
+import type { FastifyBaseLogger } from 'fastify'
+import { AppError, appError, isAppError, unavailable } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { isProfileName, type PlacedProfile, type Profiles } from '#contracts/profiles'
 import { createOutputSchemas } from '#contracts/output-schema'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
-import type { EnqueueRun, Orphan, RunStore, StartOutcome } from '#contracts/run-store'
+import { interruptedBy, type RunStore, type StartOutcome } from '#contracts/run-store'
 import type { RunnerLink, RunnerPool } from '#contracts/runner'
 import type { RunAccepted, RunSummary, Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/runtime'
 import type { Webhooks } from '#contracts/webhooks'
+import type { Cancellation } from './cancellation.ts'
 import { within } from './ending.ts'
-import {
-  attachmentsTooLarge,
-  conversationBusy,
-  conversationEnded,
-  conversationNotFound,
-  invalidAttachment,
-  invalidRunId,
-  invalidSessionId,
-  profileMismatch,
-  queueFull,
-  runExists,
-  sessionBusy,
-  unknownProfile,
-  unknownSession,
-  webhooksUnavailable,
-} from './errors.ts'
-import type { Run, RunOrder } from './run.ts'
+import type { Executor, Run, RunOrder } from './run.ts'
 import { placementOf } from './runner-stream.ts'
+
+const idRule = '1-128 letters, digits, underscores and hyphens.'
+export const invalidRunId = appError('invalid run id', 400, `A run id is ${idRule}`)
+const invalidSessionId = appError('invalid session id', 400, `A session id is ${idRule}`)
+/** The name is part of the string that the specification shows. Specification 4.8. */
+const unknownProfile = (name: string): AppError =>
+  new AppError(`unknown_profile: ${name}`, 400, { message: 'There is no profile of this name; see GET /api/profiles.' })
+const attachmentsTooLarge = appError('attachments_too_large', 413, 'The attachments of a run may have 4 MiB together.')
+const invalidAttachment = (index: number): AppError =>
+  new AppError('invalid_attachment', 400, { message: `body/attachments/${index}/data is not base64.` })
+const runExists = appError('conflict', 409, 'A run with this id exists.')
+const sessionBusy = appError('session_busy', 409, 'The session is executing another run.')
+const queueFull = appError('queue_full', 429, 'As many runs wait for the session as may; try again later.')
+const profileMismatch = appError('session_profile_mismatch', 409, 'The session was created with another profile.')
+const unknownSession = appError('not_found', 404, 'No such session, or it was shut down.')
+const webhooksUnavailable = appError(
+  'webhooks_unavailable',
+  503,
+  'This installation has no webhooks; start the run without one.',
+)
+const conversationNotFound = appError(
+  'conversation_not_found',
+  404,
+  'This agent has no such conversation; leave conversation_id out to begin one.',
+)
+const conversationBusy = appError(
+  'conversation_busy',
+  409,
+  'A run is under way in this conversation; wait until it has ended.',
+)
+const conversationEnded = appError(
+  'conversation_ended',
+  409,
+  'The session of this conversation is gone, and its runtime cannot be given the conversation back; begin a new one.',
+)
 
 /** How long a start waits to hear that a runner has the run, before it answers that it is accepted. */
 const takenWaitMs = 2_000
@@ -40,47 +61,146 @@ export interface SubmissionDeps {
   readonly profiles: Profiles
   readonly runners: RunnerPool
   readonly webhooks: Webhooks | undefined
-  readonly local: (tenantId: string, runId: string) => Run | undefined
-  /** Executes a claimed run in this process. */
-  readonly begin: (
-    claimed: Pick<Orphan, 'claim' | 'session'>,
-    task: Task,
-    more?: Pick<RunOrder, 'placed' | 'remembers'>,
-  ) => Run
-  /** Looks whether the next run of a session can begin. */
-  readonly advance: (tenantId: string, sessionId: string) => void
+  readonly log: FastifyBaseLogger
 }
 
-/**
- * Starts a run, and resolves once a runner has it. A run of this id and the same task is a repeated call and is joined; of
- * another task it is 409 `conflict`. A 503 has begun nothing, and the same call may be made again.
- */
-export type Submit = (tenantId: string, task: Task) => Promise<RunAccepted>
+/** One call to start a run. */
+interface Asked {
+  readonly tenantId: string
+  readonly runId: string
+  readonly task: Task
+}
 
-export function createSubmission(deps: SubmissionDeps): Submit {
-  const { store, runners } = deps
-  const schemas = createOutputSchemas()
+/** How runs come to be executed: begun at once, or when those before them in the line of their session have ended. */
+export class Submission {
+  readonly #deps: SubmissionDeps
+  readonly #executor: Executor
+  readonly #cancellation: Cancellation
+  readonly #schemas = createOutputSchemas()
+  /** Sessions whose line is looked at now; true when there was another call meanwhile. */
+  readonly #looking = new Map<string, boolean>()
 
-  const profileOf = async (tenantId: string, name: string, fresh = false): Promise<PlacedProfile> => {
-    const placed = isProfileName(name) ? await deps.profiles.findPlaced(tenantId, name, fresh) : undefined
-    if (!placed) throw unknownProfile(name)
-    return placed
+  constructor(deps: SubmissionDeps, executor: Executor, cancellation: Cancellation) {
+    this.#deps = deps
+    this.#executor = executor
+    this.#cancellation = cancellation
   }
-  /** A task that could never run is the client's mistake, whatever else is wrong with it. */
-  const refusal = async (tenantId: string, { profile }: Task, error: AppError): Promise<AppError> => {
-    await profileOf(tenantId, profile)
-    return error
+
+  /**
+   * Starts a run, and resolves once a runner has it. A run of this id and the same task is a repeated call and is joined; of
+   * another task it is 409 `conflict`. A 503 has begun nothing, and the same call may be made again.
+   */
+  async start(tenantId: string, task: Task): Promise<RunAccepted> {
+    const { id: runId = newId('run'), sessionId, chat } = task
+    if (!isClientId(runId)) throw invalidRunId()
+    if (sessionId !== undefined && !isClientId(sessionId)) throw invalidSessionId()
+    this.#check(task)
+    const asked = { tenantId, runId, task }
+    if (chat?.continued) return this.#continueChat(asked)
+    return sessionId === undefined ? this.#startNew(asked) : this.#startIn(asked, sessionId)
   }
-  /** The runner for a new session, or why there is none. */
-  const placeOr = (profile: PlacedProfile['profile']): RunnerLink | AppError => {
-    try {
-      return runners.place(placementOf(profile))
-    } catch (error) {
-      if (isAppError(error)) return error
-      throw error
+
+  /**
+   * Starts whatever is first in a session's line, if the session is free, and frees it for an interrupt. Called whenever that
+   * may be so, by every conductor; the store lets one of them do it.
+   */
+  readonly advance = (tenantId: string, sessionId: string): void => {
+    const key = `${tenantId}\n${sessionId}`
+    if (this.#looking.has(key)) return void this.#looking.set(key, true)
+    const round = async (): Promise<void> => {
+      do {
+        this.#looking.set(key, false)
+        await this.#look(tenantId, sessionId)
+      } while (this.#looking.get(key))
+    }
+    round()
+      // Every conductor's sweep comes back to it.
+      .catch((err: unknown) =>
+        this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet'),
+      )
+      .finally(() => this.#looking.delete(key))
+  }
+
+  /** Refuses what would only fail once a model is called. */
+  #check({ attachments = [], responseFormat, webhook, chat }: Task): void {
+    if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars) throw attachmentsTooLarge()
+    for (const [i, { data }] of attachments.entries()) if (!isBase64(data)) throw invalidAttachment(i)
+    if (responseFormat) this.#schemas(responseFormat.schema)
+    // An agent's was checked when it was published: a chat does not fail for its webhook.
+    if (!webhook || chat) return
+    if (!this.#deps.webhooks) throw webhooksUnavailable()
+    this.#deps.webhooks.check(webhook.url)
+  }
+  /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
+  async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {
+    const { task } = asked
+    const remembers = task.chat?.continued ?? false
+    let placed = await this.#profileOf(asked)
+    // 32 random bits per runner: a session id that is in use is drawn again.
+    for (let attempt = 0; attempt < 5; attempt++) {
+      const { profile, revision } = placed
+      const runner = remembers && !restoredFromLog(profile.runtime) ? conversationEnded() : this.#placeOr(profile)
+      if (runner instanceof AppError) {
+        // What refuses it may be a profile from memory that has changed since.
+        placed = await this.#profileOf(asked, true)
+        if (placed.revision === revision) throw runner
+        continue
+      }
+      const create = { profile, revision, ...(insteadOf === undefined ? {} : { insteadOf }) }
+      const outcome = await this.#deps.store.start({ ...asked, sessionId: newSessionId(runner.hash), create })
+      const accepted = this.#begun(asked, outcome, { placed: runner, remembers })
+      if (accepted) return accepted
+      if (outcome.kind === 'stale_profile') placed = await this.#profileOf(asked, true)
+      else if (task.chat) throw conversationBusy()
+    }
+    throw unavailable({ message: 'No session could be created; try again.', retryable: true })
+  }
+  /** In the session of its conversation, or in a new one that is given the conversation when that is gone. */
+  async #continueChat(asked: Asked): Promise<RunAccepted> {
+    const outcome = await this.#deps.store.start({ ...asked, sessionId: '' })
+    const accepted = this.#begun(asked, outcome)
+    if (accepted) return accepted
+    if (outcome.kind !== 'no_session' && outcome.kind !== 'other_profile') throw conversationBusy()
+    return this.#startNew(asked, outcome.sessionId)
+  }
+  async #startIn(asked: Asked, sessionId: string): Promise<RunAccepted> {
+    const { whenBusy } = asked.task
+    const outcome = await this.#deps.store.start({ ...asked, sessionId })
+    const accepted = this.#begun(asked, outcome)
+    if (accepted) return accepted
+    if (outcome.kind !== 'busy') throw await this.#unusable(asked, outcome.kind)
+    if (whenBusy !== 'enqueue' && whenBusy !== 'interrupt') throw sessionBusy()
+    return this.#enqueue(asked, sessionId, whenBusy === 'interrupt')
+  }
+  async #enqueue(asked: Asked, sessionId: string, interrupt: boolean): Promise<RunAccepted> {
+    const { tenantId, runId } = asked
+    const outcome = await this.#deps.store.enqueue({ ...asked, sessionId, interrupt })
+    if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
+    if (outcome.kind === 'full') throw queueFull()
+    if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
+    // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
+    // and may not have been seen to be over: one more look is sooner than the next sweep.
+    this.advance(tenantId, sessionId)
+    setTimeout(this.advance, lookAgainMs, tenantId, sessionId).unref()
+    return { runId, sessionId, status: 'queued' }
+  }
+  async #look(tenantId: string, sessionId: string): Promise<void> {
+    while (this.#executor.takes(sessionId)) {
+      const next = await this.#deps.store.claimNext(tenantId, sessionId)
+      if (next.kind === 'started') return void this.#executor.begin({ ...next, announced: true })
+      if (next.kind === 'none') return
+      await this.#cancellation.cancel(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
     }
   }
-  const taken = async (run: Run): Promise<RunAccepted> => {
+
+  /** Undefined: there is no run, for reasons that are the caller's to tell. */
+  #begun(asked: Asked, outcome: StartOutcome, more: Partial<RunOrder> = {}): Promise<RunAccepted> | undefined {
+    if (outcome.kind === 'started') return this.#taken(this.#executor.begin({ ...outcome, task: asked.task, ...more }))
+    if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
+    if (outcome.kind === 'no_conversation') throw conversationNotFound()
+    return undefined
+  }
+  async #taken(run: Run): Promise<RunAccepted> {
     const until = Date.now() + restoredWaitMs
     while (!(await within(run.dispatched, takenWaitMs))) if (!run.restoring || Date.now() > until) break
     const failure = await Promise.race([run.dispatched, undefined])
@@ -89,92 +209,33 @@ export function createSubmission(deps: SubmissionDeps): Submit {
     const { runId, sessionId } = run.claim
     return { runId, sessionId, status: 'running' }
   }
-  const join = async (tenantId: string, run: RunSummary, task: Task): Promise<RunAccepted> => {
+  async #join({ tenantId, task }: Asked, run: RunSummary): Promise<RunAccepted> {
     const same =
       run.subTask.profile === task.profile &&
       run.subTask.prompt === task.prompt.replaceAll('\0', '\uFFFD') &&
       (task.sessionId === undefined || task.sessionId === run.sessionId)
     if (!same) throw runExists()
-    const here = deps.local(tenantId, run.runId)
-    if (here) return taken(here)
-    return { runId: run.runId, sessionId: run.sessionId, status: run.status }
+    const here = this.#executor.local(tenantId, run.runId)
+    return here ? this.#taken(here) : { runId: run.runId, sessionId: run.sessionId, status: run.status }
   }
-
-  /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
-  const startNew = async (tenantId: string, runId: string, task: Task, insteadOf?: string): Promise<RunAccepted> => {
-    const remembers = task.chat?.continued ?? false
-    let placed = await profileOf(tenantId, task.profile)
-    // 32 random bits per runner: a session id that is in use is drawn again.
-    for (let attempt = 0; attempt < 5; attempt++) {
-      const { profile, revision } = placed
-      const runner = remembers && !restoredFromLog(profile.runtime) ? conversationEnded() : placeOr(profile)
-      if (runner instanceof AppError) {
-        // What refuses it may be a profile from memory that has changed since.
-        const now = await profileOf(tenantId, task.profile, true)
-        if (now.revision === revision) throw runner
-        placed = now
-        continue
-      }
-      const sessionId = newSessionId(runner.hash)
-      const create = { profile, revision, ...(insteadOf === undefined ? {} : { insteadOf }) }
-      const outcome = await store.start({ tenantId, runId, sessionId, task, create })
-      if (outcome.kind === 'started') return taken(deps.begin(outcome, task, { placed: runner, remembers }))
-      if (outcome.kind === 'exists') return join(tenantId, outcome.run, task)
-      if (outcome.kind === 'no_conversation') throw conversationNotFound()
-      if (outcome.kind === 'stale_profile') placed = await profileOf(tenantId, task.profile, true)
-      else if (task.chat) throw conversationBusy()
+  async #profileOf({ tenantId, task }: Asked, fresh = false): Promise<PlacedProfile> {
+    const name = task.profile
+    const placed = isProfileName(name) ? await this.#deps.profiles.findPlaced(tenantId, name, fresh) : undefined
+    if (!placed) throw unknownProfile(name)
+    return placed
+  }
+  /** A task that could never run is the client's mistake, whatever else is wrong with it. */
+  async #unusable(asked: Asked, kind: StartOutcome['kind']): Promise<AppError> {
+    await this.#profileOf(asked)
+    return kind === 'other_profile' ? profileMismatch() : unknownSession()
+  }
+  /** The runner for a new session, or why there is none. */
+  #placeOr(profile: PlacedProfile['profile']): RunnerLink | AppError {
+    try {
+      return this.#deps.runners.place(placementOf(profile))
+    } catch (error) {
+      if (isAppError(error)) return error
+      throw error
     }
-    throw unavailable({ message: 'No session could be created; try again.', retryable: true })
-  }
-  /** In the session of its conversation, or in a new one that is given the conversation when that is gone. */
-  const continueChat = async (tenantId: string, runId: string, task: Task): Promise<RunAccepted> => {
-    const outcome = await store.start({ tenantId, runId, sessionId: '', task })
-    if (outcome.kind === 'started') return taken(deps.begin(outcome, task))
-    if (outcome.kind === 'exists') return join(tenantId, outcome.run, task)
-    if (outcome.kind === 'no_conversation') throw conversationNotFound()
-    if (outcome.kind !== 'no_session' && outcome.kind !== 'other_profile') throw conversationBusy()
-    return startNew(tenantId, runId, task, outcome.sessionId)
-  }
-  const enqueue = async (run: EnqueueRun): Promise<RunAccepted> => {
-    const { tenantId, runId, sessionId, task } = run
-    const outcome = await store.enqueue(run)
-    if (outcome.kind === 'exists') return join(tenantId, outcome.run, task)
-    if (outcome.kind === 'full') throw queueFull()
-    if (outcome.kind !== 'queued') throw await unusable(tenantId, task, outcome)
-    // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
-    // and may not have been seen to be over: one more look is sooner than the next sweep.
-    deps.advance(tenantId, sessionId)
-    setTimeout(deps.advance, lookAgainMs, tenantId, sessionId).unref()
-    return { runId, sessionId, status: 'queued' }
-  }
-  const unusable = (tenantId: string, task: Task, { kind }: Pick<StartOutcome, 'kind'>): Promise<AppError> =>
-    refusal(tenantId, task, kind === 'other_profile' ? profileMismatch() : unknownSession())
-  const startIn = async (tenantId: string, runId: string, sessionId: string, task: Task): Promise<RunAccepted> => {
-    const outcome = await store.start({ tenantId, runId, sessionId, task })
-    if (outcome.kind === 'started') return taken(deps.begin(outcome, task))
-    if (outcome.kind === 'exists') return join(tenantId, outcome.run, task)
-    if (outcome.kind !== 'busy') throw await unusable(tenantId, task, outcome)
-    const { whenBusy } = task
-    if (whenBusy !== 'enqueue' && whenBusy !== 'interrupt') throw sessionBusy()
-    return enqueue({ tenantId, runId, sessionId, task, interrupt: whenBusy === 'interrupt' })
-  }
-  /** Refuses what would only fail once a model is called. */
-  const checkPrompt = async ({ attachments = [], responseFormat }: Task): Promise<void> => {
-    if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars) throw attachmentsTooLarge()
-    for (const [i, { data }] of attachments.entries()) if (!isBase64(data)) throw invalidAttachment(i)
-    if (responseFormat) schemas(responseFormat.schema)
-  }
-  return async (tenantId, task) => {
-    const { id: runId = newId('run'), sessionId, chat, webhook } = task
-    if (!isClientId(runId)) throw invalidRunId()
-    if (sessionId !== undefined && !isClientId(sessionId)) throw invalidSessionId()
-    await checkPrompt(task)
-    // An agent's was checked when it was published: a chat does not fail for its webhook.
-    if (webhook && !chat) {
-      if (!deps.webhooks) throw webhooksUnavailable()
-      deps.webhooks.check(webhook.url)
-    }
-    if (chat?.continued) return continueChat(tenantId, runId, task)
-    return sessionId === undefined ? startNew(tenantId, runId, task) : startIn(tenantId, runId, sessionId, task)
   }
 }

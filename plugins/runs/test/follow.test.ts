@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { LogChunk, RunStatus } from '#contracts/runs'
-import { follow } from '../follow.ts'
-import { RunLog } from '../log.ts'
+import { follow, RunLog } from '../log.ts'
 import { memoryKv } from './stage.ts'
 
 const never = new AbortController().signal

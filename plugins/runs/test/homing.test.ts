@@ -5,7 +5,7 @@ import { AppError } from '#kernel'
 import type { RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
 import { RunnerStream } from '../runner-stream.ts'
-import { createStateSaver } from '../state-saver.ts'
+import { StateSaver } from '../state-saver.ts'
 import { eventually, profileNamed } from './stage.ts'
 
 const sessionId = 'sess-aaaaaaaa-00000001'
@@ -49,9 +49,11 @@ function stage(
   const profile = { ...profileNamed('writer'), runtime: 'runtime_a' }
   const stream = new RunnerStream(
     { store: store as unknown as RunStore, runners, mcpServers: undefined },
-    { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
-    { id: sessionId, profile, status: 'running', stateRev, epoch: 1, ...(runner ? { runner } : {}) },
-    created ? links[0] : undefined,
+    {
+      claim: { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
+      session: { id: sessionId, profile, status: 'running', stateRev, epoch: 1, ...(runner ? { runner } : {}) },
+      ...(created ? { placed: links[0]! } : {}),
+    },
     new AbortController().signal,
   )
   const body: ExecuteRun = {
@@ -63,7 +65,7 @@ function stage(
     ...(created ? { create: { profile } } : {}),
   }
   const open = async (): Promise<string[]> => {
-    for await (const bytes of stream.execute(body, created)) void bytes
+    for await (const bytes of stream.execute(body)) void bytes
     return calls
   }
   return { open, calls, stream }
@@ -135,7 +137,7 @@ test('what a stopping runner has to itself is saved at once, before what only re
     unsaved: async () => [{ tenantId: 'globex', sessionId: 's2' }],
     exportState: async () => ({ bytes: Buffer.from('x'), contentType: 'application/json' }),
   } as unknown as RunnerLink
-  const saver = createStateSaver(store, pino({ level: 'silent' }), 3_600_000)
+  const saver = new StateSaver(store, pino({ level: 'silent' }), 3_600_000)
   saver.rest({ tenantId: 'acme', sessionId: 's1', runId: 'r', epoch: 3 }, link)
   await saver.evacuate(link)
   await eventually('it is saved', () => saved.length === 1)

@@ -6,8 +6,7 @@ import { createEventEncoder, isTerminalType, parseLine } from '#contracts/run-ev
 import type { Claim, RunStore } from '#contracts/run-store'
 import { type ExecuteRun, leaving, type RunnerLink, type RunnerPool } from '#contracts/runner'
 import { endingOf } from '../ending.ts'
-import { Run, type RunDeps } from '../run.ts'
-import type { RunState } from '../states.ts'
+import { Run, type RunDeps, type RunState } from '../run.ts'
 import { memoryStore, profileNamed, result, text } from './stage.ts'
 
 /** What can happen to a run while it is in `at`, each as often as it likes. */
