@@ -1,14 +1,14 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { isAppError } from '#kernel'
-import type { DispatchTask, RunDispatch, StartedRun } from '#contracts/runs'
+import { isAppError, linesOf } from '#kernel'
+import { hasStamp, isTerminalType, parseLine, peekType } from '#contracts/run-event'
+import type { DispatchTask, LogChunk, RunDispatch, StartedRun } from '#contracts/runs'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 import type { LinesAnswer, Peer } from '#kit'
-import { ConductorLost, meaningOf, unexpected, upstream } from './errors.ts'
-import { follow } from './follow.ts'
+import { ConductorLost, meaningOf, unexpected, upstream } from './peer.ts'
 
 /** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
 const defaultPatienceMs = 10_000
-const pauseMs = { first: 100, longest: 800 }
+const dispatchPauseMs = { first: 100, longest: 800 }
 /** For what has a short answer. */
 const questionMs = 5_000
 
@@ -28,7 +28,7 @@ export function createDispatch(
     const query = after > 0 ? { after } : {}
     const until = performance.now() + patienceMs
     let begun = false
-    for (let pause = pauseMs.first; ; pause = Math.min(pause * 2, pauseMs.longest)) {
+    for (let pause = dispatchPauseMs.first; ; pause = Math.min(pause * 2, dispatchPauseMs.longest)) {
       try {
         return await conductor.ask(conductorWire.start, { tenant, body, query, signal })
       } catch (error) {
@@ -76,3 +76,82 @@ const answered = <T>(question: Promise<T>): Promise<T> =>
   question.catch((cause: unknown) => {
     throw isAppError(cause) ? meaningOf(cause) : upstream({ cause })
   })
+
+/** A conductor that restarts is waited for this long. */
+const giveUpMs = 60_000
+const followPauseMs = { first: 100, longest: 2_000 }
+
+export interface FollowOptions {
+  readonly tenantId: string
+  readonly runId: string
+  readonly afterSeq: number
+  readonly signal: AbortSignal
+  /** An answer whose lines are this log already. */
+  readonly first?: LinesAnswer
+  /** Milliseconds without any progress after which it gives up; tests shorten it. */
+  readonly giveUpMs?: number
+}
+
+/** A run's log, each event once and in order, over as many connections as it takes. */
+export async function* follow(conductor: Peer, options: FollowOptions): AsyncGenerator<LogChunk> {
+  const { tenantId: tenant, runId, signal } = options
+  const patience = options.giveUpMs ?? giveUpMs
+  let cursor = options.afterSeq
+  let pause = followPauseMs.first
+  let stuckSince: number | undefined
+  for (let log = options.first; ; log = undefined) {
+    const openedAt = performance.now()
+    let failure: unknown
+    try {
+      const query = { after: cursor }
+      log ??= await conductor.ask(conductorWire.events, { tenant, params: { id: runId }, query, signal })
+      for await (const lines of log.lines) {
+        const chunk = chunkOf(lines, runId, cursor + 1)
+        const over = isOver(lines)
+        cursor += chunk.count
+        stuckSince = undefined
+        pause = followPauseMs.first
+        // Our reader leaves at the terminal event.
+        if (over) log.expectEnd()
+        yield chunk
+        if (over) return
+      }
+    } catch (error) {
+      signal.throwIfAborted()
+      if (!isTransient(error)) throw isAppError(error) ? meaningOf(error) : error
+      failure = error
+    }
+    // A stream that ended in order, because its conductor is stopping, or was only silent, is none that failed if it lasted.
+    const now = performance.now()
+    const quiet = failure === undefined || (failure instanceof ConductorLost && failure.silent)
+    stuckSince = quiet && now - openedAt > followPauseMs.longest ? undefined : (stuckSince ?? now)
+    if (stuckSince !== undefined && now - stuckSince >= patience) throw upstream({ cause: failure })
+    await sleep(pause, undefined, { signal })
+    pause = Math.min(pause * 2, followPauseMs.longest)
+  }
+}
+
+const isTransient = (error: unknown): boolean =>
+  error instanceof ConductorLost || error instanceof OutOfOrder || (isAppError(error) && error.retryable)
+
+class OutOfOrder extends Error {}
+
+/**
+ * Lines as a chunk that begins with `firstSeq`; a log that goes on with anything else is asked for again. But the ending is
+ * told to whoever is past it too, under its own number.
+ */
+function chunkOf(lines: Buffer, runId: string, firstSeq: number): LogChunk {
+  let count = 0
+  for (let at = lines.indexOf(0x0a); at >= 0; at = lines.indexOf(0x0a, at + 1)) count++
+  const [first] = linesOf(lines)
+  if (!first || hasStamp(first, runId, firstSeq)) return { firstSeq, count, lines }
+  const seq = Number(parseLine(first)?.['seq'])
+  const isEnding = count === 1 && seq < firstSeq && isTerminalType(peekType(first))
+  if (seq !== firstSeq && !isEnding) throw new OutOfOrder(`expected event ${firstSeq}`)
+  return { firstSeq: seq, count, lines }
+}
+
+function isOver(lines: Buffer): boolean {
+  const end = lines.length - 1
+  return isTerminalType(peekType(lines.subarray(end > 0 ? lines.lastIndexOf(0x0a, end - 1) + 1 : 0, end)))
+}

@@ -2,8 +2,8 @@ import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { LocalRunners, RunnerMembership, RunnerPool } from '#contracts/runner'
 import { createPeers } from '#kit'
-import { createRegistry } from './members.ts'
-import { createMembership, createPool } from './pool.ts'
+import { createMembership } from './membership.ts'
+import { Pool } from './pool.ts'
 import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
 
 /** The runners of this conductor: those behind URLs, and the one in this process if there is one. */
@@ -28,19 +28,19 @@ export default definePlugin({
     const peers = createPeers(runnerPeers)
     ctx.onStop(() => peers.close())
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
-    const registry = createRegistry({ intervalMs, log: ctx.log })
-    ctx.onStop(async () => registry.stop())
-    for (const link of local.values()) registry.add(link, '')
-    for (const url of configured) registry.add(connect(url), url)
+    const pool = new Pool({ intervalMs, log: ctx.log })
+    ctx.onStop(async () => pool.stop())
+    for (const link of local.values()) pool.add(link, '')
+    for (const url of configured) pool.add(connect(url), url)
     ctx.onStart(async () => {
-      await Promise.all(registry.members().map((member) => member.start()))
+      await Promise.all(pool.members().map((member) => member.start()))
     })
     return {
-      pool: createPool(registry),
-      membership: createMembership({ registry, configured, connect }),
+      pool,
+      membership: createMembership({ pool, configured, connect }),
       readiness: {
         runners: async () => {
-          if (!registry.members().some((member) => member.state !== 'unreachable')) throw new Error('no runner is live')
+          if (!pool.members().some((member) => member.state !== 'unreachable')) throw new Error('no runner is live')
         },
       },
     }

@@ -1,89 +1,306 @@
 import { createHash } from 'node:crypto'
-import { appError } from '#kernel'
+import type { FastifyBaseLogger } from 'fastify'
+import { appError, isAppError } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
-import type { Homecoming, RunnerLink, RunnerMembership, RunnerPool } from '#contracts/runner'
-import type { Member, Registry } from './members.ts'
-import { checkRunnerUrl } from './remote-runner.ts'
+import type { FleetMember, Homecoming, Placement, RunnerInfo, RunnerLink, RunnerPool } from '#contracts/runner'
+
+const probeTimeoutMs = 2_000
+/** A runner that was never reached is asked this soon again: conductor and runners usually start together. */
+const firstRetryMs = 100
+/** A runner that is about to stop waits for its sessions to be saved: it is looked at this often. */
+const drainingMs = 250
 
 const noRunner = appError('no_runner', 503)
 
-/** Places sessions on the least busy runner that can execute them, and finds the runner of a session again. */
-export function createPool(registry: Registry): RunnerPool {
+/** What is told of a runner: that it is live with an empty memory, or about to stop. */
+type News = 'live' | 'draining'
+type Listener = (link: RunnerLink) => void
+
+export interface PoolOptions {
+  /** How often each runner is asked. */
+  readonly intervalMs: number
+  readonly log: FastifyBaseLogger
+}
+
+/**
+ * The runners of this conductor process, in the order in which they were added. Places sessions on the least busy one that can
+ * execute them, and finds the runner of a session again.
+ */
+export class Pool implements RunnerPool {
+  readonly options: PoolOptions
+  readonly #all = new Set<Member>()
+  readonly #listeners = { live: new Set<Listener>(), draining: new Set<Listener>() }
+  readonly #warned = new Set<string>()
+  /** Each runner once, by its hash, until something changes: two URLs whose runners report one hash are one runner. */
+  #known: Map<string | undefined, Member> | undefined
   // Conductors that start together do not begin with the same runner.
-  let turn = Math.floor(Math.random() * 1_000)
-  const refuse = (order: Omit<Homecoming, 'sessionId'>) =>
-    noRunner({ retryable: true, message: whyNone(order, registry.members()) })
+  #turn = Math.floor(Math.random() * 1_000)
 
-  return {
-    place(order) {
-      const candidates = eligible(order, registry.members())
-      turn++
-      let best: Member | undefined
-      for (let i = 0; i < candidates.length; i++) {
-        // Equally busy runners take turns.
-        const member = candidates[(turn + i) % candidates.length]!
-        if (!best || member.load < best.load) best = member
+  constructor(options: PoolOptions) {
+    this.options = options
+  }
+
+  add(link: RunnerLink, url: string): Member {
+    const member = new Member(link, url, this)
+    this.#all.add(member)
+    this.changed()
+    return member
+  }
+  remove(member: Member): void {
+    member.stop()
+    this.#all.delete(member)
+    this.changed()
+  }
+  stop(): void {
+    for (const member of this.#all) member.stop()
+  }
+  members(): readonly Member[] {
+    return [...this.#byHash.values()]
+  }
+  find(hash: string): Member | undefined {
+    return this.#byHash.get(hash)
+  }
+  /** The member behind this very URL. */
+  at(url: string): Member | undefined {
+    return [...this.#all].find((member) => member.url === url)
+  }
+
+  place(order: Placement): RunnerLink {
+    const candidates = eligible(order, this.members())
+    this.#turn++
+    let best: Member | undefined
+    for (let i = 0; i < candidates.length; i++) {
+      // Equally busy runners take turns.
+      const member = candidates[(this.#turn + i) % candidates.length]!
+      if (!best || member.load < best.load) best = member
+    }
+    if (!best) throw this.#refusal(order)
+    return best.link
+  }
+  home(order: Homecoming): RunnerLink {
+    const { sessionId, without, runner = hashOfSession(sessionId) } = order
+    const own = runner === undefined || without?.has(runner) ? undefined : this.find(runner)
+    if (own && own.state !== 'unreachable') return own.link
+    // Rendezvous hashing: every conductor that knows the same runners chooses the same one, without asking anybody.
+    const [chosen] = eligible(order, this.members())
+      .map((member) => ({ member, weight: weightOf(sessionId, member.link.hash) }))
+      .toSorted((a, b) => (a.weight < b.weight ? 1 : -1))
+    if (!chosen) throw this.#refusal(order)
+    return chosen.member.link
+  }
+  owner(sessionId: string, runner = hashOfSession(sessionId)): RunnerLink | undefined {
+    return runner === undefined ? undefined : this.find(runner)?.link
+  }
+  readonly all = (): readonly RunnerLink[] => this.members().map((member) => member.link)
+  readonly fleet = (): readonly FleetMember[] => this.members().map((member) => member.describe())
+  readonly onLive = (listener: Listener): (() => void) => this.#listen('live', listener)
+  readonly onDraining = (listener: Listener): (() => void) => this.#listen('draining', listener)
+
+  /** The hash or the state of a runner may be another one. */
+  changed(): void {
+    this.#known = undefined
+  }
+  /** What one listener throws is its own: the others and the probe go on. */
+  tell(news: News, link: RunnerLink): void {
+    for (const listener of this.#listeners[news]) {
+      try {
+        listener(link)
+      } catch (err) {
+        this.options.log.error({ err }, 'a listener of the runner pool failed')
       }
-      if (!best) throw refuse(order)
-      return best.link
-    },
-    home(order) {
-      const { sessionId, without, runner = hashOfSession(sessionId) } = order
-      const own = runner === undefined || without?.has(runner) ? undefined : registry.find(runner)
-      if (own && own.state !== 'unreachable') return own.link
-      // Rendezvous hashing: every conductor that knows the same runners chooses the same one, without asking anybody.
-      const [chosen] = eligible(order, registry.members())
-        .map((member) => ({ member, weight: weightOf(sessionId, member.link.hash) }))
-        .toSorted((a, b) => (a.weight < b.weight ? 1 : -1))
-      if (!chosen) throw refuse(order)
-      return chosen.member.link
-    },
-    owner(sessionId, runner = hashOfSession(sessionId)) {
-      return runner === undefined ? undefined : registry.find(runner)?.link
-    },
-    all: () => registry.members().map((member) => member.link),
-    fleet: () => registry.members().map((member) => member.describe()),
-    onLive: registry.onLive,
-    onDraining: registry.onDraining,
+    }
+  }
+
+  get #byHash(): ReadonlyMap<string | undefined, Member> {
+    if (this.#known) return this.#known
+    const known = (this.#known = new Map<string | undefined, Member>())
+    for (const member of this.#all) {
+      const hash = hashOf(member)
+      const first = known.get(hash)
+      const urls = first && [first.url, member.url]
+      if (urls && !this.#warned.has(urls.join(' '))) {
+        this.#warned.add(urls.join(' '))
+        this.options.log.warn({ runner: hash, urls }, 'two URLs lead to one runner; remove one of them')
+      }
+      if (!first || (first.state === 'unreachable' && member.state !== 'unreachable')) known.set(hash, member)
+    }
+    return known
+  }
+  #listen(news: News, listener: Listener): () => void {
+    this.#listeners[news].add(listener)
+    return () => void this.#listeners[news].delete(listener)
+  }
+  #refusal(order: Wanted): Error {
+    return noRunner({ retryable: true, message: whyNone(order, this.members()) })
   }
 }
 
-interface MembershipOptions {
-  readonly registry: Registry
-  /** The URLs of RUNNER_URLS. */
-  readonly configured: readonly string[]
-  readonly connect: (url: string) => RunnerLink
+/** Undefined for the runner of this process while it does not know its address yet. */
+function hashOf(member: Member): string | undefined {
+  try {
+    return member.link.hash
+  } catch {
+    return undefined
+  }
 }
 
-/** Changes of the runners of this process, by an operator. */
-export function createMembership({ registry, configured, connect }: MembershipOptions): RunnerMembership {
-  const full = ({ url, link, state }: Member) => ({ url, hash: link.hash, state })
-  const drain = (hash: string, on: boolean) => {
-    const member = registry.find(hash)
-    if (!member) return undefined
-    member.drain(on)
-    return full(member)
+/** A runner as this conductor knows it: whether it lives, what it can do, how busy it is. */
+export class Member {
+  readonly link: RunnerLink
+  /** '' for the runner of this process: there is nothing to reach, it lives as long as we do. */
+  readonly url: string
+  readonly #pool: Pool
+  readonly #stopping = new AbortController()
+  /** What it said when it was last reached. */
+  #known: RunnerInfo | undefined
+  #reached = false
+  #drained = false
+  #running = 0
+  #runningWhenAsked = 0
+  #probing: Promise<void> | undefined
+  #retryMs = firstRetryMs
+  #timer: NodeJS.Timeout | undefined
+
+  constructor(link: RunnerLink, url: string, pool: Pool) {
+    // The link itself, but for what streams: its runs are counted.
+    this.link = Object.assign(Object.create(link) as RunnerLink, {
+      execute: (...args) => this.#counted(link.execute(...args)),
+      attach: (...args) => this.#counted(link.attach(...args)),
+    } satisfies Partial<RunnerLink>)
+    this.url = url
+    this.#pool = pool
   }
-  return {
-    async reconcile(urls = configured) {
-      const checked = [...new Set(urls.map(checkRunnerUrl))]
-      const touched = checked.map((url) => {
-        const present = registry.at(url)
-        return { member: present ?? registry.add(connect(url), url), added: !present }
-      })
-      await Promise.all(touched.map(({ member, added }) => (added ? member.start() : member.probe())))
-      return touched.map(({ member, added }) => ({ ...full(member), added }))
-    },
-    drain: (hash) => drain(hash, true),
-    undrain: (hash) => drain(hash, false),
-    async remove(hash) {
-      const member = registry.find(hash)
-      if (!member) return undefined
-      await member.probe()
-      const { activeSessions } = member.describe()
-      registry.remove(member)
-      return { ...full(member), unroutableSessions: activeSessions }
-    },
+
+  get state(): FleetMember['state'] {
+    if (this.url !== '' && !this.#reached) return 'unreachable'
+    return this.#drained || this.#known?.state === 'draining' ? 'draining' : 'live'
+  }
+  /** Runs under way on it as far as can be told: what it said, and what this conductor has sent and seen end since. */
+  get load(): number {
+    const reported = this.#known?.activeRuns ?? this.#runningWhenAsked
+    return Math.max(this.#running, reported + this.#running - this.#runningWhenAsked)
+  }
+  /** Undefined: it could not say, because its sidecars did not answer it. */
+  supports(runtime: string): boolean | undefined {
+    const known = this.#known
+    if (!known) return this.url === '' ? true : undefined
+    if (known.capabilities.includes(runtime)) return true
+    // An empty list means all of them, unless the runner says that it does not know. Specification 2.12.
+    if (known.capabilities.length > 0) return false
+    return known.capabilitiesKnown === false ? undefined : true
+  }
+  /** Whether it has this substrate, or with `true` a default one. Undefined as for a runtime. */
+  hasSubstrate(substrate: string | true): boolean | undefined {
+    const known = this.#known
+    if (!known) return this.url === '' ? true : undefined
+    if (substrate === true ? known.defaultSubstrate !== undefined : known.substrates.includes(substrate)) return true
+    return known.substratesKnown === false ? undefined : false
+  }
+  /** No new sessions until told otherwise; what is there goes on. */
+  drain(on: boolean): void {
+    this.#drained = on
+    this.#pool.changed()
+  }
+  describe(): FleetMember {
+    const known = this.#known
+    return {
+      hash: this.link.hash,
+      state: this.state,
+      capabilities: known?.capabilities ?? [],
+      capabilitiesKnown: known?.capabilitiesKnown ?? false,
+      ...(known?.missing === undefined ? {} : { missing: known.missing }),
+      substrates: [...new Set(known?.substrates)].toSorted(),
+      ...(known?.defaultSubstrate === undefined ? {} : { defaultSubstrate: known.defaultSubstrate }),
+      substratesKnown: known?.substratesKnown ?? false,
+      activeSessions: (this.#reached ? known?.activeSessions : undefined) ?? null,
+    }
+  }
+
+  /** Asks the runner now, then again and again until stopped. */
+  async start(): Promise<void> {
+    await this.probe()
+    if (this.#stopping.signal.aborted) return
+    const { intervalMs } = this.#pool.options
+    if (!this.#known) this.#retryMs = Math.min(this.#retryMs * 2, intervalMs)
+    else
+      this.#retryMs = this.#reached && this.#known.state === 'draining' ? Math.min(drainingMs, intervalMs) : intervalMs
+    this.#timer = setTimeout(() => void this.start(), this.#retryMs).unref()
+  }
+  stop(): void {
+    clearTimeout(this.#timer)
+    this.#stopping.abort()
+  }
+  /** Asks the runner now; a probe under way is joined. Never rejects. */
+  probe(): Promise<void> {
+    return (this.#probing ??= this.#probe().finally(() => {
+      this.#probing = undefined
+    }))
+  }
+  async #probe(): Promise<void> {
+    const stopping = this.#stopping.signal
+    const ask = () => this.link.info(AbortSignal.any([stopping, AbortSignal.timeout(probeTimeoutMs)]))
+    try {
+      // One lost answer is a hiccup, of a busy event loop perhaps: the runner is asked once more before it counts as away.
+      this.#learn(await ask().catch((error) => (this.#reached && !stopping.aborted ? ask() : Promise.reject(error))))
+    } catch (error) {
+      this.#miss(error)
+    }
+  }
+  #learn(info: RunnerInfo): void {
+    const was = this.#reached
+    // One of another maker need not say which process it is: then coming back counts as a new one.
+    const fresh = this.#known?.instance !== info.instance || (!info.instance && !was)
+    this.#known = info
+    this.#reached = true
+    this.#runningWhenAsked = this.#running
+    this.#pool.changed()
+    if (!was)
+      this.#pool.options.log.info({ runner: this.link.hash, capabilities: info.capabilities }, 'a runner is live')
+    if (fresh) this.#pool.tell('live', this.link)
+    if (info.state === 'draining') this.#pool.tell('draining', this.link)
+  }
+  #miss(err: unknown): void {
+    if (this.#stopping.signal.aborted || !this.#reached) return
+    this.#reached = false
+    this.#pool.changed()
+    if (this.url !== '') this.#pool.options.log.warn({ err, runner: this.link.hash }, 'a runner is away')
+  }
+
+  /** A run's stream, counted from its first read to its end; nothing is added to a chunk's cost but its own promise. */
+  #counted(source: AsyncIterable<Buffer>): AsyncIterable<Buffer> {
+    let chunks: AsyncIterator<Buffer> | undefined
+    let over = false
+    const end = (): void => {
+      if (!over) this.#running--
+      over = true
+    }
+    const failed = (error: unknown): never => {
+      end()
+      // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
+      if (isAppError(error) && error.status === 503) void this.probe()
+      throw error
+    }
+    const read = (result: IteratorResult<Buffer>): IteratorResult<Buffer> => {
+      if (result.done) end()
+      return result
+    }
+    const all: AsyncIterableIterator<Buffer> = {
+      [Symbol.asyncIterator]: () => all,
+      next: () => {
+        if (!chunks) {
+          this.#running++
+          chunks = source[Symbol.asyncIterator]()
+        }
+        return chunks.next().then(read, failed)
+      },
+      async return() {
+        const begun = chunks
+        chunks ??= source[Symbol.asyncIterator]()
+        if (begun) end()
+        return (await chunks.return?.()) ?? { done: true, value: undefined }
+      },
+    }
+    return all
   }
 }
 

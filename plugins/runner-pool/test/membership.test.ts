@@ -2,17 +2,17 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { AppError } from '#kernel'
 import { runnerHash } from '#contracts/ids'
-import { createRegistry } from '../members.ts'
-import { createMembership, createPool } from '../pool.ts'
+import { createMembership } from '../membership.ts'
+import { Pool } from '../pool.ts'
 import { checkRunnerUrl } from '../remote-runner.ts'
 import { probeAll, registryOf, type Scripted, scripted, silent } from './scripted.ts'
 
 /** A membership over runners by URL; `known` is what RUNNER_URLS says. */
 function fleetOf(runners: Record<string, Scripted>, configured: readonly string[]) {
-  const registry = createRegistry({ intervalMs: 3_600_000, log: silent })
+  const registry = new Pool({ intervalMs: 3_600_000, log: silent })
   const connect = (url: string) => (runners[url] ??= scripted(runnerHash(url), {})).link
   for (const url of configured) registry.add(connect(url), url)
-  return { registry, membership: createMembership({ registry, configured, connect }), pool: createPool(registry) }
+  return { registry, membership: createMembership({ pool: registry, configured, connect }), pool: registry }
 }
 
 test('reconcile adds and never removes; without URLs it asks the configured ones again', async (t) => {
@@ -68,10 +68,10 @@ test('two URLs whose runners report one hash are one runner, the one that answer
   const log = Object.assign(Object.create(silent) as typeof silent, {
     warn: (...said: unknown[]) => warnings.push(said),
   })
-  const registry = createRegistry({ intervalMs: 3_600_000, log })
+  const registry = new Pool({ intervalMs: 3_600_000, log })
   registry.add(a.link, 'http://a:1')
   registry.add(b.link, 'http://b:2')
-  const pool = createPool(registry)
+  const pool = registry
   assert.equal(pool.fleet().length, 1)
   await Promise.all([a, b].map((_, i) => registry.at(['http://a:1', 'http://b:2'][i]!)!.probe()))
   assert.equal(registry.find('00000001')!.url, 'http://a:1')
@@ -88,7 +88,7 @@ test('two URLs whose runners report one hash are one runner, the one that answer
 test('listeners hear of a runner when it is first live and when its process is another one, and while it is stopping', async () => {
   const a = scripted('00000001')
   const registry = registryOf(a)
-  const pool = createPool(registry)
+  const pool = registry
   const heard: string[] = []
   const leave = pool.onLive((link) => heard.push(`live ${link.hash}`))
   pool.onLive(() => assert.fail('what a listener throws is its own'))

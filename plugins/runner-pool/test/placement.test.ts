@@ -3,7 +3,6 @@ import { test } from 'node:test'
 import fc from 'fast-check'
 import type { AppError } from '#kernel'
 import type { ExecuteRun, RunnerPool } from '#contracts/runner'
-import { createPool } from '../pool.ts'
 import { probeAll, registryOf, type Scripted, scripted } from './scripted.ts'
 
 const hashes = ['00000001', '00000002', '00000003', '00000004']
@@ -11,7 +10,7 @@ const hashes = ['00000001', '00000002', '00000003', '00000004']
 async function poolOf(...runners: Scripted[]) {
   const registry = registryOf(...runners)
   await probeAll(registry)
-  return { registry, pool: createPool(registry), probe: () => probeAll(registry) }
+  return { registry, pool: registry, probe: () => probeAll(registry) }
 }
 const placed = (pool: RunnerPool, times = 8, order: Partial<Parameters<RunnerPool['place']>[0]> = {}): string[] =>
   [...new Set(Array.from({ length: times }, () => pool.place({ runtime: 'general', ...order }).hash))].toSorted()

@@ -1,7 +1,7 @@
 import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { ExecuteRun, RunnerInfo, RunnerLink } from '#contracts/runner'
-import { createRegistry, type Registry } from '../members.ts'
+import { Pool } from '../pool.ts'
 
 export const silent = pino({ level: 'silent' })
 
@@ -43,12 +43,12 @@ export function scripted(hash: string, info: Partial<RunnerInfo> = {}): Scripted
 }
 
 /** A registry whose members are only asked when a test says so. */
-export function registryOf(...runners: readonly Scripted[]): Registry {
-  const registry = createRegistry({ intervalMs: 3_600_000, log: silent })
+export function registryOf(...runners: readonly Scripted[]): Pool {
+  const registry = new Pool({ intervalMs: 3_600_000, log: silent })
   for (const [i, { link }] of runners.entries()) registry.add(link, `http://runner-${i}`)
   return registry
 }
 
-export const probeAll = async (registry: Registry): Promise<void> => {
+export const probeAll = async (registry: Pool): Promise<void> => {
   await Promise.all(registry.members().map((member) => member.probe()))
 }
