@@ -14,10 +14,18 @@ export interface ModelProvider {
   model(modelId: string): LanguageModelV4
 }
 
+/** Deltas of one text that arrived together: as many `text-delta` parts, without an object for each. None is empty. */
+export interface TextDeltas {
+  readonly type: 'text-deltas'
+  readonly id: string
+  readonly deltas: readonly string[]
+}
+export type ModelPart = LanguageModelV4StreamPart | TextDeltas
+
 /** The parts of one answer, as many together as have arrived: a reader that is slow holds up the model server. */
 export interface ModelParts {
   /** At least one. Undefined at the end. Rejects with what cut the answer short, behind all parts that came before it. */
-  next(): Promise<readonly LanguageModelV4StreamPart[] | undefined>
+  next(): Promise<readonly ModelPart[] | undefined>
   /** Ends the call and its connection, wherever it is. Nothing when it is over. */
   close(): void
 }
@@ -28,9 +36,15 @@ export interface DirectModel extends LanguageModelV4 {
   doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts>
 }
 
-/** Calls a model in the shortest way that it offers. */
-export async function openModel(model: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<ModelParts> {
-  if ('doOpen' in model) return (model as DirectModel).doOpen(options)
+/** One call of a model. */
+export type OpenModel = DirectModel['doOpen']
+
+/** The shortest way to call a model that it offers. */
+export function openerOf(model: LanguageModelV4): OpenModel {
+  return 'doOpen' in model ? (model as DirectModel).doOpen.bind(model) : (options) => openStream(model, options)
+}
+
+async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<ModelParts> {
   const { stream } = await model.doStream(options)
   const reader = stream.getReader()
   const { abortSignal } = options
@@ -49,6 +63,10 @@ export async function openModel(model: LanguageModelV4, options: LanguageModelV4
   }
 }
 
+/** What a part is in the provider specification. */
+export const singly = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
+  part.type === 'text-deltas' ? part.deltas.map((delta) => ({ type: 'text-delta', id: part.id, delta })) : [part]
+
 /** Parts as `doStream` hands them out: one by one, and none behind an abort. */
 export function streamOf(
   parts: ModelParts,
@@ -61,7 +79,7 @@ export function streamOf(
       async pull(controller) {
         abortSignal?.throwIfAborted()
         if (at === held?.length) {
-          held = await parts.next()
+          held = (await parts.next())?.flatMap(singly)
           at = 0
         }
         if (held) controller.enqueue(held[at++]!)

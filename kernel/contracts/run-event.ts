@@ -97,6 +97,16 @@ export const RuntimeEvent = Type.Union([
 export type RuntimeEvent = Static<typeof RuntimeEvent>
 export type Usage = Omit<Static<typeof UsageEvent>, 'type'>
 
+/** Events that came together, at least one. */
+export type EventBatch = readonly (RuntimeEvent | Texts)[]
+/** As many `assistant` events, without an object for each. */
+export type Texts = readonly string[]
+
+export const isTexts = (item: RuntimeEvent | Texts): item is Texts => Array.isArray(item)
+/** The events of a batch, one by one. */
+export const eventsOf = (batch: EventBatch): RuntimeEvent[] =>
+  batch.flatMap((item) => (isTexts(item) ? item.map((text) => ({ type: 'assistant', text, delta: true })) : [item]))
+
 /** What travels and is stored: `type, runId, sessionId, seq, at`, then the payload. `seq` counts from 1 within a run. */
 export interface EventStamp {
   readonly runId: string
@@ -114,6 +124,8 @@ export type RunEvent = RuntimeEvent & EventStamp
 export interface EventEncoder {
   readonly next: number
   line(event: RuntimeEvent): string
+  /** The lines of as many `assistant` events. */
+  texts(texts: Texts): string
 }
 
 export function createEventEncoder(
@@ -123,29 +135,53 @@ export function createEventEncoder(
   now: () => number = Date.now,
 ): EventEncoder {
   const middle = `","runId":${JSON.stringify(runId)},"sessionId":${JSON.stringify(sessionId)},"seq":`
+  const textHead = `{"type":"assistant${middle}`
+  const nextText = `${textEnd}${textHead}`
   let seq = firstSeq
-  let ms = 0
+  let ms = Number.NaN
   let at = ''
+  const stamp = (): string => {
+    const time = now()
+    if (time !== ms) {
+      ms = time
+      at = new Date(time).toISOString()
+    }
+    return at
+  }
   return {
     get next() {
       return seq
     },
     line(event) {
-      const time = now()
-      if (time !== ms) {
-        ms = time
-        at = new Date(time).toISOString()
-      }
-      const head = (): string => `{"type":"${event.type}${middle}${seq++},"at":"${at}"`
-      // The hot case is written by hand: one string to escape, nothing to walk.
-      if (event.type === 'assistant') return `${head()},"text":${JSON.stringify(event.text)},"delta":true}\n`
-      const { type: _, ...payload } = event
+      if (event.type === 'assistant') return this.texts([event.text])
+      const { type, ...payload } = event
       // Before the stamp is taken: a payload that cannot be written must not leave a gap.
       const body = JSON.stringify(payload)
-      return body === '{}' ? `${head()}}\n` : `${head()},${body.slice(1)}\n`
+      const head = `{"type":"${type}${middle}${seq++},"at":"${stamp()}"`
+      return body === '{}' ? `${head}}\n` : `${head},${body.slice(1)}\n`
+    },
+    texts(texts) {
+      const before = `,"at":"${stamp()}","text":"`
+      let lines = ''
+      // The hot case is written by hand, of few pieces: each is an object until all of it is made bytes.
+      for (const text of texts) lines += (lines === '' ? textHead : nextText) + seq++ + before + quoted(text)
+      return lines === '' ? '' : lines + textEnd
     },
   }
 }
+const textEnd = '","delta":true}\n'
+
+/** A text as JSON has it between its quotes. Most deltas are short and stand there as they are. */
+function quoted(text: string): string {
+  for (let i = 0; i < text.length; i++) {
+    const code = text.charCodeAt(i)
+    const plain = code >= 0x20 && code !== 0x22 && code !== 0x5c && (code < 0xd800 || code > 0xdfff)
+    if (!plain || i === longScan) return JSON.stringify(text).slice(1, -1)
+  }
+  return text
+}
+/** Of longer texts the engine is faster. */
+const longScan = 64
 
 const prefix = Buffer.from('{"type":"')
 

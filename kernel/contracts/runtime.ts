@@ -3,7 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { type Capability, definePlugin, maybe, type Plugin, slot } from '#kernel'
 import { type ModelProvider, Models } from './model.ts'
 import type { RunEnvelope } from './run-envelope.ts'
-import type { RuntimeEvent } from './run-event.ts'
+import type { EventBatch, RuntimeEvent } from './run-event.ts'
 import { ModelEgress } from './workers.ts'
 
 /** An opaque copy of a session's conversation, enough to go on with it on another host. */
@@ -41,8 +41,8 @@ export interface Runtime {
   readonly missing?: string | undefined
   /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
   run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
-  /** The events of `run`, those that came together in one array, at least one: a host takes them so where it can. */
-  batches?(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<readonly RuntimeEvent[]>
+  /** The events of `run`, those that came together in one batch: a host takes them so where it can. */
+  batches?(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<EventBatch>
   /** The session's state, or undefined when there is none. */
   exportState?(sessionId: string): Promise<StateBundle | undefined>
   /** Takes over a session from a bundle. Throws AppError 400 on a corrupt one, and then changes nothing. */

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { isAppError } from '#kernel'
-import { type ModelProvider, openModel } from '#contracts/model'
+import { type ModelProvider, openerOf, singly } from '#contracts/model'
 
 /** How to make the provider under test do what the suite looks at. What a script leaves out is not tested. */
 export interface ModelScript {
@@ -65,11 +65,11 @@ export function testModelProvider(
 
   check('an answer that is read without a web stream has the same parts', async (model, t) => {
     if (!('doOpen' in model)) return t.skip('it has none')
-    const answer = await openModel(model, promptOf(script.say('marmalade')))
+    const answer = await openerOf(model)(promptOf(script.say('marmalade')))
     const parts: LanguageModelV4StreamPart[] = []
     for (let some = await answer.next(); some; some = await answer.next()) {
       assert.ok(some.length > 0, 'there is something in what is handed out')
-      parts.push(...some)
+      parts.push(...some.flatMap(singly))
     }
     answer.close()
     assert.deepEqual(parts, await ask(model, script.say('marmalade')))

@@ -2,11 +2,18 @@ import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { appError, BootError, whenRead } from '#kernel'
+import { type App, appError, BootError, whenRead } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { restoredFromLog, type Runtime, type StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
+import {
+  runtimeSessionIdHeader,
+  sidecarWire,
+  workerInflightHeader,
+  workerInstanceHeader,
+} from '#contracts/wire/sidecar'
+import { acceptLinks, serve, trusted } from '#kit'
 import { createEventWriter, HostedRun, type RunOutcome } from './run.ts'
 
 const unknownRuntime = appError('unknown_runtime', 400)
@@ -20,6 +27,7 @@ const stateMissing = appError(
 )
 const sidecarDraining = appError('sidecar_draining', 503, 'The sidecar is about to stop and takes nothing new.')
 const noState = appError('state_not_supported', 400, 'This runtime keeps no state that could be taken over.')
+const nothingToExport = appError('not_found', 404, 'This session has no state here.')
 const emptyBundle = appError('invalid_state', 400, 'The body is empty.')
 
 const drainTickMs = 25
@@ -45,6 +53,8 @@ export function createRunHost(
       `run-host: config.mode '${mode}' is not a runtime of this role; present: ${present}; set MODE to one of them or to all`,
     ])
   }
+  /** Runtimes whose conversations need not be fetched from here. */
+  const restorable = new Set([...served.keys()].filter(restoredFromLog))
   const instance = randomUUID()
   const write = createEventWriter()
   const count = createMetrics(metrics)
@@ -97,7 +107,7 @@ export function createRunHost(
     /** Throws `sidecar_draining` when it is about to stop: the run goes elsewhere, unless the conversation is only here. */
     refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
       if (!draining || changes.has(sessionId)) return
-      const stored = restoredFromLog(profile.runtime) || Date.now() - lastExport >= storedMs
+      const stored = restorable.has(profile.runtime) || Date.now() - lastExport >= storedMs
       if (stored) throw sidecarDraining({ retryable: true })
     },
     /**
@@ -127,7 +137,7 @@ export function createRunHost(
       void run.released.then(() => {
         if (sessions.get(sessionId) === run) sessions.delete(sessionId)
       })
-      if (runtime.exportState && !restoredFromLog(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
+      if (runtime.exportState && !restorable.has(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
       return run.lines
     },
     /** `name` is the runtime's, which may be left out where the host serves only one. */
@@ -191,6 +201,45 @@ export const localLink = (host: RunHost): SidecarLink => ({
   hydrate: host.hydrate,
   forget: host.forget,
 })
+
+/** The sidecar's API. Specification 4.23. */
+export function sidecarRoutes(app: App, host: RunHost): void {
+  app.addHook('onRequest', async (_request, reply) => {
+    void reply.header(workerInstanceHeader, host.instance)
+  })
+  acceptLinks(app, trusted)
+
+  for (const route of [sidecarWire.health, sidecarWire.healthz]) {
+    serve(app, route, () => {
+      const { runtimes, missing, ...more } = host.health()
+      return { json: { ...more, runtimes: [...runtimes], ...(missing ? { missing } : {}) } }
+    })
+  }
+
+  serve(app, sidecarWire.run, ({ body, signal }) => {
+    host.refuseWhenStopping(body)
+    const start = host.accept(body)
+    return { headers: { [workerInflightHeader]: String(host.inflight) }, lines: start(signal) }
+  })
+
+  serve(app, sidecarWire.exportState, async ({ params, query }) => {
+    const bundle = await host.exportState(query.runtime, params.sessionId)
+    if (!bundle) throw nothingToExport()
+    const headers = { [runtimeSessionIdHeader]: bundle.runtimeSessionId ?? '' }
+    return { headers, bytes: bundle.bytes, type: bundle.contentType }
+  })
+
+  serve(app, sidecarWire.hydrate, async ({ params, query, headers, body }) => {
+    const seeded = headers[runtimeSessionIdHeader]
+    await host.hydrate(query.runtime, params.sessionId, {
+      bytes: body ?? Buffer.alloc(0),
+      contentType: String(headers['content-type'] ?? 'application/octet-stream'),
+      ...(typeof seeded === 'string' && seeded !== '' ? { runtimeSessionId: seeded } : {}),
+    })
+  })
+
+  serve(app, sidecarWire.forget, ({ params, query }) => host.forget(query.runtime, params.sessionId))
+}
 
 function createMetrics(registry: Registry) {
   const total = new Counter({

@@ -2,8 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
-import { createRunHost, localLink } from './host.ts'
-import { sidecarRoutes } from './routes.ts'
+import { createRunHost, localLink, sidecarRoutes } from './host.ts'
 
 /** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
 export default definePlugin({

@@ -3,7 +3,16 @@ import type { FastifyBaseLogger } from 'fastify'
 import { createLineQueue, isAppError, maxLineBytes } from '#kernel'
 import { withoutCycles } from '#contracts/circular'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { createEventEncoder, type EventEncoder, isTerminalType, RuntimeEvent } from '#contracts/run-event'
+import {
+  createEventEncoder,
+  type EventBatch,
+  type EventEncoder,
+  eventsOf,
+  isTerminalType,
+  isTexts,
+  RuntimeEvent,
+  type Texts,
+} from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 
 /** How long an adapter may take to stop after its signal aborted, or to put things away after its last event. */
@@ -49,7 +58,6 @@ export class HostedRun {
   readonly #options: HostOptions
   readonly #queue = createLineQueue(() => this.abort('cancelled'))
   readonly #stop = new AbortController()
-  readonly #stopping = Promise.withResolvers<void>()
   readonly #released = Promise.withResolvers<void>()
   #state: 'running' | 'stopping' | 'ended' = 'running'
   #why: Ending | undefined
@@ -59,6 +67,8 @@ export class HostedRun {
   #deadline: NodeJS.Timeout | undefined
   #grace: NodeJS.Timeout | undefined
   #unsubscribe: (() => void) | undefined
+  /** Lets an adapter go on that waits for room, because it has to stop. */
+  #goOn: (() => void) | undefined
 
   constructor(envelope: RunEnvelope, runtime: Runtime, options: HostOptions) {
     this.#envelope = envelope
@@ -98,12 +108,12 @@ export class HostedRun {
       this.#finish(endings[why])
       this.#released.resolve()
     }, graceMs)
-    this.#stopping.resolve()
+    this.#goOn?.()
     this.#stop.abort()
   }
 
   async #drive(): Promise<void> {
-    let iterator: AsyncIterator<RuntimeEvent | readonly RuntimeEvent[]> | undefined
+    let iterator: AsyncIterator<RuntimeEvent | EventBatch> | undefined
     try {
       if (this.#options.after) await this.#options.after
       if (this.#state === 'running') {
@@ -115,8 +125,8 @@ export class HostedRun {
         while (!this.ended) {
           const { done, value } = await iterator.next()
           if (done) break
-          const room = batches ? this.#takeAll(value as readonly RuntimeEvent[]) : this.#take(value as RuntimeEvent)
-          if (room) await (this.#state === 'running' ? Promise.race([room, this.#stopping.promise]) : room)
+          const room = batches ? this.#takeAll(value as EventBatch) : this.#take(value as RuntimeEvent)
+          if (room) await (this.#state === 'running' ? this.#roomOrStop(room) : room)
         }
       }
       this.#finish(noTerminal)
@@ -138,10 +148,21 @@ export class HostedRun {
     }
     this.#finish(event)
   }
-  #takeAll(events: readonly RuntimeEvent[]): Promise<void> | undefined {
+  #roomOrStop(room: Promise<void>): Promise<void> {
+    return new Promise((resolve) => {
+      this.#goOn = resolve
+      void room.then(resolve)
+    })
+  }
+  #takeAll(batch: EventBatch): Promise<void> | undefined {
     let room: Promise<void> | undefined
-    for (const event of events) room = this.#take(event) ?? room
+    for (const item of batch) room = (isTexts(item) ? this.#takeTexts(item) : this.#take(item)) ?? room
     return room
+  }
+  /** Without a look at each as an event, when all are what a model streams. */
+  #takeTexts(texts: Texts): Promise<void> | undefined {
+    if (this.#state === 'running' && texts.every(isShort)) return this.#queue.push(this.#encoder.texts(texts))
+    return this.#takeAll(eventsOf([texts]))
   }
   /** Resolves when the adapter may go on; undefined: it may. */
   #take(event: RuntimeEvent): Promise<void> | undefined {
@@ -237,6 +258,9 @@ const isDelta = (event: unknown): event is Extract<RuntimeEvent, { type: 'assist
   event !== null &&
   (event as { type?: unknown }).type === 'assistant' &&
   typeof (event as { text?: unknown }).text === 'string'
+
+/** Its line is far from too large. */
+const isShort = (text: unknown): boolean => typeof text === 'string' && text.length < maxLineBytes / 16
 
 /** An adapter does not stamp its events: fields of those names would stand in the line twice. */
 function unstamped(event: RuntimeEvent): RuntimeEvent {

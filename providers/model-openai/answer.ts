@@ -1,15 +1,11 @@
-import {
-  InvalidResponseDataError,
-  type LanguageModelV4FinishReason,
-  type LanguageModelV4StreamPart,
-  type SharedV4Warning,
-} from '@ai-sdk/provider'
-import { type Static, Type } from '@sinclair/typebox'
+import { InvalidResponseDataError, type LanguageModelV4FinishReason, type SharedV4Warning } from '@ai-sdk/provider'
 import { TypeCompiler } from '@sinclair/typebox/compiler'
 import { createParser } from 'eventsource-parser'
-import { createToolCalls, ToolCallDelta, type ToolCalls } from './tool-calls.ts'
+import type { ModelPart } from '#contracts/model'
+import { Chunk, type Delta } from './chunk.ts'
+import { createToolCalls, type ToolCalls } from './tool-calls.ts'
 
-type Part = LanguageModelV4StreamPart
+type Part = ModelPart
 
 /** Reads one streamed answer: bytes in, parts of the provider specification out. */
 export interface AnswerReader {
@@ -18,42 +14,8 @@ export interface AnswerReader {
   end(): readonly Part[]
 }
 
-const maybe = <T extends Parameters<typeof Type.Optional>[0]>(schema: T) =>
-  Type.Optional(Type.Union([schema, Type.Null()]))
-const count = maybe(Type.Number())
-
-/** What is read of a chunk. Servers add what they like; other values than these in its place make the chunk invalid. */
-const Chunk = Type.Object({
-  id: maybe(Type.String()),
-  model: maybe(Type.String()),
-  created: maybe(Type.Number()),
-  choices: Type.Array(
-    Type.Object({
-      delta: maybe(
-        Type.Object({
-          // Text, or parts of it: some servers send what they think between them.
-          content: maybe(Type.Union([Type.String(), Type.Array(Type.Object({ type: Type.String() }))])),
-          // Servers send other things than a text here when nothing was refused.
-          refusal: Type.Optional(Type.Unknown()),
-          reasoning_content: maybe(Type.String()),
-          reasoning: maybe(Type.String()),
-          tool_calls: maybe(Type.Array(ToolCallDelta)),
-        }),
-      ),
-      finish_reason: maybe(Type.String()),
-    }),
-  ),
-  usage: maybe(
-    Type.Object({
-      prompt_tokens: count,
-      completion_tokens: count,
-      prompt_tokens_details: maybe(Type.Object({ cached_tokens: count })),
-      completion_tokens_details: maybe(Type.Object({ reasoning_tokens: count })),
-    }),
-  ),
-})
-type Chunk = Static<typeof Chunk>
-type Delta = NonNullable<Chunk['choices'][number]['delta']>
+/** An empty line ends a frame. */
+const frameEnd = /\r?\n\r?\n/g
 
 const textId = 'txt-0'
 const reasoningId = 'reasoning-0'
@@ -69,6 +31,10 @@ class Reader implements AnswerReader {
   readonly #decoder = new TextDecoder()
   readonly #frames = createParser({ onEvent: ({ data }) => this.#frame(data) })
   readonly #like = new LikeFrames()
+  /** The frame under way to `#frames`, when it is whole. */
+  #whole: { readonly frame: string; readonly gap: string } | undefined
+  /** `#frames` holds no beginning of a frame. */
+  #between = true
   #parts: Part[]
   #open: 'text' | 'reasoning' | undefined
   #named = false
@@ -84,7 +50,7 @@ class Reader implements AnswerReader {
   }
 
   read(arrived: readonly Uint8Array[]): readonly Part[] {
-    for (const bytes of arrived) this.#frames.feed(this.#decoder.decode(bytes, { stream: true }))
+    for (const bytes of arrived) this.#hear(this.#decoder.decode(bytes, { stream: true }))
     return this.#take()
   }
 
@@ -98,9 +64,26 @@ class Reader implements AnswerReader {
     return this.#take()
   }
 
+  /** Frames that need no parser are taken past it. */
+  #hear(read: string): void {
+    for (let at = 0; at < read.length;) {
+      if (this.#between) {
+        this.#texts(this.#like.take(read, at))
+        at = this.#like.at
+        if (at === read.length) return
+      }
+      frameEnd.lastIndex = at
+      const gap = frameEnd.exec(read)?.[0]
+      const end = gap === undefined ? read.length : frameEnd.lastIndex
+      if (gap !== undefined && this.#between) this.#whole = { frame: read.slice(at, end - gap.length), gap }
+      this.#frames.feed(read.slice(at, end))
+      this.#whole = undefined
+      this.#between = gap !== undefined
+      at = end
+    }
+  }
+
   #frame(data: string): void {
-    const text = this.#like.textOf(data)
-    if (text !== undefined) return this.#text(text)
     if (data === '[DONE]') return
     let value: unknown
     try {
@@ -120,7 +103,9 @@ class Reader implements AnswerReader {
     if (!choice) return
     if (typeof choice.finish_reason === 'string') this.#finish = choice.finish_reason
     if (choice.delta) this.#delta(choice.delta)
-    if (isTextAlone(value)) this.#like.learn(data, choice.delta!.content as string)
+    if (this.#whole && isTextAlone(value)) {
+      this.#like.learn({ ...this.#whole, data, text: choice.delta!.content as string })
+    }
   }
 
   #delta(delta: Delta): void {
@@ -152,12 +137,21 @@ class Reader implements AnswerReader {
 
   #text(delta: string): void {
     if (delta === '') return
-    if (this.#open !== 'text') {
-      this.#close()
-      this.#open = 'text'
-      this.#say({ type: 'text-start', id: textId })
-    }
+    this.#openText()
     this.#say({ type: 'text-delta', id: textId, delta })
+  }
+
+  #texts(deltas: readonly string[]): void {
+    if (deltas.length === 0) return
+    this.#openText()
+    this.#say({ type: 'text-deltas', id: textId, deltas })
+  }
+
+  #openText(): void {
+    if (this.#open === 'text') return
+    this.#close()
+    this.#open = 'text'
+    this.#say({ type: 'text-start', id: textId })
   }
 
   #think(delta: string): void {
@@ -230,46 +224,73 @@ function isTextAlone({ choices, usage }: Chunk): boolean {
 const isSet = (value: unknown): boolean => value !== null && value !== undefined
 
 /**
- * Frames that differ from one that was read in nothing but their text: parsing each again is half of what a delta costs. What
+ * Frames that differ from one that was read in nothing but their text: parsing each again is most of what a delta costs. What
  * stands between the same beginning, which ends inside the text's quotes, and the same end, which starts with the closing one,
- * is that text when it is the inside of a JSON string; for everything else the frame is read as a whole.
+ * is that text when it is the inside of a JSON string; every other frame is read as a whole.
  */
 class LikeFrames {
+  /** Where `take` has stopped: behind the last frame that it took. */
+  at = 0
   #begin = ''
   #end = ''
+  /** From one text to the next. */
+  #between = ''
   #left = lessons
 
-  learn(data: string, text: string): void {
-    if (this.#left-- <= 0) return
-    const at = data.indexOf(contentKey)
+  /** `frame` is all of a frame, without the empty line behind it, `gap`; `data` what it carries. */
+  learn({ frame, gap, data, text }: { frame: string; gap: string; data: string; text: string }): void {
+    if (this.#left-- <= 0 || (frame !== `data: ${data}` && frame !== `data:${data}`)) return
+    const at = frame.indexOf(contentKey)
     const inside = JSON.stringify(text).slice(1, -1)
-    const begin = data.slice(0, at + contentKey.length)
-    const alone = at >= 0 && data.indexOf(contentKey, at + 1) < 0
-    if (!alone || data.slice(begin.length, begin.length + inside.length + 1) !== `${inside}"`) return
+    const begin = frame.slice(0, at + contentKey.length)
+    const alone = at >= 0 && frame.indexOf(contentKey, at + 1) < 0
+    if (!alone || frame.slice(begin.length, begin.length + inside.length + 1) !== `${inside}"`) return
     this.#begin = begin
-    this.#end = data.slice(begin.length + inside.length)
+    this.#end = frame.slice(begin.length + inside.length) + gap
+    this.#between = this.#end + begin
   }
 
-  textOf(data: string): string | undefined {
-    const from = this.#begin.length
-    const to = data.length - this.#end.length
-    // Two slices and two comparisons: `startsWith` and `endsWith` cost ten times as much on a piece of a larger string.
-    if (to < from || from === 0 || data.slice(0, from) !== this.#begin || data.slice(to) !== this.#end) return undefined
-    const inside = data.slice(from, to)
-    if (inside.length < sliced && !inside.includes('\\') && !inside.includes('"')) return inside
-    try {
-      // Also a copy: a longer slice would keep the whole read that it is cut from in memory, for as long as the conversation.
-      return JSON.parse(`"${inside}"`) as string
-    } catch {
-      return undefined
+  /** The texts of such frames as stand in `read` from `from` on, one behind the other. */
+  take(read: string, from: number): string[] {
+    const texts: string[] = []
+    this.at = from
+    let start = from + this.#begin.length
+    if (this.#begin === '' || read.slice(from, start) !== this.#begin) return texts
+    for (;;) {
+      let stop = start
+      let code = read.charCodeAt(stop)
+      while (code >= 0x20 && code !== quote && code !== backslash) code = read.charCodeAt(++stop)
+      // A line break is none of JSON's characters: the frame ends before the next.
+      if (code === backslash) stop = read.indexOf('\n', stop) - this.#end.indexOf('\n')
+      else if (code !== quote) return texts
+      if (stop < start) return texts
+      // A slice and a comparison: `startsWith` compares a character at a time.
+      const goesOn = read.slice(stop, stop + this.#between.length) === this.#between
+      if (!goesOn && read.slice(stop, stop + this.#end.length) !== this.#end) return texts
+      const inside = read.slice(start, stop)
+      const text = code === quote ? inside : unescaped(inside)
+      if (text === undefined) return texts
+      if (text !== '') texts.push(text)
+      this.at = stop + this.#end.length
+      if (!goesOn) return texts
+      start = stop + this.#between.length
     }
   }
 }
 const contentKey = '"content":"'
-/** Shorter slices are copies in this engine. */
-const sliced = 13
+const quote = 0x22
+const backslash = 0x5c
 /** A server whose frames differ in more than their text each time is not learned from for ever. */
 const lessons = 16
+
+/** What the inside of a JSON string says; undefined: it is none. */
+function unescaped(inside: string): string | undefined {
+  try {
+    return JSON.parse(`"${inside}"`) as string
+  } catch {
+    return undefined
+  }
+}
 
 const reasons: ReadonlyMap<string, LanguageModelV4FinishReason['unified']> = new Map([
   ['stop', 'stop'],

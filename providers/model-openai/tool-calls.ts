@@ -1,19 +1,6 @@
 import type { LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { generateId, StreamingToolCallTracker } from '@ai-sdk/provider-utils'
-import { type Static, Type } from '@sinclair/typebox'
-
-const maybe = <T extends Parameters<typeof Type.Optional>[0]>(schema: T) =>
-  Type.Optional(Type.Union([schema, Type.Null()]))
-
-/** A piece of a tool call in a chunk. Servers leave out what they do not know yet, some the index. */
-export const ToolCallDelta = Type.Object({
-  index: maybe(Type.Number()),
-  id: maybe(Type.String()),
-  function: Type.Object({ name: maybe(Type.String()), arguments: maybe(Type.String()) }),
-  // Gemini signs what it thought, and wants it back with the call.
-  extra_content: maybe(Type.Object({ google: maybe(Type.Object({ thought_signature: maybe(Type.String()) })) })),
-})
-export type ToolCallDelta = Static<typeof ToolCallDelta>
+import type { ToolCallDelta } from './chunk.ts'
 
 /** The tool calls of one answer. Complete at its end only: arguments that parse may still be the beginning of longer ones. */
 export interface ToolCalls {

@@ -1,5 +1,6 @@
 import { createModelConnections } from '#contracts/model-fetch'
 import { createOutputSchemas } from '#contracts/output-schema'
+import { eventsOf } from '#contracts/run-event'
 import { defineRuntime, type Runtime } from '#contracts/runtime'
 import { decodeState, encodeBundle } from './bundle.ts'
 import { createSettings, GeneralConfig } from './config.ts'
@@ -33,7 +34,7 @@ export default defineRuntime({
       replays: true,
       batches: (envelope, signal) => runTurn(envelope, signal, deps),
       async *run(envelope, signal) {
-        for await (const events of runTurn(envelope, signal, deps)) for (const event of events) yield event
+        for await (const batch of runTurn(envelope, signal, deps)) yield* eventsOf(batch)
       },
       async exportState(sessionId) {
         const turns = history.turns(sessionId)

@@ -1,27 +1,21 @@
 import { setTimeout } from 'node:timers/promises'
-import {
-  APICallError,
-  type LanguageModelV4,
-  type LanguageModelV4CallOptions,
-  type LanguageModelV4StreamPart,
-  type LanguageModelV4Usage,
-} from '@ai-sdk/provider'
-import { type ModelParts, type ModelProvider, openModel } from '#contracts/model'
+import { APICallError, type LanguageModelV4CallOptions, type LanguageModelV4Usage } from '@ai-sdk/provider'
+import { type ModelPart, type ModelParts, type ModelProvider, openerOf, type OpenModel } from '#contracts/model'
 import { modelFailure, reported, unknownModel } from './errors.ts'
 
 /** Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
 
 /** Finds the model behind `provider/modelId`: model objects are stateless and shared. Throws AppError `unknown_model`. */
-export function createCatalog(providers: ReadonlyMap<string, ModelProvider>): (name: string) => LanguageModelV4 {
-  const cached = new Map<string, LanguageModelV4>()
+export function createCatalog(providers: ReadonlyMap<string, ModelProvider>): (name: string) => OpenModel {
+  const cached = new Map<string, OpenModel>()
   return (name) => {
     const known = cached.get(name)
     if (known) return known
     const slash = name.indexOf('/')
     const provider = slash < 0 ? undefined : providers.get(name.slice(0, slash))
     if (!provider) throw unknownModel({ message: sentence(name, [...providers.keys()]) })
-    const model = provider.model(name.slice(slash + 1))
+    const model = openerOf(provider.model(name.slice(slash + 1)))
     if (cached.size >= maxCached) cached.clear()
     cached.set(name, model)
     return model
@@ -34,7 +28,7 @@ const sentence = (name: string, providers: readonly string[]): string =>
 /** A model call whose first meaningful part has arrived. */
 export interface OpenCall {
   /** That part and what came with it. Undefined: the answer ended without one. */
-  readonly first: readonly LanguageModelV4StreamPart[] | undefined
+  readonly first: readonly ModelPart[] | undefined
   readonly rest: ModelParts
 }
 
@@ -47,14 +41,14 @@ const maxRetryAfterMs = 5_000
  * text that a client has seen cannot be taken back.
  */
 export async function openCall(
-  model: LanguageModelV4,
+  model: OpenModel,
   options: LanguageModelV4CallOptions,
   signal: AbortSignal,
 ): Promise<OpenCall> {
   for (let attempt = 0; ; attempt++) {
     let rest: ModelParts | undefined
     try {
-      rest = await openModel(model, options)
+      rest = await model(options)
       let first = await rest.next()
       while (first && !first.some(isMeaningful)) first = await rest.next()
       const begin = first?.find(isMeaningful)
@@ -71,11 +65,18 @@ export async function openCall(
 }
 
 /** Other parts only announce something. Some reasoning has no text, only a signature. */
-function isMeaningful(part: LanguageModelV4StreamPart): boolean {
+function isMeaningful(part: ModelPart): boolean {
   if (part.type === 'text-delta') return part.delta !== ''
   return meaningful.has(part.type)
 }
-const meaningful: ReadonlySet<string> = new Set(['error', 'finish', 'tool-call', 'reasoning-start', 'reasoning-delta'])
+const meaningful: ReadonlySet<string> = new Set([
+  'text-deltas',
+  'error',
+  'finish',
+  'tool-call',
+  'reasoning-start',
+  'reasoning-delta',
+])
 
 function retryAfter(error: unknown): number {
   const seconds = APICallError.isInstance(error) ? Number(error.responseHeaders?.['retry-after']) : 0

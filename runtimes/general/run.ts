@@ -1,12 +1,8 @@
-import type {
-  LanguageModelV4,
-  LanguageModelV4CallOptions,
-  LanguageModelV4StreamPart,
-  LanguageModelV4ToolCall,
-} from '@ai-sdk/provider'
+import type { LanguageModelV4CallOptions, LanguageModelV4StreamPart, LanguageModelV4ToolCall } from '@ai-sdk/provider'
+import type { ModelPart, OpenModel } from '#contracts/model'
 import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import type { RuntimeEvent } from '#contracts/run-event'
+import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { createCallIds, execute, type PendingCall, pendingCall } from './calls.ts'
 import type { ModelSettings, SettingsOf } from './config.ts'
@@ -27,7 +23,7 @@ export interface RunDeps {
   readonly settingsOf: SettingsOf
   readonly reasoningEvents: boolean
   /** Throws AppError `unknown_model`. */
-  modelOf(name: string): LanguageModelV4
+  modelOf(name: string): OpenModel
   /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
   connect(envelope: RunEnvelope, signal: AbortSignal): Promise<Connected | undefined>
   /** Throws AppError `invalid_response_format`. */
@@ -35,7 +31,7 @@ export interface RunDeps {
 }
 
 /** Events that are shown together. */
-export type Events = AsyncGenerator<readonly RuntimeEvent[]>
+export type Events = AsyncGenerator<EventBatch>
 
 /** Model calls of one run unless the profile says otherwise. */
 const defaultMaxSteps = 16
@@ -80,12 +76,12 @@ type State = 'asking' | 'calling' | 'ended'
 class Run {
   state: State = 'asking'
   /** Not shown yet. */
-  readonly said: RuntimeEvent[] = []
+  readonly said: (RuntimeEvent | Texts)[] = []
   readonly #envelope: RunEnvelope
   readonly #signal: AbortSignal
   readonly #deps: RunDeps
   readonly #turn: OpenTurn
-  #model!: LanguageModelV4
+  #model!: OpenModel
   #settings!: ModelSettings
   #context!: ContextWindow
   #form: OutputForm | undefined
@@ -136,7 +132,7 @@ class Run {
   }
 
   /** Calls the model with what fits its context; once more with less when its server says that it did not fit. */
-  async *ask(): AsyncGenerator<readonly RuntimeEvent[], OpenCall> {
+  async *ask(): AsyncGenerator<EventBatch, OpenCall> {
     const listing = this.#tools?.refresh()
     if (listing) await listing
     this.#steps++
@@ -172,9 +168,10 @@ class Run {
   }
 
   /** Takes what has arrived of the answer. */
-  hear(parts: readonly LanguageModelV4StreamPart[]): void {
+  hear(parts: readonly ModelPart[]): void {
     for (const part of parts) {
-      if (part.type === 'text-delta') this.#text(part.delta)
+      if (part.type === 'text-deltas') this.#texts(part.deltas)
+      else if (part.type === 'text-delta' && part.delta !== '') this.#texts([part.delta])
       else if (part.type === 'finish') this.#finish = part
       else if (part.type === 'error') throw reported(part.error)
       else if (part.type === 'tool-call') this.#calls = [...this.#calls, this.#called(part)]
@@ -195,16 +192,19 @@ class Run {
     return pendingCall(part, this.#callId(part.toolCallId), this.#tools)
   }
 
-  #text(delta: string): void {
-    if (delta === '') return
-    let text = delta
+  #texts(deltas: Texts): void {
+    const text = deltas.join('')
+    let shown = deltas
     if (this.#turn.text === '') {
       this.#show(this.#reasoning?.flush())
-      if (this.#answer !== '') text = paragraph + delta
+      if (this.#answer !== '') {
+        this.#answer += paragraph
+        shown = deltas.with(0, paragraph + deltas[0]!)
+      }
     }
-    this.#turn.text += delta
+    this.#turn.text += text
     this.#answer += text
-    this.said.push({ type: 'assistant', text, delta: true })
+    this.said.push(shown)
   }
 
   /** The model has finished a step: what comes next is the end, its tools, or the same question again. */

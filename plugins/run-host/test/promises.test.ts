@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { AppError } from '#kernel'
-import type { RunEvent, RuntimeEvent } from '#contracts/run-event'
+import type { EventBatch, RunEvent, RuntimeEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import { collectRun, terminalOf, testEnvelope, textOf } from '#testing'
 import { aborted, hostOf, never, result, says, scripted } from './support.ts'
@@ -186,6 +186,65 @@ test('an adapter is not pulled while more than 256 KiB are unread', { timeout },
   await lines.next()
   for (let i = 0; i < 1_000; i++) await new Promise((resolve) => setImmediate(resolve))
   assert.ok(pulled < 60, `pulled ${pulled} events that nobody read`)
+  await lines.return!()
+})
+
+/** Yields in batches what the script says, however wrong that is. */
+const batched = (script: (signal: AbortSignal) => AsyncIterable<EventBatch> | Iterable<EventBatch>): Runtime =>
+  scripted(() => [], {
+    async *batches(_envelope, signal) {
+      yield* script(signal)
+    },
+  })
+
+test('texts of a batch are events as others, each with its own stamp', { timeout }, async (t) => {
+  const texts = ['one ', '"two"\n', '\ud83d', '\ude00', 'ü'.repeat(300_000), '']
+  const events = await eventsOf(
+    t,
+    batched(() => [
+      [{ type: 'progress', stage: 'x' }, texts, says('last')],
+      [result('done'), ['late']],
+    ]),
+  )
+  assert.deepEqual(
+    events.map((event) => (event.type === 'assistant' ? event.text : event.type)),
+    ['progress', ...texts, 'last', 'result'],
+  )
+  assert.deepEqual(
+    events.map(({ seq }) => seq),
+    events.map((_, i) => 5 + i),
+  )
+})
+
+test('a text of a batch that is none, or too large, ends the run behind those before it', { timeout }, async (t) => {
+  for (const wrong of [7 as never, 'ü'.repeat(3_000_000)]) {
+    const events = await eventsOf(
+      t,
+      batched(() => [[['one', wrong, 'two']]]),
+    )
+    assert.equal(textOf(events), 'one')
+    const terminal = terminalOf(events)
+    assert.ok(terminal.type === 'error')
+    assert.deepEqual([terminal.code, terminal.seq], ['runtime_error', 6])
+  }
+})
+
+test('an adapter that waits for its reader goes on when it has to stop', { timeout }, async (t) => {
+  const abort = new AbortController()
+  const told = Promise.withResolvers<void>()
+  const runtime = batched(async function* (signal) {
+    try {
+      for (;;) yield [['x'.repeat(100_000)]]
+    } finally {
+      if (signal.aborted) told.resolve()
+    }
+  })
+  const { link } = await hostOf(t, { general: runtime })
+  const lines = link.run(testEnvelope(), abort.signal)[Symbol.asyncIterator]()
+  await lines.next()
+  for (let i = 0; i < 100; i++) await new Promise((resolve) => setImmediate(resolve))
+  abort.abort()
+  await told.promise
   await lines.return!()
 })
 

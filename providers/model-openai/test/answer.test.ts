@@ -4,7 +4,7 @@ import { OpenAICompatibleChatLanguageModel } from '@ai-sdk/openai-compatible'
 import type { LanguageModelV4, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import fc from 'fast-check'
 import { type ModelFetch, postBy } from '#contracts/model-fetch'
-import { openModel } from '#contracts/model'
+import { openerOf, singly } from '#contracts/model'
 import { createChatModels } from '../chat.ts'
 
 const prompt = [{ role: 'user' as const, content: [{ type: 'text' as const, text: 'hi' }] }]
@@ -24,10 +24,11 @@ const packaged = (fetch: ModelFetch): LanguageModelV4 =>
 
 /** All parts, and how the answer broke off. What the package says besides about usage and errors is left out. */
 async function partsOf(model: LanguageModelV4): Promise<unknown[]> {
-  const parts = await openModel(model, { prompt })
+  const parts = await openerOf(model)({ prompt })
   const all: unknown[] = []
   const ids = new Map<string, string>()
-  for (let some = await parts.next(); some; some = await parts.next()) all.push(...some.map((part) => plain(part, ids)))
+  for (let some = await parts.next(); some; some = await parts.next())
+    all.push(...some.flatMap(singly).map((part) => plain(part, ids)))
   return all
 }
 
@@ -57,6 +58,8 @@ const some = fc.oneof(
     '","role":"',
     'a long piece of text that is no copy',
     '\u2028',
+    '\ud83d',
+    '\ude00',
   ),
 )
 const maybe = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: null, freq: 4 })
@@ -147,12 +150,13 @@ test('every answer has the parts that the package makes of it, however its bytes
     fc.asyncProperty(
       fc.array(frame, { maxLength: 12 }),
       finish,
-      fc.constantFrom('\n\n', '\r\n\r\n'),
+      fc.constantFrom('\n\n', '\r\n\r\n', '\r\r', '\n\r\n'),
+      fc.constantFrom('data: ', 'data:'),
       fc.integer({ min: 1, max: 400 }),
-      async (frames, reason, end, size) => {
+      async (frames, reason, end, field, size) => {
         const last = { ...head, choices: [{ index: 0, delta: {}, finish_reason: reason }] }
-        const text = [...frames, last].map((value) => `data: ${JSON.stringify(value)}${end}`).join('')
-        const bytes = Buffer.from(`${text}data: [DONE]${end}`)
+        const text = [...frames, last].map((value) => `${field}${JSON.stringify(value)}${end}`).join('')
+        const bytes = Buffer.from(`${text}${field}[DONE]${end}`)
         const pieces = Array.from({ length: Math.ceil(bytes.length / size) }, (_, i) =>
           bytes.subarray(i * size, (i + 1) * size),
         )
@@ -171,3 +175,26 @@ const isError = (part: unknown): boolean => (part as { type: string }).type === 
 const failed = (parts: readonly unknown[]): boolean => parts.some(isError)
 /** Nobody reads on behind an error. */
 const upToError = (parts: readonly unknown[]): unknown[] => parts.slice(0, parts.findIndex(isError) + 1)
+
+test('frames that differ in their text alone are handed out together, whatever stands between them', async () => {
+  const texts = ['a', 'longer than a few letters', '"', '\\', 'é', '😀', '\n', '\ud83d', '\ude00', 'b']
+  const line = (d: object): string => `data: ${JSON.stringify({ ...head, choices: [{ index: 0, delta: d }] })}`
+  const same = texts.map((content) => line({ content }))
+  for (const gap of ['\n\n', '\r\n\r\n']) {
+    const frames = [
+      ...same,
+      line({ content: null, reasoning: 'hm' }),
+      ': comment',
+      ...same,
+      line({ content: '' }),
+      ...same,
+    ]
+    const bytes = Buffer.from(frames.map((one) => `${one}${gap}`).join(''))
+    const parts = await openerOf(ours(answering([bytes])))({ prompt })
+    const taken = (await parts.next()) ?? []
+    parts.close()
+    const together = taken.flatMap((part) => (part.type === 'text-deltas' ? [part.deltas] : []))
+    // One frame is read to learn from; an empty text is part of what is alike.
+    assert.deepEqual(together, [texts.slice(1), [...texts, ...texts]])
+  }
+})
