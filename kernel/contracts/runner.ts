@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '#kernel'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import type { Delegation, DelegationAnswer } from './delegation.ts'
+import type { EndingCode } from './endings.ts'
 import { McpServer } from './mcp-servers.ts'
 import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
@@ -196,9 +197,15 @@ export interface RunnerLink {
 
 /**
  * Reason with which a reader's signal aborts when it leaves a run to another reader: the run goes on, for its `keepMs`.
- * Any other reason ends the run.
+ * Any other reason ends the run: as `timeout` or `budget_exceeded` when it is that, else as `cancelled`.
  */
 export const leaving = 'leaving'
+
+/** Reasons by which a run fails instead of being cancelled: its session is errored then, to its runner as to its conductor. */
+export const failingStops = ['timeout', 'budget_exceeded'] as const satisfies readonly EndingCode[]
+export type FailingStop = (typeof failingStops)[number]
+export const isFailingStop = (reason: unknown): reason is FailingStop =>
+  (failingStops as readonly unknown[]).includes(reason)
 
 /** From where another conductor reads on. */
 export interface AttachRun {
@@ -319,7 +326,7 @@ export interface RunnerService extends RunnerLink {
   pools(tenantId: string): readonly BroadcastPool[]
   /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
   createSession(tenantId: string, profileName: string): RunnerSession
-  /** Ends a run under way with an `error` event `cancelled`. Idempotent. */
-  cancelRun(tenantId: string, runId: string): void
+  /** Ends a run under way with an `error` event: of the reason when the run fails by it, else `cancelled`. Idempotent. */
+  cancelRun(tenantId: string, runId: string, reason?: string): void
 }
 export const RunnerCore = capability<RunnerService>('runner.core')

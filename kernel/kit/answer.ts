@@ -1,4 +1,3 @@
-import { leaving } from '#contracts/runner'
 import { maxLineBytes, OversizedLineError } from '../lines.ts'
 
 export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined>>
@@ -30,8 +29,8 @@ export interface ExchangeOptions {
 export interface Source {
   /** What was held back is taken: so many bytes more may come. */
   resume(bytes: number): void
-  /** Nobody reads the rest. `left`: what is executed shall go on for another reader. */
-  abort(error: Error, left: boolean): void
+  /** Nobody reads the rest. `reason`: that of the caller's signal, when it was that. */
+  abort(error: Error, reason?: unknown): void
 }
 
 /** How long an answer whose reader has left may take to end. */
@@ -70,7 +69,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   #late: NodeJS.Timeout | undefined
   readonly #onAbort = (): void => {
     const reason: unknown = this.#options.signal?.reason
-    this.abort(reason instanceof Error ? reason : new Error('aborted', { cause: reason }), reason === leaving)
+    this.abort(reason instanceof Error ? reason : new Error('aborted', { cause: reason }), reason)
   }
 
   constructor(source: Source, options: ExchangeOptions) {
@@ -87,7 +86,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
       this.#late = setTimeout(() => {
         const cause = new Late(timeoutMs)
         this.fail(cause)
-        source.abort(cause, false)
+        source.abort(cause)
       }, timeoutMs)
     }
   }
@@ -140,10 +139,10 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   }
 
   /** The caller does not want it any more. */
-  abort(error: Error, left: boolean): void {
+  abort(error: Error, reason?: unknown): void {
     if (this.#state === 'ended') return
     this.#finish(error)
-    this.#source.abort(error, left)
+    this.#source.abort(error, reason)
   }
 
   expectEnd(): void {
@@ -182,7 +181,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   #take(): Buffer | undefined {
     if (this.#size === 0) return undefined
     if (this.#byLine && !this.#hasLine) {
-      if (this.#size > maxLineBytes) this.abort(new OversizedLineError(), false)
+      if (this.#size > maxLineBytes) this.abort(new OversizedLineError())
       else if (this.#unread.length >= maxParts) this.#unread = [Buffer.concat(this.#unread)]
       return undefined
     }
@@ -216,7 +215,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     this.#options.signal?.removeEventListener('abort', this.#onAbort)
     clearTimeout(this.#late)
     this.#give({ done: true, value: undefined })
-    const abort = (): void => this.#source.abort(new Error('the reader left'), false)
+    const abort = (): void => this.#source.abort(new Error('the reader left'))
     if (!this.#endExpected) return abort()
     this.#source.resume(this.#held)
     this.#late = setTimeout(abort, endMs).unref()

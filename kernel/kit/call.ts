@@ -22,7 +22,7 @@ export interface AnyCall {
   readonly query: unknown
   readonly headers: Readonly<Record<string, string | string[] | undefined>>
   readonly body: unknown
-  /** Aborts when the caller is gone (`client_gone`; on a link it may say `cancelled` or `leaving`) or the server stops (`shutdown`). */
+  /** Aborts when the caller is gone (`client_gone`; on a link the reason of its signal: `leaving`, a `FailingStop`, else `cancelled`) or the server stops (`shutdown`). */
   readonly signal: AbortSignal
   /** The caller reads lines. */
   readonly wantsLines: boolean

@@ -99,7 +99,7 @@ export interface LinesAnswer {
   expectEnd(): void
   /** The peer has ended it in order. */
   readonly complete: boolean
-  /** A caller that leaves says on a link whether the rest shall go on. */
+  /** A caller that leaves says on a link whether the rest shall go on, and why not. */
   readonly linked: boolean
 }
 type Absent<R extends Route> = R['absent'] extends true ? undefined : never

@@ -1,5 +1,6 @@
 import { appError } from '#kernel'
 import type { EndingCode } from '#contracts/endings'
+import type { FailingStop } from '#contracts/runner'
 
 /** Also the answer for another tenant's session: a caller cannot tell the two apart. */
 export const unknownSession = appError('unknown_session', 404)
@@ -20,5 +21,6 @@ export const noSandboxSubstrate = appError('no_sandbox_substrate', 503, 'This ru
 export const toolNotAllowed = appError('tool_not_allowed', 403)
 
 /** Why a run was ended here, as the code of its `error` event. */
-export type EndReason = EndingCode &
-  ('timeout' | 'cancelled' | 'runner_stopping' | 'session_shutdown' | 'sidecar_lost' | 'bad_event')
+export type EndReason =
+  | FailingStop
+  | (EndingCode & ('cancelled' | 'runner_stopping' | 'session_shutdown' | 'sidecar_lost' | 'bad_event'))

@@ -3,7 +3,7 @@ import { type AppError, isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
-import { type ExecuteRun, leaving } from '#contracts/runner'
+import { type ExecuteRun, isFailingStop, leaving } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/runtime'
 import type { PreparedRun } from '#contracts/workers'
 import type { Conversations } from './conversations.ts'
@@ -115,6 +115,11 @@ export class Turn implements OutputOwner {
     this.#close(this.#relay.end(reason))
   }
 
+  /** Ends it for the reason of whoever read it. */
+  stop(reason: unknown): void {
+    this.end(isFailingStop(reason) ? reason : 'cancelled')
+  }
+
   readerCame(): void {
     clearTimeout(this.#readerDue)
   }
@@ -122,7 +127,7 @@ export class Turn implements OutputOwner {
     if (reason === ('shutdown' satisfies StreamEnd)) return this.end('runner_stopping')
     const isLeft = reason === leaving || reason === ('client_gone' satisfies StreamEnd)
     const { keepMs } = this.output
-    if (!isLeft || keepMs === 0) return this.end('cancelled')
+    if (!isLeft || keepMs === 0) return this.stop(reason)
     this.output.cut()
     if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), keepMs)
   }

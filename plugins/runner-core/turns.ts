@@ -63,9 +63,9 @@ export class Turns {
       if (output?.runId !== from.runId) throw unknownRun()
       return output.attach(from, signal)
     })
-  readonly cancel: RunnerService['cancelRun'] = (tenantId, runId) => {
+  readonly cancel: RunnerService['cancelRun'] = (tenantId, runId, reason) => {
     for (const turn of this.#turns) {
-      if (turn.session.tenantId === tenantId && turn.runId === runId) turn.end('cancelled')
+      if (turn.session.tenantId === tenantId && turn.runId === runId) turn.stop(reason)
     }
   }
   /** The session is shut down: resolves when nothing is left of its run. */

@@ -1,7 +1,7 @@
 import { appError } from '#kernel'
 import type { BroadcastChange } from '#contracts/broadcast'
 import { runnerHash } from '#contracts/ids'
-import { leaving, type RunnerLink } from '#contracts/runner'
+import { isFailingStop, leaving, type RunnerLink } from '#contracts/runner'
 import { decodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { lazily, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
@@ -146,7 +146,8 @@ function keptRun(peer: Peer, { tenant, runId, signal }: Reading, open: () => Pro
     cancelled = true
     // On a link the reset has said it.
     if (answer?.linked) return
-    peer.ask(runnerWire.cancelRun, { tenant, params: { runId } }).catch(() => undefined)
+    const query = isFailingStop(signal.reason) ? { reason: signal.reason } : {}
+    peer.ask(runnerWire.cancelRun, { tenant, params: { runId }, query }).catch(() => undefined)
   }
   const lines = lazily(async () => {
     signal.addEventListener('abort', cancel, { once: true })

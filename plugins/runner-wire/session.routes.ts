@@ -113,7 +113,9 @@ export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessio
     lines: await begun(core.attach(headers[tenantHeader], body, left(signal))),
   }))
 
-  serve(app, runnerWire.cancelRun, ({ headers, params }) => core.cancelRun(headers[tenantHeader], params.runId))
+  serve(app, runnerWire.cancelRun, ({ headers, params, query }) =>
+    core.cancelRun(headers[tenantHeader], params.runId, query.reason),
+  )
 }
 
 /** Of a run that is kept: a reader whose connection is gone leaves it to another one. Who wants it to end says so. */

@@ -255,9 +255,10 @@ export const runnerWire = {
     path: '/runner/runs/:runId',
     summary: 'Cancel a run',
     description:
-      'Its stream ends with an `error` event `cancelled`. An unknown run, or one that has ended, is no error.',
+      'Its stream ends with an `error` event: `timeout` or `budget_exceeded` for these reasons, else `cancelled`. An unknown run, or one that has ended, is no error.',
     headers: bodies.tenant,
     params: Type.Object({ runId: Type.String({ maxLength: 128 }) }),
+    query: Type.Object({ reason: Type.Optional(Type.String({ description: '`cancelled` unless given.' })) }),
     reply: done,
     absent: true,
   },

@@ -8,6 +8,7 @@ import {
   type LinkTimes,
   maxOpenBytes,
   maxStreams,
+  resetOf,
   resets,
   u32,
 } from './connection.ts'
@@ -80,9 +81,9 @@ export class LinkCaller {
     const answer = new Answer(
       {
         resume: (bytes) => this.#resume(id, bytes),
-        abort: (_error, left) => {
+        abort: (_error, reason) => {
           if (!this.#streams.delete(id)) return
-          this.#connection.send(kinds.reset, id, Buffer.of(left ? resets.left : resets.cancelled))
+          this.#connection.send(kinds.reset, id, Buffer.of(resetOf(reason)))
         },
       },
       options,

@@ -1,4 +1,5 @@
 import type { Duplex } from 'node:stream'
+import { failingStops, isFailingStop, leaving } from '#contracts/runner'
 
 /** The name under which a connection is upgraded, and its version: another one is another protocol. */
 export const linkProtocol = 'agent-orc-link'
@@ -33,12 +34,21 @@ export const resets = {
   /** Caller: what is executed shall end. */
   cancelled: 1,
   /** Caller: what is executed shall go on for another reader. */
-  left: 2,
+  leaving: 2,
   /** Server: nothing of it was begun. */
   refused: 3,
   /** Server: it ended without an end. */
   broken: 4,
+  /** Caller: as `cancelled`, which they are to a peer that does not know them. */
+  timeout: 5,
+  budget_exceeded: 6,
 } as const
+
+/** How a caller's reset says the reason of its signal, and how its peer reads it. What neither knows is `cancelled`. */
+export const resetOf = (reason: unknown): number =>
+  reason === leaving || isFailingStop(reason) ? resets[reason] : resets.cancelled
+export const reasonOf = (reset: number | undefined): string =>
+  ([leaving, ...failingStops] as const).find((reason) => resets[reason] === reset) ?? 'cancelled'
 
 /** Bytes of `data` that a caller takes for an exchange before it has read any. */
 export const initialCredit = 256 * 1024

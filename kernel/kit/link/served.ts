@@ -2,7 +2,6 @@ import { randomUUID } from 'node:crypto'
 import type { Duplex } from 'node:stream'
 import type { FastifyBaseLogger, FastifySchemaCompiler } from 'fastify'
 import type { Caller } from '#contracts/auth'
-import { leaving } from '#contracts/runner'
 import { errorBody, failureOf, notFound } from '../../errors.ts'
 import type { OpenStream, StreamEnd, StreamRegistry } from '../../streams.ts'
 import type { Admission, AnyCall, Answered, ServedRoute } from '../call.ts'
@@ -16,6 +15,7 @@ import {
   linkTimes,
   maxDataBytes,
   maxStreams,
+  reasonOf,
   resets,
   u32,
 } from './connection.ts'
@@ -103,7 +103,7 @@ export class ServedLink {
     if (id === 0 || id > this.#last) throw new LinkError('a frame is of no exchange')
     const open = this.#open.get(id)
     if (kind === kinds.credit) open?.grant(payload.readUInt32BE(0))
-    else open?.leave(payload[0] === resets.left ? leaving : 'cancelled')
+    else open?.leave(reasonOf(payload[0]))
   }
 
   #begin(id: number, payload: Buffer): void {

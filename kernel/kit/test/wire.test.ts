@@ -104,6 +104,8 @@ for (const links of [false, true]) {
     for (const [reason, heard] of [
       [leaving, links ? leaving : 'client_gone'],
       ['cancel', links ? 'cancelled' : 'client_gone'],
+      ['timeout', links ? 'timeout' : 'client_gone'],
+      ['budget_exceeded', links ? 'budget_exceeded' : 'client_gone'],
       ['return', links ? 'cancelled' : 'client_gone'],
     ] as const) {
       const reader = new AbortController()

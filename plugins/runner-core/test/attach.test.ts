@@ -3,7 +3,7 @@ import { test, type TestContext } from 'node:test'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import fc from 'fast-check'
 import { linesOf } from '#kernel'
-import { type AttachRun, type ExecuteRun, leaving } from '#contracts/runner'
+import { type AttachRun, type ExecuteRun, failingStops, leaving } from '#contracts/runner'
 import {
   answer,
   codeOf,
@@ -117,6 +117,21 @@ test('a run whose reader leaves, or is lost, goes on and is read on; any other r
     await until(() => f.signals.length === 1)
     gone.abort(why)
     assert.equal(codeOf(await lines), 'cancelled')
+    assert.equal((await f.core.getSession('acme', sessionId))!.status, 'idle')
+  }
+})
+
+test('a run that its reader stops for a reason by which runs fail ends with that reason, and leaves its session errored', async (t) => {
+  for (const reason of failingStops) {
+    for (const over of [run(), kept()]) {
+      const f = await runnerOf(t, hang)
+      const reader = new AbortController()
+      const lines = collect(f.core.execute('acme', over, reader.signal))
+      await until(() => f.signals.length === 1)
+      reader.abort(reason)
+      assert.equal(codeOf(await lines), reason)
+      assert.equal((await f.core.getSession('acme', sessionId))!.status, 'errored')
+    }
   }
 })
 

@@ -133,12 +133,19 @@ test('only a run that fails leaves its session errored: one that was cancelled o
     assert.equal(codeOf(await execute(f)), code)
     assert.equal((await f.core.getSession('acme', run().sessionId))!.status, status, code)
   }
-  const f = await runnerOf(t, hang)
-  const lines = execute(f)
-  await until(() => f.signals.length > 0)
-  f.core.cancelRun('acme', 'r1')
-  assert.equal(codeOf(await lines), 'cancelled')
-  assert.equal(f.sessions.get(run().sessionId)!.status, 'idle')
+  for (const [reason, code, status] of [
+    [undefined, 'cancelled', 'idle'],
+    ['whatever', 'cancelled', 'idle'],
+    ['timeout', 'timeout', 'errored'],
+    ['budget_exceeded', 'budget_exceeded', 'errored'],
+  ] as const) {
+    const f = await runnerOf(t, hang)
+    const lines = execute(f)
+    await until(() => f.signals.length > 0)
+    f.core.cancelRun('acme', 'r1', reason)
+    assert.equal(codeOf(await lines), code)
+    assert.equal(f.sessions.get(run().sessionId)!.status, status)
+  }
 })
 
 test('an unknown exception never reaches the wire', async (t) => {

@@ -32,7 +32,11 @@ async function remote(t: TestContext, links: boolean) {
           return { lines: lines(signal, body.firstSeq) }
         })
         serve(app, runnerWire.attach, ({ body, signal }) => ({ lines: lines(signal, body.afterSeq + 1) }))
-        serve(app, runnerWire.cancelRun, ({ params }) => void heard.push(`cancel ${params.runId}`))
+        serve(
+          app,
+          runnerWire.cancelRun,
+          ({ params, query }) => void heard.push(`cancel ${params.runId} ${query.reason}`),
+        )
       })
       return {}
     },
@@ -64,8 +68,9 @@ for (const links of [false, true]) {
       const seq = name === 'execute' ? 1 : 4
       for (const [end, expected] of [
         [leaving, links ? [leaving] : ['client_gone']],
-        ['cancelled', links ? ['cancelled'] : ['cancel r1', 'client_gone']],
-        ['return', links ? ['cancelled'] : ['cancel r1', 'client_gone']],
+        ['cancelled', links ? ['cancelled'] : ['cancel r1 undefined', 'client_gone']],
+        ['timeout', links ? ['timeout'] : ['cancel r1 timeout', 'client_gone']],
+        ['return', links ? ['cancelled'] : ['cancel r1 undefined', 'client_gone']],
       ] as const) {
         const reader = new AbortController()
         const chunks = open(reader.signal)[Symbol.asyncIterator]()

@@ -122,7 +122,7 @@ export async function wireOf(
       if (state instanceof Error) throw state
       return state
     },
-    cancelRun: (tenant, runId) => void cancelled.push(`${tenant}/${runId}`),
+    cancelRun: (tenant, runId, reason) => void cancelled.push([tenant, runId, reason ?? []].flat().join('/')),
     async *execute(tenant, run, signal) {
       if (!run.create && sessions.get(run.sessionId)?.tenantId !== tenant) throw unknown()
       for await (const text of script(run, signal)) yield Buffer.from(text)

@@ -35,10 +35,11 @@ test('a refusal is a status, not a stream', async (t) => {
   }
 })
 
-test('cancel names the tenant and the run, and is idempotent', async (t) => {
+test('cancel names the tenant, the run and perhaps the reason, and is idempotent', async (t) => {
   const { call, cancelled } = await wireOf(t)
-  for (const _ of [1, 2]) assert.equal((await call('DELETE', '/runner/runs/r9')).statusCode, 204)
-  assert.deepEqual(cancelled, ['acme/r9', 'acme/r9'])
+  for (const query of ['', '', '?reason=timeout'])
+    assert.equal((await call('DELETE', `/runner/runs/r9${query}`)).statusCode, 204)
+  assert.deepEqual(cancelled, ['acme/r9', 'acme/r9', 'acme/r9/timeout'])
 })
 
 /** A run that says one line and goes on until its signal aborts, and why each of them ended. */
@@ -71,6 +72,7 @@ for (const links of [false, true]) {
       [5_000, leaving, leaving],
       // A closed connection says nothing: the run stays for whoever comes.
       [5_000, 'gone', links ? 'cancelled' : leaving],
+      [5_000, 'timeout', links ? 'timeout' : leaving],
     ] as const
     for (const [keepMs, reason, heard] of cases) {
       const reader = new AbortController()
