@@ -40,7 +40,7 @@ export default definePlugin({
       )
     const problem = dsnProblem(dsn)
     if (problem !== undefined) throw new Error(problem)
-    const opening = await openDatabase({
+    const gate = await openDatabase({
       prepare: () => prepare(dsn, config.migrate),
       required: config.required,
       log,
@@ -49,7 +49,7 @@ export default definePlugin({
     })
     const pool = await openPool(dsn, config.poolSize, {
       onError: (error) => log.warn({ err: error }, 'an idle connection broke'),
-      closed: () => opening.closed,
+      gate,
     })
     onStop(() => pool.close())
     const listener = createListener(dsn, log)

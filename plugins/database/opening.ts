@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
-import type { AppError } from '#kernel'
 import { databaseAway, schemaAway } from './errors.ts'
+import type { Gate } from './pool.ts'
 import { isFinal, NotYet } from './server.ts'
 
 /** The boot waits this long for a database that takes its time, e.g. for a long migration; it goes on behind the boot's back. */
@@ -19,27 +19,23 @@ export interface OpeningOptions {
   readonly onRefused: (error: Error) => void
 }
 
-/** The time between the start of the process and a database that may be used. */
-export interface Opening {
-  /** Why the database may not be used yet; undefined once it may, and for good: from then on connections tell. */
-  readonly closed: AppError | undefined
-}
-
 /**
  * Tries to make the database usable, now and again until it is. Resolves when it is, or when the boot should go on without
- * it; rejects when an operator has to act.
+ * it; rejects when an operator has to act. The gate opens once, for good: from then on connections tell.
  */
-export async function openDatabase(options: OpeningOptions): Promise<Opening> {
+export async function openDatabase(options: OpeningOptions): Promise<Gate> {
   const { log, stopping, required } = options
-  let closed = true
   let reason = new NotYet('The database is being prepared.')
+  const gate: { closed: Gate['closed'] } = {
+    closed: () => (reason.cause === undefined ? schemaAway(reason) : databaseAway(reason)),
+  }
   let booting = true
   const attempts = async (onFailure: () => void): Promise<void> => {
     for (let pause = pauseMs.first; ; pause = Math.min(pause * 2, pauseMs.longest)) {
       try {
         for (const name of await options.prepare()) log.info(`applied migration ${name}`)
         if (!booting) log.info('the database can be used')
-        closed = false
+        gate.closed = undefined
         return
       } catch (error) {
         // While the boot waits, a wrong password ends it. Later only what could do harm, or can never pass, ends the process.
@@ -65,10 +61,5 @@ export async function openDatabase(options: OpeningOptions): Promise<Opening> {
       })
       .finally(() => clearTimeout(late))
   })
-  return {
-    get closed() {
-      if (!closed) return undefined
-      return reason.cause === undefined ? schemaAway(reason) : databaseAway(reason)
-    },
-  }
+  return gate
 }

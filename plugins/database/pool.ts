@@ -27,11 +27,17 @@ export interface Pool {
   close(): Promise<void>
 }
 
+/** Whether the database may be used. */
+export interface Gate {
+  /** Makes the error that says why not yet; undefined once it may. */
+  readonly closed: (() => Error) | undefined
+}
+
 export interface PoolOptions {
   /** Told when a connection breaks that nobody uses. */
   readonly onError: (error: Error) => void
-  /** Why no connection may be lent yet; undefined once they may. */
-  readonly closed: () => Error | undefined
+  /** While it says why, no connection is lent. */
+  readonly gate: Gate
 }
 
 /** A pool of @fastify/postgres on a private Fastify instance that never listens: the plugin needs a host, we only its pool. */
@@ -58,8 +64,8 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
   pool.on('error', options.onError)
   return {
     async lease(work) {
-      const reason = options.closed()
-      if (reason) throw reason
+      const { closed } = options.gate
+      if (closed) throw closed()
       const client = await pool.connect().catch((error: Error) => {
         throw error.message === 'timeout exceeded when trying to connect' ? poolExhausted(error) : databaseAway(error)
       })

@@ -4,13 +4,12 @@ import { definePlugin, maybe, Settings } from '#kernel'
 import { Database } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
-import { type Channels, createChannels } from './channels.ts'
 import { createFailover, type Failover, type FailoverOptions } from './failover.ts'
-import { createKv } from './kv.ts'
+import { createChannels, createKv, createNotifications } from './kv.ts'
 import { createMemoryStore } from './memory.ts'
-import { createNotifications } from './notifications.ts'
 import { createPostgresStore } from './postgres.ts'
 import { addressProblem, createRedisStore } from './redis.ts'
+import type { Channels } from './store.ts'
 
 /** Nonces, limits and wake-ups that processes share. ADR 31. */
 export default definePlugin({

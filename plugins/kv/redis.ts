@@ -1,9 +1,8 @@
 import Fastify, { type FastifyInstance } from 'fastify'
 import fastifyRedis from '@fastify/redis'
 import { Redis } from 'ioredis'
-import type { Channels } from './channels.ts'
 import { hitScript } from './hit-script.ts'
-import type { Store } from './store.ts'
+import type { Channels, Store } from './store.ts'
 
 /** A request waits this long for an answer, in two steps; then PostgreSQL is asked instead. */
 const stepMs = 125

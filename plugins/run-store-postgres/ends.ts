@@ -1,13 +1,10 @@
-import { linesOf } from '#kernel'
-import type { Statement, TenantTx } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
-import { microcentsPerCent, type Prices } from '#contracts/prices'
-import { createEventEncoder, lastSeqOf, parseLine, peekType, type Usage } from '#contracts/run-event'
-import type { Claim, EndReason, FinishRun } from '#contracts/run-store'
-import type { LogChunk, TerminalRunStatus } from '#contracts/runs'
-import { restoredFromLog } from '#contracts/runtime'
-import { createSandboxUseReader, createUsageTally } from '#contracts/usage'
-import { type ChunkRow, prepared, storable } from './rows.ts'
+import { microcentsPerCent } from '#contracts/prices'
+import { lastSeqOf, type Usage } from '#contracts/run-event'
+import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
+import type { LogChunk } from '#contracts/runs'
+import { prepared, storable, storableOrNull } from './rows.ts'
 
 // `finished_at IS NULL` is `status IN ('queued', 'running')` by constraint, and no claim has the epoch of a run that waits.
 // Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
@@ -128,11 +125,6 @@ const handOver = prepared(
 )
 
 const of = ({ tenantId, runId, epoch }: Claim) => ({ tenant: tenantId, run: runId, epoch })
-export const appendStatement = (claim: Claim, chunk: LogChunk): Statement => append({ ...of(claim), ...chunk })
-export const retryStatement = (claim: Claim, attempt: number, chunk: LogChunk): Statement =>
-  retry({ ...of(claim), ...chunk, attempt })
-export const discardStatement = (claim: Claim): Statement => discard(of(claim))
-export const handOverStatement = (claim: Claim): Statement => handOver(of(claim))
 
 // A run without usage cost nothing; one whose model has no price cost something unknown.
 const costOf = ({ costCents }: Usage): number | null =>
@@ -146,19 +138,19 @@ export function finishStatement(end: FinishRun): Statement {
     ...of(claim),
     ...tail,
     status: end.status,
-    result: end.result === undefined ? null : storable(end.result),
+    result: storableOrNull(end.result),
     errorCode: error && storable(error.code),
     errorMessage: error && storable(error.message),
     usage: usage && JSON.stringify(usage),
     keepInput: end.keepInput ?? false,
-    model: usage?.model === undefined ? null : storable(usage.model),
+    model: storableOrNull(usage?.model),
     inputTokens: usage?.inputTokens ?? 0,
     outputTokens: usage?.outputTokens ?? 0,
     cachedTokens: usage?.cachedTokens ?? 0,
     toolCalls: end.toolCalls ?? 0,
     cost: usage === undefined ? 0 : costOf(usage),
     sessionStatus: end.sessionStatus,
-    handle: end.runtimeSessionId === undefined ? null : storable(end.runtimeSessionId),
+    handle: storableOrNull(end.runtimeSessionId),
     runner: end.runner,
     idleSeconds: end.sandbox?.idleSeconds,
     runSeconds: end.sandbox?.runSeconds,
@@ -176,115 +168,23 @@ export interface EndedRow {
   readonly waiting: boolean
 }
 
-const nextSeqs = {
-  name: 'run-next-seqs',
-  text: `SELECT run_id, max(first_seq + count) AS next FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2) GROUP BY run_id`,
-}
+/** Told of sessions that are free while runs wait for them. */
+export type OnWanted = (tenantId: string, sessionId: string) => void
 
-/** A run that was taken from its owner or its queue. */
-export interface Taken {
-  readonly id: string
-  readonly session_id: string
-  readonly epoch: number
-  readonly public_run?: string | null | undefined
-  /** Of its session; absent of what was never begun. */
-  readonly runtime?: string
-}
-
-export const claimOf = (tenantId: string, { id, session_id, epoch, public_run }: Taken): Claim => ({
-  tenantId,
-  sessionId: session_id,
-  runId: id,
-  epoch,
-  ...(public_run ? { publicRunId: public_run } : {}),
-})
-
-/**
- * Ends what was taken from its owner or its queue, each with one terminal event behind its last stored one. Resolves to the
- * sessions that are free now while runs wait for them.
- */
-export async function endTaken(
-  tx: TenantTx,
-  taken: readonly Taken[],
-  status: TerminalRunStatus,
-  reason: EndReason,
-  prices?: Prices,
-): Promise<string[]> {
-  if (taken.length === 0) return []
-  const { tenantId } = tx
-  const wanted: string[] = []
-  const seqs = await tx.query<{ run_id: string; next: number }>({
-    ...nextSeqs,
-    values: [tenantId, taken.map((run) => run.id)],
-  })
-  const next = new Map(seqs.map((row) => [row.run_id, row.next]))
-  for (const run of taken) {
-    const firstSeq = next.get(run.id) ?? 1
-    // What nobody began has used nothing.
-    const used = next.has(run.id) ? await tallyOf(tx, run.id, prices) : {}
-    const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
-    const [row] = await tx.query<EndedRow>(
-      finishStatement({
-        claim: claimOf(tenantId, run),
-        status,
-        sessionStatus: 'idle',
-        error: reason,
-        keepInput: run.runtime !== undefined && restoredFromLog(run.runtime),
-        ...used,
-        tail: { firstSeq, count: 1, lines: Buffer.from(line) },
-      }),
-    )
-    if (row?.waiting) wanted.push(run.session_id)
-  }
-  return wanted
-}
-
-// Only chunks that hold such an event leave the database: the text of a run is none of its meters. The last one tells until when
-// the run was heard of.
-const telling = {
-  name: 'run-telling-chunks',
-  text: `
-    SELECT first_seq, lines FROM run_events
-    WHERE tenant_id = $1 AND run_id = $2
-      AND (position('{"type":"usage"'::bytea IN lines) > 0 OR position('{"type":"tool_call"'::bytea IN lines) > 0
-        OR position('"stage":"runner_accepted"'::bytea IN lines) > 0 OR position('"stage":"sandbox"'::bytea IN lines) > 0
-        OR first_seq = (SELECT max(first_seq) FROM run_events WHERE tenant_id = $1 AND run_id = $2))
-    ORDER BY first_seq`,
-}
-
-/** What a run has used, from its stored log: whoever executed it is gone and tells no more. */
-async function tallyOf(
-  tx: TenantTx,
-  runId: string,
-  prices: Prices | undefined,
-): Promise<Pick<FinishRun, 'usage' | 'toolCalls' | 'sandbox'>> {
-  const tally = createUsageTally(prices)
-  const sandboxes = createSandboxUseReader()
-  let toolCalls = 0
-  let first: Buffer | undefined
-  let last: Buffer | undefined
-  const rows = await tx.query<Omit<ChunkRow, 'count'>>({ ...telling, values: [tx.tenantId, runId] })
-  for (const { first_seq: firstSeq, lines } of rows) {
-    let seq = firstSeq
-    for (const line of linesOf(lines)) {
-      first ??= line
-      last = line
-      sandboxes.read(line, seq++)
-      const type = peekType(line)
-      if (type === 'tool_call') toolCalls++
-      const event = type === 'usage' ? parseLine(line) : undefined
-      if (event) tally.add(event)
-    }
+/** What whoever holds the claim of a run writes of it. */
+export function createEnds(db: Database, onWanted: OnWanted) {
+  /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
+  const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
+    const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
+    const [row] = await db.unit<Partial<EndedRow>>(tenantId, statement, options)
+    if (row?.waiting) onWanted(tenantId, sessionId)
+    return row !== undefined
   }
   return {
-    toolCalls,
-    ...(tally.usage ? { usage: tally.usage } : {}),
-    ...(sandboxes.use ? { sandbox: { ...sandboxes.use, runSeconds: secondsBetween(first!, last!) } } : {}),
-  }
-}
-
-/** Nobody may have looked for long after it was cut off, and its sandbox was idle since. */
-function secondsBetween(first: Buffer, last: Buffer): number {
-  const [from, to] = [first, last].map((line) => Date.parse(String(parseLine(line)?.['at'])))
-  return Math.max(0, Math.round((to! - from!) / 1_000)) || 0
+    append: (claim, chunk) => write(claim, append({ ...of(claim), ...chunk }), chunk),
+    retry: (claim, attempt, chunk) => write(claim, retry({ ...of(claim), ...chunk, attempt }), chunk),
+    finish: (end) => write(end.claim, finishStatement(end), end.tail),
+    discard: (claim) => write(claim, discard(of(claim))),
+    handOver: (claim) => write(claim, handOver(of(claim))),
+  } satisfies Partial<RunStore>
 }

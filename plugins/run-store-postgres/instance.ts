@@ -1,5 +1,4 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { EndReason, RunStore } from '#contracts/run-store'
@@ -43,24 +42,23 @@ export function createInstance(db: Database, options: InstanceOptions) {
   const fenced: (() => void)[] = []
   const listeners: Parameters<RunStore['onAsked']>[0][] = []
   const stops: (() => Promise<void>)[] = []
-  let id = newId('inst')
   let timer: NodeJS.Timeout | undefined
   let enrolled = false
   let beating: Promise<void> | undefined
   const enrol = async (): Promise<void> => {
-    await db.systemBatch([{ ...register, values: [id, leaseMs] }])
+    await db.systemBatch([{ ...register, values: [self.id, leaseMs] }])
     enrolled = true
   }
   const renewOrFence = async (): Promise<void> => {
     if (!enrolled) return enrol()
-    const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [id, leaseMs] }])
+    const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [self.id, leaseMs] }])
     if (renewed.length > 0) return
-    const before = id
-    id = newId('inst')
+    const before = self.id
+    self.id = newId('inst')
     enrolled = false
     // Listeners first: whatever this process still runs belongs to nobody, even if enrolling fails and is tried again.
     for (const listener of fenced) listener()
-    log.warn({ instance: before, successor: id }, 'this process was declared dead; its runs were given up')
+    log.warn({ instance: before, successor: self.id }, 'this process was declared dead; its runs were given up')
     await enrol()
   }
   /** Renews the lease. Finding the row dead or gone, it registers anew and tells the listeners that all claims were lost. */
@@ -72,11 +70,9 @@ export function createInstance(db: Database, options: InstanceOptions) {
     const [tenantId, runId, code, message] = JSON.parse(payload) as [string, string, string, string]
     for (const listener of listeners) listener(tenantId, runId, { code, message })
   }
-  return {
+  const self = {
     /** Changes when the process was fenced: it comes back as another owner. */
-    get id() {
-      return id
-    },
+    id: newId('inst'),
     beat,
     /** Registers this process, now or as soon as the database is there. */
     async open(): Promise<void> {
@@ -98,7 +94,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
     onFenced: (listener: () => void) => void fenced.push(listener),
     /** Says that this process takes nothing over any more. True: another one does. */
     async retreat(): Promise<boolean> {
-      const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [id] }])
+      const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [self.id] }])
       return others.length > 0
     },
     async close(): Promise<void> {
@@ -107,75 +103,13 @@ export function createInstance(db: Database, options: InstanceOptions) {
       clearInterval(timer)
       await beating?.catch(() => {})
       if (!enrolled) return
-      await db.systemBatch([{ ...retire, values: [id] }]).catch((err: unknown) => {
+      await db.systemBatch([{ ...retire, values: [self.id] }]).catch((err: unknown) => {
         // The lease runs out by itself.
         log.warn({ err }, 'this conductor could not sign off')
       })
     },
   }
+  return self
 }
 
-export type Instance = ReturnType<typeof createInstance>
-
-/** How long after a lost answer its statement may still be carried out by the server. */
-const doubtMs = 60_000
-/** How long a run may be claimed before whoever claimed it begins to execute it. */
-const begunMs = 5_000
-
-const listOwn = {
-  name: 'run-list-own',
-  text: `SELECT id FROM runs WHERE tenant_id = $1 AND claim_owner = $2 AND started_at > now() - interval '25 hours' AND status = 'running'`,
-}
-const lost: EndReason = {
-  code: 'interrupted',
-  message: 'The server lost touch with the database just when the run began.',
-}
-
-/**
- * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
- * its session would be busy until this process ends.
- */
-export function createLostClaims(db: Database, instance: Instance, steal: RunStore['steal'], waitMs = begunMs) {
-  /** Tenants with an answer that was lost, and until when to look. */
-  const doubts = new Map<string, number>()
-  /** Since when a run was seen without anybody executing it. */
-  const seen = new Map<string, number>()
-  let executes: Parameters<RunStore['executing']>[0] | undefined
-
-  const look = async (tenantId: string, now: number): Promise<void> => {
-    const [runs] = await db.batch<[{ id: string }[]]>(tenantId, [{ ...listOwn, values: [tenantId, instance.id] }])
-    for (const { id } of runs) {
-      const key = `${tenantId}\n${id}`
-      const since = seen.get(key) ?? now
-      if (executes?.(tenantId, id) !== false) seen.delete(key)
-      else if (now - since < waitMs) seen.set(key, since)
-      else {
-        seen.delete(key)
-        await steal(tenantId, id, 'interrupted', lost)
-      }
-    }
-  }
-  return {
-    /** Passes the outcome of a claim on, and remembers where one may have been made without anybody knowing. */
-    async watch<T>(tenantId: string, claiming: Promise<T>): Promise<T> {
-      try {
-        return await claiming
-      } catch (error) {
-        if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
-        throw error
-      }
-    },
-    executing(check: Parameters<RunStore['executing']>[0]): void {
-      executes = check
-    },
-    /** Ends what this process owns and does not execute, where it may own something unawares. */
-    async sweep(): Promise<void> {
-      const now = Date.now()
-      for (const [tenantId, until] of doubts) {
-        await look(tenantId, now)
-        if (now > until) doubts.delete(tenantId)
-      }
-      if (doubts.size === 0) seen.clear()
-    },
-  }
-}
+export type Instance = Readonly<ReturnType<typeof createInstance>>

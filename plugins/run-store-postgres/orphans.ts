@@ -1,12 +1,25 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database } from '#contracts/database'
+import { linesOf } from '#kernel'
+import type { Database, TenantTx } from '#contracts/database'
 import { endings } from '#contracts/endings'
 import type { Prices } from '#contracts/prices'
-import type { Adopter, EndReason, Orphan } from '#contracts/run-store'
+import { createEventEncoder, parseLine, peekType } from '#contracts/run-event'
+import type { Adopter, EndReason, FinishRun, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { claimOf, endTaken, handedOver, type Taken } from './ends.ts'
+import { restoredFromLog } from '#contracts/runtime'
+import { createSandboxUseReader, createUsageTally } from '#contracts/usage'
+import { type EndedRow, finishStatement, handedOver, type OnWanted } from './ends.ts'
 import type { Instance } from './instance.ts'
-import { prepared, type TaskRow, toDurable, toTask } from './rows.ts'
+import {
+  type ChunkRow,
+  claimOf,
+  durableColumns,
+  prepared,
+  type Taken,
+  type TaskRow,
+  toDurable,
+  toTask,
+} from './rows.ts'
 
 const taking = (which: string): string => `
   taken AS (
@@ -49,40 +62,46 @@ const takeToGoOn = prepared(
   `WITH picked AS MATERIALIZED (
      SELECT id FROM runs WHERE ${ofOwner} AND ${goesOn} ORDER BY started_at LIMIT :room FOR UPDATE SKIP LOCKED
    ), ${taking('id IN (SELECT id FROM picked)')}
-   SELECT t.id AS run_id, t.claim_epoch::int AS epoch, t.attempt, t.prompt, t.metadata, t.input, t.parent, t.public_run,
+   SELECT t.id AS run_id, t.claim_epoch::int AS run_epoch, t.attempt, t.prompt, t.metadata, t.input, t.parent, t.public_run,
      extract(epoch FROM clock_timestamp() - t.started_at) * 1000 AS elapsed,
-     s.id, s.profile_snapshot, s.status, s.runtime_session_id, s.state_rev::int AS state_rev, s.runner_hash
-   FROM taken t JOIN sessions s ON s.tenant_id = :tenant AND s.id = t.session_id`,
+     s.*
+   FROM taken t JOIN LATERAL (
+     SELECT ${durableColumns} FROM sessions WHERE tenant_id = :tenant AND id = t.session_id
+   ) s ON true`,
 )
 
 interface OrphanRow extends TaskRow {
+  /** Raised by whoever took it; the session is as it was before. */
+  readonly run_epoch: number
   readonly attempt: number
   readonly elapsed: number | string
   readonly public_run: string | null
 }
 
+const takenOf = ({ run_id: id, id: session_id, run_epoch: epoch, public_run, profile }: OrphanRow): Taken => ({
+  id,
+  session_id,
+  epoch,
+  public_run,
+  runtime: profile.runtime,
+})
 const toOrphan = (tenantId: string, row: OrphanRow, owner: string): Orphan => ({
-  claim: claimOf(tenantId, { id: row.run_id, session_id: row.id, epoch: row.epoch, public_run: row.public_run }),
-  session: toDurable(row),
+  claim: claimOf(tenantId, takenOf(row)),
+  session: { ...toDurable(row), epoch: row.run_epoch },
   attempt: row.attempt,
   handedOver: owner === handedOver,
   elapsedMs: Math.round(Number(row.elapsed)),
   task: toTask(row),
 })
 
-/** Told of sessions that are free while runs wait for them. */
-export type OnWanted = (tenantId: string, sessionId: string) => void
-
 // Conductors only: a gateway of an earlier release has rows too, which are its own to sweep.
-const markDead = {
-  name: 'instance-mark-dead',
-  text: `UPDATE instances SET dead = true WHERE kind = 'conductor' AND NOT dead AND lease_until < now()`,
-}
-const markOneDead = {
-  name: 'instance-mark-one-dead',
-  text: `UPDATE instances SET dead = true WHERE id = $1 AND NOT dead AND lease_until < now()`,
-}
-const isAlive = { name: 'instance-is-alive', text: `SELECT 1 FROM instances WHERE id = $1 AND NOT dead` }
+const overdue = 'NOT dead AND lease_until < now()'
+const markDead = prepared(
+  'instance-mark-dead',
+  `UPDATE instances SET dead = true WHERE kind = 'conductor' AND ${overdue}`,
+)({})
+const markOneDead = prepared('instance-mark-one-dead', `UPDATE instances SET dead = true WHERE id = :id AND ${overdue}`)
+const isAlive = prepared('instance-is-alive', 'SELECT 1 FROM instances WHERE id = :id AND NOT dead')
 // A start that read `NOT dead` an instant before the mark may commit after the first sweep: the second one finds it.
 const listDead = {
   name: 'instance-list-dead',
@@ -136,11 +155,7 @@ export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDep
       for (const [i, orphan] of orphans.entries()) {
         const answer = to.wants(orphan)
         if (answer === true) mine.push(orphan)
-        else {
-          const { run_id: id, id: session_id, epoch, public_run, profile_snapshot } = rows[i]!
-          const taken = { id, session_id, epoch, public_run, runtime: profile_snapshot.runtime }
-          free.push(...(await endTaken(tx, [taken], 'interrupted', answer, prices)))
-        }
+        else free.push(...(await endTaken(tx, [takenOf(rows[i]!)], 'interrupted', answer, prices)))
       }
       return { going: mine, ended: orphans.length - mine.length, wanted: free }
     })
@@ -195,10 +210,8 @@ export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDep
     },
     /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
     async endOf(tenantId: string, owner: string): Promise<number> {
-      const [, alive] = await db.systemBatch<[object[], object[]]>([
-        { ...markOneDead, values: [owner] },
-        { ...isAlive, values: [owner] },
-      ])
+      const values = { id: owner }
+      const [, alive] = await db.systemBatch<[object[], object[]]>([markOneDead(values), isAlive(values)])
       return alive.length > 0 ? 0 : endThose(tenantId, owner)
     },
     /** Takes one run from whoever holds it, or from its queue, and ends it. */
@@ -218,3 +231,96 @@ export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDep
 }
 
 export type Orphans = ReturnType<typeof createOrphans>
+
+const nextSeqs = prepared(
+  'run-next-seqs',
+  `SELECT run_id, max(first_seq + count) AS next FROM run_events
+   WHERE tenant_id = :tenant AND run_id = ANY(:runs) GROUP BY run_id`,
+)
+
+/**
+ * Ends what was taken from its owner or its queue, each with one terminal event behind its last stored one. Resolves to the
+ * sessions that are free now while runs wait for them.
+ */
+export async function endTaken(
+  tx: TenantTx,
+  taken: readonly Taken[],
+  status: TerminalRunStatus,
+  reason: EndReason,
+  prices?: Prices,
+): Promise<string[]> {
+  if (taken.length === 0) return []
+  const { tenantId } = tx
+  const wanted: string[] = []
+  const among = nextSeqs({ tenant: tenantId, runs: taken.map((run) => run.id) })
+  const seqs = await tx.query<{ run_id: string; next: number }>(among)
+  const next = new Map(seqs.map((row) => [row.run_id, row.next]))
+  for (const run of taken) {
+    const firstSeq = next.get(run.id) ?? 1
+    // What nobody began has used nothing.
+    const used = next.has(run.id) ? await tallyOf(tx, run.id, prices) : {}
+    const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
+    const [row] = await tx.query<EndedRow>(
+      finishStatement({
+        claim: claimOf(tenantId, run),
+        status,
+        sessionStatus: 'idle',
+        error: reason,
+        keepInput: run.runtime !== undefined && restoredFromLog(run.runtime),
+        ...used,
+        tail: { firstSeq, count: 1, lines: Buffer.from(line) },
+      }),
+    )
+    if (row?.waiting) wanted.push(run.session_id)
+  }
+  return wanted
+}
+
+// Only chunks that hold such an event leave the database: the text of a run is none of its meters. The last one tells until when
+// the run was heard of.
+const telling = prepared(
+  'run-telling-chunks',
+  `SELECT first_seq, lines FROM run_events
+   WHERE tenant_id = :tenant AND run_id = :run
+     AND (position('{"type":"usage"'::bytea IN lines) > 0 OR position('{"type":"tool_call"'::bytea IN lines) > 0
+       OR position('"stage":"runner_accepted"'::bytea IN lines) > 0 OR position('"stage":"sandbox"'::bytea IN lines) > 0
+       OR first_seq = (SELECT max(first_seq) FROM run_events WHERE tenant_id = :tenant AND run_id = :run))
+   ORDER BY first_seq`,
+)
+
+/** What a run has used, from its stored log: whoever executed it is gone and tells no more. */
+async function tallyOf(
+  tx: TenantTx,
+  runId: string,
+  prices: Prices | undefined,
+): Promise<Pick<FinishRun, 'usage' | 'toolCalls' | 'sandbox'>> {
+  const tally = createUsageTally(prices)
+  const sandboxes = createSandboxUseReader()
+  let toolCalls = 0
+  let first: Buffer | undefined
+  let last: Buffer | undefined
+  const rows = await tx.query<Omit<ChunkRow, 'count'>>(telling({ tenant: tx.tenantId, run: runId }))
+  for (const { first_seq: firstSeq, lines } of rows) {
+    let seq = firstSeq
+    for (const line of linesOf(lines)) {
+      first ??= line
+      last = line
+      sandboxes.read(line, seq++)
+      const type = peekType(line)
+      if (type === 'tool_call') toolCalls++
+      const event = type === 'usage' ? parseLine(line) : undefined
+      if (event) tally.add(event)
+    }
+  }
+  return {
+    toolCalls,
+    ...(tally.usage ? { usage: tally.usage } : {}),
+    ...(sandboxes.use ? { sandbox: { ...sandboxes.use, runSeconds: secondsBetween(first!, last!) } } : {}),
+  }
+}
+
+/** Nobody may have looked for long after it was cut off, and its sandbox was idle since. */
+function secondsBetween(first: Buffer, last: Buffer): number {
+  const [from, to] = [first, last].map((line) => Date.parse(String(parseLine(line)?.['at'])))
+  return Math.max(0, Math.round((to! - from!) / 1_000)) || 0
+}

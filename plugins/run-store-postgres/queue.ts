@@ -2,7 +2,6 @@ import type { Database, TenantTx } from '#contracts/database'
 import {
   type EndReason,
   type EnqueueOutcome,
-  type EnqueueRun,
   interruptedBy,
   maxQueued,
   type NextOutcome,
@@ -10,25 +9,39 @@ import {
   sessionShutDown,
 } from '#contracts/run-store'
 import type { SessionStatus } from '#contracts/sessions'
-import { endTaken, type Taken } from './ends.ts'
-import type { OnWanted } from './orphans.ts'
-import { prepared, type RunRow, runById, runValues, type TaskRow, toDurable, toRun, toTask } from './rows.ts'
+import type { OnWanted } from './ends.ts'
+import type { Instance } from './instance.ts'
+import type { LostClaims } from './lost-claims.ts'
+import { endTaken } from './orphans.ts'
+import {
+  durableColumns,
+  prepared,
+  read,
+  type RunRow,
+  runById,
+  type Taken,
+  type TaskRow,
+  toDurable,
+  toRun,
+  toTask,
+} from './rows.ts'
+import { runValues } from './starts.ts'
 
 // Whoever changes a queue holds its session's row: enqueue, claim and shutdown of one session happen one after the other, and
 // the end of a run that is committing meanwhile is waited for and seen.
-const lockSession = {
-  name: 'queue-lock-session',
-  text: `SELECT profile, status FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`,
-}
-const takeWaiting = {
-  name: 'queue-take-waiting',
-  text: `DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 AND (front OR NOT $3)
-    RETURNING run_id AS id, session_id, 0 AS epoch`,
-}
-const shutdown = {
-  name: 'session-shutdown',
-  text: `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = $1 AND id = $2`,
-}
+const lockSession = prepared(
+  'queue-lock-session',
+  'SELECT profile, status FROM sessions WHERE tenant_id = :tenant AND id = :session FOR UPDATE',
+)
+const takeWaiting = prepared(
+  'queue-take-waiting',
+  `DELETE FROM run_queue WHERE tenant_id = :tenant AND session_id = :session AND (front OR NOT :interruptsOnly)
+   RETURNING run_id AS id, session_id, 0 AS epoch`,
+)
+const shutdown = prepared(
+  'session-shutdown',
+  `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = :tenant AND id = :session`,
+)
 // What waits for nobody's session is nobody's: no owner, epoch 0.
 const insert = prepared(
   'queue-insert',
@@ -48,38 +61,36 @@ const insert = prepared(
 
 // The lock comes first and shows the row as its last holder left it. The row of the queue may be gone by then, and the next one
 // is looked at: that is what FOR UPDATE does with a LIMIT.
-const claimNext = {
-  name: 'queue-claim-next',
-  text: `
-    WITH session AS (
-      SELECT status, claim_run FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE
+const claimNext = prepared(
+  'queue-claim-next',
+  `WITH session AS (
+      SELECT status, claim_run FROM sessions WHERE tenant_id = :tenant AND id = :session FOR UPDATE
     ), head AS (
       SELECT position, run_id, front FROM run_queue
-      WHERE tenant_id = $1 AND session_id = $2 AND (SELECT status FROM session) <> 'shutdown'
+      WHERE tenant_id = :tenant AND session_id = :session AND (SELECT status FROM session) <> 'shutdown'
       ORDER BY front DESC, position LIMIT 1 FOR UPDATE
     ), next AS (
-      DELETE FROM run_queue WHERE tenant_id = $1 AND session_id = $2 AND position = (SELECT position FROM head)
+      DELETE FROM run_queue WHERE tenant_id = :tenant AND session_id = :session AND position = (SELECT position FROM head)
         AND (SELECT status FROM session) IN ('idle', 'errored')
-        AND EXISTS (SELECT 1 FROM instances WHERE id = $3 AND NOT dead)
+        AND EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)
       RETURNING run_id
     ), claimed AS (
       UPDATE sessions
-      SET status = 'running', claim_owner = $3, claim_run = (SELECT run_id FROM next), claim_epoch = claim_epoch + 1,
+      SET status = 'running', claim_owner = :owner, claim_run = (SELECT run_id FROM next), claim_epoch = claim_epoch + 1,
           last_used_at = now(), run_count = run_count + 1,
-          last_prompt = (SELECT left(prompt, 4000) FROM runs WHERE tenant_id = $1 AND id = (SELECT run_id FROM next))
-      WHERE tenant_id = $1 AND id = $2 AND EXISTS (SELECT 1 FROM next)
-      RETURNING *
+          last_prompt = (SELECT left(prompt, 4000) FROM runs WHERE tenant_id = :tenant AND id = (SELECT run_id FROM next))
+      WHERE tenant_id = :tenant AND id = :session AND EXISTS (SELECT 1 FROM next)
+      RETURNING ${durableColumns}, run_count, claim_run
     ), run AS (
-      UPDATE runs SET status = 'running', claim_owner = $3, claim_epoch = (SELECT claim_epoch FROM claimed),
+      UPDATE runs SET status = 'running', claim_owner = :owner, claim_epoch = (SELECT epoch FROM claimed),
           ordinal = (SELECT run_count FROM claimed), started_at = clock_timestamp()
-      WHERE tenant_id = $1 AND id = (SELECT claim_run FROM claimed)
+      WHERE tenant_id = :tenant AND id = (SELECT claim_run FROM claimed)
       RETURNING id AS run_id, prompt, metadata, input
     )
     SELECT head.front, session.claim_run AS holder, head.run_id AS waiting, run.run_id, run.prompt, run.metadata, run.input,
-      claimed.id, claimed.profile_snapshot, claimed.status, claimed.runtime_session_id, claimed.state_rev::int AS state_rev,
-      claimed.runner_hash, claimed.claim_epoch::int AS epoch
+      claimed.*
     FROM head CROSS JOIN session LEFT JOIN claimed ON true LEFT JOIN run ON true`,
-}
+)
 
 interface NextRow extends Omit<TaskRow, 'run_id'> {
   readonly front: boolean
@@ -90,94 +101,94 @@ interface NextRow extends Omit<TaskRow, 'run_id'> {
   readonly run_id: string | null
 }
 
-async function lock(tx: TenantTx, sessionId: string) {
-  const values = [tx.tenantId, sessionId]
-  const [session] = await tx.query<{ profile: string; status: SessionStatus }>({ ...lockSession, values })
-  return session
+interface LockedRow {
+  readonly profile: string
+  readonly status: SessionStatus
 }
 
-async function cancelWaiting(tx: TenantTx, sessionId: string, why: EndReason, interruptsOnly: boolean): Promise<void> {
-  const waiting = await tx.query<Taken>({ ...takeWaiting, values: [tx.tenantId, sessionId, interruptsOnly] })
-  await endTaken(tx, waiting, 'cancelled', why)
+const listTenants = prepared('queue-tenants', 'SELECT tenant_id, stamp::text AS stamp FROM run_queue_tenants')({})
+// What nobody may be about to start: the free sessions, and those that a waiting interrupt wants for itself.
+const listWanted = prepared(
+  'queue-wanted',
+  `SELECT q.session_id, bool_or(q.front) OR s.status <> 'running' AS wanted
+   FROM run_queue q JOIN sessions s ON s.tenant_id = q.tenant_id AND s.id = q.session_id
+   WHERE q.tenant_id = :tenant GROUP BY q.session_id, s.status`,
+)
+const forget = prepared(
+  'queue-forget-tenant',
+  'DELETE FROM run_queue_tenants WHERE tenant_id = :tenant AND stamp::text = :stamp',
+)
+
+interface QueueDeps {
+  readonly db: Database
+  readonly instance: Instance
+  readonly lostClaims: LostClaims
+  readonly onWanted: OnWanted
 }
 
-export async function shutdownSession(
-  db: Database,
-  tenantId: string,
-  sessionId: string,
-): ReturnType<RunStore['shutdownSession']> {
-  return db.tenant(tenantId, async (tx) => {
-    const status = (await lock(tx, sessionId))?.status
-    if (status !== 'idle' && status !== 'errored') return status
-    await tx.query({ ...shutdown, values: [tenantId, sessionId] })
-    await cancelWaiting(tx, sessionId, sessionShutDown, false)
-    return 'shutdown'
-  })
-}
-
-export async function enqueueRun(db: Database, run: EnqueueRun): Promise<EnqueueOutcome> {
-  const { tenantId, runId, sessionId, task, interrupt } = run
-  return db.tenant(tenantId, async (tx): Promise<EnqueueOutcome> => {
-    const session = await lock(tx, sessionId)
-    const [existing] = await tx.query<RunRow>({ ...runById, values: [tenantId, runId] })
-    if (existing) return { kind: 'exists', run: toRun(existing) }
-    if (!session || session.status === 'shutdown') return { kind: 'no_session' }
-    if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
-    if (interrupt) await cancelWaiting(tx, sessionId, interruptedBy(runId), true)
-    const queued = await tx.query(insert({ ...runValues(run), front: interrupt }))
-    if (queued.length > 0) return { kind: 'queued' }
-    const [taken] = await tx.query<RunRow>({ ...runById, values: [tenantId, runId] })
-    return taken ? { kind: 'exists', run: toRun(taken) } : { kind: 'full' }
-  })
-}
-
-export async function claimNextRun(
-  db: Database,
-  owner: string,
-  tenantId: string,
-  sessionId: string,
-): Promise<NextOutcome> {
-  const statement = { ...claimNext, values: [tenantId, sessionId, owner] }
-  const [row] = await db.unit<NextRow>(tenantId, statement, { order: sessionId })
-  if (!row) return { kind: 'none' }
-  if (row.run_id === null) {
-    return row.front && row.holder !== null
-      ? { kind: 'held', runId: row.holder, interrupt: row.waiting }
-      : { kind: 'none' }
+/** The runs that wait for their sessions. */
+export function createQueue({ db, instance, lostClaims, onWanted }: QueueDeps) {
+  const cancelWaiting = async (tx: TenantTx, session: string, why: EndReason, interruptsOnly: boolean) => {
+    const waiting = await tx.query<Taken>(takeWaiting({ tenant: tx.tenantId, session, interruptsOnly }))
+    await endTaken(tx, waiting, 'cancelled', why)
+  }
+  const claim = async (tenantId: string, sessionId: string): Promise<NextOutcome> => {
+    const statement = claimNext({ tenant: tenantId, session: sessionId, owner: instance.id })
+    const [row] = await db.unit<NextRow>(tenantId, statement, { order: sessionId })
+    if (!row) return { kind: 'none' }
+    const { run_id: runId, epoch, front, holder, waiting } = row
+    if (runId === null)
+      return front && holder !== null ? { kind: 'held', runId: holder, interrupt: waiting } : { kind: 'none' }
+    return {
+      kind: 'started',
+      claim: { tenantId, sessionId, runId, epoch },
+      session: { ...toDurable(row), status: 'running' },
+      task: toTask({ ...row, run_id: runId }),
+    }
   }
   return {
-    kind: 'started',
-    claim: { tenantId, sessionId, runId: row.run_id, epoch: row.epoch },
-    session: { ...toDurable(row), status: 'running' },
-    task: toTask({ ...row, run_id: row.run_id }),
-  }
-}
-
-const listTenants = { name: 'queue-tenants', text: 'SELECT tenant_id, stamp::text AS stamp FROM run_queue_tenants' }
-// What nobody may be about to start: the free sessions, and those that a waiting interrupt wants for itself.
-const listWanted = {
-  name: 'queue-wanted',
-  text: `
-    SELECT q.session_id, bool_or(q.front) OR s.status <> 'running' AS wanted
-    FROM run_queue q JOIN sessions s ON s.tenant_id = q.tenant_id AND s.id = q.session_id
-    WHERE q.tenant_id = $1 GROUP BY q.session_id, s.status`,
-}
-const forget = {
-  name: 'queue-forget-tenant',
-  text: 'DELETE FROM run_queue_tenants WHERE tenant_id = $1 AND stamp::text = $2',
-}
-
-/**
- * Tells of every session that runs wait for and nobody executes in. A conductor may die between the end of one run and the
- * start of the next, or between an interrupt and what it is for: then all the others hear of it here.
- */
-export async function sweepQueues(db: Database, onWanted: OnWanted): Promise<void> {
-  const [tenants] = await db.systemBatch<[{ tenant_id: string; stamp: string }[]]>([listTenants])
-  for (const { tenant_id: tenantId, stamp } of tenants) {
-    const [sessions] = await db.batch<[{ session_id: string; wanted: boolean }[]]>(tenantId, [
-      { ...listWanted, values: [tenantId] },
-    ])
-    for (const { session_id, wanted } of sessions) if (wanted) onWanted(tenantId, session_id)
-    if (sessions.length === 0) await db.systemBatch([{ ...forget, values: [tenantId, stamp] }])
-  }
+    claimNext: (tenantId, sessionId) =>
+      claim(tenantId, sessionId).catch((error: unknown) => lostClaims.doubt(tenantId, error)),
+    enqueue: (run) =>
+      db.tenant(run.tenantId, async (tx): Promise<EnqueueOutcome> => {
+        const { runId, task, interrupt } = run
+        const values = runValues(run)
+        const existing = async (): Promise<RunRow | undefined> => (await tx.query<RunRow>(runById(values)))[0]
+        const [session] = await tx.query<LockedRow>(lockSession(values))
+        const before = await existing()
+        if (before) return { kind: 'exists', run: toRun(before) }
+        if (!session || session.status === 'shutdown') return { kind: 'no_session' }
+        if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
+        if (interrupt) await cancelWaiting(tx, run.sessionId, interruptedBy(runId), true)
+        const queued = await tx.query(insert({ ...values, front: interrupt }))
+        if (queued.length > 0) return { kind: 'queued' }
+        const meanwhile = await existing()
+        return meanwhile ? { kind: 'exists', run: toRun(meanwhile) } : { kind: 'full' }
+      }),
+    shutdownSession: (tenantId, session) =>
+      db.tenant(tenantId, async (tx) => {
+        const values = { tenant: tenantId, session }
+        const status = (await tx.query<LockedRow>(lockSession(values)))[0]?.status
+        if (status !== 'idle' && status !== 'errored') return status
+        await tx.query(shutdown(values))
+        await cancelWaiting(tx, session, sessionShutDown, false)
+        return 'shutdown'
+      }),
+    /**
+     * Tells of every session that runs wait for and nobody executes in. A conductor may die between the end of one run and the
+     * start of the next, or between an interrupt and what it is for: then all the others hear of it here.
+     */
+    async sweepQueues(): Promise<void> {
+      const [tenants] = await db.systemBatch<[{ tenant_id: string; stamp: string }[]]>([listTenants])
+      for (const { tenant_id: tenantId, stamp } of tenants) {
+        const sessions = await read<{ session_id: string; wanted: boolean }>(
+          db,
+          tenantId,
+          listWanted({ tenant: tenantId }),
+        )
+        for (const { session_id, wanted } of sessions) if (wanted) onWanted(tenantId, session_id)
+        if (sessions.length === 0) await db.systemBatch([forget({ tenant: tenantId, stamp })])
+      }
+    },
+  } satisfies Partial<RunStore> & { sweepQueues(): Promise<void> }
 }

@@ -6,6 +6,8 @@ import {
   type ChunkRow,
   type DurableRow,
   durableColumns,
+  prepared,
+  read,
   type RunRow,
   runById,
   runColumns,
@@ -25,50 +27,48 @@ const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY st
 const countRuns = `SELECT count(*)::int AS total FROM runs WHERE ${runMatches}`
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
-const logAfter = {
-  name: 'run-log-after',
-  text: `
-    SELECT r.status, e.first_seq, e.count, e.lines
-    FROM runs r LEFT JOIN LATERAL (
-      SELECT * FROM (
-        SELECT *, sum(octet_length(page.lines)) OVER (ORDER BY page.first_seq) - octet_length(page.lines) AS before
-        FROM (
-          SELECT first_seq, count, lines FROM run_events
-          WHERE tenant_id = r.tenant_id AND run_id = r.id AND first_seq + count > $3 + 1 AND first_seq >= coalesce((
-            SELECT max(first_seq) FROM run_events WHERE tenant_id = r.tenant_id AND run_id = r.id AND first_seq <= $3 + 1
-          ), 1)
-          ORDER BY first_seq LIMIT 256
-        ) page
-      ) sized WHERE before < 1048576
-    ) e ON true
-    WHERE r.tenant_id = $1 AND r.id = $2 ORDER BY e.first_seq`,
-}
+const logAfter = prepared(
+  'run-log-after',
+  `SELECT r.status, e.first_seq, e.count, e.lines
+   FROM runs r LEFT JOIN LATERAL (
+     SELECT * FROM (
+       SELECT *, sum(octet_length(page.lines)) OVER (ORDER BY page.first_seq) - octet_length(page.lines) AS before
+       FROM (
+         SELECT first_seq, count, lines FROM run_events
+         WHERE tenant_id = r.tenant_id AND run_id = r.id AND first_seq + count > :after + 1 AND first_seq >= coalesce((
+           SELECT max(first_seq) FROM run_events WHERE tenant_id = r.tenant_id AND run_id = r.id AND first_seq <= :after + 1
+         ), 1)
+         ORDER BY first_seq LIMIT 256
+       ) page
+     ) sized WHERE before < 1048576
+   ) e ON true
+   WHERE r.tenant_id = :tenant AND r.id = :run ORDER BY e.first_seq`,
+)
 
-const lastChunk = {
-  name: 'run-last-chunk',
-  text: `SELECT first_seq, count, lines FROM run_events WHERE tenant_id = $1 AND run_id = $2 ORDER BY first_seq DESC LIMIT 1`,
-}
+const lastChunk = prepared(
+  'run-last-chunk',
+  `SELECT first_seq, count, lines FROM run_events WHERE tenant_id = :tenant AND run_id = :run ORDER BY first_seq DESC LIMIT 1`,
+)
 
 // Runs that were never begun have no ordinal: a session's stream does not know them.
-const runsOfSession = {
-  name: 'session-runs-after',
-  text: `
-    SELECT s.status, r.id, r.ordinal
-    FROM sessions s LEFT JOIN LATERAL (
-      SELECT id, ordinal FROM runs WHERE tenant_id = s.tenant_id AND session_id = s.id AND ordinal > $3
-      ORDER BY ordinal LIMIT 100
-    ) r ON true
-    WHERE s.tenant_id = $1 AND s.id = $2 ORDER BY r.ordinal`,
-}
+const runsOfSession = prepared(
+  'session-runs-after',
+  `SELECT s.status, r.id, r.ordinal
+   FROM sessions s LEFT JOIN LATERAL (
+     SELECT id, ordinal FROM runs WHERE tenant_id = s.tenant_id AND session_id = s.id AND ordinal > :ordinal
+     ORDER BY ordinal LIMIT 100
+   ) r ON true
+   WHERE s.tenant_id = :tenant AND s.id = :session ORDER BY r.ordinal`,
+)
 
-const durableById = {
-  name: 'session-durable',
-  text: `SELECT ${durableColumns} FROM sessions WHERE tenant_id = $1 AND id = $2`,
-}
-const sessionById = {
-  name: 'session-by-id',
-  text: `SELECT ${sessionColumns} FROM sessions WHERE tenant_id = $1 AND id = $2`,
-}
+const durableById = prepared(
+  'session-durable',
+  `SELECT ${durableColumns} FROM sessions WHERE tenant_id = :tenant AND id = :session`,
+)
+const sessionById = prepared(
+  'session-by-id',
+  `SELECT ${sessionColumns} FROM sessions WHERE tenant_id = :tenant AND id = :session`,
+)
 // "Live session records": what was shut down is history.
 const sessionMatches = `tenant_id = $1 AND status <> 'shutdown' AND ($2::text IS NULL
   OR position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0)`
@@ -79,8 +79,8 @@ const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessi
 export const createReads = (db: Database) =>
   ({
     async findRun(tenantId, runId) {
-      const [rows] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
-      return rows[0] && toRun(rows[0])
+      const [row] = await db.unit<RunRow>(tenantId, runById({ tenant: tenantId, run: runId }))
+      return row && toRun(row)
     },
     async listRuns(tenantId, filter: RunFilter) {
       const { profile, sessionId, status, from, to, parent } = filter
@@ -93,7 +93,7 @@ export const createReads = (db: Database) =>
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
-      const [rows] = await db.batch<[LogRow[]]>(tenantId, [{ ...logAfter, values: [tenantId, runId, afterSeq] }])
+      const rows = await read<LogRow>(db, tenantId, logAfter({ tenant: tenantId, run: runId, after: afterSeq }))
       if (!rows[0]) return undefined
       return {
         status: rows[0].status,
@@ -101,14 +101,13 @@ export const createReads = (db: Database) =>
       }
     },
     async readEnding(tenantId, runId) {
-      const [[row]] = await db.batch<[ChunkRow[]]>(tenantId, [{ ...lastChunk, values: [tenantId, runId] }])
+      const [row] = await read<ChunkRow>(db, tenantId, lastChunk({ tenant: tenantId, run: runId }))
       const chunk = row && toChunk(row)
       return chunk && endOf(chunk)
     },
     async runsOfSession(tenantId, sessionId, ordinal) {
       type Row = { status: SessionRow['status'] } & ({ id: string; ordinal: number } | { id: null })
-      const statement = { ...runsOfSession, values: [tenantId, sessionId, ordinal] }
-      const [rows] = await db.batch<[Row[]]>(tenantId, [statement])
+      const rows = await db.unit<Row>(tenantId, runsOfSession({ tenant: tenantId, session: sessionId, ordinal }))
       if (!rows[0]) return undefined
       return {
         status: rows[0].status,
@@ -116,12 +115,12 @@ export const createReads = (db: Database) =>
       }
     },
     async findSession(tenantId, sessionId) {
-      const [rows] = await db.batch<[DurableRow[]]>(tenantId, [{ ...durableById, values: [tenantId, sessionId] }])
-      return rows[0] && toDurable(rows[0])
+      const [row] = await db.unit<DurableRow>(tenantId, durableById({ tenant: tenantId, session: sessionId }))
+      return row && toDurable(row)
     },
     async getSession(tenantId, sessionId) {
-      const [rows] = await db.batch<[SessionRow[]]>(tenantId, [{ ...sessionById, values: [tenantId, sessionId] }])
-      return rows[0] && toSession(rows[0])
+      const [row] = await db.unit<SessionRow>(tenantId, sessionById({ tenant: tenantId, session: sessionId }))
+      return row && toSession(row)
     },
     async listSessions(tenantId, filter) {
       const matching = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]

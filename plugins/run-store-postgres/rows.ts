@@ -1,155 +1,8 @@
-import type { Statement } from '#contracts/database'
-import type { Profile } from '#contracts/profiles'
-import { type PromptFields, promptFieldsOf, type PromptInfo, promptInfoOf } from '#contracts/prompt'
-import type { Usage } from '#contracts/run-event'
-import type { DurableSession, StartRun } from '#contracts/run-store'
-import type { LogChunk, ParentRun, RunStatus, RunSummary, Task } from '#contracts/runs'
-import type { Session, SessionStatus } from '#contracts/sessions'
-
-export interface RunRow {
-  readonly id: string
-  readonly session_id: string
-  readonly profile: string
-  readonly status: RunStatus
-  readonly prompt: string
-  readonly metadata: unknown
-  readonly queued_at: Date | string | null
-  readonly started_at: Date | string
-  readonly finished_at: Date | string | null
-  readonly result: string | null
-  readonly error_code: string | null
-  readonly error_message: string | null
-  readonly usage: Usage | null
-  readonly attempt: number
-  readonly input_info: PromptInfo | null
-  readonly parent: ParentRun | null
-}
-export const runColumns =
-  'id, session_id, profile, status, prompt, metadata, queued_at, started_at, finished_at, result, error_code, error_message, usage, attempt, input_info, parent'
-
-export const runById = {
-  name: 'run-by-id',
-  text: `SELECT ${runColumns} FROM runs WHERE tenant_id = $1 AND id = $2`,
-}
-
-export interface SessionRow {
-  readonly id: string
-  readonly profile: string
-  readonly runtime: string
-  readonly status: SessionStatus
-  readonly created_at: Date | string
-  readonly last_used_at: Date | string
-  readonly last_prompt: string | null
-  readonly last_run_status: string | null
-  readonly run_count: number
-}
-export const sessionColumns =
-  'id, profile, runtime, status, created_at, last_used_at, last_prompt, last_run_status, run_count'
-
-export interface DurableRow {
-  readonly id: string
-  readonly profile_snapshot: Profile
-  readonly status: SessionStatus
-  readonly runtime_session_id: string | null
-  readonly state_rev: number
-  readonly runner_hash: string | null
-  readonly epoch: number
-}
-export const durableColumns =
-  'id, profile_snapshot, status, runtime_session_id, state_rev::int AS state_rev, runner_hash, claim_epoch::int AS epoch'
-
-export interface ChunkRow {
-  readonly first_seq: number
-  readonly count: number
-  readonly lines: Buffer
-}
-
-const iso = (time: Date | string): string => new Date(time).toISOString()
-
-export const toRun = (row: RunRow): RunSummary => ({
-  runId: row.id,
-  sessionId: row.session_id,
-  status: row.status,
-  subTask: {
-    id: row.id,
-    sessionId: row.session_id,
-    profile: row.profile,
-    prompt: row.prompt,
-    ...(row.metadata === null ? {} : { metadata: row.metadata }),
-    ...row.input_info,
-  },
-  ...(row.parent === null ? {} : { parent: row.parent }),
-  ...(row.queued_at === null ? {} : { queuedAt: iso(row.queued_at) }),
-  startedAt: iso(row.started_at),
-  ...(row.finished_at === null ? {} : { finishedAt: iso(row.finished_at) }),
-  attempt: row.attempt,
-  ...(row.error_code === null ? {} : { error: { code: row.error_code, message: row.error_message ?? '' } }),
-  ...(row.result === null ? {} : { result: row.result }),
-  ...(row.usage === null ? {} : { usage: row.usage }),
-  ...(row.usage?.costCents === undefined ? {} : { costCents: row.usage.costCents }),
-})
-
-export const toSession = (row: SessionRow): Session => ({
-  id: row.id,
-  profile: row.profile,
-  runtime: row.runtime,
-  status: row.status,
-  createdAt: iso(row.created_at),
-  lastUsedAt: iso(row.last_used_at),
-  ...(row.last_prompt === null ? {} : { lastPrompt: row.last_prompt }),
-  ...(row.last_run_status === null ? {} : { lastRunStatus: row.last_run_status }),
-  runCount: row.run_count,
-})
-
-export const toDurable = (row: DurableRow): DurableSession => ({
-  id: row.id,
-  profile: row.profile_snapshot,
-  status: row.status,
-  ...(row.runtime_session_id === null ? {} : { runtimeSessionId: row.runtime_session_id }),
-  epoch: row.epoch,
-  stateRev: row.state_rev,
-  ...(row.runner_hash === null ? {} : { runner: row.runner_hash }),
-})
-
-export const toChunk = (row: ChunkRow): LogChunk => ({ firstSeq: row.first_seq, count: row.count, lines: row.lines })
-
-/** A claimed run as whoever executes it needs it. */
-export interface TaskRow extends DurableRow {
-  readonly run_id: string
-  readonly prompt: string
-  readonly metadata: Record<string, unknown> | null
-  readonly input: PromptFields | null
-  /** Absent of what waited: only a new session's run was delegated. */
-  readonly parent?: ParentRun | null
-}
-export const toTask = (row: TaskRow): Task => ({
-  id: row.run_id,
-  sessionId: row.id,
-  profile: row.profile_snapshot.name,
-  prompt: row.prompt,
-  ...(row.metadata === null ? {} : { metadata: row.metadata }),
-  ...row.input,
-  ...(row.parent ? { parent: row.parent } : {}),
-})
-
-/** Values of a new row of `runs`. */
-export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, 'create'>) {
-  const input = task.attachments || task.responseFormat ? promptFieldsOf(task) : undefined
-  return {
-    tenant: tenantId,
-    run: runId,
-    session: sessionId,
-    profile: task.profile,
-    prompt: storable(task.prompt),
-    metadata: task.metadata && JSON.stringify(task.metadata),
-    webhook: task.webhook?.url,
-    input: input && JSON.stringify(input),
-    inputInfo: input && JSON.stringify(promptInfoOf(task)),
-  }
-}
-
-/** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
-export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
+import type { Database, Statement } from '#contracts/database'
+import { type PromptFields, type PromptInfo } from '#contracts/prompt'
+import type { Claim, DurableSession } from '#contracts/run-store'
+import type { LogChunk, RunSummary, Task } from '#contracts/runs'
+import type { Session } from '#contracts/sessions'
 
 /**
  * A prepared statement whose text says `:name` where PostgreSQL wants `$1`. Every value that the text names must be given;
@@ -163,3 +16,116 @@ export function prepared(name: string, text: string): (values: Readonly<Record<s
   })
   return (values) => ({ name, text: numbered, values: names.map((one) => values[one] ?? null) })
 }
+
+/** PostgreSQL text holds no NUL. Only summaries are written this way: the event log keeps the exact bytes. */
+export const storable = (text: string): string => text.replaceAll('\0', '\uFFFD')
+export const storableOrNull = (text: string | undefined): string | null => (text === undefined ? null : storable(text))
+
+/** The rows of one statement, in a transaction of its own: what may be large keeps no unit of work waiting. */
+export async function read<Row extends object>(db: Database, tenantId: string, statement: Statement): Promise<Row[]> {
+  return (await db.batch<[Row[]]>(tenantId, [statement]))[0]
+}
+
+/** What a row is made into, as PostgreSQL tells it: with null for what is not there. Columns bear the names of the fields. */
+type Row<T> = {
+  readonly [Field in keyof T]-?: undefined extends T[Field] ? Exclude<T[Field], undefined> | null : T[Field]
+}
+
+function withoutNulls<T extends object>(row: Row<T>): T {
+  const made: Record<string, unknown> = {}
+  for (const [field, value] of Object.entries(row)) if (value !== null) made[field] = value
+  return made as T
+}
+
+type RunFields = Omit<RunSummary, 'subTask' | 'error' | 'costCents' | 'attempt'>
+export interface RunRow extends Row<RunFields> {
+  readonly attempt: number
+  readonly profile: string
+  readonly prompt: string
+  readonly metadata: unknown
+  readonly inputInfo: PromptInfo | null
+  readonly errorCode: string | null
+  readonly errorMessage: string | null
+}
+export const runColumns = `id AS "runId", session_id AS "sessionId", status, profile, prompt, metadata, input_info AS "inputInfo",
+  parent, queued_at AS "queuedAt", started_at AS "startedAt", finished_at AS "finishedAt", attempt, error_code AS "errorCode",
+  error_message AS "errorMessage", result, usage`
+
+export const runById = prepared('run-by-id', `SELECT ${runColumns} FROM runs WHERE tenant_id = :tenant AND id = :run`)
+
+export function toRun(row: RunRow): RunSummary {
+  const { profile, prompt, metadata, inputInfo, errorCode, errorMessage, ...fields } = row
+  const { runId: id, sessionId, usage } = fields
+  return withoutNulls<RunSummary>({
+    ...fields,
+    subTask: withoutNulls<RunSummary['subTask']>({
+      ...{ id, sessionId, profile, prompt, metadata },
+      ...{ attachments: null, responseFormat: null, ...inputInfo },
+    }),
+    error: errorCode === null ? null : { code: errorCode, message: errorMessage ?? '' },
+    costCents: usage?.costCents ?? null,
+  })
+}
+
+export type SessionRow = Row<Session>
+export const sessionColumns = `id, profile, runtime, status, created_at AS "createdAt", last_used_at AS "lastUsedAt",
+  last_prompt AS "lastPrompt", last_run_status AS "lastRunStatus", run_count AS "runCount"`
+export const toSession = (row: SessionRow): Session => withoutNulls<Session>(row)
+
+export type DurableRow = Row<DurableSession>
+/** Of a session; its snapshot of the profile has a name of its own, beside that of the profile. */
+export const durableColumns = `id, profile_snapshot AS profile, status, runtime_session_id AS "runtimeSessionId", claim_epoch::int AS epoch,
+  state_rev::int AS "stateRev", runner_hash AS runner`
+export const toDurable = ({
+  id,
+  profile,
+  status,
+  runtimeSessionId,
+  epoch,
+  stateRev,
+  runner,
+}: DurableRow): DurableSession =>
+  withoutNulls<DurableSession>({ id, profile, status, runtimeSessionId, epoch, stateRev, runner })
+
+export interface ChunkRow {
+  readonly first_seq: number
+  readonly count: number
+  readonly lines: Buffer
+}
+export const toChunk = (row: ChunkRow): LogChunk => ({ firstSeq: row.first_seq, count: row.count, lines: row.lines })
+
+/** A claimed run as whoever executes it needs it, with its session. */
+export interface TaskRow extends DurableRow {
+  readonly run_id: string
+  readonly prompt: string
+  readonly metadata: Record<string, unknown> | null
+  readonly input: PromptFields | null
+  /** Absent of what waited: only a new session's run was delegated. */
+  readonly parent?: Task['parent'] | null
+}
+export const toTask = ({ run_id, id, profile, prompt, metadata, input, parent }: TaskRow): Task => ({
+  id: run_id,
+  sessionId: id,
+  profile: profile.name,
+  prompt,
+  ...(metadata === null ? {} : { metadata }),
+  ...input,
+  ...(parent ? { parent } : {}),
+})
+
+/** A run that was taken from its owner or its queue. */
+export interface Taken {
+  readonly id: string
+  readonly session_id: string
+  readonly epoch: number
+  readonly public_run?: string | null | undefined
+  /** Of its session; absent of what was never begun. */
+  readonly runtime?: string
+}
+export const claimOf = (tenantId: string, { id, session_id, epoch, public_run }: Taken): Claim => ({
+  tenantId,
+  sessionId: session_id,
+  runId: id,
+  epoch,
+  ...(public_run ? { publicRunId: public_run } : {}),
+})

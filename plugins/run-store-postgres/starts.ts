@@ -1,10 +1,12 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement, violatedConstraint } from '#contracts/database'
-import type { StartOutcome, StartRun } from '#contracts/run-store'
-import { claimOf, handedOver } from './ends.ts'
+import type { DurableSession, RunStore, StartOutcome, StartRun } from '#contracts/run-store'
+import { promptFieldsOf, promptInfoOf } from '#contracts/prompt'
+import { handedOver } from './ends.ts'
 import type { Instance } from './instance.ts'
+import type { LostClaims } from './lost-claims.ts'
 import type { Orphans } from './orphans.ts'
-import { type DurableRow, durableColumns, prepared, type RunRow, runById, runValues, toDurable, toRun } from './rows.ts'
+import { type DurableRow, durableColumns, prepared, type RunRow, runById, storable, toDurable, toRun } from './rows.ts'
 
 // A claim is refused to a process that was declared dead and has not noticed yet: nobody would sweep it again.
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
@@ -42,7 +44,7 @@ const newSession = `
   INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt, run_count,
                         claim_owner, claim_run, claim_epoch)
   SELECT :tenant, :session, :profile, :runtime, :snapshot::jsonb, 'running', :preview, 1, :owner, :run, 1 FROM run
-  RETURNING ${durableColumns}`
+  RETURNING id`
 
 const startNew = prepared('run-start-new', `WITH ${newRun('')} ${newSession}`)
 
@@ -108,6 +110,22 @@ const whyNot = prepared(
 )
 const freshness = prepared('run-start-fresh', `SELECT ${isFresh} AS fresh FROM tenants WHERE id = :tenant`)
 
+/** Values of a new row of `runs`. */
+export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, 'create'>) {
+  const input = promptFieldsOf(task)
+  return {
+    tenant: tenantId,
+    run: runId,
+    session: sessionId,
+    profile: task.profile,
+    prompt: storable(task.prompt),
+    metadata: task.metadata && JSON.stringify(task.metadata),
+    webhook: task.webhook?.url,
+    input: input && JSON.stringify(input),
+    inputInfo: input && JSON.stringify(promptInfoOf(task)),
+  }
+}
+
 /** The statement that starts a run, and the whole transaction with it. */
 function startStatement(run: StartRun, owner: string): Statement {
   const { task, create } = run
@@ -141,11 +159,17 @@ interface StartDeps {
   readonly db: Database
   readonly instance: Instance
   readonly orphans: Orphans
+  readonly lostClaims: LostClaims
 }
+
+export const createStarts = (deps: StartDeps) =>
+  ({
+    start: (run) => startRun(deps, run).catch((error: unknown) => deps.lostClaims.doubt(run.tenantId, error)),
+  }) satisfies Partial<RunStore>
 
 interface WhyNotRow {
   readonly profile: string
-  readonly status: DurableRow['status']
+  readonly status: DurableSession['status']
   readonly claim_owner: string | null
   readonly orphaned: boolean
   readonly waiting: boolean
@@ -158,8 +182,8 @@ function taken(error: unknown): DurableRow[] | 'busy' {
   throw error
 }
 
-export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
-  const { tenantId, runId, task } = run
+async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
+  const { tenantId, runId, task, create } = run
   const bytes = (task.attachments ?? []).reduce((sum, { data }) => sum + data.length, task.prompt.length)
   const order = task.chat?.conversationId ?? run.sessionId
   // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
@@ -170,23 +194,23 @@ export async function startRun(deps: StartDeps, run: StartRun): Promise<StartOut
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
     if (row) {
-      const claim = claimOf(tenantId, {
-        id: runId,
-        session_id: row.id,
-        epoch: row.epoch,
-        public_run: task.chat?.publicRunId,
-      })
-      return { kind: 'started', claim, session: { ...toDurable(row), status: 'running' } }
+      // What is in a new session nobody knows better than whoever made it.
+      const session: DurableSession = create
+        ? { id: run.sessionId, profile: create.profile, status: 'running', epoch: 1, stateRev: 0 }
+        : { ...toDurable(row), status: 'running' }
+      const { id: sessionId, epoch } = session
+      const chat = task.chat && { publicRunId: task.chat.publicRunId }
+      return { kind: 'started', claim: { tenantId, sessionId, runId, epoch, ...chat }, session }
     }
     const refused = await refusal(deps, run)
     if (refused) return refused
   }
-  if (!run.create) return { kind: 'busy' }
+  if (!create) return { kind: 'busy' }
   throw unavailable({ message: 'This server cannot claim runs now; try again.', retryable: true })
 }
 
 async function existing(db: Database, { tenantId, runId }: StartRun): Promise<StartOutcome | undefined> {
-  const [[row]] = await db.batch<[RunRow[]]>(tenantId, [{ ...runById, values: [tenantId, runId] }])
+  const [row] = await db.unit<RunRow>(tenantId, runById({ tenant: tenantId, run: runId }))
   return row && { kind: 'exists', run: toRun(row) }
 }
 
@@ -200,7 +224,7 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   if (found) return found
   if (chat?.continued) {
     const values = { tenant: tenantId, conversation: chat.conversationId, published: chat.publishedId }
-    const [[conversation]] = await db.batch<[{ session_id: string | null }[]]>(tenantId, [findConversation(values)])
+    const [conversation] = await db.unit<{ session_id: string | null }>(tenantId, findConversation(values))
     if (!conversation) return { kind: 'no_conversation' }
     // Somebody else gave the conversation a session meanwhile: its run is under way.
     if (create && conversation.session_id !== (create.insteadOf ?? null)) return { kind: 'busy' }

@@ -2,30 +2,29 @@ import type { Database } from '#contracts/database'
 import type { PromptFields } from '#contracts/prompt'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
-import { type ChunkRow, prepared, storable, toChunk } from './rows.ts'
+import { type ChunkRow, prepared, read, storableOrNull, toChunk } from './rows.ts'
 
 // Bundle and count move together; a session that is gone or shut down keeps nothing, nor does one whose conversation has
 // gone on since: a conductor that was frozen between the export and this must not put the old copy over a newer one.
-const save = {
-  name: 'session-save-state',
-  text: `
-    WITH kept AS (
-      UPDATE sessions SET state_rev = state_rev + 1, runtime_session_id = coalesce($5, runtime_session_id)
-      WHERE tenant_id = $1 AND id = $2 AND status <> 'shutdown' AND coalesce(runner_hash, $6) = $6
-        AND claim_epoch = $7 AND claim_run IS NULL
-      RETURNING id
-    )
-    INSERT INTO session_state (tenant_id, session_id, content_type, bytes, runtime_session_id)
-    SELECT $1, $2, $3, $4, $5 FROM kept
-    ON CONFLICT (tenant_id, session_id) DO UPDATE
-    SET content_type = excluded.content_type, bytes = excluded.bytes,
-        runtime_session_id = excluded.runtime_session_id, saved_at = now()
-    RETURNING session_id`,
-}
-const load = {
-  name: 'session-load-state',
-  text: `SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = $1 AND session_id = $2`,
-}
+const save = prepared(
+  'session-save-state',
+  `WITH kept AS (
+     UPDATE sessions SET state_rev = state_rev + 1, runtime_session_id = coalesce(:handle, runtime_session_id)
+     WHERE tenant_id = :tenant AND id = :session AND status <> 'shutdown' AND coalesce(runner_hash, :runner) = :runner
+       AND claim_epoch = :epoch AND claim_run IS NULL
+     RETURNING id
+   )
+   INSERT INTO session_state (tenant_id, session_id, content_type, bytes, runtime_session_id)
+   SELECT :tenant, :session, :contentType, :bytes, :handle FROM kept
+   ON CONFLICT (tenant_id, session_id) DO UPDATE
+   SET content_type = excluded.content_type, bytes = excluded.bytes,
+       runtime_session_id = excluded.runtime_session_id, saved_at = now()
+   RETURNING session_id`,
+)
+const load = prepared(
+  'session-load-state',
+  'SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = :tenant AND session_id = :session',
+)
 
 const pageRuns = 16
 /** No conversation is restored further back: a turn is at least two messages, and more than 400 are no model's prompt. */
@@ -46,10 +45,11 @@ const listRuns = prepared(
    END
    ORDER BY r.started_at DESC, r.id DESC LIMIT ${mostRuns}`,
 )
-const listChunks = {
-  name: 'past-run-chunks',
-  text: `SELECT run_id, first_seq, count, lines FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2) ORDER BY run_id, first_seq`,
-}
+const listChunks = prepared(
+  'past-run-chunks',
+  `SELECT run_id, first_seq, count, lines FROM run_events
+   WHERE tenant_id = :tenant AND run_id = ANY(:runs) ORDER BY run_id, first_seq`,
+)
 
 interface PastRow {
   readonly id: string
@@ -66,13 +66,11 @@ async function* readPastRuns(
   { tenantId, sessionId, publicRunId }: Claim,
 ): AsyncGenerator<readonly PastRun[]> {
   const values = { tenant: tenantId, session: sessionId, publicRun: publicRunId }
-  const [rows] = await db.batch<[PastRow[]]>(tenantId, [listRuns(values)])
+  const rows = await read<PastRow>(db, tenantId, listRuns(values))
   for (let from = 0; from < rows.length; from += pageRuns) {
     const page = rows.slice(from, from + pageRuns)
-    const ids = page.map(({ id }) => id)
-    const [chunks] = await db.batch<[(ChunkRow & { run_id: string })[]]>(tenantId, [
-      { ...listChunks, values: [tenantId, ids] },
-    ])
+    const chunksOfPage = listChunks({ tenant: tenantId, runs: page.map(({ id }) => id) })
+    const chunks = await read<ChunkRow & { run_id: string }>(db, tenantId, chunksOfPage)
     const logs = Map.groupBy(chunks, ({ run_id }) => run_id)
     yield page.map(({ id, status, prompt, input, metadata, model }) => ({
       runId: id,
@@ -92,14 +90,22 @@ export const createState = (db: Database) =>
     pastRuns: (claim) => readPastRuns(db, claim),
     async saveState(tenantId, sessionId, bundle, { runner, epoch }) {
       const bytes = Buffer.from(bundle.bytes.buffer, bundle.bytes.byteOffset, bundle.bytes.byteLength)
-      const handle = bundle.runtimeSessionId === undefined ? null : storable(bundle.runtimeSessionId)
-      const statement = { ...save, values: [tenantId, sessionId, bundle.contentType, bytes, handle, runner, epoch] }
-      const saved = await db.unit(tenantId, statement, { order: sessionId, bytes: bytes.length })
+      const handle = storableOrNull(bundle.runtimeSessionId)
+      const values = {
+        tenant: tenantId,
+        session: sessionId,
+        contentType: bundle.contentType,
+        bytes,
+        handle,
+        runner,
+        epoch,
+      }
+      const saved = await db.unit(tenantId, save(values), { order: sessionId, bytes: bytes.length })
       return saved.length > 0
     },
     async loadState(tenantId, sessionId) {
       type Row = { content_type: string; bytes: Buffer; runtime_session_id: string | null }
-      const [[row]] = await db.batch<[Row[]]>(tenantId, [{ ...load, values: [tenantId, sessionId] }])
+      const [row] = await read<Row>(db, tenantId, load({ tenant: tenantId, session: sessionId }))
       if (!row) return undefined
       return {
         bytes: row.bytes,

@@ -1,20 +1,13 @@
-import type { Database, Statement } from '#contracts/database'
+import type { Database } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
-import type { Claim, RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
-import {
-  appendStatement,
-  discardStatement,
-  type EndedRow,
-  finishStatement,
-  handOverStatement,
-  retryStatement,
-} from './ends.ts'
-import { createInstance, createLostClaims, type InstanceOptions } from './instance.ts'
+import type { RunStore } from '#contracts/run-store'
+import { createEnds } from './ends.ts'
+import { createInstance, type InstanceOptions } from './instance.ts'
+import { createLostClaims } from './lost-claims.ts'
 import { createOrphans } from './orphans.ts'
-import { claimNextRun, enqueueRun, shutdownSession, sweepQueues } from './queue.ts'
+import { createQueue } from './queue.ts'
 import { createReads } from './reads.ts'
-import { startRun } from './starts.ts'
+import { createStarts } from './starts.ts'
 import { createState } from './state.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
@@ -41,6 +34,7 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   }
   const orphans = createOrphans({ db, instance, onWanted, prices, log })
   const lostClaims = createLostClaims(db, instance, orphans.steal, options.strayMs)
+  const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, onWanted })
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const warn = (what: string) => (err: unknown) => log.warn({ err }, `${what} failed`)
@@ -49,32 +43,19 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   const sweep = (): void => {
     sweeping = Promise.all([
       orphans.sweep().catch(warn('the orphan sweep')),
-      sweepQueues(db, onWanted).catch(warn('the sweep of queues')),
+      sweepQueues().catch(warn('the sweep of queues')),
       lostClaims.sweep().catch(warn('the look for lost claims')),
       listen(),
     ])
   }
-  /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
-  const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
-    const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
-    const [row] = await db.unit<Partial<EndedRow>>(tenantId, statement, options)
-    if (row?.waiting) onWanted(tenantId, sessionId)
-    return row !== undefined
-  }
   return {
     ...createReads(db),
     ...createState(db),
-    start: (run) => lostClaims.watch(run.tenantId, startRun({ db, instance, orphans }, run)),
-    append: (claim, chunk) => write(claim, appendStatement(claim, chunk), chunk),
-    retry: (claim, attempt, chunk) => write(claim, retryStatement(claim, attempt, chunk), chunk),
-    finish: (end) => write(end.claim, finishStatement(end), end.tail),
-    discard: (claim) => write(claim, discardStatement(claim)),
-    handOver: (claim) => write(claim, handOverStatement(claim)),
+    ...createStarts({ db, instance, orphans, lostClaims }),
+    ...createEnds(db, onWanted),
+    ...queue,
     retreat: instance.retreat,
     steal: orphans.steal,
-    enqueue: (run) => enqueueRun(db, run),
-    shutdownSession: (tenantId, sessionId) => shutdownSession(db, tenantId, sessionId),
-    claimNext: (tenantId, sessionId) => lostClaims.watch(tenantId, claimNextRun(db, instance.id, tenantId, sessionId)),
     onWaiting: (listener) => void waiters.push(listener),
     ask: instance.ask,
     onAsked: instance.onAsked,

@@ -7,7 +7,7 @@ import { openPool } from '../pool.ts'
 import { createTransactions } from '../transactions.ts'
 
 async function open(t: TestContext, size = 2) {
-  const pool = await openPool(await freshDatabase(t), size, { onError() {}, closed: () => undefined })
+  const pool = await openPool(await freshDatabase(t), size, { onError() {}, gate: { closed: undefined } })
   t.after(() => pool.close())
   const database = createTransactions(pool)
   await database.system((tx) => tx.query({ text: 'CREATE TABLE notes (id int PRIMARY KEY, text text)' }))

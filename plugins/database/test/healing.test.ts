@@ -135,7 +135,7 @@ test('a database that takes its time, e.g. for a migration, does not hold up the
   })
   t.mock.timers.tick(10_000)
   const state = await opening
-  assert.ok(unavailable(state.closed))
+  assert.ok(unavailable(state.closed?.()))
   done(['0001_a'])
   await new Promise((resolve) => setImmediate(resolve))
   assert.equal(state.closed, undefined)

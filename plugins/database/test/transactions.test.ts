@@ -8,7 +8,7 @@ import { createTransactions } from '../transactions.ts'
 
 async function open(t: TestContext, size = 1) {
   const dsn = await freshDatabase(t)
-  const pool = await openPool(dsn, size, { onError() {}, closed: () => undefined })
+  const pool = await openPool(dsn, size, { onError() {}, gate: { closed: undefined } })
   t.after(() => pool.close())
   const database = createTransactions(pool)
   await database.systemBatch([{ text: 'CREATE TABLE notes (id int PRIMARY KEY)' }])

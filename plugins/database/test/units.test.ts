@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Statement } from '#contracts/database'
-import { createUnits, GroupRefused, type SendTogether } from '../units.ts'
+import { createUnits, GroupRefused, type SendTogether } from '../transactions.ts'
 
 /** A server whose transactions wait to be answered one by one; a statement named `bad` is refused. */
 function scripted() {

@@ -4,10 +4,10 @@ import fc from 'fast-check'
 import { freshDatabase } from '#testing'
 import { openPool } from '../pool.ts'
 import { createTransactions } from '../transactions.ts'
-import { isoTime } from '../values.ts'
+import { isoTime } from '../batch.ts'
 
 test('values come back as the types of our rows', async (t) => {
-  const pool = await openPool(await freshDatabase(t), 1, { onError() {}, closed: () => undefined })
+  const pool = await openPool(await freshDatabase(t), 1, { onError() {}, gate: { closed: undefined } })
   t.after(() => pool.close())
   const { systemBatch } = createTransactions(pool)
   const one = async (text: string, ...values: unknown[]) =>

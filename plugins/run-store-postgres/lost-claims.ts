@@ -1,0 +1,67 @@
+import { isAppError } from '#kernel'
+import type { Database } from '#contracts/database'
+import type { EndReason, RunStore } from '#contracts/run-store'
+import type { Instance } from './instance.ts'
+import { prepared, read } from './rows.ts'
+
+/** How long after a lost answer its statement may still be carried out by the server. */
+const doubtMs = 60_000
+/** How long a run may be claimed before whoever claimed it begins to execute it. */
+const begunMs = 5_000
+
+const listOwn = prepared(
+  'run-list-own',
+  `SELECT id FROM runs
+   WHERE tenant_id = :tenant AND claim_owner = :owner AND started_at > now() - interval '25 hours' AND status = 'running'`,
+)
+const lost: EndReason = {
+  code: 'interrupted',
+  message: 'The server lost touch with the database just when the run began.',
+}
+
+/**
+ * A claim may be committed and its answer lost. Its owner lives, so no orphan sweep takes the run, and nobody executes it:
+ * its session would be busy until this process ends.
+ */
+export function createLostClaims(db: Database, instance: Instance, steal: RunStore['steal'], waitMs = begunMs) {
+  /** Tenants with an answer that was lost, and until when to look. */
+  const doubts = new Map<string, number>()
+  /** Since when a run was seen without anybody executing it. */
+  const seen = new Map<string, number>()
+  let executes: Parameters<RunStore['executing']>[0] | undefined
+
+  const look = async (tenantId: string, now: number): Promise<void> => {
+    const runs = await read<{ id: string }>(db, tenantId, listOwn({ tenant: tenantId, owner: instance.id }))
+    for (const { id } of runs) {
+      const key = `${tenantId}\n${id}`
+      const since = seen.get(key) ?? now
+      if (executes?.(tenantId, id) !== false) seen.delete(key)
+      else if (now - since < waitMs) seen.set(key, since)
+      else {
+        seen.delete(key)
+        await steal(tenantId, id, 'interrupted', lost)
+      }
+    }
+  }
+  return {
+    /** A claim has failed like this: it may have been made without anybody knowing. Throws the error on. */
+    doubt(tenantId: string, error: unknown): never {
+      if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
+      throw error
+    },
+    executing(check: Parameters<RunStore['executing']>[0]): void {
+      executes = check
+    },
+    /** Ends what this process owns and does not execute, where it may own something unawares. */
+    async sweep(): Promise<void> {
+      const now = Date.now()
+      for (const [tenantId, until] of doubts) {
+        await look(tenantId, now)
+        if (now > until) doubts.delete(tenantId)
+      }
+      if (doubts.size === 0) seen.clear()
+    },
+  }
+}
+
+export type LostClaims = ReturnType<typeof createLostClaims>
