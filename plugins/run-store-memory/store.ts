@@ -109,7 +109,9 @@ export function createMemoryRunStore(limit = mostKept): MemoryRunStore {
     if (tail) run.log.push(tail)
     if (!how.keepInput) run.input = undefined
     run.summary = {
-      ...{ ...run.summary, status, finishedAt },
+      ...run.summary,
+      status,
+      finishedAt,
       ...(error ? { error } : {}),
       ...(result === undefined ? {} : { result }),
       ...(usage ? { usage } : {}),

@@ -37,6 +37,7 @@ function withoutNulls<T extends object>(row: Row<T>): T {
   return made as T
 }
 
+type SubTaskFields = Omit<RunSummary['subTask'], keyof PromptInfo>
 type RunFields = Omit<RunSummary, 'subTask' | 'error' | 'costCents' | 'attempt'>
 export interface RunRow extends Row<RunFields> {
   readonly attempt: number
@@ -58,10 +59,7 @@ export function toRun(row: RunRow): RunSummary {
   const { runId: id, sessionId, usage } = fields
   return withoutNulls<RunSummary>({
     ...fields,
-    subTask: withoutNulls<RunSummary['subTask']>({
-      ...{ id, sessionId, profile, prompt, metadata },
-      ...{ attachments: null, responseFormat: null, ...inputInfo },
-    }),
+    subTask: { ...withoutNulls<SubTaskFields>({ id, sessionId, profile, prompt, metadata }), ...inputInfo },
     error: errorCode === null ? null : { code: errorCode, message: errorMessage ?? '' },
     costCents: usage?.costCents ?? null,
   })
