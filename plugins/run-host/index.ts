@@ -10,7 +10,7 @@ export default definePlugin({
   config: Settings({
     mode: Type.String({ default: 'all', description: 'The runtime this sidecar serves, or all of the role.' }),
     drain: Duration(
-      '15s',
+      '25s',
       'A stopping sidecar lets its runs end, and runners fetch the conversations that changed, for this long.',
     ),
   }),

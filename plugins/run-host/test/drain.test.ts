@@ -106,6 +106,27 @@ test('a stopping sidecar lets its runs end, and interrupts what outlasts its tim
   assert.equal((terminalOf(await endless) as { code?: string }).code, 'interrupted')
 })
 
+test('a run of 20 s that began just before the sidecar was stopped ends as it would have', async (t) => {
+  const finish = Promise.withResolvers<void>()
+  const runtime = scripted(async function* () {
+    yield says('working')
+    await finish.promise
+    yield result('done')
+  })
+  const { link, kernel } = await hostOf(t, { general: runtime }, { drain: 'as shipped' })
+  t.mock.timers.enable({ apis: ['Date'], now: Date.now() })
+  const lines = link.run(testEnvelope(), new AbortController().signal)[Symbol.asyncIterator]()
+  await lines.next()
+  let stopped = false
+  const over = kernel.stop().then(() => (stopped = true))
+  t.mock.timers.tick(20_000)
+  await sleep(60)
+  assert.equal(stopped, false)
+  finish.resolve()
+  assert.match(String((await lines.next()).value), /"type":"result"/)
+  await over
+})
+
 test('a sidecar without a runner waits for nobody, and so does one whose runtime keeps nothing that its logs do not have', async (t) => {
   const alone = await hostOf(t, { runtime_a: answering() }, { drain: '10s' })
   await collectRun(alone.link, envelope())

@@ -37,7 +37,8 @@ export async function hostOf(
       return {}
     },
   })
-  const entry = { name: 'run-host', plugin: runHost, config: { mode, drain } }
+  const config = { mode, ...(drain === 'as shipped' ? {} : { drain }) }
+  const entry = { name: 'run-host', plugin: runHost, config }
   const kernel = await testKernel(t, [fake(Runtimes, runtimes), entry, probe], { listen, listeners: ['sidecar'] })
   return { kernel, link: link!, metrics: metrics! }
 }
