@@ -4,9 +4,9 @@ import { withoutCycles } from '#contracts/circular'
 import { Turns, turnsContentType } from '#contracts/replay'
 import type { StateBundle } from '#contracts/runtime'
 import { corruptState } from './errors.ts'
-import type { RestoredTurn, Turn } from './history.ts'
-import type { Message } from './messages.ts'
-import { openTurn, replayInto } from './turn.ts'
+import type { RestoredTurn, Turn } from './conversation.ts'
+import { type Message, OpenTurn } from './messages.ts'
+import { replayInto } from './replay.ts'
 
 const closed = { additionalProperties: false }
 const text = Type.Object({ type: Type.Literal('text'), text: Type.String() }, closed)
@@ -102,7 +102,7 @@ function turnsOfBundle(value: unknown): RestoredTurn[] {
 function turnsOfRuns(value: unknown): RestoredTurn[] {
   if (!Value.Check(Turns, value)) throw corruptState()
   return value.turns.flatMap(({ runId, model, replay, ...run }) => {
-    const turn = openTurn(run)
+    const turn = new OpenTurn(run)
     replayInto(turn, replay)
     const messages = turn.end()
     return messages ? [{ messages, runId, ...(model === undefined ? {} : { model }) }] : []

@@ -41,19 +41,3 @@ export const GeneralConfig = Settings({
   }),
 })
 export type GeneralConfig = Static<typeof GeneralConfig>
-
-export type SettingsOf = (model: string) => ModelSettings & { readonly contextTokens: number }
-
-export function createSettings({ contextTokens: usual, models }: GeneralConfig): SettingsOf {
-  const lines = Object.entries(models)
-    .map(([pattern, settings]) => {
-      const open = pattern.endsWith('*')
-      return { open, name: open ? pattern.slice(0, -1) : pattern, settings }
-    })
-    // The longest first, and of two equally long ones the exact one.
-    .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
-  return (model) => {
-    const line = lines.find(({ name, open }) => (open ? model.startsWith(name) : model === name))
-    return { ...line?.settings, contextTokens: line?.settings.contextTokens ?? usual }
-  }
-}

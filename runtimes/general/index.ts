@@ -3,11 +3,11 @@ import { createOutputSchemas } from '#contracts/output-schema'
 import { eventsOf } from '#contracts/run-event'
 import { defineRuntime, type Runtime } from '#contracts/runtime'
 import { decodeState, encodeBundle } from './bundle.ts'
-import { createSettings, GeneralConfig } from './config.ts'
-import { createHistory } from './history.ts'
+import { GeneralConfig } from './config.ts'
+import { createHistory } from './conversation.ts'
 import { createCatalog } from './models.ts'
 import { createOutputForm } from './output.ts'
-import { type RunDeps, runTurn } from './run.ts'
+import { createTurns } from './run.ts'
 import { connectTools, createSilence } from './tools/connect.ts'
 
 /** The runtime `general`: our own step loop over any model provider, with tools of the session and of MCP servers, and a bounded history. */
@@ -20,21 +20,20 @@ export default defineRuntime({
     const schemas = createOutputSchemas()
     const silence = createSilence()
     onStop(connections.close)
-    const deps: RunDeps = {
+    const turns = createTurns({
       history,
       log,
-      settingsOf: createSettings(config),
       reasoningEvents: config.reasoningEvents,
-      modelOf: createCatalog(models),
+      modelOf: createCatalog(models, config),
       formOf: (format) => createOutputForm(format, schemas),
       connect: (run, signal) => connectTools(connections.fetch, run, config.maxToolSchemas, silence, signal),
-    }
+    })
     return {
       contract: 'runtime/1',
       replays: true,
-      batches: (envelope, signal) => runTurn(envelope, signal, deps),
+      batches: turns,
       async *run(envelope, signal) {
-        for await (const batch of runTurn(envelope, signal, deps)) yield* eventsOf(batch)
+        for await (const batch of turns(envelope, signal)) yield* eventsOf(batch)
       },
       async exportState(sessionId) {
         const turns = history.turns(sessionId)
@@ -43,7 +42,7 @@ export default defineRuntime({
       async hydrate(sessionId, bundle) {
         history.replace(sessionId, decodeState(bundle))
       },
-      has: (sessionId) => history.turns(sessionId) !== undefined,
+      has: history.has,
       async forget(sessionId) {
         history.forget(sessionId)
       },

@@ -4,7 +4,7 @@ import type {
   LanguageModelV4ToolCallPart,
   LanguageModelV4ToolResultPart,
 } from '@ai-sdk/provider'
-import type { Attachment } from '#contracts/prompt'
+import type { Attachment, PromptFields } from '#contracts/prompt'
 
 export type TextPart = LanguageModelV4TextPart
 export type ReasoningPart = LanguageModelV4ReasoningPart
@@ -57,6 +57,79 @@ export const toolResult = (call: ToolCall, ok: boolean, value: string): ToolResu
   toolName: call.toolName,
   output: { type: ok ? 'text' : 'error-text', value },
 })
+
+/** What one run adds to the conversation. */
+export class OpenTurn {
+  /** Text of the step under way. */
+  text = ''
+  readonly #messages: Message[]
+  #said: (TextPart | ReasoningPart)[] = []
+  /** How much of the step's text stands in `#said` already. */
+  #placed = 0
+  #refused: { readonly from: number; readonly count: number } | undefined
+
+  constructor({ prompt, attachments }: { readonly prompt: string } & PromptFields) {
+    this.#messages = [userMessage(prompt, attachmentParts(attachments))]
+  }
+
+  get messages(): readonly Message[] {
+    return this.#messages
+  }
+
+  /** The model thinks, behind what it has said in this step so far. The part may still grow. */
+  thinks(part: ReasoningPart): void {
+    this.#place()
+    this.#said.push(part)
+  }
+
+  /** The step under way is complete. */
+  says(calls: readonly ToolCall[]): void {
+    this.#place()
+    const message = assistantMessage(this.#said, calls)
+    if (message) this.#messages.push(message)
+    this.text = ''
+    this.#said = []
+    this.#placed = 0
+  }
+
+  #place(): void {
+    if (this.text.length > this.#placed) this.#said.push(textPart(this.text.slice(this.#placed)))
+    this.#placed = this.text.length
+  }
+
+  hears(call: ToolCall, ok: boolean, content: string): void {
+    const result = toolResult(call, ok, content)
+    const last = this.#messages.at(-1)
+    if (last?.role === 'tool') last.content.push(result)
+    else this.#messages.push({ role: 'tool', content: [result] })
+  }
+
+  /** Images that came with results: most model servers take them from a user only. */
+  sees(images: readonly FilePart[]): void {
+    this.#messages.push(userMessage('These images are what the tools above returned.', images))
+  }
+
+  /** The answer of the step does not do: the model is told so. */
+  complains(sentence: string): void {
+    const from = this.#messages.length
+    this.says([])
+    this.#messages.push(userMessage(sentence))
+    this.#refused = { from, count: this.#messages.length - from }
+  }
+
+  /** Leaves out an answer that did not do, and what was said about it. */
+  forgives(): void {
+    if (this.#refused) this.#messages.splice(this.#refused.from, this.#refused.count)
+    this.#refused = undefined
+  }
+
+  /** All of it, once the run is over. Undefined: the model said nothing. */
+  end(): readonly Message[] | undefined {
+    this.forgives()
+    this.says([])
+    return this.#messages.length > 1 ? this.#messages : undefined
+  }
+}
 
 /**
  * Makes a turn acceptable to every model server: each tool call is followed by exactly one result (an error when none

@@ -1,24 +1,49 @@
 import { setTimeout } from 'node:timers/promises'
 import { APICallError, type LanguageModelV4CallOptions, type LanguageModelV4Usage } from '@ai-sdk/provider'
 import { type ModelPart, type ModelParts, type ModelProvider, openerOf, type OpenModel } from '#contracts/model'
+import type { GeneralConfig, ModelSettings } from './config.ts'
 import { modelFailure, reported, unknownModel } from './errors.ts'
 
 /** Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
 
+/** What a profile's `model` stands for. */
+export interface Model {
+  readonly open: OpenModel
+  readonly settings: ModelSettings & { readonly contextTokens: number }
+}
+
 /** Finds the model behind `provider/modelId`: model objects are stateless and shared. Throws AppError `unknown_model`. */
-export function createCatalog(providers: ReadonlyMap<string, ModelProvider>): (name: string) => OpenModel {
-  const cached = new Map<string, OpenModel>()
+export function createCatalog(
+  providers: ReadonlyMap<string, ModelProvider>,
+  config: Pick<GeneralConfig, 'contextTokens' | 'models'>,
+): (name: string) => Model {
+  const settingsOf = createSettings(config)
+  const cached = new Map<string, Model>()
   return (name) => {
     const known = cached.get(name)
     if (known) return known
     const slash = name.indexOf('/')
     const provider = slash < 0 ? undefined : providers.get(name.slice(0, slash))
     if (!provider) throw unknownModel({ message: sentence(name, [...providers.keys()]) })
-    const model = openerOf(provider.model(name.slice(slash + 1)))
+    const model = { open: openerOf(provider.model(name.slice(slash + 1))), settings: settingsOf(name) }
     if (cached.size >= maxCached) cached.clear()
     cached.set(name, model)
     return model
+  }
+}
+
+function createSettings({ contextTokens: usual, models }: Pick<GeneralConfig, 'contextTokens' | 'models'>) {
+  const lines = Object.entries(models)
+    .map(([pattern, settings]) => {
+      const open = pattern.endsWith('*')
+      return { open, name: open ? pattern.slice(0, -1) : pattern, settings }
+    })
+    // The longest first, and of two equally long ones the exact one.
+    .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
+  return (model: string): Model['settings'] => {
+    const line = lines.find(({ name, open }) => (open ? model.startsWith(name) : model === name))
+    return { ...line?.settings, contextTokens: line?.settings.contextTokens ?? usual }
   }
 }
 

@@ -1,8 +1,7 @@
 import type { LanguageModelV4StreamPart, SharedV4ProviderMetadata } from '@ai-sdk/provider'
 import { withoutCycles } from '#contracts/circular'
 import type { RuntimeEvent } from '#contracts/run-event'
-import type { ReasoningPart } from './messages.ts'
-import type { OpenTurn } from './turn.ts'
+import type { OpenTurn, ReasoningPart } from './messages.ts'
 
 /** Characters that are shown together: a model thinks in pieces of a word. */
 const eventChars = 400

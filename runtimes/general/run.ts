@@ -1,29 +1,26 @@
 import type { LanguageModelV4CallOptions, LanguageModelV4StreamPart, LanguageModelV4ToolCall } from '@ai-sdk/provider'
-import type { ModelPart, OpenModel } from '#contracts/model'
+import type { ModelPart } from '#contracts/model'
 import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { createCallIds, execute, type PendingCall, pendingCall } from './calls.ts'
-import type { ModelSettings, SettingsOf } from './config.ts'
-import { type ContextWindow, createContext, type Fitted } from './context.ts'
+import { type ContextWindow, createContext, type Fitted, type History } from './conversation.ts'
 import { errorEvent, invalidOutput, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
-import type { History } from './history.ts'
-import type { FilePart } from './messages.ts'
-import { type OpenCall, openCall, usageOf } from './models.ts'
+import { type FilePart, OpenTurn } from './messages.ts'
+import { type Model, type OpenCall, openCall, usageOf } from './models.ts'
 import type { OutputForm } from './output.ts'
 import { createReasoning, type Reasoning } from './reasoning.ts'
+import { paragraph, replayInto } from './replay.ts'
 import type { Connected } from './tools/connect.ts'
 import type { ToolSet } from './tools/toolset.ts'
-import { openTurn, type OpenTurn, paragraph, replayInto } from './turn.ts'
 
 export interface RunDeps {
   readonly history: History
   readonly log: RuntimeContext<unknown>['log']
-  readonly settingsOf: SettingsOf
   readonly reasoningEvents: boolean
   /** Throws AppError `unknown_model`. */
-  modelOf(name: string): OpenModel
+  modelOf(name: string): Model
   /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
   connect(envelope: RunEnvelope, signal: AbortSignal): Promise<Connected | undefined>
   /** Throws AppError `invalid_response_format`. */
@@ -41,34 +38,35 @@ const defaultMaxSteps = 16
  * call. The loop sits on the provider's stream of parts: `streamText` of the same library costs three times the CPU per delta
  * and resolves after an in-band failure, where the commit-once rule of specification 4.23 needs to know.
  */
-export async function* runTurn(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps): Events {
-  const run = new Run(envelope, signal, deps)
-  try {
-    yield* run.begin()
-    while (run.state !== 'ended') {
-      const call = yield* run.ask()
-      try {
-        for (let parts = call.first; parts; parts = await call.rest.next()) {
-          run.hear(parts)
-          if (run.said.length > 0) yield run.said.splice(0)
+export const createTurns = (deps: RunDeps) =>
+  async function* (envelope: RunEnvelope, signal: AbortSignal): Events {
+    const run = new Run(envelope, signal, deps)
+    try {
+      yield* run.begin()
+      while (run.state !== 'ended') {
+        const call = yield* run.ask()
+        try {
+          for (let parts = call.first; parts; parts = await call.rest.next()) {
+            run.hear(parts)
+            if (run.said.length > 0) yield run.said.splice(0)
+          }
+        } catch (error) {
+          throw modelFailure(error)
+        } finally {
+          call.rest.close()
         }
-      } catch (error) {
-        throw modelFailure(error)
-      } finally {
-        call.rest.close()
+        run.judge()
+        if (run.state === 'calling') yield* run.callTools()
+        else if (run.state === 'asking') yield run.said.splice(0)
       }
-      run.judge()
-      if (run.state === 'calling') yield* run.callTools()
-      else if (run.state === 'asking') yield run.said.splice(0)
+    } catch (error) {
+      run.fail(error)
+    } finally {
+      // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
+      run.end()
     }
-  } catch (error) {
-    run.fail(error)
-  } finally {
-    // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
-    run.end()
+    if (run.said.length > 0) yield run.said
   }
-  if (run.said.length > 0) yield run.said
-}
 
 /** `asking` -> (`calling` ->) `asking` ... -> `ended`. */
 type State = 'asking' | 'calling' | 'ended'
@@ -81,8 +79,7 @@ class Run {
   readonly #signal: AbortSignal
   readonly #deps: RunDeps
   readonly #turn: OpenTurn
-  #model!: OpenModel
-  #settings!: ModelSettings
+  #model!: Model
   #context!: ContextWindow
   #form: OutputForm | undefined
   /** Made when it is first needed, like the ids of calls: most answers neither think aloud nor call anything. */
@@ -105,16 +102,14 @@ class Run {
     this.#signal = signal
     this.#deps = deps
     if (attempt > 1) deps.history.withdraw(sessionId, runId)
-    this.#turn = openTurn(envelope)
+    this.#turn = new OpenTurn(envelope)
   }
 
   /** Sets up what the run needs, and goes on behind what a former attempt has finished. */
   async *begin(): Events {
     const { runId, sessionId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
     const deps = this.#deps
-    const settings = deps.settingsOf(profile.model)
     this.#model = deps.modelOf(profile.model)
-    this.#settings = settings
     this.#form = responseFormat && deps.formOf(responseFormat)
     const hasTools = profile.tools.length > 0 || mcpServers.length > 0
     const connected = hasTools ? await deps.connect(this.#envelope, this.#signal) : undefined
@@ -123,7 +118,7 @@ class Run {
       deps.log.warn({ runId, ...one }, 'a run goes without the tools of an MCP server')
       yield [{ type: 'progress', stage: 'mcp_server_unavailable', ...one }]
     }
-    this.#context = createContext(profile, settings.contextTokens, deps.history.turns(sessionId) ?? [])
+    this.#context = createContext(profile, this.#model.settings.contextTokens, deps.history.turns(sessionId) ?? [])
     if (!replay) return
     const { steps, answer, open } = replayInto(this.#turn, replay)
     this.#steps = steps
@@ -143,13 +138,13 @@ class Run {
     const fitted = this.#context.fit(messages, specs)
     if (fitted.event) yield [fitted.event]
     try {
-      return await openCall(this.#model, this.#request(fitted), this.#signal)
+      return await openCall(this.#model.open, this.#request(fitted), this.#signal)
     } catch (error) {
       const tooLong = error instanceof ModelFailure && error.tooLong
       const less = tooLong ? this.#context.fitHarder(messages, specs) : undefined
       if (!less) throw error
       if (less.event) yield [less.event]
-      return await openCall(this.#model, this.#request(less), this.#signal)
+      return await openCall(this.#model.open, this.#request(less), this.#signal)
     }
   }
 
@@ -163,7 +158,8 @@ class Run {
     if (specs.length > 0) options.tools = specs
     if (limits.maxOutputTokens !== undefined) options.maxOutputTokens = limits.maxOutputTokens
     if (this.#form) options.responseFormat = this.#form.asked
-    if (this.#settings.reasoning) options.reasoning = this.#settings.reasoning
+    const { reasoning } = this.#model.settings
+    if (reasoning) options.reasoning = reasoning
     return options
   }
 
@@ -261,7 +257,7 @@ class Run {
       const outcome = await outcomes[i]!
       const { ok, content } = outcome
       this.#turn.hears(part, ok, content)
-      if (this.#settings.images && outcome.images) images.push(...outcome.images)
+      if (this.#model.settings.images && outcome.images) images.push(...outcome.images)
       yield [{ type: 'tool_result', id: part.toolCallId, name, ok, content }]
     }
     if (images.length > 0) this.#turn.sees(images)

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { decodeState, encodeBundle } from '../bundle.ts'
-import { createHistory, type HistoryLimits } from '../history.ts'
+import { createHistory, type HistoryLimits } from '../conversation.ts'
 import { type FilePart, type Message, userMessage } from '../messages.ts'
 import { pixel } from './support.ts'
 

@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope, testProfile } from '#testing'
-import { createContext } from '../context.ts'
-import { createHistory } from '../history.ts'
+import { createContext, createHistory } from '../conversation.ts'
 import { type Message, toolResult, userMessage } from '../messages.ts'
 import { generalOnStandIn, model, pixel, signed, stages } from './support.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { bareSidecar, collectRun, testEnvelope } from '#testing'
-import { createHistory, type History } from '../history.ts'
+import { createHistory, type History } from '../conversation.ts'
 import { type Message, toolResult, userMessage } from '../messages.ts'
 import { conversation, generalOnStandIn, model } from './support.ts'
 
