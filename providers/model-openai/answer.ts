@@ -1,6 +1,7 @@
+import { StringDecoder } from 'node:string_decoder'
 import { InvalidResponseDataError, type LanguageModelV4FinishReason, type SharedV4Warning } from '@ai-sdk/provider'
 import { TypeCompiler } from '@sinclair/typebox/compiler'
-import { createParser } from 'eventsource-parser'
+import { createParser, type EventSourceParser } from 'eventsource-parser'
 import type { ModelPart } from '#contracts/model'
 import { Chunk, type Delta } from './chunk.ts'
 import { createToolCalls, type ToolCalls } from './tool-calls.ts'
@@ -16,6 +17,8 @@ export interface AnswerReader {
 
 /** An empty line ends a frame. */
 const frameEnd = /\r?\n\r?\n/g
+/** A frame that needs no parser. */
+const oneLine = /^data: ?([^\r\n]*)$/
 
 const textId = 'txt-0'
 const reasoningId = 'reasoning-0'
@@ -28,12 +31,11 @@ export function createAnswers(): (warnings: readonly SharedV4Warning[]) => Answe
 
 class Reader implements AnswerReader {
   readonly #valid: (value: unknown) => value is Chunk
-  readonly #decoder = new TextDecoder()
-  readonly #frames = createParser({ onEvent: ({ data }) => this.#frame(data) })
+  readonly #decoder = new StringDecoder('utf8')
   readonly #like = new LikeFrames()
-  /** The frame under way to `#frames`, when it is whole. */
-  #whole: { readonly frame: string; readonly gap: string } | undefined
-  /** `#frames` holds no beginning of a frame. */
+  /** For frames that are cut, or more than one line. Made when there is one: most short answers have none. */
+  #parser: EventSourceParser | undefined
+  /** The parser holds no beginning of a frame. */
   #between = true
   #parts: Part[]
   #open: 'text' | 'reasoning' | undefined
@@ -50,13 +52,14 @@ class Reader implements AnswerReader {
   }
 
   read(arrived: readonly Uint8Array[]): readonly Part[] {
-    for (const bytes of arrived) this.#hear(this.#decoder.decode(bytes, { stream: true }))
+    for (const bytes of arrived) this.#hear(this.#decoder.write(bytes))
     return this.#take()
   }
 
   end(): readonly Part[] {
+    const cut = this.#decoder.end()
     // A last frame without its empty line counts.
-    this.#frames.feed(`${this.#decoder.decode()}\n\n`)
+    if (cut !== '' || !this.#between) this.#hear(`${cut}\n\n`)
     this.#close()
     this.#sort((calls) => calls.end())
     if (this.#finish === undefined && !this.#failed) this.#fail('The answer ended without a finish reason.', undefined)
@@ -75,15 +78,21 @@ class Reader implements AnswerReader {
       frameEnd.lastIndex = at
       const gap = frameEnd.exec(read)?.[0]
       const end = gap === undefined ? read.length : frameEnd.lastIndex
-      if (gap !== undefined && this.#between) this.#whole = { frame: read.slice(at, end - gap.length), gap }
-      this.#frames.feed(read.slice(at, end))
-      this.#whole = undefined
+      const data = gap !== undefined && this.#between ? oneLine.exec(read.slice(at, end - gap.length))?.[1] : undefined
+      if (data === undefined) this.#parse(read.slice(at, end))
+      else this.#frame(data, read.slice(at, end))
       this.#between = gap !== undefined
       at = end
     }
   }
 
-  #frame(data: string): void {
+  #parse(read: string): void {
+    this.#parser ??= createParser({ onEvent: ({ data }) => this.#frame(data) })
+    this.#parser.feed(read)
+  }
+
+  /** `whole`: it with the line that it is, and the empty one behind it. */
+  #frame(data: string, whole?: string): void {
     if (data === '[DONE]') return
     let value: unknown
     try {
@@ -103,9 +112,7 @@ class Reader implements AnswerReader {
     if (!choice) return
     if (typeof choice.finish_reason === 'string') this.#finish = choice.finish_reason
     if (choice.delta) this.#delta(choice.delta)
-    if (this.#whole && isTextAlone(value)) {
-      this.#like.learn({ ...this.#whole, data, text: choice.delta!.content as string })
-    }
+    if (whole !== undefined && isTextAlone(value)) this.#like.learn(whole, choice.delta!.content as string)
   }
 
   #delta(delta: Delta): void {
@@ -237,16 +244,16 @@ class LikeFrames {
   #between = ''
   #left = lessons
 
-  /** `frame` is all of a frame, without the empty line behind it, `gap`; `data` what it carries. */
-  learn({ frame, gap, data, text }: { frame: string; gap: string; data: string; text: string }): void {
-    if (this.#left-- <= 0 || (frame !== `data: ${data}` && frame !== `data:${data}`)) return
+  /** `frame`: one line and the empty line behind it. */
+  learn(frame: string, text: string): void {
+    if (this.#left-- <= 0) return
     const at = frame.indexOf(contentKey)
     const inside = JSON.stringify(text).slice(1, -1)
     const begin = frame.slice(0, at + contentKey.length)
     const alone = at >= 0 && frame.indexOf(contentKey, at + 1) < 0
     if (!alone || frame.slice(begin.length, begin.length + inside.length + 1) !== `${inside}"`) return
     this.#begin = begin
-    this.#end = frame.slice(begin.length + inside.length) + gap
+    this.#end = frame.slice(begin.length + inside.length)
     this.#between = this.#end + begin
   }
 
