@@ -150,6 +150,13 @@ export function substrateOf({
   return workerMode === 'sandbox' || sandbox !== undefined ? true : undefined
 }
 
+/**
+ * Its conversation is what the logs of its session's runs say: whoever has them restores it, so nothing of it is lost with the
+ * process that holds it. It has no vendor's handle either. Vendor runtimes keep archives that only they can read. By name, as
+ * specification 4.23 has the forms of bundles.
+ */
+export const restoredFromLog = (runtime: string): boolean => runtime === 'general'
+
 /** A profile with its `placement`, as a session is created from it. */
 export interface PlacedProfile {
   readonly profile: Profile

@@ -18,13 +18,6 @@ export interface StateBundle {
 }
 
 /**
- * Its conversation is what the logs of its session's runs say: whoever has them restores it, so nothing of it is lost with the
- * process that holds it. It has no vendor's handle either. Vendor runtimes keep archives that only they can read. By name, as
- * specification 4.23 has the forms of bundles.
- */
-export const restoredFromLog = (runtime: string): boolean => runtime === 'general'
-
-/**
  * Executes runs against a model. The host (run-host) keeps the promises: it ends every stream with exactly one `result`
  * or `error`, turns a throw into `error`, stamps and orders events, enforces the deadline through `signal`, and counts.
  * An adapter only speaks to its vendor.

@@ -4,8 +4,9 @@ import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
 import { type App, appError, BootError, whenRead } from '#kernel'
 import { isClientId } from '#contracts/ids'
+import { restoredFromLog } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { restoredFromLog, type Runtime, type StateBundle } from '#contracts/runtime'
+import type { Runtime, StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
 import {
   runtimeSessionIdHeader,

@@ -1,7 +1,6 @@
 import { isClientId } from '#contracts/ids'
-import type { Profile } from '#contracts/profiles'
+import { type Profile, restoredFromLog } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
-import { restoredFromLog } from '#contracts/runtime'
 import { invalidSessionId, runnerDraining, runnerFull, unknownSession } from './errors.ts'
 
 /** The one mutable view of a session; everybody else holds it as `RunnerSession`. */

@@ -11,7 +11,7 @@ import {
   type RunSummary,
   type Task,
 } from '#contracts/runs'
-import { restoredFromLog } from '#contracts/runtime'
+import { restoredFromLog } from '#contracts/profiles'
 import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'
 import { endingOf, orphaned, policyOf, within } from './ending.ts'
