@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import { readFileSync } from 'node:fs'
 import { mkdir, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -49,6 +50,13 @@ export interface FleetOptions {
 export const here = fileURLToPath(new URL('..', import.meta.url))
 export const roleFile = (role: string, root = here): string => join(root, 'config', `${role}.yaml`)
 
+/** How a checkout's `npm start` calls it: Node's options, then the script. */
+export function command(root = here): string[] {
+  const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as { scripts: { start: string } }
+  const [, ...words] = scripts.start.split(' ')
+  return words.slice(0, -1).map((word) => (word.startsWith('-') ? word : join(root, word)))
+}
+
 export async function dataDirectory(processes: Processes): Promise<string> {
   const directory = await mkdtemp(join(tmpdir(), 'agent-orc-bench-'))
   processes.onStop(() => rm(directory, { recursive: true, force: true }))
@@ -79,9 +87,15 @@ export async function startFleet(options: FleetOptions): Promise<Fleet> {
   }
   const members: Member[] = []
   const start = async (role: Role, number: number, more: Record<string, string>): Promise<Member['urls']> => {
-    const args = [...((await nodeArgs?.(role)) ?? []), join(root, 'bin', 'agent-orc.js')]
-    const command = ['start', '--json', '--config', config(role)]
-    const started = await processes.node([...args, ...command], { ...env, ...more }, options.ipc)
+    const args = [...((await nodeArgs?.(role)) ?? []), ...command(root)]
+    const started = await processes.node(
+      [...args, 'start', '--json', '--config', config(role)],
+      {
+        ...env,
+        ...more,
+      },
+      options.ipc,
+    )
     const urls = started.line['urls'] as Member['urls']
     members.push({ name: number === 1 ? role : `${role} ${number}`, role, process: started, urls })
     return urls

@@ -1,6 +1,5 @@
-import { join } from 'node:path'
 import { type Agent, publishAgent } from './agents.ts'
-import { dataDirectory, here, profiling, startFleet } from './fleet.ts'
+import { command, dataDirectory, profiling, startFleet } from './fleet.ts'
 import type { Processes } from './processes.ts'
 import type { Chat, Form, ModelName, Target, TargetName } from './targets.ts'
 
@@ -28,7 +27,7 @@ export async function startSingle(context: ServiceContext): Promise<Target> {
   const { processes } = context
   const env = environment(context.modelUrl)
   const data = await dataDirectory(processes)
-  const args = [join(context.there ?? here, 'bin', 'agent-orc.js'), 'dev', '--json', '--port', '0', '--data', data]
+  const args = [...command(context.there), 'dev', '--json', '--port', '0', '--data', data]
   await processes.stopOne((await processes.node(args, env)).child)
   const began = performance.now()
   const { child, line } = await processes.node(

@@ -37,7 +37,7 @@ function bundledNode() {
 
 function reexecute(node) {
   // The channel tells the child when this process is gone, however it went.
-  const child = spawn(node, [fileURLToPath(import.meta.url), ...process.argv.slice(2)], {
+  const child = spawn(node, [...process.execArgv, fileURLToPath(import.meta.url), ...process.argv.slice(2)], {
     stdio: ['inherit', 'inherit', 'inherit', 'ipc'],
   })
   child.once('error', (error) => {

@@ -4,8 +4,11 @@ import { after, endsLog, lastSeqOf } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal, type LogChunk } from '#contracts/runs'
 
-/** What a run under way keeps in memory of what is stored already: for whoever comes next, and as long as a reader is behind. */
-const keptBytes = 32 * 1024
+/**
+ * What a run under way keeps in memory of what is stored already, beside what a reader still lacks. It is for a reader that
+ * comes at this moment: everybody else reads the store, and with thousands of streams open this is most of what each holds.
+ */
+const keptBytes = 4 * 1024
 const mostBytes = 1024 * 1024
 /** The objects around a chunk: a delta alone is smaller than they are. */
 const chunkOverhead = 400

@@ -13,6 +13,9 @@ const flushEvents = 64
 const unstoredBytes = 256 * 1024
 const retryMs = [50, 200, 500, 1_000, 2_000] as const
 
+/** A delta is a small part of what a link read at once: kept as it came, it would hold all of that in memory. */
+const owned = (lines: Buffer): Buffer => (lines.length * 4 < lines.buffer.byteLength ? Buffer.from(lines) : lines)
+
 export interface RecorderDeps {
   readonly store: RunStore
   readonly log: FastifyBaseLogger
@@ -52,7 +55,8 @@ export class Recorder {
    * Shows events to watchers at once and stores them soon, or as soon as may be. Resolves when there is room for more; mostly
    * returns undefined.
    */
-  add(chunk: LogChunk, atOnce = false): Promise<void> | undefined {
+  add(arrived: LogChunk, atOnce = false): Promise<void> | undefined {
+    const chunk = { ...arrived, lines: owned(arrived.lines) }
     this.#pending.push(chunk)
     this.#count += chunk.count
     this.#bytes += chunk.lines.length
