@@ -20,6 +20,8 @@ interface Chore {
  */
 function createWalk(database: Database, chore: Chore, now = (): number => performance.now()) {
   const { everyMs, lingerMs, walkMs, visit, onTurn } = chore
+  /** Tenants in which something happened since the last turn. */
+  const touched = new Set<string>()
   const lately = new Map<string, number>()
   let walked = Number.NEGATIVE_INFINITY
   let stopped = false
@@ -28,6 +30,8 @@ function createWalk(database: Database, chore: Chore, now = (): number => perfor
 
   const visitDue = async (): Promise<void> => {
     const at = now()
+    for (const tenantId of touched) lately.set(tenantId, at)
+    touched.clear()
     const everybody = at - walked >= walkMs
     const failures: unknown[] = []
     const failed = (err: unknown): void => void failures.push(err)
@@ -48,8 +52,7 @@ function createWalk(database: Database, chore: Chore, now = (): number => perfor
       turning = undefined
     }))
   return {
-    /** Something happened in this tenant. */
-    touch: (tenantId: string): void => void lately.set(tenantId, now()),
+    touched,
     turn,
     start(): void {
       timer = setInterval(() => void turn(), everyMs).unref()
@@ -98,7 +101,7 @@ const end = {
 const lostMessage = 'The run was lost in a restart. Send the message again.'
 const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, toldOf(code)])))
 
-/** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. Touch a tenant with one in doubt. */
+/** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. A tenant with one in doubt is touched. */
 export function createSweep(database: Database, log: FastifyBaseLogger) {
   let counts = { swept: 0, finished: 0, lost: 0 }
   let isBoot = true

@@ -1,17 +1,15 @@
 import { Type } from '@sinclair/typebox'
-import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
-import { type App, definePlugin, Duration, Settings } from '#kernel'
+import { definePlugin, Duration, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
-import { createAuthenticator, createKeyUse, preflightRoutes, readableWhenAway } from './authenticate.ts'
-import { chatRoutes, createSyncWaits } from './chat.routes.ts'
-import { createChats } from './chats.ts'
+import { Admission, createKeyLimit } from './admission.ts'
+import { chatRoutes, createSyncWaits } from './chat.ts'
 import { createIngress, createSweep } from './chores.ts'
-import { createFollower, type Outcome } from './public-run.ts'
-import { createKeyLimit } from './rate-limit.ts'
+import { createMetrics } from './metrics.ts'
+import { createFollower } from './public-run.ts'
 import { runRoutes } from './runs.routes.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
@@ -35,36 +33,23 @@ export default definePlugin({
     const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
     const sweep = createSweep(database, log)
     const ingress = createIngress(database, log)
-    const chats = createChats({
-      database,
-      dispatch,
-      idempotency,
-      follower,
-      log,
-      onAccepted: ingress.touch,
-      onDoubt: sweep.touch,
-    })
-    const keyUse = createKeyUse(database, log)
-    const { authenticate, callerOf, admits } = createAuthenticator(database, tokens, keyUse, log)
-    const scope = config.rateLimitBackend === 'memory' ? 'process' : 'shared'
+    const admission = new Admission(database, tokens, log)
     const waits = createSyncWaits(stopping, config.drain)
+    const common = { database, dispatch, follower, heartbeatMs: config.heartbeat }
+    const told = { accepted: ingress.touched, doubtful: sweep.touched }
 
     routes('gateway', async (app) => {
       metrics.observe(app)
-      app.addHook('onRequest', async (_request, reply) => {
-        void reply.header('vary', 'Origin')
-      })
-      app.addHook('onSend', async (request, reply) => readableWhenAway(request, reply))
-      preflightRoutes(app, admits)
+      admission.crossOrigin(app)
       await app.register(async (guarded) => {
-        guarded.addHook('onRequest', authenticate)
-        const limit = await createKeyLimit(guarded, callerOf, kv, scope)
-        chatRoutes(guarded, { chats, waits, callerOf, limit, heartbeatMs: config.heartbeat })
-        runRoutes(guarded, { database, dispatch, follower, callerOf, heartbeatMs: config.heartbeat })
+        admission.guard(guarded)
+        const limit = await createKeyLimit(guarded, kv, config.rateLimitBackend === 'memory' ? 'process' : 'shared')
+        chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
+        runRoutes(guarded, common)
       })
     })
     onStart(async () => {
-      keyUse.start()
+      admission.start()
       sweep.start()
       void sweep.turn()
       ingress.start()
@@ -74,52 +59,8 @@ export default definePlugin({
       log.info({ ...about, rate_limit_backend, public_host }, 'chat-gateway.ready')
     })
     onStop(async () => {
-      await Promise.all([sweep.stop(), ingress.stop(), keyUse.stop()])
+      await Promise.all([sweep.stop(), ingress.stop(), admission.stop()])
     })
     return {}
   },
 })
-
-/** The metrics of specification 6. */
-function createMetrics(registry: Registry, activeWatchers: () => number) {
-  const registers = [registry]
-  const requests = new Counter({
-    name: 'chat_gateway_requests_total',
-    help: 'Public chat requests by route and response status.',
-    labelNames: ['route', 'status'],
-    registers,
-  })
-  const duration = new Histogram({
-    name: 'chat_gateway_request_duration_seconds',
-    help: 'Time from request to the end of the response; of a stream, to its last frame.',
-    labelNames: ['route'],
-    buckets: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120],
-    registers,
-  })
-  const terminal = new Counter({
-    name: 'chat_gateway_run_terminal_total',
-    help: 'Public runs that ended, by how they were announced.',
-    labelNames: ['status'],
-    registers,
-  })
-  new Gauge({
-    name: 'chat_gateway_watcher_active',
-    help: 'Public runs that this process follows.',
-    registers,
-    collect() {
-      this.set(activeWatchers())
-    },
-  })
-  return {
-    /** Counts and times every request of a scope, by route pattern. */
-    observe(app: App): void {
-      app.addHook('onResponse', async (request, reply) => {
-        const route = request.routeOptions.url ?? 'unknown'
-        requests.inc({ route, status: reply.statusCode })
-        duration.observe({ route }, reply.elapsedTime / 1_000)
-      })
-    },
-    // A run that was lost is announced as an error.
-    ended: ({ status }: Outcome): void => terminal.inc({ status: status === 'ok' ? 'done' : 'error' }),
-  }
-}

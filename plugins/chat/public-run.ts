@@ -72,55 +72,117 @@ export async function findRun(database: Database, tenantId: string, id: string):
   return { ...run, status, outcome: isOpen ? undefined : { status, message, seq } }
 }
 
-const delta = '{"type":"assistant","runId":"'
-const deltaText = ',"text":"'
-const deltaEnd = ',"delta":true}'
-const progress = '{"type":"progress"'
+/** A constant of the wire as words of four bytes, of which the last two may overlap: it is compared and written by the word. */
+interface Constant {
+  readonly length: number
+  readonly words: Int32Array
+}
+function constant(text: string): Constant {
+  const bytes = Buffer.from(text)
+  const { length } = bytes
+  const at = (_: unknown, i: number): number => bytes.readInt32LE(Math.min(4 * i, length - 4))
+  return { length, words: Int32Array.from({ length: Math.ceil(length / 4) }, at) }
+}
+function isAt(view: DataView, at: number, { length, words }: Constant): boolean {
+  if (at < 0 || at + length > view.byteLength) return false
+  const last = words.length - 1
+  for (let i = 0; i < last; i++) if (view.getInt32(at + 4 * i, true) !== words[i]) return false
+  return view.getInt32(at + length - 4, true) === words[last]
+}
+/** Returns where it ends. */
+function put(view: DataView, at: number, { length, words }: Constant): number {
+  const last = words.length - 1
+  for (let i = 0; i < last; i++) view.setInt32(at + 4 * i, words[i]!, true)
+  view.setInt32(at + length - 4, words[last]!, true)
+  return at + length
+}
+const viewOf = ({ buffer, byteOffset, length }: Buffer): DataView => new DataView(buffer, byteOffset, length)
+
+const newline = 0x0a
+const quote = 0x22
+const backslash = 0x5c
+// A delta as `createEventEncoder` writes it, around its text, and the frame that the text goes into, which is shorter.
+const mark = ',"text":"'
+const delta = {
+  head: constant('{"type":"assistant","runId":"'),
+  mark: constant(mark),
+  tail: constant('","delta":true}\n'),
+}
+const frame = { id: constant('id: '), data: constant('\nevent: delta\ndata: {"text":"'), tail: constant('"}\n\n') }
+/** By then the text of a delta has begun; and more than a frame has before its text. */
+const headBytes = 512
+
+/**
+ * The client's view of the events of `chunk`, as SSE frames of specification 4.21.1 with the event's seq as their id, and `last`
+ * behind them. The terminal event is left out: its frame names the public run.
+ */
+export const encodeFrames = (chunk: LogChunk, exposeToolEvents: boolean, last = ''): Buffer =>
+  // A line of another form may look like a delta that goes on in the next line: then lines are missing.
+  framesOf(chunk, exposeToolEvents, last, true) ?? framesOf(chunk, exposeToolEvents, last, false)!
+
+/** `moving`: the text of a delta in canonical form is JSON already, and moves byte by byte. Undefined when a line was lost so. */
+function framesOf(chunk: LogChunk, exposeToolEvents: boolean, last: string, moving: boolean): Buffer | undefined {
+  const { lines, firstSeq, count } = chunk
+  const size = lines.length
+  const view = viewOf(lines)
+  const bytes = Buffer.allocUnsafe(size + headBytes)
+  const out = viewOf(bytes)
+  let length = 0
+  const parts: Buffer[] = []
+  let joined = 0
+  let seq = firstSeq
+  let id: Buffer = Buffer.from(String(seq))
+  /** Where in a delta's line its text begins, less the digits of its seq: the same in every delta of a run. */
+  let textAt = 0
+  for (let start = 0, next = 0; start < size; start = next, id = after(id, ++seq)) {
+    if (moving && isAt(view, start, delta.head)) {
+      if (!isAt(view, start + textAt + id.length - mark.length, delta.mark)) {
+        textAt = lines.subarray(start, start + headBytes).indexOf(mark) + mark.length - id.length
+      }
+      let at = start + textAt + id.length
+      let to = put(out, length, frame.id)
+      for (let i = 0; i < id.length; i++) bytes[to++] = id[i]!
+      to = put(out, to, frame.data)
+      for (; at < size; at++) {
+        const byte = lines[at]!
+        // A control character, which would end a line of SSE, is escaped in JSON.
+        if (byte === quote || byte < 0x20) break
+        bytes[to++] = byte
+        if (byte === backslash) bytes[to++] = lines[++at]!
+      }
+      if (isAt(view, at, delta.tail)) {
+        length = put(out, to, frame.tail)
+        next = at + delta.tail.length
+        continue
+      }
+    }
+    const end = lines.indexOf(newline, start)
+    next = end < 0 ? size : end + 1
+    const text = frameOf(lines.subarray(start, end < 0 ? size : end), seq, exposeToolEvents)
+    if (text === '') continue
+    parts.push(bytes.subarray(joined, length), Buffer.from(text))
+    joined = length
+  }
+  if (moving && seq !== firstSeq + count) return undefined
+  const rest = bytes.subarray(joined, length)
+  return parts.length === 0 && last === '' ? rest : Buffer.concat([...parts, rest, Buffer.from(last)])
+}
+
+/** The digits of `seq`, made of those of the number before it. */
+function after(digits: Buffer, seq: number): Buffer {
+  if (seq % 10 === 0) return Buffer.from(String(seq))
+  digits[digits.length - 1]!++
+  return digits
+}
+
 /** Lines that no client sees, told by their first bytes. */
 const silent = ['{"type":"usage"', '{"type":"session_init"', '{"type":"result"', '{"type":"error"']
 
-/**
- * The client's view of the events of `chunk`, as SSE frames of specification 4.21.1 with the event's seq as their id. The
- * terminal event is left out: its frame names the public run.
- */
-export function encodeFrames(chunk: LogChunk, exposeToolEvents: boolean): string {
-  const text = chunk.lines.toString('utf8')
-  let frames = ''
-  let seq = chunk.firstSeq
-  for (let start = 0; start < text.length; seq++) {
-    let end = text.indexOf('\n', start)
-    if (end < 0) end = text.length
-    frames += frameOf(text, start, end, seq, exposeToolEvents)
-    start = end + 1
-  }
-  return frames
-}
-
-function frameOf(text: string, start: number, end: number, seq: number, exposeToolEvents: boolean): string {
-  if (text.startsWith(delta, start)) {
-    // The hot case: the text is already JSON, so it moves from one object into the other without being parsed.
-    const from = text.indexOf(deltaText, start) + deltaText.length - 1
-    const to = end - deltaEnd.length
-    if (from > start && from < to && text.startsWith(deltaEnd, to) && closingQuote(text, from) === to - 1) {
-      return sseFrame('delta', `{"text":${text.slice(from, to)}}`, seq)
-    }
-  } else if (silent.some((head) => text.startsWith(head, start))) return ''
-  else if (text.startsWith(progress, start) && !text.slice(start, end).includes('"supersedes":')) return ''
-  return parsedFrame(text.slice(start, end), seq, exposeToolEvents)
-}
-
-/** Where the JSON string that opens at `open` ends. */
-function closingQuote(text: string, open: number): number {
-  for (let at = text.indexOf('"', open + 1); at >= 0; at = text.indexOf('"', at + 1)) {
-    let escapes = 0
-    while (text[at - 1 - escapes] === '\\') escapes++
-    if (escapes % 2 === 0) return at
-  }
-  return -1
-}
-
-function parsedFrame(line: string, seq: number, exposeToolEvents: boolean): string {
-  const event = parseLine(Buffer.from(line))
+function frameOf(line: Buffer, seq: number, exposeToolEvents: boolean): string {
+  const head = line.toString('latin1', 0, 24)
+  if (silent.some((one) => head.startsWith(one))) return ''
+  if (head.startsWith('{"type":"progress"') && !line.includes('"supersedes":')) return ''
+  const event = parseLine(line)
   if (event?.['type'] === 'assistant') return sseFrame('delta', JSON.stringify({ text: event['text'] }), seq)
   // The run is done again from there: a client that shows its text as it comes takes that part back.
   if (event?.['type'] === 'progress' && typeof event['supersedes'] === 'number') {
@@ -166,7 +228,7 @@ const lookAgainMs = 300
 export type Told = Outcome | 'unreachable' | 'stopping'
 
 /** SSE frames of one run, at last its terminal one, or a comment that says that only the stream is over. Returns what was told. */
-export type Frames = AsyncGenerator<string, Told>
+export type Frames = AsyncGenerator<Buffer | string, Told>
 
 export interface Reading {
   readonly afterSeq: number
@@ -206,17 +268,17 @@ export function createFollower({ database, dispatch, log, onEnded }: Dependencie
         for (let begun = false; !begun; events = undefined) {
           try {
             for await (const chunk of events ?? dispatch.follow(tenantId, runId, afterSeq, signal)) {
-              const frames = encodeFrames(chunk, reading.exposeToolEvents)
               const event = terminalEvent(chunk)
               afterSeq = lastSeqOf(chunk)
               if (event) {
                 // It was stored together with the public run and its message, so it is told as it comes.
                 const outcome = outcomeOf(event, afterSeq)
                 onEnded(outcome)
-                yield frames + terminalFrame(run, outcome)
+                yield encodeFrames(chunk, reading.exposeToolEvents, terminalFrame(run, outcome))
                 return outcome
               }
-              if (frames !== '') yield frames
+              const frames = encodeFrames(chunk, reading.exposeToolEvents)
+              if (frames.length > 0) yield frames
             }
             // The log ends before the run does: the conductor is stopping.
             begun = true

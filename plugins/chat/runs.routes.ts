@@ -1,9 +1,8 @@
-import type { FastifyRequest } from 'fastify'
 import { access, type App, failure, isAppError, lastEventId, NoContent, notFound, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
 import type { RunDispatch } from '#contracts/runs'
-import type { Caller } from './authenticate.ts'
+import { type Caller, callerOf } from './admission.ts'
 import { conversationNotFound, noAnswer } from './errors.ts'
 import { bodyIds, findRun, type Follower, idHeaders, type StoredRun } from './public-run.ts'
 import {
@@ -21,14 +20,13 @@ interface Dependencies {
   readonly database: Database
   readonly dispatch: RunDispatch
   readonly follower: Follower
-  callerOf(request: FastifyRequest): Caller
   readonly heartbeatMs: number
 }
 
 const tags = ['chat']
 
 /** What a client may ask about its runs and conversations. Those of another agent do not exist for it. */
-export function runRoutes(app: App, { database, dispatch, follower, callerOf, heartbeatMs }: Dependencies): void {
+export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs }: Dependencies): void {
   const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
     const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
     if (run?.publishedId !== agent.id) throw notFound()

@@ -66,7 +66,7 @@ test('accepted chats are metered by agent and closed minute, once, however often
   assert.deepEqual(await metered(database, 'acme'), expected)
   assert.deepEqual(await metered(database, 'globex'), ['pub_c@7: 4'])
   await rewind(database, 'acme', 2)
-  for (const one of gateways) one.touch('acme')
+  for (const one of gateways) one.touched.add('acme')
   await Promise.all(gateways.map((one) => one.turn()))
   assert.deepEqual(await metered(database, 'acme'), expected)
 })
@@ -79,7 +79,7 @@ test('a run that was committed after its minute had been counted is found by the
   await rewind(database, 'acme', 1)
   await accept(database, 'acme', 'pub_a', 3)
   await accept(database, 'acme', 'pub_b', 4)
-  ingress.touch('acme')
+  ingress.touched.add('acme')
   await ingress.turn()
   assert.deepEqual(await metered(database, 'acme'), ['pub_a@3: 2', 'pub_b@4: 1'])
 })
@@ -127,7 +127,7 @@ test('tenants that chat are counted for three minutes more, all others every ten
   }
   const everybody = ['acme', 'default', 'globex']
   assert.deepEqual(await flush(0), everybody)
-  ingress.touch('acme')
+  ingress.touched.add('acme')
   for (const [minutes, expected] of [
     [1, ['acme']],
     [2.9, ['acme']],

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { Type } from '@sinclair/typebox'
 import { access, AppError, definePlugin } from '#kernel'
 import { testKernel } from '#testing'
-import { readableWhenAway } from '../authenticate.ts'
+import { readableWhenAway } from '../admission.ts'
 import { gateway, publish } from './gateway.ts'
 
 const payload = { message: 'Hi' }

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { pino } from 'pino'
 import type { Database } from '#contracts/database'
-import { keepInDoubt } from '../chats.ts'
+import { keepInDoubt } from '../chat.ts'
 import { createSweep } from '../chores.ts'
 import { findRun } from '../public-run.ts'
 import { emptyDatabase, gateway, publish, sql, until } from './gateway.ts'
@@ -71,7 +71,7 @@ test('a sweep makes lost of what was never begun, in every tenant, and touches n
     assert.deepEqual(await told(database, run), ['lost', 'The run was lost in a restart. Send the message again.'])
   }
   for (const run of [young, begun]) assert.deepEqual(await told(database, run), ['dispatching', undefined])
-  for (const tenant of ['acme', 'globex']) sweep.touch(tenant)
+  for (const tenant of ['acme', 'globex']) sweep.touched.add(tenant)
   await sweep.turn()
   assert.equal(counts().length, 1, 'nothing is swept twice')
 })
@@ -112,7 +112,7 @@ test('gateways that sweep at once end each run once; between walks only the tena
   const later = await inDoubt(database, 'acme', 31)
   await a.sweep.turn()
   assert.deepEqual(await told(database, later), ['dispatching', undefined])
-  a.sweep.touch('acme')
+  a.sweep.touched.add('acme')
   await a.sweep.turn()
   assert.equal((await told(database, later))[0], 'lost')
 })

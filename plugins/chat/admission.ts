@@ -1,0 +1,248 @@
+import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import { access, type App } from '#kernel'
+import { bearerForm, type Tokens } from '#contracts/auth'
+import type { Database } from '#contracts/database'
+import type { HitScope, Kv } from '#contracts/kv'
+import { invalidKey, notPublished, originNotAllowed, rateLimited } from './errors.ts'
+import { ChatParams } from './schema.ts'
+
+/** A published agent as the holder of one of its keys meets it. */
+export interface Agent {
+  readonly id: string
+  readonly slug: string
+  readonly profile: string
+  readonly allowedOrigins: readonly string[]
+  readonly rateLimitRpm: number
+  readonly syncMaxDurationMs: number
+  readonly exposeToolEvents: boolean
+  /** Where the ends of its runs are told. */
+  readonly webhookUrl: string | null
+  /** Published and not switched off. */
+  readonly active: boolean
+}
+
+/** Who chats: found by the key, within the tenant and agent that the URL names. */
+export interface Caller {
+  readonly tenantId: string
+  readonly keyId: string
+  readonly agent: Agent
+}
+
+const caller = 'agent-orc.chat-caller'
+/** The caller of a request in a guarded scope; throws in any other. */
+export const callerOf = (request: FastifyRequest): Caller => request.getDecorator<Caller>(caller)
+
+interface KeyLookup extends Agent {
+  readonly keyId: string
+  /** Its last use is not on record yet, or was over a minute ago. */
+  readonly unrecorded: boolean
+}
+
+const byKey = {
+  name: 'chat-key',
+  text: `SELECT key.id AS "keyId",
+           key.last_used_at IS NULL OR key.last_used_at < now() - interval '1 minute' AS unrecorded,
+           agent.id, agent.slug, agent.profile_name AS profile, agent.allowed_origins AS "allowedOrigins",
+           agent.rate_limit_rpm AS "rateLimitRpm", agent.sync_max_duration_seconds * 1000 AS "syncMaxDurationMs",
+           agent.expose_tool_events AS "exposeToolEvents", agent.webhook_url AS "webhookUrl",
+           agent.enabled AND agent.unpublished_at IS NULL AS active
+         FROM published_agent_keys key
+         JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
+         JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
+         WHERE key.tenant_id = $1 AND key.key_hash = $2::bytea AND key.revoked_at IS NULL`,
+}
+/** For requests that carry no valid key. */
+const origins = {
+  name: 'chat-origins',
+  text: `SELECT allowed_origins FROM published_agents WHERE tenant_id = $1 AND slug = $2 AND unpublished_at IS NULL`,
+}
+const used = {
+  name: 'chat-keys-used',
+  text: `UPDATE published_agent_keys SET last_used_at = now() WHERE tenant_id = $1 AND id = ANY($2)`,
+}
+
+// Nothing else can name a tenant or a slug, and PostgreSQL refuses some texts outright.
+const name = /^[A-Za-z0-9_.-]{1,128}$/
+const namesOf = (request: FastifyRequest) => request.params as { readonly tenant: string; readonly agent: string }
+
+const windowSeconds = 60
+const recordEveryMs = 1_000
+
+const exposed =
+  'x-request-id, x-conversation-id, x-public-run-id, retry-after, ratelimit, ratelimit-policy, idempotency-replayed'
+const methods = 'GET, POST, DELETE, OPTIONS'
+const headers = 'authorization, content-type, last-event-id, idempotency-key'
+/** Browsers ask again after ten minutes, so a withdrawn origin does not stay usable for long. Seconds. */
+const maxAge = '600'
+
+/** Lets a script of `origin` read this reply, its ids and its limits. */
+const allow = (reply: FastifyReply, origin: string): FastifyReply =>
+  reply.header('access-control-allow-origin', origin).header('access-control-expose-headers', exposed)
+
+/**
+ * While the gateway stops, or its database is away, nobody can look which origins are allowed. The answer says nothing but that,
+ * so any script may read it: otherwise a browser shows its user a network failure, and the script cannot see `Retry-After`.
+ */
+export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply: FastifyReply): void {
+  if (reply.statusCode !== 503 || origin === undefined || reply.hasHeader('access-control-allow-origin')) return
+  allow(reply, origin)
+}
+
+/** Whether a request may chat: its key, the origin of the page that sent it, and the limit of the key. */
+export class Admission {
+  readonly #database: Database
+  readonly #tokens: Tokens
+  readonly #log: FastifyBaseLogger
+  /** Keys by tenant whose last use has to be recorded: it may be known a second late, and so costs no request anything. */
+  readonly #used = new Map<string, Set<string>>()
+  #timer: NodeJS.Timeout | undefined
+  #recording: Promise<void> | undefined
+
+  constructor(database: Database, tokens: Tokens, log: FastifyBaseLogger) {
+    this.#database = database
+    this.#tokens = tokens
+    this.#log = log
+  }
+
+  /** From here on every request of the scope has a caller. */
+  guard(app: App): void {
+    app.decorateRequest(caller, null)
+    app.addHook('onRequest', (request, reply) => this.#authenticate(request, reply))
+  }
+
+  async #authenticate(request: FastifyRequest, reply: FastifyReply): Promise<void> {
+    const { origin } = request.headers
+    const found = await this.#find(request)
+    if (!found) {
+      // Without these headers a browser would show its user a network failure instead of the 401.
+      if (origin !== undefined && (await this.#admits(request, origin))) allow(reply, origin)
+      throw invalidKey()
+    }
+    if (origin !== undefined) {
+      // Exact, as browsers serialise it: `null`, a longer host or a user part is another origin.
+      if (!found.agent.allowedOrigins.includes(origin)) throw originNotAllowed()
+      allow(reply, origin)
+    }
+    if (!found.agent.active) throw notPublished()
+    request.setDecorator(caller, found)
+  }
+
+  /** Reads the key anew for every request: one that was revoked fails on the very next. */
+  async #find(request: FastifyRequest): Promise<Caller | undefined> {
+    const { tenant: tenantId, agent: slug } = namesOf(request)
+    const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
+    if (token === undefined || !name.test(tenantId) || !this.#tokens.wellFormed(token)) return undefined
+    const values = [tenantId, this.#tokens.hash('ao:pub-key:v1', token)]
+    try {
+      const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values })
+      if (found?.slug !== slug) return undefined
+      if (found.unrecorded) this.#use(tenantId, found.keyId)
+      return { tenantId, keyId: found.keyId, agent: found }
+    } catch (err) {
+      this.#log.error({ err, request_id: request.id }, 'auth.lookup_failed')
+      throw err
+    }
+  }
+
+  /** True when the agent of the URL exists and lists `origin`. */
+  async #admits(request: FastifyRequest, origin: string): Promise<boolean> {
+    const { tenant, agent } = namesOf(request)
+    if (!name.test(tenant) || !name.test(agent)) return false
+    const statement = { ...origins, values: [tenant, agent] }
+    const [[row]] = await this.#database.batch<[{ allowed_origins: string[] }[]]>(tenant, [statement])
+    return row?.allowed_origins.includes(origin) === true
+  }
+
+  /** Lets scripts of other origins read answers, and answers their preflights: they carry no key, so the agent of the URL decides. */
+  crossOrigin(app: App): void {
+    app.addHook('onRequest', (_request, reply, done) => {
+      void reply.header('vary', 'Origin')
+      done()
+    })
+    app.addHook('onSend', (request, reply, _payload, done) => {
+      readableWhenAway(request, reply)
+      done()
+    })
+    for (const url of ['/v1/chat/:tenant/:agent', '/v1/chat/:tenant/:agent/*']) {
+      app.options(url, { ...access('public'), schema: { hide: true, params: ChatParams } }, async (request, reply) => {
+        const { origin } = request.headers
+        if (origin === undefined) return reply.code(204).header('allow', methods).send()
+        // An unknown agent answers like one that does not list the origin.
+        if (!(await this.#admits(request, origin))) throw originNotAllowed()
+        return allow(reply, origin)
+          .code(204)
+          .header('access-control-allow-methods', methods)
+          .header('access-control-allow-headers', headers)
+          .header('access-control-max-age', maxAge)
+          .send()
+      })
+    }
+  }
+
+  #use(tenantId: string, keyId: string): void {
+    const ids = this.#used.get(tenantId)
+    if (ids) ids.add(keyId)
+    else this.#used.set(tenantId, new Set([keyId]))
+  }
+  start(): void {
+    this.#timer = setInterval(() => void this.#flush(), recordEveryMs).unref()
+  }
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#recording
+    await this.#flush()
+  }
+  #flush(): Promise<void> {
+    return (this.#recording ??= this.#record()
+      .catch((err: unknown) => this.#log.warn({ err }, 'the use of keys could not be recorded'))
+      .finally(() => {
+        this.#recording = undefined
+      }))
+  }
+  async #record(): Promise<void> {
+    const noted = [...this.#used]
+    this.#used.clear()
+    for (const [tenantId, ids] of noted) {
+      await this.#database.batch(tenantId, [{ ...used, values: [tenantId, [...ids]] }])
+    }
+  }
+}
+
+/**
+ * The limit of each key, as a hook for routes of a guarded scope. @fastify/rate-limit calls the counter through its store
+ * interface and works out what is left; its own hook is not used, because it runs before there is a caller.
+ */
+export async function createKeyLimit(app: App, kv: Kv, scope: HitScope) {
+  class HitStore {
+    incr(...[key, done, windowMs, max]: Parameters<FastifyRateLimitStore['incr']>): void {
+      kv.hit(key, max, windowMs / 1_000, scope).then(
+        // A refused hit is not counted, so the plugin is told of one over the limit.
+        ({ allowed, count, retryAfterMs }) =>
+          done(null, allowed ? { current: count, ttl: windowMs } : { current: max + 1, ttl: retryAfterMs }),
+        (error: unknown) => done(error as Error, { current: 0, ttl: 0 }),
+      )
+    }
+    child(): HitStore {
+      return this
+    }
+  }
+  await app.register(rateLimit, { global: false, store: HitStore })
+  const check = app.createRateLimit({
+    timeWindow: windowSeconds * 1_000,
+    // The purpose is part of the key: several limiters may share one store.
+    keyGenerator: (request) => `ao:chat-key:${callerOf(request).tenantId}:${callerOf(request).keyId}`,
+    max: (request) => callerOf(request).agent.rateLimitRpm,
+  })
+  return async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+    const result = await check(request)
+    // The plugin's name for an allow-listed key; there is no such list here.
+    if (result.isAllowed) return
+    const { max, remaining, ttlInSeconds, isExceeded } = result
+    void reply
+      .header('ratelimit-policy', `"key";q=${max};w=${windowSeconds}`)
+      .header('ratelimit', `"key";r=${isExceeded ? 0 : remaining};t=${ttlInSeconds}`)
+    if (!isExceeded) return
+    throw rateLimited({ headers: { 'retry-after': String(Math.max(1, ttlInSeconds)) }, retryable: true })
+  }
+}

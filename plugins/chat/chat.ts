@@ -1,0 +1,330 @@
+import type { ServerResponse } from 'node:http'
+import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import { access, type App, type AppError, failure, sse } from '#kernel'
+import type { Database } from '#contracts/database'
+import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
+import { isId, newId } from '#contracts/ids'
+import { isBase64 } from '#contracts/prompt'
+import { type DispatchTask, endingOnly, type RunDispatch } from '#contracts/runs'
+import { type Agent, type Caller, callerOf } from './admission.ts'
+import { beganNothing, conversationNotFound, invalidField, noAnswer, refusal } from './errors.ts'
+import {
+  bodyIds,
+  findRun,
+  type Follower,
+  type Frames,
+  idHeaders,
+  type PublicRun,
+  type Reading,
+  type Told,
+} from './public-run.ts'
+import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
+
+export interface ChatParts {
+  readonly database: Database
+  readonly dispatch: RunDispatch
+  readonly idempotency: Idempotency
+  readonly follower: Follower
+  readonly log: FastifyBaseLogger
+  /** Tenants in which a run may be there: from here on a request counts. */
+  readonly accepted: Set<string>
+  /** Tenants in which a run was stored that may never be begun. */
+  readonly doubtful: Set<string>
+  readonly waits: SyncWaits
+  readonly heartbeatMs: number
+  limit(request: FastifyRequest, reply: FastifyReply): Promise<void>
+}
+
+/** The conductor takes signed bodies of 1 MiB, and the message travels there with our ids beside it. */
+const bodyLimit = 1_000_000
+
+/** Chat, answered whole or as a stream. A client that leaves never ends its run. */
+export function chatRoutes(app: App, parts: ChatParts): void {
+  const { waits, heartbeatMs, limit } = parts
+  const route = { ...access('agent-key'), onRequest: limit, bodyLimit }
+  const asked = { tags: ['chat'], params: ChatParams, headers: IdempotencyHeaders, body: ChatBody }
+  app.post(
+    '/v1/chat/:tenant/:agent',
+    {
+      ...route,
+      schema: {
+        ...asked,
+        summary: 'Send a message and wait for the answer',
+        description:
+          'Without `conversation_id` a conversation begins. A client that leaves does not end the run: fetch it by `public_run_id`, which is in the header `X-Public-Run-Id`, too.',
+        response: {
+          200: ChatReply,
+          ...chatRefusals,
+          410: failure('`lost`: the run was lost in a restart; send the message again.'),
+          504: failure(
+            '`sync_timeout`: it takes longer than the agent lets such a call take; the run goes on. With `public_run_id` and `conversation_id`.',
+          ),
+        },
+      },
+    },
+    async (request, reply) => {
+      const caller = callerOf(request)
+      const chat = await openChat(parts, caller, request.body, request.headers['idempotency-key'])
+      try {
+        const told = await waits.for(() => chat.ended(), caller.agent.syncMaxDurationMs, reply.raw)
+        if (typeof told === 'string' && told !== 'unreachable') await chat.leave(told)
+        void reply.headers(idHeaders(chat.run))
+        if (typeof told === 'string' || told.status !== 'ok') throw noAnswer(chat.run, told)
+        return { ...bodyIds(chat.run), message: told.message }
+      } finally {
+        await chat.settle()
+      }
+    },
+  )
+  app.post(
+    '/v1/chat/:tenant/:agent/stream',
+    {
+      ...route,
+      schema: {
+        ...asked,
+        summary: 'Send a message and stream the answer',
+        description:
+          'Without `conversation_id` a conversation begins; both ids are headers of the answer. After a cut, resume with the stream of the run.',
+        response: { 200: EventStream, ...chatRefusals },
+      },
+    },
+    async (request, reply) => {
+      const chat = await openChat(parts, callerOf(request), request.body, request.headers['idempotency-key'])
+      const frames = await chat.start(0).finally(() => chat.settle())
+      return sse(request, reply.headers(idHeaders(chat.run)), () => frames, { heartbeatMs, abort: chat.left })
+    },
+  )
+}
+
+/**
+ * Checks a request and gives its chat its ids; with an `Idempotency-Key` those that the first request of the key chose.
+ * What was answered is never stored: a repeat joins the run by its id, whichever process began it and however it ended.
+ * The synchronous and the streamed call share keys: a client that falls back from one to the other gets the same run.
+ */
+async function openChat(parts: ChatParts, caller: Caller, body: ChatBody, key: string | undefined): Promise<Chat> {
+  check(body)
+  const { tenantId, keyId } = caller
+  const plan = {
+    conversationId: body.conversation_id ?? newId('conv'),
+    publicRunId: newId('prun'),
+    runId: newId('run'),
+  }
+  if (key === undefined) return new Chat(parts, caller, body, plan)
+  const attempt = await parts.idempotency.begin({ tenantId, scope: `${keyId} chat`, key, body, plan })
+  return new Chat(parts, caller, body, attempt.plan, attempt)
+}
+
+type Ids = Pick<PublicRun, 'conversationId' | 'publicRunId' | 'runId'>
+
+/** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
+class Chat {
+  readonly run: PublicRun & { replayed?: boolean }
+  /** Stops whatever reads the run. Not the request's own signal: a client that leaves while the run is being begun does not undo that. */
+  readonly left = new AbortController()
+  readonly #parts: ChatParts
+  readonly #agent: Agent
+  readonly #body: ChatBody
+  readonly #attempt: Attempt<Ids> | undefined
+  /** `joined`: an earlier request of the same key began it. `refused`: certainly not begun. */
+  #state: 'new' | 'begun' | 'joined' | 'refused' = 'new'
+  #deserted = false
+
+  constructor(parts: ChatParts, { tenantId, agent }: Caller, body: ChatBody, ids: Ids, attempt?: Attempt<Ids>) {
+    this.run = { tenantId, publishedId: agent.id, ...ids }
+    this.#parts = parts
+    this.#agent = agent
+    this.#body = body
+    this.#attempt = attempt
+  }
+
+  /**
+   * Has the conductor begin the run, or joins the one that an earlier request of the key began. Resolves to its frames.
+   * Rejects with what the client is told; only an error that names the run may have begun it.
+   */
+  async start(afterSeq: number): Promise<Frames> {
+    const { database, dispatch, accepted } = this.#parts
+    const { tenantId, publicRunId } = this.run
+    const earlier = this.#attempt?.repeated ? await findRun(database, tenantId, publicRunId) : undefined
+    if (earlier) {
+      this.#state = 'joined'
+      this.run.replayed = true
+      // One whose begin is in doubt is begun again, under its ids.
+      if (earlier.status !== 'dispatching') {
+        const { outcome } = earlier
+        // It ended before the conductor had taken it: an answer, not a stream.
+        if (outcome && outcome.status !== 'ok' && outcome.seq === 0) throw noAnswer(this.run, outcome)
+        // A stream is repeated whole.
+        return this.#frames(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
+      }
+    }
+    try {
+      const { events } = await dispatch.start(tenantId, this.#task(), afterSeq, this.left.signal)
+      if (this.#state === 'new') this.#state = 'begun'
+      accepted.add(tenantId)
+      return this.#frames(afterSeq, { events })
+    } catch (error) {
+      throw await this.#failed(error)
+    }
+  }
+
+  /** Begins it, or joins it, and resolves to how it ended. */
+  async ended(): Promise<Told> {
+    const frames = await this.start(endingOnly)
+    if (this.#deserted) this.left.abort('client_gone')
+    for (;;) {
+      const { done, value } = await frames.next()
+      if (done) return value
+    }
+  }
+
+  /** Nobody waits for its end any longer. A client that is told so before the run was begun can ask for it: its ids are kept. */
+  async leave(why: GaveUp): Promise<void> {
+    this.#deserted = true
+    if (this.#state !== 'new') this.left.abort('client_gone')
+    else if (why !== 'gone') await this.#keepIds()
+  }
+
+  /**
+   * Called before the answer, so that whoever repeats the request finds its key free. Of a key that was used before, an
+   * earlier request may still be beginning the run.
+   */
+  async settle(): Promise<void> {
+    if (this.#state === 'refused' && !this.#attempt?.repeated) await this.#attempt?.forget()
+    else await this.#attempt?.end()
+  }
+
+  #frames(afterSeq: number, known: Pick<Reading, 'events' | 'over'>): Frames {
+    const { exposeToolEvents } = this.#agent
+    return this.#parts.follower.frames(this.run, { ...known, afterSeq, exposeToolEvents }, this.left.signal)
+  }
+
+  async #failed(error: unknown): Promise<AppError> {
+    const refused = beganNothing(error)
+    const { publicRunId } = this.run
+    if (!refused || error.status >= 500) this.#parts.log.warn({ err: error, publicRunId }, 'chat.start_watcher_failed')
+    if (!refused) {
+      await this.#keepIds()
+      return noAnswer(this.run, 'unreachable', error)
+    }
+    if (this.#state === 'new') this.#state = 'refused'
+    return refusal(error)
+  }
+
+  async #keepIds(): Promise<void> {
+    const { database, accepted, doubtful, log } = this.#parts
+    const { tenantId, conversationId } = this.run
+    doubtful.add(tenantId)
+    accepted.add(tenantId)
+    const known = await keepInDoubt(database, this.run, this.#body).catch((err: unknown) => {
+      log.error({ err, conversationId }, 'chat.resolve_conv_failed')
+      return true
+    })
+    if (known) return
+    this.#state = 'refused'
+    throw conversationNotFound()
+  }
+
+  #task(): DispatchTask {
+    const { publicRunId, conversationId, publishedId, runId } = this.run
+    const { profile, webhookUrl } = this.#agent
+    const { message, metadata, attachments, conversation_id: before } = this.#body
+    const endUserId = metadata?.end_user_id
+    const chat = { publicRunId, conversationId, publishedId, continued: before !== undefined }
+    return {
+      id: runId,
+      profile,
+      prompt: message,
+      ...(attachments?.length ? { attachments } : {}),
+      metadata: { ...metadata, conversation_id: conversationId, public_run_id: publicRunId },
+      ...(webhookUrl === null ? {} : { webhook: { url: webhookUrl } }),
+      chat: endUserId === undefined ? chat : { ...chat, endUserId },
+    }
+  }
+}
+
+// Whatever is there already was written by the conductor's start, with everything else.
+const keep = {
+  name: 'chat-keep',
+  text: `WITH fresh AS (
+           INSERT INTO conversations (tenant_id, id, published_id, end_user_id) SELECT $1, $2, $3, $6 WHERE NOT $9
+           ON CONFLICT DO NOTHING RETURNING id),
+         conversation AS (
+           SELECT id FROM fresh
+           UNION ALL
+           SELECT id FROM conversations WHERE tenant_id = $1 AND id = $2 AND published_id = $3),
+         run AS (
+           INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, end_user_id)
+           SELECT $1, $4, $3, id, $5, $6 FROM conversation
+           ON CONFLICT DO NOTHING RETURNING conversation_id),
+         message AS (
+           INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content, attachments)
+           SELECT $1, conversation_id, $4, 'user', $7, $8::json FROM run
+           ON CONFLICT DO NOTHING)
+         SELECT id FROM conversation`,
+}
+
+/**
+ * Keeps a chat that the conductor may or may not have begun, as `dispatching`, so that its client can ask for it. Writes
+ * nothing when the run is there. False: it continues a conversation that this agent does not have.
+ */
+export async function keepInDoubt(database: Database, run: PublicRun, body: ChatBody): Promise<boolean> {
+  const { tenantId, conversationId, publishedId, publicRunId, runId } = run
+  const { message, metadata, attachments } = body
+  const continued = body.conversation_id !== undefined
+  const shown = attachments?.map(({ name, mediaType }) => ({ name, mediaType }))
+  const rest = [metadata?.end_user_id ?? null, message, shown?.length ? JSON.stringify(shown) : null, continued]
+  const values = [tenantId, conversationId, publishedId, publicRunId, runId, ...rest]
+  const rows = await database.unit(tenantId, { ...keep, values }, { order: conversationId, bytes: message.length })
+  return rows.length > 0 || !continued
+}
+
+/** What the schema cannot say. PostgreSQL keeps no NUL. */
+function check({ message, metadata, attachments, conversation_id: continued }: ChatBody): void {
+  const noNul = (path: string, text = ''): void => {
+    if (text.includes('\0')) throw invalidField(path, 'must not contain NUL characters')
+  }
+  noNul('body/message', message)
+  noNul('body/metadata/end_user_id', metadata?.end_user_id)
+  for (const [i, { data }] of (attachments ?? []).entries()) {
+    if (!isBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
+  }
+  if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
+}
+
+/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer. */
+type GaveUp = 'timeout' | 'stopping' | 'gone'
+
+/** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
+export function createSyncWaits(stopping: AbortSignal, drainMs: number) {
+  const giveUps = new Set<() => void>()
+  let drained = false
+  const stop = (): void => {
+    setTimeout(() => {
+      drained = true
+      for (const giveUp of giveUps) giveUp()
+    }, drainMs).unref()
+  }
+  if (stopping.aborted) stop()
+  else stopping.addEventListener('abort', stop, { once: true })
+  return {
+    /** What `work` resolves to, or why there is nothing yet. */
+    async for<T>(work: () => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp> {
+      if (drained) return 'stopping'
+      const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
+      const giveUp = (): void => resolve('stopping')
+      const gone = (): void => resolve('gone')
+      const timer = setTimeout(resolve, ms, 'timeout')
+      giveUps.add(giveUp)
+      client.once('close', gone)
+      work().then(resolve, reject)
+      try {
+        return await promise
+      } finally {
+        clearTimeout(timer)
+        giveUps.delete(giveUp)
+        client.off('close', gone)
+      }
+    },
+  }
+}
+type SyncWaits = ReturnType<typeof createSyncWaits>
