@@ -1,3 +1,4 @@
+import { callbackify } from 'node:util'
 import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App } from '#kernel'
@@ -214,14 +215,14 @@ export class Admission {
  * interface and works out what is left; its own hook is not used, because it runs before there is a caller.
  */
 export async function createKeyLimit(app: App, kv: Kv, scope: HitScope) {
+  const count = callbackify(async (key: string, windowMs: number, max: number) => {
+    const hit = await kv.hit(key, max, windowMs / 1_000, scope)
+    // A refused hit is not counted, so the plugin is told of one over the limit.
+    return hit.allowed ? { current: hit.count, ttl: windowMs } : { current: max + 1, ttl: hit.retryAfterMs }
+  })
   class HitStore {
     incr(...[key, done, windowMs, max]: Parameters<FastifyRateLimitStore['incr']>): void {
-      kv.hit(key, max, windowMs / 1_000, scope).then(
-        // A refused hit is not counted, so the plugin is told of one over the limit.
-        ({ allowed, count, retryAfterMs }) =>
-          done(null, allowed ? { current: count, ttl: windowMs } : { current: max + 1, ttl: retryAfterMs }),
-        (error: unknown) => done(error as Error, { current: 0, ttl: 0 }),
-      )
+      count(key, windowMs, max, done)
     }
     child(): HitStore {
       return this

@@ -24,14 +24,16 @@ function createWalk(database: Database, chore: Chore, now = (): number => perfor
   const touched = new Set<string>()
   const lately = new Map<string, number>()
   let walked = Number.NEGATIVE_INFINITY
+  let turnedAt = now()
   let stopped = false
   let timer: NodeJS.Timeout | undefined
   let turning: Promise<void> | undefined
 
   const visitDue = async (): Promise<void> => {
     const at = now()
-    for (const tenantId of touched) lately.set(tenantId, at)
+    for (const tenantId of touched) lately.set(tenantId, turnedAt)
     touched.clear()
+    turnedAt = at
     const everybody = at - walked >= walkMs
     const failures: unknown[] = []
     const failed = (err: unknown): void => void failures.push(err)
