@@ -7,10 +7,10 @@ import type { RunLog } from './log.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
 const flushAfterMs = 100
-/** A flush takes this many events at least, unless they have waited long enough. */
-const flushEvents = 64
+/** A write takes this much at least, unless it has waited long enough: a fast stream costs as few of them as it can. */
+const flushBytes = 256 * 1024
 /** Beyond this the run stops pulling from its runner: the store is slower than the model. */
-const unstoredBytes = 256 * 1024
+const unstoredBytes = 2 * flushBytes
 const retryMs = [50, 200, 500, 1_000, 2_000] as const
 
 /** A delta is a small part of what a link read at once: kept as it came, it would hold all of that in memory. */
@@ -32,7 +32,6 @@ export class Recorder {
   readonly #log: RunLog
   readonly #onLost: () => void
   #pending: LogChunk[] = []
-  #count = 0
   #bytes = 0
   /** Of the write under way. */
   #inFlight = 0
@@ -58,7 +57,6 @@ export class Recorder {
   add(arrived: LogChunk, atOnce = false): Promise<void> | undefined {
     const chunk = { ...arrived, lines: owned(arrived.lines) }
     this.#pending.push(chunk)
-    this.#count += chunk.count
     this.#bytes += chunk.lines.length
     this.#log.append(chunk)
     this.#hurry ||= atOnce
@@ -68,7 +66,7 @@ export class Recorder {
   /** Stores everything so far; with an attempt, that it begins. False: the claim was lost, or the store is given up. */
   async flush(attempt?: number): Promise<boolean> {
     this.#attempt = attempt
-    while (this.#flushing || (this.#count > 0 && !this.#lost)) await this.#startFlush()
+    while (this.#flushing || (this.#pending.length > 0 && !this.#lost)) await this.#startFlush()
     return !this.#lost
   }
   /** Takes the run back with everything that was stored of it. False: it could not be, and ends like any other. */
@@ -106,8 +104,8 @@ export class Recorder {
     while (this.#flushing) await this.#flushing
   }
   #schedule(): void {
-    if (this.#flushing || this.#lost || this.#count === 0) return
-    if (this.#hurry || this.#count >= flushEvents || this.#bytes >= unstoredBytes) void this.#startFlush()
+    if (this.#flushing || this.#lost || this.#pending.length === 0) return
+    if (this.#hurry || this.#bytes >= flushBytes) void this.#startFlush()
     else this.#timer ??= setTimeout(() => void this.#startFlush(), flushAfterMs)
   }
   #startFlush(): Promise<void> {
@@ -139,7 +137,7 @@ export class Recorder {
   #take(): LogChunk | undefined {
     const chunk = join(this.#pending)
     this.#pending = []
-    this.#count = this.#bytes = 0
+    this.#bytes = 0
     this.#hurry = false
     clearTimeout(this.#timer)
     this.#timer = undefined

@@ -155,7 +155,7 @@ export class Run {
   stop(why: Stop): void {
     if (this.#stopped || this.#isDecided) return
     this.#stopped = why
-    this.#abort.abort()
+    this.#abort.abort(why.code)
     const late = setTimeout(() => this.abandon(), this.#deps.windDownMs)
     void this.#decided.promise.then(() => clearTimeout(late))
   }

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { decodeSessionStatus, tenantHeader } from '#contracts/wire/runner'
 import { all, chat, chatStream, get, resumeStream, terminals, text } from './client.ts'
 import { eventually, forms, startCluster } from './cluster.ts'
 
@@ -7,6 +8,16 @@ for (const form of forms) {
   test(`${form}: what fails ends once: model errors, cancel, timeouts`, async (t) => {
     const cluster = await startCluster(t, form)
     const lastRequest = () => cluster.model.requests.at(-1)!
+    /** The newest run's status, and what conductor and runner say of its session once they agree. */
+    const agreed = () =>
+      eventually('conductor and runner have one word for the session', async () => {
+        const [run] = (await cluster.api<{ status: string; sessionId: string }[]>('GET', '/api/runs')).body
+        const { sessionId, status } = run!
+        const stored = (await cluster.api<{ status: string }>('GET', `/api/sessions/${sessionId}`)).body.status
+        const url = `${cluster.runnerUrl}/runner/sessions/${sessionId}`
+        const held = (await (await fetch(url, { headers: { [tenantHeader]: 'default' } })).json()) as { status: number }
+        return stored === decodeSessionStatus(held.status) && stored !== 'running' ? [status, stored] : undefined
+      })
     await t.test(
       'a model that fails before, during or inside the stream ends in exactly one error, code upstream',
       async () => {
@@ -79,6 +90,7 @@ for (const form of forms) {
       const run = await cluster.api<{ status: string }>('GET', `/api/runs/${runId}`)
       assert.equal(run.body.status, 'cancelled')
       assert.equal((await get(agent, `/runs/${publicRunId}`)).status, 502)
+      assert.deepEqual(await agreed(), ['cancelled', 'idle'])
     })
 
     await t.test(
@@ -91,6 +103,7 @@ for (const form of forms) {
         assert.equal(terminals(timedOut).length, 1)
         await lastRequest().ended
         assert.equal(lastRequest().closedEarly, true)
+        assert.deepEqual(await agreed(), ['error', 'errored'])
 
         const sync = await cluster.agent('sync', { publish: { syncMaxDurationSeconds: 1 } })
         const words = Array.from({ length: 20 }, (_, i) => `w${i}`).join(' ')
@@ -110,6 +123,27 @@ for (const form of forms) {
         assert.equal(done.body.message, words)
       },
     )
+
+    await t.test('a run that costs more than it may is stopped, and its session errored to everybody', async () => {
+      const agent = await cluster.agent('dear', {
+        model: 'openai/gpt-5',
+        tools: ['calculator'],
+        limits: { maxCostCents: 1 },
+      })
+      // A thousand tokens of an answer are a cent. The last of these stories: whether it comes to the second answer nobody knows.
+      cluster.model.next(
+        {
+          text: 'word '.repeat(1_200),
+          toolCalls: [{ id: 'call_1', name: 'calculator', arguments: { expression: '1 + 1' } }],
+        },
+        { text: 'never ends', hangAfter: 1 },
+      )
+      const stopped = await all(await chatStream(agent, { message: 'what is 1 + 1?' }))
+      assert.equal(terminals(stopped).length, 1)
+      const [run] = (await cluster.api<{ error: { code: string } }[]>('GET', '/api/runs')).body
+      assert.equal(run!.error.code, 'budget_exceeded')
+      assert.deepEqual(await agreed(), ['error', 'errored'])
+    })
   })
 }
 
