@@ -185,7 +185,7 @@ export interface RunnerLink {
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
-   * `error` was cut. Aborting `signal` aborts the sidecar's turn, unless its reason is `leaving`.
+   * `error` was cut. Aborting `signal` aborts the sidecar's turn, unless its reason leaves it to another reader: see `leaving`.
    */
   execute(tenantId: string, run: ExecuteRun, signal: AbortSignal): AsyncIterable<Buffer>
   /**
@@ -196,8 +196,8 @@ export interface RunnerLink {
 }
 
 /**
- * Reason with which a reader's signal aborts when it leaves a run to another reader: the run goes on, for its `keepMs`.
- * Any other reason ends the run: as `timeout` or `budget_exceeded` when it is that, else as `cancelled`.
+ * Reason with which a reader's signal aborts when it leaves a run to another reader: the run goes on, for its `keepMs`. So it
+ * does when nothing but the reader's connection is gone (`client_gone`). Any other reason ends the run: as `timeout` or `budget_exceeded` when it is that, else as `cancelled`.
  */
 export const leaving = 'leaving'
 

@@ -242,13 +242,18 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
 export function lazily(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterableIterator<Buffer> {
   let chunks: AsyncIterator<Buffer> | undefined
   let left = false
+  // Let go of when it is open, with all that was asked: the stream may go on for long.
+  let opening: typeof open | undefined = open
   const all: AsyncIterableIterator<Buffer> = {
     [Symbol.asyncIterator]: () => all,
     next() {
       if (chunks) return chunks.next()
-      return open().then((opened) => {
-        chunks = opened
-        return left ? opened.return!() : opened.next()
+      const opened = opening?.()
+      opening = undefined
+      if (!opened) return Promise.resolve({ done: true, value: undefined })
+      return opened.then((stream) => {
+        chunks = stream
+        return left ? stream.return!() : stream.next()
       })
     },
     async return() {
@@ -257,4 +262,49 @@ export function lazily(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterabl
     },
   }
   return all
+}
+
+/**
+ * Waits for the first chunk, so that a refusal which comes instead of it is still an answer with a status. What is returned
+ * gives that chunk again.
+ */
+export async function begun(source: AsyncIterable<Buffer>): Promise<AsyncIterable<Buffer>> {
+  const chunks = source[Symbol.asyncIterator]()
+  let first: Promise<IteratorResult<Buffer>> | undefined = Promise.resolve(await chunks.next())
+  const rest: AsyncIterableIterator<Buffer> = {
+    [Symbol.asyncIterator]: () => rest,
+    next() {
+      const next = first ?? chunks.next()
+      first = undefined
+      return next
+    },
+    return: async () => (await chunks.return?.()) ?? { done: true, value: undefined },
+  }
+  return rest
+}
+
+/** The whole body, or undefined when it is longer than `limit` bytes. */
+export async function readBody(body: AsyncIterable<Buffer>, limit: number): Promise<Buffer | undefined> {
+  const parts: Buffer[] = []
+  let size = 0
+  for await (const part of body) {
+    size += part.length
+    if (size > limit) return undefined
+    parts.push(part)
+  }
+  return Buffer.concat(parts)
+}
+
+/** The whole body as a JSON object; undefined when it is none, or longer than `limit` bytes. */
+export async function readJson(
+  { body }: { readonly body: AsyncIterable<Buffer> },
+  limit: number,
+): Promise<Record<string, unknown> | undefined> {
+  const bytes = await readBody(body, limit)
+  try {
+    const value: unknown = JSON.parse(bytes?.toString('utf8') ?? '')
+    return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : undefined
+  } catch {
+    return undefined
+  }
 }

@@ -1,7 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import type { Caller } from '#contracts/auth'
 import type { Route } from '#contracts/wire/route'
-import { notFound } from '../errors.ts'
 
 /** What a route answers with: one of JSON, bytes and lines, or nothing. */
 export interface Answered {
@@ -30,22 +29,16 @@ export interface AnyCall {
 
 export interface ServedRoute {
   readonly route: Route
-  readonly handle: (call: AnyCall) => Promise<Answered | void>
+  readonly handle: (call: AnyCall) => Promise<Answered | void> | Answered | void
 }
 
 /** Who may have a link to a listener, and who speaks on it. */
 export interface Admission {
   /** Rejects with an AppError. */
   admit(request: IncomingMessage): Promise<void>
-  /** Throws an AppError when this access is not for whoever has the link. Undefined where nobody is told apart. */
-  callerOf(access: string, headers: AnyCall['headers']): Caller | undefined
+  /** Throws an AppError when this access is not for whoever has the link. Absent: nobody is told apart, and what is open to the network is served. */
+  callerOf?(access: string, headers: AnyCall['headers']): Caller
 }
 
 /** On a network whose callers are trusted, as they are over HTTP. */
-export const trusted: Admission = {
-  admit: async () => {},
-  callerOf(access) {
-    if (access !== 'network' && access !== 'public') throw notFound()
-    return undefined
-  },
-}
+export const trusted: Admission = { admit: async () => {} }

@@ -2,10 +2,9 @@ import { Agent } from 'undici'
 import type { TSchema } from '@sinclair/typebox'
 import type { Route } from '#contracts/wire/route'
 import { AppError } from '../errors.ts'
-import type { Reply } from './answer.ts'
+import { readBody, readJson, type Reply } from './answer.ts'
 import { exchange, neverConnected } from './exchange.ts'
-import { type LinkCaller, Refused } from './link/caller.ts'
-import { connectLink } from './link/connect.ts'
+import { connectLink, type LinkCaller, Refused } from './link/caller.ts'
 import { linkHeader, linkPath, linkVersion } from './link/connection.ts'
 import type {
   AnsweredTo,
@@ -18,7 +17,6 @@ import type {
   PeersOptions,
   Signature,
 } from './peer-types.ts'
-import { readBody, readJson } from './read.ts'
 
 interface AnyAsk {
   readonly tenant?: string

@@ -18,7 +18,7 @@ import type { App } from '../http.ts'
 import { ndjson, type StreamEnd } from '../streams.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
 import { type LinkHost, linkHostKey } from './link/host.ts'
-import type { Admission, AnyCall, Answered } from './call.ts'
+import type { Admission, AnyCall, Answered, ServedRoute } from './call.ts'
 
 export { type Admission, trusted } from './call.ts'
 
@@ -54,7 +54,8 @@ export type Handler<R extends Route> = (call: Call<R>) => Promise<AnswerOf<R>> |
  */
 export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, guard?: Guard): void {
   const host = app.getDecorator<LinkHost>(linkHostKey)
-  const handle = async (call: AnyCall): Promise<Answered | void> => (await handler(call as Call<R>)) as Answered | void
+  // As it is: a function between them would be passed by every request.
+  const handle = handler as unknown as ServedRoute['handle']
   const { method, path: url, bodyLimit } = route
   const answer = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
     if (host.offered) void reply.header(linkHeader, linkVersion)
@@ -88,25 +89,6 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
 /** From now on callers that are admitted may have one link instead of a connection for each request. Once for a listener. */
 export function acceptLinks(app: App, admission: Admission): void {
   app.getDecorator<LinkHost>(linkHostKey).accept(admission)
-}
-
-/**
- * Waits for the first chunk, so that a refusal which comes instead of it is still an answer with a status. What is returned
- * gives that chunk again.
- */
-export async function begun(source: AsyncIterable<Buffer>): Promise<AsyncIterable<Buffer>> {
-  const chunks = source[Symbol.asyncIterator]()
-  let first: Promise<IteratorResult<Buffer>> | undefined = Promise.resolve(await chunks.next())
-  const rest: AsyncIterableIterator<Buffer> = {
-    [Symbol.asyncIterator]: () => rest,
-    next() {
-      const next = first ?? chunks.next()
-      first = undefined
-      return next
-    },
-    return: async () => (await chunks.return?.()) ?? { done: true, value: undefined },
-  }
-  return rest
 }
 
 class HttpCall implements AnyCall {

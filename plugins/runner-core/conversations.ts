@@ -1,18 +1,9 @@
 import type { AppError } from '#kernel'
-import { type Profile, restoredFromLog } from '#contracts/profiles'
+import { restoredFromLog } from '#contracts/profiles'
 import type { RunnerService, RunnerSession, UnsavedSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
-import type { SidecarLink, Sidecars } from '#contracts/sidecar'
-import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
-import { noSandboxSubstrate, runnerDraining, sessionBusy, unknownSession } from './errors.ts'
-import { type Held, isUnsaved, type SessionTable } from './sessions.ts'
-
-interface Executors {
-  readonly sidecars: Sidecars
-  /** Undefined: this runner has no sandboxes. */
-  readonly sandboxes: SandboxWorkers | undefined
-  readonly log: { warn(fields: object, message: string): void }
-}
+import { runnerDraining, sessionBusy, unknownSession } from './errors.ts'
+import { type Executors, hasSandbox, type Held, isUnsaved, isWorker, linkOf, type SessionTable } from './sessions.ts'
 
 /**
  * The conversations of this runner's sessions. Each is with whoever executes the session's runs, a sidecar of this runner or
@@ -21,26 +12,15 @@ interface Executors {
 export class Conversations {
   readonly #table: SessionTable
   readonly #executors: Executors
-  readonly #coming = new Map<Held, Promise<void>>()
+  readonly #log: { warn(fields: object, message: string): void }
   readonly #forgetting = new Forgetting((session) => this.#tellForgotten(session))
 
-  constructor(table: SessionTable, executors: Executors) {
+  constructor(table: SessionTable, executors: Executors, log: { warn(fields: object, message: string): void }) {
     this.#table = table
     this.#executors = executors
+    this.#log = log
   }
 
-  /** Whoever executes the runs of a session. Throws AppError 503 when this runner has neither. */
-  linkOf(session: RunnerSession): SidecarLink {
-    const { sidecars, sandboxes } = this.#executors
-    if (!isWorker(session.profile)) return sidecars.forRuntime(session.profile.runtime)
-    if (!sandboxes) throw noSandboxSubstrate()
-    return sandboxes.link(session)
-  }
-  /** Makes the sandbox of a session ready for a run. Undefined: it has none. */
-  preparing(session: Held, signal: AbortSignal): Promise<PreparedRun | undefined> | undefined {
-    const { sandboxes } = this.#executors
-    return hasSandbox(session.profile) ? sandboxes?.prepare(session, session.conversation === true, signal) : undefined
-  }
   /** The session left this runner. */
   forget(session: RunnerSession): void {
     this.#forgetting.begin(session)
@@ -53,34 +33,28 @@ export class Conversations {
     if (this.#executors.sandboxes && hasSandbox(session.profile)) this.forget(session)
     return unknownSession()
   }
-  /** The conversation is on its way: no run may begin before it is there. */
-  isComing(session: Held): boolean {
-    return this.#coming.has(session)
-  }
   readonly hydrate: RunnerService['hydrate'] = async (tenantId, id, profile, bundle, replace = false) => {
     const table = this.#table
     const present = table.find(tenantId, id)
     // Whoever comes second must not be told "ready" while the first one is still bringing the conversation.
-    if (present && !replace) return this.#coming.get(present)
+    if (present && !replace) return present.coming
     if (table.draining) throw runnerDraining({ retryable: true })
     if (present) {
-      if (present.status === 'running' || this.isComing(present)) throw sessionBusy()
+      if (present.status === 'running' || present.coming) throw sessionBusy()
       table.remove(present)
     }
     const session = table.create(tenantId, id, profile)
     const handle = handleOf(session, bundle)
     if (handle !== undefined) session.runtimeSessionId = handle
     const told = this.#forgetting.finish(id)
-    const coming = bundle || present ? this.#bring(session, bundle, told) : told
-    if (!coming) return
-    this.#coming.set(session, coming)
-    await coming.finally(() => this.#coming.delete(session))
+    session.coming = bundle || present ? this.#bring(session, bundle, told) : told
+    await session.coming?.finally(() => (session.coming = undefined))
   }
   readonly exportState: RunnerService['exportState'] = async (tenantId, id) => {
     const session = this.#table.find(tenantId, id)
     if (!session) throw unknownSession()
     const { changes } = session
-    const bundle = await this.linkOf(session).exportState(session.profile.runtime, id)
+    const bundle = await linkOf(this.#executors, session).exportState(session.profile.runtime, id)
     // A run that ended meanwhile is not in it, or not whole.
     session.exported = Math.max(session.exported, changes)
     session.exportedAt = Date.now()
@@ -99,7 +73,7 @@ export class Conversations {
     const { runtime } = session.profile
     try {
       if (bundle) await told
-      const link = this.linkOf(session)
+      const link = linkOf(this.#executors, session)
       if (!bundle) return await link.forget(runtime, session.id)
       await link.hydrate(runtime, session.id, bundle)
       session.conversation = true
@@ -111,20 +85,16 @@ export class Conversations {
   }
   /** Best effort: a sidecar forgets idle sessions by itself too. */
   async #tellForgotten(session: RunnerSession): Promise<void> {
-    const { sidecars, sandboxes, log } = this.#executors
+    const { sidecars, sandboxes } = this.#executors
     const { runtime } = session.profile
     const tellSidecar = async () => sidecars.forRuntime(runtime).forget(runtime, session.id)
     try {
       await Promise.all([isWorker(session.profile) ? undefined : tellSidecar(), sandboxes?.release(session)])
     } catch (err) {
-      log.warn({ err, sessionId: session.id }, 'a sidecar was not told to forget a session')
+      this.#log.warn({ err, sessionId: session.id }, 'a sidecar was not told to forget a session')
     }
   }
 }
-
-const isWorker = ({ workerMode }: Profile): boolean => workerMode === 'sandbox'
-/** For its worker, or for its tools alone. */
-export const hasSandbox = (profile: Profile): boolean => isWorker(profile) || profile.sandbox !== undefined
 
 /** The vendor's handle in a bundle. A runtime without a vendor has none (specification 2.5). */
 const handleOf = ({ profile }: Held, bundle: StateBundle | undefined): string | undefined =>

@@ -50,8 +50,14 @@ export default definePlugin({
       toolsOf: (profile) => Object.freeze(toolkit.specs(profile.tools).map(({ name }) => name)),
       onEvict: (session) => conversations.forget(session),
     })
-    const conversations = new Conversations(table, { ...deps, log })
-    const turns = new Turns({ table, conversations, log, mcpBaseUrl: () => config.mcpBaseUrl ?? baseUrl() })
+    const conversations = new Conversations(table, deps, log)
+    const turns = new Turns({
+      table,
+      conversations,
+      executors: deps,
+      log,
+      mcpBaseUrl: () => config.mcpBaseUrl ?? baseUrl(),
+    })
     const runner = createRunner({ ...deps, table, conversations, turns, baseUrl, capabilities: config.capabilities })
     const sweeping = setInterval(() => table.sweep(), sweepEveryMs)
     ctx.onStop(async () => {

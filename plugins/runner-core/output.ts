@@ -25,11 +25,11 @@ export interface OutputOwner {
  * What a run has written. One reader at a time takes it; the newest of what was taken stays, so that another one can go on
  * behind any event of it. What nobody has taken is never dropped.
  */
-export class RunOutput {
+export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   readonly runId: string
   readonly keepMs: number
   readonly #keepBytes: () => number
-  #owner: OutputOwner | undefined
+  #owner: Owner | undefined
   #epoch: number
   readonly #kept: Piece[] = []
   #keptBytes = 0
@@ -44,7 +44,7 @@ export class RunOutput {
   #room: PromiseWithResolvers<void> | undefined
 
   /** `keepBytes` says how much may stay of what was read, unless the run is not to be kept. Readers wait until it is shown. */
-  constructor(run: ExecuteRun, keepBytes: () => number, owner: OutputOwner) {
+  constructor(run: ExecuteRun, keepBytes: () => number, owner: Owner) {
     this.runId = run.runId
     this.keepMs = run.keepMs ?? 0
     this.#epoch = run.epoch ?? 0
@@ -53,6 +53,9 @@ export class RunOutput {
     this.#owner = owner
   }
 
+  get owner(): Owner | undefined {
+    return this.#owner
+  }
   /** Of the claim of whoever may read it. */
   get epoch(): number {
     return this.#epoch
@@ -109,8 +112,7 @@ export class RunOutput {
     this.#epoch = epoch
     this.cut()
     this.#owner?.readerCame()
-    const onGone = (reason: unknown): void => this.#owner?.readerGone(reason)
-    return (this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal, onGone))
+    return (this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal))
   }
   /** The iteration of its reader ends here. */
   cut(): void {
@@ -163,18 +165,16 @@ const join = (parts: Buffer[]): Buffer => (parts.length === 1 ? parts[0]! : Buff
 class Reader implements AsyncIterator<Buffer> {
   readonly #output: RunOutput
   readonly #signal: AbortSignal
-  readonly #onGone: (reason: unknown) => void
-  readonly #onAbort = (): void => this.#onGone(this.#signal.reason)
+  readonly #onAbort = (): void => this.#output.owner?.readerGone(this.#signal.reason)
   /** What it has missed. */
   #missed: Buffer | undefined
   #waiting: Pick<PromiseWithResolvers<IteratorResult<Buffer>>, 'resolve' | 'reject'> | undefined
   #gone = false
 
-  constructor(output: RunOutput, missed: Buffer | undefined, signal: AbortSignal, onGone: (reason: unknown) => void) {
+  constructor(output: RunOutput, missed: Buffer | undefined, signal: AbortSignal) {
     this.#output = output
     this.#missed = missed
     this.#signal = signal
-    this.#onGone = onGone
     signal.addEventListener('abort', this.#onAbort)
   }
 
@@ -187,7 +187,7 @@ class Reader implements AsyncIterator<Buffer> {
   async return(): Promise<IteratorResult<Buffer>> {
     const early = !this.#gone
     this.cut()
-    if (early) this.#onGone('client_gone')
+    if (early) this.#output.owner?.readerGone('client_gone')
     return { done: true, value: undefined }
   }
   /** There may be something for whoever waits. */

@@ -3,12 +3,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { RunnerDelegations } from '#contracts/delegation'
 import { newSessionId, runnerHash } from '#contracts/ids'
 import type { RunnerInfo, RunnerService } from '#contracts/runner'
-import type { Sidecars } from '#contracts/sidecar'
-import type { SandboxWorkers } from '#contracts/workers'
 import { BroadcastBook } from './broadcast.ts'
 import type { Conversations } from './conversations.ts'
 import { unknownProfile } from './errors.ts'
-import { isElsewhere, type SessionTable } from './sessions.ts'
+import { type Executors, isElsewhere, linkOf, type SessionTable } from './sessions.ts'
 import { createTopology } from './topology.ts'
 import type { Turns } from './turns.ts'
 
@@ -17,10 +15,7 @@ const drainTickMs = 25
 const nobodyMs = 10_000
 
 /** What a runner is made of. */
-interface Parts {
-  readonly sidecars: Sidecars
-  /** Undefined: this runner has no sandboxes. */
-  readonly sandboxes: SandboxWorkers | undefined
+interface Parts extends Executors {
   /** Undefined: no tool of this runner delegates. */
   readonly delegations: RunnerDelegations | undefined
   readonly table: SessionTable
@@ -88,7 +83,7 @@ function createService(parts: Parts): (asked: () => void) => RunnerService {
       return table.create(tenantId, id, profile)
     },
     getSession: async (tenantId, id) => table.find(tenantId, id),
-    checkSession: async (session) => void (await conversations.linkOf(session).health()),
+    checkSession: async (session) => void (await linkOf(parts, session).health()),
     async deleteSession(tenantId, id) {
       const session = table.find(tenantId, id)
       if (!session) return
@@ -103,9 +98,7 @@ function createService(parts: Parts): (asked: () => void) => RunnerService {
     workerLease: async (tenantId, id, signal) => sandboxes?.lease(tenantId, id, signal),
     invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
     delegations: async (tenantId, id) => delegations?.take(tenantId, id) ?? [],
-    async answerDelegation(tenantId, sessionId, id, answer) {
-      delegations?.answer(tenantId, sessionId, id, answer)
-    },
+    answerDelegation: async (...answer) => void delegations?.answer(...answer),
     // This runner has no VFS manager.
     vfsLeases: async () => [],
     vfsLease: async () => undefined,

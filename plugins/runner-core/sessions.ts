@@ -1,12 +1,16 @@
 import { isClientId } from '#contracts/ids'
 import { type Profile, restoredFromLog } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
-import { invalidSessionId, runnerDraining, runnerFull, unknownSession } from './errors.ts'
+import type { SidecarLink, Sidecars } from '#contracts/sidecar'
+import type { SandboxWorkers } from '#contracts/workers'
+import { invalidSessionId, noSandboxSubstrate, runnerDraining, runnerFull, unknownSession } from './errors.ts'
 
 /** The one mutable view of a session; everybody else holds it as `RunnerSession`. */
 export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
   /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
   conversation?: boolean
+  /** Until it is here no run may begin. */
+  coming: Promise<void> | undefined
   /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
   changes: number
   exported: number
@@ -25,11 +29,28 @@ const storedMs = 1_000
 export const isElsewhere = (session: Held, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
 
+/** Who executes the runs of this runner. */
+export interface Executors {
+  readonly sidecars: Sidecars
+  /** Undefined: this runner has no sandboxes. */
+  readonly sandboxes: SandboxWorkers | undefined
+}
+
+export const isWorker = ({ workerMode }: Profile): boolean => workerMode === 'sandbox'
+/** For its worker, or for its tools alone. */
+export const hasSandbox = (profile: Profile): boolean => isWorker(profile) || profile.sandbox !== undefined
+/** Whoever executes the runs of a session. Throws AppError 503 when this runner has neither. */
+export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSession): SidecarLink {
+  if (!isWorker(session.profile)) return sidecars.forRuntime(session.profile.runtime)
+  if (!sandboxes) throw noSandboxSubstrate()
+  return sandboxes.link(session)
+}
+
 interface TableOptions {
   readonly max: number
   readonly idleTtlMs: number
   readonly now?: () => number
-  /** What a session of this profile may use. */
+  /** What a session of this profile, which names some, may use. */
   readonly toolsOf: (profile: Profile) => readonly string[]
   /** A session left memory without being shut down: the conductor can hydrate it again. */
   readonly onEvict: (session: RunnerSession) => void
@@ -69,8 +90,8 @@ export class SessionTable {
     if (this.#sessions.has(id)) throw unknownSession()
     this.#makeRoom()
     const at = new Date(this.#now()).toISOString()
-    const used = { createdAt: at, lastUsedAt: at, changes: 0, exported: 0 }
-    const tools = this.#options.toolsOf(profile)
+    const used = { createdAt: at, lastUsedAt: at, changes: 0, exported: 0, coming: undefined }
+    const tools = profile.tools.length === 0 ? [] : this.#options.toolsOf(profile)
     const session: Held = { id, tenantId, profile, tools, status: 'idle', ...used }
     this.touch(session)
     return session

@@ -3,9 +3,8 @@ import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
-import { hasSandbox } from './conversations.ts'
 import { toolNotAllowed } from './errors.ts'
-import { keyOf } from './sessions.ts'
+import { hasSandbox, keyOf } from './sessions.ts'
 import type { Turn } from './turn.ts'
 
 interface RunsUnderWay {

@@ -10,7 +10,7 @@ import type { Conversations } from './conversations.ts'
 import type { EndReason } from './errors.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
-import type { Held, SessionTable } from './sessions.ts'
+import { type Executors, hasSandbox, type Held, linkOf, type SessionTable } from './sessions.ts'
 
 /** What the sidecar gets above its own deadline to end the run itself, with the partial turn committed. */
 const graceMs = 3_000
@@ -33,6 +33,7 @@ const isElsewhere = ({ code }: AppError): boolean => code === 'session_state_mis
 export interface TurnHost {
   readonly table: SessionTable
   readonly conversations: Conversations
+  readonly executors: Executors
   readonly log: { warn(fields: object, message: string): void }
   /** How much a run may keep of what was read. */
   readonly keepBytes: () => number
@@ -54,19 +55,19 @@ export class Turn implements OutputOwner {
   readonly attempt: number
   /** How many delegations led to the run. */
   readonly depth: number
-  readonly output: RunOutput
+  readonly output: RunOutput<Turn>
   readonly #host: TurnHost
   readonly #relay: Relay
   readonly #abort = new AbortController()
   readonly #over = Promise.withResolvers<void>()
+  /** Resolves when nothing of the run is left. */
+  readonly over = this.#over.promise
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
   #source: AsyncIterator<Buffer> | undefined
   /** Its stream is over. */
   #sourceOver = false
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
-  /** Until a sidecar without the conversation must have said so. */
-  #answerDue: NodeJS.Timeout | undefined
   /** Until a reader must have come. */
   #readerDue: NodeJS.Timeout | undefined
   #unwound: NodeJS.Timeout | undefined
@@ -90,17 +91,17 @@ export class Turn implements OutputOwner {
   get ended(): boolean {
     return this.#state === 'ended' || this.#state === 'over'
   }
-  /** Resolves when nothing of the run is left. */
-  get over(): Promise<void> {
-    return this.#over.promise
-  }
 
   /** Call it once. The reader is the first one. */
   start(run: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(run.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
     const reader = this.output.attach({ afterSeq: run.firstSeq - 1, epoch: this.output.epoch }, signal)
-    void this.#drive(run)
+    // What was asked is let go of with the first line: a prompt may be long, and so may a run.
+    void this.#begin(run).then(
+      (first) => this.#carry(first),
+      (error: unknown) => this.#broke(error),
+    )
     return reader
   }
   /** Puts an event between the sidecar's own; too late for a run that is over. */
@@ -132,15 +133,20 @@ export class Turn implements OutputOwner {
     if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), keepMs)
   }
 
-  async #drive(run: ExecuteRun): Promise<void> {
+  /** To the sidecar's first lines. */
+  async #begin(run: ExecuteRun): Promise<IteratorResult<Buffer> | undefined> {
     const takenAt = Date.now()
+    const { sandboxes } = this.#host.executors
+    if (sandboxes && hasSandbox(this.session.profile)) {
+      const resumes = this.session.conversation === true
+      if (!resumes) this.output.show()
+      this.#takePrepared(await sandboxes.prepare(this.session, resumes, this.#abort.signal))
+    }
+    return this.#ask(run, takenAt)
+  }
+  async #carry(first: IteratorResult<Buffer> | undefined): Promise<void> {
+    let read = first
     try {
-      const preparing = this.#host.conversations.preparing(this.session, this.#abort.signal)
-      if (preparing) {
-        if (!this.session.conversation) this.output.show()
-        this.#takePrepared(await preparing)
-      }
-      let read = await this.#ask(run, takenAt)
       while (read && !read.done && this.#relay.terminal?.by !== 'runner') {
         this.#take(read.value)
         const room = this.output.room
@@ -148,13 +154,17 @@ export class Turn implements OutputOwner {
         // After its terminal line it is read to its end, which keeps its connection for the next run.
         read = await this.#source!.next()
       }
-      this.#answered()
-      this.#sourceOver = true
-      this.end('sidecar_lost')
     } catch (error) {
-      this.#sourceOver = true
-      this.#failed(error)
+      return this.#broke(error)
     }
+    this.#answered()
+    this.#sourceOver = true
+    this.end('sidecar_lost')
+    this.#finish()
+  }
+  #broke(error: unknown): void {
+    this.#sourceOver = true
+    this.#failed(error)
     this.#finish()
   }
   #takePrepared(ready: PreparedRun | undefined): void {
@@ -171,16 +181,16 @@ export class Turn implements OutputOwner {
     const mcpUrl = this.#host.mcpUrl(session.id)
     const envelope = envelopeOf(session, run, this.#relay.next, Date.now() - takenAt, mcpUrl)
     for (const until = Date.now() + busyMs; !this.ended; await sleep(busyRetryMs)) {
-      const link = this.#host.conversations.linkOf(session)
+      const link = linkOf(this.#host.executors, session)
       this.#source = link.run(envelope, this.#abort.signal, this.#taken)[Symbol.asyncIterator]()
-      this.#answerDue = setTimeout(() => this.output.show(), stateMissingMs)
+      const answerDue = setTimeout(() => this.output.show(), stateMissingMs)
       try {
         return await this.#source.next()
       } catch (error) {
         this.#source = undefined
         if (!passes(error) || Date.now() > until) throw error
       } finally {
-        clearTimeout(this.#answerDue)
+        clearTimeout(answerDue)
       }
     }
     return undefined
@@ -218,14 +228,18 @@ export class Turn implements OutputOwner {
     this.end('sidecar_lost')
   }
 
+  #isEnded(): void {
+    this.#state = 'ended'
+    clearTimeout(this.#deadline)
+    clearTimeout(this.#readerDue)
+  }
   #write(lines: Buffer): void {
     this.output.write(lines, this.#relay.next)
   }
   /** `lines` hold the terminal one. */
   #close(lines: Buffer): void {
     const terminal = this.#relay.terminal!
-    this.#state = 'ended'
-    this.#clearTimers()
+    this.#isEnded()
     if (terminal.by === 'sidecar') this.session.conversation = true
     // Before the terminal line can be seen.
     this.#host.table.free(this.session, statusAfter(terminal))
@@ -237,13 +251,9 @@ export class Turn implements OutputOwner {
     this.#unwind(terminal.by)
   }
   #refuse(error: AppError): void {
-    this.#state = 'ended'
-    this.#clearTimers()
+    this.#isEnded()
     const unknown = this.#host.conversations.lost(this.session)
     this.output.close(error.code === 'sidecar_draining' ? error : unknown)
-  }
-  #clearTimers(): void {
-    for (const timer of [this.#deadline, this.#answerDue, this.#readerDue]) clearTimeout(timer)
   }
   /** Leaves the sidecar's stream, which `#drive` reads on to its end. */
   #unwind(by: Terminal['by']): void {

@@ -7,14 +7,14 @@ import { Ledgers } from './tool-calls.ts'
 import { Turn, type TurnHost } from './turn.ts'
 
 /** What all runs together keep of what was read, how much of it one may have, and what each may have in any case. */
-const keptInAll = 32 * 1024 * 1024
+const keptInAll = 16 * 1024 * 1024
 const mostKept = 256 * 1024
 const leastKept = 16 * 1024
 /** Runs that have ended and are kept for another reader; then the first of them goes. */
 const maxEnded = 4_096
 const maxEndedBytes = 32 * 1024 * 1024
 
-interface TurnsOptions extends Pick<TurnHost, 'table' | 'conversations' | 'log'> {
+interface TurnsOptions extends Pick<TurnHost, 'table' | 'conversations' | 'executors' | 'log'> {
   /** Under which sidecars reach the session MCP endpoint; known once the kernel listens. */
   mcpBaseUrl(): string
 }
@@ -25,9 +25,8 @@ export class Turns {
   readonly #host: TurnHost
   /** Those that are not over. */
   readonly #turns = new Set<Turn>()
-  readonly #ofSession = new Map<RunnerSession, Turn>()
   /** What the newest run of each session has written, by tenant and session. */
-  readonly #outputs = new Map<string, RunOutput>()
+  readonly #outputs = new Map<string, RunOutput<Turn>>()
   /** Those of runs that are over, by the same key; the first to end first. */
   readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
@@ -52,7 +51,7 @@ export class Turns {
   }
   /** The run under way in a session. */
   of(session: RunnerSession): Turn | undefined {
-    return this.#ofSession.get(session)
+    return this.#outputs.get(keyOf(session.tenantId, session.id))?.owner
   }
   readonly execute: RunnerService['execute'] = (tenantId, run, signal) =>
     whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, run).start(run, signal)))
@@ -88,7 +87,6 @@ export class Turns {
     const turn = new Turn(this.#host, session, run)
     this.#host.table.occupy(session, run.runId)
     this.#turns.add(turn)
-    this.#ofSession.set(session, turn)
     const key = keyOf(tenantId, session.id)
     // Another run of the session means that somebody has the end of the former one.
     this.#drop(key)
@@ -97,7 +95,7 @@ export class Turns {
   }
   /** The session, free for this run. */
   #claim(tenantId: string, run: ExecuteRun): Held {
-    const { table, conversations } = this.#host
+    const { table } = this.#host
     let session = table.find(tenantId, run.sessionId)
     if (!session) {
       if (!run.create) throw unknownSession()
@@ -111,7 +109,7 @@ export class Turns {
       const isLater = former.runId === run.runId && (run.attempt ?? 1) > former.attempt
       if (isLater || (run.epoch ?? 0) > epoch) former.end('cancelled')
     }
-    if (session.status === 'running' || conversations.isComing(session)) throw sessionBusy()
+    if (session.status === 'running' || session.coming) throw sessionBusy()
     // It goes on elsewhere from its saved state; one that is not saved yet goes on here, where its conversation is.
     if (table.draining && isElsewhere(session, Date.now())) throw runnerDraining({ retryable: true })
     if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, run)) throw attemptSuperseded()
@@ -121,7 +119,6 @@ export class Turns {
   #over(turn: Turn): void {
     const { session, output } = turn
     this.#turns.delete(turn)
-    if (this.#ofSession.get(session) === turn) this.#ofSession.delete(session)
     const key = keyOf(session.tenantId, session.id)
     if (this.#outputs.get(key) !== output) return
     const { bytes, keepMs } = output

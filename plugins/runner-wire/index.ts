@@ -3,8 +3,7 @@ import { RunnerCore, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { acceptLinks, trusted } from '#kit'
-import { runnerRoutes } from './runner.routes.ts'
-import { sessionRoutes } from './session.routes.ts'
+import { runnerRoutes, runRoutes, sessionRoutes } from './routes.ts'
 
 /** The runner's wire API. Specification 4.22: a trusted network, so the tenant of a call is a plain header. */
 export default definePlugin({
@@ -13,8 +12,10 @@ export default definePlugin({
   async setup(ctx) {
     ctx.routes('runner', async (app) => {
       acceptLinks(app, trusted)
-      runnerRoutes(app, ctx.deps)
-      sessionRoutes(app, { ...ctx.deps, log: ctx.log })
+      const runner = { ...ctx.deps, log: ctx.log }
+      runnerRoutes(app, runner)
+      sessionRoutes(app, runner)
+      runRoutes(app, runner)
     })
     return {}
   },

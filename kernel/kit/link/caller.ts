@@ -1,11 +1,18 @@
+import { request as overHttp } from 'node:http'
+import { request as overTls } from 'node:https'
 import type { Duplex } from 'node:stream'
 import { Answer, type ExchangeOptions, type Reply, type ReplyHeaders } from '../answer.ts'
 import {
   Connection,
+  type Frames,
   initialCredit,
   kinds,
   LinkError,
+  linkHeader,
+  linkPath,
+  linkProtocol,
   type LinkTimes,
+  linkVersion,
   maxOpenBytes,
   maxStreams,
   resetOf,
@@ -43,7 +50,7 @@ const idleMs = 60_000
 const noBody = Buffer.alloc(0)
 
 /** The asking end of a link. */
-export class LinkCaller {
+export class LinkCaller implements Frames {
   readonly #connection: Connection
   readonly #streams = new Map<number, Open>()
   #last = 0
@@ -52,16 +59,7 @@ export class LinkCaller {
   #idleMs = 0
 
   constructor(socket: Duplex, head: Buffer, times?: LinkTimes) {
-    this.#connection = new Connection(
-      socket,
-      head,
-      {
-        frame: (...frame) => this.#frame(...frame),
-        closed: (cause) => this.#closed(cause),
-        quiet: (ms) => this.#quiet(ms),
-      },
-      times,
-    )
+    this.#connection = new Connection(socket, head, this, times)
   }
 
   /** Whether an exchange with a body of so many bytes may be begun here. */
@@ -100,7 +98,7 @@ export class LinkCaller {
   }
 
   /** A link that nobody needs is closed; the next exchange brings another one. */
-  #quiet(ms: number): void {
+  quiet(ms: number): void {
     this.#idleMs = this.#streams.size > 0 || this.#last !== this.#seen ? 0 : this.#idleMs + ms
     this.#seen = this.#last
     if (this.#idleMs >= idleMs) this.#connection.end()
@@ -116,7 +114,7 @@ export class LinkCaller {
     open.owed = 0
   }
 
-  #frame(kind: number, id: number, payload: Buffer): void {
+  frame(kind: number, id: number, payload: Buffer): void {
     if (kind === kinds.leave) return this.#leave(payload)
     const open = this.#streams.get(id)
     // It was on its way while this end left.
@@ -158,9 +156,44 @@ export class LinkCaller {
     }
   }
 
-  #closed(cause: Error): void {
+  closed(cause: Error): void {
     const streams = [...this.#streams.values()]
     this.#streams.clear()
     for (const { answer } of streams) answer.fail(cause)
   }
+}
+
+export interface LinkTarget {
+  readonly origin: string
+  /** Before `/link`; '' unless the peer lives below a path. */
+  readonly prefix: string
+  /** How the caller shows who it is. */
+  readonly headers: Readonly<Record<string, string>>
+  readonly timeoutMs: number
+  readonly times?: LinkTimes | undefined
+}
+
+/** Resolves to the link, or to the status with which the peer refused it; rejects when it cannot be reached. */
+export function connectLink({ origin, prefix, headers, timeoutMs, times }: LinkTarget) {
+  return new Promise<LinkCaller | number>((resolve, reject) => {
+    const asking = (origin.startsWith('https:') ? overTls : overHttp)(origin + prefix + linkPath, {
+      // A connection of its own: it does not come back to be used for another request.
+      agent: false,
+      headers: { ...headers, connection: 'Upgrade', upgrade: linkProtocol, [linkHeader]: linkVersion },
+      timeout: timeoutMs,
+    })
+    asking.once('upgrade', (_response, socket, head) => {
+      socket.setTimeout(0)
+      socket.setNoDelay(true)
+      resolve(new LinkCaller(socket, head, times))
+    })
+    asking.once('response', (response) => {
+      response.resume()
+      asking.destroy()
+      resolve(response.statusCode ?? 0)
+    })
+    asking.once('timeout', () => asking.destroy(new Error('the link was not answered in time')))
+    asking.once('error', reject)
+    asking.end()
+  })
 }

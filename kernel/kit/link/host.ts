@@ -1,11 +1,9 @@
 import type { IncomingMessage } from 'node:http'
 import type { Duplex } from 'node:stream'
-import type { FastifySchemaValidationError } from 'fastify'
-import type { Route } from '#contracts/wire/route'
-import { type AppError, appError, errorBody, failureOf, notFound } from '../../errors.ts'
+import { type AppError, appError, errorBody, failureOf } from '../../errors.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
-import type { Admission, AnyCall, ServedRoute } from '../call.ts'
-import { type LinkHostOptions, newRequestId, type Routes, ServedLink } from './served.ts'
+import type { Admission, ServedRoute } from '../call.ts'
+import { type LinkHostOptions, LinkRoutes, newRequestId, ServedLink } from './served.ts'
 
 /** The links of one listener. */
 export interface LinkHost {
@@ -25,11 +23,10 @@ export const linkHostKey = Symbol('agent-orc.links')
 const maxLinks = 1_024
 const stopping = appError('unavailable', 503, 'This server is stopping; try again.')
 const tooMany = appError('unavailable', 503, 'This server has as many links as it may.')
-const tooLarge = appError('body_too_large', 413, 'The request body is larger than this route accepts.')
 
 export function createLinkHost(options: LinkHostOptions): LinkHost {
   const { streams } = options
-  const routes = createRoutes(options)
+  const routes = new LinkRoutes(options)
   const links = new Set<ServedLink>()
   let admission: Admission | undefined
   let times: LinkTimes | undefined
@@ -42,7 +39,7 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       admission = admitting
       times = ticking
     },
-    add: routes.add,
+    add: (served) => routes.add(served),
     wants: ({ method, url, headers }) =>
       admission !== undefined &&
       method === 'GET' &&
@@ -59,8 +56,8 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
         if (streams.ending) throw stopping({ retryable: true })
         socket.write(`HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: ${linkProtocol}\r\n\r\n`)
         if ('setNoDelay' in socket && typeof socket.setNoDelay === 'function') socket.setNoDelay(true)
-        const link = new ServedLink(socket, head, routes, admitting, options, () => links.delete(link), times)
-        links.add(link)
+        const closed = (link: ServedLink): void => void links.delete(link)
+        links.add(new ServedLink(socket, head, { options, routes, admission: admitting, times, closed }))
       }
       if (!admission || !host.wants(request)) return void socket.destroy()
       admitted(admission).catch((error: unknown) => {
@@ -78,39 +75,4 @@ function refuse(socket: Duplex, error: AppError, requestId: string): void {
   socket.end(
     `HTTP/1.1 ${error.status} Refused\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
   )
-}
-
-type Part = 'params' | 'querystring' | 'headers' | 'body'
-
-function createRoutes({ compile, parse, bodyLimit }: LinkHostOptions): Routes {
-  const served = new Map<string, ServedRoute>()
-  // A schema is compiled when it is first needed: most routes are never asked for over a link.
-  const checks = new WeakMap<object, ReturnType<typeof compile>>()
-  const check = (route: Route, httpPart: Part, schema: object | undefined, value: unknown): unknown => {
-    if (!schema) return value
-    let valid = checks.get(schema)
-    if (!valid) checks.set(schema, (valid = compile({ schema, httpPart, method: route.method, url: route.path })))
-    if (valid(value) === true) return value
-    const { errors } = valid as unknown as { errors?: FastifySchemaValidationError[] }
-    throw Object.assign(new Error('invalid'), { validation: errors ?? [], validationContext: httpPart })
-  }
-  return {
-    add(one) {
-      served.set(`${one.route.method} ${one.route.path}`, one)
-    },
-    find(name) {
-      const found = served.get(name)
-      if (!found) throw notFound({ message: 'No route answers this.' })
-      return found
-    },
-    read({ route }, line, bytes) {
-      if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw tooLarge()
-      return {
-        params: check(route, 'params', route.params, line.params ?? {}),
-        query: check(route, 'querystring', route.query, line.query ?? {}),
-        headers: check(route, 'headers', route.headers, line.headers ?? {}) as AnyCall['headers'],
-        body: route.bytes ? Buffer.from(bytes) : check(route, 'body', route.body, route.body && parse(bytes)),
-      }
-    },
-  }
 }

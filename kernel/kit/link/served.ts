@@ -1,18 +1,19 @@
 import { randomUUID } from 'node:crypto'
 import type { Duplex } from 'node:stream'
-import type { FastifyBaseLogger, FastifySchemaCompiler } from 'fastify'
+import type { FastifyBaseLogger, FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import type { Caller } from '#contracts/auth'
-import { errorBody, failureOf, notFound } from '../../errors.ts'
+import type { Route } from '#contracts/wire/route'
+import { appError, errorBody, failureOf, notFound } from '../../errors.ts'
 import type { OpenStream, StreamEnd, StreamRegistry } from '../../streams.ts'
 import type { Admission, AnyCall, Answered, ServedRoute } from '../call.ts'
 import type { RequestLine } from './caller.ts'
 import {
   Connection,
+  type Frames,
   initialCredit,
   kinds,
   LinkError,
   type LinkTimes,
-  linkTimes,
   maxDataBytes,
   maxStreams,
   reasonOf,
@@ -31,11 +32,53 @@ export interface LinkHostOptions {
   readonly bodyLimit: number
 }
 
-export interface Routes {
-  add(served: ServedRoute): void
-  find(name: string): ServedRoute
+const tooLarge = appError('body_too_large', 413, 'The request body is larger than this route accepts.')
+
+type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
+
+/** The routes of a listener, for its links. */
+export class LinkRoutes {
+  readonly #options: LinkHostOptions
+  readonly #served = new Map<string, ServedRoute>()
+  /** A schema is compiled when it is first needed: most routes are never asked for over a link. */
+  readonly #checks = new WeakMap<object, ReturnType<FastifySchemaCompiler<unknown>>>()
+
+  constructor(options: LinkHostOptions) {
+    this.#options = options
+  }
+
+  add(one: ServedRoute): void {
+    this.#served.set(`${one.route.method} ${one.route.path}`, one)
+  }
+  find(name: string): ServedRoute {
+    const found = this.#served.get(name)
+    if (!found) throw notFound({ message: 'No route answers this.' })
+    return found
+  }
   /** The call's parts, checked as over HTTP. Throws an AppError or what Fastify throws. */
-  read(served: ServedRoute, line: RequestLine, body: Buffer): Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
+  read({ route }: ServedRoute, line: RequestLine, bytes: Buffer): Parts {
+    const { parse, bodyLimit } = this.#options
+    if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw tooLarge()
+    return {
+      params: this.#check(route, 'params', route.params, line.params ?? {}),
+      query: this.#check(route, 'querystring', route.query, line.query ?? {}),
+      headers: this.#check(route, 'headers', route.headers, line.headers ?? {}) as AnyCall['headers'],
+      body: route.bytes ? Buffer.from(bytes) : this.#check(route, 'body', route.body, route.body && parse(bytes)),
+    }
+  }
+  #check(
+    { method, path: url }: Route,
+    httpPart: 'params' | 'querystring' | 'headers' | 'body',
+    schema: object | undefined,
+    value: unknown,
+  ): unknown {
+    if (!schema) return value
+    let valid = this.#checks.get(schema)
+    if (!valid) this.#checks.set(schema, (valid = this.#options.compile({ schema, httpPart, method, url })))
+    if (valid(value) === true) return value
+    const { errors } = valid as unknown as { errors?: FastifySchemaValidationError[] }
+    throw Object.assign(new Error('invalid'), { validation: errors ?? [], validationContext: httpPart })
+  }
 }
 
 /** How long exchanges that were begun may take when the listener closes. */
@@ -46,36 +89,27 @@ export const newRequestId = (): string => `req_${randomUUID().slice(24)}`
 /** How JSON writes a NUL. */
 const nul = '\\u0000'
 
-/** The answering end of one link. */
-export class ServedLink {
-  readonly routes: Routes
-  readonly admission: Admission
+/** What the links of a listener have in common. */
+export interface Serving {
   readonly options: LinkHostOptions
-  readonly #connection: Connection
+  readonly routes: LinkRoutes
+  readonly admission: Admission
+  readonly times: LinkTimes | undefined
+  closed(link: ServedLink): void
+}
+
+/** The answering end of one link. */
+export class ServedLink implements Frames {
+  readonly serving: Serving
+  readonly connection: Connection
   readonly #open = new Map<number, Exchange>()
-  readonly #onClosed: () => void
   #last = 0
   #leaving = false
   #empty: (() => void) | undefined
 
-  constructor(
-    socket: Duplex,
-    head: Buffer,
-    routes: Routes,
-    admission: Admission,
-    options: LinkHostOptions,
-    onClosed: () => void,
-    times: LinkTimes = linkTimes,
-  ) {
-    this.routes = routes
-    this.admission = admission
-    this.options = options
-    this.#onClosed = onClosed
-    const use = {
-      frame: (...frame: [number, number, Buffer]) => this.#frame(...frame),
-      closed: () => this.#closed(),
-    }
-    this.#connection = new Connection(socket, head, use, times)
+  constructor(socket: Duplex, head: Buffer, serving: Serving) {
+    this.serving = serving
+    this.connection = new Connection(socket, head, this, serving.times)
   }
 
   remove(id: number): void {
@@ -85,7 +119,7 @@ export class ServedLink {
 
   async end(): Promise<void> {
     this.#leaving = true
-    this.#connection.send(kinds.leave, 0, u32(this.#last))
+    this.connection.send(kinds.leave, 0, u32(this.#last))
     if (this.#open.size > 0) {
       let late: NodeJS.Timeout | undefined
       await new Promise<void>((resolve) => {
@@ -94,10 +128,10 @@ export class ServedLink {
       })
       clearTimeout(late)
     }
-    this.#connection.end()
+    this.connection.end()
   }
 
-  #frame(kind: number, id: number, payload: Buffer): void {
+  frame(kind: number, id: number, payload: Buffer): void {
     if (kind === kinds.open) return this.#begin(id, payload)
     if (kind !== kinds.reset && kind !== kinds.credit) throw new LinkError('a frame is of no known kind')
     if (id === 0 || id > this.#last) throw new LinkError('a frame is of no exchange')
@@ -110,41 +144,64 @@ export class ServedLink {
     if (id <= this.#last) throw new LinkError('an exchange was begun twice')
     const size = payload.readUInt32BE(0)
     const text = payload.subarray(4, 4 + size)
-    const line = this.options.parse(text) as RequestLine | undefined
+    const line = this.serving.options.parse(text) as RequestLine | undefined
     if (typeof line?.route !== 'string') throw new LinkError('a request line is none')
-    if (this.#leaving || this.options.streams.ending || this.#open.size >= maxStreams) {
+    if (this.#leaving || this.serving.options.streams.ending || this.#open.size >= maxStreams) {
       // Nothing of it was begun; whoever asked may ask somebody else.
-      this.#connection.send(kinds.reset, id, Buffer.of(resets.refused))
+      this.connection.send(kinds.reset, id, Buffer.of(resets.refused))
       if (!this.#leaving) this.#last = id
       return
     }
     this.#last = id
-    const open = new Exchange(id, this.#connection, this)
+    const open = new Exchange(id, this)
     this.#open.set(id, open)
-    void open.run(line, payload.subarray(4 + size), text.includes(nul))
+    open.begin(line, payload.subarray(4 + size), text.includes(nul))
   }
 
-  #closed(): void {
-    this.#onClosed()
+  closed(): void {
+    this.serving.closed(this)
     for (const open of this.#open.values()) open.leave('client_gone' satisfies StreamEnd)
     this.#empty?.()
   }
 }
 
-/** One request and its answer, on the answering side. */
-class Exchange {
+/**
+ * One request and its answer, on the answering side. Its lines are a stream as over HTTP: it ends in order when the server
+ * stops, and is cut when its reader stays away for too long.
+ */
+class Exchange implements OpenStream {
+  readonly heartbeat = undefined
+  readonly heartbeatMs = Infinity
+  readonly lastWrite = 0
+  blockedSince: number | undefined
+  done: Promise<void> = Promise.resolve()
   readonly #id: number
-  readonly #connection: Connection
   readonly #link: ServedLink
   #abort: AbortController | undefined
   #left: string | undefined
   #credit = initialCredit
   #granted: (() => void) | undefined
 
-  constructor(id: number, connection: Connection, link: ServedLink) {
+  constructor(id: number, link: ServedLink) {
     this.#id = id
-    this.#connection = connection
     this.#link = link
+  }
+
+  get abort(): AbortController {
+    if (!this.#abort) {
+      this.#abort = new AbortController()
+      if (this.#left !== undefined) this.#abort.abort(this.#left)
+    }
+    return this.#abort
+  }
+  get raw(): OpenStream['raw'] {
+    return this
+  }
+  /** Has no heartbeat. */
+  write(): void {}
+  destroy(): void {
+    this.#send(kinds.reset, Buffer.of(resets.broken))
+    this.leave('client_gone' satisfies StreamEnd)
   }
 
   grant(bytes: number): void {
@@ -161,124 +218,113 @@ class Exchange {
     this.#granted?.()
   }
 
-  async run(line: RequestLine, bytes: Buffer, nul: boolean): Promise<void> {
-    const { routes, admission, options } = this.#link
+  /** What was asked is let go of when it is answered: its lines may go on for long. */
+  begin(line: RequestLine, bytes: Buffer, nul: boolean): void {
+    const { route } = line
+    const { logRequests, log } = this.#link.serving.options
     const began = performance.now()
-    let status = 204
-    try {
-      // No id and no text of ours holds a NUL: as over HTTP.
-      if (nul) throw notFound()
-      const served = routes.find(line.route)
-      const caller = admission.callerOf(served.route.access, line.headers ?? {})
-      const call = this.#call(caller, routes.read(served, line, bytes))
-      const answered = await served.handle(call)
-      status = served.route.reply.status
-      await this.#answer(status, answered ?? {})
-    } catch (error) {
-      const requestId = newRequestId()
-      const told = failureOf(error, { requestId, route: line.route, log: options.log })
-      status = told.status
-      const headers = { ...told.headers, 'content-type': 'application/json', 'x-request-id': requestId }
-      this.#send(kinds.head, Buffer.from(JSON.stringify([status, headers])))
-      await this.#write(Buffer.from(JSON.stringify(errorBody(told, requestId))))
-      this.#send(kinds.end)
-    } finally {
-      if (this.#left === undefined) this.#link.remove(this.#id)
-      if (options.logRequests) {
-        const ms = Math.round((performance.now() - began) * 10) / 10
-        options.log.info({ link: true, route: line.route, status, ms }, 'request')
-      }
-    }
+    void this.#handle(line, bytes, nul)
+      .then(({ status, answered }) => this.#answer(status, answered))
+      .catch((error: unknown) => this.#fail(error, route))
+      .then((status) => {
+        if (this.#left === undefined) this.#link.remove(this.#id)
+        if (!logRequests) return
+        log.info({ link: true, route, status, ms: Math.round((performance.now() - began) * 10) / 10 }, 'request')
+      })
   }
 
-  #call(caller: Caller | undefined, parts: Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>): AnyCall {
-    const controller = (): AbortController => this.#controller()
+  async #handle(line: RequestLine, bytes: Buffer, nul: boolean): Promise<{ status: number; answered: Answered }> {
+    const { routes, admission } = this.#link.serving
+    // No id and no text of ours holds a NUL: as over HTTP.
+    if (nul) throw notFound()
+    const served = routes.find(line.route)
+    const { access } = served.route
+    if (!admission.callerOf && access !== 'network' && access !== 'public') throw notFound()
+    const caller = admission.callerOf?.(access, line.headers ?? {})
+    const call = this.#call(caller, routes.read(served, line, bytes))
+    return { status: served.route.reply.status, answered: (await served.handle(call)) ?? {} }
+  }
+
+  #call(caller: Caller | undefined, parts: Parts): AnyCall {
+    const signal = (): AbortSignal => this.abort.signal
     return {
       ...parts,
+      wantsLines: true,
       get caller() {
         if (!caller) throw new Error('a route asks who calls, where nobody is told apart')
         return caller
       },
       get signal() {
-        return controller().signal
+        return signal()
       },
-      wantsLines: true,
     }
   }
 
-  #controller(): AbortController {
-    if (!this.#abort) {
-      this.#abort = new AbortController()
-      if (this.#left !== undefined) this.#abort.abort(this.#left)
-    }
-    return this.#abort
-  }
-
-  async #answer(status: number, { headers, json, bytes, type, lines }: Answered): Promise<void> {
+  async #answer(status: number, { headers, json, bytes, type, lines }: Answered): Promise<number> {
     const contentType = lines ? 'application/x-ndjson' : (type ?? (json === undefined ? undefined : 'application/json'))
-    const head = [status, { ...headers, ...(contentType === undefined ? {} : { 'content-type': contentType }) }]
-    const body = json === undefined ? bytes : Buffer.from(JSON.stringify(json))
-    this.#send(kinds.head, Buffer.from(JSON.stringify(head)))
-    if (lines) return this.#stream(lines)
+    this.#head(status, { ...headers, ...(contentType === undefined ? {} : { 'content-type': contentType }) })
+    if (lines) await this.#stream(lines)
+    else await this.#end(json === undefined ? bytes : Buffer.from(JSON.stringify(json)))
+    return status
+  }
+
+  async #fail(error: unknown, route: string): Promise<number> {
+    const requestId = newRequestId()
+    const told = failureOf(error, { requestId, route, log: this.#link.serving.options.log })
+    this.#head(told.status, { ...told.headers, 'content-type': 'application/json', 'x-request-id': requestId })
+    await this.#end(Buffer.from(JSON.stringify(errorBody(told, requestId))))
+    return told.status
+  }
+
+  #head(status: number, headers: object): void {
+    this.#send(kinds.head, Buffer.from(JSON.stringify([status, headers])))
+  }
+
+  async #end(body: Uint8Array | undefined): Promise<void> {
     if (body) await this.#write(body)
     this.#send(kinds.end)
   }
 
-  /** As a stream over HTTP: it ends in order when the server stops, and is cut when its reader stays away for too long. */
   #stream(lines: AsyncIterable<Buffer>): Promise<void> {
-    const { streams, log } = this.#link.options
-    const open: OpenStream = {
-      abort: this.#controller(),
-      raw: { destroy: () => this.#cut(), write: () => undefined },
-      heartbeat: undefined,
-      heartbeatMs: Infinity,
-      lastWrite: 0,
-      blockedSince: undefined,
-      done: Promise.resolve(),
-    }
-    const remove = streams.add(open)
-    open.done = this.#pump(lines, open)
+    const { streams, log } = this.#link.serving.options
+    const remove = streams.add(this)
+    this.done = this.#pump(lines)
       .catch((err: unknown) => {
-        if (!open.abort.signal.aborted) log.error({ err }, 'stream failed')
-        this.#cut()
+        if (!this.abort.signal.aborted) log.error({ err }, 'stream failed')
+        this.destroy()
       })
       .finally(remove)
-    return open.done
+    return this.done
   }
 
-  async #pump(lines: AsyncIterable<Buffer>, open: OpenStream): Promise<void> {
+  async #pump(lines: AsyncIterable<Buffer>): Promise<void> {
     for await (const chunk of lines) {
       if (this.#left !== undefined) return
       const blocked = this.#write(chunk)
       if (blocked) {
-        open.blockedSince = Date.now()
+        this.blockedSince = Date.now()
         await blocked
-        open.blockedSince = undefined
+        this.blockedSince = undefined
         if (this.#left !== undefined) return
       }
     }
     this.#send(kinds.end)
   }
 
-  #cut(): void {
-    this.#send(kinds.reset, Buffer.of(resets.broken))
-    this.leave('client_gone' satisfies StreamEnd)
-  }
-
   #send(kind: (typeof kinds)[keyof typeof kinds], payload?: Buffer): void {
-    if (this.#left === undefined) this.#connection.send(kind, this.#id, payload)
+    if (this.#left === undefined) this.#link.connection.send(kind, this.#id, payload)
   }
 
   /** Undefined: all of it is on its way. Else resolves when that is so, or the caller has left. */
   #write(chunk: Uint8Array): Promise<void> | undefined {
     const rest = this.#push(Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength))
-    return rest.length === 0 && !this.#connection.full ? undefined : this.#writeRest(rest)
+    return rest.length === 0 && !this.#link.connection.full ? undefined : this.#writeRest(rest)
   }
 
   async #writeRest(chunk: Buffer): Promise<void> {
     let rest = chunk
     for (;;) {
-      if (this.#connection.full) await this.#connection.room()
+      if (this.#link.connection.full) await this.#link.connection.room()
       if (this.#left !== undefined || rest.length === 0) return
       if (this.#credit <= 0) {
         await new Promise<void>((resolve) => {
@@ -293,7 +339,7 @@ class Exchange {
   /** As much as may be sent now; answers what may not. */
   #push(chunk: Buffer): Buffer {
     let rest = chunk
-    while (rest.length > 0 && this.#left === undefined && this.#credit > 0 && !this.#connection.full) {
+    while (rest.length > 0 && this.#left === undefined && this.#credit > 0 && !this.#link.connection.full) {
       const part = rest.subarray(0, Math.min(rest.length, this.#credit, maxDataBytes))
       this.#send(kinds.data, part)
       this.#credit -= part.length

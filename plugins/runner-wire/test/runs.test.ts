@@ -69,10 +69,10 @@ for (const links of [false, true]) {
     const { peer, ended } = await holding(t, links)
     const cases = [
       [0, 'gone', links ? 'cancelled' : 'client_gone'],
-      [5_000, leaving, leaving],
+      [5_000, leaving, links ? leaving : 'client_gone'],
       // A closed connection says nothing: the run stays for whoever comes.
-      [5_000, 'gone', links ? 'cancelled' : leaving],
-      [5_000, 'timeout', links ? 'timeout' : leaving],
+      [5_000, 'gone', links ? 'cancelled' : 'client_gone'],
+      [5_000, 'timeout', links ? 'timeout' : 'client_gone'],
     ] as const
     for (const [keepMs, reason, heard] of cases) {
       const reader = new AbortController()

@@ -1,8 +1,9 @@
 import type { Static } from '@sinclair/typebox'
-import { type App, appError, isAppError } from '#kernel'
+import { type App, appError, isAppError, notFound } from '#kernel'
+import { newId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
-import { leaving, type RunnerService, type RunnerSession, type RunnerSessions } from '#contracts/runner'
-import type { StateBundle } from '#contracts/runtime'
+import type { RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
+import type { Sidecars } from '#contracts/sidecar'
 import type { Toolkit } from '#contracts/tools'
 import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import type { WireSession } from '#contracts/wire/runner-bodies'
@@ -15,23 +16,85 @@ const unknownProfile = appError('unknown_profile', 404)
 const badState = appError('invalid_request', 400, 'stateB64 is not base64.')
 const noState = appError('no_state', 404, 'The session has no state to export.')
 const exportFailed = appError('state_export_failed', 500, 'The sidecar did not give the state out.')
+/** Of specification 7: a substrate that does not answer is a failure of the runner, whatever it calls it itself. */
+const leaseUnreadable = appError('upstream', 502, 'The substrate of the sandbox does not answer; try again.')
+// The strings of specification 4.22.
+const noVfsSession = appError('no vfs session', 404)
+const noSandboxWorker = appError('no sandbox worker', 404)
 
-interface Sessions {
+interface Runner {
   readonly core: RunnerService
   readonly sessions: RunnerSessions
+  readonly sidecars: Sidecars
   readonly toolkit: Toolkit
   readonly log: { warn(fields: object, message: string): void }
 }
 
-/** Sessions in this runner's memory, their runs, their state out of it and into it, and their tools. */
-export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessions): void {
-  /** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
-  const sessionOf = (tenantId: string, id: string): RunnerSession => {
-    const session = sessions.get(id)
-    if (session?.tenantId !== tenantId) throw unknownSession()
-    return session
-  }
+/** What this runner is and can, what conductors tell it, and what its sessions hold outside of it. Counts are across tenants. */
+export function runnerRoutes(app: App, { core, sessions, sidecars }: Runner): void {
+  serve(app, runnerWire.info, async () => ({ json: await core.info() }))
 
+  serve(app, runnerWire.runtimes, async () => {
+    await sidecars.runtimes()
+    const counts = new Map<string, number>()
+    for (const { profile } of sessions.list()) counts.set(profile.runtime, (counts.get(profile.runtime) ?? 0) + 1)
+    return {
+      json: sidecars
+        .slots()
+        .map(({ runtime, mode, url }) => ({ runtime, mode, url, activeSessions: counts.get(runtime) ?? 0 })),
+    }
+  })
+
+  serve(app, runnerWire.topology, async () => ({ json: await core.topology() }))
+
+  serve(app, runnerWire.profiles, ({ headers }) => ({ json: [...core.profiles(headers[tenantHeader])] }))
+  serve(app, runnerWire.putProfile, ({ headers, body }) => core.putProfile(headers[tenantHeader], body))
+  serve(app, runnerWire.deleteProfile, ({ headers, params }) => core.deleteProfile(headers[tenantHeader], params.name))
+
+  serve(app, runnerWire.pools, ({ headers }) => ({ json: [...core.pools(headers[tenantHeader])] }))
+  serve(app, runnerWire.putPool, async ({ headers, body }) => {
+    const pool = { ...body, id: body.id ?? newId('pool') }
+    await core.putPool(headers[tenantHeader], pool)
+    return { json: pool }
+  })
+  serve(app, runnerWire.deletePool, async ({ headers, params }) => {
+    const tenantId = headers[tenantHeader]
+    if (!core.pools(tenantId).some(({ id }) => id === params.id)) throw notFound()
+    await core.deletePool(tenantId, params.id)
+  })
+
+  serve(app, runnerWire.takeBroadcast, async ({ headers, body }) => ({
+    json: { revision: await core.takeBroadcast(headers[tenantHeader], body) },
+  }))
+  serve(app, runnerWire.behind, async ({ body }) => ({ json: { tenants: await core.behind(body.revisions) } }))
+
+  // The answers for a VirtualFS without a manager, which is what a runner has here.
+  serve(app, runnerWire.vfsLeases, () => ({ json: [] }))
+  serve(app, runnerWire.vfsLease, () => {
+    throw noVfsSession()
+  })
+
+  serve(app, runnerWire.workerLeases, async ({ headers }) => {
+    const leases = await read(core.workerLeases(headers[tenantHeader]))
+    return { json: leases.toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1)) }
+  })
+  serve(app, runnerWire.workerLease, async ({ headers, params }) => {
+    const lease = await read(core.workerLease(headers[tenantHeader], params.id))
+    if (!lease) throw noSandboxWorker()
+    return { json: lease }
+  })
+  serve(app, runnerWire.invalidateSandbox, async ({ body }) => ({
+    json: { invalidated: await core.invalidateSandbox(body.provider, body.sandboxId) },
+  }))
+}
+
+const read = <T>(lease: Promise<T>): Promise<T> =>
+  lease.catch((cause: unknown) => {
+    throw isAppError(cause) && cause.status < 500 ? cause : leaseUnreadable({ cause })
+  })
+
+/** Sessions in this runner's memory, and their state out of it and into it. */
+export function sessionRoutes(app: App, { core, sessions, log }: Runner): void {
   serve(app, runnerWire.sessions, ({ headers }) => ({
     json: sessions
       .list()
@@ -42,11 +105,11 @@ export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessio
     json: onWire(core.createSession(headers[tenantHeader], body.profileName)),
   }))
   serve(app, runnerWire.getSession, ({ headers, params }) => ({
-    json: onWire(sessionOf(headers[tenantHeader], params.id)),
+    json: onWire(sessionOf(sessions, headers[tenantHeader], params.id)),
   }))
   serve(app, runnerWire.deleteSession, ({ headers, params }) => core.deleteSession(headers[tenantHeader], params.id))
   serve(app, runnerWire.sessionHealth, async ({ headers, params }) => {
-    const session = sessionOf(headers[tenantHeader], params.id)
+    const session = sessionOf(sessions, headers[tenantHeader], params.id)
     try {
       await core.checkSession(session)
       return { json: { healthy: true } }
@@ -61,7 +124,7 @@ export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessio
     const profile = body.profile ?? core.profiles(tenantId).find(({ name }) => name === body.profileName)
     if (!profile || profile.name !== body.profileName) throw unknownProfile()
     const bytes = body.stateB64 === undefined ? undefined : decode(body.stateB64)
-    const bundle: StateBundle | undefined = bytes && {
+    const bundle = bytes && {
       bytes,
       contentType: body.contentType ?? contentTypeOf(profile),
       ...(body.runtimeSessionId === undefined ? {} : { runtimeSessionId: body.runtimeSessionId }),
@@ -82,49 +145,48 @@ export function sessionRoutes(app: App, { core, sessions, toolkit, log }: Sessio
     const { bytes, contentType, runtimeSessionId: handle } = bundle
     return { bytes, type: contentType, headers: handle === undefined ? {} : { [runtimeSessionIdHeader]: handle } }
   })
+}
+
+/** The runs of sessions, and the tools that they use. */
+export function runRoutes(app: App, { core, sessions, toolkit }: Runner): void {
+  // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
+  serve(app, runnerWire.execute, async ({ headers, body, signal }) => ({
+    lines: await begun(core.execute(headers[tenantHeader], body, signal)),
+  }))
+  serve(app, runnerWire.attach, async ({ headers, body, signal }) => ({
+    lines: await begun(core.attach(headers[tenantHeader], body, signal)),
+  }))
+  serve(app, runnerWire.cancelRun, ({ headers, params, query }) =>
+    core.cancelRun(headers[tenantHeader], params.runId, query.reason),
+  )
 
   serve(app, runnerWire.toolSpecs, () => ({ json: [...toolkit.specs()] }))
   serve(app, runnerWire.sessionToolSpecs, ({ headers, params }) => ({
-    json: sessions.toolSpecs(sessionOf(headers[tenantHeader], params.id)),
+    json: sessions.toolSpecs(sessionOf(sessions, headers[tenantHeader], params.id)),
   }))
   // A tool's own failure is 200 with `ok: false`; other statuses are the wire's.
   serve(app, runnerWire.invokeTool, async ({ headers, params, body, signal }) => {
-    const session = sessionOf(headers[tenantHeader], params.id)
+    const session = sessionOf(sessions, headers[tenantHeader], params.id)
     return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal) } }
   })
 
   // Tool calls that wait for a run of another profile: a conductor reads of one in the run's events, starts it and answers.
   serve(app, runnerWire.delegations, async ({ headers, params }) => {
-    const { id, tenantId } = sessionOf(headers[tenantHeader], params.id)
+    const { id, tenantId } = sessionOf(sessions, headers[tenantHeader], params.id)
     return { json: [...(await core.delegations(tenantId, id))] }
   })
   serve(app, runnerWire.answerDelegation, async ({ headers, params, body }) => {
-    const { id, tenantId } = sessionOf(headers[tenantHeader], params.id)
+    const { id, tenantId } = sessionOf(sessions, headers[tenantHeader], params.id)
     const { id: delegationId, ...answer } = body
     await core.answerDelegation(tenantId, id, delegationId, answer)
   })
-
-  // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
-  serve(app, runnerWire.execute, async ({ headers, body, signal }) => ({
-    lines: await begun(core.execute(headers[tenantHeader], body, body.keepMs ? left(signal) : signal)),
-  }))
-
-  serve(app, runnerWire.attach, async ({ headers, body, signal }) => ({
-    lines: await begun(core.attach(headers[tenantHeader], body, left(signal))),
-  }))
-
-  serve(app, runnerWire.cancelRun, ({ headers, params, query }) =>
-    core.cancelRun(headers[tenantHeader], params.runId, query.reason),
-  )
 }
 
-/** Of a run that is kept: a reader whose connection is gone leaves it to another one. Who wants it to end says so. */
-function left(signal: AbortSignal): AbortSignal {
-  const reader = new AbortController()
-  const pass = (): void => reader.abort(signal.reason === 'client_gone' ? leaving : signal.reason)
-  if (signal.aborted) pass()
-  else signal.addEventListener('abort', pass, { once: true })
-  return reader.signal
+/** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
+function sessionOf(sessions: RunnerSessions, tenantId: string, id: string): RunnerSession {
+  const session = sessions.get(id)
+  if (session?.tenantId !== tenantId) throw unknownSession()
+  return session
 }
 
 /** Named one by one: a runner's session may hold more than is anybody's business. */
