@@ -62,6 +62,8 @@ const headerBytes = 9
 const closeMs = 1_000
 /** Bytes that wait for the end of the turn beyond which whoever sends has to wait. */
 const highWater = 1024 * 1024
+/** A payload that is as large is written as it is: to copy it would cost more than a piece of its own. */
+const largePayload = 8 * 1024
 
 export interface LinkTimes {
   /** Silence after which the peer is asked whether it is there. */
@@ -92,6 +94,8 @@ export class Connection {
   #closed = false
   #out: { kind: Kind; stream: number; payload: Buffer | undefined }[] = []
   #outBytes = 0
+  /** Of them those of payloads that are written as they are. */
+  #largeBytes = 0
   #scheduled = false
   #full = false
   #waiting: (() => void)[] = []
@@ -133,7 +137,9 @@ export class Connection {
   send(kind: Kind, stream: number, payload?: Buffer): void {
     if (this.#closed) return
     this.#out.push({ kind, stream, payload })
-    this.#outBytes += headerBytes + (payload?.length ?? 0)
+    const length = payload?.length ?? 0
+    this.#outBytes += headerBytes + length
+    if (length >= largePayload) this.#largeBytes += length
     if (this.#scheduled) return
     this.#scheduled = true
     setImmediate(() => this.#flush())
@@ -177,18 +183,27 @@ export class Connection {
   #flush(): void {
     this.#scheduled = false
     if (this.#closed || this.#out.length === 0) return
-    const bytes = Buffer.allocUnsafe(this.#outBytes)
+    const bytes = Buffer.allocUnsafe(this.#outBytes - this.#largeBytes)
     let at = 0
+    let written = 0
+    if (this.#largeBytes > 0) this.#socket.cork()
     for (const { kind, stream, payload } of this.#out) {
       bytes.writeUInt32BE(payload?.length ?? 0, at)
       bytes[at + 4] = kind
       bytes.writeUInt32BE(stream, at + 5)
       at += headerBytes
-      if (payload) at += payload.copy(bytes, at)
+      if (!payload) continue
+      if (payload.length < largePayload) at += payload.copy(bytes, at)
+      else {
+        this.#socket.write(bytes.subarray(written, at))
+        if (!this.#socket.write(payload)) this.#full = true
+        written = at
+      }
     }
+    if (written < at && !this.#socket.write(bytes.subarray(written, at))) this.#full = true
+    if (this.#largeBytes > 0) this.#socket.uncork()
     this.#out = []
-    this.#outBytes = 0
-    if (!this.#socket.write(bytes)) this.#full = true
+    this.#outBytes = this.#largeBytes = 0
     this.#wake()
   }
 
