@@ -39,7 +39,7 @@ const defaultMaxSteps = 16
  * and resolves after an in-band failure, where the commit-once rule of specification 4.23 needs to know.
  */
 export const createTurns = (deps: RunDeps) =>
-  async function* (envelope: RunEnvelope, signal: AbortSignal): Events {
+  async function* turn(envelope: RunEnvelope, signal: AbortSignal): Events {
     const run = new Run(envelope, signal, deps)
     try {
       yield* run.begin()
