@@ -107,11 +107,12 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
     uploads = true
     app.server.requestTimeout = 0
   })
-  app.addHook('onRequest', async (request, reply) => {
+  app.addHook('onRequest', (request, reply, done) => {
     void reply.header('x-request-id', request.id)
-    if (streams.ending) throw stopping({ headers: { connection: 'close', 'retry-after': '1' } })
-    if (request.url.includes('%00')) throw withNul(request.url)
+    if (streams.ending) return done(stopping({ headers: { connection: 'close', 'retry-after': '1' } }))
+    if (request.url.includes('%00')) return done(withNul(request.url))
     if (uploads) arrivals.begin(request)
+    done()
   })
   if (logRequests) {
     app.addHook('onResponse', async (request, reply) => {

@@ -1,4 +1,4 @@
-import { createHash, randomBytes, randomUUID } from 'node:crypto'
+import { hash, randomUUID } from 'node:crypto'
 
 /** Ids that a client may choose (runs, sessions): 1-128 letters, digits, underscore, hyphen. Specification 2.5. */
 export const clientIdPattern = '^[A-Za-z0-9_-]{1,128}$'
@@ -27,10 +27,10 @@ export const isId = (prefix: IdPrefix, text: string): boolean =>
   text.startsWith(`${prefix}_`) && /^[0-9a-z]{33}$/.test(text.slice(prefix.length + 1))
 
 /** First 8 hex characters of SHA-256 of the runner's base URL: how any conductor routes a session. Specification 2.5. */
-export const runnerHash = (baseUrl: string): string => createHash('sha256').update(baseUrl).digest('hex').slice(0, 8)
+export const runnerHash = (baseUrl: string): string => hash('sha256', baseUrl).slice(0, 8)
 
 /** `sess-<runnerHash>-<8hex>`. */
-export const newSessionId = (hash: string): string => `sess-${hash}-${randomBytes(4).toString('hex')}`
+export const newSessionId = (runner: string): string => `sess-${runner}-${randomUUID().slice(0, 8)}`
 
 /** The runner hash inside a session id, or undefined when the id has another form. */
 export const hashOfSession = (sessionId: string): string | undefined =>

@@ -112,7 +112,7 @@ const freshness = prepared('run-start-fresh', `SELECT ${isFresh} AS fresh FROM t
 
 /** Values of a new row of `runs`. */
 export function runValues({ tenantId, runId, sessionId, task }: Omit<StartRun, 'create'>) {
-  const input = promptFieldsOf(task)
+  const input = task.attachments || task.responseFormat ? promptFieldsOf(task) : undefined
   return {
     tenant: tenantId,
     run: runId,

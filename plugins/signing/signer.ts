@@ -1,4 +1,4 @@
-import { createHash, createHmac, createSecretKey, type KeyObject, randomBytes, timingSafeEqual } from 'node:crypto'
+import { createHmac, createSecretKey, hash, type KeyObject, randomBytes, timingSafeEqual } from 'node:crypto'
 import { isAppError, unauthorized, unavailable } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import { signedHeaders, type SignedParts, type Signer, type SigningFamily } from '#contracts/signing'
@@ -101,7 +101,7 @@ function signedText(
   { keyId, timestamp, nonce, tenant }: Record<Exclude<Field, 'signature'>, string>,
   { method, target, body }: Omit<SignedParts, 'tenant'>,
 ): string {
-  const bodyHash = createHash('sha256').update(body).digest('hex')
+  const bodyHash = hash('sha256', body, 'hex')
   return ['AO-HMAC-SHA256-V1', family, keyId, timestamp, nonce, tenant, method.toUpperCase(), target, bodyHash].join(
     '\n',
   )
