@@ -95,10 +95,10 @@ export class Admission {
   readonly #database: Database
   readonly #tokens: Tokens
   readonly #log: FastifyBaseLogger
-  /** Keys by tenant whose last use has to be recorded: it may be known a second late, and so costs no request anything. */
-  readonly #used = new Map<string, Set<string>>()
+  /** Keys whose use has to be recorded, with their tenants: it may be known a second late, and so costs no request anything. */
+  readonly #used = new Map<string, string>()
   #timer: NodeJS.Timeout | undefined
-  #recording: Promise<void> | undefined
+  #recording = Promise.resolve()
 
   constructor(database: Database, tokens: Tokens, log: FastifyBaseLogger) {
     this.#database = database
@@ -138,7 +138,7 @@ export class Admission {
     try {
       const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values })
       if (found?.slug !== slug) return undefined
-      if (found.unrecorded) this.#use(tenantId, found.keyId)
+      if (found.unrecorded) this.#used.set(found.keyId, tenantId)
       return { tenantId, keyId: found.keyId, agent: found }
     } catch (err) {
       this.#log.error({ err, request_id: request.id }, 'auth.lookup_failed')
@@ -181,31 +181,25 @@ export class Admission {
     }
   }
 
-  #use(tenantId: string, keyId: string): void {
-    const ids = this.#used.get(tenantId)
-    if (ids) ids.add(keyId)
-    else this.#used.set(tenantId, new Set([keyId]))
-  }
   start(): void {
     this.#timer = setInterval(() => void this.#flush(), recordEveryMs).unref()
   }
   async stop(): Promise<void> {
     clearInterval(this.#timer)
-    await this.#recording
     await this.#flush()
   }
   #flush(): Promise<void> {
-    return (this.#recording ??= this.#record()
-      .catch((err: unknown) => this.#log.warn({ err }, 'the use of keys could not be recorded'))
-      .finally(() => {
-        this.#recording = undefined
-      }))
+    return (this.#recording = this.#recording.then(() => this.#record()))
   }
   async #record(): Promise<void> {
-    const noted = [...this.#used]
+    const noted = Map.groupBy(this.#used, ([, tenantId]) => tenantId)
     this.#used.clear()
-    for (const [tenantId, ids] of noted) {
-      await this.#database.batch(tenantId, [{ ...used, values: [tenantId, [...ids]] }])
+    try {
+      for (const [tenantId, keys] of noted) {
+        await this.#database.batch(tenantId, [{ ...used, values: [tenantId, keys.map(([keyId]) => keyId)] }])
+      }
+    } catch (err) {
+      this.#log.warn({ err }, 'the use of keys could not be recorded')
     }
   }
 }

@@ -6,7 +6,7 @@ import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { Admission, createKeyLimit } from './admission.ts'
-import { chatRoutes, createSyncWaits } from './chat.ts'
+import { chatRoutes, SyncWaits } from './chat.ts'
 import { createIngress, createSweep } from './chores.ts'
 import { createMetrics } from './metrics.ts'
 import { createFollower } from './public-run.ts'
@@ -34,7 +34,7 @@ export default definePlugin({
     const sweep = createSweep(database, log)
     const ingress = createIngress(database, log)
     const admission = new Admission(database, tokens, log)
-    const waits = createSyncWaits(stopping, config.drain)
+    const waits = new SyncWaits(stopping, config.drain)
     const common = { database, dispatch, follower, heartbeatMs: config.heartbeat }
     const told = { accepted: ingress.touched, doubtful: sweep.touched }
 
