@@ -51,13 +51,6 @@ const refuse = (text: string, why: string) =>
 /** The runner behind a URL. Its hash is what it reports itself; until it was asked, what its URL would give. */
 export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
   let hash = runnerHash(url)
-  /** For a runner of another maker, which has no pages of changes and is told one by one. */
-  const tell = ({ kind, key, profile, pool }: BroadcastChange, tenant: string): Promise<unknown> => {
-    if (profile) return peer.ask(runnerWire.putProfile, { tenant, body: profile })
-    if (pool) return peer.ask(putPool, { tenant, body: pool })
-    if (kind === 'profile') return peer.ask(runnerWire.deleteProfile, { tenant, params: { name: key } })
-    return peer.ask(runnerWire.deletePool, { tenant, params: { id: key } })
-  }
   return {
     get hash() {
       return hash
@@ -77,7 +70,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     async takeBroadcast(tenant, page) {
       const taken = await peer.ask(runnerWire.takeBroadcast, { tenant, body: page })
       if (taken) return taken.revision
-      for (const change of page.changes) await tell(change, tenant)
+      for (const change of page.changes) await tell(peer, tenant, change)
       return page.revision
     },
     behind: async (revisions) => (await peer.ask(runnerWire.behind, { body: { revisions } }))?.tenants ?? [],
@@ -129,6 +122,14 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
         peer.ask(runnerWire.attach, { tenant, body: { ...from }, signal, endless: true }),
       ),
   }
+}
+
+/** For a runner of another maker, which has no pages of changes and is told one by one. */
+function tell(peer: Peer, tenant: string, { kind, key, profile, pool }: BroadcastChange): Promise<unknown> {
+  if (profile) return peer.ask(runnerWire.putProfile, { tenant, body: profile })
+  if (pool) return peer.ask(putPool, { tenant, body: pool })
+  if (kind === 'profile') return peer.ask(runnerWire.deleteProfile, { tenant, params: { name: key } })
+  return peer.ask(runnerWire.deletePool, { tenant, params: { id: key } })
 }
 
 interface Reading {

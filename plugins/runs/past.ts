@@ -8,22 +8,6 @@ import type { StateBundle } from '#contracts/runtime'
 import type { LogChunk } from '#contracts/runs'
 import { createSandboxUseReader, type SandboxUse } from '#contracts/usage'
 
-/** What the stored log of a run says to those who go on with it. */
-export interface Past {
-  readonly lastSeq: number
-  readonly replay: Replay
-  /** Of what the replay holds, about. */
-  readonly bytes: number
-  /** The first of the trailing texts: what said it was cut off and is done again. */
-  readonly cutFrom: number | undefined
-  /** The conversation handle that was reported last. */
-  readonly runtimeSessionId: string | undefined
-  /** Bodies of the `usage` events, in order. */
-  readonly usage: readonly Record<string, unknown>[]
-  readonly toolCalls: number
-  readonly sandbox: SandboxUse | undefined
-}
-
 type Item = Replay[number]
 
 /** How soon a log that cannot be read is tried again. */
@@ -50,16 +34,12 @@ export async function readPast(deps: PastDeps, { tenantId, runId }: Claim): Prom
 }
 
 async function readOnce(store: RunStore, tenantId: string, runId: string): Promise<Past> {
-  const reader = createReader()
-  let lastSeq = 0
+  const past = new Past()
   for (;;) {
-    const page = await store.readLog(tenantId, runId, lastSeq)
-    const end = page?.chunks.at(-1)
-    if (!page || !end) break
-    for (const chunk of page.chunks) reader.read(chunk)
-    lastSeq = lastSeqOf(end)
+    const page = await store.readLog(tenantId, runId, past.lastSeq)
+    if (!page || page.chunks.length === 0) return past
+    for (const chunk of page.chunks) past.read(chunk)
   }
-  return { lastSeq, ...reader.past() }
 }
 
 /** More than any prompt holds: older turns are left out. */
@@ -89,10 +69,9 @@ export async function readTurns(store: RunStore, claim: Claim): Promise<StateBun
 }
 
 function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun): Turns['turns'][number] {
-  const reader = createReader(true)
-  for (const chunk of log) reader.read(chunk)
-  const rest = reader.rest()
-  const { replay } = reader.past()
+  const past = new Past(true)
+  for (const chunk of log) past.read(chunk)
+  const { rest, replay } = past
   return {
     runId,
     prompt,
@@ -104,88 +83,104 @@ function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun)
   }
 }
 
-/** `turn`: of a run that is over. Its answers that were refused are no part of the conversation; what it said before is. */
-function createReader(turn = false) {
+type Parsed = Record<string, unknown>
+
+/** What the stored log of a run says to those who go on with it. */
+export class Past {
+  lastSeq = 0
+  /** Of what the replay holds, about. */
+  bytes = 0
+  /** The first of the trailing texts: what said it was cut off and is done again. */
+  cutFrom: number | undefined
+  /** The conversation handle that was reported last. */
+  runtimeSessionId: string | undefined
+  /** Bodies of the `usage` events, in order. */
+  readonly usage: Parsed[] = []
+  toolCalls = 0
+  readonly #isTurn: boolean
   /** Of a runtime that did the turn again: what it has not come to again is finished all the same. */
-  let earlier: Item[] = []
-  let items: Item[] = []
-  let text = ''
-  let cutFrom: number | undefined
-  let bytes = 0
-  let toolCalls = 0
-  let answer = ''
-  let runtimeSessionId: string | undefined
-  const sandboxes = createSandboxUseReader()
-  const usage: Record<string, unknown>[] = []
-  const cut = (): void => {
-    text = ''
-    cutFrom = undefined
+  #earlier: Item[] = []
+  #items: Item[] = []
+  #text = ''
+  #answer = ''
+  readonly #sandboxes = createSandboxUseReader()
+  readonly #readers: Readonly<Record<string, (event: Parsed, seq: number) => void>> = {
+    assistant: ({ text }, seq) => {
+      this.#text += String(text)
+      this.cutFrom ??= seq
+    },
+    tool_call: ({ id, name, arguments: given }) => {
+      this.#keep({ type: 'tool_call', id: String(id), name: String(name), arguments: given })
+      this.toolCalls++
+      this.#earlier = without(this.#earlier, String(name), given)
+    },
+    tool_result: ({ id, name, ok, content }) =>
+      this.#keep({
+        type: 'tool_result',
+        id: String(id),
+        name: String(name),
+        ok: ok === true,
+        content: String(content),
+      }),
+    progress: ({ stage }) => this.#progressed(stage),
+    usage: (event) => void this.usage.push(event),
+    result: ({ text }) => {
+      this.#answer = String(text)
+    },
+    session_init: ({ runtimeSessionId }) => {
+      this.runtimeSessionId = String(runtimeSessionId)
+    },
   }
-  const keep = (): void => {
-    // What was said before a tool call is finished: the call ends its step.
-    if (text !== '') items.push({ type: 'assistant', text, delta: true })
-    cut()
+
+  /** `isTurn`: of a run that is over. Its answers that were refused are no part of the conversation; what it said before is. */
+  constructor(isTurn = false) {
+    this.#isTurn = isTurn
   }
-  const readers: Readonly<Record<string, (event: Record<string, unknown>, seq: number) => void>> = {
-    assistant(event, seq) {
-      text += String(event['text'])
-      cutFrom ??= seq
-    },
-    tool_call({ id, name, arguments: given }) {
-      keep()
-      toolCalls++
-      items.push({ type: 'tool_call', id: String(id), name: String(name), arguments: given })
-      earlier = without(earlier, String(name), given)
-    },
-    tool_result({ id, name, ok, content }) {
-      keep()
-      items.push({ type: 'tool_result', id: String(id), name: String(name), ok: ok === true, content: String(content) })
-    },
-    progress({ stage }) {
-      if (stage === 'retrying') cut()
-      if (stage === 'output_invalid') {
-        // What was said is no part of the answer; what was done is done.
-        cut()
-        if (!turn) items = items.filter(({ type }) => type !== 'assistant')
+
+  get replay(): Replay {
+    return [...this.#items, ...this.#earlier]
+  }
+  get sandbox(): SandboxUse | undefined {
+    return this.#sandboxes.use
+  }
+  /** What was said last, before the run ended; a runtime need not have streamed it. */
+  get rest(): string {
+    return this.#text || this.#answer
+  }
+  read(chunk: LogChunk): void {
+    let seq = chunk.firstSeq
+    for (const line of linesOf(chunk.lines)) {
+      this.#sandboxes.read(line, seq)
+      const read = this.#readers[peekType(line) ?? '']
+      const event = read && parseLine(line)
+      if (event) {
+        this.bytes += line.length
+        read(event, seq)
       }
-      if (stage !== 'repeated') return
-      cut()
-      earlier = [...earlier, ...items.filter(({ type }) => type !== 'assistant')]
-      items = []
-    },
-    usage: (event) => void usage.push(event),
-    result(event) {
-      answer = String(event['text'])
-    },
-    session_init(event) {
-      runtimeSessionId = String(event['runtimeSessionId'])
-    },
+      seq++
+    }
+    this.lastSeq = lastSeqOf(chunk)
   }
-  return {
-    read(chunk: LogChunk) {
-      let seq = chunk.firstSeq
-      for (const line of linesOf(chunk.lines)) {
-        sandboxes.read(line, seq)
-        const read = readers[peekType(line) ?? '']
-        const event = read && parseLine(line)
-        if (event) {
-          bytes += line.length
-          read(event, seq)
-        }
-        seq++
-      }
-    },
-    /** What was said last, before the run ended; a runtime need not have streamed it. */
-    rest: (): string => text || answer,
-    past: (): Omit<Past, 'lastSeq'> => ({
-      replay: [...items, ...earlier],
-      bytes,
-      cutFrom,
-      runtimeSessionId,
-      usage,
-      toolCalls,
-      sandbox: sandboxes.use,
-    }),
+
+  /** What was said before a tool call is finished: the call ends its step. */
+  #keep(item: Item): void {
+    if (this.#text !== '') this.#items.push({ type: 'assistant', text: this.#text, delta: true })
+    this.#items.push(item)
+    this.#cut()
+  }
+  #cut(): void {
+    this.#text = ''
+    this.cutFrom = undefined
+  }
+  #progressed(stage: unknown): void {
+    if (stage !== 'retrying' && stage !== 'output_invalid' && stage !== 'repeated') return
+    this.#cut()
+    const done = this.#items.filter(({ type }) => type !== 'assistant')
+    // What was said is no part of the answer; what was done is done.
+    if (stage === 'output_invalid' && !this.#isTurn) this.#items = done
+    if (stage !== 'repeated') return
+    this.#earlier = [...this.#earlier, ...done]
+    this.#items = []
   }
 }
 

@@ -1,3 +1,4 @@
+import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, sseFrame, unavailable } from '#kernel'
 import type { Caller, Guard } from '#contracts/auth'
@@ -117,17 +118,7 @@ export function runRoutes(app: App, service: RunService, { guard, rows, idempote
 
 /** What only the public listener serves. */
 export function publicRunRoutes(app: App, service: RunService, store: RunStore, guard: Guard): void {
-  const list = async (
-    tenantId: string,
-    url: string,
-    page: Page,
-    filter: Omit<RunFilter, 'limit' | 'offset'>,
-  ): Promise<{ runs: Awaited<ReturnType<RunStore['listRuns']>>['runs']; headers: Record<string, string> }> => {
-    const { limit, offset } = page
-    const paged = limit === undefined ? {} : { limit, offset: offset ?? 0 }
-    const { runs, total } = await store.listRuns(tenantId, { ...filter, ...paged })
-    return { runs, headers: pageHeaders(url, page, total) }
-  }
+  listRoutes(app, store, guard)
   app.get(
     '/api/runs/:id/stream',
     {
@@ -153,46 +144,6 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
       return reply
     },
   )
-  app.get(
-    '/api/runs',
-    {
-      ...access('member'),
-      schema: {
-        tags,
-        summary: 'List runs',
-        description: 'Newest first, without their events.',
-        querystring: RunListQuery,
-        response: { 200: RunList },
-      },
-    },
-    async (request, reply) => {
-      const { limit, offset, ...filter } = request.query
-      const { tenantId } = guard.callerOf(request)
-      const page = { ...(limit === undefined ? {} : { limit }), ...(offset === undefined ? {} : { offset }) }
-      const { runs, headers } = await list(tenantId, request.url, page, filter)
-      return reply.headers(headers).send(runs)
-    },
-  )
-  app.get(
-    '/api/profiles/:name/runs',
-    {
-      ...access('member'),
-      schema: {
-        tags,
-        summary: 'List the runs of a profile',
-        description: 'Newest first, without their events; also those of a profile that was deleted since.',
-        params: ProfileParams,
-        querystring: PageQuery,
-        response: { 200: RunList },
-      },
-    },
-    async (request, reply) => {
-      const { tenantId } = guard.callerOf(request)
-      const profile = request.params.name
-      const { runs, headers } = await list(tenantId, request.url, request.query, { profile })
-      return reply.headers(headers).send(runs)
-    },
-  )
   app.post(
     '/api/runs/:id/terminate',
     {
@@ -210,20 +161,62 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
   )
 }
 
-interface Started {
-  readonly accepted: RunAccepted
-  /** An earlier request of the same key started it. */
-  readonly replayed: boolean
+function listRoutes(app: App, store: RunStore, guard: Guard): void {
+  const list = async (request: FastifyRequest, page: Page, filter: Omit<RunFilter, 'limit' | 'offset'>) => {
+    const { limit, offset = 0 } = page
+    const paged = limit === undefined ? {} : { limit, offset }
+    const { runs, total } = await store.listRuns(guard.callerOf(request).tenantId, { ...filter, ...paged })
+    return { runs, headers: pageHeaders(request.url, page, total) }
+  }
+  app.get(
+    '/api/runs',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List runs',
+        description: 'Newest first, without their events.',
+        querystring: RunListQuery,
+        response: { 200: RunList },
+      },
+    },
+    async (request, reply) => {
+      const { limit: _, offset: _offset, ...filter } = request.query
+      const { runs, headers } = await list(request, request.query, filter)
+      return reply.headers(headers).send(runs)
+    },
+  )
+  app.get(
+    '/api/profiles/:name/runs',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List the runs of a profile',
+        description: 'Newest first, without their events; also those of a profile that was deleted since.',
+        params: ProfileParams,
+        querystring: PageQuery,
+        response: { 200: RunList },
+      },
+    },
+    async (request, reply) => {
+      const { runs, headers } = await list(request, request.query, { profile: request.params.name })
+      return reply.headers(headers).send(runs)
+    },
+  )
 }
 
-/** Starts a run, and with an `Idempotency-Key` only once: the run's id is kept with the key before anything begins. */
+/**
+ * Starts a run, and with an `Idempotency-Key` only once: the run's id is kept with the key before anything begins. `replayed`:
+ * an earlier request of the same key started it.
+ */
 export async function startOnce(
   service: RunService,
   idempotency: Idempotency | undefined,
   { tenantId, keyId }: Caller,
   task: Task,
   key: string | undefined,
-): Promise<Started> {
+): Promise<{ readonly accepted: RunAccepted; readonly replayed: boolean }> {
   if (key === undefined) return { accepted: await service.start(tenantId, task), replayed: false }
   // To ignore the key would be to start a second run for a request that was repeated in good faith.
   if (!idempotency) throw unavailable({ message: 'This server keeps no Idempotency-Keys: it has no database.' })

@@ -9,7 +9,7 @@ import { type EventType, hasStamp, parseLine, peekType, type Usage } from '#cont
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
 import type { LogChunk } from '#contracts/runs'
-import { createSandboxUseReader, createUsageTally, type SandboxUse } from '#contracts/usage'
+import { createSandboxUseReader, createUsageTally, type SandboxUse, type UsageTally } from '#contracts/usage'
 import { type Ending, endingOf } from './ending.ts'
 import { type Past, readTurns } from './past.ts'
 
@@ -175,25 +175,26 @@ export class RunnerStream {
 export class RunMemory {
   toolCalls = 0
   runtimeSessionId: string | undefined
-  readonly #tally: ReturnType<typeof createUsageTally>
-  readonly #sandboxes = createSandboxUseReader()
+  readonly tally: UsageTally
+  /** Sees every line of it, in order, until it is past those that say something of a sandbox. */
+  readonly sandboxes = createSandboxUseReader()
   readonly #limit: number | undefined
   #recalled: SandboxUse | undefined
   /** What runs that this one delegated to have cost. What has no known price costs nothing here. */
   #delegated = 0
 
   constructor(prices: Prices | undefined, limits: readonly (number | undefined)[]) {
-    this.#tally = createUsageTally(prices)
+    this.tally = createUsageTally(prices)
     const given = limits.filter((limit) => limit !== undefined)
     this.#limit = given.length === 0 ? undefined : Math.min(...given)
   }
 
   get usage(): Usage | undefined {
-    return this.#tally.usage
+    return this.tally.usage
   }
   /** Undefined: none of its attempts had a sandbox so far. */
   get sandbox(): SandboxUse | undefined {
-    return this.#recalled ?? this.#sandboxes.use
+    return this.#recalled ?? this.sandboxes.use
   }
   /** Undefined: there is no limit. */
   get left(): number | undefined {
@@ -212,20 +213,10 @@ export class RunMemory {
   }
   /** What a run that was taken over has in its log. */
   recall({ usage, toolCalls, sandbox, runtimeSessionId }: Past): void {
-    for (const event of usage) this.#tally.add(event)
+    for (const event of usage) this.tally.add(event)
     this.toolCalls += toolCalls
     this.#recalled = sandbox
     this.runtimeSessionId = runtimeSessionId
-  }
-  used(event: Readonly<Record<string, unknown>>): void {
-    this.#tally.add(event)
-  }
-  /** Every line of it, in order, until it `isPast` those that say something of a sandbox. */
-  saw(line: Buffer, seq: number): void {
-    this.#sandboxes.read(line, seq)
-  }
-  isPast(seq: number): boolean {
-    return this.#sandboxes.isPast(seq)
   }
 }
 
@@ -267,7 +258,7 @@ export class RunnerEvents {
     while (start < bytes.length) {
       const end = bytes.indexOf(newline, start)
       // Twenty of these for every other line: nothing has to be remembered of a delta.
-      if (end > 0 && this.#seq > this.#firstSeq && this.#memory.isPast(this.#seq) && isDelta(bytes, start)) {
+      if (end > 0 && this.#seq > this.#firstSeq && this.#memory.sandboxes.isPast(this.#seq) && isDelta(bytes, start)) {
         this.#seq++
         start = end + 1
         continue
@@ -301,9 +292,9 @@ export class RunnerEvents {
       return { status: 'error', ...told, line: withEnd }
     }
     if (type === 'session_init' && typeof runtimeSessionId === 'string') memory.runtimeSessionId = runtimeSessionId
-    if (type === 'usage') memory.used(event)
+    if (type === 'usage') memory.tally.add(event)
     if (type === 'tool_call') memory.toolCalls++
-    memory.saw(line, this.#seq)
+    memory.sandboxes.read(line, this.#seq)
     return undefined
   }
 }
