@@ -6,7 +6,7 @@ import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/runs'
 import { prepared, storable, storableOrNull } from './rows.ts'
 
-// `finished_at IS NULL` is `status IN ('queued', 'running')` by constraint, and no claim has the epoch of a run that waits.
+// `finished_at IS NULL` is `status IN ('queued', 'running')` by policy, and no claim has the epoch of a run that waits.
 // Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
 // primary key, and then reads every running run of the tenant. For the same reason `released` names its session by a
 // sub-select: a join read every session of the tenant, 300 rows a run after 9,000 runs, until the first ANALYZE.
@@ -138,7 +138,8 @@ export function finishStatement(end: FinishRun): Statement {
     ...of(claim),
     ...tail,
     status: end.status,
-    result: storableOrNull(end.result),
+    // Of a chat it is the answer, which the messages have.
+    result: claim.publicRunId && end.status === 'ok' ? null : storableOrNull(end.result),
     errorCode: error && storable(error.code),
     errorMessage: error && storable(error.message),
     usage: usage && JSON.stringify(usage),

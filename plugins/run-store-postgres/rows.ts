@@ -50,7 +50,11 @@ export interface RunRow extends Row<RunFields> {
 }
 export const runColumns = `id AS "runId", session_id AS "sessionId", status, profile, prompt, metadata, input_info AS "inputInfo",
   parent, queued_at AS "queuedAt", started_at AS "startedAt", finished_at AS "finishedAt", attempt, error_code AS "errorCode",
-  error_message AS "errorMessage", result, usage`
+  error_message AS "errorMessage", usage,
+  CASE WHEN public_run IS NULL OR status <> 'ok' THEN result ELSE coalesce(result, (
+    SELECT content FROM messages m
+    WHERE m.tenant_id = runs.tenant_id AND m.public_run_id = runs.public_run AND m.role = 'assistant'
+  )) END AS result`
 
 export const runById = prepared('run-by-id', `SELECT ${runColumns} FROM runs WHERE tenant_id = :tenant AND id = :run`)
 

@@ -1,0 +1,81 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { sqlState } from '#contracts/database'
+import type { Profile } from '#contracts/profiles'
+import type { FinishRun } from '#contracts/run-store'
+import { openStores } from './stores.ts'
+
+const tenantId = 'acme'
+const profile = { name: 'p', runtime: 'general', limits: {} } as Profile
+const chatOf = (id: string) => ({
+  publicRunId: `prun-${id}`,
+  conversationId: `conv-${id}`,
+  publishedId: 'pub-1',
+  continued: false,
+})
+
+async function storeWithChats(t: TestContext) {
+  const { db, open } = await openStores(t)
+  const store = await open()
+  return {
+    db,
+    store,
+    async chat(id: string, how: Partial<FinishRun>): Promise<void> {
+      const task = { profile: 'p', prompt: 'Hello', chat: chatOf(id) }
+      const started = await store.start({
+        tenantId,
+        runId: `run-${id}`,
+        sessionId: `sess-${id}`,
+        task,
+        create: { profile },
+      })
+      if (started.kind !== 'started') assert.fail(started.kind)
+      const { claim } = started
+      assert.ok(await store.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: undefined, ...how }))
+    },
+  }
+}
+
+test('the answer of a chat is stored once, with its messages, and every summary of its run shows it', async (t) => {
+  const { db, store, chat } = await storeWithChats(t)
+  await chat('1', { result: 'Good day.' })
+  await chat('2', {
+    status: 'error',
+    sessionStatus: 'errored',
+    result: 'Good',
+    error: { code: 'timeout', message: 'Late.' },
+  })
+  const stored = await db.unit<{ result: string | null }>(tenantId, {
+    text: 'SELECT result FROM runs WHERE tenant_id = $1 ORDER BY id',
+    values: [tenantId],
+  })
+  assert.deepEqual(stored, [{ result: null }, { result: 'Good' }], 'of a chat that failed the messages tell only that')
+  const { runs } = await store.listRuns(tenantId, {})
+  assert.deepEqual(
+    new Map(runs.map(({ runId, result }) => [runId, result])),
+    new Map([
+      ['run-2', 'Good'],
+      ['run-1', 'Good day.'],
+    ]),
+  )
+  assert.equal((await store.findRun(tenantId, 'run-1'))?.result, 'Good day.')
+})
+
+test('no statement leaves a run, a session or a public run in a state that contradicts itself', async (t) => {
+  const { db, chat } = await storeWithChats(t)
+  await chat('1', { result: 'x' })
+  const contradictions = [
+    `UPDATE runs SET finished_at = NULL WHERE tenant_id = $1`,
+    `UPDATE runs SET status = 'running' WHERE tenant_id = $1`,
+    `UPDATE runs SET status = 'done' WHERE tenant_id = $1`,
+    `UPDATE sessions SET status = 'running' WHERE tenant_id = $1`,
+    `UPDATE sessions SET claim_run = 'run-1' WHERE tenant_id = $1`,
+    `UPDATE sessions SET status = 'asleep' WHERE tenant_id = $1`,
+    `UPDATE public_runs SET status = 'running' WHERE tenant_id = $1`,
+    `UPDATE public_runs SET finished_at = NULL WHERE tenant_id = $1`,
+    `INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines) VALUES ($1, 'run-1', 1, 0, '')`,
+  ]
+  for (const text of contradictions) {
+    await assert.rejects(db.unit(tenantId, { text, values: [tenantId] }), (error) => sqlState(error) === '42501', text)
+  }
+})
