@@ -1,8 +1,8 @@
 import { capability } from '#kernel'
 import type { Profile } from './profiles.ts'
-import type { Usage } from './run-event.ts'
+import type { LogChunk, Usage } from './run-event.ts'
 import type { RunStore } from './run-store.ts'
-import type { LogChunk, SubTask, TerminalRunStatus } from './runs.ts'
+import type { SubTask, TerminalRunStatus } from './runs.ts'
 
 /** First line of a run's file. */
 export interface JournalHeader {

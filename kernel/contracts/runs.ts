@@ -4,8 +4,6 @@ import { promptFields, promptInfoFields } from './prompt.ts'
 import { type LogChunk, UsageEvent } from './run-event.ts'
 import { WebhookTarget } from './webhooks.ts'
 
-export type { LogChunk } from './run-event.ts'
-
 /** `queued`: accepted while its session was busy; it has no runner and no events yet. */
 export const runStatuses = ['queued', 'running', 'ok', 'error', 'cancelled', 'interrupted'] as const
 export type RunStatus = (typeof runStatuses)[number]

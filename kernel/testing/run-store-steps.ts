@@ -2,9 +2,9 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import type { Profile } from '#contracts/profiles'
-import { createEventEncoder, parseLine } from '#contracts/run-event'
+import { createEventEncoder, type LogChunk, parseLine } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore, StartOutcome } from '#contracts/run-store'
-import type { LogChunk, RunStatus, RunSummary, SubTask } from '#contracts/runs'
+import type { RunStatus, RunSummary, SubTask } from '#contracts/runs'
 import { testProfile } from './profile.ts'
 
 /** A store with the tenants `acme` and `globex`; called once per test. */

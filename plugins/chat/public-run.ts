@@ -4,8 +4,8 @@ import { isAppError, sseFrame } from '#kernel'
 import type { Database } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
-import { endOf, lastSeqOf, parseLine } from '#contracts/run-event'
-import type { LogChunk, RunDispatch } from '#contracts/runs'
+import { endOf, lastSeqOf, type LogChunk, parseLine } from '#contracts/run-event'
+import type { RunDispatch } from '#contracts/runs'
 
 // A public run as its clients see it: its ids, its row, and its events as SSE frames. The conductor writes the row with the
 // run's start and with its end, in the same commits; the gateway reads it.

@@ -1,7 +1,6 @@
 import { type FileHandle, open } from 'node:fs/promises'
-import { after, lastSeqOf } from '#contracts/run-event'
+import { after, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { JournalFinish, JournalHeader } from '#contracts/run-journal'
-import type { LogChunk } from '#contracts/runs'
 import { finishLine, headerLine } from './lines.ts'
 import { scan, type Scan } from './scan.ts'
 

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
 import type { JournalFile } from './file.ts'
 import { catchUp, complete, headerOf, keyOf, type RunKey } from './files.ts'
 import type { Folder } from './folder.ts'

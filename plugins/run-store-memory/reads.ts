@@ -1,6 +1,6 @@
-import { endOf } from '#contracts/run-event'
+import { endOf, type LogChunk } from '#contracts/run-event'
 import type { Page, RunStore } from '#contracts/run-store'
-import { isTerminal, type LogChunk } from '#contracts/runs'
+import { isTerminal } from '#contracts/runs'
 import { durableOf, type StoredRun, type StoredSession } from './stored.ts'
 
 /** About what one read of a log returns. */

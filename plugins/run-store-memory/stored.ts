@@ -1,9 +1,9 @@
 import { linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, promptInfoOf } from '#contracts/prompt'
-import { lastSeqOf, parseLine, peekType } from '#contracts/run-event'
+import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { DurableSession, StartRun } from '#contracts/run-store'
-import type { LogChunk, RunSummary, SubTask, Task } from '#contracts/runs'
+import type { RunSummary, SubTask, Task } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import type { Session } from '#contracts/sessions'
 

@@ -1,9 +1,8 @@
 import type { Database, Statement } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
 import { microcentsPerCent } from '#contracts/prices'
-import { lastSeqOf, type Usage } from '#contracts/run-event'
+import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
 import { prepared, storable, storableOrNull } from './rows.ts'
 
 // `finished_at IS NULL` is `status IN ('queued', 'running')` by policy, and no claim has the epoch of a run that waits.

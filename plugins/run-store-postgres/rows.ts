@@ -1,7 +1,8 @@
 import type { Database, Statement } from '#contracts/database'
 import { type PromptFields, type PromptInfo } from '#contracts/prompt'
 import type { Claim, DurableSession } from '#contracts/run-store'
-import type { LogChunk, RunSummary, Task } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
+import type { RunSummary, Task } from '#contracts/runs'
 import type { Session } from '#contracts/sessions'
 
 /**

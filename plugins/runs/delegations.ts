@@ -3,7 +3,8 @@ import { isAppError } from '#kernel'
 import type { Delegation, DelegationAnswer } from '#contracts/delegation'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
-import { isTerminal, type LogChunk, type RunSummary, type Task } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
+import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
 
 export interface DelegationLimits {
   /** A run that this many delegations led to delegates nothing. */

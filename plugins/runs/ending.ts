@@ -1,8 +1,7 @@
 import { type EndingCode, endings, isLost } from '#contracts/endings'
 import type { OnCrash, Profile } from '#contracts/profiles'
-import { createEventEncoder, parseLine, type RuntimeEvent } from '#contracts/run-event'
+import { createEventEncoder, type LogChunk, parseLine, type RuntimeEvent } from '#contracts/run-event'
 import type { Claim, EndReason } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
 
 /** How a run ended. `line` is the runner's own terminal event; without it the conductor writes one. */
 export type Ending =

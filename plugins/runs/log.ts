@@ -1,8 +1,8 @@
 import { appError } from '#kernel'
 import type { Kv } from '#contracts/kv'
-import { after, endsLog, lastSeqOf } from '#contracts/run-event'
+import { after, endsLog, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
-import { isTerminal, type LogChunk } from '#contracts/runs'
+import { isTerminal } from '#contracts/runs'
 
 /**
  * What a run under way keeps in memory of what is stored already, beside what a reader still lacks. It is for a reader that

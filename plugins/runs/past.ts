@@ -2,10 +2,9 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { linesOf } from '#kernel'
 import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
-import { lastSeqOf, parseLine, peekType } from '#contracts/run-event'
+import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
-import type { LogChunk } from '#contracts/runs'
 import { createSandboxUseReader, type SandboxUse } from '#contracts/usage'
 
 type Item = Replay[number]

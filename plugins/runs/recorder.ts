@@ -1,8 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
-import { join, lastSeqOf } from '#contracts/run-event'
+import { join, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { RunLog } from './log.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */

@@ -5,17 +5,9 @@ import type { Caller, Guard } from '#contracts/auth'
 import { type Idempotency, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { newId } from '#contracts/ids'
 import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
-import { parseLine, peekType } from '#contracts/run-event'
+import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import {
-  isTerminal,
-  type LogChunk,
-  type RunAccepted,
-  RunSummary,
-  runStatuses,
-  SubTask,
-  type Task,
-} from '#contracts/runs'
+import { isTerminal, type RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
 import { conductorWire, runIdHeader, RunParams, sessionIdHeader } from '#contracts/wire/conductor'
 import type { Wire } from '#contracts/wire/route'
 import { serve } from '#kit'

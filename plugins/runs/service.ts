@@ -1,16 +1,9 @@
 import { isAppError, unavailable } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
-import { lastSeqOf } from '#contracts/run-event'
+import { lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { Claim } from '#contracts/run-store'
-import {
-  isTerminal,
-  type LogChunk,
-  type RunAccepted,
-  type RunDispatch,
-  type RunSummary,
-  type Task,
-} from '#contracts/runs'
+import { isTerminal, type RunAccepted, type RunDispatch, type RunSummary, type Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
 import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'

@@ -3,9 +3,9 @@ import { access, type App, eventStream, linesOf, notFound, sse, sseFrame } from 
 import type { Guard } from '#contracts/auth'
 import { isClientId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
-import { lastSeqOf, peekType } from '#contracts/run-event'
+import { lastSeqOf, type LogChunk, peekType } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
-import type { LogChunk, RunDispatch } from '#contracts/runs'
+import type { RunDispatch } from '#contracts/runs'
 import { sessionChannels } from '#contracts/sessions'
 
 interface Sources {

@@ -1,8 +1,8 @@
 import { AppError, notFound } from '#kernel'
 import { type Database, violatedConstraint } from '#contracts/database'
 import { toldOf } from '#contracts/endings'
-import { after, createEventEncoder, endsLog, type RuntimeEvent } from '#contracts/run-event'
-import type { DispatchTask, LogChunk, RunDispatch, RunStatus, RunSummary } from '#contracts/runs'
+import { after, createEventEncoder, endsLog, type LogChunk, type RuntimeEvent } from '#contracts/run-event'
+import type { DispatchTask, RunDispatch, RunStatus, RunSummary } from '#contracts/runs'
 
 /** A run whose events the test writes. */
 export interface ScriptedRun {

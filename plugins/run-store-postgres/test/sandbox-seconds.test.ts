@@ -2,9 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Database } from '#contracts/database'
 import type { Profile } from '#contracts/profiles'
-import { parseLine, type RuntimeEvent } from '#contracts/run-event'
+import { type LogChunk, parseLine, type RuntimeEvent } from '#contracts/run-event'
 import type { Claim, RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
 import { openStores } from './stores.ts'
 
 const profile = { name: 'p', runtime: 'general', model: 'a/m', limits: {} } as unknown as Profile

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { AppError } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { Orphan, RunStore } from '#contracts/run-store'
-import type { LogChunk } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
 import {
   endless,
   eventually,

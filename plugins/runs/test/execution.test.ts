@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { AppError } from '#kernel'
-import type { LogChunk, RunSummary } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
+import type { RunSummary } from '#contracts/runs'
 import type { RunStore } from '#contracts/run-store'
 import {
   endless,

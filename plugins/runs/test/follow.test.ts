@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { LogChunk, RunStatus } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
+import type { RunStatus } from '#contracts/runs'
 import { follow, RunLog } from '../log.ts'
 import { memoryKv } from './stage.ts'
 

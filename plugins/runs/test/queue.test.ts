@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { AppError } from '#kernel'
 import type { RunStore } from '#contracts/run-store'
-import type { LogChunk, RunSummary, SubTask } from '#contracts/runs'
+import type { LogChunk } from '#contracts/run-event'
+import type { RunSummary, SubTask } from '#contracts/runs'
 import {
   endless,
   eventually,
