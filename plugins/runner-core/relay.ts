@@ -1,10 +1,9 @@
-import { maxLineBytes } from '#kernel'
+import { linesOf, maxLineBytes } from '#kernel'
 import { endings } from '#contracts/endings'
 import {
   createEventEncoder,
   type EventEncoder,
   hasStamp,
-  isTerminalType,
   parseLine,
   peekType,
   type RuntimeEvent,
@@ -167,28 +166,28 @@ export class Relay {
   }
   #restamp(chunk: Buffer): Buffer {
     const out: Buffer[] = []
-    for (const line of chunk.toString('utf8').split('\n')) {
-      if (line.trim() === '') continue
-      const said = parseLine(Buffer.from(line))
-      const event = said && readUnstamped(said, () => this.#answer.join(''))
-      if (!event) return Buffer.concat([...out, this.end('bad_event')])
-      if (this.#distrusted && event.type === 'progress' && event.supersedes !== undefined) {
-        event.supersedes = this.#mapped(event.supersedes)
-      }
-      if (event.type === 'assistant') this.#remember(event.text)
-      const written = this.#writable(event)
-      if (!written) return Buffer.concat([...out, this.end('bad_event')])
-      this.#saw(event)
-      out.push(written)
-      if (isTerminalType(event.type)) break
+    for (const text of chunk.toString('utf8').split('\n')) {
+      if (text.trim() === '') continue
+      out.push(this.#restamped(text) ?? this.end('bad_event'))
+      if (this.#terminal) break
     }
     return Buffer.concat(out)
   }
-  /** JSON can nest so deep that it parses and still overflows the stack when written. */
-  #writable(event: RuntimeEvent): Buffer | undefined {
+  /** The line as the event it says, with our stamp; undefined when it says none. */
+  #restamped(text: string): Buffer | undefined {
+    const said = parseLine(Buffer.from(text))
+    const event = said && readUnstamped(said, () => this.#answer.join(''))
+    if (!event) return undefined
+    if (this.#distrusted && event.type === 'progress' && event.supersedes !== undefined) {
+      event.supersedes = this.#mapped(event.supersedes)
+    }
+    if (event.type === 'assistant') this.#remember(event.text)
     try {
-      return this.own(event)
+      const written = this.own(event)
+      this.#saw(event)
+      return written
     } catch {
+      // JSON can nest so deep that it parses and still overflows the stack when written.
       return undefined
     }
   }
@@ -224,13 +223,5 @@ const firstLine = (chunk: Buffer): Buffer => {
 }
 
 /** A link that cuts lines bounds them itself; an in-process one may not. */
-function oversized(chunk: Buffer): boolean {
-  if (chunk.length <= maxLineBytes) return false
-  for (let start = 0; start < chunk.length;) {
-    const end = chunk.indexOf(0x0a, start)
-    if ((end < 0 ? chunk.length : end) - start > maxLineBytes) return true
-    if (end < 0) return false
-    start = end + 1
-  }
-  return false
-}
+const oversized = (chunk: Buffer): boolean =>
+  chunk.length > maxLineBytes && linesOf(chunk).some((line) => line.length > maxLineBytes)

@@ -55,7 +55,25 @@ function createService(parts: Parts): (asked: () => void) => RunnerService {
   const { table, turns, conversations, sidecars, sandboxes, delegations } = parts
   let known: string | undefined
   const hash = (): string => (known ??= runnerHash(parts.baseUrl()))
-  const info = createInfo(parts, hash)
+  const instance = randomUUID()
+  const info = async (): Promise<RunnerInfo> => {
+    const capabilities = parts.capabilities.length > 0 ? parts.capabilities : await sidecars.runtimes()
+    const missing = sidecars.slots().flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
+    return {
+      hash: hash(),
+      instance,
+      state: table.draining ? 'draining' : 'live',
+      capabilities: [...capabilities],
+      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
+      capabilitiesKnown: capabilities.length > 0,
+      ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
+      substrates: [...(sandboxes?.substrates ?? [])],
+      ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
+      substratesKnown: true,
+      activeSessions: table.size,
+      activeRuns: turns.size,
+    }
+  }
   const topology = createTopology(sidecars, () => table.all())
   const broadcast = new BroadcastBook((...change) => sandboxes?.sawProfile(...change))
   return (asked) => ({
@@ -106,26 +124,4 @@ function createService(parts: Parts): (asked: () => void) => RunnerService {
     attach: turns.attach,
     cancelRun: turns.cancel,
   })
-}
-
-function createInfo({ sidecars, sandboxes, table, turns, ...parts }: Parts, hash: () => string) {
-  const instance = randomUUID()
-  return async (): Promise<RunnerInfo> => {
-    const capabilities = parts.capabilities.length > 0 ? parts.capabilities : await sidecars.runtimes()
-    const missing = sidecars.slots().flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
-    return {
-      hash: hash(),
-      instance,
-      state: table.draining ? 'draining' : 'live',
-      capabilities: [...capabilities],
-      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
-      capabilitiesKnown: capabilities.length > 0,
-      ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
-      substrates: [...(sandboxes?.substrates ?? [])],
-      ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
-      substratesKnown: true,
-      activeSessions: table.size,
-      activeRuns: turns.size,
-    }
-  }
 }
