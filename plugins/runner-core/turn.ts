@@ -17,15 +17,16 @@ const graceMs = 3_000
 /** How long a sidecar may take to unwind a turn that is over, before it is left to its aborted signal. */
 const unwindMs = 1_000
 /** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
-const stateMissingMs = 1_000
+const stateMissingMs = 2_000
 /** How long a sidecar may refuse a session because it is still leaving the former run, or be away because it is being restarted. */
 const busyMs = 3_000
 const busyRetryMs = 25
+/** How long one may be away when another runner can take the run. */
+const awayMs = 250
 /** Larger delays overflow the timer, and it fires at once. */
 const maxTimerMs = 2 ** 31 - 1
-/** Nothing of the turn was begun, and soon it may be. */
-const passes = (error: unknown): boolean =>
-  isAppError(error) && (error.code === 'session_busy' || (error.code === 'sidecar_unreachable' && error.retryable))
+/** Nothing of the turn reached the sidecar. */
+const isAway = (error: AppError): boolean => error.code === 'sidecar_unreachable' && error.retryable
 /** The sidecar has no conversation of the session, or none that is not stored. */
 const isElsewhere = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
 
@@ -180,7 +181,7 @@ export class Turn implements OutputOwner {
     const { session } = this
     const mcpUrl = this.#host.mcpUrl(session.id)
     const envelope = envelopeOf(session, run, this.#relay.next, Date.now() - takenAt, mcpUrl)
-    for (const until = Date.now() + busyMs; !this.ended; await sleep(busyRetryMs)) {
+    for (const askedAt = Date.now(); !this.ended; await sleep(busyRetryMs)) {
       const link = linkOf(this.#host.executors, session)
       this.#source = link.run(envelope, this.#abort.signal, this.#taken)[Symbol.asyncIterator]()
       const answerDue = setTimeout(() => this.output.show(), stateMissingMs)
@@ -188,7 +189,8 @@ export class Turn implements OutputOwner {
         return await this.#source.next()
       } catch (error) {
         this.#source = undefined
-        if (!passes(error) || Date.now() > until) throw error
+        if (!isAppError(error) || !(error.code === 'session_busy' || isAway(error))) throw error
+        if (Date.now() > askedAt + (this.#moves(error) ? awayMs : busyMs)) throw error
       } finally {
         clearTimeout(answerDue)
       }
@@ -219,7 +221,7 @@ export class Turn implements OutputOwner {
     if (this.ended) return
     if (isAppError(error)) {
       // Nothing of the run has been seen, so it can be tried again.
-      if (this.output.withheld && isElsewhere(error)) return this.#refuse(error)
+      if (this.output.withheld && (isElsewhere(error) || this.#moves(error))) return this.#refuse(error)
       const { code, sentence, retryable } = error
       return this.#close(this.#relay.fail(code, sentence ?? endings.sidecar_lost.message, retryable))
     }
@@ -228,6 +230,11 @@ export class Turn implements OutputOwner {
     this.end('sidecar_lost')
   }
 
+  /** Another runner can take the run: what its sidecar would need is stored. */
+  #moves(error: AppError): boolean {
+    const { conversation, profile } = this.session
+    return isAway(error) && (!conversation || restoredFromLog(profile.runtime))
+  }
   #isEnded(): void {
     this.#state = 'ended'
     clearTimeout(this.#deadline)
@@ -253,7 +260,7 @@ export class Turn implements OutputOwner {
   #refuse(error: AppError): void {
     this.#isEnded()
     const unknown = this.#host.conversations.lost(this.session)
-    this.output.close(error.code === 'sidecar_draining' ? error : unknown)
+    this.output.close(error.code === 'session_state_missing' ? unknown : error)
   }
   /** Leaves the sidecar's stream, which `#drive` reads on to its end. */
   #unwind(by: Terminal['by']): void {

@@ -17,8 +17,15 @@ const hydrationFailed = appError('hydration_failed', 503, 'The session could not
 /** The runner certainly did nothing: another one may be asked. */
 export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
 
+/** The runner is there. */
+const lacksSidecar = ({ code, cause }: AppError): boolean =>
+  code === 'sidecar_unreachable' || (isAppError(cause) && cause.code === 'sidecar_unreachable')
+
 /** The runner's claim on a session may outlive ours by the time an aborted stream takes to reach it. */
 const busyRetryMs = 2_000
+/** How long all runners may be without their sidecars, because these are being restarted. */
+const awayMs = 3_000
+const awayRetryMs = 100
 
 export interface RunnerStreamDeps {
   readonly store: RunStore
@@ -73,7 +80,7 @@ export class RunnerStream {
     const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
     const body = await this.#withServers(run)
     const tried = new Set<string>()
-    const busyUntil = Date.now() + busyRetryMs
+    const began = Date.now()
     let link = this.#route(tried)
     let hydrated = fresh
     for (let taken = false; ;) {
@@ -93,10 +100,10 @@ export class RunnerStream {
         if (error.code === 'unknown_session' && !hydrated) {
           await this.#hydrate(link, false)
           hydrated = true
-        } else if (error.code === 'session_busy' && Date.now() < busyUntil) {
+        } else if (error.code === 'session_busy' && Date.now() < began + busyRetryMs) {
           await sleep(25, undefined, { signal: this.#signal })
         } else if (tookNothing(error)) {
-          link = this.#another(tried.add(link.hash), error)
+          link = await this.#another(tried.add(link.hash), error, began + awayMs)
           hydrated = fresh
         } else throw error
       }
@@ -134,12 +141,15 @@ export class RunnerStream {
     if (this.#placed) return without.size === 0 ? this.#placed : runners.place({ ...order, without })
     return runners.home({ sessionId, ...order, ...(runner === undefined ? {} : { runner }), without })
   }
-  /** What the first runner said tells more than that there is no second one. */
-  #another(tried: ReadonlySet<string>, error: AppError): RunnerLink {
+  /** When there is none, what lacks only its sidecar is asked again; what a runner said tells more than that there is no second one. */
+  async #another(tried: Set<string>, error: AppError, until: number): Promise<RunnerLink> {
     try {
       return this.#route(tried)
     } catch {
-      throw error
+      if (!lacksSidecar(error) || Date.now() > until) throw error
+      await sleep(awayRetryMs, undefined, { signal: this.#signal })
+      tried.clear()
+      return this.#route(tried)
     }
   }
   async #hydrate(link: RunnerLink, replace: boolean): Promise<void> {

@@ -63,18 +63,21 @@ test('an errored session may run again', async (t) => {
   assert.equal((await execute(f, { runId: 'r2' })).at(-1)!['type'], 'result')
 })
 
-test('a sidecar that cannot be reached is an error event with its code', async (t) => {
-  const f = await runnerOf(t, async function* () {
-    yield* []
-    throw new AppError('sidecar_unreachable', 503, { message: 'Away.', retryable: true })
+test('a run whose sidecar cannot be reached is refused: another runner may be asked, whether the session is new or not', async (t) => {
+  let away = false
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (away) throw new AppError('sidecar_unreachable', 503, { message: 'Away.', retryable: true })
+    yield* answer(envelope, events, signal)
   })
-  const lines = await execute(f)
-  const last = lines.at(-1)!
-  assert.deepEqual([last['code'], last['message'], last['retryable']], ['sidecar_unreachable', 'Away.', true])
-  consecutive(lines)
+  const create = { profile: profile('p', [], 'general') }
+  await execute(f, { create })
+  away = true
+  const refused = (e: AppError): boolean => e.code === 'sidecar_unreachable' && e.status === 503 && e.retryable
+  await assert.rejects(execute(f, { create, runId: 'r2' }), refused)
+  await assert.rejects(execute(f, { create, runId: 'r3', sessionId: 'sess-00000000-00000002' }), refused)
 })
 
-test('a sidecar that is being restarted is waited for; when it comes back without the conversation, nothing of the run was seen', async (t) => {
+test('a sidecar that alone has a conversation is waited for while it is restarted; when it comes back without it, nothing of the run was seen', async (t) => {
   let asked = 0
   let restarting = false
   const f = await runnerOf(t, async function* (envelope, events, signal) {
@@ -87,9 +90,19 @@ test('a sidecar that is being restarted is waited for; when it comes back withou
   // Longer than a sidecar that is there may take to say that it has lost a conversation.
   await assert.rejects(execute(f, { runId: 'r2' }), (e: AppError) => e.code === 'unknown_session')
   assert.equal(asked, 61)
-  asked = 0
-  const lines = await execute(f, { runId: 'r3', sessionId: 'sess-00000000-00000002' })
-  assert.equal(lines.at(-1)!['type'], 'result')
+})
+
+test('a sidecar that alone has a conversation and does not come back is an error event with its code', async (t) => {
+  let away = false
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (away) throw new AppError('sidecar_unreachable', 503, { message: 'Away.', retryable: true })
+    yield* answer(envelope, events, signal)
+  })
+  await execute(f)
+  away = true
+  const lines = await execute(f, { runId: 'r2' })
+  const last = lines.at(-1)!
+  assert.deepEqual([last['code'], last['message'], last['retryable']], ['sidecar_unreachable', 'Away.', true])
   consecutive(lines)
 })
 

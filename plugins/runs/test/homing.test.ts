@@ -146,3 +146,21 @@ test('what a stopping runner has to itself is saved at once, before what only re
   await saver.drain()
   assert.deepEqual(saved, ['globex s2 of aaaaaaaa at 7', 'acme s1 of aaaaaaaa at 3'])
 })
+
+test('when all runners lack their sidecars these are being restarted: the runners are asked again', async () => {
+  let refusals = 3
+  const restarting = () => {
+    if (refusals-- > 0) throw new AppError('sidecar_unreachable', 503, { retryable: true })
+  }
+  const one = stage({ aaaaaaaa: { execute: restarting } }, { created: true })
+  assert.deepEqual(
+    await one.open(),
+    Array.from({ length: 4 }, () => 'aaaaaaaa execute, creating'),
+  )
+  refusals = 3
+  const two = stage({ aaaaaaaa: { execute: restarting }, bbbbbbbb: { execute: restarting } }, { created: true })
+  assert.equal((await two.open()).at(-1), 'bbbbbbbb execute, creating')
+  refusals = 3
+  const restored = stage({ bbbbbbbb: { hydrate: restarting } }, {})
+  assert.equal((await restored.open()).at(-1), 'bbbbbbbb execute')
+})
