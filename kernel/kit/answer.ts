@@ -35,6 +35,8 @@ export interface Source {
 
 /** How long an answer whose reader has left may take to end. */
 const endMs = 1_000
+/** A chunk that is not joined with what came before it. */
+const largeChunk = 8 * 1024
 /** Parts of a line that are held before they are joined: a peer may send a byte at a time. */
 const maxParts = 1_024
 
@@ -185,7 +187,10 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
       else if (this.#unread.length >= maxParts) this.#unread = [Buffer.concat(this.#unread)]
       return undefined
     }
-    const all = this.#unread.length === 1 ? this.#unread[0]! : Buffer.concat(this.#unread, this.#size)
+    const last = this.#unread.at(-1)!
+    const head = this.#byLine && this.#unread.length > 1 && last.length >= largeChunk ? last.indexOf(0x0a) + 1 : 0
+    if (head > 0) return this.#takeLine(last, head)
+    const all = this.#unread.length === 1 ? last : Buffer.concat(this.#unread, this.#size)
     const end = this.#byLine ? all.lastIndexOf(0x0a) + 1 : all.length
     const rest = all.length - end
     this.#unread = rest > 0 ? [all.subarray(end)] : []
@@ -193,6 +198,17 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     this.#hasLine = false
     this.#goOn()
     return rest > 0 ? all.subarray(0, end) : all
+  }
+
+  /** What came before a large chunk, with the end of its last line: the chunk is not copied for the sake of that. */
+  #takeLine(last: Buffer, head: number): Buffer {
+    const line = Buffer.concat([...this.#unread.slice(0, -1), last.subarray(0, head)])
+    const rest = last.subarray(head)
+    this.#unread = rest.length > 0 ? [rest] : []
+    this.#size = rest.length
+    this.#hasLine = rest.includes(0x0a)
+    this.#goOn()
+    return line
   }
 
   #goOn(): void {

@@ -75,7 +75,10 @@ export const linkTimes: LinkTimes = { pingMs: 5_000, deadMs: 20_000 }
 
 /** The use that one end makes of its connection. */
 export interface Frames {
-  /** `payload` belongs to a larger buffer: whoever keeps it for long copies it. Throws on a frame that may not come. */
+  /**
+   * `payload` belongs to a larger buffer: whoever keeps it for long copies it. Of a frame of data it may be a part, and the
+   * rest follows. Throws on a frame that may not come.
+   */
   frame(kind: number, stream: number, payload: Buffer): void
   /** Once, and last. */
   closed(cause: Error): void
@@ -102,6 +105,9 @@ export class Connection {
   #parts: Buffer[] = []
   #held = 0
   #needed = headerBytes
+  /** What the data frame under way lacks, and its exchange. */
+  #dataLeft = 0
+  #dataStream = 0
   #heard = true
 
   constructor(socket: Duplex, head: Buffer, use: Frames, { pingMs, deadMs }: LinkTimes = linkTimes) {
@@ -216,33 +222,50 @@ export class Connection {
 
   #read(chunk: Buffer): void {
     this.#heard = true
-    if (this.#closed) return
-    this.#parts.push(chunk)
-    this.#held += chunk.length
-    if (this.#held < this.#needed) return
-    const bytes = this.#parts.length === 1 ? chunk : Buffer.concat(this.#parts, this.#held)
-    let at = 0
-    this.#needed = headerBytes
     try {
-      while (bytes.length - at >= headerBytes) {
-        const length = bytes.readUInt32BE(at)
-        const kind = bytes[at + 4]!
-        if (length > (kind === kinds.open ? maxFrameBytes : maxDataBytes)) throw new LinkError('a frame is too large')
-        this.#needed = headerBytes + length
-        if (bytes.length - at < this.#needed) break
-        const payload = bytes.subarray(at + headerBytes, at + this.#needed)
-        const stream = bytes.readUInt32BE(at + 5)
-        at += this.#needed
-        this.#needed = headerBytes
-        if (kind === kinds.ping) this.send(kinds.pong, 0)
-        else if (kind !== kinds.pong) this.#use.frame(kind, stream, payload)
-        if (this.#closed) return
+      for (let at = 0; at < chunk.length && !this.#closed;) {
+        at += this.#dataLeft > 0 ? this.#data(chunk, at) : this.#gather(chunk, at)
       }
     } catch (error) {
-      return this.destroy(error instanceof Error ? error : new LinkError('a frame could not be read'))
+      this.destroy(error instanceof Error ? error : new LinkError('a frame could not be read'))
     }
-    this.#held = bytes.length - at
-    this.#parts = this.#held > 0 ? [bytes.subarray(at)] : []
+  }
+
+  /** Data is given on as it comes, whatever its frames: a frame made whole first would be a copy of it. Returns how much was taken. */
+  #data(chunk: Buffer, at: number): number {
+    const piece = chunk.subarray(at, at + this.#dataLeft)
+    this.#dataLeft -= piece.length
+    this.#use.frame(kinds.data, this.#dataStream, piece)
+    return piece.length
+  }
+
+  /** Takes what the header or the frame under way lacks. Returns how much that was. */
+  #gather(chunk: Buffer, at: number): number {
+    const piece = chunk.subarray(at, at + this.#needed - this.#held)
+    this.#parts.push(piece)
+    this.#held += piece.length
+    if (this.#held < this.#needed) return piece.length
+    const bytes = this.#parts.length === 1 ? piece : Buffer.concat(this.#parts, this.#held)
+    const length = bytes.readUInt32BE(0)
+    const kind = bytes[4]!
+    if (length > (kind === kinds.open ? maxFrameBytes : maxDataBytes)) throw new LinkError('a frame is too large')
+    if (kind !== kinds.data && this.#held < headerBytes + length) {
+      this.#parts = [bytes]
+      this.#needed = headerBytes + length
+      return piece.length
+    }
+    this.#parts = []
+    this.#held = 0
+    this.#needed = headerBytes
+    this.#frame(kind, bytes.readUInt32BE(5), length, bytes.subarray(headerBytes))
+    return piece.length
+  }
+  #frame(kind: number, stream: number, length: number, payload: Buffer): void {
+    if (kind === kinds.data) {
+      this.#dataLeft = length
+      this.#dataStream = stream
+    } else if (kind === kinds.ping) this.send(kinds.pong, 0)
+    else if (kind !== kinds.pong) this.#use.frame(kind, stream, payload)
   }
 }
 

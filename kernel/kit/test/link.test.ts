@@ -117,23 +117,31 @@ test('a frame may come in any pieces', async () => {
   const { near, far } = await linkOf({})
   const got: string[] = []
   far.removeAllListeners('data')
+  let text = ''
   const connection = new Connection(far, Buffer.alloc(0), {
-    frame: (kind, stream, payload) => void got.push(`${kind} ${stream} ${payload.toString()}`),
+    frame: (kind, stream, payload) => {
+      if (kind === kinds.data) text += payload.toString()
+      else got.push(`${kind} ${stream} ${payload.toString()}`)
+    },
     closed: () => undefined,
   })
   const bytes = Buffer.concat([
     frame(kinds.open, 1, Buffer.from('one')),
     frame(kinds.credit, 2),
     frame(kinds.data, 3, Buffer.from('x'.repeat(500))),
+    frame(kinds.data, 3),
+    frame(kinds.end, 3),
   ])
   for (const step of [1, 2, 7, 100, bytes.length]) {
     got.length = 0
+    text = ''
     for (let at = 0; at < bytes.length; at += step) {
       near.write(bytes.subarray(at, at + step))
       await new Promise((resolve) => setImmediate(resolve))
     }
     await until(() => got.length === 3)
-    assert.deepEqual(got, ['1 1 one', '6 2 ', `3 3 ${'x'.repeat(500)}`])
+    assert.deepEqual(got, ['1 1 one', '6 2 ', `${kinds.end} 3 `])
+    assert.equal(text, 'x'.repeat(500), 'data is given on as it comes')
   }
   connection.destroy(new Error('done'))
 })
