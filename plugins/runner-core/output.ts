@@ -14,6 +14,12 @@ interface Piece {
   bytes: number
 }
 
+interface Unread {
+  readonly lines: Buffer
+  /** The seq of the line behind them. */
+  readonly next: number
+}
+
 /** Whoever writes it, as long as there is more to come. */
 export interface OutputOwner {
   /** The reason is that of the reader's signal, or `client_gone` when it stopped reading. */
@@ -33,7 +39,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   #epoch: number
   readonly #kept: Piece[] = []
   #keptBytes = 0
-  #unread: Buffer[] = []
+  #unread: Unread[] = []
   #unreadBytes = 0
   /** The seq of the first unread line, and that of the next line. */
   #readTo: number
@@ -82,7 +88,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   /** Adds whole lines; `next` is the seq of the line behind them. */
   write(lines: Buffer, next: number): void {
     if (lines.length === 0) return
-    this.#unread.push(lines)
+    this.#unread.push({ lines, next })
     this.#unreadBytes += lines.length
     this.#next = next
     this.#reader?.serve()
@@ -125,20 +131,30 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     if (this.#state === 'withheld') return undefined
     if (this.#failure !== undefined) throw this.#failure
     if (this.#unread.length === 0) return this.#state === 'closed' ? null : undefined
-    const chunk = join(this.#unread)
-    this.#keep(chunk)
-    this.#unread = []
-    this.#unreadBytes = 0
-    this.#readTo = this.#next
-    this.#room?.resolve()
-    this.#room = undefined
-    return chunk
+    const { lines, next } = this.#unreadAtOnce()
+    this.#keep(lines)
+    this.#unreadBytes -= lines.length
+    this.#readTo = next
+    if (this.#unreadBytes < highWater) {
+      this.#room?.resolve()
+      this.#room = undefined
+    }
+    return lines
+  }
+  /** Small chunks leave together; a large one leaves alone, since joining it with others would be a copy of it. */
+  #unreadAtOnce(): Unread {
+    const large = this.#unread.findIndex(({ lines }) => lines.length >= pieceBytes)
+    const taken = this.#unread.splice(0, large < 0 ? this.#unread.length : Math.max(1, large))
+    return { lines: join(taken.map(({ lines }) => lines)), next: taken.at(-1)!.next }
   }
   #keep(chunk: Buffer): void {
     if (this.keepMs === 0) return
     const limit = this.#keepBytes()
     let piece = this.#kept.at(-1)
-    if (!piece || piece.bytes >= pieceBytes) this.#kept.push((piece = { firstSeq: this.#readTo, parts: [], bytes: 0 }))
+    if (!piece || Math.max(piece.bytes, chunk.length) >= pieceBytes) {
+      if (piece) piece.parts = [join(piece.parts)]
+      this.#kept.push((piece = { firstSeq: this.#readTo, parts: [], bytes: 0 }))
+    }
     piece.parts.push(chunk)
     piece.bytes += chunk.length
     if (piece.parts.length === pieceParts || piece.bytes >= pieceBytes) piece.parts = [join(piece.parts)]
