@@ -50,11 +50,13 @@ export interface FleetOptions {
 export const here = fileURLToPath(new URL('..', import.meta.url))
 export const roleFile = (role: string, root = here): string => join(root, 'config', `${role}.yaml`)
 
-/** How a checkout's `npm start` calls it: Node's options, then the script. */
-export function command(root = here): string[] {
-  const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as { scripts: { start: string } }
-  const [, ...words] = scripts.start.split(' ')
-  return words.slice(0, -1).map((word) => (word.startsWith('-') ? word : join(root, word)))
+/** How a checkout's `npm start` or `npm run dev` calls it: Node's options, the script and its command. */
+export function command(script: 'start' | 'dev', root = here): string[] {
+  const { scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as {
+    scripts: Record<string, string>
+  }
+  const [, ...words] = scripts[script]!.split(' ')
+  return words.map((word) => (word.endsWith('.js') ? join(root, word) : word))
 }
 
 export async function dataDirectory(processes: Processes): Promise<string> {
@@ -87,9 +89,9 @@ export async function startFleet(options: FleetOptions): Promise<Fleet> {
   }
   const members: Member[] = []
   const start = async (role: Role, number: number, more: Record<string, string>): Promise<Member['urls']> => {
-    const args = [...((await nodeArgs?.(role)) ?? []), ...command(root)]
+    const args = [...((await nodeArgs?.(role)) ?? []), ...command('start', root)]
     const started = await processes.node(
-      [...args, 'start', '--json', '--config', config(role)],
+      [...args, '--json', '--config', config(role)],
       {
         ...env,
         ...more,

@@ -27,7 +27,7 @@ export async function startSingle(context: ServiceContext): Promise<Target> {
   const { processes } = context
   const env = environment(context.modelUrl)
   const data = await dataDirectory(processes)
-  const args = [...command(context.there), 'dev', '--json', '--port', '0', '--data', data]
+  const args = [...command('dev', context.there), '--json', '--port', '0', '--data', data]
   await processes.stopOne((await processes.node(args, env)).child)
   const began = performance.now()
   const { child, line } = await processes.node(
