@@ -230,10 +230,10 @@ export class Turn implements OutputOwner {
     this.end('sidecar_lost')
   }
 
-  /** Another runner can take the run: what its sidecar would need is stored. */
+  /** Another runner can take the run: what its sidecar would need is stored, and no sandbox here holds its files. */
   #moves(error: AppError): boolean {
     const { conversation, profile } = this.session
-    return isAway(error) && (!conversation || restoredFromLog(profile.runtime))
+    return isAway(error) && !hasSandbox(profile) && (!conversation || restoredFromLog(profile.runtime))
   }
   #isEnded(): void {
     this.#state = 'ended'

@@ -92,19 +92,25 @@ test('a sidecar that alone has a conversation is waited for while it is restarte
   assert.equal(asked, 61)
 })
 
-test('a sidecar that alone has a conversation and does not come back is an error event with its code', async (t) => {
-  let away = false
-  const f = await runnerOf(t, async function* (envelope, events, signal) {
-    if (away) throw new AppError('sidecar_unreachable', 503, { message: 'Away.', retryable: true })
-    yield* answer(envelope, events, signal)
+for (const [what, only] of Object.entries({
+  'a sidecar that alone has a conversation': profile(),
+  'a sidecar of a session with files in a sandbox': { ...profile('p', [], 'general'), sandbox: {} },
+})) {
+  test(`${what} and does not come back is an error event with its code`, async (t) => {
+    let away = false
+    const f = await runnerOf(t, async function* (envelope, events, signal) {
+      if (away) throw new AppError('sidecar_unreachable', 503, { message: 'Away.', retryable: true })
+      yield* answer(envelope, events, signal)
+    })
+    const create = { profile: only }
+    await execute(f, { create })
+    away = true
+    const lines = await execute(f, { create, runId: 'r2' })
+    const last = lines.at(-1)!
+    assert.deepEqual([last['code'], last['message'], last['retryable']], ['sidecar_unreachable', 'Away.', true])
+    consecutive(lines)
   })
-  await execute(f)
-  away = true
-  const lines = await execute(f, { runId: 'r2' })
-  const last = lines.at(-1)!
-  assert.deepEqual([last['code'], last['message'], last['retryable']], ['sidecar_unreachable', 'Away.', true])
-  consecutive(lines)
-})
+}
 
 test('what a stopping sidecar refuses was not begun: another runner may be asked, whether the session is new or not', async (t) => {
   let stopping = false
