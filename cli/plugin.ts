@@ -2,7 +2,8 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { basename, relative, resolve } from 'node:path'
 import { type Command, Argument } from 'commander'
-import { createPackage, kinds, type Kind } from './plugin/scaffold.ts'
+import type { Kind } from './plugin/readme.ts'
+import { createPackage, kinds } from './plugin/scaffold.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
 /** What a package and a plugin may be called. */

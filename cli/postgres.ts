@@ -1,7 +1,7 @@
 import { resolve } from 'node:path'
 import type { Command } from 'commander'
 import closeWithGrace from 'close-with-grace'
-import { startPostgres } from '#embedded-postgres'
+import { startPostgres } from '#kit/postgres'
 import { CliError, terminalOf } from './terminal.ts'
 
 export function addPostgres(program: Command): void {

@@ -71,7 +71,7 @@ const report = (what: unknown): void => {
   else console.error(what instanceof Error ? what : `agent-orc: ${String(what)}`)
 }
 
-/** Under an older Node, bin/agent-orc.js is our parent and holds a channel to us; its death must not leave us behind. */
+/** Under an older Node, cli/agent-orc.js is our parent and holds a channel to us; its death must not leave us behind. */
 function stopWithParent(): void {
   if (!process.channel) return
   process.once('disconnect', () => process.kill(process.pid, 'SIGTERM'))

@@ -1,7 +1,8 @@
 import { Value } from '@sinclair/typebox/value'
 import type { FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
-import type { App, Listener } from './http.ts'
+import type { App } from './http/app.ts'
+import type { Listener } from './http/listener.ts'
 import { createLogger } from './logger.ts'
 import { BootError, type ListenerConfig, plan, type Role, settings, shownAt } from './plan.ts'
 
@@ -73,7 +74,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
     for (const [name, { port }] of Object.entries(role.listeners)) {
       if (port === undefined) continue
       // Half of what the kernel loads; a role that opens no port is there sooner without it.
-      const { createListener } = await import('./http.ts')
+      const { createListener } = await import('./http/listener.ts')
       listeners.set(name, await createListener(name, log.child({ listener: name }), role.log?.requests ?? false))
     }
     for (const entry of order) {

@@ -13,22 +13,22 @@ export {
 } from './plugin.ts'
 export { BootError, type Entry, type ListenerConfig, type Origin, plan, type Role } from './plan.ts'
 export { boot, type BootOptions, type Running } from './boot.ts'
-export { access, accessOf } from './access.ts'
-export { uploadAccess } from './arrival.ts'
-export { eventStream, failure, jsonLines, negotiated, NoContent, plainText } from './answers.ts'
-export type { App, TypeBox } from './http.ts'
+export { access, accessOf } from './http/access.ts'
+export { uploadAccess } from './http/arrival.ts'
+export { eventStream, failure, jsonLines, negotiated, NoContent, plainText } from './http/answers.ts'
+export type { App, TypeBox } from './http/app.ts'
 export {
   AppError,
   appError,
   type AppErrorOptions,
   conflict,
-  errorBody,
   forbidden,
   isAppError,
   notFound,
   unauthorized,
   unavailable,
 } from './errors.ts'
+export { errorBody } from './http/errors.ts'
 export {
   type Chunk,
   lastEventId,
@@ -38,7 +38,7 @@ export {
   stream,
   type StreamEnd,
   type StreamOptions,
-} from './streams.ts'
+} from './http/streams.ts'
 export {
   createLineQueue,
   type LineQueue,
@@ -47,5 +47,5 @@ export {
   OversizedLineError,
   whenRead,
   wholeLines,
-} from './lines.ts'
+} from './kit/lines.ts'
 export { Base64Secret, CommaList, Duration, Settings } from './settings.ts'

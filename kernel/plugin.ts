@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { type StaticDecode, type TObject, type TSchema, Type } from '@sinclair/typebox'
 import type { Registry } from 'prom-client'
-import type { App } from './http.ts'
+import type { App } from './http/app.ts'
 
 type Mode = 'one' | 'maybe' | 'many'
 

@@ -52,16 +52,12 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (to !== undefined) return unitOf(to) !== own
     if (!specifier.startsWith('#')) return false
     if (specifier === '#kernel' || specifier.startsWith('#contracts/')) return false
+    // The launcher of the embedded PostgreSQL; only its plugin starts it.
+    if (specifier === '#kit/postgres') return own !== 'plugins/embedded-postgres'
     // What several units need and no library gives.
-    if (specifier === '#kit') return false
-    // What a tenant's URL may reach, for every unit that asks one.
-    if (specifier === '#outbound') return false
-    // The safe way to carry a vendor's files, for the runtimes that have some.
-    if (specifier === '#state-archive') return false
+    if (specifier === '#kit' || specifier.startsWith('#kit/')) return false
     // What providers share that run workers on this machine.
     if (specifier === '#local-sandboxes') return own?.startsWith('providers/sandbox-') !== true
-    // The launcher is a library of its own, too; only its plugin starts it.
-    if (specifier === '#embedded-postgres') return own !== 'plugins/embedded-postgres'
     return !(specifier === '#testing' && isTest(file))
   })
   assert.deepEqual(wrong, [])
@@ -77,9 +73,11 @@ test('the kernel and its contracts know no unit, and contracts know only the ker
     },
   )
   assert.deepEqual(outside, [])
+  // The words in which a contract is written: what a plugin is, what an error is, what a listener is.
+  const words = ['kernel/plugin.ts', 'kernel/errors.ts', 'kernel/http/app.ts', 'kernel/http/access.ts']
   const inside = await offences(await sources('kernel/contracts/**/*.ts'), (file, specifier) => {
     const to = target(file, specifier)
-    return to !== undefined && !to.startsWith('kernel/contracts/')
+    return specifier.startsWith('#') || (to !== undefined && !to.startsWith('kernel/contracts/') && !words.includes(to))
   })
   assert.deepEqual(inside, [])
 })
@@ -87,22 +85,20 @@ test('the kernel and its contracts know no unit, and contracts know only the ker
 test('contracts do no I/O: they import only what computes', async () => {
   const pure = ['node:buffer', 'node:crypto', 'node:util', 'node:vm']
   const talkers = ['undici', 'pg', 'ioredis']
-  // What every model provider connects with. Importing it opens nothing; the provider's setup does.
-  const kit = 'kernel/contracts/model-fetch.ts'
   const wrong = await offences(
-    (await sources('kernel/contracts/**/*.ts')).filter((file) => !isTest(file) && file !== kit),
+    (await sources('kernel/contracts/**/*.ts')).filter((file) => !isTest(file)),
     (_file, specifier) => talkers.includes(specifier) || (specifier.startsWith('node:') && !pure.includes(specifier)),
   )
   assert.deepEqual(wrong, [])
 })
 
 test('process.env is read in kernel/config*.ts alone', async () => {
-  const files = await sources(
-    '{kernel,plugins,runtimes,providers,cli,embedded-postgres,local-sandboxes,outbound,state-archive}/**/*.ts',
-  )
+  const files = await sources('{kernel,plugins,runtimes,providers,cli,local-sandboxes}/**/*.ts')
   const found: string[] = []
   for (const file of files) {
-    if (/^kernel\/config[^/]*\.ts$/.test(file) || isTest(file) || file.startsWith('kernel/testing/')) continue
+    // The scripts of this repository stand behind no role file.
+    const outside = isTest(file) || file.startsWith('kernel/testing/') || file.startsWith('cli/scripts/')
+    if (outside || /^kernel\/config[^/]*\.ts$/.test(file)) continue
     if (/\bprocess\.env\b|\benv\b[^'\n]*from 'node:process'/.test(await codeOf(file))) found.push(file)
   }
   assert.deepEqual(found, [])
@@ -124,3 +120,47 @@ test('no module of a unit or of the kernel keeps state: top-level let and mutabl
   }
   assert.deepEqual(found, [])
 })
+
+test('no file imports itself by way of others, types included', async () => {
+  const { imports } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8')) as {
+    imports: Readonly<Record<string, string>>
+  }
+  const files = await sources('{kernel,plugins,runtimes,providers,cli,local-sandboxes,test,examples}/**/*.ts')
+  const leads = (file: string, specifier: string): string | undefined =>
+    target(file, specifier) ??
+    imports[specifier]?.slice(2) ??
+    imports['#contracts/*']!.slice(2).replace('*', /^#contracts\/(.+)/.exec(specifier)?.[1] ?? '')
+  const graph = new Map<string, string[]>()
+  for (const file of files) {
+    const specifiers = await importsOf(file)
+    graph.set(
+      file,
+      specifiers.map((specifier) => leads(file, specifier)!).filter((to) => files.includes(to)),
+    )
+  }
+  assert.deepEqual(circlesIn(graph), [])
+  assert.deepEqual(
+    circlesIn(
+      new Map([
+        ['a', ['b']],
+        ['b', ['a']],
+      ]),
+    ),
+    ['a -> b -> a'],
+  )
+})
+
+/** Depth first: an import of a file that is still being followed closes a circle. */
+function circlesIn(graph: ReadonlyMap<string, readonly string[]>): string[] {
+  const circles: string[] = []
+  const done = new Set<string>()
+  const follow = (file: string, path: readonly string[]): void => {
+    const at = path.indexOf(file)
+    if (at >= 0) return void circles.push([...path.slice(at), file].join(' -> '))
+    if (done.has(file)) return
+    for (const to of graph.get(file) ?? []) follow(to, [...path, file])
+    done.add(file)
+  }
+  for (const file of graph.keys()) follow(file, [])
+  return circles
+}

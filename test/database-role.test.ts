@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import pg from 'pg'
-import { startPostgres } from '#embedded-postgres'
+import { startPostgres } from '#kit/postgres'
 import { databasePlugin, startProxy, testKernel } from '#testing'
 
 test('no process boots as a database role for whom row security does not hold, and the refusal says what to run', async (t) => {

@@ -13,13 +13,15 @@ test('the npm package holds what runs and what authors read, no tests, no benchm
   const [packed] = Object.values(report as object) as { files: { path: string }[] }[]
   const files = packed!.files.map((file) => file.path)
   const needed = [
-    'bin/agent-orc.js',
+    'cli/agent-orc.js',
     'cli/main.ts',
     'config/dev.yaml',
     'config/role.schema.json',
     'docs/plugins.md',
-    'embedded-postgres/index.ts',
+    'kernel/http/listener.ts',
+    'kernel/kit/archive/index.ts',
     'kernel/kit/index.ts',
+    'kernel/kit/postgres/index.ts',
     'kernel/contracts/runtime.ts',
     'kernel/index.ts',
     'kernel/testing/index.ts',
@@ -27,14 +29,13 @@ test('the npm package holds what runs and what authors read, no tests, no benchm
     'plugins/chat/index.ts',
     'providers/model-openai/index.ts',
     'runtimes/general/index.ts',
-    'state-archive/index.ts',
   ]
   assert.deepEqual(
     needed.filter((file) => !files.includes(file)),
     [],
   )
   assert.deepEqual(
-    files.filter((file) => /(^|\/)test\/|\.test\.ts$|^bench\/|node_modules\/|^scripts\/|^\.ci\//.test(file)),
+    files.filter((file) => /(^|\/)test\/|\.test\.ts$|node_modules\/|^cli\/scripts\/|^\.ci\//.test(file)),
     [],
   )
 })

@@ -1,12 +1,13 @@
-import type { Kind } from './scaffold.ts'
-
 /** What a profile, or the operator, does to use a plugin of the kind. */
-const uses: Readonly<Record<Kind, (name: string) => string>> = {
+const uses = {
   runtime: (name) => `A profile uses it with \`runtime: ${name}\`.`,
   'sandbox-provider': (name) => `A profile uses it with \`workerMode: sandbox\` and \`sandbox: {provider: ${name}}\`.`,
   'model-provider': (name) => `A profile uses it with \`model: ${name}/<model>\`.`,
   tool: () => 'A profile uses its tools by their names, in `tools`.',
-}
+} satisfies Readonly<Record<string, (name: string) => string>>
+
+/** What an author can make. */
+export type Kind = keyof typeof uses
 
 export const readmeOf = (kind: Kind, name: string): string => `# ${name}
 

@@ -3,7 +3,7 @@ import { dirname, join } from 'node:path'
 import { root } from '../../kernel/config.ts'
 import { CliError } from '../terminal.ts'
 import manifest from '../../package.json' with { type: 'json' }
-import { readmeOf } from './readme.ts'
+import { type Kind, readmeOf } from './readme.ts'
 
 /** An example of each kind: a new package begins as a copy of it, under another name. */
 export const kinds = {
@@ -12,7 +12,6 @@ export const kinds = {
   'model-provider': { example: 'echo-model', test: 'echo', called: 'echo' },
   tool: { example: 'greeting-tool', test: 'greeting', called: 'greeting' },
 } as const
-export type Kind = keyof typeof kinds
 
 /** Writes the package and returns its files. Refuses a folder that has something in it. */
 export async function createPackage(kind: Kind, name: string, folder: string): Promise<string[]> {
@@ -45,7 +44,7 @@ export async function createPackage(kind: Kind, name: string, folder: string): P
   return Object.keys(files)
 }
 
-const cli = 'node node_modules/agent-orc/bin/agent-orc.js'
+const cli = 'node node_modules/agent-orc/cli/agent-orc.js'
 
 const packageOf = (name: string) => ({
   name,

@@ -7,7 +7,7 @@ import { createInterface } from 'node:readline'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 
-const bin = fileURLToPath(new URL('../../bin/agent-orc.js', import.meta.url))
+const bin = fileURLToPath(new URL('../agent-orc.js', import.meta.url))
 
 export interface Finished {
   readonly code: number | null

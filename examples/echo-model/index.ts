@@ -1,5 +1,5 @@
 import { AppError } from 'agent-orc/kernel'
-import { defineModelProvider } from 'agent-orc/contracts/model'
+import { defineModelProvider } from 'agent-orc/kit/models'
 
 /** Says the last message back. A profile uses it with `model: echo/parrot`. Most providers wrap a package of the AI SDK instead. */
 export default defineModelProvider({

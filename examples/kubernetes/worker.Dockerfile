@@ -8,4 +8,4 @@ COPY . .
 # Pods run as this user, with a root filesystem that nobody can write to.
 USER 1000
 WORKDIR /workspace
-ENTRYPOINT ["node", "/opt/agent-orc/bin/agent-orc.js", "start", "--config", "/opt/agent-orc/config/worker.yaml"]
+ENTRYPOINT ["node", "/opt/agent-orc/cli/agent-orc.js", "start", "--config", "/opt/agent-orc/config/worker.yaml"]

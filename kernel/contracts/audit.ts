@@ -1,4 +1,5 @@
-import { access, capability } from '#kernel'
+import { access } from '../http/access.ts'
+import { capability } from '../plugin.ts'
 
 /** A write of an administrator, as it is put on record before anything is done. Never a body, never a secret. */
 export interface AuditedWrite {

@@ -1,5 +1,6 @@
 import type { FastifyRequest } from 'fastify'
-import { type App, capability } from '#kernel'
+import type { App } from '../http/app.ts'
+import { capability } from '../plugin.ts'
 
 /** RBAC roles, weakest first. Specification 2.3. */
 export const roles = ['member', 'admin', 'owner'] as const

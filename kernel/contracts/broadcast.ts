@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 import { Profile } from './profiles.ts'
 
 const revision = Type.Integer({ minimum: 0 })

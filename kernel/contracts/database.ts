@@ -1,4 +1,4 @@
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 export interface Statement {
   /** Prepared once per connection under this name; the same name must always mean the same text. */

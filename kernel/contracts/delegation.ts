@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 /** A tool call that waits until a conductor has run another profile for it. */
 export const Delegation = Type.Object({

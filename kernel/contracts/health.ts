@@ -1,4 +1,4 @@
-import { slot } from '#kernel'
+import { slot } from '../plugin.ts'
 
 /**
  * Rejects with a sentence when the part cannot serve; `/readyz` then answers 503 and names it. Resolves to a sentence when it

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 /** Headers of a route that takes an `Idempotency-Key`. Validated like a body: another form is 400 `invalid_request`. */
 export const IdempotencyHeaders = Type.Object({

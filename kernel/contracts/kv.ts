@@ -1,4 +1,4 @@
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 export interface Hit {
   readonly allowed: boolean

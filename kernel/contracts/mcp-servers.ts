@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 /** An external MCP server of a profile, resolved: where it is and what to send to it. */
 export const McpServer = Type.Object({

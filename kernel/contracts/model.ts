@@ -1,8 +1,5 @@
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
-import type { Static, TObject } from '@sinclair/typebox'
-import { type Capability, definePlugin, maybe, type Plugin, slot } from '#kernel'
-import { createModelConnections, type ModelFetch, type ModelPost, postBy } from './model-fetch.ts'
-import { ModelEgress } from './workers.ts'
+import { capability, slot } from '../plugin.ts'
 
 /**
  * A source of language models. The model contract is the AI SDK's provider specification v4, so every provider package
@@ -39,58 +36,6 @@ export interface DirectModel extends LanguageModelV4 {
 /** One call of a model. */
 export type OpenModel = DirectModel['doOpen']
 
-/** The shortest way to call a model that it offers. */
-export function openerOf(model: LanguageModelV4): OpenModel {
-  return 'doOpen' in model ? (model as DirectModel).doOpen.bind(model) : (options) => openStream(model, options)
-}
-
-async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<ModelParts> {
-  const { stream } = await model.doStream(options)
-  const reader = stream.getReader()
-  const { abortSignal } = options
-  // Also for a provider that does not watch the signal itself: a cancelled reader ends at once.
-  const close = (): void => {
-    abortSignal?.removeEventListener('abort', close)
-    reader.cancel().catch(() => {})
-  }
-  abortSignal?.addEventListener('abort', close, { once: true })
-  return {
-    async next() {
-      const { done, value } = await reader.read()
-      return done ? undefined : [value]
-    },
-    close,
-  }
-}
-
-/** What a part is in the provider specification. */
-export const singly = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
-  part.type === 'text-deltas' ? part.deltas.map((delta) => ({ type: 'text-delta', id: part.id, delta })) : [part]
-
-/** Parts as `doStream` hands them out: one by one, and none behind an abort. */
-export function streamOf(
-  parts: ModelParts,
-  { abortSignal }: Pick<LanguageModelV4CallOptions, 'abortSignal'>,
-): ReadableStream<LanguageModelV4StreamPart> {
-  let held: readonly LanguageModelV4StreamPart[] | undefined = []
-  let at = 0
-  return new ReadableStream(
-    {
-      async pull(controller) {
-        abortSignal?.throwIfAborted()
-        if (at === held?.length) {
-          held = (await parts.next())?.flatMap(singly)
-          at = 0
-        }
-        if (held) controller.enqueue(held[at++]!)
-        else controller.close()
-      },
-      cancel: () => parts.close(),
-    },
-    { highWaterMark: 0 },
-  )
-}
-
 /** Keyed by the provider name that a profile's `model` starts with. */
 export const Models = slot<ModelProvider>('sidecar.models')
 
@@ -104,28 +49,38 @@ export interface ModelProviderContext {
   onStop(fn: () => Promise<void>): void
 }
 
-export function defineModelProvider<C extends TObject>(spec: {
-  readonly name: string
-  readonly config?: C
-  /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
-  create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
-}): Plugin {
-  return definePlugin<TObject, { egress: Capability<ModelEgress, 'maybe'> }, { models: typeof Models }>({
-    name: `model-${spec.name}`,
-    ...(spec.config ? { config: spec.config } : {}),
-    requires: { egress: maybe(ModelEgress) },
-    provides: { models: Models },
-    async setup(ctx) {
-      const { egress } = ctx.deps
-      const connections = createModelConnections()
-      ctx.onStop(connections.close)
-      const provider = await spec.create(ctx.config as Static<C>, {
-        fetch: connections.fetch,
-        post: egress ? postBy(egress.fetch) : connections.post,
-        egress: egress && { baseUrl: egress.baseUrl(spec.name), fetch: egress.fetch },
-        onStop: (fn) => ctx.onStop(fn),
-      })
-      return { models: provider ? { [spec.name]: provider } : {} }
-    },
-  })
+/** `fetch` as a provider package of the AI SDK wants it: one POST with a text body, answered by a stream. */
+export type ModelFetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>
+
+/** The same without web streams, for providers that read an answer themselves. Rejects with what kept the answer from beginning. */
+export type ModelPost = (url: URL, request: ModelRequest) => Promise<ModelAnswer>
+
+export interface ModelRequest {
+  readonly headers: Readonly<Record<string, string>>
+  readonly body: string
+  readonly signal?: AbortSignal | undefined
 }
+
+/** An answer whose head has arrived. Its reader is waited for: a few reads of the socket are held, then it is paused. */
+export interface ModelAnswer {
+  readonly status: number
+  readonly headers: Readonly<Record<string, string>>
+  /** All bytes that have arrived, at least one. Undefined at the end. Rejects with what cut the answer short. */
+  read(): Promise<readonly Uint8Array[] | undefined>
+  /** Ends the answer wherever it is, and then its connection, too. */
+  close(): void
+}
+
+/**
+ * In a worker: model calls go through the runner, which holds the keys; a sandbox has neither keys nor a network. Absent in a
+ * static sidecar.
+ */
+export interface ModelEgress {
+  /** Stands for the provider's API root, `/v1` included. */
+  baseUrl(provider: string): string
+  /** The worker's token of now: what vendor processes send as their API key. */
+  token(): string
+  /** Adds the token by itself. */
+  readonly fetch: ModelFetch
+}
+export const ModelEgress = capability<ModelEgress>('worker.model-egress')

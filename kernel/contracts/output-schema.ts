@@ -2,7 +2,7 @@ import { createContext, Script } from 'node:vm'
 import { Ajv, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import formats from 'ajv-formats'
-import { AppError } from '#kernel'
+import { AppError } from '../errors.ts'
 
 /** Schemas of answers, far below what a model follows. Their size bounds what compiling one costs. */
 const maxSchemaChars = 65_536

@@ -1,4 +1,4 @@
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 import type { Usage } from './run-event.ts'
 
 /** Costs of single runs are far below a cent, so they are kept in millionths of one. */

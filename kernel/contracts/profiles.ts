@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 import type { TenantTx } from './database.ts'
 
 const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$'

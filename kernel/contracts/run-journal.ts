@@ -1,4 +1,4 @@
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 import type { Profile } from './profiles.ts'
 import type { LogChunk, Usage } from './run-event.ts'
 import type { RunStore } from './run-store.ts'

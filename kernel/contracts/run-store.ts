@@ -1,4 +1,4 @@
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 import type { OnCrash, Profile } from './profiles.ts'
 import type { PromptFields } from './prompt.ts'
 import type { LogChunk, Usage } from './run-event.ts'

@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability, slot } from '#kernel'
+import { capability, slot } from '../plugin.ts'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import type { Delegation, DelegationAnswer } from './delegation.ts'
 import type { EndingCode } from './endings.ts'

@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 import { promptFields, promptInfoFields } from './prompt.ts'
 import { type LogChunk, UsageEvent } from './run-event.ts'
 import { WebhookTarget } from './webhooks.ts'

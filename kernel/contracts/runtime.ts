@@ -1,10 +1,9 @@
 import type { Static, TObject } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { type Capability, definePlugin, maybe, type Plugin, slot } from '#kernel'
-import { type ModelProvider, Models } from './model.ts'
+import { type Capability, definePlugin, maybe, type Plugin, slot } from '../plugin.ts'
+import { ModelEgress, type ModelProvider, Models } from './model.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { EventBatch, RuntimeEvent } from './run-event.ts'
-import { ModelEgress } from './workers.ts'
 
 /** An opaque copy of a session's conversation, enough to go on with it on another host. */
 export interface StateBundle {

@@ -1,6 +1,7 @@
 import type { StaticDecode, TObject } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { AppError, definePlugin, type Plugin, slot } from '#kernel'
+import { AppError } from '../errors.ts'
+import { definePlugin, type Plugin, slot } from '../plugin.ts'
 
 /** What the substrate says of a sandbox. A lease adds `unknown`: the substrate could not be asked. Specification 2.12. */
 export type SandboxState = 'starting' | 'running' | 'paused' | 'gone'

@@ -1,4 +1,4 @@
-import { capability, slot } from '#kernel'
+import { capability, slot } from '../plugin.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { StateBundle } from './runtime.ts'
 

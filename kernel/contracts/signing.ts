@@ -1,4 +1,4 @@
-import { slot } from '#kernel'
+import { slot } from '../plugin.ts'
 
 export type SigningFamily = 'chat-gateway' | 'vfs'
 

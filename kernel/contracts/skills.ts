@@ -1,4 +1,4 @@
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 /** A file of a skill, by its path inside the skill's folder, with slashes: `SKILL.md`, `scripts/convert.py`. */
 export interface SkillFile {

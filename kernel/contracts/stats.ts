@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 /** What was counted over some time; what each figure means is told where it is served. */
 const count = (description?: string) => Type.Integer({ minimum: 0, ...(description ? { description } : {}) })

@@ -1,5 +1,5 @@
 import type { Static } from '@sinclair/typebox'
-import { capability, slot } from '#kernel'
+import { capability, slot } from '../plugin.ts'
 import type { ProgressEvent } from './run-event.ts'
 
 /** Who calls a tool, from the runner's own records: a model cannot choose any of it. */

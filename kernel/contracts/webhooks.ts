@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '#kernel'
+import { capability } from '../plugin.ts'
 
 export const webhookUrl = Type.String({
   minLength: 1,

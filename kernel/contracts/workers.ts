@@ -1,5 +1,4 @@
-import { capability } from '#kernel'
-import type { ModelFetch } from './model-fetch.ts'
+import { capability } from '../plugin.ts'
 import type { Profile } from './profiles.ts'
 import type { RunEnvelope } from './run-envelope.ts'
 import type { RunnerSession, WorkerLease } from './runner.ts'
@@ -129,20 +128,6 @@ export interface WorkerIdentity {
   bind(sessionId: string, token: string): void
 }
 export const WorkerIdentity = capability<WorkerIdentity>('worker.identity')
-
-/**
- * In a worker: model calls go through the runner, which holds the keys; a sandbox has neither keys nor a network. Absent in a
- * static sidecar.
- */
-export interface ModelEgress {
-  /** Stands for the provider's API root, `/v1` included. */
-  baseUrl(provider: string): string
-  /** The worker's token of now: what vendor processes send as their API key. */
-  token(): string
-  /** Adds the token by itself. */
-  readonly fetch: ModelFetch
-}
-export const ModelEgress = capability<ModelEgress>('worker.model-egress')
 
 /** In a worker: tools that act on the machine it runs on. */
 export interface WorkerTools {

@@ -1,4 +1,4 @@
-import { maxLineBytes, OversizedLineError } from '../lines.ts'
+import { maxLineBytes, OversizedLineError } from './lines.ts'
 
 export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined>>
 

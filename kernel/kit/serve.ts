@@ -12,10 +12,10 @@ import type {
   QueryOf,
   Route,
 } from '#contracts/wire/route'
-import { access } from '../access.ts'
-import { failure, jsonLines, negotiated, NoContent } from '../answers.ts'
-import type { App } from '../http.ts'
-import { ndjson, type StreamEnd } from '../streams.ts'
+import { access } from '../http/access.ts'
+import { failure, jsonLines, negotiated, NoContent } from '../http/answers.ts'
+import type { App } from '../http/app.ts'
+import { ndjson, type StreamEnd } from '../http/streams.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
 import { type LinkHost, linkHostKey } from './link/host.ts'
 import type { Admission, AnyCall, Answered, ServedRoute } from './call.ts'

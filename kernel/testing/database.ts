@@ -6,7 +6,7 @@ import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import type { Entry, Plugin } from '#kernel'
-import { startPostgres } from '#embedded-postgres'
+import { startPostgres } from '#kit/postgres'
 
 /** A server with a migrated template database, as the test script hands it to every test process. */
 export interface TestServer {
@@ -18,7 +18,7 @@ export interface TestServer {
 // Commits of a test need not survive a power cut, and 20 databases share these connections.
 const settings = { fsync: 'off', synchronous_commit: 'off', full_page_writes: 'off', max_connections: '300' }
 
-// Names of the variables by which scripts/test.ts passes the one server on to its children.
+// Names of the variables by which cli/scripts/test.ts passes the one server on to its children.
 const dsnVariable = 'AGENT_ORC_TEST_DSN'
 const templateVariable = 'AGENT_ORC_TEST_TEMPLATE'
 
@@ -48,7 +48,7 @@ const uniqueName = (kind: string): string => `ao_${kind}_${randomBytes(6).toStri
 
 /**
  * Starts the server of a test run, or uses the developer's own, and migrates a template database. Here and in
- * scripts/test.ts the environment is read although plugins may not: no role file stands behind a test run.
+ * cli/scripts/test.ts the environment is read although plugins may not: no role file stands behind a test run.
  */
 export async function startTestServer(): Promise<{ server: TestServer; unref(): void; stop(): Promise<void> }> {
   const own = process.env['AGENT_ORC_TEST_POSTGRES'] || process.env['POSTGRES_DSN']

@@ -8,14 +8,8 @@ export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'
 export { type Proxy, startProxy, type Verdict } from './proxy.ts'
 export { redisForTests } from './redis.ts'
-export {
-  type ModelReply,
-  type ModelRequest,
-  type ModelRequestBody,
-  type ModelServer,
-  type ModelServerOptions,
-  startModelServer,
-} from './model-server.ts'
+export type { ModelReply, ModelRequestBody } from './model-reply.ts'
+export { type ModelRequest, type ModelServer, type ModelServerOptions, startModelServer } from './model-server.ts'
 export type { ResponsesRequestBody } from './responses-wire.ts'
 export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, textOf } from './runs.ts'
 export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'

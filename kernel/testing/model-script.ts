@@ -1,6 +1,7 @@
 import type { TestContext } from 'node:test'
 import type { ModelScript } from './model-suite.ts'
-import { type ModelReply, type ModelRequestBody, type ModelServer, startModelServer } from './model-server.ts'
+import type { ModelReply, ModelRequestBody } from './model-reply.ts'
+import { type ModelServer, startModelServer } from './model-server.ts'
 
 /** Answers what `testModelProvider` asks, for providers that speak to a model server. */
 const scripted = ({ messages }: ModelRequestBody): ModelReply => {

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { isAppError } from '#kernel'
-import { type ModelProvider, openerOf, singly } from '#contracts/model'
+import type { ModelProvider } from '#contracts/model'
+import { openerOf, singly } from '#kit/models'
 
 /** How to make the provider under test do what the suite looks at. What a script leaves out is not tested. */
 export interface ModelScript {

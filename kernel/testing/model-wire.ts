@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import type { ModelReply, ModelRequestBody } from './model-server.ts'
+import type { ModelReply, ModelRequestBody } from './model-reply.ts'
 
 /** The frames of one streamed answer; tests cut between them, benchmarks send them whole. */
 export interface Frames {

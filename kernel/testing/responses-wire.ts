@@ -1,4 +1,4 @@
-import type { ModelReply, ModelRequestBody } from './model-server.ts'
+import type { ModelReply, ModelRequestBody } from './model-reply.ts'
 import { type Frames, inputTokens, type Wire } from './model-wire.ts'
 
 /** The part of a Responses request that tests look at. */

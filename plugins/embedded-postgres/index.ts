@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { DatabaseServer } from '#contracts/database'
-import { startPostgres } from '#embedded-postgres'
+import { startPostgres } from '#kit/postgres'
 
 export default definePlugin({
   name: 'embedded-postgres',

@@ -9,7 +9,7 @@ import {
   type Refusal,
   type Resolve,
   systemResolve,
-} from '#outbound'
+} from '#kit/outbound'
 
 const maxBytes = 1024 * 1024
 const refused = appError('http_fetch', 400)

@@ -9,7 +9,7 @@ import type { SandboxWish } from './wishes.ts'
 const file = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url))
 
 /** Our own worker, for providers that run it on this machine. */
-const command = [process.execPath, file('bin/agent-orc.js'), 'start', '--config', file('config/worker.yaml')]
+const command = [process.execPath, file('cli/agent-orc.js'), 'start', '--config', file('config/worker.yaml')]
 
 const letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
 export const newSandboxName = (): string => `ao-${Array.from({ length: 16 }, () => letters[randomInt(36)]).join('')}`

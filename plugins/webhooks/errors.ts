@@ -1,5 +1,5 @@
 import { appError, notFound } from '#kernel'
-import type { Refusal } from '#outbound'
+import type { Refusal } from '#kit/outbound'
 
 const invalid = appError('invalid_webhook', 400)
 const sentences: Readonly<Record<Refusal, string>> = {

@@ -1,5 +1,13 @@
 import { Agent } from 'undici'
-import { guardedLookup, hostOf, isAmong, isPublicAddress, outboundUrl, type Resolve, systemResolve } from '#outbound'
+import {
+  guardedLookup,
+  hostOf,
+  isAmong,
+  isPublicAddress,
+  outboundUrl,
+  type Resolve,
+  systemResolve,
+} from '#kit/outbound'
 import { invalidWebhook } from './errors.ts'
 
 /** Where messages may go. Invariant N1: literals and look-ups are both checked, and redirects are never followed. */

@@ -1,6 +1,6 @@
 import { request } from 'undici'
 import { isAppError } from '#kernel'
-import { ForbiddenAddressError } from '#outbound'
+import { ForbiddenAddressError } from '#kit/outbound'
 import type { Policy } from './policy.ts'
 
 export interface Message {

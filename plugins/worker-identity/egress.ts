@@ -1,6 +1,7 @@
-import type { ModelFetch } from '#contracts/model-fetch'
+import type { ModelFetch } from '#contracts/model'
 import { workerPaths } from '#contracts/wire/worker'
-import type { ModelEgress, WorkerIdentity } from '#contracts/workers'
+import type { ModelEgress } from '#contracts/model'
+import type { WorkerIdentity } from '#contracts/workers'
 
 export function createEgress(identity: WorkerIdentity, fetch: ModelFetch): ModelEgress {
   const root = (): string => identity.runnerUrl + workerPaths(identity.sessionId).models('')

@@ -1,7 +1,7 @@
 import { createAnthropic } from '@ai-sdk/anthropic'
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
-import { defineModelProvider } from '#contracts/model'
+import { defineModelProvider } from '#kit/models'
 
 /** Models behind the Anthropic messages API, or a compatible server by `baseUrl`. */
 export default defineModelProvider({

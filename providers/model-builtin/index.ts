@@ -1,5 +1,5 @@
 import { AppError } from '#kernel'
-import { defineModelProvider } from '#contracts/model'
+import { defineModelProvider } from '#kit/models'
 import { demoModel } from './model.ts'
 
 /** `builtin/demo`: answers by rules, so that a fresh installation talks without any key. It says what it is. */

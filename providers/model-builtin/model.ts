@@ -4,7 +4,8 @@ import type {
   LanguageModelV4StreamPart,
   LanguageModelV4Usage,
 } from '@ai-sdk/provider'
-import { type DirectModel, type ModelParts, streamOf } from '#contracts/model'
+import type { DirectModel, ModelParts } from '#contracts/model'
+import { streamOf } from '#kit/models'
 import { lastOf, respond, type Response } from './rules.ts'
 import { sampleOf } from './sample.ts'
 

@@ -1,7 +1,8 @@
 import { OpenAICompatibleChatLanguageModel } from '@ai-sdk/openai-compatible'
 import { APICallError, type LanguageModelV4CallOptions } from '@ai-sdk/provider'
-import { type DirectModel, type ModelParts, streamOf } from '#contracts/model'
-import type { ModelAnswer, ModelFetch, ModelPost } from '#contracts/model-fetch'
+import type { DirectModel, ModelParts } from '#contracts/model'
+import { streamOf } from '#kit/models'
+import type { ModelAnswer, ModelFetch, ModelPost } from '#contracts/model'
 import { isStrictSchema } from '#contracts/strict-schema'
 import { type AnswerReader, createAnswers } from './answer.ts'
 

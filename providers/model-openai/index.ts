@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
-import { defineModelProvider } from '#contracts/model'
+import { defineModelProvider } from '#kit/models'
 import { createChatModels } from './chat.ts'
 
 /** Models behind the OpenAI chat completions API: OpenAI itself, or any compatible server by `baseUrl`. */

@@ -1,4 +1,4 @@
-import { createModelConnections } from '#contracts/model-fetch'
+import { createModelConnections } from '#kit/models'
 import { createOutputSchemas } from '#contracts/output-schema'
 import { eventsOf } from '#contracts/run-event'
 import { defineRuntime, type Runtime } from '#contracts/runtime'

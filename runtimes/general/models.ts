@@ -1,6 +1,7 @@
 import { setTimeout } from 'node:timers/promises'
 import { APICallError, type LanguageModelV4CallOptions, type LanguageModelV4Usage } from '@ai-sdk/provider'
-import { type ModelPart, type ModelParts, type ModelProvider, openerOf, type OpenModel } from '#contracts/model'
+import type { ModelPart, ModelParts, ModelProvider, OpenModel } from '#contracts/model'
+import { openerOf } from '#kit/models'
 import type { GeneralConfig, ModelSettings } from './config.ts'
 import { modelFailure, reported, unknownModel } from './errors.ts'
 

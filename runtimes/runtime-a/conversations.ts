@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
-import { invalidState, pack, unpack } from '#state-archive'
+import { invalidState, pack, unpack } from '#kit/archive'
 import { projectName } from './environment.ts'
 import type { Root } from './root.ts'
 

@@ -1,4 +1,4 @@
-import type { ModelEgress } from '#contracts/workers'
+import type { ModelEgress } from '#contracts/model'
 import { unknownModel } from './errors.ts'
 
 export interface ModelServer {

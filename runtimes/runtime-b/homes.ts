@@ -3,7 +3,7 @@ import { mkdir, mkdtemp, readdir, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { StateBundle } from '#contracts/runtime'
-import { pack, unpack } from '#state-archive'
+import { pack, unpack } from '#kit/archive'
 import { corruptState } from './errors.ts'
 import { cutRollout, findRollouts, isRolloutName, isRolloutOf, mendRollout, sizeOf, threadIdOf } from './rollout.ts'
 

@@ -1,6 +1,6 @@
 import { join } from 'node:path'
 import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
-import type { ModelEgress } from '#contracts/workers'
+import type { ModelEgress } from '#contracts/model'
 import type { Launch } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
 import { unknownModel } from './errors.ts'

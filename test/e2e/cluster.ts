@@ -241,7 +241,7 @@ export async function spawnRole(
   env: Record<string, string>,
   config = `config/${role}.yaml`,
 ): Promise<Process> {
-  const child = spawn(process.execPath, ['bin/agent-orc.js', 'start', '--json', '--config', config], {
+  const child = spawn(process.execPath, ['cli/agent-orc.js', 'start', '--json', '--config', config], {
     cwd: root,
     env,
     stdio: ['ignore', 'pipe', 'pipe'],

@@ -12,7 +12,7 @@ import type { Lease, Run } from './sandbox-roles.ts'
 
 // The service whole, with its workers on a substrate that is elsewhere: here a stand-in that starts the real worker.
 
-const worker = [process.execPath, join(root, 'bin/agent-orc.js'), 'start', '--config', join(root, 'config/worker.yaml')]
+const worker = [process.execPath, join(root, 'cli/agent-orc.js'), 'start', '--config', join(root, 'config/worker.yaml')]
 
 interface Substrate {
   readonly env: Record<string, string>

@@ -1,6 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { Duplex } from 'node:stream'
-import { type AppError, appError, errorBody, failureOf } from '../../errors.ts'
+import { type AppError, appError } from '../../errors.ts'
+import { errorBody, failureOf } from '../../http/errors.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
 import type { Admission, ServedRoute } from '../call.ts'
 import { type LinkHostOptions, LinkRoutes, newRequestId, ServedLink } from './served.ts'

@@ -3,7 +3,7 @@ import { createServer, type RequestListener } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { gzipSync } from 'node:zlib'
-import { isPublicAddress, type Resolve } from '#outbound'
+import { isPublicAddress, type Resolve } from '#kit/outbound'
 import { createHttpFetch, type HttpFetchOptions } from '../http-fetch.ts'
 import { context } from './context.ts'
 

@@ -22,7 +22,7 @@ interface WorkerProcess {
 
 /** The worker role as a provider starts it: with an environment that holds nothing else. */
 function startProcess(t: TestContext, env: Readonly<Record<string, string>>, role = 'sidecar'): WorkerProcess {
-  const child = spawn(process.execPath, [file('bin/agent-orc.js'), 'start', '--config', file(`config/${role}.yaml`)], {
+  const child = spawn(process.execPath, [file('cli/agent-orc.js'), 'start', '--config', file(`config/${role}.yaml`)], {
     env: { PATH: process.env['PATH'], LOG_LEVEL: 'warn', ...env },
     stdio: ['ignore', 'ignore', 'pipe'],
   })

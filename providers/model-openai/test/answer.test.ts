@@ -3,8 +3,9 @@ import { test } from 'node:test'
 import { OpenAICompatibleChatLanguageModel } from '@ai-sdk/openai-compatible'
 import type { LanguageModelV4, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import fc from 'fast-check'
-import { type ModelFetch, postBy } from '#contracts/model-fetch'
-import { openerOf, singly } from '#contracts/model'
+import type { ModelFetch } from '#contracts/model'
+import { postBy } from '#kit/models'
+import { openerOf, singly } from '#kit/models'
 import { createChatModels } from '../chat.ts'
 
 const prompt = [{ role: 'user' as const, content: [{ type: 'text' as const, text: 'hi' }] }]

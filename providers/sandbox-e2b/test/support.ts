@@ -4,7 +4,8 @@ import { definePlugin } from '#kernel'
 import { type LaunchOrder, type SandboxProvider, SandboxProviders } from '#contracts/sandbox'
 import { startSuiteRunner, suiteWorker, testKernel, testOrder } from '#testing'
 import e2b from '../index.ts'
-import { type FakeE2b, type FakeE2bOptions, startFakeE2b } from './fake/server.ts'
+import type { FakeE2bOptions } from './fake/options.ts'
+import { type FakeE2b, startFakeE2b } from './fake/server.ts'
 
 /** Starts the suite's worker in a fake sandbox. */
 export const command = `exec ${suiteWorker.map((part) => `'${part}'`).join(' ')}`

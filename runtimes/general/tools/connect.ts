@@ -1,5 +1,5 @@
 import type { McpServer } from '#contracts/mcp-servers'
-import type { ModelFetch } from '#contracts/model-fetch'
+import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { toolServerUnavailable } from '../errors.ts'
 import { connect, type Connection } from './connection.ts'

@@ -1,6 +1,6 @@
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import { CallToolResultSchema, ListToolsResultSchema } from '@modelcontextprotocol/sdk/types.js'
-import type { ModelFetch } from '#contracts/model-fetch'
+import type { ModelFetch } from '#contracts/model'
 import { callIdMeta } from '#contracts/tools'
 import { failureOf } from './failures.ts'
 import { type McpAddress, type McpSession, noTimeout, openMcp } from './mcp.ts'

@@ -1,5 +1,5 @@
 import { createParser } from 'eventsource-parser'
-import type { ModelFetch } from '#contracts/model-fetch'
+import type { ModelFetch } from '#contracts/model'
 
 /** One answer of a server; a catalogue or a result that is larger is not read to its end. */
 const maxAnswerBytes = 16 * 1024 * 1024

@@ -1,7 +1,7 @@
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
 import { ErrorCode, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js'
-import type { ModelFetch } from '#contracts/model-fetch'
+import type { ModelFetch } from '#contracts/model'
 import { createMcpFetch } from './mcp-fetch.ts'
 
 /** The run's own deadline ends a call; the library's default of 60 s would end long tools early. */

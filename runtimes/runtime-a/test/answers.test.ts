@@ -16,7 +16,7 @@ import {
 import { isAppError } from '#kernel'
 import type { RunEvent, RuntimeEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
-import { ModelEgress } from '#contracts/workers'
+import { ModelEgress } from '#contracts/model'
 import runtimeA from '../index.ts'
 import { model, onStandIn, withVendor } from './support.ts'
 

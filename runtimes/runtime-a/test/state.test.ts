@@ -16,7 +16,7 @@ import {
 import type { RunEvent } from '#contracts/run-event'
 import type { Runtime, StateBundle } from '#contracts/runtime'
 import { isAppError } from '#kernel'
-import { pack } from '#state-archive'
+import { pack } from '#kit/archive'
 import { createConversations } from '../conversations.ts'
 import { createRoot } from '../root.ts'
 import { vendorProcesses } from './processes.ts'

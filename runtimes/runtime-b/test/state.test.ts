@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { gunzipSync } from 'node:zlib'
 import { terminalOf } from '#testing'
-import { pack, unpack } from '#state-archive'
+import { pack, unpack } from '#kit/archive'
 import { createHomes } from '../homes.ts'
 import { conversation, skip, stage } from './support.ts'
 

@@ -17,7 +17,7 @@ import {
 import type { RunEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
-import type { ModelEgress } from '#contracts/workers'
+import type { ModelEgress } from '#contracts/model'
 import type { RuntimeBConfig } from '../config.ts'
 import { codexProgram } from '../package.ts'
 import { runtimeB, type RuntimeBOptions } from '../runtime.ts'

@@ -2,7 +2,7 @@ import { Value } from '@sinclair/typebox/value'
 import type { ApiAnswer, ApiRequest } from '#testing'
 import { SendSignalRequest, StartRequest } from './documented.ts'
 import type { FakeSandbox } from './sandboxes.ts'
-import { type FakeE2bOptions, parse } from './server.ts'
+import { type FakeE2bOptions, parse } from './options.ts'
 
 /** A refusal in the Connect protocol. */
 const refuse = (status: number, code: string, message: string): ApiAnswer => ({ status, body: { code, message } })

@@ -3,7 +3,7 @@ import { Value } from '@sinclair/typebox/value'
 import type { ApiAnswer, ApiRequest } from '#testing'
 import { ConnectSandbox, NewSandbox, SandboxPauseRequest, SandboxTimeoutRequest } from './documented.ts'
 import type { FakeSandbox, Sandboxes } from './sandboxes.ts'
-import { type FakeE2bOptions, parse } from './server.ts'
+import { type FakeE2bOptions, parse } from './options.ts'
 
 /** The longest life of a sandbox in one go, in seconds. */
 const maxTimeout = 24 * 3_600

@@ -1,17 +1,9 @@
 import type { TestContext } from 'node:test'
 import { type ApiRequest, type StandInApi, startStandInApi } from '#testing'
 import { createAgent } from './agent.ts'
+import type { FakeE2bOptions } from './options.ts'
 import { createRestApi } from './rest.ts'
 import { createSandboxes, type FakeSandbox } from './sandboxes.ts'
-
-export interface FakeE2bOptions {
-  readonly apiKey: string
-  readonly templates: Readonly<Record<string, { cpuCount: number; memoryMB: number; diskSizeMB: number }>>
-  /** Lists that a new sandbox is not in yet. */
-  readonly listLag: number
-  /** Requests to a sandbox that just began which do not reach it yet. */
-  readonly routeLag: number
-}
 
 /** E2B as far as its API is used: its REST API and the agents of its sandboxes, which are processes of this machine. */
 export interface FakeE2b extends StandInApi {
@@ -49,13 +41,5 @@ export async function startFakeE2b(
     sandboxes: sandboxes.all,
     end: (sandboxId) => sandboxes.kill(sandboxes.all.get(sandboxId)!),
     named: (request) => api.requests.filter(({ method, url }) => `${method} ${url}` === request),
-  }
-}
-
-export function parse(bytes: Buffer): unknown {
-  try {
-    return JSON.parse(bytes.toString('utf8')) as unknown
-  } catch {
-    return undefined
   }
 }

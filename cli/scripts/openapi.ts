@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { parseEnv } from 'node:util'
 import { boot } from '#kernel'
-import { loadRole, root } from '../kernel/config.ts'
+import { loadRole, root } from '../../kernel/config.ts'
 
 type Json = Record<string, unknown>
 

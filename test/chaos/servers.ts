@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { connect } from 'node:net'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type PostgresServer, startPostgres } from '#embedded-postgres'
+import { type PostgresServer, startPostgres } from '#kit/postgres'
 
 /** The stores that the fleet stands on. Each can be stopped and started again with its data. */
 export interface Servers {

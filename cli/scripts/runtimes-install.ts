@@ -5,7 +5,7 @@ import { copyFile, glob, mkdtemp, readFile, rename, rm, stat } from 'node:fs/pro
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-const root = fileURLToPath(new URL('..', import.meta.url))
+const root = fileURLToPath(new URL('../..', import.meta.url))
 const progressMs = 5_000
 
 interface Vendor {

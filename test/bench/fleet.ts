@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { readFileSync } from 'node:fs'
+import { existsSync, readFileSync } from 'node:fs'
 import { mkdir, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -47,7 +47,7 @@ export interface FleetOptions {
 }
 
 /** This checkout. */
-export const here = fileURLToPath(new URL('..', import.meta.url))
+export const here = fileURLToPath(new URL('../..', import.meta.url))
 export const roleFile = (role: string, root = here): string => join(root, 'config', `${role}.yaml`)
 
 /** How a checkout's `npm start` or `npm run dev` calls it: Node's options, the script and its command. */
@@ -58,6 +58,11 @@ export function command(script: 'start' | 'dev', root = here): string[] {
   const [, ...words] = scripts[script]!.split(' ')
   return words.map((word) => (word.endsWith('.js') ? join(root, word) : word))
 }
+
+/** A checkout starts its own PostgreSQL. Before the benchmarks moved under `test/` the script lay one folder higher. */
+export const postgresScript = (root: string): string =>
+  ['test/bench', 'bench'].map((folder) => join(root, folder, 'postgres.ts')).find((file) => existsSync(file)) ??
+  join(root, 'test/bench/postgres.ts')
 
 export async function dataDirectory(processes: Processes): Promise<string> {
   const directory = await mkdtemp(join(tmpdir(), 'agent-orc-bench-'))
@@ -76,7 +81,7 @@ export async function profiling(directory: string | undefined, name: string): Pr
 export async function startFleet(options: FleetOptions): Promise<Fleet> {
   const { processes, pairs = 1, redisUrl, nodeArgs, root = here } = options
   const config = options.config ?? ((role: Role) => roleFile(role, root))
-  const postgres = await processes.node([join(root, 'bench', 'postgres.ts'), await dataDirectory(processes)])
+  const postgres = await processes.node([postgresScript(root), await dataDirectory(processes)])
   const dsn = String(postgres.line['dsn'])
   const apiKey = `bootstrap-${randomBytes(16).toString('hex')}`
   const env = {

@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { type TestContext, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { type PostgresServer, startPostgres } from '#embedded-postgres'
+import { type PostgresServer, startPostgres } from '#kit/postgres'
 
 const settings = { fsync: 'off' }
 

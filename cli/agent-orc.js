@@ -12,7 +12,7 @@ const [major, minor] = process.versions.node.split('.').map(Number)
 if (major > 24 || (major === 24 && minor >= 12)) {
   // Halves the time until a command answers; where the folder cannot be written it changes nothing.
   module.enableCompileCache?.(fileURLToPath(new URL('../node_modules/.cache/agent-orc', import.meta.url)))
-  const { main } = await import('../cli/main.ts')
+  const { main } = await import('./main.ts')
   process.exitCode = await main(process.argv)
 } else {
   const node = bundledNode()

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import { test } from 'node:test'
-import { createModelConnections } from '#contracts/model-fetch'
+import { createModelConnections } from '#kit/models'
 
 test('an answer that is longer than its reader takes at once arrives whole', async (t) => {
   const text = Array.from({ length: 20_000 }, (_, i) => `data: ${i}\n\n`).join('')

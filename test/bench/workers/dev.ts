@@ -27,7 +27,7 @@ const idlePause = '2s'
 const runtimes = { general: 'openai/stand-in', runtime_a: 'anthropic/stand-in', runtime_b: 'openai/stand-in' } as const
 const providers = ['process', 'bubblewrap'] as const
 export type Provider = (typeof providers)[number]
-const cli = new URL('../../bin/agent-orc.js', import.meta.url).pathname
+const cli = new URL('../../../cli/agent-orc.js', import.meta.url).pathname
 
 const warmName = (cell: string): string => `${cell}-warm`
 const everyCell: readonly Cell[] = Object.keys(runtimes).flatMap((runtime) => [

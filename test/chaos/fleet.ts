@@ -11,7 +11,7 @@ import { type Balancer, startBalancer } from './balancer.ts'
 import { type Name, names, stateful, type Store } from './schedule.ts'
 import type { Servers } from './servers.ts'
 
-const root = fileURLToPath(new URL('..', import.meta.url))
+const root = fileURLToPath(new URL('../..', import.meta.url))
 /** Below the ports that systems hand out: a process that restarts finds its own free. */
 const portsPerFleet = 16
 const lowestPort = 18_000
@@ -120,7 +120,7 @@ export async function startFleet(
     async start(name) {
       const member = members.get(name)!
       const role = name.split('-')[0]!
-      const args = ['bin/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`]
+      const args = ['cli/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`]
       const child = spawn(process.execPath, args, { cwd: root, env: member.env, stdio: ['ignore', 'pipe', 'pipe'] })
       member.child = child
       child.stderr.pipe(createWriteStream(join(folder, `${name}.log`), { flags: 'a' }))

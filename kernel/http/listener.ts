@@ -1,41 +1,18 @@
 import { randomUUID } from 'node:crypto'
 import type { Server } from 'node:http'
 import type { Socket } from 'node:net'
-import Fastify, {
-  LogController,
-  type FastifyBaseLogger,
-  type FastifyInstance,
-  type FastifySchemaCompiler,
-  type FastifyTypeProvider,
-  type RawReplyDefaultExpression,
-  type RawRequestDefaultExpression,
-  type RawServerDefault,
-} from 'fastify'
+import Fastify, { LogController, type FastifyBaseLogger, type FastifySchemaCompiler } from 'fastify'
 import swagger from '@fastify/swagger'
-import type { Static, TSchema } from '@sinclair/typebox'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
 import { access, accessOf } from './access.ts'
+import type { App, TypeBox } from './app.ts'
 import { createArrivals } from './arrival.ts'
-import { AppError, handleClientError, handleError, handleNotFound, notFound, unavailable } from './errors.ts'
-import { createLinkHost, linkHostKey } from './kit/link/host.ts'
+import { AppError, notFound, unavailable } from '../errors.ts'
+import { createLinkHost, linkHostKey } from '../kit/link/host.ts'
+import { handleClientError, handleError, handleNotFound } from './errors.ts'
 import { openapi } from './openapi.ts'
 import { createStreamRegistry, streamRegistryKey, type StreamRegistry } from './streams.ts'
-
-/** Infers body, params, query and reply from TypeBox schemas, without a package or global declarations. */
-export interface TypeBox extends FastifyTypeProvider {
-  validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
-  serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown
-}
-
-/** A Fastify scope with the TypeBox type provider: what `routes()` hands to a plugin. */
-export type App = FastifyInstance<
-  RawServerDefault,
-  RawRequestDefaultExpression,
-  RawReplyDefaultExpression,
-  FastifyBaseLogger,
-  TypeBox
->
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
 const maxHeaderSize = 16 * 1024

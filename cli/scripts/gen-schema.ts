@@ -2,8 +2,8 @@
 // and check role files. `--check` fails when the committed file is stale.
 import { glob, readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import { Entry, RoleFile, root } from '../kernel/config.ts'
-import { loadPlugin } from '../kernel/config-modules.ts'
+import { Entry, RoleFile, root } from '../../kernel/config.ts'
+import { loadPlugin } from '../../kernel/config-modules.ts'
 
 type Json = Record<string, unknown>
 

@@ -5,12 +5,12 @@ import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 
-const root = fileURLToPath(new URL('../..', import.meta.url))
+const root = fileURLToPath(new URL('../../..', import.meta.url))
 
 test('runtimes:install says which runtimes have a vendor package, and installs none when a name is wrong', async () => {
   const failed = (await promisify(execFile)(
     process.execPath,
-    ['scripts/runtimes-install.ts', 'runtime_a', 'runtime_z'],
+    ['cli/scripts/runtimes-install.ts', 'runtime_a', 'runtime_z'],
     {
       cwd: root,
     },

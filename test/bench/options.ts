@@ -51,7 +51,7 @@ export function readOptions(args: string[]): Options {
   })
   const { quick } = values
   const against = values.against === undefined ? undefined : resolve(values.against)
-  for (const part of against === undefined ? [] : ['bin/agent-orc.js', 'bench/postgres.ts', 'node_modules']) {
+  for (const part of against === undefined ? [] : ['package.json', 'config', 'node_modules']) {
     if (!existsSync(join(against ?? '', part)))
       throw new TypeError(`no checkout that could be started, ${part} is missing: ${against}`)
   }

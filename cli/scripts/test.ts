@@ -6,21 +6,7 @@ import { fileURLToPath } from 'node:url'
 import { stripVTControlCharacters } from 'node:util'
 
 const oldestNode = [24, 12] as const
-const folders = [
-  'bench',
-  'kernel',
-  'plugins',
-  'runtimes',
-  'providers',
-  'chaos',
-  'cli',
-  'embedded-postgres',
-  'local-sandboxes',
-  'state-archive',
-  'test',
-  'examples',
-  'scripts',
-]
+const folders = ['kernel', 'plugins', 'runtimes', 'providers', 'local-sandboxes', 'cli', 'test', 'examples']
 const perTestMs = 120_000
 // No test may be silent for longer, so a file that is has finished its tests and left something open, or spins.
 const silenceMs = perTestMs + 30_000
@@ -41,12 +27,12 @@ async function main(args: readonly string[]): Promise<number> {
       `The tests need Node ${oldestNode.join('.')} or later, this is ${process.version}: use npm test.`,
     )
   }
-  process.chdir(fileURLToPath(new URL('..', import.meta.url)))
+  process.chdir(fileURLToPath(new URL('../..', import.meta.url)))
   const { paths, flags } = sortArguments(args)
   const files = testFiles(paths.length > 0 ? paths : folders)
   if (files.length === 0) throw new UsageError(`There is no *.test.ts under ${paths.join(', ')}.`)
   // Not before the check above: an older Node would fail on the syntax of what is loaded here.
-  const { serverVariables, startTestServer } = await import('../kernel/testing/database.ts')
+  const { serverVariables, startTestServer } = await import('../../kernel/testing/database.ts')
   const { server, stop } = await startTestServer()
   try {
     return await runTests([...flags, ...files], serverVariables(server))

@@ -1,27 +1,6 @@
 import { STATUS_CODES } from 'node:http'
 import { Agent, type Dispatcher } from 'undici'
-
-/** `fetch` as a provider package of the AI SDK wants it: one POST with a text body, answered by a stream. */
-export type ModelFetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>
-
-/** The same without web streams, for providers that read an answer themselves. Rejects with what kept the answer from beginning. */
-export type ModelPost = (url: URL, request: ModelRequest) => Promise<ModelAnswer>
-
-export interface ModelRequest {
-  readonly headers: Readonly<Record<string, string>>
-  readonly body: string
-  readonly signal?: AbortSignal | undefined
-}
-
-/** An answer whose head has arrived. Its reader is waited for: a few reads of the socket are held, then it is paused. */
-export interface ModelAnswer {
-  readonly status: number
-  readonly headers: Readonly<Record<string, string>>
-  /** All bytes that have arrived, at least one. Undefined at the end. Rejects with what cut the answer short. */
-  read(): Promise<readonly Uint8Array[] | undefined>
-  /** Ends the answer wherever it is, and then its connection, too. */
-  close(): void
-}
+import type { ModelAnswer, ModelFetch, ModelPost, ModelRequest } from '#contracts/model'
 
 export interface ModelConnections {
   readonly fetch: ModelFetch

@@ -1,0 +1,131 @@
+import { STATUS_CODES } from 'node:http'
+import type { Socket } from 'node:net'
+import type { FastifyBaseLogger, FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import { AppError, isAppError, notFound } from '../errors.ts'
+import { issuesOf } from './issues.ts'
+
+// Fastify's own failures, by code: what the caller did wrong and what to do about it.
+const known: Readonly<Record<string, { code: string; message: string }>> = {
+  FST_ERR_CTP_BODY_TOO_LARGE: {
+    code: 'body_too_large',
+    message: 'The request body is larger than this route accepts.',
+  },
+  FST_ERR_CTP_INVALID_MEDIA_TYPE: { code: 'unsupported_media_type', message: 'Send the body as application/json.' },
+  FST_ERR_CTP_INVALID_JSON_BODY: { code: 'invalid_request', message: 'The body is not valid JSON.' },
+  FST_ERR_BAD_URL: { code: 'invalid_request', message: 'The path is not valid percent-encoding.' },
+  FST_ERR_CTP_INVALID_CONTENT_LENGTH: { code: 'invalid_request', message: 'Content-Length does not match the body.' },
+}
+
+function asAppError(error: FastifyError | AppError): AppError | undefined {
+  if (isAppError(error)) return error
+  if (error.validation) {
+    const issues = issuesOf(error.validation, error.validationContext)
+    const first = issues[0]
+    return new AppError('invalid_request', 400, {
+      message: first ? `${first.path} ${first.message}` : 'The request is invalid.',
+      detail: { issues },
+    })
+  }
+  const entry = known[error.code]
+  if (entry) return new AppError(entry.code, error.statusCode ?? 400, { message: entry.message })
+  if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500) {
+    return new AppError('invalid_request', error.statusCode)
+  }
+  return undefined
+}
+
+/** The body every failure answers with: the contract's `error` string first, then what helps a person. */
+export function errorBody(error: AppError, requestId: string): Record<string, unknown> {
+  return {
+    error: error.code,
+    request_id: requestId,
+    ...(error.sentence === undefined ? {} : { message: error.sentence }),
+    ...(error.retryable ? { retryable: true } : {}),
+    ...error.detail,
+  }
+}
+
+/** Where a failure came to light. */
+export interface Failed {
+  readonly requestId: string
+  readonly route: string | undefined
+  readonly log: Pick<FastifyBaseLogger, 'warn' | 'error'>
+}
+
+/**
+ * What a caller is told of a failure. Anything that is not an AppError is a bug: logged whole, answered as `internal`. A 502,
+ * 503 or 504 that a plugin raised is the state of something else: its cause tells more than where it was noticed.
+ */
+export function failureOf(error: unknown, { requestId, route, log }: Failed): AppError {
+  const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
+  const app =
+    asAppError(raised as FastifyError) ?? new AppError('internal', 500, { message: 'Something went wrong here.' })
+  const told = { request_id: requestId, route }
+  if (app === raised && app.status > 500) {
+    const { cause: err, code, sentence } = app
+    log.warn({ ...told, ...(err === undefined ? {} : { err }), sentence }, `request failed: ${code}`)
+  } else if (app.status >= 500) log.error({ ...told, err: error }, `request failed: ${app.code}`)
+  return app
+}
+
+/** The one error handler of every listener. */
+export function handleError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
+  const app = failureOf(error, { requestId: request.id, route: request.routeOptions.url, log: request.log })
+  void reply.code(app.status).headers(app.headers)
+  send(request, reply, app)
+}
+
+/** Same shape for a path that no route serves. */
+export function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
+  void reply.code(404)
+  send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
+}
+
+// What the HTTP parser refuses before there is a request.
+const refused: Readonly<Record<string, { status: string; code: string; message: string }>> = {
+  HPE_HEADER_OVERFLOW: {
+    status: '431 Request Header Fields Too Large',
+    code: 'headers_too_large',
+    message: 'The request headers are larger than 16 KiB.',
+  },
+  ERR_HTTP_REQUEST_TIMEOUT: {
+    status: '408 Request Timeout',
+    code: 'request_timeout',
+    message: 'The request did not arrive in time.',
+  },
+}
+
+/** Answers on the raw socket what never became a request, in the same shape as every other error. */
+export function handleClientError(error: Error & { code?: string }, socket: Socket): void {
+  // A reset peer or a response that has begun cannot be answered.
+  if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
+    socket.destroy(error)
+    return
+  }
+  const { status, code, message } = refused[error.code ?? ''] ?? {
+    status: '400 Bad Request',
+    code: 'invalid_request',
+    message: 'This is not valid HTTP.',
+  }
+  const body = JSON.stringify({ error: code, message })
+  socket.end(
+    `HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+  )
+}
+
+function send(request: FastifyRequest, reply: FastifyReply, error: AppError): void {
+  const body = errorBody(error, request.id)
+  if (request.headers.accept?.includes('application/problem+json')) {
+    void reply.type('application/problem+json').send(
+      JSON.stringify({
+        type: 'about:blank',
+        title: STATUS_CODES[error.status] ?? error.code,
+        status: error.status,
+        detail: error.sentence,
+        ...body,
+      }),
+    )
+  } else {
+    void reply.type('application/json').send(JSON.stringify(body))
+  }
+}

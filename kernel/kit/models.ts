@@ -1,0 +1,95 @@
+import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import type { Static, TObject } from '@sinclair/typebox'
+import {
+  type DirectModel,
+  ModelEgress,
+  type ModelPart,
+  type ModelParts,
+  type ModelProvider,
+  type ModelProviderContext,
+  Models,
+  type OpenModel,
+} from '#contracts/model'
+import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
+import { createModelConnections, postBy } from './model-fetch.ts'
+
+// What every model provider and everybody who calls a model needs: connections, the shortest way in, a plugin around it.
+export { createModelConnections, type ModelConnections, postBy } from './model-fetch.ts'
+
+export function defineModelProvider<C extends TObject>(spec: {
+  readonly name: string
+  readonly config?: C
+  /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
+  create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
+}): Plugin {
+  return definePlugin<TObject, { egress: Capability<ModelEgress, 'maybe'> }, { models: typeof Models }>({
+    name: `model-${spec.name}`,
+    ...(spec.config ? { config: spec.config } : {}),
+    requires: { egress: maybe(ModelEgress) },
+    provides: { models: Models },
+    async setup(ctx) {
+      const { egress } = ctx.deps
+      const connections = createModelConnections()
+      ctx.onStop(connections.close)
+      const provider = await spec.create(ctx.config as Static<C>, {
+        fetch: connections.fetch,
+        post: egress ? postBy(egress.fetch) : connections.post,
+        egress: egress && { baseUrl: egress.baseUrl(spec.name), fetch: egress.fetch },
+        onStop: (fn) => ctx.onStop(fn),
+      })
+      return { models: provider ? { [spec.name]: provider } : {} }
+    },
+  })
+}
+
+/** The shortest way to call a model that it offers. */
+export function openerOf(model: LanguageModelV4): OpenModel {
+  return 'doOpen' in model ? (model as DirectModel).doOpen.bind(model) : (options) => openStream(model, options)
+}
+
+async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<ModelParts> {
+  const { stream } = await model.doStream(options)
+  const reader = stream.getReader()
+  const { abortSignal } = options
+  // Also for a provider that does not watch the signal itself: a cancelled reader ends at once.
+  const close = (): void => {
+    abortSignal?.removeEventListener('abort', close)
+    reader.cancel().catch(() => {})
+  }
+  abortSignal?.addEventListener('abort', close, { once: true })
+  return {
+    async next() {
+      const { done, value } = await reader.read()
+      return done ? undefined : [value]
+    },
+    close,
+  }
+}
+
+/** What a part is in the provider specification. */
+export const singly = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
+  part.type === 'text-deltas' ? part.deltas.map((delta) => ({ type: 'text-delta', id: part.id, delta })) : [part]
+
+/** Parts as `doStream` hands them out: one by one, and none behind an abort. */
+export function streamOf(
+  parts: ModelParts,
+  { abortSignal }: Pick<LanguageModelV4CallOptions, 'abortSignal'>,
+): ReadableStream<LanguageModelV4StreamPart> {
+  let held: readonly LanguageModelV4StreamPart[] | undefined = []
+  let at = 0
+  return new ReadableStream(
+    {
+      async pull(controller) {
+        abortSignal?.throwIfAborted()
+        if (at === held?.length) {
+          held = (await parts.next())?.flatMap(singly)
+          at = 0
+        }
+        if (held) controller.enqueue(held[at++]!)
+        else controller.close()
+      },
+      cancel: () => parts.close(),
+    },
+    { highWaterMark: 0 },
+  )
+}

@@ -1,0 +1,43 @@
+/** What the stand-in answers to one request. */
+export interface ModelReply {
+  /** The whole text, cut into `deltas` pieces; 20 words unless given. */
+  readonly text?: string
+  /** Number of text deltas; one per word unless given. */
+  readonly deltas?: number
+  /** Milliseconds before each delta; 0 sends everything in one write. */
+  readonly delayMs?: number
+  readonly toolCalls?: readonly {
+    readonly id?: string
+    readonly name: string
+    /** Only in OpenAI Responses. */
+    readonly namespace?: string
+    readonly arguments: unknown
+  }[]
+  /** OpenAI Responses: further output items as they are, for calls that are no function calls. */
+  readonly items?: readonly object[]
+  /** Anthropic: why it stopped, if not for the end or its tool calls. */
+  readonly stopReason?: string
+  /** OpenAI Responses and Anthropic: input tokens that it says came out of a cache. */
+  readonly cachedTokens?: number
+  /** What it thinks before it answers; signed where the vendor signs. */
+  readonly reasoning?: string
+  /** Answers with this HTTP status and an error body instead of a stream. */
+  readonly status?: number
+  /** Writes an error frame into the stream after the text, and no finish. */
+  readonly inBandError?: string
+  /** Cuts the connection after this many text deltas, in the middle of the answer. */
+  readonly resetAfter?: number
+  /** Stays silent after this many text deltas until the client closes. */
+  readonly hangAfter?: number
+  /** Stays silent before any header. */
+  readonly hang?: boolean
+}
+
+/** The part of a chat request that tests look at; both wires share it. */
+export interface ModelRequestBody {
+  readonly model: string
+  readonly stream?: boolean
+  readonly max_tokens?: number
+  readonly messages: readonly { readonly role: string; readonly content: unknown; readonly [more: string]: unknown }[]
+  readonly [more: string]: unknown
+}
