@@ -4,7 +4,6 @@ import { Counter } from 'prom-client'
 import { access, capability, definePlugin, ndjson } from '#kernel'
 import { testKernel } from '#testing'
 import health from '../plugins/health/index.ts'
-import metrics from '../plugins/metrics/index.ts'
 
 const Counting = capability<{ next(): number }>('test.counting')
 
@@ -44,7 +43,7 @@ const serving = definePlugin({
 })
 
 test('two kernels in one process share no capability, metric, listener or stream, and stop apart', async (t) => {
-  const plugins = [counting, serving, health, metrics]
+  const plugins = [counting, serving, health]
   const one = await testKernel(t, plugins, { listeners: ['gateway'], listen: true })
   const two = await testKernel(t, plugins, { listeners: ['gateway'], listen: true })
   const next = async (kernel: typeof one): Promise<number> =>

@@ -183,9 +183,9 @@ plugins:
 test('use finds a file, a folder with an index, a package beside the role file, and plugins/<key> without it', async (t) => {
   const text = `role: test
 plugins:
-  metrics:
-  also-metrics:
-    use: plugins/metrics
+  health:
+  also-health:
+    use: plugins/health
   file:
     use: ./p.mjs
   folder:
@@ -204,8 +204,8 @@ plugins:
   assert.deepEqual(
     role.plugins.map((e) => [e.name, e.plugin.name]),
     [
-      ['metrics', 'metrics'],
-      ['also-metrics', 'metrics'],
+      ['health', 'health'],
+      ['also-health', 'health'],
       ['file', 'p'],
       ['folder', 'p'],
       ['package', 'p'],

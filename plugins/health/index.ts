@@ -1,24 +1,38 @@
+import { collectDefaultMetrics } from 'prom-client'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { createReadiness } from './readiness.ts'
-import { livenessRoutes, readinessRoutes } from './routes.ts'
+import { livenessRoutes, metricsRoutes, readinessRoutes } from './routes.ts'
 
-/** `/healthz` says that the process lives and touches nothing; `/readyz` asks every part that added a readiness check. */
+const listenerNames = (names: readonly string[], description: string) =>
+  Type.Array(Type.String(), { default: [...names], description })
+
+/**
+ * What those who operate a process ask it. `/healthz` says that it lives and touches nothing, `/readyz` asks every part that
+ * added a readiness check, `/metrics` shows its figures in the Prometheus text format.
+ */
 export default definePlugin({
   name: 'health',
   config: Settings({
-    skip: Type.Array(Type.String(), {
-      default: ['sidecar'],
-      description: 'Listeners that answer /healthz themselves: the sidecar has a body of its own there.',
-    }),
+    withoutHealthz: listenerNames(
+      ['sidecar'],
+      'Listeners that answer /healthz themselves: the sidecar has a body of its own there.',
+    ),
+    withoutMetrics: listenerNames(
+      ['workers'],
+      'Listeners without /metrics: code in a sandbox learns nothing of the process that it calls.',
+    ),
   }),
   requires: { checks: ReadinessChecks },
-  async setup({ config, deps, listeners, log, routes, stopping }) {
+  async setup({ config, deps, listeners, log, metrics, routes, stopping, onStop }) {
+    collectDefaultMetrics({ register: metrics })
+    onStop(async () => metrics.clear())
     const readiness = createReadiness(deps.checks, stopping, log)
     for (const listener of listeners) {
-      if (!config.skip.includes(listener)) routes(listener, livenessRoutes)
+      if (!config.withoutHealthz.includes(listener)) routes(listener, livenessRoutes)
       routes(listener, readinessRoutes(readiness))
+      if (!config.withoutMetrics.includes(listener)) routes(listener, metricsRoutes(metrics))
     }
     return {}
   },

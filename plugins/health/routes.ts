@@ -1,4 +1,5 @@
 import { Type } from '@sinclair/typebox'
+import type { Registry } from 'prom-client'
 import { access, type App, appError, errorBody, plainText } from '#kernel'
 import type { Readiness } from './readiness.ts'
 
@@ -45,4 +46,18 @@ export const readinessRoutes =
       // Not thrown: a probe that fails every few seconds is no error of the request.
       return reply.code(503).send(errorBody(notReady({ detail: { ready, checks } }), request.id) as never)
     })
+  }
+
+export const metricsRoutes =
+  (metrics: Registry) =>
+  async (app: App): Promise<void> => {
+    const schema = {
+      tags: ['health'],
+      summary: 'Read the metrics of this process',
+      description: 'In the Prometheus text format, version 0.0.4.',
+      response: { 200: plainText('One line for each value.') },
+    }
+    app.get('/metrics', { ...access('public'), schema }, async (_request, reply) =>
+      reply.type(metrics.contentType).send(await metrics.metrics()),
+    )
   }

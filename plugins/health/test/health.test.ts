@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { AppError } from '#kernel'
+import { Counter } from 'prom-client'
+import { AppError, definePlugin } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { fake, testKernel } from '#testing'
 import health from '../index.ts'
@@ -116,4 +117,32 @@ test('a part that serves with something standing in is named, and the process is
   const reply = await kernel.listeners.gateway!.inject('/readyz')
   assert.equal(reply.statusCode, 200)
   assert.deepEqual(reply.json(), { ready: true, checks: { kv: 'PostgreSQL stands in.' } })
+})
+
+const counting = definePlugin({
+  name: 'counting',
+  async setup(ctx) {
+    new Counter({ name: 'things_total', help: 'Things.', registers: [ctx.metrics] }).inc(3)
+    return {}
+  },
+})
+
+test('/metrics answers on every listener but that of the sandboxes, with the process figures and those of the plugins', async (t) => {
+  const kernel = await testKernel(t, [health, counting])
+  const { workers, ...others } = kernel.listeners
+  assert.equal((await workers!.inject('/metrics')).statusCode, 404)
+  for (const app of Object.values(others)) {
+    const reply = await app.inject('/metrics')
+    assert.equal(reply.statusCode, 200)
+    assert.match(String(reply.headers['content-type']), /^text\/plain; version=0\.0\.4/)
+    assert.match(reply.body, /^process_cpu_user_seconds_total /m)
+    assert.match(reply.body, /^things_total 3$/m)
+  }
+})
+
+test('two kernels of one process keep their figures apart', async (t) => {
+  await testKernel(t, [health, counting])
+  const other = await testKernel(t, [health])
+  const reply = await other.listeners.gateway!.inject('/metrics')
+  assert.doesNotMatch(reply.body, /things_total/)
 })
