@@ -1,30 +1,43 @@
-import { definePlugin, maybe } from '#kernel'
+import { definePlugin } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
+import { Kv } from '#contracts/kv'
 import { RunStore } from '#contracts/run-store'
 import { RunnerPool } from '#contracts/runner'
+import { RunDispatch } from '#contracts/runs'
+import { createLeaseService } from './leases.ts'
+import { leaseRoutes } from './leases.routes.ts'
 import { publicSessionRoutes, sessionRoutes } from './routes.ts'
 import { createSessionService } from './service.ts'
+import { sessionStreamRoutes } from './stream.ts'
 
-/** Sessions as their tenant sees them: list, look at, end. Runs create them. */
+/**
+ * Sessions as their tenant sees them: list, look at, follow across their runs, end; and what they hold on the runners, sandbox
+ * workers and VirtualFS leases. Runs create sessions. Specification 4.7.
+ */
 export default definePlugin({
   name: 'sessions',
-  requires: { store: RunStore, runners: RunnerPool, api: maybe(ApiGuard), internal: maybe(InternalGuard) },
-  async setup(ctx) {
-    const { store, runners, api, internal } = ctx.deps
-    const service = createSessionService(store, runners, ctx.log)
-    if (api) {
-      ctx.routes('conductor', async (app) => {
-        api.protect(app)
-        sessionRoutes(app, service, { guard: api, who: { read: 'member', write: 'admin' } })
-        publicSessionRoutes(app, service, store, api)
-      })
-    }
-    if (internal) {
-      ctx.routes('internal', async (app) => {
-        internal.protect(app)
-        sessionRoutes(app, service, { guard: internal, who: { read: 'service', write: 'service' } })
-      })
-    }
+  requires: {
+    api: ApiGuard,
+    internal: InternalGuard,
+    store: RunStore,
+    runners: RunnerPool,
+    dispatch: RunDispatch,
+    kv: Kv,
+  },
+  async setup({ deps: { api, internal, store, runners, dispatch, kv }, log, routes }) {
+    const service = createSessionService(store, runners, log)
+    const leases = createLeaseService(store, runners, log)
+    routes('conductor', async (app) => {
+      api.protect(app)
+      sessionRoutes(app, service, { guard: api, who: { read: 'member', write: 'admin' } })
+      publicSessionRoutes(app, service, store, api)
+      sessionStreamRoutes(app, api, { store, dispatch, kv })
+      leaseRoutes(app, api, leases)
+    })
+    routes('internal', async (app) => {
+      internal.protect(app)
+      sessionRoutes(app, service, { guard: internal, who: { read: 'service', write: 'service' } })
+    })
     return {}
   },
 })

@@ -1,12 +1,23 @@
+import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
 import type { RunStore } from '#contracts/run-store'
+import { RunSummary } from '#contracts/runs'
 import { Session } from '#contracts/sessions'
-import { SessionList, SessionListQuery, SessionParams, SessionRuns } from './schema.ts'
 import type { SessionService } from './service.ts'
 
 const tags = ['sessions']
+
+export const SessionParams = Type.Object({ id: Type.String({ description: 'Id of the session.' }) })
+const SessionListQuery = Type.Composite([
+  PageQuery,
+  Type.Object({
+    q: Type.Optional(Type.String({ maxLength: 200, description: 'Part of the session id or the profile name.' })),
+  }),
+])
+const SessionList = Type.Array(Session, { description: 'Live sessions, newest first.' })
+const SessionRuns = Type.Array(RunSummary, { description: 'Newest first.' })
 
 /** One listener's way of saying who may call. */
 export interface Plane {
@@ -66,7 +77,7 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     },
     async (request, reply) => {
       const { q, ...page } = request.query
-      const filter = { ...whole(page), ...(q === undefined ? {} : { q }) }
+      const filter = { ...paged(page), ...(q === undefined ? {} : { q }) }
       const { sessions, total } = await store.listSessions(guard.callerOf(request).tenantId, filter)
       return reply.headers(pageHeaders(request.url, page, total)).send(sessions)
     },
@@ -87,11 +98,11 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { id: sessionId } = await service.get(tenantId, request.params.id)
-      const { runs, total } = await store.listRuns(tenantId, { sessionId, ...whole(request.query) })
+      const { runs, total } = await store.listRuns(tenantId, { sessionId, ...paged(request.query) })
       return reply.headers(pageHeaders(request.url, request.query, total)).send(runs)
     },
   )
 }
 
-/** An offset alone does not make a page: without `limit` the list is whole. */
-const whole = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })
+/** An offset alone makes no page: without `limit` the list is whole. */
+const paged = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })

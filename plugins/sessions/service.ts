@@ -1,9 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { appError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import type { RunnerPool } from '#contracts/runner'
 import type { Session } from '#contracts/sessions'
-import { sessionBusy, unknownSession } from './errors.ts'
+
+export const unknownSession = appError('not_found', 404, 'No such session.')
+const sessionBusy = appError('session_busy', 409, 'The session is executing a run; cancel the run first.')
 
 export interface SessionService {
   get(tenantId: string, sessionId: string): Promise<Session>

@@ -1,5 +1,4 @@
-import { Type } from '@sinclair/typebox'
-import { access, type App, eventStream, linesOf, notFound, sse, sseFrame } from '#kernel'
+import { access, type App, eventStream, linesOf, sse, sseFrame } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { isClientId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
@@ -7,6 +6,8 @@ import { lastSeqOf, type LogChunk, peekType } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
 import type { RunDispatch } from '#contracts/runs'
 import { sessionChannels } from '#contracts/sessions'
+import { SessionParams } from './routes.ts'
+import { unknownSession } from './service.ts'
 
 interface Sources {
   readonly store: Pick<RunStore, 'runsOfSession'>
@@ -39,7 +40,7 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void
         summary: 'Follow a session across its runs',
         description:
           'The events of all runs of the session in order, then those to come. `Last-Event-ID` resumes exactly behind the event of that `id`. Ends when the session is shut down.',
-        params: Type.Object({ id: Type.String({ description: 'Id of the session.' }) }),
+        params: SessionParams,
         response: {
           200: eventStream('`event` is the type of a RunEvent, `data` the RunEvent, `id` one cursor across all runs.'),
         },
@@ -49,7 +50,7 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       const known = isClientId(id) && (await deps.store.runsOfSession(tenantId, id, lastOrdinal))
-      if (!known) throw notFound()
+      if (!known) throw unknownSession()
       const cursor = readCursor(request.headers['last-event-id'])
       await sse(request, reply, (signal) => frames(followSession(deps, tenantId, id, cursor, signal)))
       return reply

@@ -4,10 +4,10 @@ import { access, type App, failure } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
 import { VfsLease, WorkerLease } from '#contracts/runner'
-import type { LeaseService } from './service.ts'
+import type { LeaseService } from './leases.ts'
+import { SessionParams } from './routes.ts'
 
 const runnerFailed = failure('`upstream`: the runner of the session did not answer.')
-const SessionParams = Type.Object({ id: Type.String({ description: 'Id of the session.' }) })
 
 export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void {
   app.get(

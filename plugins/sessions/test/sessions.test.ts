@@ -1,19 +1,112 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { pino } from 'pino'
-import { AppError, definePlugin } from '#kernel'
-import { fake, runStorePlugin, testKernel } from '#testing'
-import { ApiGuard, type Guard } from '#contracts/auth'
-import type { Profile } from '#contracts/profiles'
-import { RunStore } from '#contracts/run-store'
-import { type FleetMember, type RunnerLink, RunnerPool, type VfsLease, type WorkerLease } from '#contracts/runner'
-import { fanOut } from '../fan-out.ts'
-import leases from '../index.ts'
+import { AppError } from '#kernel'
+import { chunkOf } from '#testing'
+import type { Claim, RunStore } from '#contracts/run-store'
+import type { FleetMember, RunnerLink, RunnerPool, VfsLease, WorkerLease } from '#contracts/runner'
+import { leasesOfAll } from '../leases.ts'
+import { stage } from './stage.ts'
 
-const guard: Guard = {
-  protect() {},
-  callerOf: (request) => ({ tenantId: request.headers.authorization ?? 'acme', role: 'member', keyId: 'tak_test' }),
+/** On one runner, which notes what it is told to forget and is away for sessions that say so. */
+async function oneRunner(t: TestContext) {
+  const deleted: string[] = []
+  const runner = {
+    async deleteSession(tenantId: string, id: string) {
+      deleted.push(`${tenantId} ${id}`)
+      if (id.endsWith('-away')) throw new Error('connection refused')
+    },
+  } as unknown as RunnerLink
+  const { kernel, store, begin } = await stage(t, { pool: { owner: () => runner } as unknown as RunnerPool })
+  const call = (method: 'GET' | 'DELETE', url: string, headers = {}, listener = 'conductor') =>
+    kernel.listeners[listener]!.inject({ method, url, headers })
+  return { store, begin, deleted, call }
 }
+
+const finish = (store: RunStore, claim: Claim) =>
+  store.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: chunkOf(claim, 1, 1) })
+
+test('sessions are listed with their profile, runtime, status and last run, paged and searched', async (t) => {
+  const { store, begin, call } = await oneRunner(t)
+  await finish(store, await begin('sess-1'))
+  await begin('sess-2', 'run-2', 'painter')
+  const all = await call('GET', '/api/sessions')
+  assert.equal(all.headers['x-total-count'], '2')
+  const first = all.json().find((s: { id: string }) => s.id === 'sess-1')
+  assert.deepEqual(
+    { ...first, createdAt: '', lastUsedAt: '' },
+    {
+      id: 'sess-1',
+      profile: 'writer',
+      runtime: 'general',
+      status: 'idle',
+      createdAt: '',
+      lastUsedAt: '',
+      lastPrompt: 'hello',
+      lastRunStatus: 'ok',
+      runCount: 1,
+    },
+  )
+  assert.deepEqual((await call('GET', '/api/sessions/sess-1')).json(), first)
+  const found = (await call('GET', '/api/sessions?q=paint&limit=5')).json()
+  assert.deepEqual(
+    found.map((s: { id: string }) => s.id),
+    ['sess-2'],
+  )
+  const page = await call('GET', '/api/sessions?limit=1&offset=0')
+  assert.equal(page.json().length, 1)
+  assert.match(String(page.headers['link']), /offset=1/)
+})
+
+test('a session lists its own runs', async (t) => {
+  const { store, begin, call } = await oneRunner(t)
+  await finish(store, await begin('sess-1'))
+  await begin('sess-2')
+  const reply = await call('GET', '/api/sessions/sess-1/runs')
+  assert.equal(reply.headers['x-total-count'], '1')
+  assert.equal(reply.json()[0].subTask.sessionId, 'sess-1')
+  assert.equal((await call('GET', '/api/sessions/sess-9/runs')).statusCode, 404)
+})
+
+test('DELETE shuts a session down here and on its runner, also when the runner is away; a running one is busy', async (t) => {
+  const { store, begin, call, deleted } = await oneRunner(t)
+  const claim = await begin('sess-1')
+  const busy = await call('DELETE', '/api/sessions/sess-1')
+  assert.deepEqual([busy.statusCode, busy.json().error], [409, 'session_busy'])
+  assert.deepEqual(deleted, [])
+  await finish(store, claim)
+  assert.equal((await call('DELETE', '/api/sessions/sess-1', {}, 'internal')).statusCode, 204)
+  assert.equal((await call('DELETE', '/api/sessions/sess-1')).statusCode, 204)
+  assert.deepEqual(deleted, ['acme sess-1', 'acme sess-1'])
+  assert.equal((await call('GET', '/api/sessions/sess-1')).json().status, 'shutdown')
+  assert.deepEqual((await call('GET', '/api/sessions')).json(), [])
+  await finish(store, await begin('sess-away'))
+  assert.equal((await call('DELETE', '/api/sessions/sess-away')).statusCode, 204)
+})
+
+test('a foreign session is an unknown session', async (t) => {
+  const { store, begin, call } = await oneRunner(t)
+  await finish(store, await begin('sess-1'))
+  const foreign = { authorization: 'globex' }
+  for (const [method, suffix] of [
+    ['GET', ''],
+    ['GET', '/runs'],
+    ['DELETE', ''],
+  ] as const) {
+    const body = async (id: string): Promise<unknown> => {
+      const reply = await call(method, `/api/sessions/${id}${suffix}`, foreign)
+      assert.equal(reply.statusCode, 404)
+      return { ...(JSON.parse(reply.body) as object), request_id: '' }
+    }
+    assert.deepEqual(await body('sess-1'), await body('sess-unknown'))
+  }
+  assert.equal((await store.getSession('acme', 'sess-1'))?.status, 'idle')
+})
+
+test('the internal listener lists nothing', async (t) => {
+  const { call } = await oneRunner(t)
+  assert.equal((await call('GET', '/api/sessions', {}, 'internal')).statusCode, 404)
+})
 
 /** A runner with leases of several tenants, as its wire would tell them. */
 class Leasing {
@@ -53,46 +146,19 @@ function poolOf(runners: readonly Leasing[]): RunnerPool {
   } as unknown as RunnerPool
 }
 
-async function stage(t: TestContext) {
+async function twoRunners(t: TestContext) {
   const [a, b] = [new Leasing('00000001'), new Leasing('00000002')]
-  const got: { store?: RunStore } = {}
-  const grab = definePlugin({
-    name: 'grab',
-    requires: { store: RunStore },
-    async setup(ctx) {
-      got.store = ctx.deps.store
-      return {}
-    },
-  })
-  const kernel = await testKernel(t, [
-    leases,
-    await runStorePlugin(),
-    grab,
-    fake(RunnerPool, poolOf([a, b])),
-    fake(ApiGuard, guard),
-  ])
+  const { kernel, begin } = await stage(t, { pool: poolOf([a, b]) })
   const call = (url: string, tenant = 'acme') =>
     kernel.listeners['conductor']!.inject({ url, headers: { authorization: tenant } })
-  const session = async (sessionId: string): Promise<string> => {
-    const create = { name: 'writer', runtime: 'general' } as Profile
-    const task = { profile: 'writer', prompt: 'hello' }
-    await got.store!.start({
-      tenantId: 'acme',
-      runId: `run-${sessionId}`,
-      sessionId,
-      task,
-      create: { profile: create },
-    })
-    return sessionId
-  }
-  return { a, b, call, session }
+  return { a, b, call, begin }
 }
 
 const worker = (sessionId: string, state = 'running'): WorkerLease => ({ sessionId, state }) as WorkerLease
 
 test('without a substrate there is nothing to list and nothing to show', async (t) => {
-  const { call, session } = await stage(t)
-  const id = await session('sess-00000001-00000001')
+  const { call, begin } = await twoRunners(t)
+  const { sessionId: id } = await begin('sess-00000001-00000001')
   for (const url of ['/api/worker/leases', '/api/vfs/leases']) assert.deepEqual((await call(url)).json(), [], url)
   const missing = [await call(`/api/sessions/${id}/worker`), await call(`/api/sessions/${id}/vfs-lease`)]
   assert.deepEqual(
@@ -105,7 +171,7 @@ test('without a substrate there is nothing to list and nothing to show', async (
 })
 
 test('leases of all runners are merged by session, paged and counted for the tenant that asks', async (t) => {
-  const { a, b, call } = await stage(t)
+  const { a, b, call } = await twoRunners(t)
   a.workers.set('acme', [worker('s4'), worker('s1')])
   b.workers.set('acme', [worker('s3'), worker('s2', 'paused'), worker('s1', 'gone')])
   b.workers.set('globex', [worker('s9')])
@@ -127,8 +193,8 @@ test('leases of all runners are merged by session, paged and counted for the ten
 })
 
 test('one lease comes from the runner that has the session; its failure is 502, a foreign session an unknown one', async (t) => {
-  const { a, b, call, session } = await stage(t)
-  const id = await session('sess-00000001-00000001')
+  const { a, b, call, begin } = await twoRunners(t)
+  const { sessionId: id } = await begin('sess-00000001-00000001')
   a.workers.set('acme', [{ ...worker(id), provider: 'box' } as WorkerLease])
   a.vfs.set('acme', [{ sessionId: id, allowedMounts: [] }])
   assert.deepEqual((await call(`/api/sessions/${id}/worker`)).json(), { ...worker(id), provider: 'box' })
@@ -153,6 +219,6 @@ test('a runner that fails, is away or does not answer in time is left out', asyn
   const ask = (link: RunnerLink): Promise<readonly WorkerLease[]> =>
     // It never answers, and does not look at its signal either.
     link.hash === d!.hash ? new Promise(() => {}) : link.workerLeases('acme')
-  assert.deepEqual(await fanOut(pool, ask, pino({ level: 'silent' }), 20), [worker('s1')])
+  assert.deepEqual(await leasesOfAll(pool, ask, pino({ level: 'silent' }), 20), [worker('s1')])
   assert.equal(c!.asked, 0)
 })

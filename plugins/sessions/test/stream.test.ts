@@ -1,25 +1,12 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { createParser, type EventSourceMessage } from 'eventsource-parser'
-import { definePlugin } from '#kernel'
-import { fake, runStorePlugin, testKernel } from '#testing'
-import { ApiGuard, type Guard } from '#contracts/auth'
-import { Kv } from '#contracts/kv'
-import type { Profile } from '#contracts/profiles'
+import type { Kv } from '#contracts/kv'
 import { after, createEventEncoder, lastSeqOf, type LogChunk, type RuntimeEvent } from '#contracts/run-event'
-import { type Claim, RunStore, type StartOutcome } from '#contracts/run-store'
-import { RunDispatch } from '#contracts/runs'
+import type { Claim, RunStore } from '#contracts/run-store'
+import type { RunDispatch } from '#contracts/runs'
 import { sessionChannels } from '#contracts/sessions'
-import sessionStream from '../index.ts'
-
-const guard: Guard = {
-  protect: () => {},
-  callerOf: (request) => ({
-    tenantId: request.headers.authorization ?? 'acme',
-    role: 'member',
-    keyId: 'tak_test',
-  }),
-}
+import { stage } from './stage.ts'
 
 const chunk = (claim: Claim, firstSeq: number, events: readonly RuntimeEvent[]): LogChunk => {
   const encoder = createEventEncoder(claim.runId, claim.sessionId, firstSeq)
@@ -27,31 +14,20 @@ const chunk = (claim: Claim, firstSeq: number, events: readonly RuntimeEvent[]):
 }
 const text = (words: string): RuntimeEvent => ({ type: 'assistant', text: words, delta: true })
 
-async function stage(t: TestContext) {
-  const found: { store?: RunStore } = {}
-  const grab = definePlugin({
-    name: 'grab',
-    requires: { store: RunStore },
-    async setup({ deps }) {
-      found.store = deps.store
-      return {}
-    },
-  })
+async function streaming(t: TestContext) {
   const listeners = new Map<string, Set<() => void>>()
-  const subscribed: string[] = []
   const kv: Partial<Kv> = {
     subscribe(channel, listener) {
       const set = listeners.get(channel) ?? new Set()
       listeners.set(channel, set.add(listener as () => void))
-      subscribed.push(channel)
       return () => void set.delete(listener as () => void)
     },
   }
-  const dispatch: Partial<RunDispatch> = {
+  const dispatch = (store: RunStore): Partial<RunDispatch> => ({
     async *follow(tenantId, runId, afterSeq, signal) {
       let cursor = afterSeq
       while (!signal.aborted) {
-        const page = await found.store!.readLog(tenantId, runId, cursor)
+        const page = await store.readLog(tenantId, runId, cursor)
         for (const stored of page?.chunks ?? []) {
           const part = after(stored, cursor)
           if (!part) continue
@@ -62,40 +38,25 @@ async function stage(t: TestContext) {
         await new Promise((resolve) => setImmediate(resolve))
       }
     },
-  }
-  const kernel = await testKernel(
-    t,
-    [
-      fake(ApiGuard, guard),
-      fake(Kv, kv as Kv),
-      fake(RunDispatch, dispatch as RunDispatch),
-      await runStorePlugin(),
-      sessionStream,
-      grab,
-    ],
-    { listen: true, listeners: ['conductor'] },
-  )
-  const store = found.store!
+  })
+  const { kernel, store, begin } = await stage(t, {
+    kv: kv as Kv,
+    dispatch: (of) => dispatch(of) as RunDispatch,
+    listen: true,
+  })
   let count = 0
+  const listening = (sessionId: string) => listeners.get(`${sessionChannels}acme:${sessionId}`) ?? new Set<() => void>()
   const wake = (sessionId: string): void => {
-    for (const listener of listeners.get(`${sessionChannels}acme:${sessionId}`) ?? []) listener()
+    for (const listener of listening(sessionId)) listener()
   }
   return {
     store,
     wake,
-    watching: (sessionId: string): number => listeners.get(`${sessionChannels}acme:${sessionId}`)?.size ?? 0,
+    watching: (sessionId: string): number => listening(sessionId).size,
     async begin(sessionId: string): Promise<Claim> {
-      const create = { profile: { name: 'writer', id: 'prof_1', runtime: 'general', limits: {} } as Profile }
-      const fresh = (await store.getSession('acme', sessionId)) === undefined
-      const outcome = await store.start({
-        tenantId: 'acme',
-        runId: `run-${++count}`,
-        sessionId,
-        task: { profile: 'writer', prompt: 'hello' },
-        ...(fresh ? { create } : {}),
-      })
+      const claim = await begin(sessionId, `run-${++count}`)
       wake(sessionId)
-      return (outcome as StartOutcome & { kind: 'started' }).claim
+      return claim
     },
     end: (claim: Claim, firstSeq: number) =>
       store.finish({
@@ -133,7 +94,7 @@ async function take(from: AsyncGenerator<EventSourceMessage>, count: number): Pr
 const ids = (list: readonly EventSourceMessage[]): unknown[] => list.map((event) => event.id)
 
 test('one stream shows run after run, what was and what comes, and ends with the session', async (t) => {
-  const s = await stage(t)
+  const s = await streaming(t)
   const one = await s.begin('s1')
   await s.store.append(one, chunk(one, 1, [{ type: 'session_init', runtimeSessionId: 'vendor-1' }, text('a')]))
   await s.end(one, 3)
@@ -159,7 +120,7 @@ test('one stream shows run after run, what was and what comes, and ends with the
 })
 
 test('Last-Event-ID resumes exactly behind any event of any run; garbage replays everything', async (t) => {
-  const s = await stage(t)
+  const s = await streaming(t)
   for (let run = 0; run < 3; run++) {
     const claim = await s.begin('s1')
     await s.store.append(claim, chunk(claim, 1, [text('x'), text('y')]))
@@ -178,7 +139,7 @@ test('Last-Event-ID resumes exactly behind any event of any run; garbage replays
 })
 
 test('an unknown session and another tenant’s are the same 404; who leaves stops being woken', async (t) => {
-  const s = await stage(t)
+  const s = await streaming(t)
   const claim = await s.begin('s1')
   for (const [id, headers] of [
     ['nope', {}],

@@ -1,0 +1,94 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { appError } from '#kernel'
+import { isClientId } from '#contracts/ids'
+import type { RunStore } from '#contracts/run-store'
+import type { RunnerLink, RunnerPool, VfsLease, WorkerLease } from '#contracts/runner'
+
+// The strings of specification 4.7. Also the answer for another tenant's session: a caller cannot tell them apart.
+const noSandboxWorker = appError('no sandbox worker', 404, 'This session has no sandbox worker.')
+const noVfsSession = appError('no vfs session', 404, 'This session has no VirtualFS lease.')
+const runnerFailed = appError('upstream', 502, "The session's runner did not answer; try again.")
+
+/** How long the runners together may take: who has not answered by then is left out. Specification 4.7. */
+const windowMs = 2_000
+
+export interface LeaseService {
+  workers(tenantId: string): Promise<WorkerLease[]>
+  worker(tenantId: string, sessionId: string): Promise<WorkerLease>
+  vfs(tenantId: string): Promise<VfsLease[]>
+  vfsOf(tenantId: string, sessionId: string): Promise<VfsLease>
+}
+
+/** What sessions hold outside of the runners, as the runners tell it. */
+export function createLeaseService(
+  store: Pick<RunStore, 'findSession'>,
+  pool: RunnerPool,
+  log: FastifyBaseLogger,
+): LeaseService {
+  /** The runner of a tenant's session. Undefined for an unknown or foreign session, and for a runner that was removed. */
+  const runnerOf = async (tenantId: string, sessionId: string): Promise<RunnerLink | undefined> => {
+    const session = isClientId(sessionId) ? await store.findSession(tenantId, sessionId) : undefined
+    return session && pool.owner(sessionId, session.runner)
+  }
+  const ask = async <T>(
+    tenantId: string,
+    sessionId: string,
+    question: (link: RunnerLink) => Promise<T | undefined>,
+  ): Promise<T | undefined> => {
+    const link = await runnerOf(tenantId, sessionId)
+    if (!link) return undefined
+    try {
+      return await question(link)
+    } catch (cause) {
+      log.warn({ err: cause, sessionId }, 'a runner did not answer for a lease')
+      throw runnerFailed({ cause, retryable: true })
+    }
+  }
+  return {
+    workers: (tenantId) => leasesOfAll(pool, (link, signal) => link.workerLeases(tenantId, signal), log),
+    async worker(tenantId, sessionId) {
+      const lease = await ask(tenantId, sessionId, (link) => link.workerLease(tenantId, sessionId))
+      if (!lease) throw noSandboxWorker()
+      return lease
+    },
+    vfs: (tenantId) => leasesOfAll(pool, (link, signal) => link.vfsLeases(tenantId, signal), log),
+    async vfsOf(tenantId, sessionId) {
+      const lease = await ask(tenantId, sessionId, (link) => link.vfsLease(tenantId, sessionId))
+      if (!lease) throw noVfsSession()
+      return lease
+    },
+  }
+}
+
+/**
+ * Asks every runner that is not away, and merges what comes within the window, sorted by session. A session that two
+ * runners name, because one of them has an old copy, is shown once: as the runner has it that comes first in the registry.
+ */
+export async function leasesOfAll<T extends { readonly sessionId: string }>(
+  pool: Pick<RunnerPool, 'all' | 'fleet'>,
+  ask: (link: RunnerLink, signal: AbortSignal) => Promise<readonly T[]>,
+  log: Pick<FastifyBaseLogger, 'warn'>,
+  ms = windowMs,
+): Promise<T[]> {
+  const links = pool.all()
+  const present = pool.fleet().flatMap((member, i) => (member.state === 'unreachable' ? [] : [links[i]!]))
+  const signal = AbortSignal.timeout(ms)
+  const answers = await Promise.all(
+    present.map((link) =>
+      within(ask(link, signal), signal).catch((err: unknown) => {
+        log.warn({ err, runner: link.hash }, 'a runner did not list its leases')
+        return []
+      }),
+    ),
+  )
+  const bySession = new Map<string, T>()
+  for (const lease of answers.flat()) if (!bySession.has(lease.sessionId)) bySession.set(lease.sessionId, lease)
+  return [...bySession.values()].toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1))
+}
+
+/** Rejects when the signal aborts, whether or not the one who was asked looks at it. */
+const within = <T>(answer: Promise<T>, signal: AbortSignal): Promise<T> =>
+  new Promise((resolve, reject) => {
+    signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true })
+    answer.then(resolve, reject)
+  })
