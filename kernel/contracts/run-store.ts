@@ -45,6 +45,8 @@ export type StartOutcome =
   | { readonly kind: 'other_profile'; readonly profile: string; readonly sessionId?: string }
   /** The agent has no conversation of that id. */
   | { readonly kind: 'no_conversation' }
+  /** Key or agent of the chat have changed since the gateway read them. */
+  | { readonly kind: 'stale_admission' }
   /** The profile was read before the last change of the tenant's profiles: read it again. */
   | { readonly kind: 'stale_profile' }
 

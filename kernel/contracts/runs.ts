@@ -56,6 +56,8 @@ export const ChatOf = Type.Object({
   /** The conversation exists: the run goes on in its session. */
   continued: Type.Boolean(),
   endUserId: Type.Optional(Type.String()),
+  /** Its caller was let in by what the gateway remembers: the run begins only if the key and its agent are still that. */
+  admission: Type.Optional(Type.Object({ keyId: Type.String(), revision: Type.String() })),
 })
 export type ChatOf = Static<typeof ChatOf>
 
@@ -119,7 +121,7 @@ export interface RunDispatch {
    * Starts a run and follows its events behind `afterSeq` in the same round trip. The caller chooses `task.id`, so a
    * repeated call after a lost answer attaches to the run that exists. It resolves once a runner has taken the run, or it has
    * waited 2 s for one. Rejects with AppErrors: `unknown_profile: <name>` 400, `session_busy` 409, `not_found` 404, 402 codes;
-   * of a chat `conversation_not_found` 404, `conversation_busy` and `conversation_ended` 409. Nothing was begun when its status
+   * of a chat `conversation_not_found` 404, `conversation_busy`, `conversation_ended` and `admission_stale` 409. Nothing was begun when its status
    * is below 500 or it is `retryable`; after any other error the run may exist.
    */
   start(tenantId: string, task: DispatchTask, afterSeq: number, signal: AbortSignal): Promise<StartedRun>

@@ -21,6 +21,8 @@ export interface Agent {
   readonly webhookUrl: string | null
   /** Published and not switched off. */
   readonly active: boolean
+  /** Another one after every change of the agent. */
+  readonly revision: string
 }
 
 /** Who chats: found by the key, within the tenant and agent that the URL names. */
@@ -28,11 +30,23 @@ export interface Caller {
   readonly tenantId: string
   readonly keyId: string
   readonly agent: Agent
+  /**
+   * Present when the caller was let in from memory: whatever is begun for it has to find the key and the agent unchanged. This
+   * reads them anew, and rejects as it would for a request with a key that is not valid.
+   */
+  readonly renew?: () => Promise<Caller>
 }
 
 const caller = 'agent-orc.chat-caller'
 /** The caller of a request in a guarded scope; throws in any other. */
 export const callerOf = (request: FastifyRequest): Caller => request.getDecorator<Caller>(caller)
+
+interface Shown {
+  readonly tenantId: string
+  readonly slug: string
+  readonly hash: Buffer
+}
+const memoryKey = ({ tenantId, slug, hash }: Shown): string => `${tenantId}/${slug} ${hash.toString('base64')}`
 
 interface KeyLookup extends Agent {
   readonly keyId: string
@@ -47,7 +61,7 @@ const byKey = {
            agent.id, agent.slug, agent.profile_name AS profile, agent.allowed_origins AS "allowedOrigins",
            agent.rate_limit_rpm AS "rateLimitRpm", agent.sync_max_duration_seconds * 1000 AS "syncMaxDurationMs",
            agent.expose_tool_events AS "exposeToolEvents", agent.webhook_url AS "webhookUrl",
-           agent.enabled AND agent.unpublished_at IS NULL AS active
+           agent.enabled AND agent.unpublished_at IS NULL AS active, agent.xmin::text AS revision
          FROM published_agent_keys key
          JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
          JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
@@ -68,6 +82,9 @@ const name = /^[A-Za-z0-9_.-]{1,128}$/
 const namesOf = (request: FastifyRequest) => request.params as { readonly tenant: string; readonly agent: string }
 
 const windowSeconds = 60
+/** Callers that are remembered, and for how long each: a withdrawn key is refused all the same, by the start of its run. */
+const mostRemembered = 10_000
+const rememberMs = 60_000
 const recordEveryMs = 1_000
 
 const exposed =
@@ -97,6 +114,7 @@ export class Admission {
   readonly #log: FastifyBaseLogger
   /** Keys whose use has to be recorded, with their tenants: it may be known a second late, and so costs no request anything. */
   readonly #used = new Map<string, string>()
+  readonly #remembered = new Map<string, { readonly caller: Caller; readonly until: number }>()
   #timer: NodeJS.Timeout | undefined
   #recording = Promise.resolve()
 
@@ -106,15 +124,47 @@ export class Admission {
     this.#log = log
   }
 
-  /** From here on every request of the scope has a caller. */
-  guard(app: App): void {
+  /**
+   * From here on every request of the scope has a caller. It is read anew, so that a key that was revoked fails on the very next
+   * request, or comes from memory where the statement that starts the run looks at the key and its agent again.
+   */
+  guard(app: App, from: 'database' | 'memory'): void {
     app.decorateRequest(caller, null)
-    app.addHook('onRequest', (request, reply) => this.#authenticate(request, reply))
+    app.addHook('onRequest', async (request, reply) => {
+      const shown = this.#shown(request)
+      const remembered = from === 'memory' && shown ? this.#recall(request, shown) : undefined
+      if (remembered && request.headers.origin !== undefined) allow(reply, request.headers.origin)
+      const renew = async (): Promise<Caller> => this.#read(request, reply, shown)
+      request.setDecorator(caller, remembered ? { ...remembered, renew } : await renew())
+    })
+    if (from === 'database') return
+    // Nobody is refused by memory: whoever sends a key that is not valid any more is told so, whatever else is wrong.
+    app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
+      const { renew } = request.getDecorator<Caller | null>(caller) ?? {}
+      if (renew && !(Number(error.status) >= 500)) await renew()
+      throw error
+    })
   }
 
-  async #authenticate(request: FastifyRequest, reply: FastifyReply): Promise<void> {
+  /** What a request shows of itself; undefined when that can be no key of ours. */
+  #shown(request: FastifyRequest): Shown | undefined {
+    const { tenant: tenantId, agent: slug } = namesOf(request)
+    const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
+    if (token === undefined || !name.test(tenantId) || !this.#tokens.wellFormed(token)) return undefined
+    return { tenantId, slug, hash: this.#tokens.hash('ao:pub-key:v1', token) }
+  }
+
+  /** Undefined as well where memory would refuse, and for a repeated request: it may begin nothing, so nothing would look at its key. */
+  #recall({ headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest, shown: Shown): Caller | undefined {
+    const known = repeatable === undefined ? this.#remembered.get(memoryKey(shown)) : undefined
+    if (!known || known.until < Date.now()) return undefined
+    return origin === undefined || known.caller.agent.allowedOrigins.includes(origin) ? known.caller : undefined
+  }
+
+  async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<Caller> {
     const { origin } = request.headers
-    const found = await this.#find(request)
+    if (shown) this.#remembered.delete(memoryKey(shown))
+    const found = shown && (await this.#find(request, shown))
     if (!found) {
       // Without these headers a browser would show its user a network failure instead of the 401.
       if (origin !== undefined && (await this.#admits(request, origin))) allow(reply, origin)
@@ -126,17 +176,18 @@ export class Admission {
       allow(reply, origin)
     }
     if (!found.agent.active) throw notPublished()
-    request.setDecorator(caller, found)
+    this.#remember(shown, found)
+    return found
   }
 
-  /** Reads the key anew for every request: one that was revoked fails on the very next. */
-  async #find(request: FastifyRequest): Promise<Caller | undefined> {
-    const { tenant: tenantId, agent: slug } = namesOf(request)
-    const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
-    if (token === undefined || !name.test(tenantId) || !this.#tokens.wellFormed(token)) return undefined
-    const values = [tenantId, this.#tokens.hash('ao:pub-key:v1', token)]
+  #remember(shown: Shown, found: Caller): void {
+    this.#remembered.set(memoryKey(shown), { caller: found, until: Date.now() + rememberMs })
+    if (this.#remembered.size > mostRemembered) this.#remembered.delete(this.#remembered.keys().next().value!)
+  }
+
+  async #find(request: FastifyRequest, { tenantId, slug, hash }: Shown): Promise<Caller | undefined> {
     try {
-      const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values })
+      const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values: [tenantId, hash] })
       if (found?.slug !== slug) return undefined
       if (found.unrecorded) this.#used.set(found.keyId, tenantId)
       return { tenantId, keyId: found.keyId, agent: found }

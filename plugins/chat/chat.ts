@@ -1,12 +1,12 @@
 import type { ServerResponse } from 'node:http'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, type AppError, failure, sse } from '#kernel'
+import { access, type App, type AppError, failure, isAppError, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
 import { isBase64 } from '#contracts/prompt'
-import { type DispatchTask, endingOnly, type RunDispatch } from '#contracts/runs'
-import { type Agent, type Caller, callerOf } from './admission.ts'
+import { type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
+import { type Caller, callerOf } from './admission.ts'
 import { beganNothing, conversationNotFound, invalidField, noAnswer, refusal } from './errors.ts'
 import {
   bodyIds,
@@ -122,17 +122,17 @@ class Chat {
   /** Stops whatever reads the run. Not the request's own signal: a client that leaves while the run is being begun does not undo that. */
   readonly left = new AbortController()
   readonly #parts: ChatParts
-  readonly #agent: Agent
+  #caller: Caller
   readonly #body: ChatBody
   readonly #attempt: Attempt<Ids> | undefined
   /** `joined`: an earlier request of the same key began it. `refused`: certainly not begun. */
   #state: 'new' | 'begun' | 'joined' | 'refused' = 'new'
   #deserted = false
 
-  constructor(parts: ChatParts, { tenantId, agent }: Caller, body: ChatBody, ids: Ids, attempt?: Attempt<Ids>) {
-    this.run = { tenantId, publishedId: agent.id, ...ids }
+  constructor(parts: ChatParts, caller: Caller, body: ChatBody, ids: Ids, attempt?: Attempt<Ids>) {
+    this.run = { tenantId: caller.tenantId, publishedId: caller.agent.id, ...ids }
     this.#parts = parts
-    this.#agent = agent
+    this.#caller = caller
     this.#body = body
     this.#attempt = attempt
   }
@@ -142,7 +142,7 @@ class Chat {
    * Rejects with what the client is told; only an error that names the run may have begun it.
    */
   async start(afterSeq: number): Promise<Frames> {
-    const { database, dispatch, accepted } = this.#parts
+    const { database, accepted } = this.#parts
     const { tenantId, publicRunId } = this.run
     const earlier = this.#attempt?.repeated ? await findRun(database, tenantId, publicRunId) : undefined
     if (earlier) {
@@ -158,12 +158,27 @@ class Chat {
       }
     }
     try {
-      const { events } = await dispatch.start(tenantId, this.#task(), afterSeq, this.left.signal)
+      const { events } = await this.#begin(afterSeq)
       if (this.#state === 'new') this.#state = 'begun'
       accepted.add(tenantId)
       return this.#frames(afterSeq, { events })
     } catch (error) {
       throw await this.#failed(error)
+    }
+  }
+
+  /** A caller from memory who is not what it was is read anew, once: from then on it stands as the database has it. */
+  async #begin(afterSeq: number): Promise<StartedRun> {
+    const { dispatch } = this.#parts
+    const start = () => dispatch.start(this.run.tenantId, this.#task(), afterSeq, this.left.signal)
+    const { renew } = this.#caller
+    if (!renew) return start()
+    try {
+      return await start()
+    } catch (error) {
+      if (!isAppError(error) || error.code !== 'admission_stale') throw error
+      this.#caller = await renew()
+      return start()
     }
   }
 
@@ -194,7 +209,7 @@ class Chat {
   }
 
   #frames(afterSeq: number, known: Pick<Reading, 'events' | 'over'>): Frames {
-    const { exposeToolEvents } = this.#agent
+    const { exposeToolEvents } = this.#caller.agent
     return this.#parts.follower.frames(this.run, { ...known, afterSeq, exposeToolEvents }, this.left.signal)
   }
 
@@ -226,10 +241,17 @@ class Chat {
 
   #task(): DispatchTask {
     const { publicRunId, conversationId, publishedId, runId } = this.run
-    const { profile, webhookUrl } = this.#agent
+    const { keyId, agent, renew } = this.#caller
+    const { profile, webhookUrl, revision } = agent
     const { message, metadata, attachments, conversation_id: before } = this.#body
     const endUserId = metadata?.end_user_id
-    const chat = { publicRunId, conversationId, publishedId, continued: before !== undefined }
+    const chat = {
+      publicRunId,
+      conversationId,
+      publishedId,
+      continued: before !== undefined,
+      ...(renew ? { admission: { keyId, revision } } : {}),
+    }
     return {
       id: runId,
       profile,

@@ -41,10 +41,13 @@ export default definePlugin({
     routes('gateway', async (app) => {
       metrics.observe(app)
       admission.crossOrigin(app)
+      const limit = await createKeyLimit(app, kv, config.rateLimitBackend === 'memory' ? 'process' : 'shared')
       await app.register(async (guarded) => {
-        admission.guard(guarded)
-        const limit = await createKeyLimit(guarded, kv, config.rateLimitBackend === 'memory' ? 'process' : 'shared')
+        admission.guard(guarded, 'memory')
         chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
+      })
+      await app.register(async (guarded) => {
+        admission.guard(guarded, 'database')
         runRoutes(guarded, common)
       })
     })

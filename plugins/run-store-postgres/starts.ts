@@ -15,6 +15,14 @@ const isFresh = `(:revision::bigint IS NULL
 // A public run that was given up as lost before its run came to be stays so.
 const isOpen = `NOT EXISTS (SELECT 1 FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun AND status <> 'dispatching')`
 
+// A gateway remembers whom it has let in: what it remembers begins nothing once the key is revoked or its agent has changed.
+const isAdmitted = `(:key::text IS NULL OR EXISTS (
+  SELECT 1 FROM published_agent_keys k
+  JOIN published_agents a ON a.tenant_id = k.tenant_id AND a.id = k.published_id
+  JOIN tenants t ON t.id = k.tenant_id AND t.deleted_at IS NULL
+  WHERE k.tenant_id = :tenant AND k.id = :key AND k.revoked_at IS NULL AND a.xmin::text = :agentRevision))`
+const mayBegin = `${isOpen} AND ${isAdmitted}`
+
 /** The user's side of a chat, written `FROM` what proves that its run begins. */
 const chatFrom = (begun: string): string => `
   public AS (
@@ -50,7 +58,7 @@ const startNew = prepared('run-start-new', `WITH ${newRun('')} ${newSession}`)
 
 const startChat = prepared(
   'run-start-chat',
-  `WITH ${newRun(`AND ${isOpen}`)},
+  `WITH ${newRun(`AND ${mayBegin}`)},
    conversation AS (
      INSERT INTO conversations (tenant_id, id, published_id, end_user_id, session_id)
      SELECT :tenant, :conversation, :published, :endUser, :session FROM run
@@ -64,7 +72,7 @@ const startAnew = prepared(
   `WITH conversation AS (
      UPDATE conversations SET session_id = :session
      WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
-       AND session_id IS NOT DISTINCT FROM :insteadOf::text AND ${ownerLives} AND ${isFresh} AND ${isOpen}
+       AND session_id IS NOT DISTINCT FROM :insteadOf::text AND ${ownerLives} AND ${isFresh} AND ${mayBegin}
      RETURNING id
    ), ${newRun('', 'FROM conversation')}, ${chatFrom('run')} ${newSession}`,
 )
@@ -94,13 +102,14 @@ const continueChat = prepared(
   'run-continue-chat',
   `WITH conversation AS MATERIALIZED (
      SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published
-   ), ${claiming('(SELECT session_id FROM conversation)', `AND ${isOpen}`)}, ${chatFrom('claimed')} ${claimedSession}`,
+   ), ${claiming('(SELECT session_id FROM conversation)', `AND ${mayBegin}`)}, ${chatFrom('claimed')} ${claimedSession}`,
 )
 
 const findConversation = prepared(
   'run-find-conversation',
   'SELECT session_id FROM conversations WHERE tenant_id = :tenant AND id = :conversation AND published_id = :published',
 )
+const admitted = prepared('run-start-admitted', `SELECT ${isAdmitted} AS admitted`)
 const whyNot = prepared(
   'run-start-why-not',
   `SELECT s.profile, s.status, s.claim_owner, i.id IS NULL OR i.dead OR i.lease_until < now() AS orphaned,
@@ -145,6 +154,8 @@ function startStatement(run: StartRun, owner: string): Statement {
     conversation: chat?.conversationId,
     published: chat?.publishedId,
     endUser: chat?.endUserId,
+    key: chat?.admission?.keyId,
+    agentRevision: chat?.admission?.revision,
     // What a conversation shows of them: their content is the run's.
     attachments:
       task.attachments?.length && chat
@@ -222,6 +233,11 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
   let { sessionId } = run
   const found = await existing(db, run)
   if (found) return found
+  if (chat?.admission) {
+    const { keyId: key, revision: agentRevision } = chat.admission
+    const [row] = await db.unit<{ admitted: boolean }>(tenantId, admitted({ tenant: tenantId, key, agentRevision }))
+    if (row?.admitted !== true) return { kind: 'stale_admission' }
+  }
   if (chat?.continued) {
     const values = { tenant: tenantId, conversation: chat.conversationId, published: chat.publishedId }
     const [conversation] = await db.unit<{ session_id: string | null }>(tenantId, findConversation(values))

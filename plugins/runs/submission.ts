@@ -37,6 +37,11 @@ const conversationNotFound = appError(
   404,
   'This agent has no such conversation; leave conversation_id out to begin one.',
 )
+const admissionStale = appError(
+  'admission_stale',
+  409,
+  'The key or the agent of this chat has changed since it was read; read it again.',
+)
 const conversationBusy = appError(
   'conversation_busy',
   409,
@@ -197,6 +202,7 @@ export class Submission {
     if (outcome.kind === 'started') return this.#taken(this.#executor.begin({ ...outcome, task: asked.task, ...more }))
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
     if (outcome.kind === 'no_conversation') throw conversationNotFound()
+    if (outcome.kind === 'stale_admission') throw admissionStale()
     return undefined
   }
   async #taken(run: Run): Promise<RunAccepted> {

@@ -6,7 +6,8 @@ import { type Agent, eventually, forms, startCluster } from './cluster.ts'
 import { countRoundTrips, type RoundTrip, type RoundTrips } from './round-trips.ts'
 
 const chats = 20
-const mostPerChat = 3
+/** The start of its run, and its end. The key is looked at by the start. */
+const mostPerChat = 2
 /** What follows a chat follows within a second or so; nothing for this long, and nothing more will. */
 const silentMs = 2_000
 

@@ -68,7 +68,7 @@ export const conductorWire = {
     errors: {
       400: '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_attachment`, `invalid_response_format`, `invalid_request`.',
       404: '`not_found`: no such session, or it was shut down. `conversation_not_found`.',
-      409: '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `conversation_busy`, `conversation_ended`.',
+      409: '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `conversation_busy`, `conversation_ended`. `admission_stale`: the key or the agent of the chat has changed since the gateway read it.',
       413: '`attachments_too_large`: 4 MiB together. `body_too_large`.',
       429: '`queue_full`: as many runs wait for the session as may.',
       502: '`runner_failed`: the session could not be restored on its runner.',

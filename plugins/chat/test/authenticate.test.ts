@@ -82,6 +82,47 @@ test('a revoked key is refused on the very next request', async (t) => {
   }
 })
 
+test('a known key is looked at by the start of its run alone, and is refused by nothing that is only remembered', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database, { rpm: 3 })
+  const chat = (body: object = payload, headers: object = {}) =>
+    app.inject({ method: 'POST', url: agent.url, headers: { ...agent.auth, ...headers }, payload: body })
+  const admissions = () => dispatch.started.splice(0).map(({ chat }) => chat?.admission?.keyId)
+  const key = { revoke: 'SET revoked_at = now()', restore: 'SET revoked_at = NULL' }
+  const change = (set: string) => sql(database, 'acme', `UPDATE published_agent_keys ${set}`)
+
+  assert.equal((await chat()).statusCode, 200)
+  assert.equal((await chat()).statusCode, 200)
+  assert.deepEqual(admissions(), [undefined, `key_${agent.key}`])
+
+  // A repeat may join what its first request began, so its key is read.
+  assert.equal((await chat(payload, { 'idempotency-key': 'k' })).statusCode, 200)
+  assert.deepEqual(admissions(), [undefined])
+
+  await change(key.revoke)
+  assert.equal((await chat({ nonsense: true })).statusCode, 401, 'of an invalid request')
+  await change(key.restore)
+  assert.equal((await chat()).statusCode, 429)
+  await change(key.revoke)
+  assert.equal((await chat()).statusCode, 401, 'of one over its limit')
+  assert.deepEqual(admissions(), [])
+})
+
+test('a change of the agent is there for the very next chat', async (t) => {
+  const { app, database, dispatch } = await gateway(t)
+  const agent = await publish(database)
+  const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
+  assert.equal((await chat()).statusCode, 200)
+  await sql(database, 'acme', `UPDATE published_agents SET webhook_url = 'https://new.example/hook'`)
+  assert.equal((await chat()).statusCode, 200)
+  assert.deepEqual(
+    dispatch.started.map(({ webhook }) => webhook?.url),
+    [undefined, undefined, 'https://new.example/hook'],
+    'the start from memory began nothing',
+  )
+  assert.equal(dispatch.runs.size, 2)
+})
+
 test('a key of a deleted tenant is refused on the very next request', async (t) => {
   const { app, database } = await gateway(t)
   const agent = await publish(database)

@@ -45,7 +45,8 @@ test('what fails on the way of a chat is logged under its name, without the mess
   assert.equal(logged(g, 'chat.start_watcher_failed').length, 2)
 
   await sql(g.database, 'acme', 'ALTER TABLE published_agent_keys RENAME TO gone')
-  assert.equal((await chat()).statusCode, 500)
+  const look = { method: 'GET', url: `${agent.url}/runs/prun_1`, headers: agent.auth } as const
+  assert.equal((await g.app.inject(look)).statusCode, 500)
   await sql(g.database, 'acme', 'ALTER TABLE gone RENAME TO published_agent_keys')
   assert.equal(logged(g, 'auth.lookup_failed').length, 1)
 

@@ -84,6 +84,11 @@ export function scriptedDispatch(): ScriptedDispatch {
   return dispatch
 }
 
+const admitted = `
+  SELECT FROM published_agent_keys k
+  JOIN published_agents a ON a.tenant_id = k.tenant_id AND a.id = k.published_id
+  JOIN tenants t ON t.id = k.tenant_id AND t.deleted_at IS NULL
+  WHERE k.tenant_id = $1 AND k.id = $2 AND k.revoked_at IS NULL AND a.xmin::text = $3`
 const begin = `
   WITH fresh AS (
     INSERT INTO conversations (tenant_id, id, published_id, end_user_id, session_id) SELECT $1, $2, $3, $6, $9 WHERE NOT $10
@@ -153,7 +158,12 @@ function createRun(tenantId: string, task: DispatchTask, database: () => Databas
           ...(name === undefined ? {} : { name }),
           mediaType,
         }))
-        const { conversationId, publishedId, publicRunId, endUserId } = chat
+        const { conversationId, publishedId, publicRunId, endUserId, admission } = chat
+        if (admission) {
+          const values = [tenantId, admission.keyId, admission.revision]
+          const [rows] = await database().batch<[object[]]>(tenantId, [{ text: admitted, values }])
+          if (rows.length === 0) throw new AppError('admission_stale', 409)
+        }
         const ids = [tenantId, conversationId, publishedId, publicRunId, task.id, endUserId ?? null]
         const rest = [task.prompt, names ? JSON.stringify(names) : null, sessionId, chat.continued, task.profile]
         const [[row]] = await database()

@@ -79,3 +79,51 @@ test('no statement leaves a run, a session or a public run in a state that contr
     await assert.rejects(db.unit(tenantId, { text, values: [tenantId] }), (error) => sqlState(error) === '42501', text)
   }
 })
+
+test('a chat whose caller was only remembered begins while its key and its agent are what they were', async (t) => {
+  const { db, store } = await storeWithChats(t)
+  const change = (text: string) => db.unit<{ revision: string }>(tenantId, { text, values: [tenantId] })
+  await change(`INSERT INTO profiles (tenant_id, name, id, document) VALUES ($1, 'p', 'prof-1', '{}')`)
+  await change(`INSERT INTO published_agents (tenant_id, id, profile_name, slug, rate_limit_rpm, sync_max_duration_seconds)
+                VALUES ($1, 'pub-1', 'p', 'p', 10, 10)`)
+  await change(`INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash)
+                VALUES ($1, 'key-1', 'pub-1', 'test', '\\x00')`)
+  const revision = async () =>
+    (await change(`SELECT xmin::text AS revision FROM published_agents WHERE tenant_id = $1`))[0]!.revision
+  let runs = 0
+  const begin = async (admission: { keyId: string; revision: string }, continues?: number) => {
+    const id = String(++runs)
+    const chat = {
+      ...chatOf(id),
+      admission,
+      ...(continues ? { conversationId: `conv-${continues}`, continued: true } : {}),
+    }
+    const order = continues ? { sessionId: '' } : { sessionId: `sess-${id}`, create: { profile } }
+    const started = await store.start({
+      tenantId,
+      runId: `run-${id}`,
+      task: { profile: 'p', prompt: 'Hi', chat },
+      ...order,
+    })
+    if (started.kind !== 'started') return started.kind
+    await store.finish({ claim: started.claim, status: 'ok', sessionStatus: 'idle', tail: undefined, result: 'x' })
+    return started.kind
+  }
+  const known = { keyId: 'key-1', revision: await revision() }
+  assert.equal(await begin(known), 'started')
+  assert.equal(await begin(known, 1), 'started', 'in a conversation that goes on')
+  assert.equal(await begin({ ...known, keyId: 'key-2' }), 'stale_admission', 'another key')
+
+  await change(`UPDATE published_agents SET webhook_url = 'https://x.example' WHERE tenant_id = $1`)
+  assert.equal(await begin(known), 'stale_admission')
+  assert.equal(await begin(known, 1), 'stale_admission')
+  const anew = { ...known, revision: await revision() }
+  assert.equal(await begin(anew), 'started')
+
+  await change(`UPDATE published_agent_keys SET revoked_at = now() WHERE tenant_id = $1`)
+  assert.equal(await begin(anew), 'stale_admission')
+  await change(`UPDATE published_agent_keys SET revoked_at = NULL WHERE tenant_id = $1`)
+  assert.equal(await begin(anew, 1), 'started')
+  await db.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = '${tenantId}'` }])
+  assert.equal(await begin(anew, 1), 'stale_admission')
+})
