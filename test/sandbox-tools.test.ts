@@ -3,23 +3,23 @@ import { chmod, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { test, type TestContext } from 'node:test'
+import { pino } from 'pino'
 import { definePlugin } from '#kernel'
 import { type SessionSandbox, type ToolContext, Toolkit, type ToolResult } from '#contracts/tools'
-import { WorkerTools } from '#contracts/workers'
 import { testKernel, testToolContext } from '#testing'
 import sandboxTools from '../plugins/sandbox-tools/index.ts'
 import skillFolders from '../plugins/skill-folders/index.ts'
 import toolkitPlugin from '../plugins/toolkit/index.ts'
-import workerTools from '../plugins/worker-tools/index.ts'
+import { createTools } from '../plugins/worker/tools/tools.ts'
 
 /** The tools of the runner with those of a worker behind them: what a sandbox adds is tested where sandboxes are. */
 async function staged(t: TestContext) {
   const folder = await mkdtemp(join(tmpdir(), 'agent-orc-sandbox-tools-'))
   t.after(() => rm(folder, { recursive: true, force: true }))
-  const got: { toolkit?: Toolkit; worker?: WorkerTools } = {}
+  const got: { toolkit?: Toolkit } = {}
   const grab = definePlugin({
     name: 'grab',
-    requires: { toolkit: Toolkit, worker: WorkerTools },
+    requires: { toolkit: Toolkit },
     async setup(ctx) {
       Object.assign(got, ctx.deps)
       return {}
@@ -31,14 +31,15 @@ async function staged(t: TestContext) {
     toolkitPlugin,
     sandboxTools,
     { name: 'skill-folders', plugin: skillFolders, config: { dir: skills } },
-    { name: 'worker-tools', plugin: workerTools, config: { workspace } },
     grab,
   ])
+  const settings = { workspace, path: process.env['PATH']!, lang: 'C.UTF-8', tmpDir: '/tmp' }
+  const worker = await createTools(settings, pino({ level: 'silent' }))
   const limits: number[] = []
   const sandbox: SessionSandbox = {
     call(name, input, timeoutMs) {
       limits.push(timeoutMs)
-      return got.worker!.call(name, input, { signal: new AbortController().signal, timeoutMs })
+      return worker.call(name, input, { signal: new AbortController().signal, timeoutMs })
     },
   }
   const call = (name: string, input: object, context: Partial<ToolContext> = {}): Promise<ToolResult> =>

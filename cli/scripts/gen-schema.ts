@@ -46,8 +46,10 @@ function entry(config: Json): Json {
 
 async function roleSchema(): Promise<Json> {
   const uses: string[] = []
-  // A provider that sends webhooks has a second plugin, for the conductor.
-  for await (const file of glob(['{plugins,runtimes,providers}/*/index.ts', 'providers/*/events.ts'], { cwd: root })) {
+  // A part of a plugin that stands in role files by itself is a folder of it; a provider that sends webhooks has a second
+  // plugin, for the conductor.
+  const patterns = ['{plugins,runtimes,providers}/*/index.ts', 'plugins/*/*/index.ts', 'providers/*/events.ts']
+  for await (const file of glob(patterns, { cwd: root })) {
     uses.push(file.replaceAll('\\', '/').replace(/(\/index)?\.ts$/, ''))
   }
   const definitions: Record<string, Json> = {}
@@ -56,7 +58,7 @@ async function roleSchema(): Promise<Json> {
     definitions[use] = entry(JSON.parse(JSON.stringify(config)) as Json)
   }
   const reference = (use: string): Json => ({ $ref: `#/$defs/${use.replaceAll('/', '~1')}` })
-  const bare = uses.filter((use) => use.startsWith('plugins/'))
+  const bare = uses.filter((use) => /^plugins\/[^/]+$/.test(use))
   const role = written(JSON.parse(JSON.stringify(RoleFile)) as Json)
   const properties = role['properties'] as Record<string, Json>
   const { description } = properties['plugins']!

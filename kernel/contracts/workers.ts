@@ -116,26 +116,3 @@ export interface SandboxWorkers {
   sawProfile(tenantId: string, name: string, profile: Profile | undefined): void
 }
 export const SandboxWorkers = capability<SandboxWorkers>('runner.sandbox-workers')
-
-/** In a worker: whose it is now. */
-export interface WorkerIdentity {
-  readonly runnerUrl: string
-  readonly sessionId: string
-  readonly token: string
-  /** The runner gave it a newer token. */
-  renew(token: string): void
-  /** A worker of a warm pool got its session. */
-  bind(sessionId: string, token: string): void
-}
-export const WorkerIdentity = capability<WorkerIdentity>('worker.identity')
-
-/** In a worker: tools that act on the machine it runs on. */
-export interface WorkerTools {
-  /** Never rejects for a tool's own failure. */
-  call(
-    name: string,
-    input: Readonly<Record<string, unknown>>,
-    options: { readonly signal: AbortSignal; readonly timeoutMs: number },
-  ): Promise<ToolResult>
-}
-export const WorkerTools = capability<WorkerTools>('worker.tools')

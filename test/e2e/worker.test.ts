@@ -22,11 +22,10 @@ import {
   testRuntime,
 } from '#testing'
 import runHost from '../../plugins/run-host/index.ts'
-import workerClient from '../../plugins/worker-client/index.ts'
+import worker from '../../plugins/worker/index.ts'
 import workerHub from '../../plugins/worker-hub/index.ts'
-import workerIdentity from '../../plugins/worker-identity/index.ts'
+import workerIdentity from '../../plugins/worker/identity/index.ts'
 import workerTokens from '../../plugins/worker-tokens/index.ts'
-import workerTools from '../../plugins/worker-tools/index.ts'
 import modelBuiltin from '../../providers/model-builtin/index.ts'
 import modelOpenai from '../../providers/model-openai/index.ts'
 import general from '../../runtimes/general/index.ts'
@@ -94,8 +93,7 @@ async function startWorker(t: TestContext, url: string, { sessionId, token }: Wo
   const failed = Promise.withResolvers<BootError>()
   const entries: Entry[] = [
     { name: 'worker-identity', plugin: workerIdentity, config: { runnerUrl: url, sessionId, token } },
-    { name: 'worker-client', plugin: workerClient, config: { stateDir } },
-    { name: 'worker-tools', plugin: workerTools, config: { workspace } },
+    { name: 'worker', plugin: worker, config: { stateDir, workspace } },
     { name: 'run-host', plugin: runHost, config: { mode: 'all' } },
     ...[general, modelBuiltin, modelOpenai].map((plugin) => ({ name: plugin.name, plugin })),
   ]

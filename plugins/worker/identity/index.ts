@@ -1,15 +1,15 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { clientIdPattern } from '#contracts/ids'
-import { createModelConnections } from '#kit/models'
-import { workerVariables } from '#contracts/wire/worker'
 import { ModelEgress } from '#contracts/model'
-import { WorkerIdentity } from '#contracts/workers'
-import { createEgress } from './egress.ts'
-import { blankFirstEnvironment } from './first-environment.ts'
-import { createIdentity } from './identity.ts'
+import { workerVariables } from '#contracts/wire/worker'
+import { createModelConnections } from '#kit/models'
+import { blankInEnvironment, createIdentity, createModelEgress, WorkerIdentity } from './identity.ts'
 
-/** Whose worker this process is, and its way to model servers: through the runner, with the token that it has now. */
+/**
+ * Whose worker this process is, and its way to model servers: through the runner, with the token that it has now. It stands
+ * apart from the worker because model providers need it, and the worker needs what is built on them.
+ */
 export default definePlugin({
   name: 'worker-identity',
   config: Settings({
@@ -31,11 +31,11 @@ export default definePlugin({
   }),
   provides: { identity: WorkerIdentity, egress: ModelEgress },
   async setup(ctx) {
-    if (!(await blankFirstEnvironment(workerVariables.token)))
+    if (!(await blankInEnvironment(workerVariables.token)))
       ctx.log.debug('other processes of this user may read the token')
     const identity = createIdentity(ctx.config)
     const connections = createModelConnections()
     ctx.onStop(connections.close)
-    return { identity, egress: createEgress(identity, connections.fetch) }
+    return { identity, egress: createModelEgress(identity, connections.fetch) }
   },
 })

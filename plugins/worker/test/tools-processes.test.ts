@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { headBytes, tailBytes } from '../output.ts'
-import { startTools, until } from './support.ts'
+import { headBytes, tailBytes } from '../tools/processes.ts'
+import { isAlive, pidIn, startTools, until } from './support.ts'
 
 const timeout = 60_000
 
@@ -57,15 +57,6 @@ test('of a long output the beginning and the end are kept, with a note of what i
   assert.equal(left, 'first\n'.length + 50_000_000 + '\nlast\n'.length - headBytes - tailBytes)
 })
 
-const isAlive = (pid: number): boolean => {
-  try {
-    // A zombie is no process any more; who inherits it may take its time to say so.
-    return !/^\d+ \(.*\) [ZX]/.test(readFileSync(`/proc/${pid}/stat`, 'utf8'))
-  } catch {
-    return false
-  }
-}
-const pidIn = (file: string): number => (existsSync(file) ? Number(readFileSync(file, 'utf8')) : 0)
 const tree =
   'sleep 600 & echo $! > child; (sleep 600 & echo $! > grandchild; wait) & echo $$ > self; trap "" TERM INT; wait'
 
@@ -77,18 +68,15 @@ test('a command that takes too long is killed with everything that it started', 
   for (const pid of pids) await until(() => !isAlive(pid), `${pid} is gone`)
 })
 
-test('a call that is stopped, and a worker that stops, leave nothing behind', { timeout }, async (t) => {
-  for (const stopped of ['call', 'worker']) {
-    const { call, workspace, kernel } = await startTools(t)
-    const abort = new AbortController()
-    const result = call('shell', { command: tree }, { signal: abort.signal })
-    const pids = () => ['child', 'grandchild', 'self'].map((name) => pidIn(join(workspace, name)))
-    await until(() => pids().every((pid) => pid > 0), 'it runs')
-    if (stopped === 'call') abort.abort()
-    else await kernel.stop()
-    assert.deepEqual(await result, { ok: false, content: '[It was stopped.]' })
-    for (const pid of pids()) await until(() => !isAlive(pid), `${pid} is gone`)
-  }
+test('a call that is stopped leaves nothing behind', { timeout }, async (t) => {
+  const { call, workspace } = await startTools(t)
+  const abort = new AbortController()
+  const result = call('shell', { command: tree }, { signal: abort.signal })
+  const pids = () => ['child', 'grandchild', 'self'].map((name) => pidIn(join(workspace, name)))
+  await until(() => pids().every((pid) => pid > 0), 'it runs')
+  abort.abort()
+  assert.deepEqual(await result, { ok: false, content: '[It was stopped.]' })
+  for (const pid of pids()) await until(() => !isAlive(pid), `${pid} is gone`)
 })
 
 test('what a command leaves in the background ends with it, and is not waited for', { timeout }, async (t) => {

@@ -1,10 +1,9 @@
 import assert from 'node:assert/strict'
-import { once } from 'node:events'
+import { join } from 'node:path'
 import { test } from 'node:test'
-import type { WorkerTools } from '#contracts/workers'
 import { terminalOf, testEnvelope } from '#testing'
 import { startScriptedRunner } from './scripted-runner.ts'
-import { newSession, startWorker, until } from './support.ts'
+import { isAlive, newSession, pidIn, startWorker, until } from './support.ts'
 
 const timeout = 30_000
 
@@ -15,7 +14,7 @@ test('a worker polls with its token, the protocol and the last command that it t
   assert.equal(first.path, `/runner/worker/${identity.sessionId}/poll`)
   assert.equal(first.headers.authorization, 'Bearer token-1')
   assert.equal(first.headers['x-agent-orc-worker-protocol'], '1')
-  assert.deepEqual(Object.fromEntries(first.query), { after: '0', wait: '25000' })
+  assert.deepEqual(Object.fromEntries(first.query), { after: '0', wait: '25000', tools: '1' })
   assert.equal(runner.asked[0]!.path, `/runner/worker/${identity.sessionId}/state`, 'it looks for a conversation first')
   const id = runner.order(identity.sessionId, { kind: 'cancel', runId: 'unknown' })
   const second = await runner.until(() => runner.polls[1])
@@ -121,43 +120,29 @@ test('a warm worker goes on as the worker of its session', { timeout }, async (t
   assert.ok(stored)
 })
 
-function machine(): { readonly tools: WorkerTools; readonly called: unknown[]; readonly stopped: string[] } {
-  const called: unknown[] = []
-  const stopped: string[] = []
-  const tools: WorkerTools = {
-    async call(name, input, { signal, timeoutMs }) {
-      called.push({ name, input, timeoutMs })
-      if (name !== 'wait') return { ok: true, content: `${name} done` }
-      if (!signal.aborted) await once(signal, 'abort')
-      stopped.push(name)
-      return { ok: false, content: 'stopped' }
-    },
-  }
-  return { tools, called, stopped }
-}
-
 test('tools are offered in the poll, called and answered, several at once', { timeout }, async (t) => {
   const runner = await startScriptedRunner(t)
-  const { tools, called, stopped } = machine()
-  const { identity } = await startWorker(t, { url: runner.url, tools })
+  const { identity, workspace } = await startWorker(t, { url: runner.url })
   const { sessionId } = identity
+  const order = (callId: string, command: string): number =>
+    runner.order(sessionId, { kind: 'tool', callId, name: 'shell', input: { command }, timeoutMs: 60_000 })
   assert.equal((await runner.until(() => runner.polls[0])).query.get('tools'), '1')
-  runner.order(sessionId, { kind: 'tool', callId: 'c/1', name: 'wait', input: {}, timeoutMs: 60_000 })
-  runner.order(sessionId, { kind: 'tool', callId: 'c/2', name: 'shell', input: { command: 'true' }, timeoutMs: 500 })
+  order('c/1', 'echo $$ > pid; exec sleep 600')
+  await until(() => pidIn(join(workspace, 'pid')) > 0, 'the first call is under way')
+  order('c/2', 'echo done')
   await runner.until(() => runner.results.has('c/2'))
-  assert.deepEqual(runner.results.get('c/2'), { ok: true, content: 'shell done' })
-  assert.deepEqual(called[1], { name: 'shell', input: { command: 'true' }, timeoutMs: 500 })
+  assert.deepEqual(runner.results.get('c/2'), { ok: true, content: 'done\n[Exit code 0.]' })
   runner.order(sessionId, { kind: 'tool_cancel', callId: 'c/1' })
-  await until(() => stopped.length > 0, 'the call is stopped')
+  await until(() => !isAlive(pidIn(join(workspace, 'pid'))), 'the call is stopped')
   assert.equal(runner.results.has('c/1'), false)
 })
 
-test('a worker without tools says so when one is called all the same', { timeout }, async (t) => {
+test('a worker that stops takes with it what its tools have started', { timeout }, async (t) => {
   const runner = await startScriptedRunner(t)
-  const { identity } = await startWorker(t, { url: runner.url })
-  runner.order(identity.sessionId, { kind: 'tool', callId: 'c1', name: 'shell', input: {}, timeoutMs: 1_000 })
-  assert.deepEqual(await runner.until(() => runner.results.get('c1')), {
-    ok: false,
-    content: 'This worker has no tools.',
-  })
+  const { identity, workspace, kernel } = await startWorker(t, { url: runner.url })
+  const input = { command: 'echo $$ > pid; exec sleep 600' }
+  runner.order(identity.sessionId, { kind: 'tool', callId: 'c1', name: 'shell', input, timeoutMs: 60_000 })
+  await until(() => pidIn(join(workspace, 'pid')) > 0, 'the call is under way')
+  await kernel.stop()
+  await until(() => !isAlive(pidIn(join(workspace, 'pid'))), 'its process is gone')
 })

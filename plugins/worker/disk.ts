@@ -1,7 +1,7 @@
 import { mkdir, open, readFile, rename, rm, stat } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { maxStateBytes } from '#contracts/wire/worker'
-import type { RevisedState } from './runner.ts'
+import type { RevisedState } from './runner-client.ts'
 
 /** What of a session's state is on this machine. The runtime is not in the bundle, and the runner does not say it. */
 export interface DiskState extends RevisedState {

@@ -3,8 +3,7 @@ import { execFileSync } from 'node:child_process'
 import { mkdir, readFile, rm, symlink, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { maxEntries } from '../list-files.ts'
-import { maxReadBytes } from '../read-file.ts'
+import { maxEntries, maxReadBytes } from '../tools/files.ts'
 import { startTools } from './support.ts'
 
 const timeout = 30_000

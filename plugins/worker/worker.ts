@@ -2,19 +2,19 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { SidecarLink } from '#contracts/sidecar'
 import { type PollAnswer, pollMs, type WorkerCommand } from '#contracts/wire/worker'
-import type { WorkerIdentity, WorkerTools } from '#contracts/workers'
-import { createBackoff } from './backoff.ts'
+import { createBackoff, type Lifetime, persist } from './backoff.ts'
 import { createConversation, type Conversation } from './conversation.ts'
 import type { Disk } from './disk.ts'
-import { isRefusal } from './errors.ts'
-import { createRuns } from './run.ts'
-import { createRunner } from './runner.ts'
-import { createToolCalls } from './tools.ts'
+import type { WorkerIdentity } from './identity/identity.ts'
+import { createRunnerClient, isRefusal, type RunnerClient } from './runner-client.ts'
+import { createRuns } from './runs.ts'
+import type { Tools } from './tools/tools.ts'
 
 export interface WorkerOptions {
   readonly identity: WorkerIdentity
+  /** Executes its runs. */
   readonly link: SidecarLink
-  readonly tools: WorkerTools | undefined
+  readonly tools: Tools
   readonly disk: Disk | undefined
   readonly log: FastifyBaseLogger
   /** A stopping worker lets its run end for this long. */
@@ -34,43 +34,23 @@ export interface Worker {
 const settleMs = 5_000
 /** A runner that answers nothing at once, against the protocol, is not asked more often than this. */
 const leastPollMs = 100
+/** How long a tool's result is kept for a runner that is away: longer than it takes to restart, shorter than it is waited for. */
+const resultMs = 60_000
 
 /** Asks the runner of one session for work, and does it. */
 export function createWorker(options: WorkerOptions): Worker {
-  const { identity, link, tools, disk, log } = options
-  const runner = createRunner(identity)
+  const { identity, link, disk, log } = options
+  const runner = createRunnerClient(identity)
   const polling = new AbortController()
   const delivering = new AbortController()
   const life = { stopping: polling.signal, over: delivering.signal }
   const runs = createRuns({ link, runner, log, life })
-  const calls = createToolCalls({ tools, runner, log, life })
-  const backoff = createBackoff()
+  const calls = createToolCalls({ tools: options.tools, runner, log, life })
+  const poll = createPoll(runner, log, polling.signal)
   const converse = (): Conversation =>
     createConversation({ sessionId: identity.sessionId, link, runner, disk, log, life })
   let conversation = converse()
   let after = 0
-  let away = false
-
-  /** Undefined: nothing to do, or nobody there; the next poll may follow. */
-  const ask = async (): Promise<PollAnswer | undefined> => {
-    const asked = performance.now()
-    try {
-      const answer = await runner.poll({ after, tools: tools !== undefined, wait: pollMs }, polling.signal)
-      backoff.reset()
-      if (away) log.info('the runner is back')
-      away = false
-      const left = leastPollMs - (performance.now() - asked)
-      if (!answer?.commands.length && left > 0) await sleep(left, undefined, { signal: polling.signal }).catch(() => {})
-      return answer
-    } catch (err) {
-      if (isRefusal(err)) throw err
-      if (polling.signal.aborted) return undefined
-      if (!away) log.warn({ err }, 'the runner is away')
-      away = true
-      await backoff.pause(polling.signal)
-      return undefined
-    }
-  }
 
   const bind = async ({ sessionId, token }: Extract<WorkerCommand, { kind: 'bind' }>): Promise<void> => {
     if (sessionId === identity.sessionId) return identity.renew(token)
@@ -105,7 +85,7 @@ export function createWorker(options: WorkerOptions): Worker {
     try {
       await conversation.restore()
       while (!polling.signal.aborted) {
-        const answer = await ask()
+        const answer = await poll(after)
         if (answer?.token !== undefined) identity.renew(answer.token)
         for (const command of answer?.commands ?? []) {
           // One that comes again was on its way while the poll that took it was.
@@ -134,6 +114,66 @@ export function createWorker(options: WorkerOptions): Worker {
       delivering.abort()
       await runner.close()
       await looping
+    },
+  }
+}
+
+/**
+ * One poll for commands behind `after`. Undefined: there is nothing to do, or nobody there; the next poll may follow. Rejects when
+ * the runner refuses this worker.
+ */
+function createPoll(runner: RunnerClient, log: FastifyBaseLogger, signal: AbortSignal) {
+  const backoff = createBackoff()
+  let away = false
+  return async (after: number): Promise<PollAnswer | undefined> => {
+    const asked = performance.now()
+    try {
+      const answer = await runner.poll({ after, wait: pollMs }, signal)
+      backoff.reset()
+      if (away) log.info('the runner is back')
+      away = false
+      const left = leastPollMs - (performance.now() - asked)
+      if (!answer?.commands.length && left > 0) await sleep(left, undefined, { signal }).catch(() => {})
+      return answer
+    } catch (err) {
+      if (isRefusal(err)) throw err
+      if (signal.aborted) return undefined
+      if (!away) log.warn({ err }, 'the runner is away')
+      away = true
+      await backoff.pause(signal)
+      return undefined
+    }
+  }
+}
+
+interface ToolCallsOptions {
+  readonly tools: Tools
+  readonly runner: RunnerClient
+  readonly log: FastifyBaseLogger
+  readonly life: Lifetime
+}
+
+/** Calls of the tools on this machine, each answered on its own. */
+function createToolCalls({ tools, runner, log, life }: ToolCallsOptions) {
+  const active = new Map<string, AbortController>()
+  const call = async ({ callId, name, input, timeoutMs }: Extract<WorkerCommand, { kind: 'tool' }>): Promise<void> => {
+    const stop = new AbortController()
+    active.set(callId, stop)
+    try {
+      const result = await tools.call(name, input, { signal: stop.signal, timeoutMs })
+      if (stop.signal.aborted) return
+      await persist(() => runner.answerTool(callId, result, life.over), life, resultMs)
+    } catch (err) {
+      if (!life.over.aborted) log.warn({ err, callId }, 'the result of a tool was not delivered')
+    } finally {
+      active.delete(callId)
+    }
+  }
+  return {
+    start: (command: Parameters<typeof call>[0]): void => void call(command),
+    cancel: (callId: string): void => active.get(callId)?.abort(),
+    stop(): void {
+      for (const stop of active.values()) stop.abort()
     },
   }
 }

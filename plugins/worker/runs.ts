@@ -5,7 +5,7 @@ import { createEventEncoder } from '#contracts/run-event'
 import type { SidecarLink } from '#contracts/sidecar'
 import { type Lifetime, persist } from './backoff.ts'
 import type { Conversation } from './conversation.ts'
-import type { Runner } from './runner.ts'
+import type { RunnerClient } from './runner-client.ts'
 
 export interface Runs {
   start(envelope: RunEnvelope, conversation: Conversation): void
@@ -16,7 +16,7 @@ export interface Runs {
 
 export interface RunsOptions {
   readonly link: SidecarLink
-  readonly runner: Runner
+  readonly runner: RunnerClient
   readonly log: FastifyBaseLogger
   readonly life: Lifetime
 }

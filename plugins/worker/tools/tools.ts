@@ -1,26 +1,31 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { type Static, type TSchema, Type } from '@sinclair/typebox'
+import type { Static, TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { isAppError } from '#kernel'
 import type { ToolResult } from '#contracts/tools'
-import type { WorkerTools } from '#contracts/workers'
-import { listFiles } from './list-files.ts'
-import type { Processes } from './processes.ts'
-import { readFile } from './read-file.ts'
-import { runScript } from './run-script.ts'
-import { type Limits, shell } from './shell.ts'
-import type { Workspace } from './workspace.ts'
-import { writeFile } from './write-file.ts'
+import { ListInput, listFiles, ReadInput, readFile, WriteInput, writeFile } from './files.ts'
+import { createProcesses } from './processes.ts'
+import { type Limits, runScript, ScriptInput, shell, ShellInput } from './shell.ts'
+import { createWorkspace } from './workspace.ts'
+
+/** Tools that act on the machine of a worker, inside one folder. */
+export interface Tools {
+  /** Never rejects for a tool's own failure. */
+  call(name: string, input: Readonly<Record<string, unknown>>, limits: Limits): Promise<ToolResult>
+}
+
+export interface ToolsSettings {
+  /** The agent's folder; made when it is not there. */
+  readonly workspace: string
+  /** `PATH`, `LANG` and `TMPDIR` of what the tools start. */
+  readonly path: string
+  readonly lang: string
+  readonly tmpDir: string
+}
 
 interface Tool {
   readonly input: TSchema
   call(input: never, limits: Limits): Promise<ToolResult>
-}
-
-export interface ToolsOptions {
-  readonly workspace: Workspace
-  readonly processes: Processes
-  readonly log: FastifyBaseLogger
 }
 
 /** A tool with the form of its input: the runner has checked it, but what runs in a sandbox trusts nobody. */
@@ -29,38 +34,11 @@ const tool = <S extends TSchema>(input: S, call: (input: Static<S>, limits: Limi
   call,
 })
 
-const seconds = Type.Optional(Type.Number({ exclusiveMinimum: 0 }))
-const path = Type.String({ minLength: 1, maxLength: 4_096 })
-
-const ShellInput = Type.Object({
-  command: Type.String({ minLength: 1 }),
-  timeoutSeconds: seconds,
-  cwd: Type.Optional(path),
-})
-const ReadInput = Type.Object({
-  path,
-  offset: Type.Optional(Type.Integer({ minimum: 0 })),
-  limit: Type.Optional(Type.Integer({ minimum: 1 })),
-})
-const WriteInput = Type.Object({ path, content: Type.String(), append: Type.Optional(Type.Boolean()) })
-const ListInput = Type.Object({
-  path: Type.Optional(path),
-  depth: Type.Optional(Type.Integer({ minimum: 1, maximum: 20 })),
-})
-const ScriptFile = Type.Object({
-  path,
-  data: Type.String({ description: 'Base64.' }),
-  executable: Type.Optional(Type.Boolean()),
-})
-const ScriptInput = Type.Object({
-  path,
-  args: Type.Optional(Type.Array(Type.String())),
-  folder: Type.Optional(path),
-  files: Type.Optional(Type.Array(ScriptFile)),
-  timeoutSeconds: seconds,
-})
-
-export function createTools({ workspace, processes, log }: ToolsOptions): WorkerTools {
+export async function createTools(settings: ToolsSettings, log: FastifyBaseLogger): Promise<Tools> {
+  const workspace = await createWorkspace(settings.workspace)
+  // All of the environment: a tool must not see the worker's token.
+  const { path, lang, tmpDir } = settings
+  const processes = createProcesses({ PATH: path, HOME: workspace.root, LANG: lang, TMPDIR: tmpDir })
   const machine = { workspace, processes }
   const tools = new Map<string, Tool>([
     ['shell', tool(ShellInput, (input, limits) => shell(machine, input, limits))],

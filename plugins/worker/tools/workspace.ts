@@ -1,15 +1,19 @@
 import { lstat, mkdir, realpath } from 'node:fs/promises'
 import { dirname, join, relative, resolve, sep } from 'node:path'
+import { Type } from '@sinclair/typebox'
 import { explained, outside, refused } from './errors.ts'
+
+/** As tools are given one: in the workspace, relative to it or absolute. */
+export const Path = Type.String({ minLength: 1, maxLength: 4_096 })
 
 /** The folder that file tools keep to. What they are given is a path in it; what they get is where it really is. */
 export interface Workspace {
   readonly root: string
   /** Makes the folder again when a tool has removed it. */
   keep(): Promise<void>
-  /** Of something that is there. */
+  /** The real path of something that is there. AppError with a sentence for a model when it is not, or is outside. */
   existing(path: string): Promise<string>
-  /** Of something that may be there or not, in folders that may be there or not. */
+  /** The real path of something that may be there or not, in folders that may be there or not. */
   writable(path: string): Promise<string>
 }
 

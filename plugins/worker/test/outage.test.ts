@@ -72,7 +72,7 @@ for (const [what, { status, error, on }] of Object.entries(refusals)) {
       return true
     })
     const { failed, kernel } = await startWorker(t, { url: runner.url })
-    assert.match((await failed).message, new RegExp(`worker-client: The runner .* worker: ${error}`))
+    assert.match((await failed).message, new RegExp(`worker: The runner .* worker: ${error}`))
     await kernel.stop()
     assert.ok(runner.polls.length <= 1)
   })

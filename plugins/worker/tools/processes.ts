@@ -2,7 +2,6 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { refused } from './errors.ts'
-import { createOutput } from './output.ts'
 
 export interface Execution {
   readonly command: readonly [file: string, ...args: string[]]
@@ -23,15 +22,15 @@ export interface Outcome {
 export interface Processes {
   /** Whatever it started ends with it. */
   execute(execution: Execution): Promise<Outcome>
-  /** Kills what still runs. */
-  stop(): void
 }
 
 /** What was written before the end is read within this time; a process that has left the group may hold the pipe open. */
 const lastWordsMs = 200
+/** What is kept of a process's output, at its beginning and at its end: errors are usually last. */
+export const headBytes = 24 * 1024
+export const tailBytes = 40 * 1024
 
 export function createProcesses(env: Readonly<Record<string, string>>): Processes {
-  const running = new Set<() => void>()
   const begin = (args: readonly string[], cwd: string): ChildProcess => {
     try {
       // A group of its own, so that all of it can be killed.
@@ -59,7 +58,6 @@ export function createProcesses(env: Readonly<Record<string, string>>): Processe
       const cancel = (): void => kill('cancelled')
       const timer = setTimeout(kill, timeoutMs, 'timeout')
       signal.addEventListener('abort', cancel, { once: true })
-      running.add(cancel)
       try {
         const [code, by] = await ended(child)
         if (code !== null) return { code, output: output.text() }
@@ -67,11 +65,7 @@ export function createProcesses(env: Readonly<Record<string, string>>): Processe
       } finally {
         clearTimeout(timer)
         signal.removeEventListener('abort', cancel)
-        running.delete(cancel)
       }
-    },
-    stop() {
-      for (const cancel of running) cancel()
     },
   }
 }
@@ -97,3 +91,45 @@ function killGroup({ pid }: ChildProcess): void {
     // Nobody is left of it.
   }
 }
+
+interface Output {
+  add(chunk: Buffer): void
+  text(): string
+}
+
+/** Holds the beginning and the end of an output of any length. */
+function createOutput(): Output {
+  const head: Buffer[] = []
+  let headSize = 0
+  const tail: Buffer[] = []
+  let tailSize = 0
+  let dropped = 0
+  return {
+    add(chunk) {
+      const first = chunk.subarray(0, headBytes - headSize)
+      if (first.length > 0) {
+        head.push(first)
+        headSize += first.length
+      }
+      const rest = chunk.subarray(first.length)
+      if (rest.length === 0) return
+      tail.push(rest)
+      tailSize += rest.length
+      while (tailSize - tail[0]!.length >= tailBytes) {
+        const gone = tail.shift()!.length
+        tailSize -= gone
+        dropped += gone
+      }
+    },
+    text() {
+      const end = Buffer.concat(tail)
+      const over = Math.max(0, end.length - tailBytes)
+      const left = dropped + over
+      if (left === 0) return decoded(Buffer.concat([...head, end]))
+      return `${decoded(Buffer.concat(head))}\n[${left} bytes are left out here]\n${decoded(end.subarray(over))}`
+    },
+  }
+}
+
+/** A cut may go through a character: its bytes become the usual sign for that. */
+const decoded = (bytes: Buffer): string => bytes.toString('utf8')

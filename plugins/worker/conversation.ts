@@ -3,16 +3,10 @@ import type { SidecarLink } from '#contracts/sidecar'
 import { maxStateBytes } from '#contracts/wire/worker'
 import { type Lifetime, persist } from './backoff.ts'
 import type { Disk, DiskState } from './disk.ts'
-import { isRefusal, stateTooLarge } from './errors.ts'
-import type { RevisedState, Runner } from './runner.ts'
+import { isRefusal, type RevisedState, type RunnerClient, stateTooLarge } from './runner-client.ts'
 
 /** How long an upload is tried when the runner is away; the copy on disk and the next one make up for it. */
 const uploadMs = 60_000
-
-interface Copy extends RevisedState {
-  /** Not known of a runner's copy. */
-  readonly runtime: string | undefined
-}
 
 /** The conversation of one session between its runtime, the disk and the runner. All of it is best effort. */
 export interface Conversation {
@@ -29,14 +23,15 @@ export interface Conversation {
 export interface ConversationOptions {
   readonly sessionId: string
   readonly link: SidecarLink
-  readonly runner: Runner
+  readonly runner: RunnerClient
   readonly disk: Disk | undefined
   readonly log: FastifyBaseLogger
   readonly life: Lifetime
 }
 
 export function createConversation(options: ConversationOptions): Conversation {
-  const { sessionId, link, runner, disk, log, life } = options
+  const { sessionId, link, log, life } = options
+  const copies = createCopies(options)
   /** No runtime has taken it yet. */
   let restored: Copy | undefined
   let runtime: string | undefined
@@ -45,25 +40,6 @@ export function createConversation(options: ConversationOptions): Conversation {
   let lost = false
   let hydrating: Promise<void> = Promise.resolve()
   let saving: Promise<void> = Promise.resolve()
-
-  const fromDisk = async (): Promise<DiskState | undefined> => {
-    try {
-      return await disk?.read(sessionId)
-    } catch (err) {
-      log.warn({ err }, 'the state on disk cannot be read')
-      return undefined
-    }
-  }
-  const fromRunner = async () => {
-    try {
-      return await persist(() => runner.state(life.over), life)
-    } catch (err) {
-      if (isRefusal(err)) throw err
-      log.warn({ err }, "the runner's copy of the state cannot be read")
-      lost = true
-      return { rev: 0, bundle: undefined }
-    }
-  }
 
   const give = async (name: string): Promise<void> => {
     if (!restored) return
@@ -80,31 +56,17 @@ export function createConversation(options: ConversationOptions): Conversation {
   }
   const hydrate = (name: string): Promise<void> => (hydrating = hydrating.then(() => give(name)))
 
-  /** What is to be uploaded now; undefined when there is no conversation. */
+  /** What is to be stored now; undefined when there is no conversation. */
   const present = async (): Promise<Copy | undefined> => {
     await hydrating
     if (restored) return restored
     const bundle = runtime === undefined ? undefined : await link.exportState(runtime, sessionId)
     return bundle && { rev: ++rev, runtime, bundle }
   }
-  const upload = (copy: Copy): Promise<void> => persist(() => runner.putState(copy, life.over), life, uploadMs)
-  const store = async (copy: Copy): Promise<void> => {
-    if (copy.bundle.bytes.length > maxStateBytes) throw stateTooLarge()
-    if (disk && copy.runtime !== undefined) {
-      const onDisk = { ...copy, runtime: copy.runtime }
-      await disk
-        .write(sessionId, onDisk)
-        .catch((err: unknown) => log.warn({ err }, 'the state was not written to disk'))
-    }
-    await upload(copy)
-  }
   const save = async (asked: boolean): Promise<void> => {
     const copy = await present()
-    if (copy) return await store(copy)
-    if (!asked || lost) return
-    await disk?.remove(sessionId)
-    rev++
-    await persist(() => runner.deleteState(rev, life.over), life, uploadMs)
+    if (copy) await copies.store(copy)
+    else if (asked && !lost) await copies.remove(++rev)
   }
   /** One after the other: an older state must not arrive behind a newer one. */
   const inTurn = (work: () => Promise<void>): Promise<void> =>
@@ -114,13 +76,14 @@ export function createConversation(options: ConversationOptions): Conversation {
 
   return {
     async restore() {
-      const [here, there] = await Promise.all([fromDisk(), fromRunner()])
-      rev = Math.max(there.rev, here?.rev ?? 0)
+      const [here, there] = await Promise.all([copies.onDisk(), copies.atRunner()])
+      rev = Math.max(there?.rev ?? 0, here?.rev ?? 0)
+      lost = there === undefined
       // Of two equal ones the runner's: others may have gone on with it.
-      if (here && here.rev > there.rev) {
+      if (here && here.rev > (there?.rev ?? 0)) {
         restored = here
-        void inTurn(() => upload(here))
-      } else if (there.bundle) restored = { rev, bundle: there.bundle, runtime: undefined }
+        void inTurn(() => copies.upload(here))
+      } else if (there?.bundle) restored = { rev, bundle: there.bundle, runtime: undefined }
       if (!restored) return
       // A runtime unpacks it while nobody waits for it yet.
       const name = restored.runtime ?? (await onlyRuntime(link))
@@ -138,4 +101,59 @@ export function createConversation(options: ConversationOptions): Conversation {
 async function onlyRuntime(link: SidecarLink): Promise<string | undefined> {
   const { runtimes } = await link.health()
   return runtimes.length === 1 ? runtimes[0] : undefined
+}
+
+interface Copy extends RevisedState {
+  /** Not known of a runner's copy. */
+  readonly runtime: string | undefined
+}
+
+/** Where the conversation is kept while its runtime does not have it. */
+interface Copies {
+  /** Undefined: there is none that can be read. */
+  onDisk(): Promise<DiskState | undefined>
+  /** Undefined: it cannot be read. Rejects when the runner refuses this worker. */
+  atRunner(): Promise<Awaited<ReturnType<RunnerClient['state']>> | undefined>
+  upload(copy: Copy): Promise<void>
+  /** On disk and at the runner. */
+  store(copy: Copy): Promise<void>
+  remove(rev: number): Promise<void>
+}
+
+function createCopies({ sessionId, runner, disk, log, life }: ConversationOptions): Copies {
+  const upload = (copy: Copy): Promise<void> => persist(() => runner.putState(copy, life.over), life, uploadMs)
+  return {
+    async onDisk() {
+      try {
+        return await disk?.read(sessionId)
+      } catch (err) {
+        log.warn({ err }, 'the state on disk cannot be read')
+        return undefined
+      }
+    },
+    async atRunner() {
+      try {
+        return await persist(() => runner.state(life.over), life)
+      } catch (err) {
+        if (isRefusal(err)) throw err
+        log.warn({ err }, "the runner's copy of the state cannot be read")
+        return undefined
+      }
+    },
+    upload,
+    async store(copy) {
+      if (copy.bundle.bytes.length > maxStateBytes) throw stateTooLarge()
+      if (disk && copy.runtime !== undefined) {
+        const onDisk = { ...copy, runtime: copy.runtime }
+        await disk
+          .write(sessionId, onDisk)
+          .catch((err: unknown) => log.warn({ err }, 'the state was not written to disk'))
+      }
+      await upload(copy)
+    },
+    async remove(rev) {
+      await disk?.remove(sessionId)
+      await persist(() => runner.deleteState(rev, life.over), life, uploadMs)
+    },
+  }
 }

@@ -1,0 +1,225 @@
+import { Client, type Dispatcher, Pool } from 'undici'
+import { type AppError, appError, isAppError } from '#kernel'
+import type { StateBundle } from '#contracts/runtime'
+import type { ToolResult } from '#contracts/tools'
+import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'
+import { maxStateBytes, type PollAnswer, stateRevHeader, workerPaths, workerProtocol } from '#contracts/wire/worker'
+import { exchange, readBody } from '#kit'
+import type { WorkerIdentity } from './identity/identity.ts'
+
+/** Nobody answered, or not now: the same request may be sent again. */
+const runnerAway = appError('runner_unreachable', 503, 'The runner cannot be reached.')
+/** The runner answered, and will answer the same again. */
+const runnerRefused = appError('runner_refused', 502)
+/** The runner does not want this worker any more, or speaks another protocol: it must end. */
+const workerRefused = appError('worker_refused', 401)
+export const isRefusal = (error: unknown): boolean => isAppError(error) && error.code === 'worker_refused'
+export const stateTooLarge = appError('state_too_large', 413, "The session's state is larger than 64 MiB.")
+
+/** A state with its count of uploads: the higher one is the newer. */
+export interface RevisedState {
+  readonly rev: number
+  readonly bundle: StateBundle
+}
+
+/**
+ * The wire API of the runner, as a worker uses it. Everything is sent under the session and token of the moment. AppError
+ * `runner_unreachable` when the same request may be sent again, `worker_refused` when the worker must end.
+ */
+export interface RunnerClient {
+  /** Waits for commands behind `after`, for `wait` ms at most. Undefined: none came in time. */
+  poll(query: { readonly after: number; readonly wait: number }, signal: AbortSignal): Promise<PollAnswer | undefined>
+  /** Streams the events of a run. Rejects as soon as the runner stops taking them. */
+  upload(runId: string, lines: AsyncIterable<Buffer>, signal: AbortSignal): Promise<void>
+  /** The runner's copy. Without a bundle: since that count the runner has none. */
+  state(signal: AbortSignal): Promise<{ readonly rev: number; readonly bundle: StateBundle | undefined }>
+  putState(state: RevisedState, signal: AbortSignal): Promise<void>
+  deleteState(rev: number, signal: AbortSignal): Promise<void>
+  answerTool(callId: string, result: ToolResult, signal: AbortSignal): Promise<void>
+  close(): Promise<void>
+}
+
+const connectMs = 5_000
+/** How much later than promised the answer to a poll may come. */
+const latePollMs = 15_000
+/** Anything else than a poll is answered as soon as it has arrived. */
+const answerMs = 60_000
+/** The envelope of a run may have 24 MiB and more; what comes with it is small. */
+const maxPollBytes = 64 * 1024 * 1024
+const maxSmallBytes = 64 * 1024
+
+export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
+  const connection = connect(identity)
+  const paths = () => workerPaths(identity.sessionId)
+  /** For requests whose answer says nothing but yes or no. */
+  const tell = async (request: Request, signal: AbortSignal): Promise<void> => {
+    const answer = await connection.ask(request, { signal })
+    if (!succeeded(answer)) throw refusal(answer)
+  }
+  return {
+    async poll({ after, wait }, signal) {
+      const path = `${paths().poll}?after=${after}&wait=${wait}&tools=1`
+      const headers = { [workerProtocolHeader]: workerProtocol }
+      const limits = { signal, ms: wait + latePollMs, maxBytes: maxPollBytes }
+      const answer = await connection.ask({ method: 'GET', path, headers }, limits)
+      if (answer.status === 204) return undefined
+      if (answer.status === 400)
+        throw workerRefused({ message: `The runner does not take this worker: ${wordsOf(answer)}` })
+      if (answer.status !== 200) throw refusal(answer)
+      const said = jsonOf(answer.bytes)
+      if (!Array.isArray(said?.['commands']))
+        throw runnerAway({ message: 'What answers is no runner.', retryable: true })
+      return said as unknown as PollAnswer
+    },
+    async upload(runId, lines, signal) {
+      const path = `${paths().events}?runId=${encodeURIComponent(runId)}`
+      const headers = { 'content-type': 'application/x-ndjson' }
+      const answer = await connection.send({ method: 'POST', path, headers, body: lines as never }, signal)
+      if (!succeeded(answer)) throw refusal(answer)
+    },
+    async state(signal) {
+      const answer = await connection.ask({ method: 'GET', path: paths().state }, { signal, maxBytes: maxStateBytes })
+      if (answer.status === 404 || answer.status === 204) return { rev: revOf(answer), bundle: undefined }
+      if (answer.status !== 200) throw refusal(answer)
+      return { rev: revOf(answer), bundle: bundleOf(answer) }
+    },
+    putState({ rev, bundle: { bytes, contentType, runtimeSessionId } }, signal) {
+      const headers = {
+        'content-type': contentType,
+        [stateRevHeader]: String(rev),
+        ...(runtimeSessionId === undefined ? {} : { [runtimeSessionIdHeader]: runtimeSessionId }),
+      }
+      return tell({ method: 'PUT', path: paths().state, headers, body: bytes as Buffer }, signal)
+    },
+    deleteState: (rev, signal) =>
+      tell({ method: 'DELETE', path: paths().state, headers: { [stateRevHeader]: String(rev) } }, signal),
+    answerTool(callId, result, signal) {
+      const headers = { 'content-type': 'application/json' }
+      return tell({ method: 'PUT', path: paths().tool(callId), headers, body: JSON.stringify(result) }, signal)
+    },
+    close: connection.close,
+  }
+}
+
+type Request = Pick<Dispatcher.DispatchOptions, 'method' | 'path' | 'body'> & {
+  readonly headers?: Record<string, string>
+}
+
+/** An answer of the runner, read to its end. */
+interface Answer {
+  readonly status: number
+  readonly headers: Readonly<Record<string, string | string[] | undefined>>
+  /** Undefined when the body was longer than it may be. */
+  readonly bytes: Buffer | undefined
+}
+
+interface Connection {
+  ask(
+    request: Request,
+    limits: { readonly signal: AbortSignal; readonly ms?: number; readonly maxBytes?: number },
+  ): Promise<Answer>
+  /** Sends a stream that may take as long as it likes. */
+  send(request: Request, signal: AbortSignal): Promise<Answer>
+  close(): Promise<void>
+}
+
+function connect(identity: WorkerIdentity): Connection {
+  const { origin } = new URL(identity.runnerUrl)
+  const prefix = identity.runnerUrl.slice(origin.length)
+  const pool = new Pool(origin, { connections: null, pipelining: 1, connect: { timeout: connectMs } })
+  const uploads = new Set<Client>()
+  const lost = (cause: Error): Error => runnerAway({ cause, retryable: true })
+  const exchanged = async (
+    dispatcher: Dispatcher,
+    request: Request,
+    signal: AbortSignal,
+    maxBytes: number,
+  ): Promise<Answer> => {
+    const sent = {
+      ...request,
+      path: prefix + request.path,
+      headers: { authorization: `Bearer ${identity.token}`, ...request.headers },
+      headersTimeout: 0,
+      bodyTimeout: 0,
+    }
+    const { status, headers, body } = await exchange(dispatcher, sent, { signal, lost })
+    return { status, headers, bytes: await readBody(body, maxBytes) }
+  }
+  return {
+    async ask(request, { signal, ms = answerMs, maxBytes = maxSmallBytes }) {
+      const limit = AbortSignal.timeout(ms)
+      try {
+        return await exchanged(pool, request, AbortSignal.any([signal, limit]), maxBytes)
+      } catch (cause) {
+        throw limit.aborted ? runnerAway({ cause, retryable: true }) : cause
+      }
+    },
+    async send(request, signal) {
+      // A connection of its own: one that was used before may be dying, and the lines of a run can be sent only once. The body
+      // may wait for its runtime and for the runner's reader without a limit: the run has a deadline.
+      const client = new Client(origin, { connect: { timeout: connectMs }, headersTimeout: 0, bodyTimeout: 0 })
+      uploads.add(client)
+      try {
+        return await exchanged(client, request, signal, maxSmallBytes)
+      } finally {
+        uploads.delete(client)
+        await client.destroy()
+      }
+    },
+    async close() {
+      await Promise.all([pool, ...uploads].map((dispatcher) => dispatcher.destroy()))
+    },
+  }
+}
+
+const succeeded = ({ status }: Answer): boolean => status >= 200 && status <= 299
+
+/** What a status that is no success means for this worker. */
+function refusal(answer: Answer): AppError {
+  const { status } = answer
+  const words = wordsOf(answer)
+  if (status === 401) return workerRefused({ message: `The runner refuses this worker: ${words}` })
+  const message = `The runner answers ${status}: ${words}`
+  return passing.has(status) ? runnerAway({ message, retryable: true }) : runnerRefused({ message })
+}
+
+/** The statuses of a runner that boots, stops or has too much to do, and of what stands before it. */
+const passing: ReadonlySet<number> = new Set([429, 502, 503, 504])
+
+/** How much of a runner's words goes to stderr. */
+const maxWords = 500
+
+function wordsOf({ status, bytes }: Answer): string {
+  const said = jsonOf(bytes)
+  const words = [said?.['error'], said?.['message']].filter((part) => typeof part === 'string' && part !== '')
+  return (words.join(': ') || `status ${status}`).slice(0, maxWords)
+}
+
+function jsonOf(bytes: Buffer | undefined): Record<string, unknown> | undefined {
+  try {
+    const value: unknown = JSON.parse(bytes?.toString('utf8') ?? '')
+    return typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : undefined
+  } catch {
+    return undefined
+  }
+}
+
+const header = ({ headers }: Answer, name: string): string | undefined => {
+  const value = headers[name]
+  return typeof value === 'string' && value !== '' ? value : undefined
+}
+
+function revOf(answer: Answer): number {
+  const rev = Number(header(answer, stateRevHeader))
+  return Number.isSafeInteger(rev) && rev > 0 ? rev : 0
+}
+
+function bundleOf(answer: Answer): StateBundle {
+  if (!answer.bytes) throw stateTooLarge()
+  const runtimeSessionId = header(answer, runtimeSessionIdHeader)
+  return {
+    bytes: answer.bytes,
+    contentType: header(answer, 'content-type') ?? 'application/octet-stream',
+    ...(runtimeSessionId === undefined ? {} : { runtimeSessionId }),
+  }
+}

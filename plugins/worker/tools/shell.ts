@@ -1,0 +1,136 @@
+import { existsSync } from 'node:fs'
+import { open, stat } from 'node:fs/promises'
+import { extname, join, relative } from 'node:path'
+import { type Static, Type } from '@sinclair/typebox'
+import type { ToolResult } from '#contracts/tools'
+import { refused } from './errors.ts'
+import { put } from './files.ts'
+import type { Outcome, Processes } from './processes.ts'
+import { Path, type Workspace } from './workspace.ts'
+
+const seconds = Type.Optional(Type.Number({ exclusiveMinimum: 0 }))
+
+export const ShellInput = Type.Object({
+  command: Type.String({ minLength: 1 }),
+  timeoutSeconds: seconds,
+  cwd: Type.Optional(Path),
+})
+
+const ScriptFile = Type.Object({
+  path: Path,
+  /** Base64. */
+  data: Type.String(),
+  executable: Type.Optional(Type.Boolean()),
+})
+export const ScriptInput = Type.Object({
+  /** In `folder`. */
+  path: Path,
+  args: Type.Optional(Type.Array(Type.String())),
+  /** In the workspace, and the script's current folder; the workspace itself unless given. */
+  folder: Type.Optional(Path),
+  /** Written to `folder` first. */
+  files: Type.Optional(Type.Array(ScriptFile)),
+  timeoutSeconds: seconds,
+})
+
+/** What tools that start processes act on. */
+export interface Machine {
+  readonly workspace: Workspace
+  readonly processes: Processes
+}
+
+/** The bounds of one call: who called stops waiting after `timeoutMs`. */
+export interface Limits {
+  readonly signal: AbortSignal
+  readonly timeoutMs: number
+}
+
+/** What is left of a call's time for its answer: partial output in time is worth more than nothing. */
+const answerMs = 1_000
+/** The kernel reads no more of a first line either. */
+const shebangBytes = 256
+
+export async function shell(
+  { workspace, processes }: Machine,
+  { command, timeoutSeconds, cwd = '.' }: Static<typeof ShellInput>,
+  limits: Limits,
+): Promise<ToolResult> {
+  const timeoutMs = timeFor(timeoutSeconds, limits)
+  const folder = await workspace.existing(cwd)
+  const run = { command: [shellOf(), '-c', command] as const, cwd: folder, timeoutMs, signal: limits.signal }
+  return resultOf(await processes.execute(run), timeoutMs)
+}
+
+/** bash where it is: models write for it. */
+const shellOf = (): string => ['/bin/bash', '/usr/bin/bash'].find((file) => existsSync(file)) ?? '/bin/sh'
+
+/** Runs a script by its shebang line or its extension. */
+export async function runScript(
+  { workspace, processes }: Machine,
+  { path, args = [], folder = '.', files = [], timeoutSeconds }: Static<typeof ScriptInput>,
+  limits: Limits,
+): Promise<ToolResult> {
+  for (const { path: file, data, executable = false } of files) {
+    await put(workspace, within(folder, file), Buffer.from(data, 'base64'), { mode: executable ? 0o755 : 0o644 })
+  }
+  const cwd = await workspace.existing(folder)
+  const script = await workspace.existing(within(folder, path))
+  if (!(await stat(script)).isFile()) throw refused(`'${path}' is no regular file.`)
+  const timeoutMs = timeFor(timeoutSeconds, limits)
+  const command = [...(await interpreterOf(script, path)), script, ...args] as [string, ...string[]]
+  return resultOf(await processes.execute({ command, cwd, timeoutMs, signal: limits.signal }), timeoutMs)
+}
+
+/** Files that come with a script stay together: one of them cannot replace what the agent has made. */
+function within(folder: string, path: string): string {
+  const joined = join(folder, path)
+  if (relative(folder, joined).startsWith('..')) throw refused(`'${path}' is not inside the folder of the script.`)
+  return joined
+}
+
+async function interpreterOf(script: string, path: string): Promise<readonly string[]> {
+  const line = await firstLine(script)
+  const shebang = /^#!\s*(\S+)(?:\s+(.*\S))?\s*$/.exec(line)
+  // What follows the interpreter is one argument, as for the kernel.
+  if (shebang) return shebang[2] === undefined ? [shebang[1]!] : [shebang[1]!, shebang[2]]
+  const known: Readonly<Record<string, string>> = {
+    '.sh': shellOf(),
+    '.py': 'python3',
+    '.js': process.execPath,
+    '.mjs': process.execPath,
+    '.cjs': process.execPath,
+  }
+  const interpreter = known[extname(path)]
+  if (interpreter === undefined)
+    throw refused(`'${path}' has no shebang line and ends in none of ${Object.keys(known).join(', ')}.`)
+  return [interpreter]
+}
+
+async function firstLine(script: string): Promise<string> {
+  const handle = await open(script, 'r')
+  try {
+    const { buffer, bytesRead } = await handle.read(Buffer.alloc(shebangBytes), 0, shebangBytes, 0)
+    return buffer.toString('utf8', 0, bytesRead).split('\n', 1)[0]!
+  } finally {
+    await handle.close()
+  }
+}
+
+/** A whole second less than the call has, so that its answer comes before nobody waits for it any more. */
+function timeFor(seconds: number | undefined, { timeoutMs }: Limits): number {
+  const most = Math.max(timeoutMs - answerMs, timeoutMs / 2)
+  return seconds === undefined ? most : Math.min(seconds * 1_000, most)
+}
+
+function resultOf({ code, killed, output }: Outcome, timeoutMs: number): ToolResult {
+  const ending =
+    killed === 'timeout'
+      ? `It was killed after ${timeoutMs / 1_000} s.`
+      : killed === 'cancelled'
+        ? 'It was stopped.'
+        : killed !== undefined
+          ? `It was killed by ${killed}.`
+          : `Exit code ${code}.`
+  const text = output === '' || output.endsWith('\n') ? output : `${output}\n`
+  return { ok: code === 0, content: `${text}[${ending}]` }
+}
