@@ -51,6 +51,8 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
   const ended = new AbortController()
   const unwind = async (): Promise<void> => {
     ended.abort()
+    // All at once, before anything is let end: nobody goes on to ask a process that may refuse what is new for long.
+    for (const { leave } of listeners.values()) leave()
     const failures: unknown[] = []
     // In the order the role declares them, outermost first: a request under way in one may still need the next to finish.
     const failed = (error: unknown): void => void failures.push(error)

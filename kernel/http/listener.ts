@@ -24,10 +24,15 @@ const requestTimeout = 30_000
 export interface Listener {
   readonly app: App
   readonly streams: StreamRegistry
+  /**
+   * From now on nothing new is begun on links, and each answer is the last on its connection: whoever asks again is led to a
+   * process that stays, if there is one behind this address. Until the listener closes it answers whatever comes all the same.
+   */
+  leave(): void
 }
 
-const stopping = (options: Parameters<typeof unavailable>[0]): AppError =>
-  unavailable({ ...options, message: 'This server is stopping; try again.', retryable: true })
+const stopping = (): AppError =>
+  unavailable({ headers: { 'retry-after': '1' }, message: 'This server is stopping; try again.', retryable: true })
 
 /** As Node's own. */
 const requestLate = (): Error => Object.assign(new Error('late'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
@@ -63,6 +68,11 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   }).withTypeProvider<TypeBox>()
   app.decorate(streamRegistryKey, streams)
   app.decorate(linkHostKey, links)
+  let leaving = false
+  const leave = (): void => {
+    leaving = true
+    links.leave()
+  }
   let uploads = false
   const arrivals = createArrivals(requestTimeout, ({ raw }) => handleClientError(requestLate(), raw.socket))
   app.setValidatorCompiler(compile)
@@ -86,7 +96,8 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   })
   app.addHook('onRequest', (request, reply, done) => {
     void reply.header('x-request-id', request.id)
-    if (streams.ending) return done(stopping({ headers: { connection: 'close', 'retry-after': '1' } }))
+    if (leaving) void reply.header('connection', 'close')
+    if (streams.ending) return done(stopping())
     if (request.url.includes('%00')) return done(withNul(request.url))
     if (uploads) arrivals.begin(request)
     done()
@@ -110,12 +121,13 @@ export async function createListener(name: string, log: FastifyBaseLogger, logRe
   app.server.on('upgrade', links.upgrade)
   // close() waits for open responses, so streams are ended first, each with the terminal bytes its owner writes.
   app.addHook('preClose', async () => {
+    leave()
     endQuietConnections()
     await streams.end()
     await links.end()
   })
   app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
-  return { app, streams }
+  return { app, streams, leave }
 }
 
 /**

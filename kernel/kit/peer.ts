@@ -87,7 +87,10 @@ class HttpPeer implements Peer {
   readonly #agent: Agent
   readonly #check: Check
   readonly #options: PeersOptions
+  /** For new exchanges. */
   #link: LinkCaller | undefined
+  /** All that stand: exchanges go on over one that its server is leaving. */
+  readonly #links = new Set<LinkCaller>()
   #connecting = false
   #closed = false
   #notBefore = 0
@@ -108,7 +111,7 @@ class HttpPeer implements Peer {
 
   close(): void {
     this.#closed = true
-    this.#link?.close()
+    for (const link of this.#links) link.close()
   }
 
   async ask<R extends Route>(route: R, asked: Ask<R>): Promise<AnsweredTo<R>> {
@@ -229,8 +232,9 @@ class HttpPeer implements Peer {
       const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
       if (made === 401) continue
       if (typeof made === 'number') return
-      if (this.#closed) made.close()
-      else this.#link = made
+      if (this.#closed) return made.close()
+      for (const link of this.#links) if (link.gone) this.#links.delete(link)
+      this.#links.add((this.#link = made))
       return
     }
   }

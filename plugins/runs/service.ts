@@ -22,8 +22,6 @@ export interface RunServiceDeps extends Omit<RunDeps, 'children' | 'announce' | 
 const adoptedPerSweep = 25
 /** One timer looks after the deadlines of all runs. */
 const deadlineTickMs = 250
-/** How long runs may take to be handed over: a flush and a statement each. */
-const handOverMs = 5_000
 
 const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
 
@@ -33,6 +31,8 @@ export class RunService implements Executor {
   /** What each run here needs of this process. */
   readonly #running: RunDeps
   readonly #active = new Map<string, Run>()
+  /** Calls to start a run that are under way. */
+  readonly #starting = new Set<Promise<unknown>>()
   readonly #givingUp = new AbortController()
   readonly #saver: StateSaver
   readonly #logs: Logs
@@ -40,6 +40,8 @@ export class RunService implements Executor {
   readonly #submission: Submission
   readonly #leaveRunners: () => void
   #closing: Promise<void> | undefined
+  /** Whether another conductor takes over what is left to it: asked once, by the first run that has to know. */
+  #others: Promise<boolean> | undefined
   #wheel: NodeJS.Timeout | undefined
 
   constructor(deps: RunServiceDeps) {
@@ -62,7 +64,9 @@ export class RunService implements Executor {
   }
   async start(tenantId: string, task: Task): Promise<RunAccepted> {
     if (this.#closing) throw unavailable({ message: 'This server is stopping; try again.', retryable: true })
-    return this.#submission.start(tenantId, task)
+    const start = this.#submission.start(tenantId, task)
+    this.#starting.add(start)
+    return start.finally(() => this.#starting.delete(start))
   }
   /** Replays, then follows to the terminal event, which is told in any case. Takes hold of a run under way at once. */
   follow(tenantId: string, runId: string, afterSeq: number, signal: AbortSignal): AsyncIterable<LogChunk> {
@@ -154,6 +158,8 @@ export class RunService implements Executor {
     const waiting = saver?.busy(tenantId, sessionId)
     const run = new Run(this.#running, order)
     this.#active.set(key, run)
+    // Its start was under way when this process was told to stop.
+    if (this.#closing) void this.#leaveToOthers(run)
     this.#deps.kv.publish(`${sessionChannels}${tenantId}:${sessionId}`, '')
     this.#wheel ??= setInterval(() => this.#turn(), deadlineTickMs).unref()
     void run.done.then((how) => {
@@ -195,13 +201,19 @@ export class RunService implements Executor {
   #over(): Promise<unknown> {
     return Promise.all([...this.#active.values()].map((run) => run.done))
   }
+  /** Where there is nobody else it goes on here, for as long as it may. */
+  async #leaveToOthers(run: Run): Promise<void> {
+    this.#others ??= this.#deps.store.retreat().catch(() => false)
+    if (await this.#others) await run.handOver()
+  }
   async #drain(): Promise<void> {
-    if (this.#active.size === 0) return
-    const { store, drainMs } = this.#deps
-    const runs = [...this.#active.values()]
-    const others = await store.retreat().catch(() => false)
-    if (others) await within(Promise.all(runs.map((run) => run.handOver())), handOverMs)
-    await within(this.#over(), drainMs)
+    const left = [...this.#active.values()].map((run) => this.#leaveToOthers(run))
+    // What they begin is left to others as well: let run to its end, it would hold up the stop for as long as it takes.
+    const begun = Promise.allSettled([...this.#starting, ...left])
+    await within(
+      begun.then(() => this.#over()),
+      this.#deps.drainMs,
+    )
   }
 }
 

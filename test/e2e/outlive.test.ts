@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { test } from 'node:test'
-import { chat } from './client.ts'
+import pg from 'pg'
+import { startBalancer } from '../../chaos/balancer.ts'
+import { chat, chatStream } from './client.ts'
 import { type Cluster, eventually, type Process, quickLeases, startCluster } from './cluster.ts'
 
 const words = Array.from({ length: 60 }, (_, i) => `word${i}`).join(' ')
@@ -110,6 +112,51 @@ test('runs outlive their conductors', async (t) => {
     await ended(cluster, cluster.conductorUrl, id)
     assertWhole(await runOf(cluster, cluster.conductorUrl, id), cluster.output())
   })
+})
+
+test('while a conductor drains for long, the chats of its gateways go to another one behind the same address', async (t) => {
+  const cluster = await startCluster(t, 'four', { LOG_LEVEL: 'info', LOG_REQUESTS: 'true' })
+  const second = await cluster.another('conductor', { INTERNAL_PORT: '0', RUNNER_URLS: cluster.runnerUrl })
+  const portOf = (url: string | undefined): number => Number(new URL(url!).port)
+  const first = portOf(cluster.internalUrl)
+  let ready = first
+  const balancer = await startBalancer([first, portOf(second.urls['internal'])], (port) => port === ready)
+  t.after(() => balancer.stop())
+  const gateway = await cluster.another('gateway', { CONDUCTOR_INTERNAL_URL: balancer.url })
+  const there = await cluster.agent('writer')
+  const agent = { ...there, url: there.url.replace(cluster.gatewayUrl, gateway.urls['gateway']!) }
+  await eventually('the gateway has a link', async () => {
+    assert.equal((await chat(agent, { message: 'Hello.' })).status, 200)
+    return cluster.output().includes('"link":true')
+  })
+  cluster.model.next({ text: words, hangAfter: 3 })
+  const held = await chatStream(agent, { message: 'Go on.' })
+  const delta = await held.frames.next()
+  assert.equal(delta.value?.event, 'delta')
+
+  // To the one that stops nobody is there, so that its drain lasts as long as its run.
+  const database = new pg.Client({ connectionString: cluster.dsn })
+  await database.connect()
+  await database.query('UPDATE instances SET stopping = true')
+  await database.end()
+  const stopped = cluster.stop('conductor')
+  await eventually('it drains', async () => (await fetch(`${cluster.conductorUrl}/readyz`)).status === 503)
+  ready = portOf(second.urls['internal'])
+  const chats = await Promise.all(Array.from({ length: 8 }, () => chat(agent, { message: 'Hello.' })))
+  assert.deepEqual(new Set(chats.map(({ status }) => status)), new Set([200]), cluster.output())
+
+  // What was begun there is still told from there, to its end.
+  const headers = { authorization: `Bearer ${cluster.bootstrap}` }
+  const running = await fetch(`${cluster.conductorUrl}/api/runs?status=running`, { headers })
+  assert.equal(running.headers.get('connection'), 'close')
+  const [run, ...others] = (await running.json()) as { runId: string }[]
+  assert.ok(run && others.length === 0)
+  const cancelled = await fetch(`${second.urls['conductor']}/api/runs/${run.runId}`, { method: 'DELETE', headers })
+  assert.equal(cancelled.status, 204)
+  const rest: string[] = []
+  for await (const { event } of held.frames) rest.push(event)
+  assert.equal(rest.at(-1), 'error')
+  assert.equal((await stopped).code, 0)
 })
 
 test('a start that nobody can execute burns nothing, and a conversation whose session is gone remembers', async (t) => {

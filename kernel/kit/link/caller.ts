@@ -66,9 +66,12 @@ export class LinkCaller implements Frames {
   takes(bodyBytes: number): boolean {
     return this.open && !this.#connection.full && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
   }
-  /** It stands, and its peer begins what it is asked. */
+  /** It stands, and its peer begins what it is asked. One that its peer is leaving closes behind its last exchange. */
   get open(): boolean {
-    return !this.#leaving && !this.#connection.closed
+    return !this.#leaving && !this.gone
+  }
+  get gone(): boolean {
+    return this.#connection.closed
   }
   get size(): number {
     return this.#streams.size
@@ -82,6 +85,7 @@ export class LinkCaller implements Frames {
         abort: (_error, reason) => {
           if (!this.#streams.delete(id)) return
           this.#connection.send(kinds.reset, id, Buffer.of(resetOf(reason)))
+          this.#closeLeft()
         },
       },
       options,
@@ -137,10 +141,12 @@ export class LinkCaller implements Frames {
         return
       case kinds.end:
         this.#streams.delete(id)
-        return answer.end()
+        answer.end()
+        return this.#closeLeft()
       case kinds.reset:
         this.#streams.delete(id)
-        return answer.fail(payload[0] === resets.refused ? new Refused() : new LinkError('the peer ended the exchange'))
+        answer.fail(payload[0] === resets.refused ? new Refused() : new LinkError('the peer ended the exchange'))
+        return this.#closeLeft()
       default:
         throw new LinkError('a frame is of no known kind')
     }
@@ -154,6 +160,12 @@ export class LinkCaller implements Frames {
       this.#streams.delete(id)
       answer.fail(new Refused())
     }
+    this.#closeLeft()
+  }
+
+  /** By this end, which has then read everything, not by the one that sends. */
+  #closeLeft(): void {
+    if (this.#leaving && this.#streams.size === 0) this.#connection.end()
   }
 
   closed(cause: Error): void {

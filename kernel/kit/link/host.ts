@@ -4,7 +4,8 @@ import { type AppError, appError } from '../../errors.ts'
 import { errorBody, failureOf } from '../../http/errors.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
 import type { Admission, ServedRoute } from '../call.ts'
-import { type LinkHostOptions, LinkRoutes, newRequestId, ServedLink } from './served.ts'
+import { type LinkHostOptions, LinkRoutes } from './routes.ts'
+import { newRequestId, ServedLink } from './served.ts'
 
 /** The links of one listener. */
 export interface LinkHost {
@@ -15,7 +16,9 @@ export interface LinkHost {
   add(served: ServedRoute): void
   wants(request: IncomingMessage): boolean
   readonly upgrade: (request: IncomingMessage, socket: Duplex, head: Buffer) => void
-  /** Begins nothing more, and resolves when everything that was begun has ended. */
+  /** Begins nothing more on links, and gives out no new ones: callers go on over HTTP. What was begun goes on. */
+  leave(): void
+  /** Leaves, and resolves when everything that was begun has ended. */
   end(): Promise<void>
 }
 
@@ -26,14 +29,14 @@ const stopping = appError('unavailable', 503, 'This server is stopping; try agai
 const tooMany = appError('unavailable', 503, 'This server has as many links as it may.')
 
 export function createLinkHost(options: LinkHostOptions): LinkHost {
-  const { streams } = options
   const routes = new LinkRoutes(options)
   const links = new Set<ServedLink>()
   let admission: Admission | undefined
   let times: LinkTimes | undefined
+  let leaving = false
   const host: LinkHost = {
     get offered() {
-      return admission !== undefined
+      return admission !== undefined && !leaving
     },
     accept(admitting, ticking) {
       if (admission) throw new Error('this listener has links already')
@@ -51,10 +54,10 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       // Nobody else listens until there is a link; a caller that goes meanwhile is no failure.
       socket.on('error', () => socket.destroy())
       const admitted = async (admitting: Admission): Promise<void> => {
-        if (streams.ending) throw stopping({ retryable: true })
+        if (leaving) throw stopping({ retryable: true })
         if (links.size >= maxLinks) throw tooMany({ retryable: true })
         await admitting.admit(request)
-        if (streams.ending) throw stopping({ retryable: true })
+        if (leaving) throw stopping({ retryable: true })
         socket.write(`HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: ${linkProtocol}\r\n\r\n`)
         if ('setNoDelay' in socket && typeof socket.setNoDelay === 'function') socket.setNoDelay(true)
         const closed = (link: ServedLink): void => void links.delete(link)
@@ -66,7 +69,14 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
         refuse(socket, failureOf(error, { requestId, route: linkPath, log: options.log }), requestId)
       })
     },
-    end: async () => void (await Promise.all([...links].map((link) => link.end()))),
+    leave() {
+      leaving = true
+      for (const link of links) link.leave()
+    },
+    async end() {
+      host.leave()
+      await Promise.all([...links].map((link) => link.end()))
+    },
   }
   return host
 }

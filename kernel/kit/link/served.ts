@@ -1,12 +1,10 @@
 import { randomUUID } from 'node:crypto'
 import type { Duplex } from 'node:stream'
-import type { FastifyBaseLogger, FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import type { Caller } from '#contracts/auth'
-import type { Route } from '#contracts/wire/route'
-import { appError, notFound } from '../../errors.ts'
+import { notFound } from '../../errors.ts'
 import { errorBody, failureOf } from '../../http/errors.ts'
-import type { OpenStream, StreamEnd, StreamRegistry } from '../../http/streams.ts'
-import type { Admission, AnyCall, Answered, ServedRoute } from '../call.ts'
+import type { OpenStream, StreamEnd } from '../../http/streams.ts'
+import type { Admission, AnyCall, Answered } from '../call.ts'
 import type { RequestLine } from './caller.ts'
 import {
   Connection,
@@ -21,66 +19,7 @@ import {
   resets,
   u32,
 } from './connection.ts'
-
-export interface LinkHostOptions {
-  readonly log: FastifyBaseLogger
-  readonly streams: StreamRegistry
-  readonly compile: FastifySchemaCompiler<unknown>
-  /** Of JSON, bounded as in a body. Throws an AppError. */
-  readonly parse: (json: Buffer) => unknown
-  readonly logRequests: boolean
-  /** Of routes that name none. */
-  readonly bodyLimit: number
-}
-
-const tooLarge = appError('body_too_large', 413, 'The request body is larger than this route accepts.')
-
-type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
-
-/** The routes of a listener, for its links. */
-export class LinkRoutes {
-  readonly #options: LinkHostOptions
-  readonly #served = new Map<string, ServedRoute>()
-  /** A schema is compiled when it is first needed: most routes are never asked for over a link. */
-  readonly #checks = new WeakMap<object, ReturnType<FastifySchemaCompiler<unknown>>>()
-
-  constructor(options: LinkHostOptions) {
-    this.#options = options
-  }
-
-  add(one: ServedRoute): void {
-    this.#served.set(`${one.route.method} ${one.route.path}`, one)
-  }
-  find(name: string): ServedRoute {
-    const found = this.#served.get(name)
-    if (!found) throw notFound({ message: 'No route answers this.' })
-    return found
-  }
-  /** The call's parts, checked as over HTTP. Throws an AppError or what Fastify throws. */
-  read({ route }: ServedRoute, line: RequestLine, bytes: Buffer): Parts {
-    const { parse, bodyLimit } = this.#options
-    if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw tooLarge()
-    return {
-      params: this.#check(route, 'params', route.params, line.params ?? {}),
-      query: this.#check(route, 'querystring', route.query, line.query ?? {}),
-      headers: this.#check(route, 'headers', route.headers, line.headers ?? {}) as AnyCall['headers'],
-      body: route.bytes ? Buffer.from(bytes) : this.#check(route, 'body', route.body, route.body && parse(bytes)),
-    }
-  }
-  #check(
-    { method, path: url }: Route,
-    httpPart: 'params' | 'querystring' | 'headers' | 'body',
-    schema: object | undefined,
-    value: unknown,
-  ): unknown {
-    if (!schema) return value
-    let valid = this.#checks.get(schema)
-    if (!valid) this.#checks.set(schema, (valid = this.#options.compile({ schema, httpPart, method, url })))
-    if (valid(value) === true) return value
-    const { errors } = valid as unknown as { errors?: FastifySchemaValidationError[] }
-    throw Object.assign(new Error('invalid'), { validation: errors ?? [], validationContext: httpPart })
-  }
-}
+import type { LinkHostOptions, LinkRoutes, Parts } from './routes.ts'
 
 /** How long exchanges that were begun may take when the listener closes. */
 const endMs = 5_000
@@ -118,9 +57,16 @@ export class ServedLink implements Frames {
     if (this.#open.size === 0) this.#empty?.()
   }
 
-  async end(): Promise<void> {
+  /** Begins nothing more. What was begun goes on, and the caller closes the link behind it. */
+  leave(): void {
+    if (this.#leaving) return
     this.#leaving = true
     this.connection.send(kinds.leave, 0, u32(this.#last))
+  }
+
+  /** Resolves when everything that was begun has ended, or had 5 s for it, and the link is closed. */
+  async end(): Promise<void> {
+    this.leave()
     if (this.#open.size > 0) {
       let late: NodeJS.Timeout | undefined
       await new Promise<void>((resolve) => {
@@ -147,13 +93,11 @@ export class ServedLink implements Frames {
     const text = payload.subarray(4, 4 + size)
     const line = this.serving.options.parse(text) as RequestLine | undefined
     if (typeof line?.route !== 'string') throw new LinkError('a request line is none')
+    this.#last = id
     if (this.#leaving || this.serving.options.streams.ending || this.#open.size >= maxStreams) {
       // Nothing of it was begun; whoever asked may ask somebody else.
-      this.connection.send(kinds.reset, id, Buffer.of(resets.refused))
-      if (!this.#leaving) this.#last = id
-      return
+      return this.connection.send(kinds.reset, id, Buffer.of(resets.refused))
     }
-    this.#last = id
     const open = new Exchange(id, this)
     this.#open.set(id, open)
     open.begin(line, payload.subarray(4 + size), text.includes(nul))

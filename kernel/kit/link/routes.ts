@@ -1,0 +1,66 @@
+import type { FastifyBaseLogger, FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
+import type { Route } from '#contracts/wire/route'
+import { appError, notFound } from '../../errors.ts'
+import type { StreamRegistry } from '../../http/streams.ts'
+import type { AnyCall, ServedRoute } from '../call.ts'
+import type { RequestLine } from './caller.ts'
+
+export interface LinkHostOptions {
+  readonly log: FastifyBaseLogger
+  readonly streams: StreamRegistry
+  readonly compile: FastifySchemaCompiler<unknown>
+  /** Of JSON, bounded as in a body. Throws an AppError. */
+  readonly parse: (json: Buffer) => unknown
+  readonly logRequests: boolean
+  /** Of routes that name none. */
+  readonly bodyLimit: number
+}
+
+const tooLarge = appError('body_too_large', 413, 'The request body is larger than this route accepts.')
+
+export type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
+
+/** The routes of a listener, for its links. */
+export class LinkRoutes {
+  readonly #options: LinkHostOptions
+  readonly #served = new Map<string, ServedRoute>()
+  /** A schema is compiled when it is first needed: most routes are never asked for over a link. */
+  readonly #checks = new WeakMap<object, ReturnType<FastifySchemaCompiler<unknown>>>()
+
+  constructor(options: LinkHostOptions) {
+    this.#options = options
+  }
+
+  add(one: ServedRoute): void {
+    this.#served.set(`${one.route.method} ${one.route.path}`, one)
+  }
+  find(name: string): ServedRoute {
+    const found = this.#served.get(name)
+    if (!found) throw notFound({ message: 'No route answers this.' })
+    return found
+  }
+  /** The call's parts, checked as over HTTP. Throws an AppError or what Fastify throws. */
+  read({ route }: ServedRoute, line: RequestLine, bytes: Buffer): Parts {
+    const { parse, bodyLimit } = this.#options
+    if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw tooLarge()
+    return {
+      params: this.#check(route, 'params', route.params, line.params ?? {}),
+      query: this.#check(route, 'querystring', route.query, line.query ?? {}),
+      headers: this.#check(route, 'headers', route.headers, line.headers ?? {}) as AnyCall['headers'],
+      body: route.bytes ? Buffer.from(bytes) : this.#check(route, 'body', route.body, route.body && parse(bytes)),
+    }
+  }
+  #check(
+    { method, path: url }: Route,
+    httpPart: 'params' | 'querystring' | 'headers' | 'body',
+    schema: object | undefined,
+    value: unknown,
+  ): unknown {
+    if (!schema) return value
+    let valid = this.#checks.get(schema)
+    if (!valid) this.#checks.set(schema, (valid = this.#options.compile({ schema, httpPart, method, url })))
+    if (valid(value) === true) return value
+    const { errors } = valid as unknown as { errors?: FastifySchemaValidationError[] }
+    throw Object.assign(new Error('invalid'), { validation: errors ?? [], validationContext: httpPart })
+  }
+}
