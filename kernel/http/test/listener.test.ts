@@ -189,6 +189,29 @@ test('what arrives while the listener is closing is 503 unavailable with Retry-A
   assert.equal(reply.headers.get('connection'), 'close')
 })
 
+test('a listener that is about to close answers as ever, and no connection is kept', async (t) => {
+  const drained = Promise.withResolvers<void>()
+  const drains = definePlugin({
+    name: 'drains',
+    async setup(ctx) {
+      ctx.beforeClose('gateway', () => drained.promise)
+      return {}
+    },
+  })
+  const kernel = await testKernel(t, [drains, echo], { listeners: ['gateway'], listen: true })
+  const ask = async (path: string) => {
+    const reply = await fetch(`${kernel.urls['gateway']}${path}`)
+    await reply.text()
+    return [reply.status, reply.headers.get('connection')]
+  }
+  assert.deepEqual(await ask('/query?limit=1'), [200, 'keep-alive'])
+  const stopped = kernel.stop()
+  assert.deepEqual(await ask('/query?limit=1'), [200, 'close'])
+  assert.deepEqual(await ask('/none'), [404, 'close'])
+  drained.resolve()
+  await stopped
+})
+
 test('connections that never sent a whole request do not hold the close', { timeout: 20_000 }, async (t) => {
   const kernel = await testKernel(t, [echo], { listen: true })
   const port = Number(new URL(kernel.urls['gateway']!).port)

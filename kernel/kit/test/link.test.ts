@@ -113,6 +113,42 @@ test('an exchange that crosses the end of the link was not begun; those that run
   assert.equal(seen.ended.length, 1)
 })
 
+test('a link that its server leaves carries what is open to its end, and is closed by the caller behind it', async () => {
+  const seen = seenNothing()
+  const routes = { '/hold': ({ signal }: { signal: AbortSignal }) => ({ lines: held(signal, seen) }) }
+  const { caller, host, streams, near, far } = await linkOf(routes)
+  const link = caller()
+  const [first, second] = await Promise.all(
+    [1, 2].map(() => link.exchange({ route: 'GET /hold' }, undefined, { lost })),
+  )
+  for (const { body } of [first!, second!]) assert.equal(String((await body.next()).value), 'first\n')
+  host.leave()
+  host.leave()
+  // The caller has not heard of it yet: it begins one more, and does not want it any more.
+  const unwanted = new AbortController()
+  const crossing = link.exchange({ route: 'GET /hold' }, undefined, { lost, signal: unwanted.signal })
+  unwanted.abort()
+  await assert.rejects(crossing, /aborted/)
+  await assert.rejects(link.exchange({ route: 'GET /hold' }, undefined, { lost }), { code: 'LINK_REFUSED' })
+  await first!.body.return!()
+  await until(() => streams.size === 1)
+  assert.deepEqual([link.open, link.takes(0), link.gone], [false, false, false])
+  const rest = textOf(second!.body)
+  await streams.end()
+  assert.equal(await rest, 'shutdown\n')
+  await until(() => near.destroyed && far.destroyed)
+  assert.deepEqual([link.gone, seen.ended], [true, ['cancelled', 'shutdown']])
+  await host.end()
+})
+
+test('a link without an exchange is closed as soon as its server leaves it', async () => {
+  const { caller, host, near, far } = await linkOf({})
+  const link = caller()
+  host.leave()
+  await until(() => near.destroyed && far.destroyed)
+  assert.equal(link.gone, true)
+})
+
 test('a frame may come in any pieces', async () => {
   const { near, far } = await linkOf({})
   const got: string[] = []

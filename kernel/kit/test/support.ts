@@ -110,12 +110,13 @@ export async function* held(signal: AbortSignal, seen: Seen): AsyncGenerator<Buf
   }
 }
 
-/** A listener that serves the test's wire over HTTP and links. */
-export async function servedWire(t: TestContext) {
+/** A listener that serves the test's wire over HTTP and links. `drain`: what it waits for before it closes. */
+export async function servedWire(t: TestContext, drain: () => Promise<void> = async () => {}) {
   const seen: Seen = { pulled: 0, ended: [], holding: 0 }
   const plugin = definePlugin({
     name: 'served',
-    async setup({ routes }) {
+    async setup({ routes, beforeClose }) {
+      beforeClose('conductor', drain)
       routes('conductor', async (app) => {
         acceptLinks(app, trusted)
         serve(app, wire.say, ({ params, query, headers }) => ({

@@ -122,6 +122,25 @@ for (const links of [false, true]) {
     }
   })
 
+  test(`${over}: while the server drains, streams go on, and each new exchange has a connection of its own and no link`, async (t) => {
+    const drained = Promise.withResolvers<void>()
+    const served = await servedWire(t, () => drained.promise)
+    const peer = await peerOf(t, served.url, links)
+    const { lines } = await peer.ask(wire.hold, {})
+    assert.equal(String((await lines.next()).value), 'first\n')
+    const say = () => peer.ask(wire.say, { params: { name: 'x' } })
+    const stopped = served.kernel.stop()
+    await until(() => !peer.linked)
+    await say()
+    const before = served.connections
+    for (let i = 0; i < 3; i++) assert.equal((await say()).text, 'x')
+    assert.deepEqual([served.connections - before, peer.linked], [3, false])
+    const rest = textOf(lines)
+    drained.resolve()
+    assert.equal(await rest, 'shutdown\n')
+    await stopped
+  })
+
   test(`${over}: streams end in order when the server stops, and what comes later was certainly not begun`, async (t) => {
     const served = await servedWire(t)
     const peer = await peerOf(t, served.url, links)

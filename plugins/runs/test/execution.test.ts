@@ -433,6 +433,39 @@ test('a graceful stop lets runs end, interrupts the rest and saves the sessions 
   await assert.rejects(s.dispatch.ping())
 })
 
+test('what a conductor has when it stops is left to another one, and so is a run whose start was under way', async (t) => {
+  const handed: string[] = []
+  const asked: string[] = []
+  const claimed = Promise.withResolvers<void>()
+  const wrap = (store: RunStore): RunStore => ({
+    ...store,
+    async start(run) {
+      const outcome = await store.start(run)
+      asked.push(run.task.prompt)
+      if (run.task.prompt === 'late') await claimed.promise
+      return outcome
+    },
+    retreat: async () => true,
+    handOver: async ({ runId: id }) => handed.push(id) > 0,
+  })
+  // Long enough that a stop which waits for the run would never be seen to end.
+  const s = await stage(t, { wrap, config: { drain: '1h' } })
+  s.runner.script = endless
+  const start = (prompt: string, id: string) => s.dispatch.start('acme', { profile: 'writer', prompt, id }, 0, never)
+  const [early, late] = [runId(), runId()]
+  await start('early', early)
+  const starting = start('late', late)
+  await eventually('it is claimed', () => asked.includes('late'))
+  const stopped = s.kernel.stop()
+  await eventually('what is there is handed over', () => handed.length === 1)
+  await assert.rejects(start('too late', runId()), { status: 503, retryable: true })
+  claimed.resolve()
+  await starting
+  await stopped
+  assert.deepEqual(handed, [early, late])
+  assert.equal(s.runner.aborted, 2)
+})
+
 test('a session whose runtime is restored from the log is given its turns, those of failed runs too', async (t) => {
   const s = await stage(t)
   const { sessionId } = await play(s, async function* () {
