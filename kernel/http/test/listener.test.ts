@@ -191,6 +191,7 @@ test('what arrives while the listener is closing is 503 unavailable with Retry-A
 
 test('a listener that is about to close answers as ever, and no connection is kept', async (t) => {
   const drained = Promise.withResolvers<void>()
+  t.after(() => drained.resolve())
   const drains = definePlugin({
     name: 'drains',
     async setup(ctx) {

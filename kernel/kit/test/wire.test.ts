@@ -124,6 +124,7 @@ for (const links of [false, true]) {
 
   test(`${over}: while the server drains, streams go on, and each new exchange has a connection of its own and no link`, async (t) => {
     const drained = Promise.withResolvers<void>()
+    t.after(() => drained.resolve())
     const served = await servedWire(t, () => drained.promise)
     const peer = await peerOf(t, served.url, links)
     const { lines } = await peer.ask(wire.hold, {})

@@ -448,8 +448,7 @@ test('what a conductor has when it stops is left to another one, and so is a run
     retreat: async () => true,
     handOver: async ({ runId: id }) => handed.push(id) > 0,
   })
-  // Long enough that a stop which waits for the run would never be seen to end.
-  const s = await stage(t, { wrap, config: { drain: '1h' } })
+  const s = await stage(t, { wrap, config: { drain: '20s' } })
   s.runner.script = endless
   const start = (prompt: string, id: string) => s.dispatch.start('acme', { profile: 'writer', prompt, id }, 0, never)
   const [early, late] = [runId(), runId()]
