@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { test } from 'node:test'
 import pg from 'pg'
-import { startBalancer } from '../../chaos/balancer.ts'
+import { startBalancer } from '../chaos/balancer.ts'
 import { chat, chatStream } from './client.ts'
 import { type Cluster, eventually, type Process, quickLeases, startCluster } from './cluster.ts'
 
