@@ -1,12 +1,14 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { definePlugin, isAppError } from '#kernel'
+import { ApiGuard, type Guard, InternalGuard } from '#contracts/auth'
+import { Kv } from '#contracts/kv'
 import { RunnerPool } from '#contracts/runner'
 import { Runtimes } from '#contracts/runtime'
 import { fake, testKernel } from '#testing'
+import fleet from '../plugins/fleet/index.ts'
 import runHost from '../plugins/run-host/index.ts'
 import runnerCore from '../plugins/runner-core/index.ts'
-import runnerPool from '../plugins/runner-pool/index.ts'
 import sidecarLinks from '../plugins/sidecar-links/index.ts'
 import toolkit from '../plugins/toolkit/index.ts'
 import { eventually } from './e2e/cluster.ts'
@@ -24,7 +26,9 @@ test('what a runtime misses is what is said to whoever wants it, all the way fro
     },
   })
   const runtimes = fake(Runtimes, { general: runtime, other: { ...runtime, missing } })
-  await testKernel(t, [runtimes, runHost, sidecarLinks, toolkit, runnerCore, runnerPool, probe], { listen: true })
+  const guard = { protect() {} } as unknown as Guard
+  const around = [fake(ApiGuard, guard), fake(InternalGuard, guard), fake(Kv, {} as Kv)]
+  await testKernel(t, [runtimes, runHost, sidecarLinks, toolkit, runnerCore, fleet, ...around, probe], { listen: true })
   await eventually('the runner is known', async () => pool!.fleet()[0]?.capabilitiesKnown)
   assert.deepEqual(pool!.fleet()[0]!.capabilities, ['general'])
   assert.ok(pool!.place({ runtime: 'general' }))

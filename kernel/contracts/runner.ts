@@ -271,26 +271,6 @@ export interface RunnerPool {
 }
 export const RunnerPool = capability<RunnerPool>('conductor.runner-pool')
 
-/** A runner with what only operators may see of it. */
-export interface RunnerAddress {
-  /** Empty for the runner of this process. */
-  readonly url: string
-  readonly hash: string
-  readonly state: FleetMember['state']
-}
-
-/** Changes the runners of this conductor process; other conductors are told by themselves. Specification 4.14. */
-export interface RunnerMembership {
-  /** Adds the runners behind these URLs, or those of RUNNER_URLS, and asks the ones that are known again. Removes none. */
-  reconcile(urls?: readonly string[]): Promise<readonly (RunnerAddress & { readonly added: boolean })[]>
-  /** No new sessions there; undefined for an unknown hash. */
-  drain(hash: string): RunnerAddress | undefined
-  undrain(hash: string): RunnerAddress | undefined
-  /** `unroutableSessions`: how many it still had. Null: not measured. */
-  remove(hash: string): Promise<(RunnerAddress & { readonly unroutableSessions: number | null }) | undefined>
-}
-export const RunnerMembership = capability<RunnerMembership>('conductor.runner-membership')
-
 /** The sessions of one runner process, for the plugins that serve them (wire, MCP). */
 export interface RunnerSessions {
   /** Undefined for an unknown session. No tenant check: callers compare `tenantId` where the caller has one. */

@@ -1,6 +1,26 @@
-import type { RunnerLink, RunnerMembership } from '#contracts/runner'
-import type { Member, Pool } from './pool.ts'
+import type { FleetMember, RunnerLink } from '#contracts/runner'
+import type { Member } from './member.ts'
+import type { Pool } from './pool.ts'
 import { checkRunnerUrl } from './remote-runner.ts'
+
+/** A runner with what only operators may see of it. */
+export interface RunnerAddress {
+  /** Empty for the runner of this process. */
+  readonly url: string
+  readonly hash: string
+  readonly state: FleetMember['state']
+}
+
+/** Changes the runners of this conductor process; other conductors have to be told themselves. Specification 4.14. */
+export interface Membership {
+  /** Adds the runners behind these URLs, or those of RUNNER_URLS, and asks the ones that are known again. Removes none. */
+  reconcile(urls?: readonly string[]): Promise<readonly (RunnerAddress & { readonly added: boolean })[]>
+  /** No new sessions there; undefined for an unknown hash. */
+  drain(hash: string): RunnerAddress | undefined
+  undrain(hash: string): RunnerAddress | undefined
+  /** `unroutableSessions`: how many it still had. Null: not measured. */
+  remove(hash: string): Promise<(RunnerAddress & { readonly unroutableSessions: number | null }) | undefined>
+}
 
 interface MembershipOptions {
   readonly pool: Pool
@@ -9,8 +29,7 @@ interface MembershipOptions {
   readonly connect: (url: string) => RunnerLink
 }
 
-/** Changes of the runners of this process, by an operator. */
-export function createMembership({ pool, configured, connect }: MembershipOptions): RunnerMembership {
+export function createMembership({ pool, configured, connect }: MembershipOptions): Membership {
   const full = ({ url, link, state }: Member) => ({ url, hash: link.hash, state })
   const drain = (hash: string, on: boolean) => {
     const member = pool.find(hash)

@@ -1,13 +1,48 @@
+import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { access, type App } from '#kernel'
-import type { RunnerMembership } from '#contracts/runner'
-import { unknownRunner } from './errors.ts'
-import { Address, HashBody, Reconciled, ReconcileBody, Removed } from './schema.ts'
+import { access, type App, appError } from '#kernel'
+import type { Membership } from './membership.ts'
+import { memberState, orNull } from './topology.routes.ts'
+
+const unknownRunner = appError('not_found', 404, 'No runner of this conductor has this hash.')
+
+const address = {
+  url: Type.String({ description: 'Empty for a runner in the process of the conductor.' }),
+  hash: Type.String(),
+  state: memberState,
+}
+const Address = Type.Object(address)
+const HashBody = Type.Object(
+  { hash: Type.String({ pattern: '^[0-9a-f]{8}$', description: 'As `GET /api/topology` shows it.' }) },
+  { additionalProperties: false },
+)
+const ReconcileBody = Type.Object(
+  {
+    urls: Type.Optional(
+      Type.Array(Type.String({ minLength: 1, maxLength: 2_048 }), {
+        minItems: 1,
+        maxItems: 1_000,
+        description: 'Base URLs of runners; those of RUNNER_URLS unless given.',
+      }),
+    ),
+  },
+  { additionalProperties: false },
+)
+const Reconciled = Type.Object({
+  runners: Type.Array(Type.Object({ ...address, added: Type.Boolean({ description: 'It was not known before.' }) })),
+})
+const Removed = Type.Object({
+  ...address,
+  unroutableSessions: orNull(
+    Type.Integer(),
+    'Sessions that it still had. Each goes on on another live runner with its last saved conversation; without one it cannot be reached.',
+  ),
+})
 
 const tags = ['topology']
 
 /** Changes of the fleet, on the signed plane. They are of this process: call each conductor. Specification 4.14. */
-export function membershipRoutes(app: App, membership: RunnerMembership, log: FastifyBaseLogger): void {
+export function membershipRoutes(app: App, membership: Membership, log: FastifyBaseLogger): void {
   app.post(
     '/internal/topology/reconcile',
     {

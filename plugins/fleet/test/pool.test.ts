@@ -5,11 +5,13 @@ import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { type AppError, definePlugin } from '#kernel'
 import { fake, testKernel, testProfile } from '#testing'
+import { ApiGuard, type Guard, InternalGuard } from '#contracts/auth'
 import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
 import { runnerHash } from '#contracts/ids'
+import { Kv } from '#contracts/kv'
 import type { Profile } from '#contracts/profiles'
 import { type ExecuteRun, LocalRunners, type RunnerLink, RunnerPool } from '#contracts/runner'
-import runnerPool from '../index.ts'
+import fleet from '../index.ts'
 
 type Answer = (request: IncomingMessage, body: string, response: ServerResponse) => void | Promise<void>
 
@@ -45,6 +47,10 @@ async function runnerAt(t: TestContext, hash?: string): Promise<Runner> {
   return runner
 }
 
+const guard: Guard = { protect() {}, callerOf: () => ({ tenantId: 'acme', role: 'member', keyId: 'tak_test' }) }
+const kv = { hit: async () => ({ allowed: true, count: 1, retryAfterMs: 0 }) } as unknown as Kv
+const around = [fake(ApiGuard, guard), fake(InternalGuard, guard), fake(Kv, kv)]
+
 async function poolOf(t: TestContext, urls: string, local: Record<string, RunnerLink> = {}, probeInterval = '50ms') {
   const got: { pool?: RunnerPool; ready?: ReadinessCheck } = {}
   const grab = definePlugin({
@@ -56,9 +62,9 @@ async function poolOf(t: TestContext, urls: string, local: Record<string, Runner
       return {}
     },
   })
-  const entry = { name: 'runner-pool', plugin: runnerPool, config: { urls, probeInterval } }
-  await testKernel(t, [entry, fake(LocalRunners, local), grab])
-  return { pool: got.pool!, ready: got.ready! }
+  const entry = { name: 'fleet', plugin: fleet, config: { urls, probeInterval } }
+  const kernel = await testKernel(t, [entry, fake(LocalRunners, local), grab, ...around])
+  return { pool: got.pool!, ready: got.ready!, kernel }
 }
 
 async function until(check: () => boolean): Promise<void> {
@@ -259,5 +265,24 @@ test('a runner takes the broadcast in pages; one that has no such route is told 
 })
 
 test('a role with no runner at all does not boot', async (t) => {
-  await assert.rejects(testKernel(t, [runnerPool]), /no runner is configured; set RUNNER_URLS/)
+  await assert.rejects(testKernel(t, [fleet, ...around]), /no runner is configured; set RUNNER_URLS/)
+})
+
+test('tenants read the topology on the public listener, operators change it on the signed one', async (t) => {
+  const a = await runnerAt(t)
+  const { kernel } = await poolOf(t, a.url)
+  const { conductor, internal } = kernel.listeners
+  const states = async () => (await conductor!.inject('/api/topology')).json<{ state: string }[]>()
+  const drain = { method: 'POST', url: '/internal/topology/drain', payload: { hash: runnerHash(a.url) } } as const
+  assert.equal((await conductor!.inject(drain)).statusCode, 404)
+  assert.equal((await internal!.inject('/api/topology')).statusCode, 404)
+  assert.deepEqual((await internal!.inject(drain)).json(), {
+    url: a.url,
+    hash: runnerHash(a.url),
+    state: 'draining',
+  })
+  assert.deepEqual(
+    (await states()).map(({ state }) => state),
+    ['draining'],
+  )
 })

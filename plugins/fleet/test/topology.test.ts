@@ -1,12 +1,15 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { AppError, type Plugin } from '#kernel'
-import { fake, testKernel } from '#testing'
-import { ApiGuard, type Guard, InternalGuard } from '#contracts/auth'
-import { Kv } from '#contracts/kv'
-import { type FleetMember, type RunnerLink, RunnerMembership, RunnerPool, type RunnerTopology } from '#contracts/runner'
-import topology from '../index.ts'
-import { createObserver } from '../observe.ts'
+import { pino } from 'pino'
+import { AppError, definePlugin } from '#kernel'
+import { testKernel } from '#testing'
+import type { Guard } from '#contracts/auth'
+import type { Kv } from '#contracts/kv'
+import type { FleetMember, RunnerLink, RunnerPool, RunnerTopology } from '#contracts/runner'
+import type { Membership } from '../membership.ts'
+import { membershipRoutes } from '../membership.routes.ts'
+import { createObserver } from '../topology.ts'
+import { topologyRoutes } from '../topology.routes.ts'
 
 const guard: Guard = {
   protect() {},
@@ -57,40 +60,41 @@ function poolOf(members: readonly FleetMember[]) {
   return { pool, asked }
 }
 
-async function stage(t: TestContext, members: readonly FleetMember[], config: object = {}) {
+/** The routes over a pool and a membership that a test scripts. */
+async function stage(t: TestContext, members: readonly FleetMember[], requestsPerMinute = 30) {
   const { pool, asked } = poolOf(members)
   const calls: unknown[] = []
   const address = (hash: string) => ({ url: `http://runner-${hash}`, hash, state: 'draining' as const })
   const known = (hash: string) => (hash === '00000001' ? address(hash) : undefined)
+  const membership: Membership = {
+    async reconcile(urls) {
+      calls.push(urls)
+      if (urls?.includes('nonsense')) throw new AppError('invalid_request', 400)
+      return [{ ...address('00000001'), added: true }]
+    },
+    drain: known,
+    undrain: known,
+    remove: async (hash) => (known(hash) ? { ...address(hash), unroutableSessions: null } : undefined),
+  }
   const hits = new Map<string, number>()
-  const plugins: Plugin[] = [
-    fake(RunnerPool, pool),
-    fake(RunnerMembership, {
-      async reconcile(urls) {
-        calls.push(urls)
-        if (urls?.includes('nonsense')) throw new AppError('invalid_request', 400)
-        return [{ ...address('00000001'), added: true }]
-      },
-      drain: known,
-      undrain: known,
-      remove: async (hash) => (known(hash) ? { ...address(hash), unroutableSessions: null } : undefined),
-    }),
-    fake(Kv, {
-      backend: 'memory',
-      claim: async () => true,
-      async hit(key, limit) {
-        const count = (hits.get(key) ?? 0) + 1
-        if (count > limit) return { allowed: false, count: limit, retryAfterMs: 41_500 }
-        hits.set(key, count)
-        return { allowed: true, count, retryAfterMs: 0 }
-      },
-      publish() {},
-      subscribe: () => () => {},
-    }),
-    fake(ApiGuard, guard),
-    fake(InternalGuard, guard),
-  ]
-  const kernel = await testKernel(t, [{ name: 'topology', plugin: topology, config }, ...plugins])
+  const kv: Pick<Kv, 'hit'> = {
+    async hit(key, limit) {
+      const count = (hits.get(key) ?? 0) + 1
+      if (count > limit) return { allowed: false, count: limit, retryAfterMs: 41_500 }
+      hits.set(key, count)
+      return { allowed: true, count, retryAfterMs: 0 }
+    },
+  }
+  const mounted = definePlugin({
+    name: 'mounted',
+    async setup({ routes }) {
+      const observe = createObserver({ pool, freshMs: 2_000 })
+      routes('conductor', async (app) => topologyRoutes(app, { guard, kv, requestsPerMinute, observe }))
+      routes('internal', async (app) => membershipRoutes(app, membership, pino({ level: 'silent' })))
+      return {}
+    },
+  })
+  const kernel = await testKernel(t, [mounted])
   const read = (tenant = 'acme') =>
     kernel.listeners['conductor']!.inject({ url: '/api/topology', headers: { authorization: tenant } })
   const change = (what: string, body?: object) =>
@@ -99,7 +103,7 @@ async function stage(t: TestContext, members: readonly FleetMember[], config: ob
       url: `/internal/topology/${what}`,
       ...(body ? { payload: body } : {}),
     })
-  return { read, change, asked, calls, kernel }
+  return { read, change, asked, calls }
 }
 
 test('tenants see how runners are, not where: no addresses, no host names, null for what was not measured', async (t) => {
@@ -181,7 +185,7 @@ test('a runner that fails its probe is not healthy, and the others are shown all
 })
 
 test('a tenant has its readings a minute, and is told when the next one is due', async (t) => {
-  const { read } = await stage(t, [member('00000001')], { requestsPerMinute: 2 })
+  const { read } = await stage(t, [member('00000001')], 2)
   const first = await read()
   assert.deepEqual(
     [first.headers['ratelimit-policy'], first.headers['ratelimit']],
@@ -213,16 +217,4 @@ test('the signed plane changes the fleet by URL and by hash, and shows addresses
     assert.equal((await change(what, { hash: 'not-a-hash' })).statusCode, 400)
     assert.equal((await change(what)).statusCode, 400)
   }
-})
-
-test('membership is not on the public listener, and topology not on the signed one', async (t) => {
-  const { kernel } = await stage(t, [member('00000001')])
-  const body = { hash: '00000001' }
-  const open = await kernel.listeners['conductor']!.inject({
-    method: 'POST',
-    url: '/internal/topology/drain',
-    payload: body,
-  })
-  assert.equal(open.statusCode, 404)
-  assert.equal((await kernel.listeners['internal']!.inject({ url: '/api/topology' })).statusCode, 404)
 })

@@ -1,0 +1,65 @@
+import { Type } from '@sinclair/typebox'
+import { CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { ApiGuard, InternalGuard } from '#contracts/auth'
+import { ReadinessChecks } from '#contracts/health'
+import { Kv } from '#contracts/kv'
+import { LocalRunners, RunnerPool } from '#contracts/runner'
+import { createPeers } from '#kit'
+import { createMembership } from './membership.ts'
+import { membershipRoutes } from './membership.routes.ts'
+import { Pool } from './pool.ts'
+import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
+import { createObserver } from './topology.ts'
+import { topologyRoutes } from './topology.routes.ts'
+
+/**
+ * The runners of this conductor, those behind URLs and the one in this process if there is one: where sessions are placed, what
+ * tenants see of them, and what operators change. Specification 4.14.
+ */
+export default definePlugin({
+  name: 'fleet',
+  config: Settings({
+    urls: CommaList('Base URLs of the runners, as the runners themselves are told theirs.'),
+    probeInterval: Duration(
+      '2s',
+      'How often each runner is asked whether it lives, what it can do and how busy it is.',
+    ),
+    topologyRequestsPerMinute: Type.Integer({
+      default: 30,
+      minimum: 1,
+      maximum: 100_000,
+      description: 'Readings of GET /api/topology that a tenant has.',
+    }),
+    topologyFreshFor: Duration('2s', 'How long GET /api/topology shows what a runner said before it is asked again.'),
+  }),
+  requires: { local: LocalRunners, kv: Kv, api: ApiGuard, internal: InternalGuard },
+  provides: { pool: RunnerPool, readiness: ReadinessChecks },
+  async setup({ config, deps: { local, kv, api, internal }, log, routes, onStart, onStop }) {
+    if (config.urls.length + local.size === 0) {
+      throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
+    }
+    const configured = [...new Set(config.urls.map(checkRunnerUrl))]
+    const peers = createPeers(runnerPeers)
+    onStop(() => peers.close())
+    const connect = (url: string) => createRemoteRunner(url, peers.at(url))
+    const pool = new Pool({ intervalMs: config.probeInterval, log })
+    onStop(async () => pool.stop())
+    for (const link of local.values()) pool.add(link, '')
+    for (const url of configured) pool.add(connect(url), url)
+    onStart(async () => {
+      await Promise.all(pool.members().map((member) => member.start()))
+    })
+
+    const observe = createObserver({ pool, freshMs: config.topologyFreshFor })
+    routes('conductor', async (app) => {
+      api.protect(app)
+      topologyRoutes(app, { guard: api, kv, requestsPerMinute: config.topologyRequestsPerMinute, observe })
+    })
+    const membership = createMembership({ pool, configured, connect })
+    routes('internal', async (app) => {
+      internal.protect(app)
+      membershipRoutes(app, membership, log)
+    })
+    return { pool, readiness: { runners: pool.ready } }
+  },
+})

@@ -1,0 +1,146 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
+import { CountedLink } from './counted-link.ts'
+
+const probeTimeoutMs = 2_000
+/** A runner that was never reached is asked this soon again: conductor and runners usually start together. */
+const firstRetryMs = 100
+/** A runner that is about to stop waits for its sessions to be saved: it is looked at this often. */
+const drainingMs = 250
+
+/** What is told of a runner: that it is live with an empty memory, or about to stop. */
+export type News = 'live' | 'draining'
+
+/** The pool, as its members see it. */
+interface MemberPool {
+  readonly options: PoolOptions
+  /** The hash or the state of a runner may be another one. */
+  changed(): void
+  tell(news: News, link: RunnerLink): void
+}
+
+export interface PoolOptions {
+  /** How often each runner is asked. */
+  readonly intervalMs: number
+  readonly log: FastifyBaseLogger
+}
+
+/** A runner as this conductor knows it: whether it lives, what it can do, how busy it is. */
+export class Member {
+  readonly link: CountedLink
+  /** '' for the runner of this process: there is nothing to reach, it lives as long as we do. */
+  readonly url: string
+  readonly #pool: MemberPool
+  readonly #stopping = new AbortController()
+  /** What it said when it was last reached. */
+  #known: RunnerInfo | undefined
+  #reached = false
+  #drained = false
+  #runningWhenAsked = 0
+  #probing: Promise<void> | undefined
+  #retryMs = firstRetryMs
+  #timer: NodeJS.Timeout | undefined
+
+  constructor(link: RunnerLink, url: string, pool: MemberPool) {
+    // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
+    this.link = new CountedLink(link, () => void this.probe())
+    this.url = url
+    this.#pool = pool
+  }
+
+  get state(): FleetMember['state'] {
+    if (this.url !== '' && !this.#reached) return 'unreachable'
+    return this.#drained || this.#known?.state === 'draining' ? 'draining' : 'live'
+  }
+  /** Runs under way on it as far as can be told: what it said, and what this conductor has sent and seen end since. */
+  get load(): number {
+    const reported = this.#known?.activeRuns ?? this.#runningWhenAsked
+    const { running } = this.link
+    return Math.max(running, reported + running - this.#runningWhenAsked)
+  }
+  /** Undefined: it could not say, because its sidecars did not answer it. */
+  supports(runtime: string): boolean | undefined {
+    const known = this.#known
+    if (!known) return this.url === '' ? true : undefined
+    if (known.capabilities.includes(runtime)) return true
+    // An empty list means all of them, unless the runner says that it does not know. Specification 2.12.
+    if (known.capabilities.length > 0) return false
+    return known.capabilitiesKnown === false ? undefined : true
+  }
+  /** Whether it has this substrate, or with `true` a default one. Undefined as for a runtime. */
+  hasSubstrate(substrate: string | true): boolean | undefined {
+    const known = this.#known
+    if (!known) return this.url === '' ? true : undefined
+    if (substrate === true ? known.defaultSubstrate !== undefined : known.substrates.includes(substrate)) return true
+    return known.substratesKnown === false ? undefined : false
+  }
+  /** No new sessions until told otherwise; what is there goes on. */
+  drain(on: boolean): void {
+    this.#drained = on
+    this.#pool.changed()
+  }
+  describe(): FleetMember {
+    const known = this.#known
+    return {
+      hash: this.link.hash,
+      state: this.state,
+      capabilities: known?.capabilities ?? [],
+      capabilitiesKnown: known?.capabilitiesKnown ?? false,
+      ...(known?.missing === undefined ? {} : { missing: known.missing }),
+      substrates: [...new Set(known?.substrates)].toSorted(),
+      ...(known?.defaultSubstrate === undefined ? {} : { defaultSubstrate: known.defaultSubstrate }),
+      substratesKnown: known?.substratesKnown ?? false,
+      activeSessions: (this.#reached ? known?.activeSessions : undefined) ?? null,
+    }
+  }
+
+  /** Asks the runner now, then again and again until stopped. */
+  async start(): Promise<void> {
+    await this.probe()
+    if (this.#stopping.signal.aborted) return
+    const { intervalMs } = this.#pool.options
+    if (!this.#known) this.#retryMs = Math.min(this.#retryMs * 2, intervalMs)
+    else
+      this.#retryMs = this.#reached && this.#known.state === 'draining' ? Math.min(drainingMs, intervalMs) : intervalMs
+    this.#timer = setTimeout(() => void this.start(), this.#retryMs).unref()
+  }
+  stop(): void {
+    clearTimeout(this.#timer)
+    this.#stopping.abort()
+  }
+  /** Asks the runner now; a probe under way is joined. Never rejects. */
+  probe(): Promise<void> {
+    return (this.#probing ??= this.#probe().finally(() => {
+      this.#probing = undefined
+    }))
+  }
+  async #probe(): Promise<void> {
+    const stopping = this.#stopping.signal
+    const ask = () => this.link.info(AbortSignal.any([stopping, AbortSignal.timeout(probeTimeoutMs)]))
+    try {
+      // One lost answer is a hiccup, of a busy event loop perhaps: the runner is asked once more before it counts as away.
+      this.#learn(await ask().catch((error) => (this.#reached && !stopping.aborted ? ask() : Promise.reject(error))))
+    } catch (error) {
+      this.#miss(error)
+    }
+  }
+  #learn(info: RunnerInfo): void {
+    const was = this.#reached
+    // One of another maker need not say which process it is: then coming back counts as a new one.
+    const fresh = this.#known?.instance !== info.instance || (!info.instance && !was)
+    this.#known = info
+    this.#reached = true
+    this.#runningWhenAsked = this.link.running
+    this.#pool.changed()
+    if (!was)
+      this.#pool.options.log.info({ runner: this.link.hash, capabilities: info.capabilities }, 'a runner is live')
+    if (fresh) this.#pool.tell('live', this.link)
+    if (info.state === 'draining') this.#pool.tell('draining', this.link)
+  }
+  #miss(err: unknown): void {
+    if (this.#stopping.signal.aborted || !this.#reached) return
+    this.#reached = false
+    this.#pool.changed()
+    if (this.url !== '') this.#pool.options.log.warn({ err, runner: this.link.hash }, 'a runner is away')
+  }
+}

@@ -1,0 +1,134 @@
+import { appError } from '#kernel'
+import { hashOfSession } from '#contracts/ids'
+import type { FleetMember, Homecoming, Placement, RunnerLink, RunnerPool } from '#contracts/runner'
+import { Member, type News, type PoolOptions } from './member.ts'
+import { eligible, rendezvous, type Wanted, whyNone } from './placement.ts'
+
+const noRunner = appError('no_runner', 503)
+
+type Listener = (link: RunnerLink) => void
+
+/**
+ * The runners of this conductor process, in the order in which they were added. Places sessions on the least busy one that can
+ * execute them, and finds the runner of a session again.
+ */
+export class Pool implements RunnerPool {
+  readonly options: PoolOptions
+  readonly #all = new Set<Member>()
+  readonly #listeners = { live: new Set<Listener>(), draining: new Set<Listener>() }
+  readonly #warned = new Set<string>()
+  /** Each runner once, by its hash, until something changes: two URLs whose runners report one hash are one runner. */
+  #known: Map<string | undefined, Member> | undefined
+  // Conductors that start together do not begin with the same runner.
+  #turn = Math.floor(Math.random() * 1_000)
+
+  constructor(options: PoolOptions) {
+    this.options = options
+  }
+
+  add(link: RunnerLink, url: string): Member {
+    const member = new Member(link, url, this)
+    this.#all.add(member)
+    this.changed()
+    return member
+  }
+  remove(member: Member): void {
+    member.stop()
+    this.#all.delete(member)
+    this.changed()
+  }
+  stop(): void {
+    for (const member of this.#all) member.stop()
+  }
+  members(): readonly Member[] {
+    return [...this.#byHash.values()]
+  }
+  find(hash: string): Member | undefined {
+    return this.#byHash.get(hash)
+  }
+  /** The member behind this very URL. */
+  at(url: string): Member | undefined {
+    return [...this.#all].find((member) => member.url === url)
+  }
+
+  place(order: Placement): RunnerLink {
+    const candidates = eligible(order, this.members())
+    this.#turn++
+    let best: Member | undefined
+    for (let i = 0; i < candidates.length; i++) {
+      // Equally busy runners take turns.
+      const member = candidates[(this.#turn + i) % candidates.length]!
+      if (!best || member.load < best.load) best = member
+    }
+    if (!best) throw this.#refusal(order)
+    return best.link
+  }
+  home(order: Homecoming): RunnerLink {
+    const { sessionId, without, runner = hashOfSession(sessionId) } = order
+    const own = runner === undefined || without?.has(runner) ? undefined : this.find(runner)
+    if (own && own.state !== 'unreachable') return own.link
+    const [chosen] = eligible(order, this.members())
+      .map((member) => ({ member, weight: rendezvous(sessionId, member.link.hash) }))
+      .toSorted((a, b) => (a.weight < b.weight ? 1 : -1))
+    if (!chosen) throw this.#refusal(order)
+    return chosen.member.link
+  }
+  owner(sessionId: string, runner = hashOfSession(sessionId)): RunnerLink | undefined {
+    return runner === undefined ? undefined : this.find(runner)?.link
+  }
+  readonly all = (): readonly RunnerLink[] => this.members().map((member) => member.link)
+  readonly fleet = (): readonly FleetMember[] => this.members().map((member) => member.describe())
+  /** Rejects when no runner can be reached. */
+  readonly ready = async (): Promise<void> => {
+    if (!this.members().some((member) => member.state !== 'unreachable')) throw new Error('no runner is live')
+  }
+  readonly onLive = (listener: Listener): (() => void) => this.#listen('live', listener)
+  readonly onDraining = (listener: Listener): (() => void) => this.#listen('draining', listener)
+
+  /** The hash or the state of a runner may be another one. */
+  changed(): void {
+    this.#known = undefined
+  }
+  /** What one listener throws is its own: the others and the probe go on. */
+  tell(news: News, link: RunnerLink): void {
+    for (const listener of this.#listeners[news]) {
+      try {
+        listener(link)
+      } catch (err) {
+        this.options.log.error({ err }, 'a listener of the runner pool failed')
+      }
+    }
+  }
+
+  get #byHash(): ReadonlyMap<string | undefined, Member> {
+    if (this.#known) return this.#known
+    const known = (this.#known = new Map<string | undefined, Member>())
+    for (const member of this.#all) {
+      const hash = hashOf(member)
+      const first = known.get(hash)
+      const urls = first && [first.url, member.url]
+      if (urls && !this.#warned.has(urls.join(' '))) {
+        this.#warned.add(urls.join(' '))
+        this.options.log.warn({ runner: hash, urls }, 'two URLs lead to one runner; remove one of them')
+      }
+      if (!first || (first.state === 'unreachable' && member.state !== 'unreachable')) known.set(hash, member)
+    }
+    return known
+  }
+  #listen(news: News, listener: Listener): () => void {
+    this.#listeners[news].add(listener)
+    return () => void this.#listeners[news].delete(listener)
+  }
+  #refusal(order: Wanted): Error {
+    return noRunner({ retryable: true, message: whyNone(order, this.members()) })
+  }
+}
+
+/** Undefined for the runner of this process while it does not know its address yet. */
+function hashOf(member: Member): string | undefined {
+  try {
+    return member.link.hash
+  } catch {
+    return undefined
+  }
+}

@@ -1,0 +1,116 @@
+import { type Static, Type } from '@sinclair/typebox'
+import type { FastifyReply } from 'fastify'
+import { access, type App, appError } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import type { Kv } from '#contracts/kv'
+import { RunnerTopology } from '#contracts/runner'
+import type { Sight } from './topology.ts'
+
+const rateLimited = appError('rate_limited', 429, 'Too many readings of the topology; wait as Retry-After says.')
+
+const state = (...names: string[]) => Type.Union(names.map((name) => Type.Literal(name)))
+export const orNull = <T extends Parameters<typeof Type.Union>[0][number]>(schema: T, description: string) =>
+  Type.Union([schema, Type.Null()], { description })
+
+/** How a runner is, as this conductor knows it. */
+export const memberState = Type.Union([Type.Literal('live'), Type.Literal('draining'), Type.Literal('unreachable')])
+
+const Slot = Type.Object({
+  runtime: Type.String(),
+  kind: Type.Union([Type.Literal('stub'), Type.Literal('sidecar')]),
+  state: state('live', 'cold', 'degraded', 'unreachable'),
+  observedInstances: orNull(
+    Type.Array(Type.Object({ instance: Type.String(), inflight: Type.Integer(), lastSeenAt: Type.String() })),
+    'Slots that share one sidecar show the same instances: do not add them up.',
+  ),
+})
+
+/** One runner as tenants see it. Null means not measured. Specification 2.12. */
+const TopologyEntry = Type.Object({
+  hash: Type.String({ description: 'Part of the ids of the sessions that were created on it.' }),
+  capabilities: Type.Array(Type.String(), { description: 'Runtimes; empty and known means all of them.' }),
+  capabilitiesKnown: Type.Boolean(),
+  state: memberState,
+  healthy: Type.Boolean({ description: 'The latest probe succeeded.' }),
+  latencyMs: orNull(Type.Number(), 'How long the latest probe took.'),
+  activeSessions: orNull(Type.Integer(), 'In the memory of the process, across tenants.'),
+  process: orNull(RunnerTopology.properties.process, 'Of the runner process.'),
+  sessionsByRuntime: orNull(Type.Record(Type.String(), Type.Integer()), 'Across tenants.'),
+  sidecars: orNull(Type.Array(Slot), 'One slot for each runtime.'),
+})
+
+const windowSeconds = 60
+
+export interface TopologyRoutes {
+  readonly guard: Guard
+  readonly kv: Pick<Kv, 'hit'>
+  readonly requestsPerMinute: number
+  readonly observe: () => Promise<Sight[]>
+}
+
+export function topologyRoutes(app: App, { guard, kv, requestsPerMinute, observe }: TopologyRoutes): void {
+  /** Each reading may probe the whole fleet, so a tenant has few of them. */
+  const limit = async (tenantId: string, reply: FastifyReply): Promise<void> => {
+    // The purpose is part of the key: other limits count in the same store.
+    const hit = await kv.hit(`ao:topology:${tenantId}`, requestsPerMinute, windowSeconds)
+    const left = hit.allowed ? requestsPerMinute - hit.count : 0
+    const seconds = hit.allowed ? windowSeconds : Math.max(1, Math.ceil(hit.retryAfterMs / 1_000))
+    void reply
+      .header('ratelimit-policy', `"topology";q=${requestsPerMinute};w=${windowSeconds}`)
+      .header('ratelimit', `"topology";r=${left};t=${seconds}`)
+    if (!hit.allowed) throw rateLimited({ headers: { 'retry-after': String(seconds) }, retryable: true })
+  }
+
+  app.get(
+    '/api/topology',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['topology'],
+        summary: 'Show the runners',
+        description:
+          'In registry order, as this conductor sees them. Null means not measured, never zero. Counts are of whole processes, ' +
+          'across tenants. 429 `rate_limited` beyond the readings per minute of a tenant.',
+        response: { 200: Type.Array(TopologyEntry) },
+      },
+    },
+    async (request, reply) => {
+      await limit(guard.callerOf(request).tenantId, reply)
+      return (await observe()).map(entryOf)
+    },
+  )
+}
+
+/** What a tenant may see of a runner: how it is and what it can do, not where it is. Specification 2.12. */
+function entryOf({ member, healthy, latencyMs, topology }: Sight): Static<typeof TopologyEntry> {
+  const { hash, capabilities, capabilitiesKnown, state } = member
+  return {
+    hash,
+    capabilities: [...capabilities],
+    capabilitiesKnown,
+    state,
+    healthy,
+    latencyMs,
+    activeSessions: topology?.activeSessions ?? member.activeSessions,
+    process: topology?.process ?? null,
+    sessionsByRuntime: topology?.sessionsByRuntime ?? null,
+    sidecars: topology?.sidecars.map(slotOf) ?? null,
+  }
+}
+
+const slotOf = ({ runtime, kind, state, observedInstances }: RunnerTopology['sidecars'][number]) => ({
+  runtime,
+  kind,
+  // A stub is configured to have nobody behind it, which is no fault.
+  state: state === 'stub' ? 'cold' : state,
+  observedInstances:
+    observedInstances?.map(({ instance, inflight, lastSeenAt }) => ({
+      instance: withoutHost(instance),
+      inflight,
+      lastSeenAt,
+    })) ?? null,
+})
+
+/** A sidecar of another maker may call itself `<host>:<id>` or `<host>/<id>`. */
+const withoutHost = (instance: string): string =>
+  instance.slice(Math.max(...[...':/@'].map((c) => instance.lastIndexOf(c))) + 1)
