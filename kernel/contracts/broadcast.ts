@@ -1,5 +1,4 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '../plugin.ts'
 import { Profile } from './profiles.ts'
 
 const revision = Type.Integer({ minimum: 0 })
@@ -25,13 +24,3 @@ export type BroadcastPage = Static<typeof BroadcastPage>
 /** Revision of each tenant. */
 export const BroadcastRevisions = Type.Record(Type.String(), revision)
 export type BroadcastRevisions = Static<typeof BroadcastRevisions>
-
-/** Tells the runners what profiles and pools there are. */
-export interface Broadcast {
-  /**
-   * Called after a change has committed. Resolves when every runner has it, or after half a second: the rest is told in
-   * the background until it has it. Never rejects.
-   */
-  changed(tenantId: string): Promise<void>
-}
-export const Broadcast = capability<Broadcast>('conductor.broadcast')

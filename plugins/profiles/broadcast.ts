@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
-import type { Broadcast, BroadcastPage, BroadcastRevisions } from '#contracts/broadcast'
+import type { BroadcastPage, BroadcastRevisions } from '#contracts/broadcast'
 import type { RunnerLink, RunnerPool } from '#contracts/runner'
 
 /** How long an answer waits for the runners: enough for those that are up, little for those that are not. */
@@ -27,31 +27,120 @@ export interface BroadcastOptions {
   readonly signal: AbortSignal
 }
 
+/** What one runner is being told of one tenant. A change that comes meanwhile makes it look once `again`. */
+interface Delivery {
+  again: boolean
+  done: Promise<boolean>
+}
+
 /**
  * Brings every runner to the newest profiles and pools, and keeps nothing to do so: the database knows what changed and each
  * runner how far it has followed. What a runner missed, for whatever reason, it is told when it becomes live, with the next
  * change of the tenant, or at the next look, by this conductor or any other.
  */
-export function createBroadcast({ pool, log, changes, everyMs, signal }: BroadcastOptions): Broadcast & {
-  /** Looks after all runners until `signal` aborts. To be called before the pool begins: it hears of each that becomes live. */
-  watch(): Promise<void>
-} {
-  // One delivery per runner and tenant; a change that comes meanwhile makes it look once more.
-  const deliveries = new Map<RunnerLink, Map<string, { again: boolean; done: Promise<boolean> }>>()
-  const failing = new Set<RunnerLink>()
-  let retryMs = firstRetryMs
-  let wake = new AbortController()
+export class Broadcast {
+  readonly #options: BroadcastOptions
+  readonly #deliveries = new Map<RunnerLink, Map<string, Delivery>>()
+  /** Runners that could not be told. A runner that is away for a day is no news every half minute. */
+  readonly #failing = new Set<RunnerLink>()
+  #retryMs = firstRetryMs
+  #wake = new AbortController()
 
-  /** Said once, and tried again at once: a runner that is away for a day is no news every half minute. */
-  const failed = (link: RunnerLink, err: unknown): false => {
-    if (signal.aborted || failing.has(link)) return false
-    failing.add(link)
-    log.warn({ err, runner: link.hash }, 'a runner lacks the newest profiles and pools')
-    retryMs = firstRetryMs
-    wake.abort()
-    return false
+  constructor(options: BroadcastOptions) {
+    this.#options = options
   }
-  const deliver = async (link: RunnerLink, tenantId: string): Promise<void> => {
+
+  /**
+   * To be called after a change has committed. Resolves when every runner has it, or after half a second: the rest is told in
+   * the background until it has it. Never rejects.
+   */
+  async changed(tenantId: string): Promise<void> {
+    const { pool, signal } = this.#options
+    const told = (pool?.all() ?? []).map((link) => this.#tell(link, tenantId))
+    if (told.length === 0) return
+    const enough = new AbortController()
+    await Promise.race([Promise.all(told), pause(patienceMs, AbortSignal.any([enough.signal, signal]))])
+    enough.abort()
+  }
+
+  /** Looks after all runners until `signal` aborts. To be called before the pool begins: it hears of each that becomes live. */
+  async watch(): Promise<void> {
+    const { pool, everyMs, signal } = this.#options
+    if (!pool) return
+    const stop = pool.onLive((link) => void this.#look([link]))
+    let waitMs = everyMs
+    for (;;) {
+      await pause(waitMs, AbortSignal.any([this.#wake.signal, signal]))
+      if (signal.aborted) return stop()
+      this.#wake = new AbortController()
+      const done = await this.#look(pool.all())
+      waitMs = done ? everyMs : this.#retryMs
+      this.#retryMs = done ? firstRetryMs : Math.min(this.#retryMs * 2, everyMs)
+    }
+  }
+
+  /** Asks runners where they are behind, and tells them. False when one could not be told. */
+  async #look(links: readonly RunnerLink[]): Promise<boolean> {
+    const { changes, log, signal } = this.#options
+    const well = new Set(links)
+    try {
+      for await (const revisions of changes.revisions()) {
+        await Promise.all(
+          [...well].map(async (link) => {
+            if (!(await this.#catchUp(link, revisions))) well.delete(link)
+          }),
+        )
+      }
+    } catch (err) {
+      if (!signal.aborted) log.warn({ err }, 'what runners should have cannot be read')
+      return false
+    }
+    for (const link of well)
+      if (this.#failing.delete(link))
+        log.info({ runner: link.hash }, 'a runner has the newest profiles and pools again')
+    return well.size === links.length
+  }
+
+  /** One tenant at a time: a runner that was restarted is behind with all of them. */
+  async #catchUp(link: RunnerLink, revisions: BroadcastRevisions): Promise<boolean> {
+    try {
+      for (const tenantId of await link.behind(revisions)) if (!(await this.#tell(link, tenantId))) return false
+      return true
+    } catch (err) {
+      return this.#failed(link, err)
+    }
+  }
+
+  /** Tells a runner all that it lacks of a tenant; joins a delivery that is under way. False when it could not be told. */
+  #tell(link: RunnerLink, tenantId: string): Promise<boolean> {
+    const ofRunner = this.#deliveries.get(link) ?? new Map<string, Delivery>()
+    this.#deliveries.set(link, ofRunner)
+    const running = ofRunner.get(tenantId)
+    if (running) {
+      running.again = true
+      return running.done
+    }
+    const delivery: Delivery = { again: true, done: Promise.resolve(true) }
+    ofRunner.set(tenantId, delivery)
+    const work = async (): Promise<boolean> => {
+      try {
+        while (delivery.again) {
+          delivery.again = false
+          await this.#deliver(link, tenantId)
+        }
+        return true
+      } catch (err) {
+        return this.#failed(link, err)
+      } finally {
+        ofRunner.delete(tenantId)
+        if (ofRunner.size === 0) this.#deliveries.delete(link)
+      }
+    }
+    return (delivery.done = work())
+  }
+
+  async #deliver(link: RunnerLink, tenantId: string): Promise<void> {
+    const { changes, signal } = this.#options
     // Nearly always a runner lacks only the newest change. If it lacks more, its answer says what.
     let after: number | undefined
     while (!signal.aborted) {
@@ -64,80 +153,16 @@ export function createBroadcast({ pool, log, changes, everyMs, signal }: Broadca
       after = at
     }
   }
-  const tell = (link: RunnerLink, tenantId: string): Promise<boolean> => {
-    const ofRunner = deliveries.get(link) ?? new Map<string, { again: boolean; done: Promise<boolean> }>()
-    deliveries.set(link, ofRunner)
-    const running = ofRunner.get(tenantId)
-    if (running) {
-      running.again = true
-      return running.done
-    }
-    const delivery = { again: true, done: Promise.resolve(true) }
-    ofRunner.set(tenantId, delivery)
-    const work = async (): Promise<boolean> => {
-      try {
-        while (delivery.again) {
-          delivery.again = false
-          await deliver(link, tenantId)
-        }
-        return true
-      } catch (err) {
-        return failed(link, err)
-      } finally {
-        ofRunner.delete(tenantId)
-        if (ofRunner.size === 0) deliveries.delete(link)
-      }
-    }
-    return (delivery.done = work())
-  }
-  /** Asks runners where they are behind, and tells them. False when one could not be told. */
-  const look = async (links: readonly RunnerLink[]): Promise<boolean> => {
-    const well = new Set(links)
-    for await (const revisions of changes.revisions()) {
-      await Promise.all(
-        [...well].map(async (link) => {
-          try {
-            // One tenant at a time: a runner that was restarted is behind with all of them.
-            for (const tenantId of await link.behind(revisions))
-              if (!(await tell(link, tenantId))) return void well.delete(link)
-          } catch (err) {
-            well.delete(link)
-            failed(link, err)
-          }
-        }),
-      )
-    }
-    for (const link of well)
-      if (failing.delete(link)) log.info({ runner: link.hash }, 'a runner has the newest profiles and pools again')
-    return well.size === links.length
-  }
-  const lookSafely = (links: readonly RunnerLink[]): Promise<boolean> =>
-    look(links).catch((err: unknown) => {
-      if (!signal.aborted) log.warn({ err }, 'what runners should have cannot be read')
-      return false
-    })
 
-  return {
-    async changed(tenantId) {
-      const told = (pool?.all() ?? []).map((link) => tell(link, tenantId))
-      if (told.length === 0) return
-      const enough = new AbortController()
-      await Promise.race([Promise.all(told), pause(patienceMs, AbortSignal.any([enough.signal, signal]))])
-      enough.abort()
-    },
-    async watch() {
-      if (!pool) return
-      const stop = pool.onLive((link) => void lookSafely([link]))
-      let waitMs = everyMs
-      for (;;) {
-        await pause(waitMs, AbortSignal.any([wake.signal, signal]))
-        if (signal.aborted) return stop()
-        wake = new AbortController()
-        const done = await lookSafely(pool.all())
-        waitMs = done ? everyMs : retryMs
-        retryMs = done ? firstRetryMs : Math.min(retryMs * 2, everyMs)
-      }
-    },
+  /** Said once, and tried again soon. */
+  #failed(link: RunnerLink, err: unknown): false {
+    const { log, signal } = this.#options
+    if (signal.aborted || this.#failing.has(link)) return false
+    this.#failing.add(link)
+    log.warn({ err, runner: link.hash }, 'a runner lacks the newest profiles and pools')
+    this.#retryMs = firstRetryMs
+    this.#wake.abort()
+    return false
   }
 }
 

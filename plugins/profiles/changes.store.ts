@@ -1,8 +1,8 @@
 import type { BroadcastChange, BroadcastRevisions } from '#contracts/broadcast'
 import type { Database } from '#contracts/database'
-import type { Pool } from '#contracts/pools'
 import type { ChangeLog } from './broadcast.ts'
-import { type ProfileRow, profileColumns, toProfile } from './rows.ts'
+import { type PoolRow, toPool } from './pools.store.ts'
+import { type ProfileRow, profileColumns, toProfile } from './store.ts'
 
 /** Changes of one page, and about how many bytes of profiles: what a conductor holds of them at a time, for each runner. */
 const pageChanges = 200
@@ -12,15 +12,13 @@ const pageTenants = 5_000
 
 /** The columns of a profile are null for a pool, and for a profile that is gone. */
 type Row = ChangeRow & (ProfileRow | { [K in keyof ProfileRow]: null })
-interface ChangeRow {
+interface ChangeRow extends Pick<PoolRow, 'description' | 'runners' | 'runtimes'> {
   revision: number
   after: number
   kind: 'profile' | 'pool'
   key: string
+  /** Null for a profile, and for a pool that is gone. */
   pool_name: string | null
-  description: string | null
-  runners: string[] | null
-  runtimes: string[] | null
   pool_created_at: string
   more: boolean
 }
@@ -56,19 +54,12 @@ const readRevisions = {
 }
 
 const toChange = (row: Row): BroadcastChange => {
-  const { revision, kind, key } = row
+  const { revision, kind, key, pool_name: name, description, runners, runtimes, pool_created_at: created_at } = row
   const change = { revision, kind, key }
   if (kind === 'profile') return row.id === null ? change : { ...change, profile: toProfile(row) }
-  if (row.pool_name === null) return change
-  const pool: Pool = {
-    id: key,
-    name: row.pool_name,
-    ...(row.description === null ? {} : { description: row.description }),
-    ...(row.runners === null ? {} : { runners: row.runners }),
-    ...(row.runtimes === null ? {} : { runtimes: row.runtimes }),
-    createdAt: row.pool_created_at,
-  }
-  return { ...change, pool }
+  return name === null
+    ? change
+    : { ...change, pool: toPool({ id: key, name, description, runners, runtimes, created_at }) }
 }
 
 export function createChangeLog(database: Database): ChangeLog {

@@ -26,3 +26,11 @@ export const preconditionFailed = (version: number) =>
   })
 export const unknownMcpServer = (name: string) =>
   new AppError(`unknown_mcp_server: ${name}`, 400, { message: 'This installation has no MCP server of that name.' })
+
+export const noSuchPool = notFound
+export const poolNameTaken = (name: string) => conflict({ message: `There already is a pool named '${name}'.` })
+export const poolInUse = (profiles: readonly string[]) =>
+  new AppError('pool_in_use', 409, {
+    message: `Profiles name this pool (${profiles.join(', ')}); give them another one or none first.`,
+    detail: { profiles },
+  })

@@ -1,21 +1,24 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
-import { Broadcast } from '#contracts/broadcast'
 import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { RunnerPool } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
-import { createBroadcast } from './broadcast.ts'
+import { Broadcast } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
-import { createPlacedProfiles, workerPlacementOf } from './placement.ts'
-import { profileRoutes, type ViewOf } from './routes.ts'
+import { createProfileLookup } from './lookup.ts'
+import { poolRoutes } from './pools.routes.ts'
+import { profileRoutes, profileWriteRoutes, type ViewOf } from './routes.ts'
 import { createProfileService } from './service.ts'
-import { findPlaced, findProfile, findProfileIn } from './store.ts'
 import { versionRoutes } from './versions.routes.ts'
+import { workerPlacementOf } from './worker-placement.ts'
 
-/** Profiles and their versions, and the broadcast by which runners follow them and the pools. */
+/**
+ * Profiles with their versions, the pools of runners that they name, and the broadcast by which every runner follows both.
+ * Specification 4.3 and 4.6.
+ */
 export default definePlugin({
   name: 'profiles',
   config: Settings({
@@ -30,10 +33,10 @@ export default definePlugin({
     skills: maybe(Skills),
     mcpServers: maybe(McpServers),
   },
-  provides: { profiles: Profiles, broadcast: Broadcast },
+  provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
     const { guard, database, pool, skills, mcpServers } = deps
-    const broadcast = createBroadcast({
+    const broadcast = new Broadcast({
       pool,
       log,
       changes: createChangeLog(database),
@@ -41,7 +44,6 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
-    const placed = createPlacedProfiles((tenantId, name) => findPlaced(database, tenantId, name))
     const service = createProfileService(database, broadcast, { skills, mcpServers })
     const viewOf: ViewOf = (profile) => {
       const { placement: _, ...stored } = profile
@@ -50,16 +52,11 @@ export default definePlugin({
     }
     routes('conductor', async (app) => {
       guard.protect(app)
-      profileRoutes(app, guard, database, service, viewOf)
+      profileRoutes(app, guard, database, viewOf)
+      profileWriteRoutes(app, guard, service, viewOf)
       versionRoutes(app, guard, database, service, viewOf)
+      poolRoutes(app, guard, database, broadcast)
     })
-    return {
-      profiles: {
-        find: (tenantId, name) => findProfile(database, tenantId, name),
-        findIn: findProfileIn,
-        findPlaced: placed.find,
-      },
-      broadcast,
-    }
+    return { profiles: createProfileLookup(database) }
   },
 })

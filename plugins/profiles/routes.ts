@@ -5,8 +5,16 @@ import type { Database } from '#contracts/database'
 import { pageHeaders } from '#contracts/paging'
 import { isProfileName, type Profile } from '#contracts/profiles'
 import { unknownProfile } from './errors.ts'
-import { etagOf, matchedVersions } from './etag.ts'
-import { CreateProfile, ListQuery, NameParams, ProfileView, ReplaceProfile, WriteHeaders } from './schema.ts'
+import {
+  CreateProfile,
+  etagOf,
+  ListQuery,
+  matchedVersions,
+  NameParams,
+  ProfileView,
+  ReplaceProfile,
+  WriteHeaders,
+} from './schema.ts'
 import type { ProfileService } from './service.ts'
 import { findPlaced, listProfiles } from './store.ts'
 
@@ -15,13 +23,8 @@ const tags = ['profiles']
 /** Adds what is computed when a profile is read. */
 export type ViewOf = (profile: Profile) => ProfileView
 
-export function profileRoutes(
-  app: App,
-  guard: Guard,
-  database: Database,
-  service: ProfileService,
-  viewOf: ViewOf,
-): void {
+/** Profiles. Specification 4.3. */
+export function profileRoutes(app: App, guard: Guard, database: Database, viewOf: ViewOf): void {
   app.get(
     '/api/profiles',
     {
@@ -40,25 +43,6 @@ export function profileRoutes(
       const { profiles, total } = await listProfiles(database, tenantId, q, page)
       void reply.headers(pageHeaders(request.url, page, total))
       return profiles.map(viewOf)
-    },
-  )
-  app.post(
-    '/api/profiles',
-    {
-      ...access('admin'),
-      schema: {
-        tags,
-        summary: 'Create a profile',
-        description:
-          'Stored as version 1, or the next one if the name was in use before, then broadcast to every runner.',
-        body: CreateProfile,
-        response: { 201: ProfileView },
-      },
-    },
-    async (request, reply) => {
-      const caller = guard.callerOf(request)
-      const profile = await service.create(caller.tenantId, request.body, caller)
-      return reply.code(201).header('etag', etagOf(profile.version)).send(viewOf(profile))
     },
   )
   app.get(
@@ -81,6 +65,28 @@ export function profileRoutes(
       const { profile } = placed
       void reply.header('etag', etagOf(profile.version))
       return viewOf(profile)
+    },
+  )
+}
+
+export function profileWriteRoutes(app: App, guard: Guard, service: ProfileService, viewOf: ViewOf): void {
+  app.post(
+    '/api/profiles',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Create a profile',
+        description:
+          'Stored as version 1, or the next one if the name was in use before, then broadcast to every runner.',
+        body: CreateProfile,
+        response: { 201: ProfileView },
+      },
+    },
+    async (request, reply) => {
+      const caller = guard.callerOf(request)
+      const profile = await service.create(caller.tenantId, request.body, caller)
+      return reply.code(201).header('etag', etagOf(profile.version)).send(viewOf(profile))
     },
   )
   app.put(

@@ -1,6 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { PageQuery } from '#contracts/paging'
-import { Profile, ProfileInput } from '#contracts/profiles'
+import { Profile, ProfileInput, profileName } from '#contracts/profiles'
 
 // A profile that was read may be sent back as it is: what the server computes is accepted and ignored.
 const computed = {
@@ -47,6 +47,37 @@ export const ListQuery = Type.Object({
   ),
 })
 
+const runners = Type.Array(
+  Type.String({ pattern: '^[0-9a-f]{8}$', description: 'Hash of a runner, as `GET /api/topology` shows it.' }),
+  { minItems: 1, maxItems: 1_000, uniqueItems: true, description: 'Runners of the pool; any unless given.' },
+)
+const runtimes = Type.Array(Type.String({ pattern: '^[a-z][a-z0-9_-]{0,31}$' }), {
+  minItems: 1,
+  maxItems: 50,
+  uniqueItems: true,
+  description: 'Runtimes of the profiles that may name the pool; any unless given.',
+})
+
+/** What a client writes. A pool never changes: profiles move from one to another instead. */
+export const PoolInput = Type.Object(
+  {
+    name: Type.String({ pattern: profileName.pattern!, description: 'Unique in the tenant; profiles name it.' }),
+    description: Type.Optional(Type.String({ maxLength: 500, pattern: '^[^\\u0000]*$' })),
+    runners: Type.Optional(runners),
+    runtimes: Type.Optional(runtimes),
+  },
+  { additionalProperties: false },
+)
+export type PoolInput = Static<typeof PoolInput>
+
+/** A part of the fleet that profiles name. Specification 4.6. */
+export const Pool = Type.Object({
+  ...PoolInput.properties,
+  id: Type.String({ description: '`pool_…`' }),
+  createdAt: Type.String({ format: 'date-time' }),
+})
+export type Pool = Static<typeof Pool>
+
 /** One stored state of a profile. */
 export const VersionEntry = Type.Object({
   version: Type.Integer(),
@@ -74,3 +105,15 @@ export const WriteHeaders = Type.Object({
     }),
   ),
 })
+
+/** The version in quotes. `workerPlacement` depends on the fleet and is no part of what a writer could overwrite. */
+export const etagOf = (version: number | undefined): string => `"${version}"`
+
+/** The versions that an `If-Match` header allows; undefined: any. A weak tag never matches, nor one that is not ours. */
+export function matchedVersions(ifMatch: string | undefined): number[] | undefined {
+  const text = ifMatch?.trim()
+  if (text === undefined || text === '*') return undefined
+  return [...text.matchAll(/(W\/)?"([^"]*)"/g)].flatMap(([, weak, tag = '']) =>
+    weak === undefined && /^[1-9]\d{0,8}$/.test(tag) ? [Number(tag)] : [],
+  )
+}

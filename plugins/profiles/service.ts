@@ -1,22 +1,30 @@
-import type { Broadcast } from '#contracts/broadcast'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
+import type { McpServers } from '#contracts/mcp-servers'
 import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
+import type { Skills } from '#contracts/skills'
+import type { Broadcast } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
-import { nameMismatch, poolWithoutRuntime, unknownPool } from './errors.ts'
-import { checkReferences, type References } from './references.ts'
+import { nameMismatch, poolWithoutRuntime, unknownMcpServer, unknownPool, unknownSkill } from './errors.ts'
+import { runtimesOfPool } from './pools.store.ts'
 import type { ReplaceProfile } from './schema.ts'
-import { deleteProfile, type Expected, findPool, insertProfile, replaceProfile, type Writer } from './store.ts'
+import { deleteProfile, type Expected, insertProfile, replaceProfile, type Writer } from './store.ts'
 import { findVersion } from './versions.store.ts'
+
+/** Where the names in a profile lead. A catalogue that this role leaves out has nothing. */
+export interface References {
+  readonly skills: Skills | undefined
+  readonly mcpServers: McpServers | undefined
+}
 
 /** Writes commit first and are broadcast afterwards: what is stored is the truth. Specification 4.3. */
 export function createProfileService(database: Database, broadcast: Broadcast, references: References) {
   /** A pool that is deleted after this look is refused by the database. */
   const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
     if (pool === undefined) return
-    const found = isProfileName(pool) ? await findPool(database, tenantId, pool) : undefined
-    if (!found) throw unknownPool(pool)
-    if (found.runtimes && !found.runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
+    const runtimes = isProfileName(pool) ? await runtimesOfPool(database, tenantId, pool) : undefined
+    if (runtimes === undefined) throw unknownPool(pool)
+    if (runtimes && !runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
   }
   const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
     await checkReferences(references, tenantId, document)
@@ -66,3 +74,21 @@ export function createProfileService(database: Database, broadcast: Broadcast, r
   }
 }
 export type ProfileService = ReturnType<typeof createProfileService>
+
+/** Saying at once that a name is unknown is better than a run that goes without. Specification 4.3. */
+async function checkReferences(
+  { skills, mcpServers }: References,
+  tenantId: string,
+  document: Pick<ProfileDocument, 'skills' | 'mcpServers'>,
+): Promise<void> {
+  const [skill] = await firstUnknown(skills, tenantId, document.skills)
+  if (skill !== undefined) throw unknownSkill(skill)
+  const [server] = await firstUnknown(mcpServers, tenantId, document.mcpServers)
+  if (server !== undefined) throw unknownMcpServer(server)
+}
+
+const firstUnknown = async (
+  catalogue: Pick<Skills, 'unknown'> | undefined,
+  tenantId: string,
+  names: readonly string[],
+): Promise<readonly string[]> => (names.length === 0 ? [] : catalogue ? catalogue.unknown(tenantId, names) : names)

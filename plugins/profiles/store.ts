@@ -11,15 +11,46 @@ import {
   unknownProfile,
   unstorableText,
 } from './errors.ts'
-import {
-  placedColumns,
-  type PlacedRow,
-  profileColumns,
-  type ProfileRow,
-  toPlaced,
-  toProfile,
-  withPool,
-} from './rows.ts'
+
+export interface ProfileRow {
+  name: string
+  id: string
+  document: ProfileDocument
+  version: number
+  created_at: string
+  updated_at: string
+}
+export const profileColumns = 'p.name, p.id, p.document, p.version, p.created_at, p.updated_at'
+
+export const toProfile = (row: ProfileRow): Profile => ({
+  name: row.name,
+  id: row.id,
+  ...row.document,
+  version: row.version,
+  createdAt: row.created_at,
+  updatedAt: row.updated_at,
+})
+
+/** A profile with the pool that it names, if it names one. */
+interface PlacedRow extends ProfileRow {
+  pool: string | null
+  pool_runners: string[] | null
+  pool_runtimes: string[] | null
+}
+const placedColumns = `${profileColumns}, p.pool, o.runners AS pool_runners, o.runtimes AS pool_runtimes`
+const withPool = 'profiles p LEFT JOIN pools o ON o.tenant_id = p.tenant_id AND o.name = p.pool'
+
+const toPlaced = (row: PlacedRow): Profile => ({
+  ...toProfile(row),
+  ...(row.pool === null
+    ? {}
+    : {
+        placement: {
+          ...(row.pool_runners === null ? {} : { runners: row.pool_runners }),
+          ...(row.pool_runtimes === null ? {} : { runtimes: row.pool_runtimes }),
+        },
+      }),
+})
 
 const find = (tenantId: string, name: string): Statement => ({
   name: 'profiles_find',
@@ -68,15 +99,6 @@ export async function listProfiles(
     { text: `SELECT count(*)::int AS total FROM profiles p WHERE ${wanted}`, values: [tenantId, q ?? null] },
   ])
   return { profiles: rows.map(toPlaced), total: count!.total }
-}
-
-/** The runtimes of a pool, for the sentence that refuses a profile. Undefined: no such pool. */
-export async function findPool(database: Database, tenantId: string, name: string): Promise<Profile['placement']> {
-  const [row] = await database.unit<{ runtimes: string[] | null }>(tenantId, {
-    text: 'SELECT runtimes FROM pools WHERE tenant_id = $1 AND name = $2',
-    values: [tenantId, name],
-  })
-  return row && (row.runtimes === null ? {} : { runtimes: row.runtimes })
 }
 
 /** Who writes a version and what it repeats: the database keeps both with it. */

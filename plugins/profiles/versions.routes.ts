@@ -3,9 +3,17 @@ import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { pageHeaders, PageQuery } from '#contracts/paging'
-import { etagOf, matchedVersions } from './etag.ts'
 import { knownName, type ViewOf } from './routes.ts'
-import { NameParams, ProfileVersion, ProfileView, VersionEntry, VersionParams, WriteHeaders } from './schema.ts'
+import {
+  etagOf,
+  matchedVersions,
+  NameParams,
+  ProfileVersion,
+  ProfileView,
+  VersionEntry,
+  VersionParams,
+  WriteHeaders,
+} from './schema.ts'
 import type { ProfileService } from './service.ts'
 import { findVersion, listVersions } from './versions.store.ts'
 

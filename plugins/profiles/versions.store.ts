@@ -2,8 +2,8 @@ import type { Database, Statement } from '#contracts/database'
 import { type Page, pageValues } from '#contracts/paging'
 import type { ProfileDocument } from './document.ts'
 import { unknownProfile, unknownVersion } from './errors.ts'
-import { toProfile } from './rows.ts'
 import type { ProfileVersion, VersionEntry } from './schema.ts'
+import { toProfile } from './store.ts'
 
 interface EntryRow {
   version: number

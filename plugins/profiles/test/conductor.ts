@@ -69,7 +69,7 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
   /** What the pool does when a runner becomes live with an empty memory. */
   const becomesLive = (link: RunnerLink): void => live.forEach((listener) => listener(link))
   const { database } = found[0]!
-  /** As the plugin pools stores it. */
+  /** A pool without a broadcast, and with an id that a test knows: `pool_<name>`. */
   const addPool = (name: string, { runners, runtimes }: { runners?: string[]; runtimes?: string[] } = {}) =>
     database.batch('acme', [
       {

@@ -1,13 +1,13 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import type { Broadcast } from '#contracts/broadcast'
 import type { Database } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
 import { pageHeaders, PageQuery } from '#contracts/paging'
-import { Pool, PoolInput } from '#contracts/pools'
-import { unknownPool } from './errors.ts'
-import { deletePool, insertPool, listPools } from './store.ts'
+import type { Broadcast } from './broadcast.ts'
+import { noSuchPool } from './errors.ts'
+import { deletePool, insertPool, listPools } from './pools.store.ts'
+import { Pool, PoolInput } from './schema.ts'
 
 const tags = ['pools']
 
@@ -66,7 +66,7 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       // Other text is unknown, and some of it PostgreSQL would refuse.
-      if (!isId('pool', request.params.id)) throw unknownPool()
+      if (!isId('pool', request.params.id)) throw noSuchPool()
       await deletePool(database, tenantId, request.params.id)
       await broadcast.changed(tenantId)
       return reply.code(204).send()

@@ -1,9 +1,9 @@
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
 import { type Page, pageValues } from '#contracts/paging'
-import type { Pool, PoolInput } from '#contracts/pools'
-import { nameTaken, poolInUse, unknownPool } from './errors.ts'
+import { noSuchPool, poolInUse, poolNameTaken } from './errors.ts'
+import type { Pool, PoolInput } from './schema.ts'
 
-interface Row {
+export interface PoolRow {
   id: string
   name: string
   description: string | null
@@ -16,7 +16,7 @@ const columns = 'id, name, description, runners, runtimes, created_at'
 /** Profiles that a refusal names: enough to begin with. */
 const namedProfiles = 5
 
-const toPool = (row: Row): Pool => ({
+export const toPool = (row: PoolRow): Pool => ({
   id: row.id,
   name: row.name,
   ...(row.description === null ? {} : { description: row.description }),
@@ -30,7 +30,7 @@ export async function listPools(
   tenantId: string,
   page: Page,
 ): Promise<{ pools: Pool[]; total: number }> {
-  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+  const [rows, [count]] = await database.batch<[PoolRow[], { total: number }[]]>(tenantId, [
     {
       text: `SELECT ${columns} FROM pools WHERE tenant_id = $1 ORDER BY name LIMIT $2 OFFSET $3`,
       values: [tenantId, ...pageValues(page)],
@@ -40,6 +40,19 @@ export async function listPools(
   return { pools: rows.map(toPool), total: count!.total }
 }
 
+/** The runtimes of a pool, for the sentence that refuses a profile; null: any. Undefined: no such pool. */
+export async function runtimesOfPool(
+  database: Database,
+  tenantId: string,
+  name: string,
+): Promise<PoolRow['runtimes'] | undefined> {
+  const [row] = await database.unit<Pick<PoolRow, 'runtimes'>>(tenantId, {
+    text: 'SELECT runtimes FROM pools WHERE tenant_id = $1 AND name = $2',
+    values: [tenantId, name],
+  })
+  return row?.runtimes
+}
+
 export async function insertPool(database: Database, tenantId: string, id: string, pool: PoolInput): Promise<Pool> {
   const { name, description, runners, runtimes } = pool
   const insert = {
@@ -47,8 +60,8 @@ export async function insertPool(database: Database, tenantId: string, id: strin
            VALUES ($1, $2, $3, $4, $5::text[], $6::text[]) RETURNING ${columns}`,
     values: [tenantId, id, name, description ?? null, runners ?? null, runtimes ?? null],
   }
-  const [rows] = await database.batch<[Row[]]>(tenantId, [insert]).catch((error: unknown) => {
-    throw sqlState(error) === '23505' ? nameTaken(name) : error
+  const [rows] = await database.batch<[PoolRow[]]>(tenantId, [insert]).catch((error: unknown) => {
+    throw sqlState(error) === '23505' ? poolNameTaken(name) : error
   })
   return toPool(rows[0]!)
 }
@@ -60,7 +73,7 @@ export async function deletePool(database: Database, tenantId: string, id: strin
     if (violatedConstraint(error) !== 'profiles_pool') throw error
     throw poolInUse(await profilesOf(database, tenantId, id))
   })
-  if (rows.length === 0) throw unknownPool()
+  if (rows.length === 0) throw noSuchPool()
 }
 
 async function profilesOf(database: Database, tenantId: string, id: string): Promise<string[]> {

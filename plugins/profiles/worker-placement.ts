@@ -1,5 +1,5 @@
 import type { FleetMember } from '#contracts/runner'
-import { type PlacedProfile, type Profile, substrateOf } from '#contracts/profiles'
+import { type Profile, substrateOf } from '#contracts/profiles'
 import type { WorkerPlacement } from './schema.ts'
 
 /**
@@ -52,29 +52,3 @@ function byDefault(runners: readonly FleetMember[]): WorkerPlacement {
 }
 
 const sorted = (names: readonly string[]): string[] => [...new Set(names)].sort()
-
-/** Some ten kilobytes each, in the worst case some hundreds. */
-const mostRemembered = 1_000
-
-/**
- * The profiles that sessions were created from lately. Whoever starts a run with one has the store compare its revision in the
- * statement that starts it, so a profile from memory is as good as one that was read, and costs no round trip.
- */
-export function createPlacedProfiles(read: (tenantId: string, name: string) => Promise<PlacedProfile | undefined>): {
-  find(tenantId: string, name: string, fresh?: boolean): Promise<PlacedProfile | undefined>
-} {
-  // Insertion order is age: the one that was read first gives way.
-  const known = new Map<string, PlacedProfile>()
-  return {
-    async find(tenantId, name, fresh = false) {
-      const key = `${tenantId}\n${name}`
-      const remembered = fresh ? undefined : known.get(key)
-      if (remembered) return remembered
-      const found = await read(tenantId, name)
-      known.delete(key)
-      if (found) known.set(key, found)
-      if (known.size > mostRemembered) known.delete(known.keys().next().value!)
-      return found
-    },
-  }
-}
