@@ -1,6 +1,6 @@
 import { join } from 'node:path'
 import type { Command } from 'commander'
-import { boot, type Role } from '#kernel'
+import { boot, definePlugin, type Entry, type Role } from '#kernel'
 import { environment, loadRole, root } from '../kernel/config.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
@@ -8,7 +8,11 @@ export function addMigrate(program: Command): void {
   program
     .command('migrate')
     .description('apply the database migrations and exit; the conductor does the same when it boots')
-    .option('--config <file>', 'role file whose `database` entry is used', join(root, 'config/conductor.yaml'))
+    .option(
+      '--config <file>',
+      'role file whose `database` entry is used, with the tables of its plugins',
+      join(root, 'config/conductor.yaml'),
+    )
     .option('--json', 'answer as JSON')
     .action(async (options: { config: string }, command: Command) => {
       const role = await loadRole(options.config, { env: environment() })
@@ -22,5 +26,11 @@ function onlyMigrating(role: Role, file: string): Role {
   const database = role.plugins.find((entry) => entry.name === 'database')
   if (!database) throw new CliError(`${file} has no entry 'database'`)
   const config = { ...(database.config as object), migrate: true, required: true }
-  return { ...role, listeners: {}, plugins: [{ ...database, config }] }
+  // Of the other plugins only their migrations: nothing of them is set up.
+  const others = role.plugins.flatMap(({ name: entry, plugin: { name, migrations } }): Entry[] =>
+    migrations
+      ? [{ name: `migrations of ${entry}`, plugin: definePlugin({ name, migrations, setup: async () => ({}) }) }]
+      : [],
+  )
+  return { ...role, listeners: {}, plugins: [{ ...database, config }, ...others] }
 }

@@ -97,6 +97,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
         stopping: ended.signal,
         fail: (error) => fail(new BootError(role.name, [`${name}: ${error.message}`], error)),
         end: options.onEnd ?? (() => void stop().catch((err: unknown) => log.error({ err }, 'did not stop cleanly'))),
+        plugins: order.map((one) => one.plugin),
         listeners: [...listeners.keys()],
         urlOf(listener) {
           const url = urls[listener]

@@ -54,6 +54,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   fail(error: Error): void
   /** Ends the role, and the process with it, in good order: what it was there for is done. */
   end(): void
+  /** What the plugins of this role say of themselves, in the order in which they are set up; this one is among them. */
+  readonly plugins: readonly Pick<Plugin, 'name' | 'migrations'>[]
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
   /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */
@@ -77,6 +79,8 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
   readonly config: C
   readonly requires: R
   readonly provides: P
+  /** Folder of migrations that the plugin's tables need, `new URL('./migrations/', import.meta.url)`. Whoever migrates the database applies them after ours. */
+  readonly migrations?: URL
   setup(ctx: PluginContext<StaticDecode<C>, R>): Promise<Provided<P>>
 }
 

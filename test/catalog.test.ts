@@ -3,7 +3,7 @@ import { type TestContext, test } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Database, sqlState } from '#contracts/database'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
-import { catalogProblems } from './catalog.ts'
+import { rowSecurityProblems } from '../plugins/database/row-security.ts'
 
 /** The real plugin, with a pool of as many connections. */
 async function open(t: TestContext, poolSize = 1): Promise<Database> {
@@ -34,7 +34,7 @@ const notes = secured('notes', 'id int, text text, PRIMARY KEY (tenant_id, id)')
 
 test('T1: every table keeps its tenants apart, and nothing looks past row security', async (t) => {
   const { system } = await open(t)
-  assert.deepEqual(await system(catalogProblems), [])
+  assert.deepEqual(await system(rowSecurityProblems), [])
 })
 
 test('T1: the check finds each way to get it wrong', async (t) => {
@@ -71,13 +71,13 @@ test('T1: the check finds each way to get it wrong', async (t) => {
   for (const [statements, problem] of wrong) {
     const attempt = system(async (tx) => {
       for (const text of statements) await tx.query({ text })
-      assert.match((await catalogProblems(tx)).join('\n'), problem)
+      assert.match((await rowSecurityProblems(tx)).join('\n'), problem)
       throw rollback
     })
     // Some mistakes PostgreSQL refuses by itself, which is as good.
     await assert.rejects(attempt, (error: Error) => error === rollback || problem.test(error.message), statements[0])
   }
-  assert.deepEqual(await system(catalogProblems), [])
+  assert.deepEqual(await system(rowSecurityProblems), [])
 })
 
 test('T1: a view of the invoker, and a table that is found by the hash of a token, are fine', async (t) => {
@@ -89,7 +89,7 @@ test('T1: a view of the invoker, and a table that is found by the hash of a toke
     },
     { text: 'CREATE VIEW seen WITH (security_invoker = true) AS SELECT id FROM tokens' },
   ])
-  assert.deepEqual(await system(catalogProblems), [])
+  assert.deepEqual(await system(rowSecurityProblems), [])
 })
 
 test('T2: no tenant outlives its transaction on a shared connection, whatever ends it', async (t) => {

@@ -3,7 +3,8 @@ import { test } from 'node:test'
 import pg from 'pg'
 import type { Profile } from '#contracts/profiles'
 import { freshDatabase } from '#testing'
-import { migrate, readMigrations } from '../plugins/database/migrate.ts'
+import { migrate } from '../plugins/database/migrate.ts'
+import { readMigrations } from '../plugins/database/migrations.ts'
 import { conductor } from '../plugins/profiles/test/conductor.ts'
 
 test('profiles from before versions become version 1, in every tenant, and are told to runners', async (t) => {

@@ -5,6 +5,7 @@ import { Database, DatabaseServer } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { dsnOf, dsnProblem } from './address.ts'
 import { createListener } from './listener.ts'
+import { readPluginMigrations } from './migrations.ts'
 import { openDatabase } from './opening.ts'
 import { openPool } from './pool.ts'
 import { createReadinessCheck } from './readiness.ts'
@@ -22,7 +23,7 @@ export default definePlugin({
     database: Type.Optional(Type.String()),
     migrate: Type.Boolean({
       default: true,
-      description: 'Bring the schema up to date; false waits until somebody has.',
+      description: 'Bring the schema up to date, the tables of plugins included; false waits until somebody has.',
     }),
     required: Type.Boolean({
       default: false,
@@ -32,7 +33,7 @@ export default definePlugin({
   }),
   requires: { server: maybe(DatabaseServer) },
   provides: { database: Database, readiness: ReadinessChecks },
-  async setup({ config, deps, log, metrics, stopping, fail, onStop }) {
+  async setup({ config, deps, log, metrics, plugins, stopping, fail, onStop }) {
     const dsn = config.dsn ?? dsnOf(config) ?? deps.server?.dsn
     if (dsn === undefined)
       throw new Error(
@@ -40,8 +41,9 @@ export default definePlugin({
       )
     const problem = dsnProblem(dsn)
     if (problem !== undefined) throw new Error(problem)
+    const ofPlugins = await readPluginMigrations(plugins)
     const gate = await openDatabase({
-      prepare: () => prepare(dsn, config.migrate),
+      prepare: () => prepare(dsn, config.migrate, ofPlugins),
       required: config.required,
       log,
       stopping,

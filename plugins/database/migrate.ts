@@ -1,43 +1,14 @@
-import { createHash } from 'node:crypto'
-import { readdir, readFile } from 'node:fs/promises'
 import pg from 'pg'
 import { isServerAway } from './errors.ts'
+import { type Migration, MigrationFailed, readMigrations } from './migrations.ts'
+import { censusOf, trespasses } from './namespace.ts'
 
-const directory = new URL('../../migrations/', import.meta.url)
 const longestMs = 30 * 60_000
-
-export interface Migration {
-  readonly number: number
-  readonly name: string
-  readonly sql: string
-  readonly checksum: string
-}
-
-/** The migrations of this release, in number order. */
-export async function readMigrations(from: URL = directory): Promise<Migration[]> {
-  const files = (await readdir(from)).filter((file) => file.endsWith('.sql'))
-  const migrations = await Promise.all(files.map((file) => readMigration(from, file)))
-  migrations.sort((a, b) => a.number - b.number)
-  for (const [i, m] of migrations.entries()) {
-    const next = migrations[i + 1]
-    if (m.number === next?.number) throw new Error(`Two migrations have one number: ${m.name} and ${next.name}.`)
-  }
-  return migrations
-}
-
-async function readMigration(from: URL, file: string): Promise<Migration> {
-  const number = /^(\d{4})_[a-z0-9]+(?:[_-][a-z0-9]+)*\.sql$/.exec(file)?.[1]
-  if (number === undefined) throw new Error(`migrations/${file} is not named NNNN_<plugin>_<what>.sql.`)
-  const sql = await readFile(new URL(file, from), 'utf8')
-  if (!sql.startsWith('-- owner: ')) throw new Error(`migrations/${file} does not begin with '-- owner: <unit>'.`)
-  // A checkout with CRLF line ends is the same migration.
-  const checksum = createHash('sha256').update(sql.replaceAll('\r\n', '\n')).digest('hex')
-  return { number: Number(number), name: file.slice(0, -4), sql, checksum }
-}
 
 /**
  * Brings the database to this release's schema, and resolves to the names of what it applied. Any number of processes may
- * do so at once. Rows of a later release are left alone, so that the previous binary runs on the next schema.
+ * do so at once. Rows of a later release are left alone, so that the previous binary runs on the next schema. Migrations of
+ * plugins come after ours: those keep the record of them.
  */
 export async function migrate(dsn: string, migrations?: readonly Migration[]): Promise<string[]> {
   const client = new pg.Client({
@@ -76,34 +47,56 @@ async function createLedger(client: pg.Client): Promise<void> {
 async function apply(client: pg.Client, m: Migration): Promise<boolean> {
   await client.query('BEGIN')
   try {
-    const claimed = await client.query(
-      'INSERT INTO schema_migrations (number, name, checksum) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING number',
-      [m.number, m.name, m.checksum],
-    )
-    if (claimed.rowCount === 1) await client.query(m.sql)
-    else await checkSame(client, m)
+    const claimed = await claim(client, m)
+    if (!claimed) await checkSame(client, m)
+    else if (m.plugin === undefined) await client.query(m.sql)
+    else await applyWithin(client, m.plugin, m)
     await client.query('COMMIT')
-    return claimed.rowCount === 1
+    return claimed
   } catch (error) {
     await client.query('ROLLBACK').catch(() => {})
     throw describe(error, m)
   }
 }
 
-async function checkSame(client: pg.Client, m: Migration): Promise<void> {
-  const { rows } = await client.query<{ name: string; checksum: string }>(
-    'SELECT name, checksum FROM schema_migrations WHERE number = $1',
-    [m.number],
-  )
-  if (rows[0]?.checksum === m.checksum) return
+/** False: it has been applied. */
+async function claim(client: pg.Client, { plugin, number, name, checksum }: Migration): Promise<boolean> {
+  const [columns, values] =
+    plugin === undefined
+      ? ['schema_migrations (number, name, checksum) VALUES ($1, $2, $3)', [number, name, checksum]]
+      : ['plugin_migrations (number, name, checksum, plugin) VALUES ($1, $2, $3, $4)', [number, name, checksum, plugin]]
+  const { rowCount } = await client.query(`INSERT INTO ${columns} ON CONFLICT DO NOTHING RETURNING number`, values)
+  return rowCount === 1
+}
+
+/** Refuses what a plugin does outside its namespace, and tables of it in which tenants could meet. */
+async function applyWithin(client: pg.Client, plugin: string, { name, sql }: Migration): Promise<void> {
+  // No other migration changes the schema between the two looks: it would hold a row of this ledger, or wait here too.
+  await client.query('LOCK TABLE schema_migrations IN SHARE ROW EXCLUSIVE MODE')
+  const before = await censusOf(client)
+  await client.query(sql)
+  const problems = trespasses(plugin, before, await censusOf(client))
+  if (problems.length === 0) return
   throw new MigrationFailed(
-    `Migration ${m.name} is not the one that this database has applied as ${rows[0]?.name}: ` +
-      'its file was changed. Restore it and write the change as a new migration.',
+    `Migration ${name} was refused and rolled back: ${problems.join('; ')}. See "A table of its own" in docs/plugins.md.`,
   )
 }
 
-/** PostgreSQL refused a migration, or its file is not the one that was applied: trying again changes nothing. */
-export class MigrationFailed extends Error {}
+async function checkSame(client: pg.Client, { plugin, number, name, checksum }: Migration): Promise<void> {
+  const { rows } = await client.query<{ name: string; checksum: string }>(
+    plugin === undefined
+      ? { text: 'SELECT name, checksum FROM schema_migrations WHERE number = $1', values: [number] }
+      : {
+          text: 'SELECT name, checksum FROM plugin_migrations WHERE number = $1 AND plugin = $2',
+          values: [number, plugin],
+        },
+  )
+  if (rows[0]?.checksum === checksum) return
+  throw new MigrationFailed(
+    `Migration ${name} is not the one that this database has applied as ${rows[0]?.name}: ` +
+      'its file was changed. Restore it and write the change as a new migration.',
+  )
+}
 
 /** A connection that was lost is no failure of the migration: the error is its own, and the migration may be tried again. */
 const describe = (error: unknown, m: Migration): unknown =>
@@ -112,3 +105,17 @@ const describe = (error: unknown, m: Migration): unknown =>
     : new MigrationFailed(`Migration ${m.name} failed and was rolled back: ${(error as Error).message}`, {
         cause: error,
       })
+
+/** Those of `wanted` that were not applied to the database yet. */
+export async function missingMigrations(client: pg.Client, wanted: readonly Migration[]): Promise<Migration[]> {
+  const { rows: found } = await client.query<{ ledger: string | null; plugins: string | null }>(
+    `SELECT to_regclass('schema_migrations') AS ledger, to_regclass('plugin_migrations') AS plugins`,
+  )
+  const ledgers: string[] = []
+  if (found[0]!.ledger !== null) ledgers.push('SELECT NULL AS plugin, number FROM schema_migrations')
+  if (found[0]!.plugins !== null) ledgers.push('SELECT plugin, number FROM plugin_migrations')
+  if (ledgers.length === 0) return [...wanted]
+  const { rows } = await client.query<{ plugin: string | null; number: number }>(ledgers.join(' UNION ALL '))
+  const applied = new Set(rows.map(({ plugin, number }) => `${plugin ?? ''}/${number}`))
+  return wanted.filter(({ plugin = '', number }) => !applied.has(`${plugin}/${number}`))
+}

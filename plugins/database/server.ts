@@ -1,6 +1,7 @@
 import pg from 'pg'
 import { isServerAway } from './errors.ts'
-import { migrate, MigrationFailed, readMigrations } from './migrate.ts'
+import { migrate, missingMigrations } from './migrate.ts'
+import { type Migration, MigrationFailed, readMigrations } from './migrations.ts'
 
 /** The database cannot be used now, but may be later, without a restart. */
 export class NotYet extends Error {}
@@ -11,11 +12,11 @@ const answerMs = 10_000
 
 /**
  * One attempt to make the database usable: the server answers, row security holds for the role, and the schema is that of
- * this release. Resolves to the migrations it applied. Throws `NotYet` for what may pass, and any other error for what an
+ * this release with the plugins of the role. Resolves to the migrations it applied. Throws `NotYet` for what may pass, and any other error for what an
  * operator has to put right.
  */
-export async function prepare(dsn: string, migrates: boolean): Promise<string[]> {
-  const wanted = await readMigrations()
+export async function prepare(dsn: string, migrates: boolean, ofPlugins: readonly Migration[]): Promise<string[]> {
+  const wanted = [...(await readMigrations()), ...ofPlugins]
   const client = new pg.Client({
     connectionString: dsn,
     connectionTimeoutMillis: connectMs,
@@ -33,14 +34,13 @@ export async function prepare(dsn: string, migrates: boolean): Promise<string[]>
     await client.connect()
     await refuseExempt(client)
     if (migrates) return await migrate(dsn, wanted)
-    const missing = await missingMigrations(
-      client,
-      wanted.map((m) => m.number),
-    )
+    const missing = await missingMigrations(client, wanted)
     if (missing.length === 0) return []
-    throw new NotYet(
-      `The database lacks migrations ${missing.join(', ')}: start a conductor, or run: agent-orc migrate`,
-    )
+    const names = missing.map(({ plugin, number, name }) => (plugin === undefined ? String(number) : name))
+    const how = missing.some(({ plugin }) => plugin !== undefined)
+      ? 'start a conductor that has these plugins too, or run: agent-orc migrate --config <this role file>'
+      : 'start a conductor, or run: agent-orc migrate'
+    throw new NotYet(`The database lacks migrations ${names.join(', ')}: ${how}`)
   } catch (error) {
     if (error instanceof NotYet || isFinal(error)) throw error
     if (isServerAway(error)) throw away(error)
@@ -68,14 +68,4 @@ async function refuseExempt(client: pg.Client): Promise<void> {
     `The database role ${role} bypasses row security, so tenants could see each other's rows. ` +
       `Run: ALTER ROLE ${role} NOSUPERUSER NOBYPASSRLS; or connect as another role that owns the database.`,
   )
-}
-
-async function missingMigrations(client: pg.Client, wanted: readonly number[]): Promise<number[]> {
-  const { rows: found } = await client.query<{ ledger: string | null }>(
-    `SELECT to_regclass('schema_migrations') AS ledger`,
-  )
-  if (found[0]!.ledger === null) return [...wanted]
-  const { rows } = await client.query<{ number: number }>('SELECT number FROM schema_migrations')
-  const applied = new Set(rows.map((row) => row.number))
-  return wanted.filter((number) => !applied.has(number))
 }

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import pg from 'pg'
 import { freshDatabase } from '#testing'
-import { migrate, readMigrations } from '../../plugins/database/migrate.ts'
+import { migrate } from '../../plugins/database/migrate.ts'
+import { readMigrations } from '../../plugins/database/migrations.ts'
 
 /** The migrations of the first release: its processes must go on working on every later schema. */
 const released = 6

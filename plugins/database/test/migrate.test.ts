@@ -6,7 +6,8 @@ import { type TestContext, test } from 'node:test'
 import { pathToFileURL } from 'node:url'
 import pg from 'pg'
 import { freshDatabase } from '#testing'
-import { migrate, readMigrations } from '../migrate.ts'
+import { migrate } from '../migrate.ts'
+import { readMigrations } from '../migrations.ts'
 
 /** Migrations of a test, in a directory of their own. */
 async function release(t: TestContext, files: Readonly<Record<string, string>>) {

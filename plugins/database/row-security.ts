@@ -9,6 +9,7 @@ const untenanted = [
   'instances',
   'run_queue_tenants',
   'schema_migrations',
+  'plugin_migrations',
   'kv_memory',
   'kv_claims',
   'kv_windows',
@@ -37,10 +38,11 @@ interface Table {
   readonly references: readonly { readonly name: string; readonly target: string; readonly pairs: readonly string[] }[]
 }
 
-const ours = `n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg_toast%'`
+/** SQL: the namespace `n` is none of PostgreSQL's own, such as those of temporary tables. */
+export const ownNamespace = `n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'`
 
 const tables = `
-  SELECT c.relname AS name, c.relrowsecurity AS enabled, c.relforcerowsecurity AS forced,
+  SELECT c.oid::regclass::text AS name, c.relrowsecurity AS enabled, c.relforcerowsecurity AS forced,
     EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND a.attnotnull) AS tenant_not_null,
     coalesce((SELECT jsonb_agg(jsonb_build_object('name', p.polname, 'command', p.polcmd, 'permissive', p.polpermissive,
         'using', pg_get_expr(p.polqual, c.oid), 'check', pg_get_expr(p.polwithcheck, c.oid)))
@@ -56,23 +58,23 @@ const tables = `
                   JOIN pg_attribute other ON other.attrelid = k.confrelid AND other.attnum = pair.other)))
       FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'), '[]') AS references
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  WHERE c.relkind IN ('r', 'p') AND ${ours}
-  ORDER BY c.relname`
+  WHERE c.relkind IN ('r', 'p') AND ${ownNamespace}
+  ORDER BY 1`
 
 // Things that see rows with somebody else's eyes.
 const bypasses = `
-  SELECT CASE c.relkind WHEN 'm' THEN 'materialized view ' WHEN 'f' THEN 'foreign table ' ELSE 'view ' END || c.relname ||
+  SELECT CASE c.relkind WHEN 'm' THEN 'materialized view ' WHEN 'f' THEN 'foreign table ' ELSE 'view ' END || c.oid::regclass ||
     CASE c.relkind WHEN 'v' THEN ' is not WITH (security_invoker = true)' ELSE ' has no row security' END AS problem
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  WHERE ${ours} AND (c.relkind IN ('m', 'f')
+  WHERE ${ownNamespace} AND (c.relkind IN ('m', 'f')
     OR (c.relkind = 'v' AND NOT coalesce(c.reloptions, '{}') && ARRAY['security_invoker=true', 'security_invoker=on', 'security_invoker=1']))
   UNION ALL
-  SELECT 'function ' || p.proname || ' is SECURITY DEFINER'
-  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.prosecdef AND ${ours}
+  SELECT 'function ' || p.oid::regproc || ' is SECURITY DEFINER'
+  FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.prosecdef AND ${ownNamespace}
   ORDER BY 1`
 
 /** Everything in the schema that would let one tenant meet another, as sentences; empty when row security is whole. */
-export async function catalogProblems(tx: SystemTx): Promise<string[]> {
+export async function rowSecurityProblems(tx: Pick<SystemTx, 'query'>): Promise<string[]> {
   const found = await tx.query<Table>({ text: tables })
   const others = await tx.query<{ problem: string }>({ text: bypasses })
   return [
