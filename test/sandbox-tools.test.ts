@@ -7,7 +7,7 @@ import { pino } from 'pino'
 import { definePlugin } from '#kernel'
 import { type SessionSandbox, type ToolContext, Toolkit, type ToolResult } from '#contracts/tools'
 import { testKernel, testToolContext } from '#testing'
-import sandboxTools from '../plugins/sandbox-tools/index.ts'
+import sandboxes from '../plugins/sandboxes/index.ts'
 import skillFolders from '../plugins/skill-folders/index.ts'
 import toolkitPlugin from '../plugins/toolkit/index.ts'
 import { createTools } from '../plugins/worker/tools/tools.ts'
@@ -27,12 +27,8 @@ async function staged(t: TestContext) {
   })
   const workspace = join(folder, 'workspace')
   const skills = join(folder, 'skills')
-  await testKernel(t, [
-    toolkitPlugin,
-    sandboxTools,
-    { name: 'skill-folders', plugin: skillFolders, config: { dir: skills } },
-    grab,
-  ])
+  const folders = { name: 'skill-folders', plugin: skillFolders, config: { dir: skills } }
+  await testKernel(t, [toolkitPlugin, sandboxes, folders, grab], { listeners: ['runner', 'workers'] })
   const settings = { workspace, path: process.env['PATH']!, lang: 'C.UTF-8', tmpDir: '/tmp' }
   const worker = await createTools(settings, pino({ level: 'silent' }))
   const limits: number[] = []

@@ -5,17 +5,15 @@ import { decodeJwt, decodeProtectedHeader, type JWTPayload, SignJWT } from 'jose
 import { definePlugin, linesOf } from '#kernel'
 import { parseLine } from '#contracts/run-event'
 import { RunnerCore, type RunnerService, type RunnerSession, RunnerSessions } from '#contracts/runner'
-import { type SandboxProvider, SandboxProviders } from '#contracts/sandbox'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { PlatformTools } from '#contracts/tools'
 import { workerPaths } from '#contracts/wire/worker'
-import { WorkerHub } from '#contracts/workers'
 import { fake, startScriptedWorker, testKernel, testProfile, type WorkerScript } from '#testing'
 import runnerCore from '../plugins/runner-core/index.ts'
 import sessionMcp from '../plugins/session-mcp/index.ts'
 import toolkit from '../plugins/toolkit/index.ts'
-import workerHub from '../plugins/worker-hub/index.ts'
-import workerTokens from '../plugins/worker-tokens/index.ts'
+import { createWorkerTokens } from '../plugins/sandboxes/hub/tokens.ts'
+import { hubPlugin } from '../plugins/sandboxes/test/hub.ts'
 import { operationsOf } from './openapi-operations.ts'
 
 const listeners = ['runner', 'workers'] as const
@@ -24,12 +22,8 @@ const [mine, other, foreign] = ['sess-00000000-00000001', 'sess-00000000-0000000
 
 /** The hub as a runner has it, with sessions of two tenants. */
 async function runner(t: TestContext) {
-  const found: WorkerHub[] = []
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { hub: WorkerHub },
-    setup: async ({ deps }) => (found.push(deps.hub), {}),
-  })
+  const tokens = createWorkerTokens(secret, undefined)
+  const { hub, plugin } = hubPlugin({ tokens, models: { openai: { baseUrl: 'http://127.0.0.1:9' } } })
   const session = (id: string, tenantId: string): [string, RunnerSession] => [
     id,
     {
@@ -46,9 +40,7 @@ async function runner(t: TestContext) {
   const kernel = await testKernel(
     t,
     [
-      { name: 'worker-tokens', plugin: workerTokens, config: { current: secret.toString('base64') } },
-      { name: 'worker-hub', plugin: workerHub, config: { models: { openai: { baseUrl: 'http://127.0.0.1:9' } } } },
-      fake(SandboxProviders, { process: {} as SandboxProvider }),
+      plugin,
       fake(RunnerSessions, {
         get: (id) => sessions.get(id),
         list: () => [...sessions.values()],
@@ -56,11 +48,10 @@ async function runner(t: TestContext) {
         invokeTool: async () => ({ ok: true, content: '' }),
       }),
       sessionMcp,
-      probe,
     ],
     { listeners },
   )
-  return { kernel, hub: found[0]! }
+  return { kernel, hub }
 }
 
 interface Callback {
@@ -167,19 +158,18 @@ test('there is nothing on the listener of the workers but what takes their token
 
 /** A runner whose one sidecar is a polling worker. */
 async function withWorker(t: TestContext, script: WorkerScript) {
-  const found: { core: RunnerService; hub: WorkerHub }[] = []
+  const found: RunnerService[] = []
   const probe = definePlugin({
     name: 'probe',
-    requires: { core: RunnerCore, hub: WorkerHub },
-    setup: async ({ deps }) => (found.push(deps), {}),
+    requires: { core: RunnerCore },
+    setup: async ({ deps }) => (found.push(deps.core), {}),
   })
+  const { hub, plugin } = hubPlugin({ lostMs: 200 })
   const wired: { link?: SidecarLink } = {}
   const kernel = await testKernel(
     t,
     [
-      { name: 'worker-tokens', plugin: workerTokens, config: { current: secret.toString('base64') } },
-      { name: 'worker-hub', plugin: workerHub, config: { lostAfter: '200ms' } },
-      fake(SandboxProviders, { process: {} as SandboxProvider }),
+      plugin,
       fake(Sidecars, { forRuntime: () => wired.link!, runtimes: async () => ['general'], slots: () => [] }),
       fake(PlatformTools, {}),
       toolkit,
@@ -188,7 +178,7 @@ async function withWorker(t: TestContext, script: WorkerScript) {
     ],
     { listeners, listen: true },
   )
-  const { core, hub } = found[0]!
+  const core = found[0]!
   const channel = await hub.open('acme', mine)
   const url = kernel.urls['workers']!
   wired.link = { run: (envelope, signal) => channel.run(envelope, signal, url) } as SidecarLink

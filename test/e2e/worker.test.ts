@@ -6,26 +6,18 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { boot, type BootError, definePlugin, type Entry } from '#kernel'
+import { boot, type BootError, type Entry } from '#kernel'
 import { newSessionId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { type SandboxProvider, SandboxProviders } from '#contracts/sandbox'
 import type { SidecarLink } from '#contracts/sidecar'
-import { type WorkerChannel, WorkerHub, WorkerTokens } from '#contracts/workers'
-import {
-  collectRun,
-  fake,
-  type ModelRequestBody,
-  startModelServer,
-  terminalOf,
-  testEnvelope,
-  testRuntime,
-} from '#testing'
+import { collectRun, type ModelRequestBody, startModelServer, terminalOf, testEnvelope, testRuntime } from '#testing'
 import runHost from '../../plugins/run-host/index.ts'
 import worker from '../../plugins/worker/index.ts'
-import workerHub from '../../plugins/worker-hub/index.ts'
+import { createWorkerTokens, type WorkerTokens } from '../../plugins/sandboxes/hub/tokens.ts'
+import type { Hub } from '../../plugins/sandboxes/hub/hub.ts'
+import type { WorkerChannel } from '../../plugins/sandboxes/hub/worker.ts'
+import { hubPlugin } from '../../plugins/sandboxes/test/hub.ts'
 import workerIdentity from '../../plugins/worker/identity/index.ts'
-import workerTokens from '../../plugins/worker-tokens/index.ts'
 import modelBuiltin from '../../providers/model-builtin/index.ts'
 import modelOpenai from '../../providers/model-openai/index.ts'
 import general from '../../runtimes/general/index.ts'
@@ -33,47 +25,35 @@ import general from '../../runtimes/general/index.ts'
 const timeout = 60_000
 
 interface Runner {
-  readonly hub: WorkerHub
+  readonly hub: Hub
   readonly tokens: WorkerTokens
   readonly url: string
   stop(): Promise<void>
 }
 
 interface RunnerOptions {
-  readonly key?: string
+  readonly key?: Buffer
   readonly modelUrl?: string
   readonly port?: number
 }
 
-const newKey = (): string => randomBytes(32).toString('base64')
+const newKey = (): Buffer => randomBytes(32)
 
 async function startRunner(
   t: TestContext,
   { key = newKey(), modelUrl, port = 0 }: RunnerOptions = {},
 ): Promise<Runner> {
-  const found: { hub?: WorkerHub; tokens?: WorkerTokens } = {}
-  const probe = definePlugin({
-    name: 'probe',
-    requires: { hub: WorkerHub, tokens: WorkerTokens },
-    setup: async ({ deps }) => (Object.assign(found, deps), {}),
-  })
-  const models =
-    modelUrl === undefined ? {} : { models: { openai: { baseUrl: modelUrl, apiKey: 'key-of-the-runner' } } }
-  const substrates = fake(SandboxProviders, { process: {} as SandboxProvider })
-  const plugins: Entry[] = [
-    { name: 'worker-tokens', plugin: workerTokens, config: { current: key } },
-    { name: 'worker-hub', plugin: workerHub, config: models },
-    { name: 'substrates', plugin: substrates },
-    { name: 'probe', plugin: probe },
-  ]
+  const tokens = createWorkerTokens(key, undefined)
+  const models = modelUrl === undefined ? {} : { openai: { baseUrl: modelUrl, apiKey: 'key-of-the-runner' } }
+  const { hub, plugin } = hubPlugin({ tokens, models })
   const running = await boot({
     name: 'runner',
     listeners: { workers: { host: '127.0.0.1', port }, runner: { host: '127.0.0.1', port: undefined } },
-    plugins,
+    plugins: [{ name: 'hub', plugin }],
     log: { level: 'silent' },
   })
   t.after(() => running.stop())
-  return { hub: found.hub!, tokens: found.tokens!, url: running.urls['workers']!, stop: running.stop }
+  return { hub, tokens, url: running.urls['workers']!, stop: running.stop }
 }
 
 interface Places {

@@ -1,0 +1,94 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import { Readable } from 'node:stream'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { Dispatcher } from 'undici'
+import { type AppError, isAppError, stream } from '#kernel'
+import { exchange } from '#kit'
+import { bodyTooLarge } from '../errors.ts'
+
+/** Prompts with images and files; a model server takes no more either. */
+export const maxRequestBytes = 32 * 1024 * 1024
+
+export interface Destination {
+  readonly dispatcher: Dispatcher
+  readonly origin: string
+  /** With its query. */
+  readonly path: string
+  readonly headers: Readonly<Record<string, string>>
+  readonly signal: AbortSignal
+  /** It could not be reached, or its answer is cut before it begins. */
+  readonly unreachable: (options: { readonly cause: unknown }) => AppError
+  /** It does not take the runner's credentials. What it says of them is not for the worker. */
+  readonly refused: () => AppError
+}
+
+/** Sends a worker's request on and its answer back, both as streams that wait for their readers. */
+export async function forward(request: FastifyRequest, reply: FastifyReply, to: Destination): Promise<void> {
+  const left = new AbortController()
+  const signal = AbortSignal.any([to.signal, left.signal])
+  const upstream = await exchange(
+    to.dispatcher,
+    {
+      origin: to.origin,
+      path: to.path,
+      method: request.method as Dispatcher.HttpMethod,
+      headers: { ...to.headers, ...lengthOf(request) },
+      body: bodyOf(request),
+    },
+    { signal, lost: (cause) => (isAppError(cause) ? cause : to.unreachable({ cause })) },
+  )
+  if (upstream.status === 401) {
+    left.abort()
+    throw to.refused()
+  }
+  const { 'content-type': type } = upstream.headers
+  const contentType = typeof type === 'string' ? type : 'application/octet-stream'
+  const headers = pick(upstream.headers, answerHeaders)
+  return stream(request, reply, { status: upstream.status, contentType, headers }, () => upstream.body)
+}
+
+function lengthOf({ headers }: FastifyRequest): Record<string, string> {
+  const length = headers['content-length']
+  if (length === undefined) return {}
+  if (Number(length) > maxRequestBytes) throw bodyTooLarge()
+  return { 'content-length': length }
+}
+
+function bodyOf({ method, headers, raw }: FastifyRequest): Readable | null {
+  const empty = headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0'
+  return method === 'GET' || empty
+    ? null
+    : Readable.from(bounded(raw.iterator({ destroyOnReturn: false })), { objectMode: false })
+}
+
+async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+  let size = 0
+  for await (const chunk of body) {
+    size += chunk.length
+    if (size > maxRequestBytes) throw bodyTooLarge()
+    yield chunk
+  }
+}
+
+/** Of an answer. Cookies and whose account it is are not the worker's. */
+const answerHeaders = [
+  'allow',
+  'content-encoding',
+  'mcp-session-id',
+  'request-id',
+  'retry-after',
+  'retry-after-ms',
+] as const
+
+/** Those of the names that are set, once each. */
+export function pick(
+  headers: IncomingHttpHeaders | Readonly<Record<string, string | string[] | undefined>>,
+  names: readonly string[],
+): Record<string, string> {
+  const picked: Record<string, string> = {}
+  for (const name of names) {
+    const value = headers[name]
+    if (typeof value === 'string') picked[name] = value
+  }
+  return picked
+}

@@ -1,0 +1,205 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyRequest } from 'fastify'
+import { Agent, type Dispatcher } from 'undici'
+import { access, type App, failure } from '#kernel'
+import {
+  mcpServerRefused,
+  mcpServerUnreachable,
+  modelKeyRefused,
+  modelServerUnreachable,
+  noRunUnderWay,
+  unknownMcpServer,
+  unknownModelCall,
+  unknownModelProvider,
+} from '../errors.ts'
+import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
+import { refusals, tags, takeStreams } from '../hub/routes.ts'
+import { forward, pick } from './forward.ts'
+import type { ModelServer } from './model-servers.ts'
+
+/** A model may think for minutes before its first byte; the run's own deadline ends it sooner. */
+const firstByteMs = 300_000
+const connectMs = 10_000
+
+export interface Egress {
+  /** In a scope of their own: their bodies are streams. */
+  routes(app: App): Promise<void>
+  close(): Promise<void>
+}
+
+/** The way out of sandboxes: to model servers and to external MCP servers, with credentials that only the runner has. */
+export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, ModelServer>): Egress {
+  const agent = new Agent({
+    // As many connections as there are open streams; an abort must close the socket, or the model goes on generating.
+    connections: null,
+    pipelining: 1,
+    allowH2: false,
+    connect: { timeout: connectMs },
+    headersTimeout: firstByteMs,
+    // An MCP stream may be silent for as long as its server has nothing to say.
+    bodyTimeout: 0,
+  })
+  return {
+    async routes(app) {
+      takeStreams(app)
+      auth.protect(app, credentialOf)
+      modelRoutes(app, auth, agent, servers)
+      mcpServerRoutes(app, auth, agent)
+    },
+    close: () => agent.destroy(),
+  }
+}
+
+/** Vendor processes know no token: they send what they were given as their API key. */
+function credentialOf({ headers }: FastifyRequest): string | undefined {
+  const key = headers['x-api-key']
+  return headers.authorization ?? (typeof key === 'string' ? `Bearer ${key}` : undefined)
+}
+
+/** Of a request to a model server. Not those that name an organization or a project: the key's own holds. */
+const modelRequestHeaders = [
+  'accept',
+  'accept-encoding',
+  'anthropic-beta',
+  'anthropic-version',
+  'content-encoding',
+  'content-type',
+  'idempotency-key',
+  'openai-beta',
+  'user-agent',
+] as const
+
+const ModelParams = Type.Object({
+  id: Type.String({ maxLength: 128 }),
+  provider: Type.String({ maxLength: 64 }),
+  '*': Type.String(),
+})
+/** `/runner/worker/{id}/models/{provider}`. */
+const segmentsBefore = 5
+
+/** Model calls of workers: a sandbox has neither keys nor a network. */
+function modelRoutes(
+  app: App,
+  auth: WorkerAuth,
+  dispatcher: Dispatcher,
+  servers: ReadonlyMap<string, ModelServer>,
+): void {
+  const schema = {
+    tags,
+    summary: 'Call a model server',
+    description:
+      "Stands for the provider's API root. The runner adds the key; the worker's own token may come as `x-api-key`, too.",
+    params: ModelParams,
+    response: {
+      200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+      ...refusals,
+      404: failure('`unknown_model_provider`: this runner has none of this name; or `unknown_model_call`.'),
+      409: failure('`no_run_under_way`: models can be listed at any time, and called in a run.'),
+      413: failure('`body_too_large`: more than 32 MiB.'),
+      502: failure('`model_server_unreachable`, or `model_key_refused`.'),
+    },
+  }
+  const options = { ...access('worker'), exposeHeadRoute: false, schema }
+  for (const method of ['GET', 'POST'] as const) {
+    app.route({
+      method,
+      url: '/runner/worker/:id/models/:provider/*',
+      ...options,
+      async handler(request, reply) {
+        const { worker } = auth.of(request)
+        const server = servers.get(request.params.provider)
+        if (!server) throw unknownModelProvider()
+        const below = pathBelow(request.raw.url ?? '', segmentsBefore)
+        // The tools of one vendor take the address without /v1, and add it themselves.
+        const call = below?.path.replace(/^v1\//, '')
+        if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw unknownModelCall()
+        if (method === 'POST' && !worker.busy) throw noRunUnderWay()
+        const path = `${server.base.pathname.replace(/\/+$/, '')}/${call}${below.query}`
+        return forward(request, reply, {
+          dispatcher,
+          origin: server.base.origin,
+          path,
+          headers: { ...pick(request.headers, modelRequestHeaders), ...server.headers },
+          signal: whileCalled(reply, worker.closed),
+          unreachable: modelServerUnreachable,
+          refused: modelKeyRefused,
+        })
+      },
+    })
+  }
+}
+
+/** Segments that mean the same to everybody who reads them: nothing encoded, nothing that leads elsewhere. */
+const segment = /^(?!\.{1,2}$)[\w.~:@!$&'()*+,=-]+$/
+const query = /^(\?[\x21\x24-\x7e]*)?$/
+
+/**
+ * What stands behind the first `skip` segments of a request's target, with its query; undefined when it is not surely below
+ * whatever it is put behind.
+ */
+function pathBelow(target: string, skip: number): { readonly path: string; readonly query: string } | undefined {
+  // An absolute-form target names a host of its own.
+  if (!target.startsWith('/')) return undefined
+  const mark = target.indexOf('?')
+  const [path, rest] = mark < 0 ? [target, ''] : [target.slice(0, mark), target.slice(mark)]
+  const segments = path.split('/').slice(skip + 1)
+  if (segments.length === 0 || !segments.every((one) => segment.test(one)) || !query.test(rest)) return undefined
+  return { path: segments.join('/'), query: rest }
+}
+
+/** Of a request of the MCP streamable HTTP transport. */
+const mcpRequestHeaders = [
+  'accept',
+  'accept-encoding',
+  'content-type',
+  'last-event-id',
+  'mcp-protocol-version',
+  'mcp-session-id',
+  'user-agent',
+] as const
+
+const McpParams = Type.Object({ id: Type.String({ maxLength: 128 }), name: Type.String({ maxLength: 64 }) })
+
+/** The external MCP servers of the run under way, each with the headers that its entry has. */
+function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): void {
+  const schema = {
+    tags,
+    summary: 'Speak with an external MCP server of the run',
+    description: 'Streamable HTTP of the Model Context Protocol. The runner adds the credentials.',
+    params: McpParams,
+    response: {
+      200: { description: 'As the MCP server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
+      ...refusals,
+      404: failure('`unknown_mcp_server`: the run under way has none of this name.'),
+      413: failure('`body_too_large`: more than 32 MiB.'),
+      502: failure('`mcp_server_unreachable`, or `mcp_server_refused`: it does not take the credentials.'),
+    },
+  }
+  const options = { ...access('worker'), exposeHeadRoute: false, schema }
+  for (const method of ['GET', 'POST', 'DELETE'] as const) {
+    app.route({
+      method,
+      url: '/runner/worker/:id/mcp-servers/:name',
+      ...options,
+      async handler(request, reply) {
+        const { worker } = auth.of(request)
+        const server = worker.mcpServer(request.params.name)
+        if (!server || !URL.canParse(server.url)) throw unknownMcpServer()
+        const url = new URL(server.url)
+        return forward(request, reply, {
+          dispatcher,
+          origin: url.origin,
+          path: url.pathname + url.search,
+          headers: { ...pick(request.headers, mcpRequestHeaders), ...lowerCased(server.headers) },
+          signal: whileCalled(reply, worker.closed),
+          unreachable: mcpServerUnreachable,
+          refused: mcpServerRefused,
+        })
+      },
+    })
+  }
+}
+
+/** So that a configured header takes the place of the worker's, and does not stand beside it. */
+const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>
+  Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))

@@ -1,0 +1,35 @@
+import { Type } from '@sinclair/typebox'
+import { CommaList, definePlugin, Settings } from '#kernel'
+import { Kv } from '#contracts/kv'
+import { RunnerPool } from '#contracts/runner'
+import { SandboxEventDecoders } from '#contracts/sandbox'
+import { createClientAddress } from './client-address.ts'
+import { createFanOut } from './fan-out.ts'
+import { createEventMetrics, sandboxEventRoutes } from './routes.ts'
+
+/** What sandbox providers say of their sandboxes, passed on to the runners. Specification 4.9. */
+export default definePlugin({
+  name: 'sandbox-events',
+  config: Settings({
+    requestsPerMinute: Type.Integer({
+      default: 600,
+      minimum: 1,
+      maximum: 100_000,
+      description: 'Deliveries of one client address.',
+    }),
+    trustedProxies: Type.Optional(
+      CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
+    ),
+  }),
+  requires: { pool: RunnerPool, kv: Kv, decoders: SandboxEventDecoders },
+  async setup({ config, deps: { pool, kv, decoders }, log, metrics: registry, routes }) {
+    const { requestsPerMinute, trustedProxies = [] } = config
+    const metrics = createEventMetrics(registry, () => fanOut.active)
+    const fanOut = createFanOut({ pool, log, onDropped: metrics.dropped })
+    const clientOf = createClientAddress(trustedProxies)
+    routes('conductor', async (app) => {
+      sandboxEventRoutes(app, { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf })
+    })
+    return {}
+  },
+})

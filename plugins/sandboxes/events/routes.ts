@@ -1,0 +1,145 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { Counter, Gauge, type Registry } from 'prom-client'
+import { access, type App, appError, failure } from '#kernel'
+import type { Kv } from '#contracts/kv'
+import type { SandboxEventDecoder } from '#contracts/sandbox'
+import { countedAs } from './client-address.ts'
+import type { FanOut } from './fan-out.ts'
+
+const unknownProvider = appError('not_found', 404, 'No sandbox provider of this name sends events here.')
+const unreadableEvent = appError('unreadable_event', 400, 'The body cannot be read, or is larger than 64 KiB.')
+const rateLimited = appError('rate_limited', 429, 'Too many deliveries from this address; wait as Retry-After says.')
+
+const windowSeconds = 60
+/** Specification 4.9. */
+const bodyLimit = 64 * 1024
+
+const Params = Type.Object({ provider: Type.String({ description: 'Name of the sandbox provider, such as `e2b`.' }) })
+const Receipt = Type.Object(
+  {
+    queued: Type.Optional(Type.Integer({ description: 'Sandboxes that runners are being told of.' })),
+    ignored: Type.Optional(Type.Literal(true, { description: 'The delivery says nothing about a sandbox.' })),
+  },
+  { additionalProperties: true },
+)
+
+export interface SandboxEventRoutes {
+  readonly kv: Pick<Kv, 'hit'>
+  readonly decoders: ReadonlyMap<string, SandboxEventDecoder>
+  readonly fanOut: Pick<FanOut, 'offer'>
+  readonly metrics: EventMetrics
+  readonly requestsPerMinute: number
+  readonly clientOf: (peer: string, forwardedFor: string | string[] | undefined) => string
+}
+
+export function sandboxEventRoutes(app: App, options: SandboxEventRoutes): void {
+  const { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf } = options
+  /** The route is open to anybody: an address has its share of it. */
+  const limit = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+    const client = countedAs(clientOf(request.ip, request.headers['x-forwarded-for']))
+    const hit = await kv.hit(`ao:sandbox-events:${client}`, requestsPerMinute, windowSeconds)
+    const left = hit.allowed ? requestsPerMinute - hit.count : 0
+    const seconds = hit.allowed ? windowSeconds : Math.max(1, Math.ceil(hit.retryAfterMs / 1_000))
+    void reply
+      .header('ratelimit-policy', `"sandbox-events";q=${requestsPerMinute};w=${windowSeconds}`)
+      .header('ratelimit', `"sandbox-events";r=${left};t=${seconds}`)
+    if (hit.allowed) return
+    metrics.count('limited')
+    throw rateLimited({ headers: { 'retry-after': String(seconds) }, retryable: true })
+  }
+
+  // Signatures are over the bytes, whatever they are said to be.
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
+  app.setErrorHandler((error: unknown) => {
+    throw isUnread(error) ? unreadableEvent({ cause: error }) : error
+  })
+
+  app.post(
+    '/api/sandbox-events/:provider',
+    {
+      ...access('public'),
+      bodyLimit,
+      onRequest: limit,
+      schema: {
+        tags: ['sandboxes'],
+        summary: 'Take an event of a sandbox provider',
+        description:
+          'For webhooks of providers, in their own form, signed where the provider signs. No key: all it can do is have runners ' +
+          'ask anew how a sandbox is. 429 `rate_limited` beyond the deliveries per minute of an address.',
+        params: Params,
+        response: {
+          202: Receipt,
+          400: failure('`unreadable_event`: no delivery of this provider, or more than 64 KiB.'),
+          401: failure('`signature_invalid`: the provider signs, and this is not signed with its secret.'),
+          404: failure('`not_found`: nobody reads events of this provider here.'),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { provider } = request.params
+      const decoder = decoders.get(provider)
+      if (!decoder) throw unknownProvider()
+      const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0)
+      void reply.code(202)
+      const event = decode(decoder, { headers: request.headers, body }, metrics)
+      if (!event) {
+        metrics.count('ignored')
+        return { ignored: true as const }
+      }
+      const queued = fanOut.offer(provider, event.sandboxId)
+      metrics.count(queued ? 'queued' : 'shed')
+      return { queued: queued ? 1 : 0 }
+    },
+  )
+}
+
+function decode(
+  decoder: SandboxEventDecoder,
+  delivery: Parameters<SandboxEventDecoder['decode']>[0],
+  metrics: EventMetrics,
+) {
+  try {
+    return decoder.decode(delivery)
+  } catch (error) {
+    metrics.count('refused')
+    throw error
+  }
+}
+
+// Fastify's own words for a body that it does not read to its end: too large, of another length than said, of no media type.
+const unread = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH', 'FST_ERR_CTP_INVALID_MEDIA_TYPE']
+const isUnread = (error: unknown): boolean => unread.includes(String((error as { code?: unknown } | null)?.code))
+
+type Outcome = 'queued' | 'ignored' | 'refused' | 'shed' | 'limited'
+
+export interface EventMetrics {
+  count(outcome: Outcome): void
+  dropped(states: number): void
+}
+
+/** What became of the deliveries. */
+export function createEventMetrics(registry: Registry, activeFanOuts: () => number): EventMetrics {
+  const registers = [registry]
+  const deliveries = new Counter({
+    name: 'sandbox_events_total',
+    help: 'Deliveries of sandbox providers, by what became of them.',
+    labelNames: ['outcome'],
+    registers,
+  })
+  const invalidated = new Counter({
+    name: 'sandbox_event_invalidations_total',
+    help: 'Cached states of sandboxes that runners dropped for such a delivery.',
+    registers,
+  })
+  new Gauge({
+    name: 'sandbox_event_fanouts_active',
+    help: 'Deliveries that runners are being told of.',
+    registers,
+    collect() {
+      this.set(activeFanOuts())
+    },
+  })
+  return { count: (outcome) => deliveries.inc({ outcome }), dropped: (states) => invalidated.inc(states) }
+}

@@ -1,0 +1,71 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { App } from '#kernel'
+import { callerLeft, dynamicWorkersUnavailable } from '../errors.ts'
+import type { Admitted, Hub } from './hub.ts'
+import type { Worker } from './worker.ts'
+
+/** Lets workers in to the routes of a scope, each to those of its own session. */
+export interface WorkerAuth {
+  /** `credential` finds the header value with the token. */
+  protect(app: App, credential?: (request: FastifyRequest) => string | undefined): void
+  /** Who calls. */
+  of(request: FastifyRequest): Admitted
+}
+
+/** `served`: this runner starts sandbox workers. If not, every callback of one is answered 503. */
+export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
+  const admitted = new WeakMap<FastifyRequest, Admitted>()
+  return {
+    protect(app, credential = ({ headers }) => headers.authorization) {
+      app.addHook('onRequest', async (request) => {
+        if (!served) throw dynamicWorkersUnavailable()
+        const { id } = request.params as { id: string }
+        admitted.set(request, await hub.admit(credential(request), id))
+      })
+    },
+    of(request) {
+      const found = admitted.get(request)
+      if (!found) throw new Error(`${request.routeOptions.url} asks which worker calls, but was never protected`)
+      return found
+    },
+  }
+}
+
+/** Aborts when the caller has left, and with `others`. */
+export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal[]): AbortSignal {
+  const gone = new AbortController()
+  reply.raw.once('close', () => gone.abort(callerLeft()))
+  return AbortSignal.any([gone.signal, ...others])
+}
+
+/** One exchange of a kind with each worker: bodies of tens of MiB are held for it, and a worker can open hundreds of connections. */
+interface Newest {
+  /** Closes the connection of the former one, unless that is over. */
+  begin(worker: Worker, reply: FastifyReply): void
+}
+
+function createNewest(): Newest {
+  const latest = new WeakMap<Worker, FastifyReply>()
+  return {
+    begin(worker, reply) {
+      latest.get(worker)?.raw.destroy()
+      latest.set(worker, reply)
+      reply.raw.once('close', () => {
+        if (latest.get(worker) === reply) latest.delete(worker)
+      })
+    },
+  }
+}
+
+/** One of each kind, for all listeners. */
+export interface NewestOfAll {
+  readonly answers: Newest
+  readonly downloads: Newest
+  readonly uploads: Newest
+}
+
+export const createNewestOfAll = (): NewestOfAll => ({
+  answers: createNewest(),
+  downloads: createNewest(),
+  uploads: createNewest(),
+})

@@ -1,0 +1,100 @@
+import { randomInt } from 'node:crypto'
+import type { WorkerHub } from '#contracts/workers'
+import { otherSession, otherTenant, superseded } from '../errors.ts'
+import { createMailbox } from './mailbox.ts'
+import { issueToken, type WorkerClaims, type WorkerTokens } from './tokens.ts'
+import { type Continued, Worker, type WorkerChannel, type WorkerOptions } from './worker.ts'
+
+/** `randomInt` takes no more. */
+const generations = 2 ** 48 - 1
+
+export interface Admitted {
+  readonly worker: Worker
+  /** Of the token that it showed. */
+  readonly expiresAt: number
+}
+
+/** The polling workers of a runner. */
+export interface Hub extends WorkerHub {
+  /**
+   * A new generation of the session's worker; a former channel of the session is closed. AppError as `WorkerTokens.mint`, or 503
+   * `worker_token_failed` when that fails otherwise or gives nothing.
+   */
+  open(tenantId: string, sessionId: string): Promise<WorkerChannel>
+  /** Who calls a callback of the session's worker. AppError 401 unless it is the session's present worker. */
+  admit(authorization: string | undefined, sessionId: string): Promise<Admitted>
+  /** On stop. */
+  close(): void
+}
+
+export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
+  const workers = new Map<string, Worker>()
+  /** What is to be done when a bound worker comes under its new name. */
+  const arrivals = new WeakMap<Worker, () => void>()
+  const forget = (worker: Worker): void => {
+    if (workers.get(worker.sessionId) === worker) workers.delete(worker.sessionId)
+  }
+  const make = async (tenantId: string, options: Continued): Promise<Worker> => {
+    const { sessionId } = options
+    // Drawn, not counted: a token of this session from another runner, or from before a restart, is of no present generation.
+    const generation = randomInt(1, generations)
+    const token = await issueToken(tokens, { tenantId, sessionId, generation })
+    const former = workers.get(sessionId)
+    former?.close()
+    const worker: Worker = new Worker({
+      ...options,
+      tenantId,
+      generation,
+      token,
+      lostMs,
+      ...(former ? { stateRev: former.stateRev } : {}),
+      bind,
+      onClose() {
+        arrivals.get(worker)?.()
+        forget(worker)
+      },
+    })
+    workers.set(sessionId, worker)
+    return worker
+  }
+  /** Until the worker has taken the command it is known by both names: an answer that is lost on its way is given again. */
+  const bind: WorkerOptions['bind'] = async (from, options) => {
+    const worker = await make(from.tenantId, options)
+    const { sessionId, mailbox } = options
+    const command = mailbox.push({ kind: 'bind', sessionId, token: worker.token })
+    arrivals.set(worker, () => {
+      arrivals.delete(worker)
+      mailbox.acknowledge(command)
+      from.retire()
+      forget(from)
+    })
+    return worker
+  }
+  const find = ({ tenantId, generation }: WorkerClaims, sessionId: string): Worker => {
+    const worker = workers.get(sessionId)
+    if (!worker) throw superseded()
+    if (worker.tenantId !== tenantId) throw otherTenant()
+    if (worker.generation !== generation) throw superseded()
+    arrivals.get(worker)?.()
+    return worker
+  }
+  return {
+    async open(tenantId, sessionId) {
+      return make(tenantId, { sessionId, mailbox: createMailbox() })
+    },
+    async authorize(authorization, tenantId, sessionId) {
+      const claims = await tokens.verify(authorization)
+      if (claims.sessionId !== sessionId) throw otherSession()
+      if (claims.tenantId !== tenantId) throw otherTenant()
+      find(claims, sessionId)
+    },
+    async admit(authorization, sessionId) {
+      const claims = await tokens.verify(authorization)
+      if (claims.sessionId !== sessionId) throw otherSession()
+      return { worker: find(claims, sessionId), expiresAt: claims.expiresAt }
+    },
+    close() {
+      for (const worker of workers.values()) worker.close()
+    },
+  }
+}

@@ -1,0 +1,132 @@
+import type { AppError } from '#kernel'
+import type { WorkerCommand } from '#contracts/wire/worker'
+import { pollSuperseded } from '../errors.ts'
+
+type Unnumbered<C> = C extends WorkerCommand ? Omit<C, 'id'> : never
+
+export interface Poll {
+  /** Every command up to this one has been taken. */
+  readonly after: number
+  readonly waitMs: number
+  readonly signal: AbortSignal
+}
+
+/**
+ * What one worker is to do, in order. A command is in the answer of every poll until a poll comes after it: an answer that is lost on
+ * its way is given again.
+ */
+export interface Mailbox {
+  push(command: Unnumbered<WorkerCommand>): number
+  /** No further answer has it. True when one had it already. */
+  withdraw(id: number): boolean
+  /** Empty: nothing came within the time, or nobody waits any more. A newer poll ends an older one. */
+  poll(poll: Poll): Promise<readonly WorkerCommand[]>
+  /** A poll that waits is answered with nothing. */
+  endPoll(): void
+  /** Everything up to this command has been taken. */
+  acknowledge(id: number): void
+  /** Resolves when an answer with this command has left, and when `signal` aborts. */
+  taken(id: number, signal: AbortSignal): Promise<void>
+  /** An answer has left. */
+  left(commands: readonly WorkerCommand[]): void
+  close(error: AppError): void
+}
+
+/** A poll that waits for a command. */
+interface HeldPoll {
+  readonly answered: Promise<readonly WorkerCommand[]>
+  answer(commands: readonly WorkerCommand[]): void
+  refuse(error: AppError): void
+}
+
+export function createMailbox(): Mailbox {
+  let queue: WorkerCommand[] = []
+  let last = 0
+  /** The highest id that an answer had. */
+  let answered = 0
+  let waiting: HeldPoll | undefined
+  let closed: AppError | undefined
+  const departures = new Map<number, () => void>()
+
+  /** Behind a `bind` the worker is another one: what follows is for it alone. */
+  const ready = (): readonly WorkerCommand[] => {
+    const bind = queue.findIndex(({ kind }) => kind === 'bind')
+    const commands = bind < 0 ? [...queue] : queue.slice(0, bind + 1)
+    answered = Math.max(answered, commands.at(-1)?.id ?? 0)
+    return commands
+  }
+  const acknowledge = (id: number): void => {
+    queue = queue.filter((command) => command.id > id)
+  }
+  return {
+    push(command) {
+      const id = ++last
+      queue.push({ id, ...command } as WorkerCommand)
+      waiting?.answer(ready())
+      return id
+    },
+    withdraw(id) {
+      queue = queue.filter((command) => command.id !== id)
+      return id <= answered
+    },
+    async poll({ after, waitMs, signal }) {
+      if (closed) throw closed
+      waiting?.refuse(pollSuperseded())
+      acknowledge(after)
+      if (queue.length > 0 || waitMs === 0 || signal.aborted) return ready()
+      const mine = hold(waitMs, signal, () => {
+        if (waiting === mine) waiting = undefined
+      })
+      waiting = mine
+      return mine.answered
+    },
+    endPoll: () => waiting?.answer([]),
+    acknowledge,
+    taken: (id, signal) =>
+      new Promise((resolve) => {
+        const settle = (): void => {
+          departures.delete(id)
+          signal.removeEventListener('abort', settle)
+          resolve()
+        }
+        if (closed) return resolve()
+        signal.addEventListener('abort', settle)
+        departures.set(id, settle)
+      }),
+    left(commands) {
+      for (const { id } of commands) departures.get(id)?.()
+    },
+    close(error) {
+      if (closed) return
+      closed = error
+      queue = []
+      waiting?.refuse(error)
+      for (const depart of departures.values()) depart()
+    },
+  }
+}
+
+/** Answered with nothing when the time is over or nobody waits any more. `onSettled` comes before whoever waits hears of it. */
+function hold(waitMs: number, signal: AbortSignal, onSettled: () => void): HeldPoll {
+  const { promise: answered, resolve, reject } = Promise.withResolvers<readonly WorkerCommand[]>()
+  const settle = (): void => {
+    clearTimeout(late)
+    signal.removeEventListener('abort', empty)
+    onSettled()
+  }
+  const answer = (commands: readonly WorkerCommand[]): void => {
+    settle()
+    resolve(commands)
+  }
+  const empty = (): void => answer([])
+  const late = setTimeout(empty, waitMs)
+  signal.addEventListener('abort', empty, { once: true })
+  return {
+    answered,
+    answer,
+    refuse(error) {
+      settle()
+      reject(error)
+    },
+  }
+}

@@ -1,0 +1,136 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, type AppError, failure, NoContent, uploadAccess } from '#kernel'
+import { workerProtocolHeader } from '#contracts/wire/sidecar'
+import { PollAnswer, pollMs, workerProtocol } from '#contracts/wire/worker'
+import { listenerStopping, unknownCall, unsupportedProtocol, workerLost } from '../errors.ts'
+import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
+import { receive, type UploadLimits } from './upload.ts'
+
+export const tags = ['workers']
+export const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
+
+/** What any callback of a worker may answer. */
+export const refusals = {
+  401: failure(
+    '`invalid or missing worker token: …`: missing, malformed, expired, other session, other tenant or superseded.',
+  ),
+  503: failure('`dynamic_workers_unavailable`: this runner starts no sandbox workers.'),
+}
+
+const PollQuery = Type.Object({
+  after: Type.Integer({ minimum: 0, default: 0, description: 'Every command up to this one has been taken.' }),
+  tools: Type.Optional(Type.Literal('1', { description: 'The worker takes `tool` commands.' })),
+  wait: Type.Integer({ minimum: 0, maximum: pollMs, default: pollMs, description: 'Milliseconds.' }),
+})
+
+/** `closing`: the listener is; polls are answered, so that it need not wait for them. */
+export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll, closing: AbortSignal): void {
+  app.get(
+    '/runner/worker/:id/poll',
+    {
+      ...access('worker'),
+      exposeHeadRoute: false,
+      schema: {
+        tags,
+        summary: 'Ask for commands',
+        description:
+          'Held open until there is one. A command comes again until a poll says `after` it; a newer poll ends an older one.',
+        params: SessionParams,
+        querystring: PollQuery,
+        headers: Type.Object({ [workerProtocolHeader]: Type.Optional(Type.String({ description: 'Required: 1.' })) }),
+        response: {
+          200: PollAnswer,
+          204: NoContent,
+          400: failure('`unsupported_worker_protocol`, or `invalid_request`.'),
+          ...refusals,
+          409: failure('`poll_superseded`: by a newer poll of this worker.'),
+        },
+      },
+    },
+    async (request, reply) => {
+      if (request.headers[workerProtocolHeader] !== workerProtocol) throw unsupportedProtocol()
+      const { worker, expiresAt } = auth.of(request)
+      const { after, tools, wait } = request.query
+      const signal = whileCalled(reply, closing)
+      const answer = await worker.poll({ after, tools: tools === '1', waitMs: wait, signal, expiresAt })
+      if (answer.commands.length === 0 && answer.token === undefined) return reply.code(204).send()
+      answers.begin(worker, reply)
+      reply.raw.once('finish', () => worker.left(answer))
+      return answer
+    },
+  )
+}
+
+const ToolParams = Type.Object({ id: Type.String({ maxLength: 128 }), callId: Type.String({ maxLength: 128 }) })
+const ToolResult = Type.Object({ ok: Type.Boolean(), content: Type.String() })
+
+export function toolRoutes(app: App, auth: WorkerAuth): void {
+  app.put(
+    '/runner/worker/:id/tools/:callId',
+    {
+      ...access('worker'),
+      schema: {
+        tags,
+        summary: 'Answer a tool call',
+        params: ToolParams,
+        body: ToolResult,
+        response: { 204: NoContent, ...refusals, 404: failure('`unknown_call`: nobody waits for it any more.') },
+      },
+    },
+    async (request, reply) => {
+      const { worker } = auth.of(request)
+      if (!worker.takeToolResult(request.params.callId, request.body)) throw unknownCall()
+      return reply.code(204).send()
+    },
+  )
+}
+
+/** In this scope a body is a stream, whatever its content type says. */
+export function takeStreams(app: App): void {
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
+    done(null, body),
+  )
+}
+
+/** In a scope of their own: their body is a stream. */
+export const eventRoutes = (auth: WorkerAuth, limits: UploadLimits, closing: AbortSignal) => async (app: App) => {
+  takeStreams(app)
+  app.post(
+    '/runner/worker/:id/events',
+    {
+      ...uploadAccess('worker'),
+      schema: {
+        tags,
+        summary: 'Send the events of a run',
+        description:
+          'RunEvents, one a line, sent as they happen; the last one is `result` or `error`. A connection that is cut ends the run.',
+        consumes: ['application/x-ndjson'],
+        params: SessionParams,
+        querystring: Type.Object({ runId: Type.String({ maxLength: 128 }) }),
+        body: Type.Unknown({ description: 'Lines of JSON.' }),
+        response: {
+          204: NoContent,
+          400: failure('`invalid_events`: a line is too long; or `invalid_request`.'),
+          ...refusals,
+          404: failure('`unknown_run`: it is over, was cancelled, or its events are taken already.'),
+          408: failure('`event_upload_timeout`: it took longer than 4 hours.'),
+          413: failure('`event_upload_too_large`: more than 256 MiB.'),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { worker } = auth.of(request)
+      const upload = receive(request.raw, limits, () => worker.seen())
+      const stop = (): void => upload.end(listenerStopping(), workerLost({ retryable: true }))
+      closing.addEventListener('abort', stop)
+      try {
+        worker.takeEvents(request.query.runId, upload)
+      } catch (error) {
+        upload.end(error as AppError)
+      }
+      await upload.done.finally(() => closing.removeEventListener('abort', stop))
+      return reply.code(204).send()
+    },
+  )
+}

@@ -1,0 +1,151 @@
+import { type AppError, linesOf } from '#kernel'
+import type { McpServer } from '#contracts/mcp-servers'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import { parseLine, peekType } from '#contracts/run-event'
+import { workerPaths } from '#contracts/wire/worker'
+import { sessionBusy, sessionStateMissing, unknownRun, workerLost, workerUnreachable } from '../errors.ts'
+import type { Mailbox } from './mailbox.ts'
+import type { Presence } from './presence.ts'
+import type { IssuedToken } from './tokens.ts'
+import type { Upload } from './upload.ts'
+
+/** The runs of one worker, one at a time. */
+export interface Runs {
+  run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncGenerator<Buffer>
+  /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
+  take(runId: string, upload: Upload): void
+  readonly busy: boolean
+  /** Of the run under way, as its envelope had it. */
+  mcpServer(name: string): McpServer | undefined
+  /** No run from now on. The worker's upload, if there is one, is answered so. */
+  close(answer: AppError): void
+}
+
+interface UnderWay {
+  readonly events: RunEvents
+  readonly mcpServers: readonly McpServer[]
+  /** Takes the command back. True when the worker may have begun. */
+  withdraw(): boolean
+}
+
+export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedToken): Runs {
+  let current: UnderWay | undefined
+  let closed = false
+  return {
+    async *run(envelope, signal, runnerUrl) {
+      // The last token of a worker that slept for a day may have expired.
+      const credential = await token.fresh()
+      if (closed) throw workerUnreachable({ retryable: true })
+      if (current) throw sessionBusy()
+      signal.throwIfAborted()
+      const { runId, mcpServers = [] } = envelope
+      const events = awaitEvents(runId, envelope.resume === true)
+      const command = mailbox.push({ kind: 'run', envelope: envelopeForWorker(envelope, runnerUrl, credential) })
+      const withdraw = (): boolean => mailbox.withdraw(command)
+      current = { events, mcpServers, withdraw }
+      const abort = (): void => events.end(signal.reason as Error)
+      signal.addEventListener('abort', abort)
+      const stopWatching = presence.watch(() => events.end(workerLost({ retryable: true })))
+      let whole = false
+      try {
+        yield* events.read()
+        whole = true
+      } finally {
+        stopWatching()
+        signal.removeEventListener('abort', abort)
+        current = undefined
+        if (withdraw() && !whole) mailbox.push({ kind: 'cancel', runId })
+      }
+    },
+    take(runId, upload) {
+      if (current?.events.runId !== runId) throw unknownRun()
+      current.events.take(upload)
+    },
+    get busy() {
+      return current !== undefined
+    },
+    mcpServer: (name) => current?.mcpServers.find((server) => server.name === name),
+    close(answer) {
+      closed = true
+      if (!current) return
+      const error = current.withdraw() ? workerLost : workerUnreachable
+      current.events.end(error({ retryable: true }), answer)
+    },
+  }
+}
+
+/** The events of one run, which come with an upload that the worker begins. */
+interface RunEvents {
+  readonly runId: string
+  /** AppError 404 `unknown_run` when the run is over or has an upload. */
+  take(upload: Upload): void
+  /** Ends the run: whoever reads gets `thrown`, the worker `answer`. */
+  end(thrown: Error, answer?: AppError): void
+  read(): AsyncGenerator<Buffer>
+}
+
+/** `resume`: the run goes on with a conversation that the worker should have. */
+function awaitEvents(runId: string, resume: boolean): RunEvents {
+  const arrival = Promise.withResolvers<Upload>()
+  arrival.promise.catch(() => {})
+  let upload: Upload | undefined
+  let over = false
+  const end = (thrown: Error, answer: AppError = unknownRun()): void => {
+    if (over) return
+    over = true
+    arrival.reject(thrown)
+    upload?.end(answer, thrown)
+  }
+  return {
+    runId,
+    take(arrived) {
+      if (over || upload) throw unknownRun()
+      upload = arrived
+      arrival.resolve(arrived)
+    },
+    end,
+    async *read() {
+      try {
+        let first = true
+        for await (const chunk of (await arrival.promise).lines()) {
+          const refusal = first ? refusalOf(chunk, resume) : undefined
+          if (refusal) throw refusal
+          first = false
+          yield chunk
+        }
+        over = true
+      } finally {
+        end(unknownRun())
+      }
+    },
+  }
+}
+
+/** A worker cannot refuse a run by a status: its refusal is the only event of the run. */
+function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
+  const [line] = linesOf(chunk)
+  if (!line || peekType(line) !== 'error') return undefined
+  const code = parseLine(line)?.['code']
+  if (code === 'session_busy') return sessionBusy()
+  return code === 'session_state_missing' && resume ? sessionStateMissing() : undefined
+}
+
+/** The envelope as its worker gets it: every address is the runner's, as the worker sees it, and every credential its own token. */
+function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: string): RunEnvelope {
+  const { sessionMcpUrl, sessionMcpToken: _, mcpServers, ...rest } = envelope
+  const base = runnerUrl.replace(/\/+$/, '')
+  const paths = workerPaths(envelope.sessionId)
+  return {
+    ...rest,
+    ...(sessionMcpUrl === undefined ? {} : { sessionMcpUrl: base + paths.sessionMcp, sessionMcpToken: token }),
+    ...(mcpServers === undefined
+      ? {}
+      : {
+          mcpServers: mcpServers.map(({ name }) => ({
+            name,
+            url: base + paths.mcpServer(name),
+            headers: { authorization: `Bearer ${token}` },
+          })),
+        }),
+  }
+}

@@ -1,0 +1,72 @@
+import type { StateBundle } from '#contracts/runtime'
+import type { Mailbox } from './mailbox.ts'
+import type { Presence } from './presence.ts'
+
+/** The runner's copy of a worker's state. */
+export interface StateCopy {
+  readonly bundle: StateBundle | undefined
+  readonly rev: number
+  /** What the runner says wins over whatever a sandbox has on its disk. */
+  set(bundle: StateBundle | undefined): void
+  /** What the worker says. An older copy never takes the place of a newer one. */
+  take(bundle: StateBundle | undefined, rev: number): void
+  /** Calls back at the worker's next word about its state. Returns how to stop listening. */
+  onTaken(listener: () => void): () => void
+}
+
+/** `rev` of the former worker's copy, where there is one. */
+export function createStateCopy(rev = 0): StateCopy {
+  let bundle: StateBundle | undefined
+  const listeners = new Set<() => void>()
+  return {
+    get bundle() {
+      return bundle
+    },
+    get rev() {
+      return rev
+    },
+    set(given) {
+      // Workers count from the copy that they started with. A time is above any count of a sandbox that outlived a runner.
+      rev = Math.max(rev + 1, Date.now())
+      bundle = given
+    },
+    take(given, at) {
+      if (at >= rev) {
+        rev = at
+        bundle = given
+      }
+      for (const tell of listeners) tell()
+    },
+    onTaken(listener) {
+      listeners.add(listener)
+      return () => listeners.delete(listener)
+    },
+  }
+}
+
+/** How long a worker may take to pack its state and send it. */
+const exportMs = 30_000
+
+/** Asks a worker for its state. Resolves when it has answered, or is not going to. */
+export function askForState(
+  mailbox: Mailbox,
+  presence: Presence,
+  state: StateCopy,
+  closed: AbortSignal,
+): Promise<void> {
+  return new Promise((resolve) => {
+    const command = mailbox.push({ kind: 'export_state' })
+    const settle = (): void => {
+      clearTimeout(late)
+      stopListening()
+      stopWatching()
+      closed.removeEventListener('abort', settle)
+      mailbox.withdraw(command)
+      resolve()
+    }
+    const late = setTimeout(settle, exportMs)
+    const stopListening = state.onTaken(settle)
+    const stopWatching = presence.watch(settle)
+    closed.addEventListener('abort', settle)
+  })
+}

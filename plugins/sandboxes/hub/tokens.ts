@@ -1,0 +1,129 @@
+import { createHash, createSecretKey, type KeyObject, randomUUID } from 'node:crypto'
+import { errors, type JWTPayload, type JWTVerifyGetKey, jwtVerify, SignJWT } from 'jose'
+import { isAppError } from '#kernel'
+import { expiredToken, malformedToken, missingToken, workerTokenFailed, workerTokenUnavailable } from '../errors.ts'
+
+/** Who a worker is. `docs/security.md` has the whole token. */
+export interface WorkerClaims {
+  readonly tenantId: string
+  readonly sessionId: string
+  /** A token of another generation than the session's worker has is refused: that is how one is revoked at once. */
+  readonly generation: number
+}
+
+/** Worker tokens: JWT HS256, `typ: ao-worker+jwt`. Specification 5.4. */
+export interface WorkerTokens {
+  /** `expiresAt` in ms since the epoch. AppError 503 `worker_token_unavailable` that names the setting when no key is configured. */
+  mint(claims: WorkerClaims): Promise<{ readonly token: string; readonly expiresAt: number }>
+  /** AppError 401 whose code starts with `invalid or missing worker token` and says which case. Does not know generations. */
+  verify(authorization: string | undefined): Promise<WorkerClaims & { readonly expiresAt: number }>
+}
+
+/** A worker that polls is given a new one when half of it is over. */
+const lifetimeMs = 24 * 60 * 60 * 1_000
+const algorithm = 'HS256'
+const type = 'ao-worker+jwt'
+const issuer = 'ao-runner'
+const audience = 'ao-worker'
+const required = ['sub', 'tid', 'sid', 'gen', 'jti', 'iat', 'exp']
+
+interface Key {
+  readonly id: string
+  readonly secret: KeyObject
+}
+
+/** `previous` only verifies: tokens of before a rotation live on until they are renewed. */
+export function createWorkerTokens(current: Buffer | undefined, previous: Buffer | undefined): WorkerTokens {
+  const signing = current && keyOf(current)
+  const keys = [signing, previous && keyOf(previous)].filter((key) => key !== undefined)
+  const keyFor: JWTVerifyGetKey = ({ kid }) => {
+    const key = keys.find(({ id }) => id === kid)
+    if (!key) throw new errors.JWKSNoMatchingKey()
+    return key.secret
+  }
+  return {
+    async mint({ tenantId, sessionId, generation }) {
+      if (!signing) throw workerTokenUnavailable()
+      const issuedAt = Math.floor(Date.now() / 1_000)
+      const expiresAt = issuedAt + lifetimeMs / 1_000
+      const token = await new SignJWT({ tid: tenantId, sid: sessionId, gen: generation })
+        .setProtectedHeader({ alg: algorithm, typ: type, kid: signing.id })
+        .setIssuer(issuer)
+        .setAudience(audience)
+        .setSubject(sessionId)
+        .setJti(randomUUID())
+        .setIssuedAt(issuedAt)
+        .setExpirationTime(expiresAt)
+        .sign(signing.secret)
+      return { token, expiresAt: expiresAt * 1_000 }
+    },
+    async verify(authorization) {
+      const token = bearerOf(authorization)
+      const verified = await jwtVerify(token, keyFor, {
+        algorithms: [algorithm],
+        typ: type,
+        issuer,
+        audience,
+        requiredClaims: required,
+      }).catch((cause: unknown) => {
+        throw cause instanceof errors.JWTExpired ? expiredToken() : malformedToken({ cause })
+      })
+      return claimsOf(verified.payload)
+    },
+  }
+}
+
+/** Named by what it is, so that a key keeps its name when it becomes the previous one. */
+function keyOf(bytes: Buffer): Key {
+  const id = createHash('sha256').update('ao-worker-key\0').update(bytes).digest('hex').slice(0, 16)
+  return { id, secret: createSecretKey(bytes) }
+}
+
+function bearerOf(authorization: string | undefined): string {
+  if (authorization === undefined || authorization === '') throw missingToken()
+  const token = /^Bearer +([\w-]+\.[\w-]+\.[\w-]+)$/i.exec(authorization)?.[1]
+  if (token === undefined) throw malformedToken()
+  return token
+}
+
+function claimsOf({ sub, tid, sid, gen, exp }: JWTPayload): WorkerClaims & { readonly expiresAt: number } {
+  const sound = typeof tid === 'string' && typeof sid === 'string' && sub === sid && Number.isSafeInteger(gen)
+  if (!sound) throw malformedToken()
+  return { tenantId: tid, sessionId: sid, generation: gen as number, expiresAt: exp! * 1_000 }
+}
+
+/** The token of one generation of a worker. */
+export interface IssuedToken {
+  readonly value: string
+  /** At least half of its life is left. */
+  fresh(): Promise<string>
+  /** A new one when less than half of the life of one that expires then is left. */
+  renewal(expiresAt: number): Promise<string | undefined>
+}
+
+/** AppError as `WorkerTokens.mint`, or 503 `worker_token_failed` when that fails otherwise or gives nothing. */
+export async function issueToken(tokens: WorkerTokens, claims: WorkerClaims): Promise<IssuedToken> {
+  let latest = await mint(tokens, claims)
+  const halfLifeMs = (latest.expiresAt - Date.now()) / 2
+  const isOld = (expiresAt: number): boolean => expiresAt - Date.now() < halfLifeMs
+  const fresh = async (): Promise<string> => {
+    if (isOld(latest.expiresAt)) latest = await mint(tokens, claims)
+    return latest.token
+  }
+  return {
+    get value() {
+      return latest.token
+    },
+    fresh,
+    renewal: async (expiresAt) => (isOld(expiresAt) ? fresh() : undefined),
+  }
+}
+
+/** Specification 4.22: a run without a token for its worker is refused by the name of what failed. */
+async function mint(tokens: WorkerTokens, claims: WorkerClaims): ReturnType<WorkerTokens['mint']> {
+  const minted = await tokens.mint(claims).catch((cause: unknown) => {
+    throw isAppError(cause) ? cause : workerTokenFailed({ cause })
+  })
+  if (minted.token === '') throw workerTokenFailed()
+  return minted
+}

@@ -1,0 +1,95 @@
+import type { IncomingMessage } from 'node:http'
+import { type AppError, OversizedLineError, wholeLines } from '#kernel'
+import { eventsCut, eventsTooLarge, eventsTooLong, workerLost } from '../errors.ts'
+
+export interface UploadLimits {
+  readonly maxBytes: number
+  readonly maxMs: number
+}
+
+/** The events of one run on their way in. They wait in the socket, not in memory, until somebody reads them. */
+export interface Upload {
+  /** Chunks of whole lines. One reader. */
+  lines(): AsyncIterable<Buffer>
+  /** Ends it: `answer` goes to the worker, `thrown` to the reader. */
+  end(answer: AppError, thrown?: Error): void
+  /** Resolves when everything was read, rejects with what the worker is to be answered. */
+  readonly done: Promise<void>
+}
+
+/** How long a worker may go on sending after its upload was refused: it has to read the answer first. */
+const lingerMs = 5_000
+
+/** `onBytes` hears of everything that comes. */
+export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits, onBytes: () => void): Upload {
+  const over = Promise.withResolvers<void>()
+  // Whoever has the handler waits for it; before that nobody may.
+  over.promise.catch(() => {})
+  let state: 'open' | 'ended' | 'failed' = 'open'
+  let failure: Error | undefined
+  let size = 0
+  let wake: (() => void) | undefined
+  const settle = (next: 'ended' | 'failed'): void => {
+    state = next
+    clearTimeout(late)
+    body.off('readable', news).off('end', finish).off('error', cut).off('close', cut)
+    wake?.()
+  }
+  const end = (answer: AppError, thrown: Error = answer): void => {
+    if (state !== 'open') return
+    failure = thrown
+    settle('failed')
+    over.reject(answer)
+    discard(body)
+  }
+  const finish = (): void => {
+    settle('ended')
+    over.resolve()
+  }
+  const news = (): void => wake?.()
+  const cut = (): void => end(workerLost({ retryable: true }))
+  const late = setTimeout(() => end(eventsTooLong()), maxMs)
+  body.on('readable', news).on('end', finish).on('error', cut).on('close', cut)
+  if (Number(body.headers['content-length'] ?? 0) > maxBytes) end(eventsTooLarge())
+  else if (body.destroyed) cut()
+
+  async function* chunks(): AsyncGenerator<Buffer> {
+    for (;;) {
+      if (failure) throw failure
+      if (state === 'ended') return
+      const chunk = body.read() as Buffer | null
+      if (chunk === null) {
+        await new Promise<void>((resolve) => {
+          wake = resolve
+        })
+        continue
+      }
+      onBytes()
+      size += chunk.length
+      if (size > maxBytes) end(eventsTooLarge())
+      else yield chunk
+    }
+  }
+  return {
+    async *lines() {
+      try {
+        yield* wholeLines(chunks())
+      } catch (error) {
+        if (error instanceof OversizedLineError) end(eventsCut(), error)
+        throw error
+      }
+    },
+    end,
+    done: over.promise,
+  }
+}
+
+/** Reads what still comes and forgets it, for a while: closing at once would take the answer away from the worker. */
+function discard(body: IncomingMessage): void {
+  if (body.destroyed) return
+  const late = setTimeout(() => body.destroy(), lingerMs)
+  body
+    .once('close', () => clearTimeout(late))
+    .on('error', () => {})
+    .resume()
+}

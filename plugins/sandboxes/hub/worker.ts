@@ -1,0 +1,243 @@
+import type { AppError } from '#kernel'
+import type { McpServer } from '#contracts/mcp-servers'
+import type { RunEnvelope } from '#contracts/run-envelope'
+import type { StateBundle } from '#contracts/runtime'
+import type { ToolResult } from '#contracts/tools'
+import type { PollAnswer } from '#contracts/wire/worker'
+import { superseded, workerUnreachable } from '../errors.ts'
+import type { Mailbox } from './mailbox.ts'
+import { createPresence } from './presence.ts'
+import { createRuns } from './runs.ts'
+import { askForState, createStateCopy, type StateCopy } from './state.ts'
+import type { IssuedToken } from './tokens.ts'
+import { createToolCalls, type ToolCalls } from './tool-calls.ts'
+import type { Upload } from './upload.ts'
+
+const shutdownMs = 1_000
+
+/** The runner's end of one worker that polls. It knows nothing of where the worker runs. */
+export interface WorkerChannel {
+  readonly sessionId: string
+  readonly generation: number
+  /** For the worker's environment. */
+  readonly token: string
+  /** The same or a newer one, for a worker that starts anew: at least half of its life is left. AppError as `WorkerTokens.mint`. */
+  freshToken(): Promise<string>
+  /** When it polled last, in ms since the epoch; undefined before its first poll. */
+  readonly lastPollAt: number | undefined
+  /** Resolves once a poll of this generation is open; rejects when `signal` aborts or the channel closes. */
+  connected(signal: AbortSignal): Promise<void>
+  /** Answers an open poll with nothing: whoever polls then is alive, and not just a connection that nobody has missed yet. */
+  endPoll(): void
+  /**
+   * Sends a run and yields what the worker uploads, as `SidecarLink.run` does. Aborting `signal` sends `cancel`. Ends early when
+   * the worker stops polling. A worker without the conversation that the envelope resumes rejects it with 409
+   * `session_state_missing`. What the envelope says of MCP addresses and credentials is replaced by the worker's own: the runner as
+   * it sees it (`runnerUrl`), and its token; the runner forwards to external servers.
+   */
+  run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncIterable<Buffer>
+  /** Asks a worker that polls for its state and waits for the upload; the durable copy when it does not answer. */
+  exportState(): Promise<StateBundle | undefined>
+  /** What the worker finds at its start, and what it uploaded last. */
+  readonly state: StateBundle | undefined
+  setState(bundle: StateBundle | undefined): void
+  /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
+  callTool: ToolCalls['call']
+  /**
+   * Gives a warm worker its session: the same worker goes on under another id, generation and token. This channel has nothing left to
+   * do then, nor to close.
+   */
+  bind(sessionId: string): Promise<WorkerChannel>
+  /** Tells the worker to end; resolves when it has taken the command or after a second. */
+  shutdown(): Promise<void>
+  /** Its token and everything it sends are refused from now on; what waits for it ends. */
+  close(): void
+}
+
+export interface PollRequest {
+  readonly after: number
+  readonly tools: boolean
+  readonly waitMs: number
+  readonly signal: AbortSignal
+  /** Of the token that came with it. */
+  readonly expiresAt: number
+}
+
+/** What stays of a worker when it gets another session. */
+export interface Continued {
+  readonly sessionId: string
+  readonly mailbox: Mailbox
+  readonly takesTools?: boolean
+}
+
+export interface WorkerOptions extends Continued {
+  readonly tenantId: string
+  readonly generation: number
+  readonly token: IssuedToken
+  /** How long it may be silent. */
+  readonly lostMs: number
+  /** Of the copy that its predecessor had. */
+  readonly stateRev?: number
+  bind(from: Worker, options: Continued): Promise<Worker>
+  onClose(): void
+}
+
+/** One generation of a session's worker: the channel that the runner uses, and what its callbacks need. */
+export class Worker implements WorkerChannel {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly generation: number
+  readonly #options: WorkerOptions
+  readonly #presence
+  readonly #state: StateCopy
+  readonly #runs
+  readonly #toolCalls: ToolCalls
+  readonly #closing = new AbortController()
+  #takesTools: boolean
+  /** It was given to another session. */
+  #spent = false
+
+  constructor(options: WorkerOptions) {
+    this.tenantId = options.tenantId
+    this.sessionId = options.sessionId
+    this.generation = options.generation
+    this.#options = options
+    this.#presence = createPresence(options.lostMs)
+    this.#state = createStateCopy(options.stateRev)
+    this.#runs = createRuns(options.mailbox, this.#presence, options.token)
+    this.#toolCalls = createToolCalls(options.mailbox, this.#presence)
+    this.#takesTools = options.takesTools ?? false
+  }
+
+  get token(): string {
+    return this.#options.token.value
+  }
+  get lastPollAt(): number | undefined {
+    return this.#presence.lastPollAt
+  }
+  get state(): StateBundle | undefined {
+    return this.#state.bundle
+  }
+  get stateRev(): number {
+    return this.#state.rev
+  }
+  /** It has a run. */
+  get busy(): boolean {
+    return this.#runs.busy
+  }
+  /** Its callbacks are refused; the reason is what they are answered. */
+  get closed(): AbortSignal {
+    return this.#closing.signal
+  }
+
+  freshToken(): Promise<string> {
+    return this.#options.token.fresh()
+  }
+
+  async connected(signal: AbortSignal): Promise<void> {
+    await this.#presence.connected(AbortSignal.any([signal, this.closed])).catch((error: unknown) => {
+      throw signal.aborted ? error : workerUnreachable({ retryable: true })
+    })
+  }
+
+  endPoll(): void {
+    this.#options.mailbox.endPoll()
+  }
+
+  run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncIterable<Buffer> {
+    return this.#runs.run(envelope, signal, runnerUrl)
+  }
+
+  async exportState(): Promise<StateBundle | undefined> {
+    if (this.#presence.present) await askForState(this.#options.mailbox, this.#presence, this.#state, this.closed)
+    return this.#state.bundle
+  }
+
+  setState(bundle: StateBundle | undefined): void {
+    this.#state.set(bundle)
+  }
+
+  async callTool(...call: Parameters<ToolCalls['call']>): Promise<ToolResult> {
+    if (!this.#takesTools) return { ok: false, content: 'The sandbox takes no tool calls.' }
+    return this.#toolCalls.call(...call)
+  }
+
+  async bind(sessionId: string): Promise<Worker> {
+    if (this.#spent || this.closed.aborted) throw workerUnreachable({ retryable: true })
+    this.#spent = true
+    try {
+      const { mailbox } = this.#options
+      return await this.#options.bind(this, { sessionId, mailbox, takesTools: this.#takesTools })
+    } catch (error) {
+      this.#spent = false
+      throw error
+    }
+  }
+
+  async shutdown(): Promise<void> {
+    if (this.#spent || this.closed.aborted) return
+    const { mailbox } = this.#options
+    const late = new AbortController()
+    const timer = setTimeout(() => late.abort(), shutdownMs)
+    await mailbox.taken(mailbox.push({ kind: 'shutdown' }), late.signal)
+    clearTimeout(timer)
+  }
+
+  close(): void {
+    if (this.#spent || this.closed.aborted) return
+    this.retire()
+    this.#options.mailbox.close(superseded())
+    this.#options.onClose()
+  }
+
+  /** The worker goes on under another name: this one is refused, and what the worker was given is that one's. */
+  retire(): void {
+    const answer: AppError = superseded()
+    this.#runs.close(answer)
+    this.#toolCalls.close()
+    this.#closing.abort(answer)
+  }
+
+  /** Something came from it. */
+  seen(): void {
+    this.#presence.seen()
+  }
+
+  async poll({ after, tools, waitMs, signal, expiresAt }: PollRequest): Promise<PollAnswer> {
+    this.#takesTools = tools
+    const over = this.#presence.polls()
+    try {
+      const commands = [...(await this.#options.mailbox.poll({ after, waitMs, signal }))]
+      const renewed = await this.#options.token.renewal(expiresAt)
+      return { commands, ...(renewed === undefined ? {} : { token: renewed }) }
+    } finally {
+      over()
+    }
+  }
+
+  /** An answer to a poll has left. */
+  left({ commands }: PollAnswer): void {
+    this.#options.mailbox.left(commands)
+  }
+
+  /** AppError 404 `unknown_run`. */
+  takeEvents(runId: string, upload: Upload): void {
+    this.#runs.take(runId, upload)
+  }
+
+  takeState(...copy: Parameters<StateCopy['take']>): void {
+    this.#presence.seen()
+    this.#state.take(...copy)
+  }
+
+  /** False when nobody waits for it. */
+  takeToolResult(callId: string, result: ToolResult): boolean {
+    this.#presence.seen()
+    return this.#toolCalls.answer(callId, result)
+  }
+
+  /** Of the run under way. */
+  mcpServer(name: string): McpServer | undefined {
+    return this.#runs.mcpServer(name)
+  }
+}

@@ -1,0 +1,93 @@
+import { Type } from '@sinclair/typebox'
+import { Base64Secret, CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { runnerHash } from '#contracts/ids'
+import { SandboxProviders } from '#contracts/sandbox'
+import { Skills } from '#contracts/skills'
+import { PlatformTools } from '#contracts/tools'
+import { SandboxWorkers, WorkerHub } from '#contracts/workers'
+import { mountCallbacks } from './callbacks.ts'
+import { ModelServers, modelServers } from './egress/model-servers.ts'
+import { createHub } from './hub/hub.ts'
+import { createWorkerTokens } from './hub/tokens.ts'
+import { createLauncher } from './launcher.ts'
+import { createMetrics } from './metrics.ts'
+import { createReaper } from './reaper.ts'
+import { createSandboxWorkers } from './service.ts'
+import { createWorkerTable } from './session-worker.ts'
+import { createSubstrates } from './substrates.ts'
+import { createSandboxTools } from './tools.ts'
+import { createUpkeep } from './upkeep.ts'
+import { createWarmPools, WarmPoolList } from './warm-pools.ts'
+
+const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
+
+/**
+ * Sandboxes of sessions: launched, put to sleep, woken, replaced and ended as their sessions need it; the workers in them, which
+ * poll and call back; and the tools that act there.
+ */
+export default definePlugin({
+  name: 'sandboxes',
+  config: Settings({
+    baseUrl: url("As runner-core's: under its hash a restarted runner finds the sandboxes that it left behind."),
+    workerBaseUrl: url(
+      "Where sandboxes reach this runner; the URL of the listener 'workers' unless given, or else of 'runner'.",
+    ),
+    providers: CommaList('Names of the sandbox providers to offer; all that this role has when empty.'),
+    default: CommaList(
+      'Provider of profiles that name none; of several, the first that is there. With one provider it is that one.',
+    ),
+    idlePause: Duration('5m', 'An idle sandbox is put to sleep after this. It keeps its files and its conversation.'),
+    idleDestroy: Duration('24h', 'One that nobody used for so long is ended. The conversation is kept, files are not.'),
+    connectTimeout: Duration('60s', 'How long the worker of a new or woken sandbox may take to call the runner.'),
+    warm: WarmPoolList,
+    logLevel: Type.String({ default: 'warn', description: 'Of the workers.' }),
+    lostAfter: Duration('15s', 'A worker with a run is lost when it has not polled, and sent nothing, for this long.'),
+    signingKey: Type.Optional(
+      Settings({
+        current: Type.Optional(
+          Base64Secret('Signs and verifies the tokens of workers. Without it no sandbox worker can be started.'),
+        ),
+        previous: Type.Optional(Base64Secret('Still verifies while keys are being rotated.')),
+      }),
+    ),
+    models: Type.Optional(ModelServers),
+  }),
+  requires: { providers: SandboxProviders, skills: maybe(Skills) },
+  provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
+  async setup(ctx) {
+    const { config, deps, log } = ctx
+    const { signingKey = {}, models = {} } = config
+    if (signingKey.previous && !signingKey.current) {
+      throw new Error(
+        'there is a previous signing key for worker tokens but no current one; set AGENT_ORC_WORKER_SIGNING_KEY_CURRENT',
+      )
+    }
+    const hub = createHub(createWorkerTokens(signingKey.current, signingKey.previous), config.lostAfter)
+    ctx.onStop(async () => hub.close())
+    mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: modelServers(models) })
+
+    const listener = ctx.listeners.includes('workers') ? 'workers' : 'runner'
+    const addresses = {
+      owner: () => runnerHash(config.baseUrl ?? ctx.urlOf('runner')),
+      runnerUrl: () => config.workerBaseUrl ?? ctx.urlOf(listener),
+    }
+    const { providers: configured } = deps
+    const substrates = createSubstrates({ configured, offered: config.providers, byDefault: config.default })
+    const stopping = new AbortController()
+    const reaper = createReaper(log)
+    const { logLevel, connectTimeout: connectMs } = config
+    const launcher = createLauncher({ hub, substrates, reaper, ...addresses, logLevel, connectMs })
+    const pools = createWarmPools(config.warm, { launcher, reaper, log, stopping: stopping.signal })
+    const table = createWorkerTable({ launcher, reaper, pools })
+    const metrics = createMetrics(ctx.metrics, table, pools)
+    const idle = { pauseMs: config.idlePause, destroyMs: config.idleDestroy }
+    const upkeep = createUpkeep({ table, pools, reaper, substrates, idle, ...addresses, stopping, log })
+    ctx.onStop(upkeep.stop)
+    ctx.onStart(async () => upkeep.start())
+    return {
+      workers: createSandboxWorkers({ table, launcher, pools, substrates, metrics, log }),
+      hub,
+      tools: createSandboxTools(deps.skills),
+    }
+  },
+})

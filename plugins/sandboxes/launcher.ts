@@ -1,0 +1,167 @@
+import { randomInt } from 'node:crypto'
+import { fileURLToPath } from 'node:url'
+import type { Profile } from '#contracts/profiles'
+import { type LaunchOrder, sandboxGone } from '#contracts/sandbox'
+import type { StateBundle } from '#contracts/runtime'
+import { workerVariables } from '#contracts/wire/worker'
+import { asStartFailure, isGone, sandboxStartFailed } from './errors.ts'
+import type { Hub } from './hub/hub.ts'
+import type { WorkerChannel } from './hub/worker.ts'
+import type { Reaper } from './reaper.ts'
+import { requirementsOf } from './requirements.ts'
+import { type Sandbox, stateOf } from './sandbox.ts'
+import type { Substrate, Substrates } from './substrates.ts'
+import { unlessAborted } from './waiting.ts'
+
+export interface LaunchRequest {
+  readonly tenantId: string
+  /** Or the slot of a warm pool. */
+  readonly sessionId: string
+  readonly profile: Profile
+  /** The conversation that the worker starts with. */
+  readonly state: StateBundle | undefined
+  readonly warm: boolean
+  readonly signal: AbortSignal
+}
+
+/** Starts sandboxes and waits for the workers in them. */
+export interface Launcher {
+  /** Where the sandboxes of a profile are. Throws as `launch` does for a profile that cannot have one. */
+  substrateFor(profile: Profile): Substrate
+  /** Resolves when the worker polls. Leaves nothing behind when it rejects; the error says why in words for people. */
+  launch(request: LaunchRequest): Promise<Sandbox>
+  /** Wakes a paused one and waits for its worker. AppError `sandbox_gone` when it is not there any more. */
+  resume(sandbox: Sandbox, signal: AbortSignal): Promise<void>
+  /** Waits for the worker of a sandbox that is awake, until the signal aborts. AppError `sandbox_gone` as soon as that is seen. */
+  connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
+}
+
+export interface LauncherOptions {
+  readonly hub: Hub
+  readonly substrates: Substrates
+  readonly reaper: Reaper
+  /** Names what this runner launches, across its restarts. Throws until the runner listens, as `runnerUrl` does. */
+  readonly owner: () => string
+  /** Where workers reach this runner. */
+  readonly runnerUrl: () => string
+  /** Of the workers. */
+  readonly logLevel: string
+  /** How long a start and its worker's first poll may take. */
+  readonly connectMs: number
+}
+
+/** A worker that cannot start ends at once, and its session need not wait for the limit. */
+const lookEveryMs = 500
+
+export function createLauncher(options: LauncherOptions): Launcher {
+  const { hub, substrates, reaper, connectMs } = options
+  const tooLate = (cause: unknown) =>
+    sandboxStartFailed({ cause, retryable: true, message: `The sandbox was not ready within ${connectMs / 1_000} s.` })
+  /** Both a start and its worker's first poll are within the limit. */
+  const withinLimit = async <T>(signal: AbortSignal, work: (bound: AbortSignal) => Promise<T>): Promise<T> => {
+    const limit = AbortSignal.timeout(connectMs)
+    try {
+      return await work(AbortSignal.any([signal, limit]))
+    } catch (cause) {
+      throw limit.aborted && !signal.aborted ? tooLate(cause) : cause
+    }
+  }
+
+  const launcher: Launcher = {
+    substrateFor: (profile) => substrates.choose(requirementsOf(profile).provider),
+    async launch({ tenantId, sessionId, profile, state, warm, signal }) {
+      const substrate = launcher.substrateFor(profile)
+      // First of all: without a token for its worker no sandbox is started.
+      const channel = await hub.open(tenantId, sessionId)
+      // Unless there is none: its first upload is then the newest.
+      if (state) channel.setState(state)
+      let launching: ReturnType<typeof substrate.provider.launch> | undefined
+      try {
+        return await withinLimit(signal, async (bound) => {
+          bound.throwIfAborted()
+          const order = orderFor(options, tenantId, channel, profile)
+          launching = substrate.provider.launch(order, bound)
+          reaper.expect(substrate, launching)
+          const { sandboxId, runnerUrl = order.runnerUrl } = await unlessAborted(launching, bound)
+          const sandbox = { substrate, sandboxId, order, runnerUrl, channel, warm, launchedAt: Date.now() }
+          await launcher.connected(sandbox, bound)
+          return sandbox
+        })
+      } catch (error) {
+        channel.close()
+        // Also one that its provider reports only when nobody waits any more.
+        launching?.then(
+          ({ sandboxId }) => reaper.destroy({ substrate, sandboxId }),
+          () => {},
+        )
+        throw asStartFailure(isGone(error) ? endedAtOnce(error) : error)
+      }
+    },
+    resume: (sandbox, signal) =>
+      withinLimit(signal, async (bound) => {
+        const { substrate, sandboxId, order, channel } = sandbox
+        const again = await renewed(order, channel)
+        await unlessAborted(substrate.provider.resume(sandboxId, again), bound)
+        await launcher.connected(sandbox, bound)
+      }),
+    async connected(sandbox, signal) {
+      const gone = new AbortController()
+      const looking = setInterval(() => {
+        void stateOf(sandbox).then((state) => {
+          if (state === 'gone') gone.abort()
+        })
+      }, lookEveryMs)
+      try {
+        await sandbox.channel.connected(AbortSignal.any([gone.signal, signal]))
+      } catch (cause) {
+        throw gone.signal.aborted ? sandboxGone(cause) : cause
+      } finally {
+        clearInterval(looking)
+      }
+    },
+  }
+  return launcher
+}
+
+const endedAtOnce = (cause: unknown) =>
+  sandboxStartFailed({ cause, retryable: true, message: 'The sandbox ended before its worker was ready.' })
+
+const file = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url))
+
+/** Our own worker, for providers that run it on this machine. */
+const command = [process.execPath, file('cli/agent-orc.js'), 'start', '--config', file('config/worker.yaml')]
+
+const letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
+const newSandboxName = (): string => `ao-${Array.from({ length: 16 }, () => letters[randomInt(36)]).join('')}`
+
+/** What a provider is told to start. */
+function orderFor(
+  { owner, runnerUrl, logLevel }: LauncherOptions,
+  tenantId: string,
+  channel: WorkerChannel,
+  profile: Profile,
+): LaunchOrder {
+  const { template, resources } = requirementsOf(profile)
+  return {
+    name: newSandboxName(),
+    owner: owner(),
+    tenantId,
+    sessionId: channel.sessionId,
+    ...(template === undefined ? {} : { template }),
+    resources,
+    runnerUrl: runnerUrl(),
+    env: { ...identityOf(channel, channel.token), MODE: profile.runtime, LOG_LEVEL: logLevel },
+    command,
+  }
+}
+
+/** For a sandbox whose worker starts anew: it may have a session since, and its first token is old. */
+const renewed = async (order: LaunchOrder, channel: WorkerChannel): Promise<LaunchOrder> => ({
+  ...order,
+  env: { ...order.env, ...identityOf(channel, await channel.freshToken()) },
+})
+
+const identityOf = ({ sessionId }: WorkerChannel, token: string): Record<string, string> => ({
+  [workerVariables.token]: token,
+  [workerVariables.sessionId]: sessionId,
+})

@@ -1,0 +1,42 @@
+import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
+import type { Started, WorkerTable } from './session-worker.ts'
+import type { WarmPools } from './warm-pools.ts'
+
+export interface Metrics {
+  started(start: Started): void
+  failed(): void
+}
+
+export function createMetrics(registry: Registry, table: WorkerTable, pools: WarmPools): Metrics {
+  const registers = [registry]
+  const seconds = new Histogram({
+    name: 'runner_sandbox_start_seconds',
+    help: 'How long runs waited for their sandbox, by provider and by how it started.',
+    labelNames: ['provider', 'start'],
+    buckets: [0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
+    registers,
+  })
+  const failures = new Counter({
+    name: 'runner_sandbox_start_failures_total',
+    help: 'Runs that got no sandbox.',
+    registers,
+  })
+  new Gauge({
+    name: 'runner_sandboxes',
+    help: 'Sandboxes of this runner, those of sessions as it left them, and the warm ones that wait.',
+    labelNames: ['state'],
+    registers,
+    collect() {
+      const phases = table.all().map(({ phase }) => phase)
+      for (const state of ['starting', 'awake', 'paused'] as const) {
+        this.set({ state }, phases.filter((phase) => phase === state).length)
+      }
+      this.set({ state: 'warm' }, pools.waiting)
+    },
+  })
+  return {
+    started: ({ sandbox, start, startMs }) =>
+      seconds.observe({ provider: sandbox.substrate.name, start }, startMs / 1_000),
+    failed: () => failures.inc(),
+  }
+}

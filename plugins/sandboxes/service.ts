@@ -1,0 +1,169 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import type { RunnerSession } from '#contracts/runner'
+import type { SidecarLink } from '#contracts/sidecar'
+import type { ToolResult } from '#contracts/tools'
+import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
+import { sandboxUnreachable, sessionShutDown, sessionStateMissing } from './errors.ts'
+import type { Launcher } from './launcher.ts'
+import { createLeases } from './leases.ts'
+import type { Metrics } from './metrics.ts'
+import { stateOf } from './sandbox.ts'
+import type { SessionWorker, Start, Started, WorkerTable } from './session-worker.ts'
+import type { Substrates } from './substrates.ts'
+import { unlessAborted } from './waiting.ts'
+import type { WarmPools } from './warm-pools.ts'
+
+export interface ServiceDeps {
+  readonly table: WorkerTable
+  readonly launcher: Launcher
+  readonly pools: WarmPools
+  readonly substrates: Substrates
+  readonly metrics: Metrics
+  readonly log: FastifyBaseLogger
+}
+
+/** What the runner may ask of the sandboxes of its sessions. */
+export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
+  const { table, launcher, pools, substrates, metrics, log } = deps
+  const leases = createLeases(table)
+  return {
+    substrates: substrates.names,
+    ...(substrates.fallback === undefined ? {} : { defaultSubstrate: substrates.fallback }),
+    async prepare(session, resume, signal) {
+      if (session.profile.workerMode !== 'sandbox') return underWay(table.find(session.tenantId, session.id))
+      return prepare(table.of(session), resume, signal, metrics)
+    },
+    link: (session) => linkOf(session, table, launcher),
+    async callTool(session, name, input, options) {
+      const { workerMode, sandbox: wanted } = session.profile
+      if (workerMode !== 'sandbox' && wanted === undefined) return failed('This session has no sandbox.')
+      const worker = table.of(session)
+      const leave = worker.uses.use()
+      try {
+        const { sandbox } = await unlessAborted(worker.ready(), options.signal)
+        return await sandbox.channel.callTool(name, input, options)
+      } catch (err) {
+        if (options.signal.aborted) return failed('The call was cancelled.')
+        log.warn({ err, sessionId: session.id, tool: name }, 'a tool found no sandbox')
+        return failed((isAppError(err) && err.sentence) || 'The sandbox of this session could not be started.')
+      } finally {
+        leave()
+      }
+    },
+    leases: leases.list,
+    lease: leases.one,
+    invalidate: leases.invalidate,
+    async release(session) {
+      await table.remove(session)?.close(sessionShutDown())
+    },
+    sawProfile: pools.follow,
+  }
+}
+
+const failed = (content: string): ToolResult => ({ ok: false, content })
+
+/** Makes a session's sandbox ready for a run, and says what it used since the former one. */
+async function prepare(
+  worker: SessionWorker,
+  resume: boolean,
+  signal: AbortSignal,
+  metrics: Metrics,
+): Promise<PreparedRun> {
+  // Known before a sandbox is started in vain.
+  if (resume && !worker.sandbox && !worker.state) throw sessionStateMissing()
+  const leave = worker.uses.use()
+  try {
+    const awakeMs = worker.awake.ms
+    const started = await unlessAborted(worker.ready(), signal)
+    metrics.started(started)
+    return prepared(worker, started, awakeMs, leave)
+  } catch (error) {
+    if (!signal.aborted) metrics.failed()
+    leave()
+    throw error
+  }
+}
+
+/** A sandbox that only tools use is started by them. */
+function underWay(worker: SessionWorker | undefined): PreparedRun | undefined {
+  if (!worker?.sandbox || worker.phase !== 'awake') return undefined
+  const { sandbox, awake } = worker
+  return prepared(worker, { sandbox, start: 'running', startMs: 0 }, awake.ms, worker.uses.use())
+}
+
+function prepared(
+  worker: SessionWorker,
+  { sandbox, start, startMs }: Started,
+  awakeMs: number,
+  leave: () => void,
+): PreparedRun {
+  worker.awake.settle()
+  const message = sentences[start]
+  let isOver = false
+  return {
+    event: {
+      type: 'progress',
+      stage: 'sandbox',
+      provider: sandbox.substrate.name,
+      start,
+      startMs,
+      idleSeconds: Math.round(awakeMs / 1_000),
+      ...(message === undefined ? {} : { message }),
+    },
+    over() {
+      if (isOver) return
+      isOver = true
+      // The time of a run is the run's.
+      worker.awake.settle()
+      leave()
+    },
+  }
+}
+
+const sentences: Readonly<Record<Start, string | undefined>> = {
+  launched: 'A sandbox was started.',
+  warm: 'A sandbox was ready.',
+  resumed: 'The sandbox was woken up.',
+  running: undefined,
+}
+
+/** The way to the worker of a session, wherever that is and whether or not it is there yet. */
+const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher): SidecarLink => ({
+  /** Starts nothing: a session without a sandbox is well when it can have one. */
+  async health(signal) {
+    launcher.substrateFor(session.profile)
+    const worker = table.find(session.tenantId, session.id)
+    if (worker?.sandbox && (await stateOf(worker.sandbox, signal)) === undefined) throw sandboxUnreachable()
+    const { runtime } = session.profile
+    const instance = worker?.sandbox?.sandboxId ?? ''
+    return { ok: true, runtime, runtimes: [runtime], instance, inflight: worker?.uses.count ? 1 : 0 }
+  },
+  async *run(envelope, signal) {
+    const worker = table.of(session)
+    const leave = worker.uses.use()
+    try {
+      const { sandbox } = await unlessAborted(worker.ready(), signal)
+      yield* sandbox.channel.run(envelope, signal, sandbox.runnerUrl)
+    } catch (error) {
+      // Unless it answered: not all of its connections need have been missed yet.
+      if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()
+      throw error
+    } finally {
+      leave()
+    }
+  },
+  async exportState() {
+    const worker = table.find(session.tenantId, session.id)
+    // One that sleeps is not woken: it has uploaded its state before.
+    if (!worker?.sandbox || worker.phase === 'paused') return worker?.state
+    const leave = worker.uses.hold()
+    try {
+      return await worker.sandbox.channel.exportState()
+    } finally {
+      leave()
+    }
+  },
+  hydrate: (_runtime, _sessionId, bundle) => table.of(session).replace(bundle),
+  forget: async () => table.remove(session)?.close(sessionShutDown()),
+})

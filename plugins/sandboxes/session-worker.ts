@@ -1,0 +1,247 @@
+import { setImmediate as turn } from 'node:timers/promises'
+import type { RunnerSession } from '#contracts/runner'
+import type { StateBundle } from '#contracts/runtime'
+import type { SandboxState } from '#contracts/sandbox'
+import { asStartFailure, isGone, isStartFailure } from './errors.ts'
+import type { Launcher } from './launcher.ts'
+import type { Reaper } from './reaper.ts'
+import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
+import { createAwakeMeter, createUses } from './usage.ts'
+import { createTurnstile } from './waiting.ts'
+import type { WarmPools } from './warm-pools.ts'
+
+/** How long the worker of a sandbox that was awake may be silent, between two polls or while its network is away, before it is given up. */
+const silentMs = 10_000
+
+export type Start = 'launched' | 'warm' | 'resumed' | 'running'
+export interface Started {
+  readonly sandbox: Sandbox
+  readonly start: Start
+  readonly startMs: number
+}
+
+export interface SessionWorkerDeps {
+  readonly launcher: Launcher
+  readonly reaper: Reaper
+  readonly pools: WarmPools
+}
+
+/** The worker of one session: in a sandbox, in none yet, or in none any more. */
+export class SessionWorker {
+  readonly session: RunnerSession
+  /** Runs, tools and exports. While there is one the sandbox is not put to sleep. */
+  readonly uses = createUses()
+  readonly awake = createAwakeMeter()
+  readonly #deps: SessionWorkerDeps
+  readonly #oneAtATime = createTurnstile()
+  readonly #closing = new AbortController()
+  #sandbox: Sandbox | undefined
+  #latest: Sandbox | undefined
+  /** The conversation while no channel has it. */
+  #kept: StateBundle | undefined
+  #paused = false
+  #doubted = false
+  #starting: Promise<Started> | undefined
+  /** Gone by itself. What its substrate keeps of it may be of use to the next one, and goes after it. */
+  #remains: Sandbox | undefined
+
+  constructor(session: RunnerSession, deps: SessionWorkerDeps) {
+    this.session = session
+    this.#deps = deps
+  }
+
+  /** The present sandbox. */
+  get sandbox(): Sandbox | undefined {
+    return this.#sandbox
+  }
+  /** The last one, which may be gone. */
+  get latest(): Sandbox | undefined {
+    return this.#latest
+  }
+  get phase(): 'starting' | 'awake' | 'paused' | 'gone' | undefined {
+    if (this.#sandbox) return this.#paused ? 'paused' : 'awake'
+    return this.#starting ? 'starting' : this.#latest ? 'gone' : undefined
+  }
+  /** The durable copy of the conversation. */
+  get state(): StateBundle | undefined {
+    return this.#sandbox?.channel.state ?? this.#kept
+  }
+
+  /** A sandbox whose worker polls, started if need be; concurrent callers share one start. */
+  ready(): Promise<Started> {
+    return (this.#starting ??= this.#oneAtATime(() => this.#start()).finally(() => {
+      this.#starting = undefined
+    }))
+  }
+
+  /** Its provider said that it changed: what was seen of it before is not relied on. */
+  doubt(): void {
+    this.#doubted = true
+  }
+
+  /** Somebody has asked its provider how it is. */
+  observe(of: Sandbox, state: SandboxState): void {
+    if (of !== this.#sandbox || this.uses.count > 0 || this.#starting) return
+    if (state === 'gone') this.#lose()
+    else if (state === 'paused' && !this.#paused) this.#fallAsleep()
+  }
+
+  /** Puts the sandbox to sleep unless it is in use. */
+  pause(): Promise<void> {
+    return this.#oneAtATime(async () => {
+      if (!this.#sandbox || this.#paused || this.uses.count > 0) return
+      try {
+        await this.#sandbox.substrate.provider.pause(this.#sandbox.sandboxId)
+        this.#fallAsleep()
+      } catch (error) {
+        if (!isGone(error)) throw error
+        this.#lose()
+      }
+    })
+  }
+
+  /** Ends the sandbox unless it is in use; the next use starts another one, with the same conversation. */
+  retire(): Promise<void> {
+    return this.#oneAtATime(async () => (this.uses.count > 0 ? undefined : this.#discard()))
+  }
+
+  /** Ends the sandbox, and with it its conversation; the next one starts with this. */
+  replace(state: StateBundle): Promise<void> {
+    return this.#oneAtATime(async () => {
+      await this.#discard()
+      this.#kept = state
+      this.#latest = undefined
+    })
+  }
+
+  /** Ends it all for this reason, a start under way included. */
+  async close(why: Error): Promise<void> {
+    this.#closing.abort(why)
+    await this.#oneAtATime(() => this.#discard())
+  }
+
+  async #start(): Promise<Started> {
+    const begun = performance.now()
+    this.#closing.signal.throwIfAborted()
+    const start = (await this.#wake()) ?? (await this.#launch())
+    return { sandbox: this.#sandbox!, start, startMs: Math.round(performance.now() - begun) }
+  }
+
+  /** What there is becomes ready, or undefined: it is lost. */
+  async #wake(): Promise<Start | undefined> {
+    const sandbox = this.#sandbox
+    if (!sandbox) return undefined
+    if (!this.#paused && !this.#doubted && (await isPolling(sandbox.channel))) return 'running'
+    const state = this.#paused ? 'paused' : await stateOf(sandbox)
+    this.#doubted = false
+    if (state === 'gone') return void this.#lose()
+    if (state === 'paused') return this.#resume(sandbox)
+    await renewPoll(sandbox)
+    try {
+      const { signal } = this.#closing
+      await this.#deps.launcher.connected(sandbox, AbortSignal.any([signal, AbortSignal.timeout(silentMs)]))
+      return 'running'
+    } catch {
+      await this.#discard()
+      return undefined
+    }
+  }
+
+  async #resume(sleeping: Sandbox): Promise<Start | undefined> {
+    await renewPoll(sleeping)
+    try {
+      await this.#deps.launcher.resume(sleeping, this.#closing.signal)
+    } catch (error) {
+      if (isGone(error)) return void this.#lose()
+      // One that could not even be asked sleeps on.
+      if (isStartFailure(error)) await this.#discard()
+      throw asStartFailure(error)
+    }
+    this.#paused = false
+    this.awake.woke()
+    return 'resumed'
+  }
+
+  async #launch(): Promise<Start> {
+    const { launcher, pools } = this.#deps
+    const { tenantId, id: sessionId, profile } = this.session
+    const bound = await pools.take({ tenantId, sessionId, profile, state: this.#kept })
+    const { signal } = this.#closing
+    this.#take(
+      bound ?? (await launcher.launch({ tenantId, sessionId, profile, state: this.#kept, warm: false, signal })),
+    )
+    void this.#clear()
+    return bound ? 'warm' : 'launched'
+  }
+
+  #take(next: Sandbox): void {
+    this.#sandbox = this.#latest = next
+    // The channel has it from now on, in a newer version soon.
+    this.#kept = undefined
+    this.#paused = this.#doubted = false
+    this.awake.woke()
+  }
+
+  #fallAsleep(): void {
+    this.#paused = true
+    this.awake.slept()
+  }
+
+  /** There is no sandbox any more. */
+  #lose(): void {
+    if (!this.#sandbox) return
+    this.#kept = this.state
+    this.#sandbox.channel.close()
+    this.#remains = this.#sandbox
+    this.#sandbox = undefined
+    this.#paused = this.#doubted = false
+    this.awake.slept()
+  }
+
+  async #discard(): Promise<void> {
+    this.#lose()
+    await this.#clear()
+  }
+
+  async #clear(): Promise<void> {
+    const doomed = this.#remains
+    this.#remains = undefined
+    if (doomed) await this.#deps.reaper.destroy(doomed)
+  }
+}
+
+/** A poll of before says nothing any more: its worker may be started anew, or its connection be gone unnoticed. */
+async function renewPoll({ channel }: Sandbox): Promise<void> {
+  channel.endPoll()
+  await turn()
+}
+
+/** The session workers of a runner. */
+export interface WorkerTable {
+  /** That of a session; a new one without a sandbox when it had none. */
+  of(session: RunnerSession): SessionWorker
+  find(tenantId: string, sessionId: string): SessionWorker | undefined
+  all(): readonly SessionWorker[]
+  remove(session: RunnerSession): SessionWorker | undefined
+}
+
+export function createWorkerTable(deps: SessionWorkerDeps): WorkerTable {
+  const workers = new Map<string, SessionWorker>()
+  const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
+  return {
+    of(session) {
+      const key = keyOf(session.tenantId, session.id)
+      const worker = workers.get(key) ?? new SessionWorker(session, deps)
+      workers.set(key, worker)
+      return worker
+    },
+    find: (tenantId, sessionId) => workers.get(keyOf(tenantId, sessionId)),
+    all: () => [...workers.values()],
+    remove(session) {
+      const key = keyOf(session.tenantId, session.id)
+      const worker = workers.get(key)
+      workers.delete(key)
+      return worker
+    },
+  }
+}

@@ -1,0 +1,84 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { workerPaths } from '#contracts/wire/worker'
+import { pollOf, startHub, until } from './hub.ts'
+
+const connected = AbortSignal.timeout(60_000)
+const never = new AbortController().signal
+
+test('a tool is called in the worker, and cancelled there when nobody waits', async (t) => {
+  const { open } = await startHub(t)
+  const { channel, worker } = await open()
+  let cancelled = 0
+  const polling = worker({
+    async tool(name, input, signal) {
+      if (name === 'slow') {
+        await new Promise((resolve) => signal.addEventListener('abort', resolve))
+        cancelled++
+      }
+      return { ok: name !== 'fails', content: JSON.stringify(input) }
+    },
+  })
+  await channel.connected(connected)
+  const limits = { signal: never, timeoutMs: 60_000 }
+  assert.deepEqual(await channel.callTool('shell', { command: 'ls' }, limits), {
+    ok: true,
+    content: '{"command":"ls"}',
+  })
+  assert.deepEqual(await channel.callTool('fails', {}, limits), { ok: false, content: '{}' })
+  const abort = new AbortController()
+  const slow = channel.callTool('slow', {}, { ...limits, signal: abort.signal })
+  await until(() => polling.commands.length === 3, 'the worker has it')
+  abort.abort()
+  assert.equal((await slow).ok, false)
+  const late = channel.callTool('slow', {}, { signal: never, timeoutMs: 1 })
+  assert.deepEqual(await late, { ok: false, content: 'The sandbox took too long.' })
+  await until(() => cancelled === 2, 'the worker is told')
+})
+
+test('a call that its worker never saw is taken back', async (t) => {
+  const { open, urls } = await startHub(t)
+  const { channel } = await open()
+  const poll = pollOf(urls['workers']!, channel)
+  assert.equal((await poll('wait=0&tools=1')).status, 204)
+  const abort = new AbortController()
+  const call = channel.callTool('shell', {}, { signal: abort.signal, timeoutMs: 60_000 })
+  abort.abort()
+  assert.equal((await call).ok, false)
+  assert.equal((await poll('wait=0&tools=1')).status, 204)
+})
+
+test('a worker that takes no tools, leaves or is silent fails the call; an answer that nobody waits for is 404', async (t) => {
+  const { open } = await startHub(t, { lostMs: 100 })
+  const without = await open()
+  const polling = without.worker()
+  await without.channel.connected(connected)
+  const limits = { signal: never, timeoutMs: 60_000 }
+  assert.deepEqual(await without.channel.callTool('shell', {}, limits), {
+    ok: false,
+    content: 'The sandbox takes no tool calls.',
+  })
+  const reply = await polling.call(workerPaths(without.channel.sessionId).tool('x'), {
+    method: 'PUT',
+    body: '{"ok":true,"content":""}',
+    headers: { 'content-type': 'application/json' },
+  })
+  assert.equal(reply.status, 404)
+
+  const hang = { tool: () => new Promise<never>(() => {}) }
+  const silent = await open()
+  const stopping = silent.worker(hang)
+  await silent.channel.connected(connected)
+  const unanswered = silent.channel.callTool('shell', {}, limits)
+  await until(() => stopping.commands.length === 1, 'the worker has it')
+  stopping.stop()
+  assert.deepEqual(await unanswered, { ok: false, content: 'The sandbox does not answer.' })
+
+  const closed = await open()
+  closed.worker(hang)
+  await closed.channel.connected(connected)
+  const abandoned = closed.channel.callTool('shell', {}, limits)
+  closed.channel.close()
+  assert.deepEqual(await abandoned, { ok: false, content: 'The sandbox has left.' })
+  assert.deepEqual(await closed.channel.callTool('shell', {}, limits), { ok: false, content: 'The sandbox has left.' })
+})

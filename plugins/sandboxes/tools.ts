@@ -1,0 +1,154 @@
+import type { Skills } from '#contracts/skills'
+import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
+
+/** Tools that act inside a session's sandbox. A session has those that its profile lists. */
+export const createSandboxTools = (skills: Skills | undefined): Readonly<Record<string, PlatformTool>> => ({
+  shell,
+  read_file: readFile,
+  write_file: writeFile,
+  list_files: listFiles,
+  run_skill_script: createRunSkillScript(skills),
+})
+
+/** How long a file tool may take, the start of a sandbox included. */
+const fileMs = 90_000
+/** A sandbox that is not there yet starts first; its start has a limit of its own. */
+const startMs = 65_000
+const noSandbox: ToolResult = {
+  ok: false,
+  content: "This session has no sandbox: its profile names none (workerMode 'sandbox', or sandbox.provider).",
+}
+
+const inSandbox = async (
+  context: ToolContext,
+  name: string,
+  input: Readonly<Record<string, unknown>>,
+  timeoutMs: number,
+): Promise<ToolResult> => (context.sandbox ? context.sandbox.call(name, input, timeoutMs) : noSandbox)
+
+/** A tool that the worker has under the same name and with the same input. */
+const workerTool = (spec: Pick<PlatformTool, 'name' | 'description' | 'inputSchema'>): PlatformTool => ({
+  ...spec,
+  timeoutMs: fileMs + startMs,
+  execute: (input, context) => inSandbox(context, spec.name, input, fileMs),
+})
+
+const pathOf = (description: string) => ({ type: 'string', minLength: 1, maxLength: 4_096, description })
+
+const longestShellSeconds = 600
+const usualShellSeconds = 60
+
+/** Fields by which a caller bounds what it starts. */
+const timeoutSeconds = {
+  type: 'integer',
+  minimum: 1,
+  maximum: longestShellSeconds,
+  default: usualShellSeconds,
+  description: `Stopped after this long; at most ${longestShellSeconds}.`,
+}
+
+/** What a process in the sandbox may take, seen from here: its own limit stops it first, and says what it has written. */
+const graceMs = 5_000
+const longestMs = longestShellSeconds * 1_000 + graceMs + startMs
+
+const shell: PlatformTool = {
+  name: 'shell',
+  description:
+    'Runs a shell command in the workspace of the sandbox and returns its output and exit code. Files stay for later commands; processes do not.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      command: { type: 'string', minLength: 1, maxLength: 100_000 },
+      cwd: pathOf('Folder to run in, relative to the workspace.'),
+      timeoutSeconds,
+    },
+    required: ['command'],
+    additionalProperties: false,
+  },
+  timeoutMs: longestMs,
+  execute: (input, context) => inSandbox(context, 'shell', input, Number(input['timeoutSeconds']) * 1_000 + graceMs),
+}
+
+const readFile = workerTool({
+  name: 'read_file',
+  description: 'Reads a text file of the workspace. Long files are read in parts, by line.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      path: pathOf('Relative to the workspace.'),
+      offset: { type: 'integer', minimum: 0, description: 'Lines to skip; none unless given.' },
+      limit: { type: 'integer', minimum: 1, maximum: 10_000, description: 'Lines to read; 2,000 unless given.' },
+    },
+    required: ['path'],
+    additionalProperties: false,
+  },
+})
+
+const writeFile = workerTool({
+  name: 'write_file',
+  description: 'Writes a text file of the workspace, with the folders it is in. Replaces what is there.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      path: pathOf('Relative to the workspace.'),
+      content: { type: 'string', maxLength: 2_000_000 },
+      append: { type: 'boolean', description: 'Adds to the end instead.' },
+    },
+    required: ['path', 'content'],
+    additionalProperties: false,
+  },
+})
+
+const listFiles = workerTool({
+  name: 'list_files',
+  description: 'Lists files and folders of the workspace with their sizes.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      path: pathOf('Folder, relative to the workspace; the workspace itself unless given.'),
+      depth: { type: 'integer', minimum: 1, maximum: 10, description: 'Levels of folders; 2 unless given.' },
+    },
+    additionalProperties: false,
+  },
+})
+
+const failed = (content: string): ToolResult => ({ ok: false, content })
+
+/** Runs a script of a skill that the session's profile has. Its files are brought into the sandbox with each call. */
+const createRunSkillScript = (skills: Skills | undefined): PlatformTool => ({
+  name: 'run_skill_script',
+  description: 'Runs a script of one of your skills in the sandbox, from the folder of the skill.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      skill: { type: 'string', minLength: 1, maxLength: 64 },
+      script: pathOf('Path inside the skill, e.g. scripts/convert.py.'),
+      args: { type: 'array', items: { type: 'string', maxLength: 10_000 }, maxItems: 100, default: [] },
+      timeoutSeconds,
+    },
+    required: ['skill', 'script'],
+    additionalProperties: false,
+  },
+  timeoutMs: longestMs,
+  async execute({ skill, script, args, timeoutSeconds: seconds }, context) {
+    const name = String(skill)
+    // What the profile does not have is told as if it did not exist.
+    const mine = context.skills?.includes(name) ? await skills?.files(context.tenantId, name) : undefined
+    if (!mine) {
+      return failed(`There is no skill '${name}' in this session; it has: ${context.skills?.join(', ') || 'none'}.`)
+    }
+    if (!mine.some(({ path }) => path === script)) {
+      const scripts = mine.flatMap(({ path }) => (path.startsWith('scripts/') ? [path] : []))
+      return failed(
+        `The skill '${name}' has no file '${String(script)}'; its scripts: ${scripts.join(', ') || 'none'}.`,
+      )
+    }
+    const files = mine.map(({ path, bytes, executable }) => ({
+      path,
+      data: Buffer.from(bytes).toString('base64'),
+      executable,
+    }))
+    const input = { folder: `.skills/${name}`, files, path: script, args, timeoutSeconds: seconds }
+    return inSandbox(context, 'run_script', input, Number(seconds) * 1_000 + graceMs)
+  },
+})

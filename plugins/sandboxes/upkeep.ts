@@ -1,0 +1,124 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { runnerStopping } from './errors.ts'
+import type { Reaper } from './reaper.ts'
+import type { SessionWorker, WorkerTable } from './session-worker.ts'
+import type { Substrate, Substrates } from './substrates.ts'
+import { atMost } from './waiting.ts'
+import type { WarmPools } from './warm-pools.ts'
+
+/** How long a stopping runner waits for its sandboxes to end. With the end of its runs before it, it is within the usual grace. */
+const stopMs = 4_000
+/** Idle limits are minutes; a short one in a test or a demo is still kept well. */
+const tickMs = 1_000
+/** After a pause that failed. */
+const pauseRetryMs = 30_000
+/** Between looks at warm workers that wait. */
+const lookMs = 10_000
+/** Until the runner knows its own address, which is when it listens. */
+const addressMs = 20
+/** Between attempts to ask a provider what was left behind; doubled up to the second. */
+const firstSweepMs = 1_000
+const lastSweepMs = 60_000
+
+export interface IdleLimits {
+  /** An idle sandbox is put to sleep after this. */
+  readonly pauseMs: number
+  /** One that slept so long is ended; the next use starts another one with the same conversation. */
+  readonly destroyMs: number
+}
+
+export interface UpkeepOptions {
+  readonly table: WorkerTable
+  readonly pools: WarmPools
+  readonly reaper: Reaper
+  readonly substrates: Substrates
+  readonly idle: IdleLimits
+  /** Both throw until the runner listens. */
+  readonly owner: () => string
+  readonly runnerUrl: () => string
+  /** Aborted on stop. */
+  readonly stopping: AbortController
+  readonly log: FastifyBaseLogger
+}
+
+/** What goes on behind everything else: idle sandboxes, warm pools, and what a former process left. */
+export interface Upkeep {
+  start(): void
+  /** Ends every sandbox. */
+  stop(): Promise<void>
+}
+
+export function createUpkeep(options: UpkeepOptions): Upkeep {
+  const { table, pools, reaper, substrates, idle, owner, runnerUrl, stopping, log } = options
+  const watchIdle = createIdleWatch(table, idle, log)
+  const timers = new Set<NodeJS.Timeout>()
+  const pause = (ms: number): Promise<unknown> =>
+    sleep(ms, undefined, { signal: stopping.signal, ref: false }).catch(() => {})
+  const knowsItself = (): boolean => {
+    try {
+      return owner() !== '' && runnerUrl() !== ''
+    } catch {
+      return false
+    }
+  }
+  const sweep = async (substrate: Substrate): Promise<void> => {
+    for (let waitMs = firstSweepMs; !stopping.signal.aborted; waitMs = Math.min(waitMs * 2, lastSweepMs)) {
+      try {
+        const count = await reaper.sweep(substrate, owner())
+        if (count > 0) log.info({ provider: substrate.name, count }, 'sandboxes of a former process were destroyed')
+        return
+      } catch (err) {
+        log.warn({ err, provider: substrate.name }, 'a sandbox provider did not say what was left behind')
+        await pause(waitMs)
+      }
+    }
+  }
+  const begin = async (): Promise<void> => {
+    while (!knowsItself()) {
+      if (stopping.signal.aborted) return
+      await pause(addressMs)
+    }
+    pools.open()
+    await Promise.all(substrates.all().map(sweep))
+  }
+  return {
+    start() {
+      timers.add(setInterval(watchIdle, Math.min(tickMs, idle.pauseMs)).unref())
+      timers.add(setInterval(() => void pools.look(), lookMs).unref())
+      void begin()
+    },
+    async stop() {
+      for (const timer of timers) clearInterval(timer)
+      stopping.abort(runnerStopping())
+      for (const worker of table.all()) void worker.close(runnerStopping())
+      await atMost(stopMs, reaper.stop())
+    },
+  }
+}
+
+/** Puts idle sandboxes to sleep, and ends those that nobody came back to. Returns what looks once. */
+function createIdleWatch(table: WorkerTable, limits: IdleLimits, log: FastifyBaseLogger): () => void {
+  const busy = new WeakSet<SessionWorker>()
+  const notBefore = new WeakMap<SessionWorker, number>()
+  const attempt = async (worker: SessionWorker, work: () => Promise<unknown>): Promise<void> => {
+    busy.add(worker)
+    try {
+      await work()
+    } catch (err) {
+      notBefore.set(worker, Date.now() + pauseRetryMs)
+      log.warn({ err, sessionId: worker.session.id }, 'an idle sandbox could not be paused')
+    } finally {
+      busy.delete(worker)
+    }
+  }
+  return () => {
+    const now = Date.now()
+    for (const worker of table.all()) {
+      if (!worker.sandbox || worker.uses.count > 0 || busy.has(worker) || now < (notBefore.get(worker) ?? 0)) continue
+      const idleMs = now - worker.uses.lastAt
+      if (idleMs >= limits.destroyMs) void attempt(worker, () => worker.retire())
+      else if (idleMs >= limits.pauseMs && worker.phase === 'awake') void attempt(worker, () => worker.pause())
+    }
+  }
+}

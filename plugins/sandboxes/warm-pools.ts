@@ -1,0 +1,218 @@
+import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { Type } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import type { Profile } from '#contracts/profiles'
+import type { StateBundle } from '#contracts/runtime'
+import { pollMs } from '#contracts/wire/worker'
+import type { WorkerChannel } from './hub/worker.ts'
+import type { Launcher } from './launcher.ts'
+import type { Reaper } from './reaper.ts'
+import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
+
+/** Between launches that fail: a provider that is away is not asked in a loop. Doubled up to the second. */
+const firstRetryMs = 1_000
+const lastRetryMs = 60_000
+/** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
+const bindMs = 5_000
+/** The start of a process takes a core for a while: it must not be in the way of the run that took its predecessor. */
+const refillAfterMs = 500
+
+export interface PoolSettings {
+  readonly tenant: string
+  readonly profile: string
+  readonly size: number
+}
+
+export interface BindRequest {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly profile: Profile
+  readonly state: StateBundle | undefined
+}
+
+const entry = '[^/=,\\s]+/[A-Za-z0-9][A-Za-z0-9_.-]{0,63}=[1-9]\\d{0,2}'
+
+/** `acme/coder=2, acme/writer=1`: a list for the plugin; empty when absent. */
+export const WarmPoolList = Type.Transform(
+  Type.String({
+    default: '',
+    pattern: `^\\s*(${entry}\\s*(,\\s*${entry}\\s*)*)?$`,
+    expects: 'pairs such as acme/coder=2, a tenant and a profile each, with commas between them',
+    description: 'Prepared workers by tenant/profile, e.g. acme/coder=2. Each holds memory while it waits.',
+  }),
+)
+  .Decode((text): PoolSettings[] =>
+    text
+      .split(',')
+      .map((part) => /^(.+)\/(.+)=(\d+)$/.exec(part.trim()))
+      .filter((match) => match !== null)
+      .map(([, tenant, profile, size]) => ({ tenant: tenant!, profile: profile!, size: Number(size) })),
+  )
+  .Encode((pools) => pools.map(({ tenant, profile, size }) => `${tenant}/${profile}=${size}`).join(','))
+
+/** The warm pools of a runner. */
+export interface WarmPools {
+  /** A prepared worker that now is the session's. Undefined: there is none. */
+  take(request: BindRequest): Promise<Sandbox | undefined>
+  follow(tenantId: string, name: string, profile: Profile | undefined): void
+  /** From now on sandboxes may be launched. */
+  open(): void
+  look(): Promise<void>
+  /** How many workers wait. */
+  readonly waiting: number
+}
+
+export interface WarmPoolDeps {
+  readonly launcher: Launcher
+  readonly reaper: Reaper
+  readonly log: FastifyBaseLogger
+  /** Aborts when the runner stops. */
+  readonly stopping: AbortSignal
+}
+
+export function createWarmPools(settings: readonly PoolSettings[], deps: WarmPoolDeps): WarmPools {
+  const nameOf = (tenantId: string, name: string): string => `${tenantId}/${name}`
+  const pools = new Map(settings.map((one) => [nameOf(one.tenant, one.profile), new WarmPool(one, deps)] as const))
+  /** Profiles that came before the runner could be called back. */
+  const early = new Map<string, Profile | undefined>()
+  let isOpen = false
+  return {
+    take: async (request) => pools.get(nameOf(request.tenantId, request.profile.name))?.take(request),
+    follow(tenantId, name, profile) {
+      const key = nameOf(tenantId, name)
+      if (isOpen) pools.get(key)?.follow(profile)
+      else if (pools.has(key)) early.set(key, profile)
+    },
+    open() {
+      isOpen = true
+      for (const [key, profile] of early) pools.get(key)!.follow(profile)
+      early.clear()
+    },
+    async look() {
+      if (isOpen) await Promise.all([...pools.values()].map((pool) => pool.look()))
+    },
+    get waiting() {
+      return [...pools.values()].reduce((sum, pool) => sum + pool.size, 0)
+    },
+  }
+}
+
+/** Prepared workers of one profile, each in a sandbox under a slot of its own until a session takes it. */
+class WarmPool {
+  readonly #settings: PoolSettings
+  readonly #deps: WarmPoolDeps
+  /** The profile as it is now. */
+  #wanted: { readonly profile: Profile; readonly key: string } | undefined
+  #ready: Sandbox[] = []
+  #filling = false
+
+  constructor(settings: PoolSettings, deps: WarmPoolDeps) {
+    this.#settings = settings
+    this.#deps = deps
+  }
+
+  /** How many wait. */
+  get size(): number {
+    return this.#ready.length
+  }
+
+  /** The profile changed. Workers of other sandbox settings are replaced. Undefined: there is none, and none are kept. */
+  follow(profile: Profile | undefined): void {
+    const key = profile && keyOf(profile)
+    if (key !== this.#wanted?.key) for (const sandbox of this.#ready) this.#drop(sandbox)
+    this.#wanted = profile && key !== undefined ? { profile, key } : undefined
+    this.#fill()
+  }
+
+  /** Undefined: none is ready, or not for a profile like this. */
+  async take(request: BindRequest): Promise<Sandbox | undefined> {
+    if (keyOf(request.profile) !== this.#wanted?.key) return undefined
+    if (this.#ready.length > 0) setTimeout(() => this.#fill(), refillAfterMs).unref()
+    for (let sandbox = this.#ready.shift(); sandbox; sandbox = this.#ready.shift()) {
+      const bound = (await isPolling(sandbox.channel)) ? await this.#bind(sandbox, request) : void this.#drop(sandbox)
+      if (bound) return bound
+    }
+    return undefined
+  }
+
+  /** Lets go of those that died while they waited. */
+  async look(): Promise<void> {
+    await Promise.all(
+      this.#ready.map(async (sandbox) => {
+        if (await isPolling(sandbox.channel)) return
+        const silent = Date.now() - (sandbox.channel.lastPollAt ?? sandbox.launchedAt) > 2 * pollMs
+        if (silent || (await stateOf(sandbox)) === 'gone') this.#drop(sandbox)
+      }),
+    )
+    this.#fill()
+  }
+
+  #drop(sandbox: Sandbox): void {
+    this.#ready = this.#ready.filter((other) => other !== sandbox)
+    sandbox.channel.close()
+    void this.#deps.reaper.destroy(sandbox)
+  }
+
+  #isShort(): boolean {
+    return this.#wanted !== undefined && this.size < this.#settings.size && !this.#deps.stopping.aborted
+  }
+
+  #fill(): void {
+    if (this.#filling) return
+    this.#filling = true
+    void this.#launchAll().finally(() => {
+      this.#filling = false
+      // The profile may have changed between its last look and here.
+      if (this.#isShort()) this.#fill()
+    })
+  }
+
+  async #launchAll(): Promise<void> {
+    const { launcher, log, stopping } = this.#deps
+    const { tenant: tenantId } = this.#settings
+    let retryMs = firstRetryMs
+    while (this.#isShort()) {
+      const { profile, key } = this.#wanted!
+      try {
+        const sessionId = `warm-${randomUUID()}`
+        const slot = { tenantId, sessionId, profile, state: undefined, warm: true, signal: stopping }
+        const sandbox = await launcher.launch(slot)
+        if (this.#wanted?.key === key) this.#ready.push(sandbox)
+        else this.#drop(sandbox)
+        retryMs = firstRetryMs
+      } catch (err) {
+        if (stopping.aborted) return
+        log.warn({ err, tenantId, profile: profile.name }, 'a warm worker could not be launched')
+        await sleep(retryMs, undefined, { signal: stopping }).catch(() => {})
+        retryMs = Math.min(retryMs * 2, lastRetryMs)
+      }
+    }
+  }
+
+  async #bind(sandbox: Sandbox, { sessionId, state }: BindRequest): Promise<Sandbox | undefined> {
+    const { launcher, log, stopping } = this.#deps
+    let channel: WorkerChannel | undefined
+    try {
+      channel = await sandbox.channel.bind(sessionId)
+      // At once: the worker asks for its conversation as soon as it has heard of its session.
+      if (state) channel.setState(state)
+      const bound = { ...sandbox, channel }
+      await launcher.connected(bound, AbortSignal.any([stopping, AbortSignal.timeout(bindMs)]))
+      return bound
+    } catch (err) {
+      channel?.close()
+      this.#drop(sandbox)
+      if (isAppError(err) && err.code === 'worker_token_unavailable') throw err
+      log.warn({ err, sandboxId: sandbox.sandboxId }, 'a warm worker did not take its session')
+      return undefined
+    }
+  }
+}
+
+/** What a worker is prepared with; undefined: the profile has no sandbox. */
+function keyOf({ workerMode, sandbox, runtime }: Profile): string | undefined {
+  if (workerMode !== 'sandbox' && sandbox === undefined) return undefined
+  return JSON.stringify([runtime, sandbox ?? {}])
+}
