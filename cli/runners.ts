@@ -1,5 +1,5 @@
 import { type Command, Option } from 'commander'
-import { createSigner } from '../plugins/signing/signer.ts'
+import { createSigner } from '../plugins/auth/signing/signer.ts'
 import { CliError, columns, terminalOf } from './terminal.ts'
 
 interface Options {

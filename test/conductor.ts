@@ -8,7 +8,7 @@ import { Database } from '#contracts/database'
 import { type Signer, Signers } from '#contracts/signing'
 import { freshDatabase } from '#testing'
 import { loadRole, root } from '../kernel/config.ts'
-import { issueKey } from '../plugins/api-keys/issue.ts'
+import { issueKey } from '../plugins/auth/keys.service.ts'
 import type { Method } from './route-table.ts'
 
 /** Admins of this tenant operate the installation in these tests. */

@@ -10,11 +10,11 @@ import { type Hit, Kv } from '#contracts/kv'
 import { createEventEncoder } from '#contracts/run-event'
 import { SignedTask } from '#contracts/wire/conductor'
 import { databasePlugin, fake, freshDatabase, idempotencyPlugin, testKernel, type TestKernel } from '#testing'
+import auth from '../plugins/auth/index.ts'
+import signing from '../plugins/auth/signing/index.ts'
+import tokensPlugin from '../plugins/auth/tokens/index.ts'
 import chat from '../plugins/chat/index.ts'
 import conductorClient from '../plugins/conductor-client/index.ts'
-import internalGuard from '../plugins/internal-guard/index.ts'
-import signing from '../plugins/signing/index.ts'
-import tokensPlugin from '../plugins/tokens/index.ts'
 
 interface Keys {
   readonly current: string
@@ -105,7 +105,7 @@ test('A5: signing keys rotate without one failed chat, in whatever order conduct
     const shared = [fake(Kv, nonces), signingEntry(keys)]
     const before = running.get(name)
     if (name === 'conductor') {
-      const kernel = await testKernel(hooks, [...shared, internalGuard, answering], {
+      const kernel = await testKernel(hooks, [...shared, fake(Tokens, {} as Tokens), auth, answering], {
         listeners: ['internal'],
         listen: true,
       })

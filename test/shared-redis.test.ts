@@ -2,14 +2,23 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test, type TestContext } from 'node:test'
 import { access, definePlugin, type Plugin } from '#kernel'
-import { InternalGuard } from '#contracts/auth'
+import { InternalGuard, Tokens } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
 import { Signers } from '#contracts/signing'
-import { databasePlugin, freshDatabase, redisForTests, startProxy, testKernel, type TestKernel, until } from '#testing'
+import {
+  databasePlugin,
+  fake,
+  freshDatabase,
+  redisForTests,
+  startProxy,
+  testKernel,
+  type TestKernel,
+  until,
+} from '#testing'
+import auth from '../plugins/auth/index.ts'
+import signing from '../plugins/auth/signing/index.ts'
 import { gateway, publish, type TestKv } from '../plugins/chat/test/gateway.ts'
-import internalGuard from '../plugins/internal-guard/index.ts'
 import kvPlugin from '../plugins/kv/index.ts'
-import signing from '../plugins/signing/index.ts'
 
 /** Connections of its own to Redis and PostgreSQL, as each process has them. */
 async function kvAt(t: TestContext, url: string, dsn: string): Promise<Kv> {
@@ -80,12 +89,13 @@ test('A5: a signed request is accepted once by two conductors together, before, 
     database,
     { name: 'kv', plugin: kvPlugin, config: { url: redis.url } },
     { name: 'signing', plugin: signing, config: { family: 'chat-gateway', current } },
-    internalGuard,
+    fake(Tokens, {} as Tokens),
+    auth,
     guarded,
   ]
   const conductors = [
-    await testKernel(t, plugins, { listeners: ['internal'] }),
-    await testKernel(t, plugins, { listeners: ['internal'] }),
+    await testKernel(t, plugins, { listeners: ['conductor', 'internal'] }),
+    await testKernel(t, plugins, { listeners: ['conductor', 'internal'] }),
   ]
   const ask = async (n: number, headers: Record<string, string>): Promise<number> =>
     (await conductors[n]!.listeners['internal']!.inject({ url: '/api/x', headers })).statusCode

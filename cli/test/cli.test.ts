@@ -9,10 +9,10 @@ import { emptyFolder, run, start } from './spawned.ts'
 
 const noStack = (text: string): void => assert.doesNotMatch(text, /^\s+at .+:\d+/m)
 
-/** A role file that boots anywhere: health and metrics on one listener. */
+/** A role file that boots anywhere: health on one listener. */
 async function smallRole(t: TestContext, port = '0'): Promise<string> {
   const file = join(await emptyFolder(t), 'small.yaml')
-  const text = `role: small\nlisteners:\n  gateway:\n    port: \${SMALL_PORT:-${port}}\nplugins:\n  health:\n  metrics:\n`
+  const text = `role: small\nlisteners:\n  gateway:\n    port: \${SMALL_PORT:-${port}}\nplugins:\n  health:\n`
   await writeFile(file, text)
   return file
 }

@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { createServer, type IncomingMessage } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
-import { createSigner } from '../../plugins/signing/signer.ts'
+import { createSigner } from '../../plugins/auth/signing/signer.ts'
 import { run } from './spawned.ts'
 
 const key = Buffer.alloc(32, 7)

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { createSigner } from '../../plugins/signing/signer.ts'
+import { createSigner } from '../../plugins/auth/signing/signer.ts'
 import { chat } from './client.ts'
 import { type Agent, type Cluster, eventually, forms, gone, type Process, startCluster } from './cluster.ts'
 

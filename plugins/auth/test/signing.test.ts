@@ -2,10 +2,12 @@ import assert from 'node:assert/strict'
 import { createHash, createHmac, randomBytes } from 'node:crypto'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { unavailable } from '#kernel'
-import type { Kv } from '#contracts/kv'
-import { signedHeaders, type Signer } from '#contracts/signing'
-import { createSigner, type SignerOptions } from '../signer.ts'
+import { definePlugin, type Entry, unavailable } from '#kernel'
+import { Kv } from '#contracts/kv'
+import { signedHeaders, type Signer, Signers } from '#contracts/signing'
+import { fake, testKernel } from '#testing'
+import signing from '../signing/index.ts'
+import { createSigner, type SignerOptions } from '../signing/signer.ts'
 
 const key = Buffer.from(Array.from({ length: 32 }, (_, i) => i))
 const request = { method: 'POST', target: '/api/runs?x=1', body: Buffer.from('{"profile":"p","runId":"r1"}') }
@@ -269,4 +271,65 @@ test('with a previous key either key signs; without one only the current one can
   assert.equal(both.sign(parts, 'PREVIOUS')[signedHeaders.keyId], 'PREVIOUS')
   assert.throws(() => signer().sign(parts, 'PREVIOUS'), /no previous key/)
   await signer({ current: previous }).verify(both.sign(parts, 'PREVIOUS'), request)
+})
+
+const kvPlugin = fake(Kv, memoryKv())
+
+function probe() {
+  const found = new Map<string, Signer>()
+  const plugin = definePlugin({
+    name: 'probe',
+    requires: { signers: Signers },
+    setup: async ({ deps }) => (deps.signers.forEach((s, name) => found.set(name, s)), {}),
+  })
+  return { found, plugin }
+}
+
+const entry = (name: string, config: Record<string, unknown>): Entry => ({ name, plugin: signing, config })
+const secret = (): string => randomBytes(32).toString('base64')
+
+test('one role may hold both key families, each under its own name', async (t) => {
+  const { found, plugin } = probe()
+  await testKernel(t, [
+    kvPlugin,
+    plugin,
+    entry('signing-chat', { family: 'chat-gateway', current: secret() }),
+    entry('signing-vfs', { family: 'vfs', current: secret() }),
+  ])
+  assert.deepEqual([...found.keys()].toSorted(), ['chat-gateway', 'vfs'])
+})
+
+test('without a current key the family is absent', async (t) => {
+  const { found, plugin } = probe()
+  await testKernel(t, [kvPlugin, plugin, entry('signing', { family: 'chat-gateway' })])
+  assert.equal(found.size, 0)
+})
+
+test('a short key, or a previous key alone, refuses the boot', async (t) => {
+  const short = entry('signing', { family: 'vfs', current: randomBytes(31).toString('base64') })
+  await assert.rejects(testKernel(t, [kvPlugin, short]), /signing: config\.current/)
+  const alone = entry('signing', { family: 'vfs', previous: secret() })
+  await assert.rejects(testKernel(t, [kvPlugin, alone]), /previous signing key but no current one/)
+})
+
+test('a refused signature is logged as signature_invalid, without the caller learning why', async (t) => {
+  const { found, plugin } = probe()
+  const kernel = await testKernel(t, [
+    kvPlugin,
+    plugin,
+    entry('signing', { family: 'chat-gateway', current: secret() }),
+  ])
+  const parts = { method: 'GET', target: '/', body: Buffer.alloc(0) }
+  const headers = found.get('chat-gateway')!.sign({ ...parts, tenant: 'acme' })
+  const error = await found
+    .get('chat-gateway')!
+    .verify(headers, { ...parts, target: '/x' })
+    .then(
+      () => undefined,
+      (e: Error) => e,
+    )
+  assert.equal(error?.message, 'The request carries no valid credentials.')
+  const [line] = kernel.logs.filter((l) => l['msg'] === 'signature_invalid')
+  assert.equal(line?.['reason'], 'the signature matches no key of this family')
+  assert.equal(line?.['keyId'], 'CURRENT')
 })

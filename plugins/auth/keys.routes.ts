@@ -3,8 +3,8 @@ import { access, type App, NoContent } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
-import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './schema.ts'
-import type { ApiKeyService } from './service.ts'
+import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './keys.schema.ts'
+import type { ApiKeyService } from './keys.service.ts'
 
 const tags = ['api keys']
 

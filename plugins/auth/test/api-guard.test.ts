@@ -1,11 +1,16 @@
 import assert from 'node:assert/strict'
 import { connect } from 'node:net'
 import { test, type TestContext } from 'node:test'
-import { access, AppError, definePlugin, type Entry, unavailable } from '#kernel'
+import { access, AppError, definePlugin, type Entry, type Plugin, unavailable } from '#kernel'
 import { ApiGuard, roles, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
-import apiGuard from '../index.ts'
+import auth from '../index.ts'
+
+/** Without the signed plane: that is another test's. */
+const kernelOf = (t: TestContext, plugins: readonly (Entry | Plugin)[], listen = false) =>
+  testKernel(t, [...plugins, fake(Signers, {})], { listen, listeners: ['conductor'] })
 
 const hashOf = (token: string): Buffer => Buffer.from(`hash of ${token}`)
 const tokens: Tokens = {
@@ -54,8 +59,8 @@ const keys = { ao_dev_m: 'member', ao_dev_a: 'admin', ao_dev_o: 'owner' } as con
 
 async function conductor(t: TestContext, config: Record<string, string> = {}, listen = false) {
   const { calls, database } = fakeDatabase(keys)
-  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config }
-  const kernel = await testKernel(t, [guard, routes(), fake(Tokens, tokens), fake(Database, database)], { listen })
+  const guard: Entry = { name: 'auth', plugin: auth, config }
+  const kernel = await kernelOf(t, [guard, routes(), fake(Tokens, tokens), fake(Database, database)], listen)
   const get = (url: string, authorization?: string, headers: Record<string, string> = {}) =>
     kernel.listeners['conductor']!.inject({ url, headers: { ...headers, ...(authorization ? { authorization } : {}) } })
   return { kernel, get, calls }
@@ -178,8 +183,8 @@ test('the bootstrap key is owner of the bootstrap tenant, and needs no database'
   assert.equal((await get('/owner', 'Bearer first-kez')).statusCode, 401)
   assert.equal((await get('/owner', 'Bearer first-key-and-more')).statusCode, 401)
 
-  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'first-key' } }
-  const without = await testKernel(t, [guard, routes(), fake(Tokens, tokens)])
+  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: 'first-key' } }
+  const without = await kernelOf(t, [guard, routes(), fake(Tokens, tokens)])
   const call = (key: string) =>
     without.listeners['conductor']!.inject({ url: '/owner', headers: { authorization: `Bearer ${key}` } })
   assert.equal((await call('first-key')).json().tenantId, 'default')
@@ -193,13 +198,13 @@ test('the bootstrap key is no key once its tenant is gone, and costs one round t
 })
 
 test('a bootstrap key that no header could carry refuses the boot', async (t) => {
-  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'two words' } }
-  await assert.rejects(testKernel(t, [guard, fake(Tokens, tokens)]), /bootstrapKey/)
+  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: 'two words' } }
+  await assert.rejects(kernelOf(t, [guard, fake(Tokens, tokens)]), /bootstrapKey/)
 })
 
 test('when the database is away the answer is 503, never a pass', async (t) => {
   const database = { systemBatch: () => Promise.reject(unavailable()) } as unknown as Database
-  const kernel = await testKernel(t, [apiGuard, routes(), fake(Tokens, tokens), fake(Database, database)])
+  const kernel = await kernelOf(t, [auth, routes(), fake(Tokens, tokens), fake(Database, database)])
   const reply = await kernel.listeners['conductor']!.inject({
     url: '/member',
     headers: { authorization: 'Bearer ao_dev_m' },
@@ -214,9 +219,9 @@ test('without a pepper no key is accepted, and the answer says what is missing; 
       throw new AppError('key_hashing_unavailable', 503)
     },
   }
-  const guard: Entry = { name: 'api-guard', plugin: apiGuard, config: { bootstrapKey: 'first-key' } }
+  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: 'first-key' } }
   const { database } = fakeDatabase(keys)
-  const kernel = await testKernel(t, [guard, routes(), fake(Tokens, unpeppered), fake(Database, database)])
+  const kernel = await kernelOf(t, [guard, routes(), fake(Tokens, unpeppered), fake(Database, database)])
   const get = (key: string) =>
     kernel.listeners['conductor']!.inject({ url: '/member', headers: { authorization: `Bearer ${key}` } })
   const reply = await get('ao_dev_m')
@@ -227,7 +232,7 @@ test('without a pepper no key is accepted, and the answer says what is missing; 
 test('a route of a protected scope without a role refuses the boot', async (t) => {
   for (const level of ['public', 'agent-key', 'service', 'root', 'operators']) {
     await assert.rejects(
-      testKernel(t, [apiGuard, routes([level]), fake(Tokens, tokens)]),
+      kernelOf(t, [auth, routes([level]), fake(Tokens, tokens)]),
       new RegExp(`GET /${level} is in a protected scope`),
     )
   }

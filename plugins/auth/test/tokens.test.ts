@@ -4,8 +4,8 @@ import { test } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { testKernel } from '#testing'
-import tokens from '../index.ts'
-import { createTokens } from '../tokens.ts'
+import tokens from '../tokens/index.ts'
+import { createTokens } from '../tokens/tokens.ts'
 
 const pepper = Buffer.alloc(32, 7)
 

@@ -1,7 +1,13 @@
 import { createHmac, createSecretKey, randomBytes } from 'node:crypto'
 import { crc32 } from 'node:zlib'
+import { appError } from '#kernel'
 import type { Tokens } from '#contracts/auth'
-import { keyHashingUnavailable } from './errors.ts'
+
+const keyHashingUnavailable = appError(
+  'key_hashing_unavailable',
+  503,
+  'Keys cannot be issued or checked: set AGENT_API_KEY_PEPPER (base64 of at least 32 random bytes) and restart.',
+)
 
 const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
 /** 43 base62 characters carry 256 bits, so a fast hash is enough: there is nothing to guess. */

@@ -4,9 +4,10 @@ import { access, conflict, definePlugin, unavailable } from '#kernel'
 import { auditedAccess, AuditedWrites, type AuditEntry, type AuditOutcome, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, operator, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
-import apiGuard from '../index.ts'
 import { actionOf } from '../audited.ts'
+import auth from '../index.ts'
 
 const tokens: Tokens = { mint: () => '', wellFormed: () => true, hash: (_domain, token) => Buffer.from(token) }
 
@@ -75,13 +76,18 @@ async function conductor(t: TestContext) {
       return {}
     },
   })
-  const kernel = await testKernel(t, [
-    { name: 'api-guard', plugin: apiGuard, config: { adminTenant: 'hq' } },
-    things,
-    keeper,
-    fake(Tokens, tokens),
-    fake(Database, database),
-  ])
+  const kernel = await testKernel(
+    t,
+    [
+      { name: 'auth', plugin: auth, config: { adminTenant: 'hq' } },
+      things,
+      keeper,
+      fake(Tokens, tokens),
+      fake(Database, database),
+      fake(Signers, {}),
+    ],
+    { listeners: ['conductor'] },
+  )
   const call = (
     key: `${string}.${TenantRole}`,
     method: 'GET' | 'POST' | 'PUT' | 'DELETE',
