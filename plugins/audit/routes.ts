@@ -3,9 +3,8 @@ import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { pageHeaders } from '#contracts/paging'
-import { noSuchTime } from './errors.ts'
+import { listEntries, noSuchTime } from './trail.ts'
 import { AuditQuery, Entry } from './schema.ts'
-import { listEntries } from './store.ts'
 
 const description = `Newest first. An entry is written before the request is handled, so a write that happened is here
 whatever became of its server. Requests refused with 403 are here too; those of unknown callers are not.`.replaceAll(

@@ -1,8 +1,9 @@
-import type { AuditTrail } from '#contracts/audit'
+import { AppError, unavailable } from '#kernel'
+import type { AuditedWrite, AuditEntry, AuditOutcome, AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
-import { notRecorded } from './errors.ts'
-import { insertEntry, insertOutcome } from './store.ts'
+import { type Page, pageValues } from '#contracts/paging'
+import type { Entry } from './schema.ts'
 
 /** Characters of a path or a target that are kept: what a client sends must not be able to fill the log. */
 const maxText = 1_024
@@ -29,4 +30,104 @@ export function createAuditTrail(database: Database, log: { warn(fields: object,
       )
     },
   }
+}
+
+const begin = {
+  name: 'audit-begin',
+  text: `INSERT INTO audit_entries
+           (tenant_id, id, actor_key, actor_role, action, target, method, path, request_id, remote_address)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+}
+const end = {
+  name: 'audit-end',
+  text: `INSERT INTO audit_outcomes (tenant_id, entry_id, status, target) VALUES ($1, $2, $3, $4)`,
+}
+
+async function insertEntry(database: Database, id: string, write: AuditedWrite): Promise<void> {
+  const { tenantId, actor, action, target, request } = write
+  const values = [tenantId, id, actor.keyId, actor.role, action, target ?? null]
+  const asked = [request?.method, request?.path, request?.id, request?.remoteAddress]
+  await database.unit(tenantId, { ...begin, values: [...values, ...asked.map((text) => text ?? null)] })
+}
+
+async function insertOutcome(database: Database, entry: AuditEntry, outcome: AuditOutcome): Promise<void> {
+  const { tenantId, id } = entry
+  await database.unit(tenantId, { ...end, values: [tenantId, id, outcome.status, outcome.target ?? null] })
+}
+
+interface Row {
+  id: string
+  at: string
+  actor_key: string
+  actor_role: string
+  action: string
+  target: string | null
+  method: string | null
+  path: string | null
+  request_id: string | null
+  remote_address: string | null
+  status: number | null
+}
+
+interface EntryFilter extends Page {
+  readonly actor?: string
+  readonly action?: string
+  readonly target?: string
+  /** Part of the action, the target or the path, in any case of letters. */
+  readonly q?: string
+  readonly from?: Date
+  readonly to?: Date
+}
+
+const columns = `e.id, e.at, e.actor_key, e.actor_role, e.action, coalesce(o.target, e.target) AS target,
+  e.method, e.path, e.request_id, e.remote_address, o.status`
+// Not LIKE: nothing in the text is a pattern.
+const has = (text: string): string => `position(lower($5) IN lower(coalesce(${text}, ''))) > 0`
+const found = `FROM audit_entries e LEFT JOIN audit_outcomes o ON o.tenant_id = e.tenant_id AND o.entry_id = e.id
+  WHERE e.tenant_id = $1 AND ($2::text IS NULL OR e.actor_key = $2) AND ($3::text IS NULL OR e.action = $3)
+    AND ($4::text IS NULL OR coalesce(o.target, e.target) = $4)
+    AND ($5::text IS NULL OR ${has('e.action')} OR ${has('coalesce(o.target, e.target)')} OR ${has('e.path')})
+    AND ($6::timestamptz IS NULL OR e.at >= $6) AND ($7::timestamptz IS NULL OR e.at < $7)`
+
+/** Newest first. */
+export async function listEntries(
+  database: Database,
+  tenantId: string,
+  filter: EntryFilter,
+): Promise<{ entries: Entry[]; total: number }> {
+  const { actor, action, target, q, from, to } = filter
+  const values = [tenantId, ...[actor, action, target, q, from, to].map((value) => value ?? null)]
+  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+    {
+      text: `SELECT ${columns} ${found} ORDER BY e.at DESC, e.id DESC LIMIT $8 OFFSET $9`,
+      values: [...values, ...pageValues(filter)],
+    },
+    { text: `SELECT count(*)::int AS total ${found}`, values },
+  ])
+  return { entries: rows.map(toEntry), total: count!.total }
+}
+
+const toEntry = (row: Row): Entry => ({
+  id: row.id,
+  at: row.at,
+  actor: { keyId: row.actor_key, role: row.actor_role },
+  action: row.action,
+  target: row.target,
+  method: row.method,
+  path: row.path,
+  requestId: row.request_id,
+  remoteAddress: row.remote_address,
+  status: row.status,
+})
+
+const notRecorded = (cause: unknown) =>
+  unavailable({
+    message: 'This write could not be put on record in the audit log, so it was not done; try again shortly.',
+    retryable: true,
+    cause,
+  })
+export const noSuchTime = (name: string) => {
+  const message = 'must be a time that exists'
+  const detail = { issues: [{ path: `querystring/${name}`, message }] }
+  return new AppError('invalid_request', 400, { message: `querystring/${name} ${message}`, detail })
 }

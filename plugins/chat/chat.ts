@@ -1,4 +1,3 @@
-import type { ServerResponse } from 'node:http'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, type AppError, failure, isAppError, sse } from '#kernel'
 import type { Database } from '#contracts/database'
@@ -19,6 +18,7 @@ import {
   type Told,
 } from './public-run.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
+import type { GaveUp, SyncWaits } from './sync-waits.ts'
 
 export interface ChatParts {
   readonly database: Database
@@ -311,42 +311,4 @@ function check({ message, metadata, attachments, conversation_id: continued }: C
     if (!isBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
   }
   if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
-}
-
-/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer. */
-type GaveUp = 'timeout' | 'stopping' | 'gone'
-
-/** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
-export class SyncWaits {
-  readonly #giveUps = new Set<() => void>()
-  #drained = false
-
-  constructor(stopping: AbortSignal, drainMs: number) {
-    const drain = (): void => {
-      this.#drained = true
-      for (const giveUp of this.#giveUps) giveUp()
-    }
-    const stop = (): void => void setTimeout(drain, drainMs).unref()
-    if (stopping.aborted) stop()
-    else stopping.addEventListener('abort', stop, { once: true })
-  }
-
-  /** What `work` resolves to, or why there is nothing yet. */
-  async for<T>(work: () => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp> {
-    if (this.#drained) return 'stopping'
-    const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
-    const giveUp = (): void => resolve('stopping')
-    const gone = (): void => resolve('gone')
-    const timer = setTimeout(resolve, ms, 'timeout')
-    this.#giveUps.add(giveUp)
-    client.once('close', gone)
-    work().then(resolve, reject)
-    try {
-      return await promise
-    } finally {
-      clearTimeout(timer)
-      this.#giveUps.delete(giveUp)
-      client.off('close', gone)
-    }
-  }
 }

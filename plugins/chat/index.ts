@@ -6,11 +6,12 @@ import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
 import { Admission, createKeyLimit } from './admission.ts'
-import { chatRoutes, SyncWaits } from './chat.ts'
+import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './chores.ts'
 import { createMetrics } from './metrics.ts'
 import { createFollower } from './public-run.ts'
 import { runRoutes } from './runs.routes.ts'
+import { SyncWaits } from './sync-waits.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
 export default definePlugin({

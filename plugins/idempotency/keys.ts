@@ -1,9 +1,20 @@
+import { createHash } from 'node:crypto'
 import type { FastifyBaseLogger } from 'fastify'
+import { appError } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { Attempt, Idempotency, Plan } from '#contracts/idempotency'
-import { inFlight, keyReused } from './errors.ts'
-import { fingerprint } from './fingerprint.ts'
 import { claimKey, cleanKeys, forgetKey, type Held, releaseKey, renewKeys, tenantIds } from './store.ts'
+
+const keyReused = appError(
+  'idempotency_key_reused',
+  422,
+  'This Idempotency-Key was used with another request body; send a new key.',
+)
+const inFlight = appError(
+  'idempotency_in_flight',
+  409,
+  'A request with this Idempotency-Key is under way; repeat it when that one has ended.',
+)
 
 // The key of a process that died is free within 12 s; one that lives renews in time, three beats to a lease.
 const beatMs = 4_000
@@ -93,4 +104,15 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
     },
   }
   return keys
+}
+
+/** SHA-256 of a JSON value, whatever the order in which its members were sent. */
+const fingerprint = (body: unknown): Buffer => createHash('sha256').update(canonical(body)).digest()
+
+// Bodies nest 64 levels at most: the kernel refuses deeper ones before they are parsed.
+function canonical(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
+  if (typeof value !== 'object' || value === null) return JSON.stringify(value) ?? 'null'
+  const members = Object.entries(value).toSorted(([a], [b]) => (a < b ? -1 : 1))
+  return `{${members.map(([name, member]) => `${JSON.stringify(name)}:${canonical(member)}`).join(',')}}`
 }

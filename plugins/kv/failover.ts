@@ -1,7 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { ReadinessCheck } from '#contracts/health'
-import { storeAway } from './errors.ts'
-import type { Store } from './store.ts'
+import { type Store, storeAway } from './store.ts'
 
 const probeEveryMs = 200
 /** How long Redis has to answer without a fault before it is used again; twice as long each time that it did not last. */

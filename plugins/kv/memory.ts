@@ -1,6 +1,5 @@
 import type { Hit } from '#contracts/kv'
-import { storeFull, storeForgot } from './errors.ts'
-import type { Store } from './store.ts'
+import { type Store, storeForgot, storeFull } from './store.ts'
 
 // About 40 MB of nonces; beyond that a caller is refused, because forgetting one would let it be replayed.
 const mostKeys = 200_000

@@ -1,8 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { Prices } from '#contracts/prices'
-import { ModelPrice } from './schema.ts'
-import { createPrices } from './table.ts'
+import { createPrices, ModelPrice } from './prices.ts'
 
 /** What model calls cost, from the table in the role file. A model that no line matches has no price, which is not zero. */
 export default definePlugin({

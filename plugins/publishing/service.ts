@@ -4,15 +4,14 @@ import { newId } from '#contracts/ids'
 import type { Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
 import type { Webhooks } from '#contracts/webhooks'
-import { notPublished, slugFixed, unknownKey, unknownProfile, webhooksUnavailable } from './errors.ts'
+import { badOrigin, notPublished, slugFixed, unknownKey, unknownProfile, webhooksUnavailable } from './errors.ts'
 import { insertKey, listKeys, revokeKey } from './keys.store.ts'
-import { checkOrigins } from './origins.ts'
 import type { IssuedKey, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 import { type AgentRow, findAgent, insertAgent, listAgents, unpublishAgent, updateAgent } from './store.ts'
 
 const defaults = { rateLimitRpm: 60, syncMaxDurationSeconds: 60 }
 
-export interface PublishingOptions {
+interface PublishingOptions {
   readonly database: Database
   readonly profiles: Pick<Profiles, 'find'>
   readonly tokens: Tokens
@@ -103,9 +102,29 @@ function found<T>(value: T | undefined): T {
 }
 
 /** `My.Agent_2` becomes `my-agent-2`. A profile's name begins with a letter or digit, so a slug is never empty. */
-export const slugOf = (profile: string): string =>
+const slugOf = (profile: string): string =>
   profile
     .toLowerCase()
     .replace(/[^a-z0-9]+/g, '-')
     .slice(0, 63)
     .replace(/-$/, '')
+
+const shape = /^[a-z][a-z0-9+.-]*:\/\/[^/?#@\\\s]+$/i
+
+/** A browser sends exactly `scheme://host[:port]`, so anything else in the list could never match, or match too much. */
+function checkOrigins(origins: readonly string[]): void {
+  for (const [i, origin] of origins.entries()) {
+    const exact = shape.test(origin) ? serialized(origin) : undefined
+    if (exact === undefined) throw badOrigin(i, 'must be scheme://host[:port], without path, user or wildcard')
+    if (exact !== origin) throw badOrigin(i, `must be written as browsers send it: ${exact}`)
+  }
+}
+
+/** The origin as browsers serialise it: lower case, no default port. Undefined when it has no host. */
+function serialized(origin: string): string | undefined {
+  if (!URL.canParse(origin)) return undefined
+  const { protocol, host } = new URL(origin)
+  // A wildcard would look like it worked; `new URL` accepts it as a host.
+  if (host === '' || host.includes('*')) return undefined
+  return `${protocol}//${host}`
+}

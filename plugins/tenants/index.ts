@@ -3,9 +3,8 @@ import { ApiGuard } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { RunStore } from '#contracts/run-store'
 import { RunDispatch } from '#contracts/runs'
-import { createRunCanceller } from './cancel-runs.ts'
+import { createRunCanceller, createTenantService } from './service.ts'
 import { tenantRoutes } from './routes.ts'
-import { createTenantService } from './service.ts'
 
 /** The tenants of the installation, managed by the admins of one of them. */
 export default definePlugin({

@@ -1,7 +1,19 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { conflict, notFound } from '#kernel'
 import type { Database } from '#contracts/database'
-import { tenantExists, undeletable, unknownTenant } from './errors.ts'
+import type { RunStore } from '#contracts/run-store'
+import { isTerminal, type RunDispatch, runStatuses } from '#contracts/runs'
 import { type ChangeTenant, type CreateTenant, isTenantId, type ListQuery, type Tenant } from './schema.ts'
 import { deleteTenant, findTenant, insertTenant, listTenants, updateTenant } from './store.ts'
+
+const unknownTenant = notFound
+const tenantExists = (id: string, deleted: boolean) =>
+  conflict({
+    message: deleted
+      ? `The tenant '${id}' was deleted; ids are never given twice. PATCH {"deleted": false} brings it back.`
+      : `There is a tenant '${id}' already.`,
+  })
+const undeletable = (id: string, why: string) => conflict({ message: `The tenant '${id}' cannot be deleted: ${why}.` })
 
 /** The tenant that every installation has, and that the bootstrap key belongs to. Specification 4.2. */
 const firstTenant = 'default'
@@ -36,3 +48,40 @@ export function createTenantService(database: Database, onDeleted: (tenantId: st
   }
 }
 export type TenantService = ReturnType<typeof createTenantService>
+
+/** How many runs are cancelled at once, so that a large tenant does not flood the conductor. */
+const together = 50
+
+/**
+ * Cancels what a deleted tenant has under way, behind the answer. When it fails the runs end by themselves; new ones cannot
+ * start, because no key of the tenant works.
+ */
+export function createRunCanceller(
+  store: Pick<RunStore, 'listRuns'>,
+  runs: Pick<RunDispatch, 'cancel'>,
+  log: Pick<FastifyBaseLogger, 'warn'>,
+  stopping: AbortSignal,
+) {
+  const under = new Set<Promise<void>>()
+  const cancel = async (tenantId: string): Promise<void> => {
+    // What waits goes first: the end of a run that executes would let the next one begin.
+    for (const status of runStatuses.filter((one) => !isTerminal(one))) {
+      while (!stopping.aborted) {
+        const { runs: open } = await store.listRuns(tenantId, { status, limit: together })
+        if (open.length === 0) break
+        await Promise.all(open.map(({ runId }) => runs.cancel(tenantId, runId)))
+      }
+    }
+  }
+  return {
+    cancelAll(tenantId: string): void {
+      const work = cancel(tenantId)
+        .catch((err: unknown) => log.warn({ err, tenant: tenantId }, 'runs of a deleted tenant go on to their end'))
+        .finally(() => under.delete(work))
+      under.add(work)
+    },
+    async settled(): Promise<void> {
+      await Promise.all(under)
+    },
+  }
+}

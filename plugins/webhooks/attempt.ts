@@ -1,14 +1,14 @@
+import { request } from 'undici'
+import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { RunStore } from '#contracts/run-store'
-import { outcomeOf } from './backoff.ts'
-import { messageBody } from './message.ts'
+import type { RunSummary } from '#contracts/runs'
+import { ForbiddenAddressError } from '#kit/outbound'
 import type { Policy } from './policy.ts'
-import type { Secrets } from './secrets.ts'
-import { send } from './send.ts'
+import { currentVersion, type Secrets } from './secrets.ts'
 import type { Settled, Taken } from './store.ts'
-import { currentVersion } from './versions.store.ts'
 
-export interface AttemptDeps {
+interface AttemptDeps {
   readonly database: Database
   readonly store: Pick<RunStore, 'findRun'>
   readonly secrets: Secrets | undefined
@@ -39,3 +39,104 @@ export const createAttempt =
     if (stop.aborted && !answer.taken) return { state: 'pending', status: undefined, error: undefined, inMs: 0 }
     return outcomeOf(answer, message, Math.random())
   }
+
+/** A result beyond this is cut: receivers read the whole of it from the run. */
+const maxResultLength = 64 * 1024
+
+/** The body of a message. The same run gives the same bytes, however often it is sent. */
+function messageBody(run: RunSummary): string {
+  const { result, subTask, ...rest } = run
+  const { prompt: _, ...task } = subTask
+  return JSON.stringify({
+    type: 'run.finished',
+    timestamp: run.finishedAt,
+    data: {
+      ...rest,
+      subTask: task,
+      ...(result === undefined ? {} : { result: result.slice(0, maxResultLength) }),
+      ...(result !== undefined && result.length > maxResultLength ? { resultTruncated: true } : {}),
+    },
+  })
+}
+
+interface Message {
+  readonly url: string
+  readonly headers: Readonly<Record<string, string>>
+  readonly body: string
+}
+
+interface Answer {
+  readonly taken: boolean
+  /** The receiver wants no more: another attempt is no use. */
+  readonly gone: boolean
+  readonly status: number | undefined
+  readonly error: string | undefined
+  /** When the receiver asks for a pause. */
+  readonly retryAfterMs: number | undefined
+}
+
+const failed = (error: string, gone = false): Answer => ({
+  taken: false,
+  gone,
+  status: undefined,
+  error,
+  retryAfterMs: undefined,
+})
+
+/** Posts one message. Resolves whatever happens: an answer that is not 2xx, a redirect too, is a failure. */
+async function send(policy: Policy, message: Message, timeoutMs: number, stop: AbortSignal): Promise<Answer> {
+  const signal = AbortSignal.any([stop, AbortSignal.timeout(timeoutMs)])
+  try {
+    // The operator may have changed what is allowed since the address was accepted.
+    const url = policy.check(message.url)
+    const { statusCode, headers, body } = await request(url, {
+      method: 'POST',
+      dispatcher: policy.agentFor(url),
+      headers: { ...message.headers, 'content-type': 'application/json', 'user-agent': 'agent-orc' },
+      body: message.body,
+      signal,
+    })
+    body.on('error', () => {}).destroy()
+    const taken = statusCode >= 200 && statusCode < 300
+    return {
+      taken,
+      gone: statusCode === 410,
+      status: statusCode,
+      error: taken ? undefined : `The receiver answered ${statusCode}.`,
+      retryAfterMs: taken ? undefined : secondsOf(headers['retry-after']),
+    }
+  } catch (error) {
+    if (isAppError(error)) return failed(error.message, true)
+    return failed(explain(error, signal))
+  }
+}
+
+const secondsOf = (value: unknown): number | undefined =>
+  typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1_000 : undefined
+
+/** A sentence for the tenant; the text of an unknown error may name what lies inside the network. */
+function explain(error: unknown, signal: AbortSignal): string {
+  const { cause, code } = error as { cause?: unknown; code?: unknown }
+  if (error instanceof ForbiddenAddressError || cause instanceof ForbiddenAddressError) {
+    return 'The host resolves to an address that is not public.'
+  }
+  if (signal.aborted) return 'The receiver took too long.'
+  return code === 'ENOTFOUND' ? 'There is no host of that name.' : 'The receiver could not be reached.'
+}
+
+const minute = 60_000
+const hour = 60 * minute
+/** Waits between attempts, as Standard Webhooks suggests them: a receiver that is away for a day loses nothing. */
+export const schedule = [5_000, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 * hour, 10 * hour] as const
+/** The longest pause that a receiver may ask for. */
+const maxPauseMs = 12 * hour
+
+/** What becomes of a message after an attempt. `random` in [0, 1) spreads those that failed together. */
+export function outcomeOf(answer: Answer, { attempt }: Taken, random: number): Settled {
+  const { status, error } = answer
+  if (answer.taken) return { state: 'delivered', status, error }
+  const wait = schedule[attempt - 1]
+  if (answer.gone || wait === undefined) return { state: 'dead', status, error }
+  const spread = wait * (1 + random * 0.1)
+  return { state: 'pending', status, error, inMs: Math.min(Math.max(spread, answer.retryAfterMs ?? 0), maxPauseMs) }
+}

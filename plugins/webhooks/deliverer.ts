@@ -1,4 +1,6 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
+import type { Database } from '#contracts/database'
 import type { Outbox, Settled, Taken } from './store.ts'
 
 /** Messages on their way at once, from this process. */
@@ -10,7 +12,7 @@ const leaseMs = 60_000
 /** Beyond this a wake-up is left to the next round. */
 const maxWaitMs = 10 * 60_000
 
-export interface DelivererOptions {
+interface DelivererOptions {
   readonly outbox: Pick<Outbox, 'take' | 'settle'>
   /** Makes one attempt. Rejects when it could not even be made: then the lease runs out. */
   readonly attempt: (tenantId: string, message: Taken) => Promise<Settled>
@@ -18,7 +20,7 @@ export interface DelivererOptions {
 }
 
 /** Empties the outbox, tenant by tenant. Any number of processes may do so at once: each takes what no other has. */
-export interface Deliverer {
+interface Deliverer {
   /** Something of this tenant is due, or may be. */
   wake(tenantId: string): void
   /** Takes nothing any more, and resolves when what was on its way is settled. */
@@ -112,4 +114,36 @@ export function createDeliverer({ outbox, attempt, log }: DelivererOptions): Del
       while (work.size > 0) await Promise.all(work)
     },
   }
+}
+
+/** Between two rounds, and between two tenants of a round: it only finds what nobody was woken for. */
+const restMs = 30_000
+const stepMs = 20
+
+/**
+ * Goes through all tenants again and again, for messages of processes that died and for notifications that were lost. Row
+ * security hides every message from a transaction without a tenant, so each is woken for itself.
+ */
+export function startRounds(database: Database, wake: (tenantId: string) => void, log: FastifyBaseLogger): () => void {
+  const stopping = new AbortController()
+  const rest = (ms: number): Promise<unknown> => sleep(ms, undefined, { signal: stopping.signal, ref: false })
+  const rounds = async (): Promise<void> => {
+    for (;;) {
+      try {
+        const [tenants] = await database.systemBatch<[{ id: string }[]]>([
+          { name: 'webhooks-tenants', text: 'SELECT id FROM tenants WHERE deleted_at IS NULL' },
+        ])
+        for (const { id } of tenants) {
+          wake(id)
+          await rest(stepMs)
+        }
+      } catch (err) {
+        if (stopping.signal.aborted) return
+        log.warn({ err }, 'the tenants of the webhook outbox could not be listed')
+      }
+      await rest(restMs)
+    }
+  }
+  rounds().catch(() => {})
+  return () => stopping.abort()
 }

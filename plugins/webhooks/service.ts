@@ -2,9 +2,8 @@ import type { Database } from '#contracts/database'
 import type { Page } from '#contracts/paging'
 import { unknownDelivery, webhooksUnavailable } from './errors.ts'
 import type { Delivery, DeliveryState, Secret } from './schema.ts'
-import type { Secrets } from './secrets.ts'
+import { currentVersion, rotate, type Secrets, type SecretVersion } from './secrets.ts'
 import type { Outbox } from './store.ts'
-import { currentVersion, rotate, type SecretVersion } from './versions.store.ts'
 
 export interface WebhookServiceDeps {
   readonly database: Database

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { pino } from 'pino'
-import { outcomeOf, schedule } from '../backoff.ts'
+import { outcomeOf, schedule } from '../attempt.ts'
 import { createDeliverer } from '../deliverer.ts'
 import type { Settled, Taken } from '../store.ts'
 
