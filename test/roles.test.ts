@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
-import { readFile } from 'node:fs/promises'
-import { join } from 'node:path'
+import { glob, readdir, readFile } from 'node:fs/promises'
+import { basename, dirname, join } from 'node:path'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { parseEnv } from 'node:util'
+import { parse } from 'yaml'
 import { BootError, plan } from '#kernel'
 import { loadRole } from '../kernel/config.ts'
 
@@ -101,4 +102,52 @@ test('a sidecar with the variables of a worker is one: without a port, and never
   }
   const nameless = await started({ ...env, AGENT_ORC_SESSION_ID: '' })
   assert.throws(() => plan(nameless), /config\.sessionId is required; set AGENT_ORC_SESSION_ID/)
+})
+
+/** Roles by the plugins of this repository that they list, whole or in part. */
+async function rolesByPlugin(): Promise<Map<string, string[]>> {
+  const roles = new Map<string, string[]>()
+  for (const name of (await readdir(join(root, 'config'))).filter((entry) => entry.endsWith('.yaml')).toSorted()) {
+    const { role, plugins } = parse(await readFile(join(root, 'config', name), 'utf8')) as {
+      role: string
+      plugins: Record<string, { use?: string } | null>
+    }
+    const uses = Object.entries(plugins).map(([key, entry]) => entry?.use ?? `plugins/${key}`)
+    for (const plugin of new Set(uses.map((use) => /^plugins\/([^/]+)/.exec(use)?.[1]))) {
+      if (plugin !== undefined) roles.set(plugin, [...(roles.get(plugin) ?? []), role])
+    }
+  }
+  return roles
+}
+
+test('plugins/README.md has one line for each plugin, with the roles that use it', async () => {
+  const folders: string[] = []
+  for await (const file of glob('*/index.ts', { cwd: join(root, 'plugins') })) folders.push(basename(dirname(file)))
+  const roles = await rolesByPlugin()
+  const lines = (await readFile(join(root, 'plugins/README.md'), 'utf8'))
+    .split('\n')
+    .filter((line) => line.startsWith('- ['))
+  const problems: string[] = []
+  const named: string[] = []
+  for (const line of lines) {
+    const [, name, link, said] = /^- \[([\w-]+)\]\(([\w-]+)\) \(([^)]+)\): \S/.exec(line) ?? []
+    if (name === undefined || name !== link) {
+      problems.push(`'${line.slice(0, 60)}' is not of the form '- [name](name) (role, role): what it does.'`)
+      continue
+    }
+    if (named.includes(name)) problems.push(`${name} has two lines: keep one`)
+    named.push(name)
+    if (!folders.includes(name)) {
+      problems.push(`plugins/${name} is not there: remove its line, or give it the new name`)
+      continue
+    }
+    const actual = (roles.get(name) ?? ['none']).join(', ')
+    if (said !== actual) problems.push(`${name} is used by (${actual}) in config/*.yaml, and its line says (${said})`)
+  }
+  for (const name of folders.toSorted().filter((folder) => !named.includes(folder))) {
+    problems.push(
+      `plugins/${name} has no line: add '- [${name}](${name}) (${(roles.get(name) ?? ['none']).join(', ')}): …'`,
+    )
+  }
+  assert.deepEqual(problems, [], `mend plugins/README.md:\n${problems.join('\n')}`)
 })

@@ -4,6 +4,7 @@ import { Kv } from '#contracts/kv'
 import { Signers } from '#contracts/signing'
 import { createSigner } from './signer.ts'
 
+/** Signs and verifies requests of one plane, with its family of keys. A role lists it once for each family. Specification 5.3. */
 export default definePlugin({
   name: 'signing',
   config: Settings({

@@ -3,6 +3,7 @@ import { Base64Secret, definePlugin, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { createTokens } from './tokens.ts'
 
+/** Mints tokens and hashes them: for a conductor, which issues and checks keys, and for a gateway, which checks those of published agents. */
 export default definePlugin({
   name: 'tokens',
   config: Settings({
