@@ -6,7 +6,7 @@ import type { Kind } from './plugin/readme.ts'
 import { createPackage, kinds } from './plugin/scaffold.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
-/** What a package and a plugin may be called. */
+/** What a package and a plugin may be called: tables are named after it, and PostgreSQL keeps 63 bytes of a name. */
 const nameForm = /^[a-z][a-z0-9]*(-[a-z0-9]+)*$/
 
 export function addPlugin(program: Command): void {
@@ -30,8 +30,11 @@ export function addPlugin(program: Command): void {
     .option('--dir <folder>', 'write it there instead')
     .option('--json', 'answer as JSON')
     .action(async (kind: Kind, name: string, options: { dir?: string }, command: Command) => {
-      if (!nameForm.test(name) || name.length > 60) {
-        throw new CliError(`'${name}' is no name for a package: use lower-case words with hyphens`, 2)
+      if (!nameForm.test(name) || name.length > 40) {
+        throw new CliError(
+          `'${name}' is no name for a package: use lower-case words with hyphens, 40 letters at most`,
+          2,
+        )
       }
       const folder = resolve(options.dir ?? name)
       const files = await createPackage(kind, name, folder)

@@ -49,3 +49,5 @@ export {
   wholeLines,
 } from './kit/lines.ts'
 export { Base64Secret, CommaList, Duration, Settings } from './settings.ts'
+// Schemas of settings and routes are made with this copy: a plugin needs no TypeBox of its own.
+export { type Static, Type } from '@sinclair/typebox'

@@ -1,13 +1,9 @@
-import { readFile } from 'node:fs/promises'
-import { join } from 'node:path'
 import type { TestContext } from 'node:test'
-import { parseEnv } from 'node:util'
-import { boot, definePlugin } from '#kernel'
+import { definePlugin } from '#kernel'
 import { type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Signer, Signers } from '#contracts/signing'
-import { freshDatabase } from '#testing'
-import { loadRole, root } from '../kernel/config.ts'
+import { testRole } from '#testing'
 import { issueKey } from '../plugins/auth/keys.service.ts'
 import type { Method } from './route-table.ts'
 
@@ -25,24 +21,7 @@ export async function startConductor(t: TestContext, variables: Record<string, s
     requires: { database: Database, tokens: Tokens, signers: Signers },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
-  const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
-  const env = {
-    ...sample,
-    POSTGRES_DSN: await freshDatabase(t),
-    // The sample servers do not exist: PostgreSQL and the sidecar of this process stand in.
-    REDIS_URL: '',
-    SIDECAR_URL: '',
-    AGENT_ORC_DATA: join(root, 'no-such-folder'),
-    AGENT_ORC_ADMIN_TENANT: adminTenant,
-    LOG_LEVEL: 'silent',
-    ...variables,
-  }
-  const role = await loadRole(join(root, 'config/dev.yaml'), { env })
-  const kernel = await boot(
-    { ...role, plugins: [...role.plugins, { name: 'probe', plugin: probe }] },
-    { listen: false },
-  )
-  t.after(() => kernel.stop())
+  const kernel = await testRole(t, 'dev', [probe], { AGENT_ORC_ADMIN_TENANT: adminTenant, ...variables })
   const { database, tokens, signers } = parts[0]!
   const app = kernel.listeners['conductor']!
   const internal = kernel.listeners['internal']!

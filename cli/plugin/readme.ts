@@ -4,22 +4,35 @@ const uses = {
   'sandbox-provider': (name) => `A profile uses it with \`workerMode: sandbox\` and \`sandbox: {provider: ${name}}\`.`,
   'model-provider': (name) => `A profile uses it with \`model: ${name}/<model>\`.`,
   tool: () => 'A profile uses its tools by their names, in `tools`.',
+  capability: (name) => `It adds \`/api/${name}\` to the conductor, and a table of its own to the database.`,
 } satisfies Readonly<Record<string, (name: string) => string>>
+
+/** What its tests are. */
+const suite = {
+  of: 'the contract that the bundled ones pass too',
+  change: 'give its script the prompts or calls that fit what yours does',
+}
+const ownTests = {
+  of: 'on a PostgreSQL of its own, in a whole conductor',
+  change: 'keep that tenants do not meet, that bad input is 400 and that an unknown id is 404',
+}
 
 /** What an author can make. */
 export type Kind = keyof typeof uses
 
-export const readmeOf = (kind: Kind, name: string): string => `# ${name}
+export function readmeOf(kind: Kind, name: string): string {
+  const tests = kind === 'capability' ? ownTests : suite
+  return `# ${name}
 
 A ${kind.replace('-', ' ')} for Agent Orc. ${uses[kind](name)}
 
 \`\`\`
-npm test         # the contract that the bundled ones pass too
+npm test         # ${tests.of}
 npm run dev      # Agent Orc on this machine, with this plugin in it
 \`\`\`
 
-Begin in \`index.ts\`: it works as it is, and does something simple. \`test/index.test.ts\` says what must stay true; give its script the prompts
-or calls that fit what yours does. The guide is docs/plugins.md of Agent Orc.
+Begin in \`index.ts\`: it works as it is, and does something simple. \`test/index.test.ts\` says what must stay true; ${tests.change}.
+The guide is docs/plugins.md of Agent Orc.
 
 \`node_modules/agent-orc\` is a link to the installation that wrote this package. Elsewhere, \`npm install <path or version of agent-orc>\`.
 To use it in a role file, add under \`plugins\`:
@@ -30,3 +43,4 @@ ${name}: { use: /path/to/${name} }
 
 To publish it, \`npm install -D typescript\` and \`npm publish\`: Node does not strip types under node_modules, so \`prepack\` builds \`dist/\`.
 `
+}

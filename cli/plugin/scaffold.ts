@@ -5,34 +5,34 @@ import { CliError } from '../terminal.ts'
 import manifest from '../../package.json' with { type: 'json' }
 import { type Kind, readmeOf } from './readme.ts'
 
-/** An example of each kind: a new package begins as a copy of it, under another name. */
+/** An example of each kind: a new package begins as a copy of it, under another name than the one it is `called`. */
 export const kinds = {
-  runtime: { example: 'echo-runtime', test: 'echo', called: 'echo' },
-  'sandbox-provider': { example: 'plain-sandbox', test: 'plain', called: 'plain' },
-  'model-provider': { example: 'echo-model', test: 'echo', called: 'echo' },
-  tool: { example: 'greeting-tool', test: 'greeting', called: 'greeting' },
+  runtime: { example: 'echo-runtime', called: 'echo' },
+  'sandbox-provider': { example: 'plain-sandbox', called: 'plain' },
+  'model-provider': { example: 'echo-model', called: 'echo' },
+  tool: { example: 'greeting-tool', called: 'greeting' },
+  capability: { example: 'notes', called: 'notes' },
 } as const
 
 /** Writes the package and returns its files. Refuses a folder that has something in it. */
 export async function createPackage(kind: Kind, name: string, folder: string): Promise<string[]> {
   await mkdir(folder, { recursive: true })
   if ((await readdir(folder)).length > 0) throw new CliError(`${folder} is not empty`)
-  const { example, test, called } = kinds[kind]
-  const rename = (source: string): string =>
-    source
-      .replaceAll(`name: '${called}'`, `name: '${name}'`)
-      .replaceAll(`'${called}'`, `'${name}'`)
-      .replaceAll(`${called}/`, `${name}/`)
-      .replaceAll(`\`runtime: ${called}\``, `\`runtime: ${name}\``)
-      .replaceAll(`provider: ${called}`, `provider: ${name}`)
-  const source = (path: string): Promise<string> => readFile(join(root, 'examples', example, path), 'utf8')
+  const { example, called } = kinds[kind]
+  const from = join(root, 'examples', example)
+  const copied: Record<string, string> = {}
+  for (const path of await readdir(from, { recursive: true })) {
+    if (path.startsWith('test') || !/\.(ts|sql)$/.test(path)) continue
+    copied[path.replace(called, tableOf(name))] = renamed(await readFile(join(from, path), 'utf8'), called, name)
+  }
+  const test = await readFile(join(from, `test/${called}.test.ts`), 'utf8')
   const files: Record<string, string> = {
-    'package.json': `${JSON.stringify(packageOf(name), undefined, 2)}\n`,
+    'package.json': `${JSON.stringify(packageOf(kind, name), undefined, 2)}\n`,
     'tsconfig.json': `${JSON.stringify(tsconfig, undefined, 2)}\n`,
     '.gitignore': 'node_modules/\ndist/\n.agent-orc/\n',
     'README.md': readmeOf(kind, name),
-    'index.ts': rename(await source('index.ts')),
-    'test/index.test.ts': rename(await source(`test/${test}.test.ts`)),
+    ...copied,
+    'test/index.test.ts': renamed(test, called, name),
   }
   for (const [path, text] of Object.entries(files)) {
     await mkdir(dirname(join(folder, path)), { recursive: true })
@@ -44,9 +44,25 @@ export async function createPackage(kind: Kind, name: string, folder: string): P
   return Object.keys(files)
 }
 
+/** The tables of a plugin are named after it. */
+const tableOf = (name: string): string => name.replaceAll('-', '_')
+
+const renamed = (source: string, called: string, name: string): string =>
+  source
+    .replaceAll(`name: '${called}'`, `name: '${name}'`)
+    .replaceAll(`'${called}'`, `'${name}'`)
+    .replaceAll(`${called}/`, `${name}/`)
+    .replaceAll(`/api/${called}`, `/api/${name}`)
+    .replaceAll(`\`runtime: ${called}\``, `\`runtime: ${name}\``)
+    .replaceAll(`provider: ${called}`, `provider: ${name}`)
+    .replaceAll(new RegExp(`\\b(FROM|INTO|UPDATE|TABLE|ON) ${called}\\b`, 'g'), `$1 ${tableOf(name)}`)
+
 const cli = 'node node_modules/agent-orc/cli/agent-orc.js'
 
-const packageOf = (name: string) => ({
+// The compiler leaves SQL behind, and what is built looks for its migrations beside itself.
+const copyMigrations = `node -e "fs.cpSync('migrations', 'dist/migrations', { recursive: true })"`
+
+const packageOf = (kind: Kind, name: string) => ({
   name,
   version: '0.1.0',
   type: 'module',
@@ -56,7 +72,7 @@ const packageOf = (name: string) => ({
   scripts: {
     test: `${cli} plugin test`,
     dev: `${cli} dev --with .`,
-    build: 'tsc -p tsconfig.json',
+    build: kind === 'capability' ? `tsc -p tsconfig.json && ${copyMigrations}` : 'tsc -p tsconfig.json',
     prepack: 'npm run build',
   },
   peerDependencies: { 'agent-orc': `^${manifest.version}` },

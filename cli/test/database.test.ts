@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
+import { writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
 import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import { freshDatabase } from '#testing'
-import { run } from './spawned.ts'
+import { emptyFolder, run } from './spawned.ts'
 
 const pepper = randomBytes(32).toString('base64')
 const owner = ['key', 'issue', '--tenant', 'default', '--role', 'owner']
@@ -91,4 +94,27 @@ test('migrate may run again, and without a database says which variable names on
   const none = await run(t, ['migrate'])
   assert.equal(none.code, 1)
   assert.match(none.stderr, /POSTGRES_DSN/)
+})
+
+test('migrate --config applies the migrations of the plugins of that role too, and sets none of them up', async (t) => {
+  const POSTGRES_DSN = await freshDatabase(t)
+  const folder = await emptyFolder(t)
+  const notes = fileURLToPath(new URL('../../examples/notes', import.meta.url))
+  const role = join(folder, 'role.yaml')
+  // Without the guard that the plugin needs: to migrate, nothing of it has to work.
+  await writeFile(
+    role,
+    `role: mine\nplugins:\n  database: { dsn: '\${POSTGRES_DSN}' }\n  my-notes: { use: ${notes} }\n`,
+  )
+  const migrated = await run(t, ['migrate', '--config', role], { POSTGRES_DSN })
+  assert.equal(migrated.code, 0, migrated.stderr)
+  const client = new pg.Client({ connectionString: POSTGRES_DSN })
+  await client.connect()
+  try {
+    const { rows } = await client.query('SELECT plugin, name FROM plugin_migrations')
+    assert.deepEqual(rows, [{ plugin: 'notes', name: 'notes/0001_notes' }])
+    await client.query('SELECT FROM notes')
+  } finally {
+    await client.end()
+  }
 })

@@ -14,10 +14,10 @@ for (const kind of Object.keys(kinds)) {
     assert.equal(made.code, 0, made.stderr)
     const { files } = JSON.parse(made.stdout) as { files: string[] }
     assert.ok(files.length <= 12, files.join(', '))
-    for (const file of ['index.ts', 'test/index.test.ts']) {
+    for (const file of files.filter((file) => /\.(ts|sql)$/.test(file))) {
       assert.doesNotMatch(
         await readFile(join(folder, file), 'utf8'),
-        /'(echo|plain|greeting)'/,
+        /'(echo|plain|greeting|notes)'|\/notes\b|(FROM|INTO|UPDATE|TABLE|ON) notes/,
         'nothing has the name of the example',
       )
     }
@@ -54,13 +54,17 @@ test('plugin new refuses a folder with something in it, a bad name and an unknow
   }
 })
 
-test('dev --with adds a plugin of a stranger: its tool is there', async (t) => {
-  const folder = join(await emptyFolder(t), 'my-tool')
-  assert.equal((await run(t, ['plugin', 'new', 'tool', 'my-tool', '--dir', folder])).code, 0)
-  const dev = start(t, ['dev', '--json', '--port', '0', '--data', await emptyFolder(t), '--with', folder])
-  const { runnerUrl } = JSON.parse(await dev.line()) as { runnerUrl: string }
+test('dev --with adds plugins of a stranger: the tool is there, and the capability with its table', async (t) => {
+  const [tool, capability] = [join(await emptyFolder(t), 'my-tool'), join(await emptyFolder(t), 'my-notes')]
+  assert.equal((await run(t, ['plugin', 'new', 'tool', 'my-tool', '--dir', tool])).code, 0)
+  assert.equal((await run(t, ['plugin', 'new', 'capability', 'my-notes', '--dir', capability])).code, 0)
+  const data = await emptyFolder(t)
+  const dev = start(t, ['dev', '--json', '--port', '0', '--data', data, '--with', tool, capability])
+  const { runnerUrl, conductorUrl, apiKey } = JSON.parse(await dev.line()) as Record<string, string>
   const specs = (await (await fetch(`${runnerUrl}/runner/toolkit/specs`)).json()) as { name: string }[]
   assert.ok(specs.some(({ name }) => name === 'greet'))
+  const notes = await fetch(`${conductorUrl}/api/my-notes`, { headers: { authorization: `Bearer ${apiKey}` } })
+  assert.deepEqual([notes.status, await notes.json()], [200, []])
   dev.child.kill('SIGTERM')
   assert.equal((await dev.finished()).code, 0)
 })

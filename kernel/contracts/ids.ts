@@ -5,12 +5,10 @@ export const clientIdPattern = '^[A-Za-z0-9_-]{1,128}$'
 const clientId = new RegExp(clientIdPattern)
 export const isClientId = (id: string): boolean => clientId.test(id)
 
-export type IdPrefix = 'pub' | 'key' | 'conv' | 'prun' | 'run' | 'tak' | 'prof' | 'pool' | 'inst' | 'aud'
-
 const alphabet = '0123456789abcdefghjkmnpqrstvwxyz'
 
 /** `prun_01m2…`: 9 characters of time, so that fresh rows are neighbours in an index, and 96 random bits. */
-export function newId(prefix: IdPrefix): string {
+export function newId(prefix: string): string {
   let time = Date.now()
   let head = ''
   for (let i = 0; i < 9; i++) {
@@ -23,7 +21,7 @@ export function newId(prefix: IdPrefix): string {
 }
 
 /** True for text of the form that `newId` gives: spares a look-up for anything else. */
-export const isId = (prefix: IdPrefix, text: string): boolean =>
+export const isId = (prefix: string, text: string): boolean =>
   text.startsWith(`${prefix}_`) && /^[0-9a-z]{33}$/.test(text.slice(prefix.length + 1))
 
 /** First 8 hex characters of SHA-256 of the runner's base URL: how any conductor routes a session. Specification 2.5. */

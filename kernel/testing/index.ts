@@ -1,6 +1,7 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
 export { idempotencyPlugin } from './idempotency.ts'
 export { entriesOf, fake, testKernel, type TestKernel } from './kernel.ts'
+export { testConductor, type TestCaller, type TestConductor, testRole } from './conductor.ts'
 export { databasePlugin, freshDatabase } from './database.ts'
 export { testProfile } from './profile.ts'
 export { runStorePlugin } from './run-store.ts'

@@ -38,7 +38,9 @@ export async function readPluginMigrations(
   for (const { name, migrations: folder } of plugins) {
     if (!folder) continue
     if (!pluginForm.test(name))
-      throw new MigrationFailed(`A plugin with tables is named in lower-case words with hyphens, not '${name}'.`)
+      throw new MigrationFailed(
+        `A plugin with tables is named in lower-case words with hyphens, 40 letters at most, not '${name}'.`,
+      )
     if ((folders.get(name) ?? folder).href !== folder.href)
       throw new MigrationFailed(`Two plugins are named '${name}' and both have migrations; rename one of them.`)
     folders.set(name, folder)
