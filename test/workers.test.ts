@@ -4,12 +4,12 @@ import { test, type TestContext } from 'node:test'
 import { decodeJwt, decodeProtectedHeader, type JWTPayload, SignJWT } from 'jose'
 import { definePlugin, linesOf } from '#kernel'
 import { parseLine } from '#contracts/run-event'
-import { RunnerCore, type RunnerService, type RunnerSession, RunnerSessions } from '#contracts/runner'
+import { LocalRunners, type RunnerLink, type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { PlatformTools } from '#contracts/tools'
 import { workerPaths } from '#contracts/wire/worker'
 import { fake, startScriptedWorker, testKernel, testProfile, type WorkerScript } from '#testing'
-import runnerCore from '../plugins/runner-core/index.ts'
+import runnerPlugin from '../plugins/runner/index.ts'
 import sessionMcp from '../plugins/session-mcp/index.ts'
 import toolkit from '../plugins/toolkit/index.ts'
 import { createWorkerTokens } from '../plugins/sandboxes/hub/tokens.ts'
@@ -43,7 +43,6 @@ async function runner(t: TestContext) {
       plugin,
       fake(RunnerSessions, {
         get: (id) => sessions.get(id),
-        list: () => [...sessions.values()],
         toolSpecs: () => [],
         invokeTool: async () => ({ ok: true, content: '' }),
       }),
@@ -158,11 +157,11 @@ test('there is nothing on the listener of the workers but what takes their token
 
 /** A runner whose one sidecar is a polling worker. */
 async function withWorker(t: TestContext, script: WorkerScript) {
-  const found: RunnerService[] = []
+  const found: RunnerLink[] = []
   const probe = definePlugin({
     name: 'probe',
-    requires: { core: RunnerCore },
-    setup: async ({ deps }) => (found.push(deps.core), {}),
+    requires: { runners: LocalRunners },
+    setup: async ({ deps }) => (found.push(deps.runners.get('local')!), {}),
   })
   const { hub, plugin } = hubPlugin({ lostMs: 200 })
   const wired: { link?: SidecarLink } = {}
@@ -173,12 +172,12 @@ async function withWorker(t: TestContext, script: WorkerScript) {
       fake(Sidecars, { forRuntime: () => wired.link!, runtimes: async () => ['general'], slots: () => [] }),
       fake(PlatformTools, {}),
       toolkit,
-      runnerCore,
+      runnerPlugin,
       probe,
     ],
     { listeners, listen: true },
   )
-  const core = found[0]!
+  const link = found[0]!
   const channel = await hub.open('acme', mine)
   const url = kernel.urls['workers']!
   wired.link = { run: (envelope, signal) => channel.run(envelope, signal, url) } as SidecarLink
@@ -193,7 +192,7 @@ async function withWorker(t: TestContext, script: WorkerScript) {
       timeoutMs: 60_000,
       create: { profile: testProfile('p') },
     }
-    for await (const chunk of core.execute('acme', sent, new AbortController().signal)) {
+    for await (const chunk of link.execute('acme', sent, new AbortController().signal)) {
       for (const line of linesOf(chunk)) yield parseLine(line)!
     }
   }

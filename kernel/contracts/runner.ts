@@ -271,11 +271,10 @@ export interface RunnerPool {
 }
 export const RunnerPool = capability<RunnerPool>('conductor.runner-pool')
 
-/** The sessions of one runner process, for the plugins that serve them (wire, MCP). */
+/** The sessions of one runner process, for whoever serves their tools. */
 export interface RunnerSessions {
   /** Undefined for an unknown session. No tenant check: callers compare `tenantId` where the caller has one. */
   get(sessionId: string): RunnerSession | undefined
-  list(): readonly RunnerSession[]
   toolSpecs(session: RunnerSession): ToolSpec[]
   /** AppError 403 `tool_not_allowed` outside the session's toolkit. */
   invokeTool(
@@ -288,25 +287,3 @@ export interface RunnerSessions {
   ): Promise<ToolResult>
 }
 export const RunnerSessions = capability<RunnerSessions>('runner.sessions')
-
-/** The runner's own link and what only its wire routes need on top of it. */
-export interface RunnerService extends RunnerLink {
-  /** Of all tenants when none is named. */
-  workerLeases(tenantId: string | undefined, signal?: AbortSignal): Promise<readonly WorkerLease[]>
-  /** Rejects with a sentence when whatever executes the session's runs does not answer. */
-  checkSession(session: RunnerSession): Promise<void>
-  /** Not the broadcast of this release: one profile or pool as an earlier one sends it. An older version never replaces a newer. */
-  putProfile(tenantId: string, profile: Profile): Promise<void>
-  deleteProfile(tenantId: string, name: string): Promise<void>
-  putPool(tenantId: string, pool: BroadcastPool): Promise<void>
-  deletePool(tenantId: string, id: string): Promise<void>
-  /** The broadcast profiles of a tenant, by name. */
-  profiles(tenantId: string): readonly Profile[]
-  /** The broadcast pools of a tenant, in the order they came. */
-  pools(tenantId: string): readonly BroadcastPool[]
-  /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
-  createSession(tenantId: string, profileName: string): RunnerSession
-  /** Ends a run under way with an `error` event: of the reason when the run fails by it, else `cancelled`. Idempotent. */
-  cancelRun(tenantId: string, runId: string, reason?: string): void
-}
-export const RunnerCore = capability<RunnerService>('runner.core')

@@ -28,7 +28,7 @@ const url = (description: string) => Type.Optional(Type.String({ pattern: '^http
 export default definePlugin({
   name: 'sandboxes',
   config: Settings({
-    baseUrl: url("As runner-core's: under its hash a restarted runner finds the sandboxes that it left behind."),
+    baseUrl: url("As the runner's: under its hash a restarted runner finds the sandboxes that it left behind."),
     workerBaseUrl: url(
       "Where sandboxes reach this runner; the URL of the listener 'workers' unless given, or else of 'runner'.",
     ),

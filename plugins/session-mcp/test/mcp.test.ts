@@ -43,7 +43,6 @@ async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
       ...(hub ? [fake(WorkerHub, hub as WorkerHub)] : []),
       fake(RunnerSessions, {
         get: (id) => known.get(id),
-        list: () => [...known.values()],
         toolSpecs: ({ tools }) =>
           tools.map((name) => ({
             name,

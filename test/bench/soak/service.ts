@@ -28,8 +28,8 @@ export async function startService(processes: Processes): Promise<Service> {
   const folder = dirname(await dataDirectory(processes))
   const runner = join(folder, 'runner.yaml')
   const role = await readFile(roleFile('runner'), 'utf8')
-  if (!/^ {2}runner-core:\n/m.test(role)) throw new Error('config/runner.yaml has no runner-core')
-  await writeFile(runner, role.replace(/^ {2}runner-core:\n/m, `$&    idleTtl: ${idleTtl}\n`))
+  if (!/^ {2}runner:\n/m.test(role)) throw new Error('config/runner.yaml has no runner')
+  await writeFile(runner, role.replace(/^ {2}runner:\n/m, `$&    idleTtl: ${idleTtl}\n`))
   const fleet = await startFleet({
     processes,
     env: {

@@ -84,7 +84,7 @@ test('the accepted line does not wait for the sandbox of a new session', async (
   const f = await runnerOf(t, answer, {}, workers)
   const { promise, resolve } = Promise.withResolvers<void>()
   pace.prepare = promise
-  const chunks = f.core.execute('acme', run({ create: { profile } }), new AbortController().signal)
+  const chunks = f.runner.execute('acme', run({ create: { profile } }), new AbortController().signal)
   assert.match(String((await chunks[Symbol.asyncIterator]().next()).value), /runner_accepted/)
   resolve()
   assert.deepEqual((await Array.fromAsync(chunks)).length, 2)
@@ -110,14 +110,14 @@ test('a conversation that is nowhere here is brought by the conductor', async (t
   await execute(f, { create: { profile } })
   pace.failure = new AppError('session_state_missing', 409)
   const { create: _, ...again } = run({ runId: 'r2' })
-  const stream = f.core.execute('acme', again, new AbortController().signal)
+  const stream = f.runner.execute('acme', again, new AbortController().signal)
   await assert.rejects(Array.fromAsync(stream), { code: 'unknown_session' })
   await until(() => calls.includes(`release ${id}`))
   delete pace.failure
   const bundle = { bytes: Buffer.from('newest'), contentType: 'application/json' }
-  await f.core.hydrate('acme', id, profile, bundle)
+  await f.runner.hydrate('acme', id, profile, bundle)
   assert.equal(calls.at(-1), `hydrate ${id}`)
-  assert.equal(String((await f.core.exportState('acme', id))?.bytes), 'state')
+  assert.equal(String((await f.runner.exportState('acme', id))?.bytes), 'state')
 })
 
 test('a run that is cancelled while its sandbox starts ends at once, and the sandbox is let go when it is there', async (t) => {
@@ -127,7 +127,7 @@ test('a run that is cancelled while its sandbox starts ends at once, and the san
   pace.prepare = promise
   const lines = execute(f, { create: { profile } })
   await until(() => calls.length === 1)
-  f.core.cancelRun('acme', 'r1')
+  f.runner.runs.cancel('acme', 'r1')
   assert.equal(codeOf(await lines), 'cancelled')
   assert.equal(over.count, 0)
   resolve()
@@ -139,28 +139,28 @@ test('a runner without sandboxes ends the run of a sandbox profile by its name, 
   const f = await runnerOf(t, answer)
   const lines = await execute(f, { create: { profile } })
   assert.deepEqual([codeOf(lines), lines.at(-1)!['message']], ['no_sandbox_substrate', 'This runner has no sandboxes.'])
-  const info = await f.core.info()
+  const info = await f.runner.info()
   assert.deepEqual([info.substrates, info.substratesKnown, 'defaultSubstrate' in info], [[], true, false])
-  assert.deepEqual(await f.core.workerLeases(undefined), [])
-  assert.equal(await f.core.invalidateSandbox('box', 'box-1'), 0)
+  assert.deepEqual((await f.call('GET', '/runner/worker/leases', { tenant: '' })).json(), [])
+  assert.equal(await f.runner.invalidateSandbox('box', 'box-1'), 0)
 })
 
 test('substrates, leases and events of substrates are those of the sandboxes', async (t) => {
   const { workers, calls } = sandboxes()
   const f = await runnerOf(t, answer, {}, workers)
-  const { substrates, defaultSubstrate } = await f.core.info()
+  const { substrates, defaultSubstrate } = await f.runner.info()
   assert.deepEqual([substrates, defaultSubstrate], [['box', 'vm'], 'box'])
-  assert.equal((await f.core.workerLeases(undefined)).length, 1)
-  assert.equal((await f.core.workerLeases('globex')).length, 0)
-  assert.equal((await f.core.workerLease('acme', id))?.state, 'paused')
-  assert.equal(await f.core.invalidateSandbox('box', 'box-1'), 1)
-  await f.core.putProfile('acme', profile)
-  await f.core.putProfile('acme', { ...profile, updatedAt: '2025-01-01T00:00:00.000Z' })
-  await f.core.deleteProfile('acme', 'p')
-  await f.core.deleteProfile('acme', 'p')
+  assert.equal((await f.runner.workerLeases('acme')).length, 1)
+  assert.equal((await f.runner.workerLeases('globex')).length, 0)
+  assert.equal((await f.runner.workerLease('acme', id))?.state, 'paused')
+  assert.equal(await f.runner.invalidateSandbox('box', 'box-1'), 1)
+  f.runner.broadcast.putProfile('acme', profile)
+  f.runner.broadcast.putProfile('acme', { ...profile, updatedAt: '2025-01-01T00:00:00.000Z' })
+  f.runner.broadcast.deleteProfile('acme', 'p')
+  f.runner.broadcast.deleteProfile('acme', 'p')
   assert.deepEqual(calls, ['saw acme/p', 'lost acme/p'], 'an older version changes nothing')
   await execute(f, { create: { profile } })
-  await f.core.checkSession(f.sessions.get(id)!)
+  assert.deepEqual((await f.call('GET', `/runner/sessions/${id}/health`)).json(), { healthy: true })
   assert.equal(calls.at(-1), 'health')
 })
 
@@ -168,11 +168,11 @@ test('a session that is deleted or evicted gives up its sandbox, one for tools a
   const { workers, calls } = sandboxes()
   const f = await runnerOf(t, answer, { maxSessions: 1 }, workers)
   await execute(f, { create: { profile } })
-  await f.core.deleteSession('acme', id)
+  await f.runner.deleteSession('acme', id)
   await until(() => calls.includes(`release ${id}`))
   assert.deepEqual(f.forgotten, [], 'no sidecar knew it')
-  await f.core.hydrate('acme', 'b', toolsOnly)
-  await f.core.hydrate('acme', 'c', toolsOnly)
+  await f.runner.hydrate('acme', 'b', toolsOnly)
+  await f.runner.hydrate('acme', 'c', toolsOnly)
   await until(() => calls.includes('release b') && f.forgotten.includes('b'))
 })
 
@@ -201,7 +201,7 @@ test('tools are given the sandbox of their session, if its profile has one', asy
     ['b', toolsOnly],
     ['c', testProfile('p', { tools: ['calculate'] })],
   ] as const) {
-    await f.core.hydrate('acme', sessionId, one)
+    await f.runner.hydrate('acme', sessionId, one)
     await f.sessions.invokeTool(f.sessions.get(sessionId)!, 'calculate', {}, signal)
   }
   const [a, b, c] = f.invoked.map(({ context }) => context.sandbox)

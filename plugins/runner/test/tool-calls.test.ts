@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Replay } from '#contracts/replay'
+import type { RuntimeEvent } from '#contracts/run-event'
 import type { RunnerSession } from '#contracts/runner'
 import { type Ledger, Ledgers } from '../tool-calls.ts'
-import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, until } from './fixtures.ts'
+import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, types, until } from './fixtures.ts'
 
 const session = { tenantId: 'acme', id: 's' }
 const replayed = (id: string, name: string, args: unknown, content: string): Replay => [
@@ -135,7 +136,7 @@ test(
   { timeout: 20_000 },
   async (t) => {
     const f = await runnerOf(t, hang)
-    const frozen = f.core.execute('acme', run(retrying), new AbortController().signal)[Symbol.asyncIterator]()
+    const frozen = f.runner.execute('acme', run(retrying), new AbortController().signal)[Symbol.asyncIterator]()
     await frozen.next()
     await until(() => f.signals.length === 1)
     const leaving = new AbortController()
@@ -143,7 +144,7 @@ test(
     await until(() => f.signals.length === 2)
     assert.equal(f.signals[0]!.aborted, true)
     assert.equal(f.sessions.get(run().sessionId)!.activeRunId, 'r1')
-    await assert.rejects(collect(f.core.execute('acme', run(retrying), leaving.signal)), { code: 'session_busy' })
+    await assert.rejects(collect(f.runner.execute('acme', run(retrying), leaving.signal)), { code: 'session_busy' })
     leaving.abort()
     assert.equal(codeOf(await second), 'cancelled')
     await assert.rejects(execute(f, retrying), { code: 'attempt_superseded', status: 409 })
@@ -165,4 +166,104 @@ test('a sidecar that dies under a call does not stop the call of a run that is t
   assert.equal(f.invoked[0]!.context.signal.aborted, false)
   assert.equal((await execute(f, { ...retrying, attempt: 2 })).at(-1)!['text'], 'done')
   assert.equal(f.invoked.length, 1)
+})
+
+const said = (message: string): Extract<RuntimeEvent, { type: 'progress' }> => ({
+  type: 'progress',
+  stage: 'tool',
+  message,
+})
+
+test('what a tool reports stands between the lines of the sidecar, and every stamp counts on', async (t) => {
+  const told = Promise.withResolvers<void>()
+  const f = await runnerOf(t, async function* (envelope, events) {
+    yield events.line({ type: 'tool_call', id: 'c', name: 'calculate', arguments: {} })
+    const session = f.sessions.get(envelope.sessionId)!
+    await f.sessions.invokeTool(session, 'calculate', {}, new AbortController().signal)
+    const { report } = f.invoked[0]!.context
+    report!(said('one'))
+    report!(said('two'))
+    await told.promise
+    yield (
+      events.line({ type: 'tool_result', id: 'c', name: 'calculate', ok: true, content: 'done' }) +
+      events.line({ type: 'assistant', text: 'x', delta: true })
+    )
+    yield events.line({ type: 'result', text: 'x', finishReason: 'stop' })
+  })
+  const lines = []
+  for await (const chunk of f.runner.execute(
+    'acme',
+    run({ firstSeq: 5, create: { profile: profile('p', ['calculate']) } }),
+    new AbortController().signal,
+  )) {
+    lines.push(...(await collect([chunk] as never)))
+    if (lines.at(-1)!['message'] === 'two') told.resolve()
+  }
+  assert.deepEqual(types(lines), [
+    'progress',
+    'tool_call',
+    'progress',
+    'progress',
+    'tool_result',
+    'assistant',
+    'result',
+  ])
+  assert.deepEqual(
+    lines.map(({ seq }) => seq),
+    [5, 6, 7, 8, 9, 10, 11],
+  )
+})
+
+test('a line that names another by its stamp still names it', async (t) => {
+  const f = await runnerOf(t, async function* (envelope, events) {
+    yield events.line({ type: 'assistant', text: 'before', delta: true })
+    const from = events.next
+    const session = f.sessions.get(envelope.sessionId)!
+    await f.sessions.invokeTool(session, 'calculate', {}, new AbortController().signal)
+    f.invoked[0]!.context.report!(said('between'))
+    yield events.line({ type: 'assistant', text: 'again', delta: true })
+    yield events.line({ type: 'progress', stage: 'repeated', supersedes: from })
+    yield events.line({ type: 'result', text: 'x', finishReason: 'stop' })
+  })
+  const lines = await execute(f, { create: { profile: profile('p', ['calculate']) } })
+  assert.deepEqual(
+    lines.map(({ seq }) => seq),
+    lines.map((_, i) => i + 1),
+  )
+  const again = lines.find(({ text }) => text === 'again')!
+  assert.equal(lines.find(({ stage }) => stage === 'repeated')!['supersedes'], again['seq'])
+})
+
+test('a sidecar whose stamps go wrong behind a report ends the run once', async (t) => {
+  const f = await runnerOf(t, async function* (envelope, events) {
+    yield events.line({ type: 'assistant', text: 'a', delta: true })
+    const session = f.sessions.get(envelope.sessionId)!
+    await f.sessions.invokeTool(session, 'calculate', {}, new AbortController().signal)
+    f.invoked[0]!.context.report!(said('between'))
+    yield events.line({ type: 'assistant', text: 'b', delta: true }).replace(/"seq":\d+/, '"seq":99')
+    yield events.line({ type: 'result', text: 'x', finishReason: 'stop' })
+  })
+  const lines = await execute(f, { create: { profile: profile('p', ['calculate']) } })
+  assert.equal(lines.at(-1)!['code'], 'bad_event')
+  assert.equal(lines.filter(({ type }) => type === 'error' || type === 'result').length, 1)
+})
+
+test('a sidecar that does not stamp its lines may be reported between, and a report for a run that is over is dropped', async (t) => {
+  let report: ((event: ReturnType<typeof said>) => void) | undefined
+  const f = await runnerOf(t, async function* (envelope) {
+    yield '{"type":"assistant","text":"a"}\n'
+    const session = f.sessions.get(envelope.sessionId)!
+    await f.sessions.invokeTool(session, 'calculate', {}, new AbortController().signal)
+    report = f.invoked[0]!.context.report!
+    report(said('between'))
+    yield '{"type":"result","text":"a"}\n'
+  })
+  const lines = await execute(f, { create: { profile: profile('p', ['calculate']) } })
+  assert.deepEqual(
+    lines.map(({ seq }) => seq),
+    lines.map((_, i) => i + 1),
+  )
+  assert.ok(lines.some(({ message }) => message === 'between'))
+  report!(said('late'))
+  await until(() => true)
 })

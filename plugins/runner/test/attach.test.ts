@@ -32,7 +32,7 @@ const from = (afterSeq: number, over: Partial<AttachRun> = {}): AttachRun => ({
 })
 const seqs = (lines: readonly Line[]): unknown[] => lines.map(({ seq }) => seq)
 const attach = (f: Fixture, afterSeq: number, over: Partial<AttachRun> = {}): Promise<Line[]> =>
-  collect(f.core.attach('acme', from(afterSeq, over), never))
+  collect(f.runner.attach('acme', from(afterSeq, over), never))
 
 /** A sidecar that says what it is told to, one line at a time. */
 async function paced(t: TestContext, config: object = {}) {
@@ -75,12 +75,12 @@ function reading(chunks: AsyncIterable<Buffer>) {
 
 test('who attaches behind any event of a run under way gets exactly the rest, and whoever read it before is cut off', async (t) => {
   const { f, say } = await paced(t)
-  const first = reading(f.core.execute('acme', kept(), never))
+  const first = reading(f.runner.execute('acme', kept(), never))
   say('a', 'b', 'c')
   await until(() => first.lines.length === 4)
   let former = first
   for (const afterSeq of [0, 1, 2, 3, 4]) {
-    const next = reading(f.core.attach('acme', from(afterSeq), never))
+    const next = reading(f.runner.attach('acme', from(afterSeq), never))
     await until(() => next.lines.length >= 4 - afterSeq)
     await former.over
     assert.deepEqual(seqs(next.lines), [1, 2, 3, 4].slice(afterSeq))
@@ -99,7 +99,7 @@ test('a run whose reader leaves, or is lost, goes on and is read on; any other r
   for (const how of [leaving, 'client_gone', 'return'] as const) {
     const { f, say } = await paced(t)
     const gone = new AbortController()
-    const chunks = f.core.execute('acme', kept(), gone.signal)
+    const chunks = f.runner.execute('acme', kept(), gone.signal)
     await chunks[Symbol.asyncIterator]().next()
     say('a')
     await until(() => f.signals.length === 1)
@@ -113,11 +113,11 @@ test('a run whose reader leaves, or is lost, goes on and is read on; any other r
   for (const why of [undefined, 'whatever']) {
     const { f } = await paced(t)
     const gone = new AbortController()
-    const lines = collect(f.core.execute('acme', kept(), gone.signal))
+    const lines = collect(f.runner.execute('acme', kept(), gone.signal))
     await until(() => f.signals.length === 1)
     gone.abort(why)
     assert.equal(codeOf(await lines), 'cancelled')
-    assert.equal((await f.core.getSession('acme', sessionId))!.status, 'idle')
+    assert.equal((await f.runner.getSession('acme', sessionId))!.status, 'idle')
   }
 })
 
@@ -126,11 +126,11 @@ test('a run that its reader stops for a reason by which runs fail ends with that
     for (const over of [run(), kept()]) {
       const f = await runnerOf(t, hang)
       const reader = new AbortController()
-      const lines = collect(f.core.execute('acme', over, reader.signal))
+      const lines = collect(f.runner.execute('acme', over, reader.signal))
       await until(() => f.signals.length === 1)
       reader.abort(reason)
       assert.equal(codeOf(await lines), reason)
-      assert.equal((await f.core.getSession('acme', sessionId))!.status, 'errored')
+      assert.equal((await f.runner.getSession('acme', sessionId))!.status, 'errored')
     }
   }
 })
@@ -139,7 +139,7 @@ test('a run that is left ends as cancelled when nobody came for it in its time, 
   t.mock.timers.enable({ apis: ['setTimeout'] })
   const f = await runnerOf(t, hang)
   const gone = new AbortController()
-  const lines = collect(f.core.execute('acme', kept(), gone.signal))
+  const lines = collect(f.runner.execute('acme', kept(), gone.signal))
   await until(() => f.signals.length === 1)
   gone.abort('client_gone')
   await lines
@@ -147,8 +147,8 @@ test('a run that is left ends as cancelled when nobody came for it in its time, 
   assert.equal(f.signals[0]!.aborted, false)
   t.mock.timers.tick(1)
   assert.equal(f.signals[0]!.aborted, true)
-  assert.equal((await f.core.getSession('acme', sessionId))!.status, 'idle')
-  while ((await f.core.info()).activeRuns! > 0) await turn()
+  assert.equal((await f.runner.getSession('acme', sessionId))!.status, 'idle')
+  while ((await f.runner.info()).activeRuns! > 0) await turn()
   assert.equal(codeOf(await attach(f, 0)), 'cancelled')
   t.mock.timers.tick(keepMs)
   await assert.rejects(attach(f, 0), { code: 'unknown_run', status: 404 })
@@ -157,38 +157,38 @@ test('a run that is left ends as cancelled when nobody came for it in its time, 
 test('without a time to keep it a run ends with its reader, and nothing of it stays', async (t) => {
   const f = await runnerOf(t, hang)
   const gone = new AbortController()
-  const lines = collect(f.core.execute('acme', run(), gone.signal))
+  const lines = collect(f.runner.execute('acme', run(), gone.signal))
   await until(() => f.signals.length === 1)
   gone.abort(leaving)
   assert.equal(codeOf(await lines), 'cancelled')
-  while ((await f.core.info()).activeRuns! > 0) await turn()
+  while ((await f.runner.info()).activeRuns! > 0) await turn()
   await assert.rejects(attach(f, 0), { code: 'unknown_run' })
 })
 
 test('another tenant, another run and an unknown session are an unknown run', async (t) => {
   const f = await runnerOf(t, answer)
-  await collect(f.core.execute('acme', kept(), never))
+  await collect(f.runner.execute('acme', kept(), never))
   const unknown = { code: 'unknown_run', status: 404 }
-  await assert.rejects(collect(f.core.attach('globex', from(0), never)), unknown)
+  await assert.rejects(collect(f.runner.attach('globex', from(0), never)), unknown)
   await assert.rejects(attach(f, 0, { runId: 'r2' }), unknown)
   await assert.rejects(attach(f, 0, { sessionId: 'other' }), unknown)
   // The next run of the session means that somebody has the end of the former one.
-  await collect(f.core.execute('acme', kept({ runId: 'r2' }), never))
+  await collect(f.runner.execute('acme', kept({ runId: 'r2' }), never))
   await assert.rejects(attach(f, 0), unknown)
 })
 
 test('a reader of an older claim is refused, and so is its next run', async (t) => {
   const f = await runnerOf(t, hang)
-  const first = reading(f.core.execute('acme', kept({ epoch: 3 }), never))
+  const first = reading(f.runner.execute('acme', kept({ epoch: 3 }), never))
   await until(() => first.lines.length === 2)
   await assert.rejects(attach(f, 0, { epoch: 2 }), { code: 'attempt_superseded', status: 409 })
-  const second = reading(f.core.attach('acme', from(0, { epoch: 5 }), never))
+  const second = reading(f.runner.attach('acme', from(0, { epoch: 5 }), never))
   await first.over
   await assert.rejects(attach(f, 0, { epoch: 3 }), { code: 'attempt_superseded' })
   await assert.rejects(execute(f, { runId: 'r2', epoch: 4 }), { code: 'attempt_superseded' })
   await assert.rejects(execute(f, { runId: 'r2', epoch: 5 }), { code: 'session_busy' })
   await assert.rejects(execute(f, { runId: 'r2' }), { code: 'session_busy' })
-  f.core.cancelRun('acme', 'r1')
+  f.runner.runs.cancel('acme', 'r1')
   await second.over
 })
 
@@ -196,16 +196,16 @@ test('a run of a later claim takes the session, from a run with a reader and fro
   for (const left of [false, true]) {
     const f = await runnerOf(t, hang)
     const gone = new AbortController()
-    const first = reading(f.core.execute('acme', kept(), gone.signal))
+    const first = reading(f.runner.execute('acme', kept(), gone.signal))
     await until(() => first.lines.length === 2)
     if (left) gone.abort('client_gone')
-    const second = reading(f.core.execute('acme', kept({ runId: 'r2', epoch: 2 }), never))
+    const second = reading(f.runner.execute('acme', kept({ runId: 'r2', epoch: 2 }), never))
     await first.over
     assert.equal(codeOf(first.lines), left ? undefined : 'cancelled')
     await until(() => second.lines.length === 2)
     assert.equal(f.sessions.get(sessionId)!.activeRunId, 'r2')
     await assert.rejects(attach(f, 0), { code: 'unknown_run' })
-    f.core.cancelRun('acme', 'r2')
+    f.runner.runs.cancel('acme', 'r2')
     await second.over
     assert.equal(codeOf(second.lines), 'cancelled')
   }
@@ -214,11 +214,11 @@ test('a run of a later claim takes the session, from a run with a reader and fro
 test('a run that nobody reads is cancelled like any other', async (t) => {
   const f = await runnerOf(t, hang)
   const gone = new AbortController()
-  const lines = collect(f.core.execute('acme', kept(), gone.signal))
+  const lines = collect(f.runner.execute('acme', kept(), gone.signal))
   await until(() => f.signals.length === 1)
   gone.abort(leaving)
   await lines
-  f.core.cancelRun('acme', 'r1')
+  f.runner.runs.cancel('acme', 'r1')
   assert.equal(f.signals[0]!.aborted, true)
   assert.equal(codeOf(await attach(f, 0)), 'cancelled')
 })
@@ -230,7 +230,7 @@ test('what was read is kept up to its bound and then is a gap; what was not read
     yield events.line({ type: 'result', text: '', finishReason: 'stop' })
   })
   const gone = new AbortController()
-  const chunks = f.core.execute('acme', kept(), gone.signal)[Symbol.asyncIterator]()
+  const chunks = f.runner.execute('acme', kept(), gone.signal)[Symbol.asyncIterator]()
   let read = 0
   for (let bytes = 0; bytes < 600_000;) {
     const { value } = await chunks.next()
@@ -255,7 +255,9 @@ test('what was read is kept up to its bound and then is a gap; what was not read
 test('a stopping runner waits for the end of a run that nobody reads, and until somebody has it', async (t) => {
   const { f, say } = await paced(t, { drain: '15s' })
   const gone = new AbortController()
-  const lines = collect(f.core.execute('acme', kept({ create: { profile: profile('p', [], 'general') } }), gone.signal))
+  const lines = collect(
+    f.runner.execute('acme', kept({ create: { profile: profile('p', [], 'general') } }), gone.signal),
+  )
   await until(() => f.signals.length === 1)
   gone.abort(leaving)
   await lines
@@ -263,7 +265,7 @@ test('a stopping runner waits for the end of a run that nobody reads, and until 
   const over = f.stop().then(() => (stopped = true))
   for (let i = 0; i < 20; i++) await turn()
   say('end')
-  while ((await f.core.info()).activeRuns! > 0) await turn()
+  while ((await f.runner.info()).activeRuns! > 0) await turn()
   await sleep(50)
   assert.equal(stopped, false, 'nobody has its end')
   assert.equal(types(await attach(f, 0)).at(-1), 'result')
@@ -303,12 +305,12 @@ test('however its events race, a run has one end, every reader sees a part of on
         readers.push({ over, gone })
       }
       const begin = new AbortController()
-      read(f.core.execute('acme', kept({ runId, sessionId: id, epoch }), begin.signal), begin)
+      read(f.runner.execute('acme', kept({ runId, sessionId: id, epoch }), begin.signal), begin)
       let superseded: Promise<Line[]> | undefined
       const attachNow = (at: number): void => {
         const gone = new AbortController()
         const after = log.size
-        read(f.core.attach('acme', { sessionId: id, runId, afterSeq: after, epoch: at }, gone.signal), gone)
+        read(f.runner.attach('acme', { sessionId: id, runId, afterSeq: after, epoch: at }, gone.signal), gone)
       }
       const happen: Record<(typeof happenings)[number], () => unknown> = {
         say: () => say('x'),
@@ -317,10 +319,10 @@ test('however its events race, a run has one end, every reader sees a part of on
         leave: () => readers.at(-1)!.gone.abort(leaving),
         attach: () => attachNow(++epoch),
         stale: () => attachNow(0),
-        cancel: () => f.core.cancelRun('acme', runId),
+        cancel: () => f.runner.runs.cancel('acme', runId),
         supersede() {
           superseded ??= collect(
-            f.core.execute('acme', run({ runId: `${runId}b`, sessionId: id, epoch: 1_000 }), never),
+            f.runner.execute('acme', run({ runId: `${runId}b`, sessionId: id, epoch: 1_000 }), never),
           )
           say('end')
         },
@@ -329,7 +331,7 @@ test('however its events race, a run has one end, every reader sees a part of on
       for (const one of schedule) await happen[one]()
       say('end')
       attachNow(++epoch)
-      f.core.cancelRun('acme', runId)
+      f.runner.runs.cancel('acme', runId)
       await Promise.all(readers.map(({ over }) => over))
       for (const failure of failures) {
         const { code } = failure as { code?: string }
@@ -343,10 +345,10 @@ test('however its events race, a run has one end, every reader sees a part of on
         Array.from(log.keys(), (_, i) => i + 1),
       )
       if (superseded) {
-        f.core.cancelRun('acme', `${runId}b`)
+        f.runner.runs.cancel('acme', `${runId}b`)
         await superseded
       }
-      assert.equal((await f.core.getSession('acme', id))!.status, 'idle')
+      assert.equal((await f.runner.getSession('acme', id))!.status, 'idle')
     }),
     { numRuns: 300 },
   )

@@ -1,15 +1,18 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { RunnerDelegations } from '#contracts/delegation'
-import { LocalRunners, RunnerCore, RunnerSessions } from '#contracts/runner'
+import { LocalRunners, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
+import { acceptLinks, trusted } from '#kit'
+import { Broadcast } from './broadcast.ts'
 import { Conversations } from './conversations.ts'
-import { createRunner } from './service.ts'
+import { runnerRoutes, runRoutes, sessionRoutes } from './routes.ts'
+import { createRunner, drain } from './runner.ts'
+import { Runs } from './runs.ts'
 import { SessionTable } from './sessions.ts'
 import { createToolCalls } from './tool-calls.ts'
-import { Turns } from './turns.ts'
 
 const sweepEveryMs = 60_000
 /** How long runs get to end when the runner stops; their readers may be gone. */
@@ -17,9 +20,9 @@ const stopMs = 5_000
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
-/** The sessions of one runner and the runs in them. */
+/** The sessions of one runner and the runs in them. Specification 4.22: a trusted network, so the tenant of a call is a plain header. */
 export default definePlugin({
-  name: 'runner-core',
+  name: 'runner',
   config: Settings({
     baseUrl: url(
       "Where conductors reach this runner; its hash is part of session ids. The runner listener's own URL unless given.",
@@ -37,13 +40,13 @@ export default definePlugin({
     sidecars: Sidecars,
     toolkit: Toolkit,
     sandboxes: maybe(SandboxWorkers),
-    delegations: maybe(RunnerDelegations),
+    waiting: maybe(RunnerDelegations),
   },
-  provides: { core: RunnerCore, locals: LocalRunners, sessions: RunnerSessions },
+  provides: { locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
-    const { toolkit } = deps
-    const baseUrl = (): string => config.baseUrl ?? ctx.urlOf('runner')
+    const { toolkit, sandboxes } = deps
+    const mcpBaseUrl = (config.mcpBaseUrl ?? config.baseUrl)?.replace(/\/+$/, '')
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       idleTtlMs: config.idleTtl,
@@ -51,29 +54,41 @@ export default definePlugin({
       onEvict: (session) => conversations.forget(session),
     })
     const conversations = new Conversations(table, deps, log)
-    const turns = new Turns({
+    const runs = new Runs({
       table,
       conversations,
       executors: deps,
       log,
-      mcpBaseUrl: () => config.mcpBaseUrl ?? baseUrl(),
+      mcpUrl: (sessionId) => `${mcpBaseUrl ?? ctx.urlOf('runner')}/runner/sessions/${sessionId}/mcp`,
     })
-    const runner = createRunner({ ...deps, table, conversations, turns, baseUrl, capabilities: config.capabilities })
+    const broadcast = new Broadcast((...change) => sandboxes?.sawProfile(...change))
+    const runner = createRunner({
+      executors: deps,
+      waiting: deps.waiting,
+      table,
+      conversations,
+      runs,
+      broadcast,
+      baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
+      capabilities: config.capabilities,
+    })
+    const sessions: RunnerSessions = {
+      get: (id) => table.any(id),
+      toolSpecs: (session) => toolkit.specs(session.tools),
+      invokeTool: createToolCalls(toolkit, runs, sandboxes),
+    }
+    ctx.routes('runner', async (app) => {
+      acceptLinks(app, trusted)
+      runnerRoutes(app, runner)
+      sessionRoutes(app, runner, log)
+      runRoutes(app, runner, sessions, toolkit)
+    })
     const sweeping = setInterval(() => table.sweep(), sweepEveryMs)
     ctx.onStop(async () => {
       clearInterval(sweeping)
-      await Promise.race([turns.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
+      await Promise.race([runs.stop(), new Promise((resolve) => setTimeout(resolve, stopMs).unref())])
     })
-    ctx.beforeClose('runner', () => runner.drain(config.drain))
-    return {
-      core: runner.core,
-      locals: { local: runner.link },
-      sessions: {
-        get: (id) => table.any(id),
-        list: () => [...table.all()],
-        toolSpecs: (session) => toolkit.specs(session.tools),
-        invokeTool: createToolCalls(toolkit, turns, deps.sandboxes),
-      },
-    }
+    ctx.beforeClose('runner', () => drain(runner, config.drain))
+    return { locals: { local: runner }, sessions }
   },
 })

@@ -4,13 +4,14 @@ import { capability, definePlugin, linesOf } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder, type EventEncoder } from '#contracts/run-event'
-import { type ExecuteRun, RunnerCore, type RunnerService, RunnerSessions } from '#contracts/runner'
+import { type ExecuteRun, LocalRunners, RunnerSessions } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
-import { type SidecarLink, Sidecars } from '#contracts/sidecar'
+import { type SidecarHealth, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { type ToolContext, Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
-import { fake, testKernel, testProfile } from '#testing'
-import runnerCore from '../index.ts'
+import { fake, testKernel, type TestKernel, testProfile } from '#testing'
+import runnerPlugin from '../index.ts'
+import type { Runner } from '../runner.ts'
 
 export type Script = (
   envelope: RunEnvelope,
@@ -43,16 +44,29 @@ export const hang: Script = async function* (_envelope, events, signal) {
   if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve))
 }
 
+type Reply = Awaited<ReturnType<TestKernel['listeners'][string]['inject']>>
+
+interface CallOptions {
+  /** '' to name none. */
+  readonly tenant?: string
+  readonly body?: unknown
+}
+
 export interface Fixture {
-  readonly core: RunnerService
+  readonly runner: Runner
   readonly sessions: RunnerSessions
+  readonly kernel: TestKernel
+  /** Asks the runner's own routes, in the name of `acme` unless told otherwise. */
+  readonly call: (method: 'GET' | 'POST' | 'DELETE', url: string, options?: CallOptions) => Promise<Reply>
   readonly envelopes: RunEnvelope[]
   readonly signals: AbortSignal[]
   readonly forgotten: string[]
-  /** What a sidecar waits for before it forgets. */
-  readonly pace: { forget?: Promise<unknown> }
+  /** What a sidecar waits for before it forgets, and whether it is well. */
+  readonly pace: { forget?: Promise<unknown>; health?: () => Promise<SidecarHealth> }
   readonly hydrated: string[]
-  readonly states: Map<string, StateBundle>
+  /** What was hydrated last. */
+  readonly bundles: Map<string, StateBundle>
+  readonly states: Map<string, StateBundle | Error>
   readonly invoked: { name: string; context: ToolContext }[]
   readonly stop: () => Promise<void>
 }
@@ -63,27 +77,34 @@ export async function runnerOf(
   script: Script,
   config: object = {},
   sandboxes?: SandboxWorkers,
+  listen = false,
 ): Promise<Fixture> {
   const envelopes: RunEnvelope[] = []
   const signals: AbortSignal[] = []
   const forgotten: string[] = []
   const pace: Fixture['pace'] = {}
   const hydrated: string[] = []
-  const states = new Map<string, StateBundle>()
+  const bundles: Fixture['bundles'] = new Map()
+  const states: Fixture['states'] = new Map()
   const invoked: Fixture['invoked'] = []
   const sidecar: SidecarLink = {
-    health: () => Promise.reject(new Error('not asked')),
+    health: () => pace.health?.() ?? Promise.reject(new Error('not asked')),
     async *run(envelope, signal) {
       envelopes.push(envelope)
       signals.push(signal)
       const events = createEventEncoder(envelope.runId, envelope.sessionId, envelope.firstSeq)
       for await (const text of script(envelope, events, signal)) yield Buffer.from(text)
     },
-    exportState: async (_runtime, id) => states.get(id),
+    async exportState(_runtime, id) {
+      const state = states.get(id)
+      if (state instanceof Error) throw state
+      return state
+    },
     async hydrate(_runtime, id, bundle) {
       if (Buffer.from(bundle.bytes).toString() === 'corrupt') throw new Error('corrupt')
       await turn()
       hydrated.push(id)
+      bundles.set(id, bundle)
     },
     async forget(_runtime, id) {
       await pace.forget
@@ -92,40 +113,57 @@ export async function runnerOf(
   }
   const names = ['calculate', 'current_time']
   const spec = (name: string) => ({ name, description: name, inputSchema: { type: 'object' } })
-  const taken: { core?: RunnerService; sessions?: RunnerSessions } = {}
+  const taken: { runner?: Runner; sessions?: RunnerSessions } = {}
   const Done = capability<true>('test.done')
   const taker = definePlugin({
     name: 'taker',
-    requires: { core: RunnerCore, sessions: RunnerSessions },
+    requires: { runners: LocalRunners, sessions: RunnerSessions },
     provides: { done: Done },
     async setup(ctx) {
-      taken.core = ctx.deps.core
+      taken.runner = ctx.deps.runners.get('local') as Runner
       taken.sessions = ctx.deps.sessions
       return { done: true as const }
     },
   })
-  const kernel = await testKernel(t, [
-    { name: 'runner-core', plugin: runnerCore, config: { baseUrl: 'http://runner.test:7060', drain: '0s', ...config } },
-    fake(Sidecars, { forRuntime: () => sidecar, runtimes: async () => ['general'], slots: () => [] }),
+  const plugins = [
+    { name: 'runner', plugin: runnerPlugin, config: { baseUrl: 'http://runner.test:7060', drain: '0s', ...config } },
+    fake(Sidecars, {
+      forRuntime: () => sidecar,
+      runtimes: async () => ['general'],
+      slots: () => [
+        { runtime: 'general', mode: 'sidecar', url: 'http://sidecar:7070' },
+        { runtime: 'runtime_a', mode: 'stub', url: '' },
+      ],
+    }),
     fake(Toolkit, {
       specs: (wanted) => names.filter((name) => !wanted || wanted.includes(name)).map(spec),
       has: (name) => names.includes(name),
-      async invoke(name, _input, context) {
+      async invoke(name, input, context) {
         invoked.push({ name, context })
-        return { ok: true, content: 'done' }
+        return input === undefined ? { ok: false, content: 'No input.' } : { ok: true, content: 'done' }
       },
     }),
     ...(sandboxes ? [fake(SandboxWorkers, sandboxes)] : []),
     taker,
-  ])
+  ]
+  const kernel = await testKernel(t, plugins, { listeners: ['runner'], listen })
   return {
-    core: taken.core!,
+    runner: taken.runner!,
     sessions: taken.sessions!,
+    kernel,
+    call: (method, url, { tenant = 'acme', body } = {}) =>
+      kernel.listeners['runner']!.inject({
+        method,
+        url,
+        headers: tenant === '' ? {} : { 'x-tenant-id': tenant },
+        ...(body === undefined ? {} : { payload: body as object }),
+      }),
     envelopes,
     signals,
     forgotten,
     pace,
     hydrated,
+    bundles,
     states,
     invoked,
     stop: () => kernel.stop(),
@@ -148,7 +186,7 @@ export async function collect(chunks: AsyncIterable<Buffer>): Promise<Line[]> {
 }
 
 export const execute = (fixture: Fixture, over: Partial<ExecuteRun> = {}, signal = new AbortController().signal) =>
-  collect(fixture.core.execute('acme', run(over), signal))
+  collect(fixture.runner.execute('acme', run(over), signal))
 
 export const types = (lines: readonly Line[]): unknown[] => lines.map((line) => line['type'])
 export const codeOf = (lines: readonly Line[]): unknown => lines.at(-1)!['code']

@@ -20,7 +20,7 @@ interface Unread {
   readonly next: number
 }
 
-/** Whoever writes it, as long as there is more to come. */
+/** Whoever writes an output, and hears of its readers. */
 export interface OutputOwner {
   /** The reason is that of the reader's signal, or `client_gone` when it stopped reading. */
   readerGone(reason: unknown): void
@@ -34,8 +34,9 @@ export interface OutputOwner {
 export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   readonly runId: string
   readonly keepMs: number
+  /** Who writes it; undefined once the owner has nothing left to hear. */
+  owner: Owner | undefined
   readonly #keepBytes: () => number
-  #owner: Owner | undefined
   #epoch: number
   readonly #kept: Piece[] = []
   #keptBytes = 0
@@ -56,12 +57,9 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#epoch = run.epoch ?? 0
     this.#readTo = this.#next = run.firstSeq
     this.#keepBytes = keepBytes
-    this.#owner = owner
+    this.owner = owner
   }
 
-  get owner(): Owner | undefined {
-    return this.#owner
-  }
   /** Of the claim of whoever may read it. */
   get epoch(): number {
     return this.#epoch
@@ -105,11 +103,6 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#reader?.serve()
   }
 
-  /** Its owner has nothing left to hear. */
-  disown(): void {
-    this.#owner = undefined
-  }
-
   /** Reads on behind an event. The reader of before is cut off. */
   attach({ afterSeq, epoch }: Pick<AttachRun, 'afterSeq' | 'epoch'>, signal: AbortSignal): AsyncIterator<Buffer> {
     if (epoch < this.#epoch) throw attemptSuperseded()
@@ -117,7 +110,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     if (afterSeq < first - 1 || afterSeq >= this.#next) throw runGap()
     this.#epoch = epoch
     this.cut()
-    this.#owner?.readerCame()
+    this.owner?.readerCame()
     return (this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal))
   }
   /** The iteration of its reader ends here. */

@@ -21,7 +21,7 @@ test("a run begins with the runner's own progress line and passes the sidecar's 
   consecutive(lines, 5)
   assert.equal(f.envelopes[0]!.firstSeq, 6)
   assert.equal(f.envelopes[0]!.tenantId, 'acme')
-  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'idle')
+  assert.equal((await f.runner.getSession('acme', run().sessionId))!.status, 'idle')
 })
 
 test('stamped chunks go on as the very bytes they came in', async (t) => {
@@ -35,7 +35,7 @@ test('stamped chunks go on as the very bytes they came in', async (t) => {
     yield sent.at(-1)!
   })
   const got: Buffer[] = []
-  for await (const chunk of f.core.execute('acme', run(), new AbortController().signal)) got.push(chunk)
+  for await (const chunk of f.runner.execute('acme', run(), new AbortController().signal)) got.push(chunk)
   assert.deepEqual(Buffer.concat(got.slice(1)), Buffer.concat(sent))
 })
 
@@ -51,7 +51,7 @@ test('a stream that ends without a terminal line gets an error with the next seq
   assert.equal(codeOf(lines), 'sidecar_lost')
   assert.equal(lines.at(-1)!['retryable'], true)
   consecutive(lines)
-  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'errored')
+  assert.equal((await f.runner.getSession('acme', run().sessionId))!.status, 'errored')
 })
 
 test('an errored session may run again', async (t) => {
@@ -123,7 +123,7 @@ test('what a stopping sidecar refuses was not begun: another runner may be asked
   const refused = (e: AppError): boolean => e.code === 'sidecar_draining' && e.status === 503 && e.retryable
   await assert.rejects(execute(f, { runId: 'r2' }), refused)
   await assert.rejects(execute(f, { runId: 'r3', sessionId: 'sess-00000000-00000002' }), refused)
-  assert.equal(await f.core.getSession('acme', run().sessionId), undefined, 'an old copy is not gone on with')
+  assert.equal(await f.runner.getSession('acme', run().sessionId), undefined, 'an old copy is not gone on with')
 })
 
 test('a sidecar that is still leaving the former run is asked again', async (t) => {
@@ -150,7 +150,7 @@ test('only a run that fails leaves its session errored: one that was cancelled o
       yield events.line({ type: 'error', code, message: 'It ended.' })
     })
     assert.equal(codeOf(await execute(f)), code)
-    assert.equal((await f.core.getSession('acme', run().sessionId))!.status, status, code)
+    assert.equal((await f.runner.getSession('acme', run().sessionId))!.status, status, code)
   }
   for (const [reason, code, status] of [
     [undefined, 'cancelled', 'idle'],
@@ -161,7 +161,7 @@ test('only a run that fails leaves its session errored: one that was cancelled o
     const f = await runnerOf(t, hang)
     const lines = execute(f)
     await until(() => f.signals.length > 0)
-    f.core.cancelRun('acme', 'r1', reason)
+    f.runner.runs.cancel('acme', 'r1', reason)
     assert.equal(codeOf(await lines), code)
     assert.equal(f.sessions.get(run().sessionId)!.status, status)
   }
@@ -235,7 +235,7 @@ test('lines of a sidecar that does not stamp are parsed, completed and stamped',
   assert.deepEqual(lines[1]!['extra'], [1])
   assert.deepEqual([lines[2]!['text'], lines[2]!['delta']], ['hé', true])
   assert.equal(lines[4]!['finishReason'], 'stop')
-  assert.equal((await f.core.getSession('acme', run().sessionId))!.runtimeSessionId, 'v-1')
+  assert.equal((await f.runner.getSession('acme', run().sessionId))!.runtimeSessionId, 'v-1')
 })
 
 test("such a sidecar's result without text is what the run has said", async (t) => {
@@ -291,7 +291,7 @@ test("session_init keeps the vendor's handle for the session's next run", async 
 
 test('one run per session: the second is session_busy, and the session is free when the result is seen', async (t) => {
   const f = await runnerOf(t, answer)
-  const chunks = f.core.execute('acme', run(), new AbortController().signal)[Symbol.asyncIterator]()
+  const chunks = f.runner.execute('acme', run(), new AbortController().signal)[Symbol.asyncIterator]()
   await chunks.next()
   await assert.rejects(execute(f, { runId: 'r2' }), { code: 'session_busy', status: 409 })
   for (let line = ''; !line.includes('"type":"result"');) {
@@ -314,7 +314,7 @@ test("an unknown session and another tenant's answer the same", async (t) => {
     ['globex', run()],
     ['acme', { ...reuse, sessionId: 'sess-00000000-0000ffff' }],
   ] as const) {
-    await collect(f.core.execute(tenant, task, new AbortController().signal)).catch((error: AppError) =>
+    await collect(f.runner.execute(tenant, task, new AbortController().signal)).catch((error: AppError) =>
       failures.push({ code: error.code, status: error.status, message: error.message, detail: error.detail }),
     )
   }
@@ -334,19 +334,19 @@ test("aborting the signal aborts the sidecar's turn and ends the run", async (t)
 
 test('a reader that leaves early aborts the turn and frees the session', async (t) => {
   const f = await runnerOf(t, hang)
-  for await (const _ of f.core.execute('acme', run(), new AbortController().signal)) break
+  for await (const _ of f.runner.execute('acme', run(), new AbortController().signal)) break
   assert.equal(f.signals[0]!.aborted, true)
-  assert.equal((await f.core.getSession('acme', run().sessionId))!.status, 'idle')
+  assert.equal((await f.runner.getSession('acme', run().sessionId))!.status, 'idle')
 })
 
 test('cancelRun ends the run of that tenant only, with an error event', async (t) => {
   const f = await runnerOf(t, hang)
   const lines = execute(f)
   await until(() => f.signals.length > 0)
-  f.core.cancelRun('globex', 'r1')
+  f.runner.runs.cancel('globex', 'r1')
   assert.equal(f.signals[0]!.aborted, false)
-  f.core.cancelRun('acme', 'r1')
-  f.core.cancelRun('acme', 'r1')
+  f.runner.runs.cancel('acme', 'r1')
+  f.runner.runs.cancel('acme', 'r1')
   assert.equal(codeOf(await lines), 'cancelled')
 })
 
@@ -358,7 +358,7 @@ test('a sidecar that ignores its deadline and its signal is cut off as timeout',
   })
   const lines: Line[] = []
   const reading = (async () => {
-    for await (const chunk of f.core.execute('acme', run({ timeoutMs: 1000 }), new AbortController().signal)) {
+    for await (const chunk of f.runner.execute('acme', run({ timeoutMs: 1000 }), new AbortController().signal)) {
       lines.push(JSON.parse(chunk.toString()) as Line)
     }
   })()
@@ -403,23 +403,23 @@ test('a sidecar that lost a conversation makes the runner let go of the session,
     if (lost && envelope.resume) throw new AppError('session_state_missing', 409)
     yield* answer(envelope, events, signal)
   })
-  const { core } = fixture
+  const { runner } = fixture
   const signal = new AbortController().signal
   const first = run()
   const { create: _, ...next } = run({ runId: 'r2' })
-  for await (const chunk of core.execute('acme', first, signal)) void chunk
+  for await (const chunk of runner.execute('acme', first, signal)) void chunk
   assert.equal(fixture.envelopes[0]!.resume, undefined)
   lost = true
   await assert.rejects(
     (async () => {
-      for await (const chunk of core.execute('acme', next, signal)) void chunk
+      for await (const chunk of runner.execute('acme', next, signal)) void chunk
     })(),
     { code: 'unknown_session' },
   )
   assert.equal(fixture.envelopes[1]!.resume, true)
   // Without a bundle nothing can be expected of the sidecar any more: the run goes ahead.
-  await core.hydrate('acme', next.sessionId, profile())
+  await runner.hydrate('acme', next.sessionId, profile())
   const lines: string[] = []
-  for await (const chunk of core.execute('acme', next, signal)) lines.push(chunk.toString())
+  for await (const chunk of runner.execute('acme', next, signal)) lines.push(chunk.toString())
   assert.match(lines.join(''), /"type":"result"/)
 })

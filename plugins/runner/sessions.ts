@@ -6,11 +6,12 @@ import type { SandboxWorkers } from '#contracts/workers'
 import { invalidSessionId, noSandboxSubstrate, runnerDraining, runnerFull, unknownSession } from './errors.ts'
 
 /** The one mutable view of a session; everybody else holds it as `RunnerSession`. */
-export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
+export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
+  usedAt: number
   /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
   conversation?: boolean
-  /** Until it is here no run may begin. */
-  coming: Promise<void> | undefined
+  /** The conversation is on its way; no run may begin before it is here. */
+  hydrating: Promise<void> | undefined
   /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
   changes: number
   exported: number
@@ -18,15 +19,15 @@ export type Held = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & 
   exportedAt?: number
 }
 
-/** What this process alone knows would be lost with it. */
-export const isUnsaved = ({ profile, status, changes, exported }: Held): boolean =>
+/** Only this process has the newest conversation: it would be lost with the process. */
+export const isUnsaved = ({ profile, status, changes, exported }: LiveSession): boolean =>
   changes > exported && !restoredFromLog(profile.runtime) && status !== 'running' && status !== 'shutdown'
 
 /** How long a conductor may take to store what it was given; until then this copy is the only one. */
 const storedMs = 1_000
 
-/** It can go on elsewhere: what was exported has been stored by now. */
-export const isElsewhere = (session: Held, now: number): boolean =>
+/** The session can go on with another runner: what was exported has been stored by now. */
+export const canMove = (session: LiveSession, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
 
 /** Who executes the runs of this runner. */
@@ -49,7 +50,6 @@ export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSessio
 interface TableOptions {
   readonly max: number
   readonly idleTtlMs: number
-  readonly now?: () => number
   /** What a session of this profile, which names some, may use. */
   readonly toolsOf: (profile: Profile) => readonly string[]
   /** A session left memory without being shut down: the conductor can hydrate it again. */
@@ -60,8 +60,7 @@ interface TableOptions {
 export class SessionTable {
   readonly #options: TableOptions
   // A Map keeps insertion order, so deleting and setting again moves a session to the recently used end.
-  readonly #sessions = new Map<string, Held>()
-  readonly #usedAt = new WeakMap<Held, number>()
+  readonly #sessions = new Map<string, LiveSession>()
   /** The runner is about to stop: the table takes no new session. */
   draining = false
 
@@ -73,66 +72,80 @@ export class SessionTable {
     return this.#sessions.size
   }
   /** Undefined for an unknown session and for another tenant's. */
-  find(tenantId: string, id: string): Held | undefined {
+  find(tenantId: string, id: string): LiveSession | undefined {
     const session = this.#sessions.get(id)
     return session?.tenantId === tenantId ? session : undefined
   }
-  any(id: string): Held | undefined {
+  /** Whoever's it is. */
+  any(id: string): LiveSession | undefined {
     return this.#sessions.get(id)
   }
-  all(): IterableIterator<Held> {
+  all(): IterableIterator<LiveSession> {
     return this.#sessions.values()
   }
+  /** How many sessions each runtime has. */
+  byRuntime(): Record<string, number> {
+    const counts: Record<string, number> = {}
+    for (const { profile } of this.all()) counts[profile.runtime] = (counts[profile.runtime] ?? 0) + 1
+    return counts
+  }
   /** Throws `unknown_session` when another tenant has the id: the same answer as for no session. */
-  create(tenantId: string, id: string, profile: Profile): Held {
+  create(tenantId: string, id: string, profile: Profile): LiveSession {
     if (this.draining) throw runnerDraining({ retryable: true })
     if (!isClientId(id)) throw invalidSessionId()
     if (this.#sessions.has(id)) throw unknownSession()
     this.#makeRoom()
-    const at = new Date(this.#now()).toISOString()
-    const used = { createdAt: at, lastUsedAt: at, changes: 0, exported: 0, coming: undefined }
-    const tools = profile.tools.length === 0 ? [] : this.#options.toolsOf(profile)
-    const session: Held = { id, tenantId, profile, tools, status: 'idle', ...used }
-    this.touch(session)
+    const usedAt = Date.now()
+    const session: LiveSession = {
+      id,
+      tenantId,
+      profile,
+      tools: profile.tools.length === 0 ? [] : this.#options.toolsOf(profile),
+      status: 'idle',
+      createdAt: new Date(usedAt).toISOString(),
+      usedAt,
+      get lastUsedAt() {
+        return new Date(this.usedAt).toISOString()
+      },
+      changes: 0,
+      exported: 0,
+      hydrating: undefined,
+    }
+    this.#sessions.set(id, session)
     return session
   }
   /** Marks a session as used now. */
-  touch(session: Held): void {
-    const time = this.#now()
-    this.#usedAt.set(session, time)
-    session.lastUsedAt = new Date(time).toISOString()
+  touch(session: LiveSession): void {
+    session.usedAt = Date.now()
     this.#sessions.delete(session.id)
     this.#sessions.set(session.id, session)
   }
   /** A run begins in it. */
-  occupy(session: Held, runId: string): void {
+  occupy(session: LiveSession, runId: string): void {
     session.status = 'running'
     session.activeRunId = runId
     this.touch(session)
   }
   /** Its run is over. */
-  free(session: Held, status: 'idle' | 'errored'): void {
+  free(session: LiveSession, status: 'idle' | 'errored'): void {
     delete session.activeRunId
     if (session.status === 'shutdown') return
     session.status = status
     this.touch(session)
   }
-  remove(session: Held): void {
+  remove(session: LiveSession): void {
     if (this.#sessions.get(session.id) === session) this.#sessions.delete(session.id)
     session.status = 'shutdown'
   }
   /** Lets go of sessions that were idle longer than their time. */
   sweep(): void {
-    const oldest = this.#now() - this.#options.idleTtlMs
+    const oldest = Date.now() - this.#options.idleTtlMs
     for (const session of this.#sessions.values()) {
-      if ((this.#usedAt.get(session) ?? 0) > oldest) break
+      if (session.usedAt > oldest) break
       if (session.status !== 'running') this.#evict(session)
     }
   }
-  #now(): number {
-    return (this.#options.now ?? Date.now)()
-  }
-  #evict(session: Held): void {
+  #evict(session: LiveSession): void {
     this.remove(session)
     this.#options.onEvict(session)
   }

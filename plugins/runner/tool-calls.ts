@@ -5,38 +5,42 @@ import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contract
 import type { SandboxWorkers } from '#contracts/workers'
 import { toolNotAllowed } from './errors.ts'
 import { hasSandbox, keyOf } from './sessions.ts'
-import type { Turn } from './turn.ts'
+import type { Run } from './run.ts'
 
+/** The runs of this runner. */
 interface RunsUnderWay {
   readonly ledgers: Ledgers
-  of(session: RunnerSession): Turn | undefined
+  /** The run under way in a session. */
+  of(session: RunnerSession): Run | undefined
 }
 
 /** Calls tools on behalf of sessions: only those of their toolkit, stopped with their run, and not twice in a run that is tried again. */
 export const createToolCalls =
-  (toolkit: Toolkit, turns: RunsUnderWay, sandboxes: SandboxWorkers | undefined): RunnerSessions['invokeTool'] =>
+  (toolkit: Toolkit, runs: RunsUnderWay, sandboxes: SandboxWorkers | undefined): RunnerSessions['invokeTool'] =>
   async (session, name, input, signal, callId) => {
     if (!session.tools.includes(name)) {
       throw toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
     }
-    const turn = turns.of(session)
+    const run = runs.of(session)
     const runId = session.activeRunId ?? ''
-    const ledger = runId === '' ? undefined : turns.ledgers.of(session)
+    const ledger = runId === '' ? undefined : runs.ledgers.of(session)
     // A cancelled run stops the tool it is waiting for, whoever holds the connection. A connection that breaks under a run
     // that is tried again stops nothing: the next attempt gets the result.
-    const stop = !turn ? signal : ledger ? turn.signal : AbortSignal.any([signal, turn.signal])
+    const stop = !run ? signal : ledger ? run.signal : AbortSignal.any([signal, run.signal])
     const { profile } = session
+    const inSandbox: SessionSandbox['call'] = (tool, given, timeoutMs) =>
+      sandboxes!.callTool(session, tool, given, { signal: stop, timeoutMs })
     const context: ToolContext = {
       tenantId: session.tenantId,
       sessionId: session.id,
       profileName: profile.name,
       skills: profile.skills,
       runId,
-      depth: turn?.depth ?? 0,
+      depth: run?.depth ?? 0,
       signal: stop,
       ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
-      ...(turn ? { report: turn.report } : {}),
-      ...(sandboxes && hasSandbox(profile) ? { sandbox: sandboxOf(sandboxes, session, stop) } : {}),
+      ...(run ? { report: run.report } : {}),
+      ...(sandboxes && hasSandbox(profile) ? { sandbox: { call: inSandbox } } : {}),
     }
     if (!ledger) return toolkit.invoke(name, input, context)
     return ledger.call(name, input, callId, async () => {
@@ -44,10 +48,6 @@ export const createToolCalls =
       return { result, finished: result.ok || !stop.aborted }
     })
   }
-
-const sandboxOf = (sandboxes: SandboxWorkers, session: RunnerSession, signal: AbortSignal): SessionSandbox => ({
-  call: (name, input, timeoutMs) => sandboxes.callTool(session, name, input, { signal, timeoutMs }),
-})
 
 /** All ledgers of a runner together; the one that rested longest goes first. */
 const maxBytes = 64 * 1024 * 1024
@@ -125,22 +125,18 @@ export class Ledger {
   readonly runId: string
   readonly #onGrow: (bytes: number) => void
   readonly #entries: Entry[] = []
-  #attempt = 0
-  #bytes = 0
+  /** The newest attempt. */
+  attempt = 0
+  /** Of all results. */
+  bytes = 0
 
   constructor(runId: string, onGrow: (bytes: number) => void) {
     this.runId = runId
     this.#onGrow = onGrow
   }
 
-  get attempt(): number {
-    return this.#attempt
-  }
-  get bytes(): number {
-    return this.#bytes
-  }
   begin(attempt: number, replay: Replay): void {
-    this.#attempt = attempt
+    this.attempt = attempt
     const calls = new Map<string, string>()
     const unmatched = new Set(this.#entries)
     for (const event of replay) {
@@ -161,7 +157,7 @@ export class Ledger {
   }
   /**
    * Answers a call that a former attempt has made, with the result it got or is about to get; each answers once, in order.
-   * Any other call is executed. `id` is given by runtimes that go on behind the replay, and never by those that do the turn again.
+   * Any other call is executed. `id` is given by runtimes that go on behind the replay, and never by those that begin again.
    */
   async call(
     name: string,
@@ -171,7 +167,7 @@ export class Ledger {
   ): Promise<ToolResult> {
     const call = callOf(name, input)
     for (let known = this.#find(call, id); known; known = this.#find(call, id)) {
-      known.attempt = this.#attempt
+      known.attempt = this.attempt
       known.id = id
       const result = await known.result
       if (result) return result
@@ -183,7 +179,7 @@ export class Ledger {
       (outcome) => (outcome.finished ? outcome.result : undefined),
       () => undefined,
     )
-    this.#entries.push({ call, result, id, attempt: this.#attempt, replayed: false })
+    this.#entries.push({ call, result, id, attempt: this.attempt, replayed: false })
     const outcome = await executing
     if (outcome.finished) this.#grow(outcome.result.content.length)
     return outcome.result
@@ -191,12 +187,12 @@ export class Ledger {
   /** The first entry of a former attempt that fits: by its own id if there is one, else by what was called. */
   #find(call: string, id: string | undefined): Entry | undefined {
     const fitting = this.#entries.filter(
-      (entry) => entry.attempt < this.#attempt && entry.call === call && (id === undefined || !entry.replayed),
+      (entry) => entry.attempt < this.attempt && entry.call === call && (id === undefined || !entry.replayed),
     )
     return fitting.find((entry) => entry.id === id) ?? fitting[0]
   }
   #grow(by: number): void {
-    this.#bytes += by
+    this.bytes += by
     this.#onGrow(by)
   }
 }

@@ -23,11 +23,13 @@ const bundle: StateBundle = { bytes: Buffer.from('{}'), contentType: 'applicatio
 const refusedAsDraining = (promise: Promise<unknown>) =>
   assert.rejects(promise, (e: AppError) => e.code === 'runner_draining' && e.status === 503 && e.retryable)
 const never = new AbortController().signal
+/** As a conductor asks over the network, which is waited for then. */
+const stateOf = async ({ call }: Fixture) => (await call('GET', '/runner/info')).json<{ state: string }>().state
 /** Tells the runner to stop, and returns when it says so to conductors. */
 async function stopping(f: Fixture): Promise<{ over: Promise<void> }> {
-  assert.equal((await f.core.info()).state, 'live')
+  assert.equal(await stateOf(f), 'live')
   const over = f.stop()
-  while ((await f.core.info()).state !== 'draining') await turn()
+  while ((await stateOf(f)) !== 'draining') await turn()
   return { over }
 }
 
@@ -40,19 +42,19 @@ const hangIn = (sessionId: string): Script =>
 test('a session is unsaved from the end of a run until it is exported, and never while a run is under way', async (t) => {
   const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   f.states.set(first, bundle)
-  assert.deepEqual(await f.core.unsaved(), [])
+  assert.deepEqual(await f.runner.unsaved(), [])
   await execute(f)
-  assert.deepEqual(await f.core.unsaved(), [{ tenantId: 'acme', sessionId: first }])
-  await f.core.exportState('acme', first)
-  assert.deepEqual(await f.core.unsaved(), [])
+  assert.deepEqual(await f.runner.unsaved(), [{ tenantId: 'acme', sessionId: first }])
+  await f.runner.exportState('acme', first)
+  assert.deepEqual(await f.runner.unsaved(), [])
   const stop = new AbortController()
   const lines = execute(f, { sessionId: other }, stop.signal)
   await until(() => f.signals.length === 2)
-  assert.deepEqual(await f.core.unsaved(), [])
+  assert.deepEqual(await f.runner.unsaved(), [])
   stop.abort()
   await lines
-  await f.core.hydrate('acme', 'sess-00000000-00000003', profile(), bundle)
-  assert.deepEqual(await f.core.unsaved(), [{ tenantId: 'acme', sessionId: other }], 'what was just brought is saved')
+  await f.runner.hydrate('acme', 'sess-00000000-00000003', profile(), bundle)
+  assert.deepEqual(await f.runner.unsaved(), [{ tenantId: 'acme', sessionId: other }], 'what was just brought is saved')
 })
 
 test('an export that a run overtook leaves the session unsaved', async (t) => {
@@ -60,10 +62,10 @@ test('an export that a run overtook leaves the session unsaved', async (t) => {
   f.states.set(first, bundle)
   await execute(f)
   // The sidecar is asked, a run begins and ends, and only then the export is given out.
-  const exporting = f.core.exportState('acme', first)
+  const exporting = f.runner.exportState('acme', first)
   await execute(f, { runId: 'r2' })
   await exporting
-  assert.deepEqual(await f.core.unsaved(), [{ tenantId: 'acme', sessionId: first }])
+  assert.deepEqual(await f.runner.unsaved(), [{ tenantId: 'acme', sessionId: first }])
 })
 
 test('a stopping runner takes no new session, lets runs end, and waits until every changed conversation was fetched', async (t) => {
@@ -77,21 +79,21 @@ test('a stopping runner takes no new session, lets runs end, and waits until eve
   const { over } = await stopping(f)
   void over.then(() => (stopped = true))
   await refusedAsDraining(execute(f, { sessionId: 'sess-00000000-00000003' }))
-  await refusedAsDraining(f.core.hydrate('acme', 'sess-00000000-00000003', profile()))
+  await refusedAsDraining(f.runner.hydrate('acme', 'sess-00000000-00000003', profile()))
   await assert.rejects(
-    collect(f.core.execute('acme', { ...withoutProfile(), sessionId: 'sess-00000000-00000003' }, never)),
+    collect(f.runner.execute('acme', { ...withoutProfile(), sessionId: 'sess-00000000-00000003' }, never)),
     (e: AppError) => e.code === 'unknown_session',
   )
   // Its conversation is nowhere else: the run is taken.
   assert.equal(types(await execute(f, { runId: 'r2' })).at(-1), 'result')
-  await f.core.exportState('acme', first)
+  await f.runner.exportState('acme', first)
   await sleep(50)
   assert.equal(stopped, false, 'a run is under way')
   stop.abort()
   await running
   await sleep(50)
   assert.equal(stopped, false, 'the conversation of that run is unsaved')
-  await f.core.exportState('acme', other)
+  await f.runner.exportState('acme', other)
   await over
 })
 
@@ -99,7 +101,7 @@ test('once a conversation was fetched and stored, its next run is for another ru
   const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   f.states.set(first, bundle)
   await execute(f)
-  await f.core.exportState('acme', first)
+  await f.runner.exportState('acme', first)
   const stop = new AbortController()
   const running = execute(f, { sessionId: other }, stop.signal)
   await until(() => f.signals.length === 2)
@@ -113,7 +115,7 @@ test('once a conversation was fetched and stored, its next run is for another ru
       assert.equal((error as AppError).code, 'runner_draining')
       return true
     }
-    await f.core.exportState('acme', first)
+    await f.runner.exportState('acme', first)
     return false
   }
   assert.equal(await refused(), false)
@@ -121,7 +123,7 @@ test('once a conversation was fetched and stored, its next run is for another ru
   assert.equal(await refused(), true)
   stop.abort()
   await running
-  await f.core.exportState('acme', other)
+  await f.runner.exportState('acme', other)
   t.mock.timers.reset()
   await over
 })
@@ -131,7 +133,7 @@ test('a runner that no conductor asks for waits for none, and waits for nobody b
   await execute(alone)
   await alone.stop()
   const asked = await runnerOf(t, hang, { drain: '100ms' })
-  await asked.core.info()
+  await stateOf(asked)
   const lines = execute(asked)
   await until(() => asked.signals.length === 1)
   await asked.stop()
@@ -141,18 +143,18 @@ test('a runner that no conductor asks for waits for none, and waits for nobody b
 test('an old copy is replaced by the newest conversation, or by an empty one; a run under way is not', async (t) => {
   const f = await runnerOf(t, hangIn(other), { drain: '15s' })
   await execute(f)
-  await f.core.hydrate('acme', first, profile(), bundle)
+  await f.runner.hydrate('acme', first, profile(), bundle)
   assert.deepEqual(f.hydrated, [], 'nothing happens to a session that is here')
-  await f.core.hydrate('acme', first, profile(), bundle, true)
+  await f.runner.hydrate('acme', first, profile(), bundle, true)
   assert.deepEqual(f.hydrated, [first])
-  assert.deepEqual(await f.core.unsaved(), [], 'what was here before is of no interest any more')
-  await f.core.hydrate('acme', first, profile(), undefined, true)
+  assert.deepEqual(await f.runner.unsaved(), [], 'what was here before is of no interest any more')
+  await f.runner.hydrate('acme', first, profile(), undefined, true)
   assert.deepEqual(f.forgotten, [first])
   const stop = new AbortController()
   const running = execute(f, { sessionId: other }, stop.signal)
   await until(() => f.signals.length === 2)
   await assert.rejects(
-    f.core.hydrate('acme', other, profile(), bundle, true),
+    f.runner.hydrate('acme', other, profile(), bundle, true),
     (e: AppError) => e.code === 'session_busy',
   )
   stop.abort()

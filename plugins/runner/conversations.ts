@@ -1,9 +1,17 @@
 import type { AppError } from '#kernel'
 import { restoredFromLog } from '#contracts/profiles'
-import type { RunnerService, RunnerSession, UnsavedSession } from '#contracts/runner'
+import type { RunnerLink, RunnerSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import { runnerDraining, sessionBusy, unknownSession } from './errors.ts'
-import { type Executors, hasSandbox, type Held, isUnsaved, isWorker, linkOf, type SessionTable } from './sessions.ts'
+import {
+  type Executors,
+  hasSandbox,
+  type LiveSession,
+  isUnsaved,
+  isWorker,
+  linkOf,
+  type SessionTable,
+} from './sessions.ts'
 
 /**
  * The conversations of this runner's sessions. Each is with whoever executes the session's runs, a sidecar of this runner or
@@ -26,31 +34,31 @@ export class Conversations {
     this.#forgetting.begin(session)
   }
   /** The conversation is not where it should be. Returns what to answer: the conductor hydrates it and asks again, perhaps elsewhere. */
-  lost(session: Held): AppError {
+  lost(session: LiveSession): AppError {
     // As if this runner had never had the session.
     this.#table.remove(session)
     delete session.activeRunId
     if (this.#executors.sandboxes && hasSandbox(session.profile)) this.forget(session)
     return unknownSession()
   }
-  readonly hydrate: RunnerService['hydrate'] = async (tenantId, id, profile, bundle, replace = false) => {
+  readonly hydrate: RunnerLink['hydrate'] = async (tenantId, id, profile, bundle, replace = false) => {
     const table = this.#table
     const present = table.find(tenantId, id)
     // Whoever comes second must not be told "ready" while the first one is still bringing the conversation.
-    if (present && !replace) return present.coming
+    if (present && !replace) return present.hydrating
     if (table.draining) throw runnerDraining({ retryable: true })
     if (present) {
-      if (present.status === 'running' || present.coming) throw sessionBusy()
+      if (present.status === 'running' || present.hydrating) throw sessionBusy()
       table.remove(present)
     }
     const session = table.create(tenantId, id, profile)
     const handle = handleOf(session, bundle)
     if (handle !== undefined) session.runtimeSessionId = handle
     const told = this.#forgetting.finish(id)
-    session.coming = bundle || present ? this.#bring(session, bundle, told) : told
-    await session.coming?.finally(() => (session.coming = undefined))
+    session.hydrating = bundle || present ? this.#bring(session, bundle, told) : told
+    await session.hydrating?.finally(() => (session.hydrating = undefined))
   }
-  readonly exportState: RunnerService['exportState'] = async (tenantId, id) => {
+  readonly exportState: RunnerLink['exportState'] = async (tenantId, id) => {
     const session = this.#table.find(tenantId, id)
     if (!session) throw unknownSession()
     const { changes } = session
@@ -63,13 +71,13 @@ export class Conversations {
     const handle = handleOf(session, bundle) ?? session.runtimeSessionId
     return { bytes, contentType, ...(handle === undefined ? {} : { runtimeSessionId: handle }) }
   }
-  unsaved(): UnsavedSession[] {
+  readonly unsaved: RunnerLink['unsaved'] = async () => {
     const sessions = [...this.#table.all()]
     return sessions.filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId }))
   }
 
   /** Without a bundle an old conversation was here, and the newest one is empty. */
-  async #bring(session: Held, bundle: StateBundle | undefined, told: Promise<void> | undefined): Promise<void> {
+  async #bring(session: LiveSession, bundle: StateBundle | undefined, told: Promise<void> | undefined): Promise<void> {
     const { runtime } = session.profile
     try {
       if (bundle) await told
@@ -97,7 +105,7 @@ export class Conversations {
 }
 
 /** The vendor's handle in a bundle. A runtime without a vendor has none (specification 2.5). */
-const handleOf = ({ profile }: Held, bundle: StateBundle | undefined): string | undefined =>
+const handleOf = ({ profile }: LiveSession, bundle: StateBundle | undefined): string | undefined =>
   restoredFromLog(profile.runtime) ? undefined : bundle?.runtimeSessionId
 
 /** A sweep lets go of all the sessions of a minute: told all at once, each would be a connection of its own. */

@@ -1,7 +1,7 @@
 import { availableParallelism } from 'node:os'
 import type { RunnerTopology } from '#contracts/runner'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
-import type { Held } from './sessions.ts'
+import type { SessionTable } from './sessions.ts'
 
 type Slot = RunnerTopology['sidecars'][number]
 
@@ -10,7 +10,7 @@ const probeMs = 1_000
 const recentMs = 60_000
 
 /** How this process is, what it holds and which sidecars it sees. */
-export function createTopology(sidecars: Sidecars, sessions: () => Iterable<Held>): () => Promise<RunnerTopology> {
+export function createTopology(sidecars: Sidecars, table: SessionTable): () => Promise<RunnerTopology> {
   const lastSeen = new WeakMap<SidecarLink, { readonly health: SidecarHealth; readonly at: number }>()
   const probe = async (link: SidecarLink): Promise<Pick<Slot, 'state' | 'observedInstances'>> => {
     const health = await link.health(AbortSignal.timeout(probeMs)).catch(() => undefined)
@@ -37,13 +37,8 @@ export function createTopology(sidecars: Sidecars, sessions: () => Iterable<Held
         return { runtime, kind: 'sidecar', url, ...(await probing) }
       }),
     )
-    const sessionsByRuntime: Record<string, number> = {}
-    let activeSessions = 0
-    for (const { profile } of sessions()) {
-      activeSessions++
-      sessionsByRuntime[profile.runtime] = (sessionsByRuntime[profile.runtime] ?? 0) + 1
-    }
-    return { process: processSnapshot(), activeSessions, sessionsByRuntime, sidecars: slots }
+    const sessionsByRuntime = table.byRuntime()
+    return { process: processSnapshot(), activeSessions: table.size, sessionsByRuntime, sidecars: slots }
   }
 }
 

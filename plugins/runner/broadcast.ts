@@ -5,7 +5,7 @@ import type { BroadcastPool } from '#contracts/runner'
 type OnProfile = (tenantId: string, name: string, profile: Profile | undefined) => void
 
 /** The profiles and pools that conductors broadcast to this runner, per tenant. They live in memory only: a conductor sends them again. */
-export class BroadcastBook {
+export class Broadcast {
   readonly #revisions = new Map<string, number>()
   readonly #profiles = new Map<string, Map<string, Profile>>()
   readonly #pools = new Map<string, Map<string, BroadcastPool>>()
@@ -58,8 +58,9 @@ export class BroadcastBook {
   putPool(tenantId: string, pool: BroadcastPool): void {
     put(this.#pools, tenantId, pool.id, pool)
   }
-  deletePool(tenantId: string, id: string): void {
-    remove(this.#pools, tenantId, id)
+  /** False: it was not here. */
+  deletePool(tenantId: string, id: string): boolean {
+    return remove(this.#pools, tenantId, id)
   }
   pools(tenantId: string): BroadcastPool[] {
     return [...(this.#pools.get(tenantId)?.values() ?? [])]

@@ -2,17 +2,16 @@ import type { Static } from '@sinclair/typebox'
 import { type App, appError, isAppError, notFound } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
-import type { RunnerService, RunnerSession, RunnerSessions } from '#contracts/runner'
-import type { Sidecars } from '#contracts/sidecar'
+import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import type { Toolkit } from '#contracts/tools'
 import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { begun, serve } from '#kit'
+import { unknownProfile, unknownSession } from './errors.ts'
+import type { Runner } from './runner.ts'
+import { linkOf } from './sessions.ts'
 
-/** Also for another tenant's session: a caller cannot tell the two apart. */
-const unknownSession = appError('unknown_session', 404)
-const unknownProfile = appError('unknown_profile', 404)
 const badState = appError('invalid_request', 400, 'stateB64 is not base64.')
 const noState = appError('no_state', 404, 'The session has no state to export.')
 const exportFailed = appError('state_export_failed', 500, 'The sidecar did not give the state out.')
@@ -22,51 +21,47 @@ const leaseUnreadable = appError('upstream', 502, 'The substrate of the sandbox 
 const noVfsSession = appError('no vfs session', 404)
 const noSandboxWorker = appError('no sandbox worker', 404)
 
-interface Runner {
-  readonly core: RunnerService
-  readonly sessions: RunnerSessions
-  readonly sidecars: Sidecars
-  readonly toolkit: Toolkit
-  readonly log: { warn(fields: object, message: string): void }
-}
-
 /** What this runner is and can, what conductors tell it, and what its sessions hold outside of it. Counts are across tenants. */
-export function runnerRoutes(app: App, { core, sessions, sidecars }: Runner): void {
-  serve(app, runnerWire.info, async () => ({ json: await core.info() }))
+export function runnerRoutes(app: App, runner: Runner): void {
+  const { table, broadcast } = runner
+  const { sidecars, sandboxes } = runner.executors
+
+  serve(app, runnerWire.info, async () => {
+    runner.askedAt = Date.now()
+    return { json: await runner.info() }
+  })
 
   serve(app, runnerWire.runtimes, async () => {
     await sidecars.runtimes()
-    const counts = new Map<string, number>()
-    for (const { profile } of sessions.list()) counts.set(profile.runtime, (counts.get(profile.runtime) ?? 0) + 1)
+    const counts = table.byRuntime()
+    const slots = sidecars.slots()
     return {
-      json: sidecars
-        .slots()
-        .map(({ runtime, mode, url }) => ({ runtime, mode, url, activeSessions: counts.get(runtime) ?? 0 })),
+      json: slots.map(({ runtime, mode, url }) => ({ runtime, mode, url, activeSessions: counts[runtime] ?? 0 })),
     }
   })
 
-  serve(app, runnerWire.topology, async () => ({ json: await core.topology() }))
+  serve(app, runnerWire.topology, async () => ({ json: await runner.topology() }))
 
-  serve(app, runnerWire.profiles, ({ headers }) => ({ json: [...core.profiles(headers[tenantHeader])] }))
-  serve(app, runnerWire.putProfile, ({ headers, body }) => core.putProfile(headers[tenantHeader], body))
-  serve(app, runnerWire.deleteProfile, ({ headers, params }) => core.deleteProfile(headers[tenantHeader], params.name))
+  serve(app, runnerWire.profiles, ({ headers }) => ({ json: broadcast.profiles(headers[tenantHeader]) }))
+  serve(app, runnerWire.putProfile, ({ headers, body }) => broadcast.putProfile(headers[tenantHeader], body))
+  serve(app, runnerWire.deleteProfile, ({ headers, params }) =>
+    broadcast.deleteProfile(headers[tenantHeader], params.name),
+  )
 
-  serve(app, runnerWire.pools, ({ headers }) => ({ json: [...core.pools(headers[tenantHeader])] }))
-  serve(app, runnerWire.putPool, async ({ headers, body }) => {
+  serve(app, runnerWire.pools, ({ headers }) => ({ json: broadcast.pools(headers[tenantHeader]) }))
+  serve(app, runnerWire.putPool, ({ headers, body }) => {
     const pool = { ...body, id: body.id ?? newId('pool') }
-    await core.putPool(headers[tenantHeader], pool)
+    broadcast.putPool(headers[tenantHeader], pool)
     return { json: pool }
   })
-  serve(app, runnerWire.deletePool, async ({ headers, params }) => {
-    const tenantId = headers[tenantHeader]
-    if (!core.pools(tenantId).some(({ id }) => id === params.id)) throw notFound()
-    await core.deletePool(tenantId, params.id)
+  serve(app, runnerWire.deletePool, ({ headers, params }) => {
+    if (!broadcast.deletePool(headers[tenantHeader], params.id)) throw notFound()
   })
 
-  serve(app, runnerWire.takeBroadcast, async ({ headers, body }) => ({
-    json: { revision: await core.takeBroadcast(headers[tenantHeader], body) },
+  serve(app, runnerWire.takeBroadcast, ({ headers, body }) => ({
+    json: { revision: broadcast.take(headers[tenantHeader], body) },
   }))
-  serve(app, runnerWire.behind, async ({ body }) => ({ json: { tenants: await core.behind(body.revisions) } }))
+  serve(app, runnerWire.behind, ({ body }) => ({ json: { tenants: broadcast.behind(body.revisions) } }))
 
   // The answers for a VirtualFS without a manager, which is what a runner has here.
   serve(app, runnerWire.vfsLeases, () => ({ json: [] }))
@@ -75,43 +70,40 @@ export function runnerRoutes(app: App, { core, sessions, sidecars }: Runner): vo
   })
 
   serve(app, runnerWire.workerLeases, async ({ headers }) => {
-    const leases = await read(core.workerLeases(headers[tenantHeader]))
-    return { json: leases.toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1)) }
+    const leases = await readable(sandboxes?.leases(headers[tenantHeader]))
+    return { json: (leases ?? []).toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1)) }
   })
   serve(app, runnerWire.workerLease, async ({ headers, params }) => {
-    const lease = await read(core.workerLease(headers[tenantHeader], params.id))
+    const lease = await readable(sandboxes?.lease(headers[tenantHeader], params.id))
     if (!lease) throw noSandboxWorker()
     return { json: lease }
   })
   serve(app, runnerWire.invalidateSandbox, async ({ body }) => ({
-    json: { invalidated: await core.invalidateSandbox(body.provider, body.sandboxId) },
+    json: { invalidated: await runner.invalidateSandbox(body.provider, body.sandboxId) },
   }))
 }
 
-const read = <T>(lease: Promise<T>): Promise<T> =>
-  lease.catch((cause: unknown) => {
+const readable = async <T>(lease: Promise<T> | undefined): Promise<T | undefined> =>
+  lease?.catch((cause: unknown) => {
     throw isAppError(cause) && cause.status < 500 ? cause : leaseUnreadable({ cause })
   })
 
 /** Sessions in this runner's memory, and their state out of it and into it. */
-export function sessionRoutes(app: App, { core, sessions, log }: Runner): void {
+export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: object, message: string): void }): void {
   serve(app, runnerWire.sessions, ({ headers }) => ({
-    json: sessions
-      .list()
-      .filter((session) => session.tenantId === headers[tenantHeader])
-      .map(onWire),
+    json: [...runner.table.all()].filter((session) => session.tenantId === headers[tenantHeader]).map(onWire),
   }))
   serve(app, runnerWire.createSession, ({ headers, body }) => ({
-    json: onWire(core.createSession(headers[tenantHeader], body.profileName)),
+    json: onWire(runner.createSession(headers[tenantHeader], body.profileName)),
   }))
   serve(app, runnerWire.getSession, ({ headers, params }) => ({
-    json: onWire(sessionOf(sessions, headers[tenantHeader], params.id)),
+    json: onWire(sessionOf(runner, headers[tenantHeader], params.id)),
   }))
-  serve(app, runnerWire.deleteSession, ({ headers, params }) => core.deleteSession(headers[tenantHeader], params.id))
+  serve(app, runnerWire.deleteSession, ({ headers, params }) => runner.deleteSession(headers[tenantHeader], params.id))
   serve(app, runnerWire.sessionHealth, async ({ headers, params }) => {
-    const session = sessionOf(sessions, headers[tenantHeader], params.id)
+    const session = sessionOf(runner, headers[tenantHeader], params.id)
     try {
-      await core.checkSession(session)
+      await linkOf(runner.executors, session).health()
       return { json: { healthy: true } }
     } catch (error) {
       const sentence = (isAppError(error) && error.sentence) || 'The sidecar does not answer.'
@@ -121,7 +113,7 @@ export function sessionRoutes(app: App, { core, sessions, log }: Runner): void {
 
   serve(app, runnerWire.hydrate, async ({ headers, body }) => {
     const tenantId = headers[tenantHeader]
-    const profile = body.profile ?? core.profiles(tenantId).find(({ name }) => name === body.profileName)
+    const profile = body.profile ?? runner.broadcast.profile(tenantId, body.profileName)
     if (!profile || profile.name !== body.profileName) throw unknownProfile()
     const bytes = body.stateB64 === undefined ? undefined : decode(body.stateB64)
     const bundle = bytes && {
@@ -129,11 +121,11 @@ export function sessionRoutes(app: App, { core, sessions, log }: Runner): void {
       contentType: body.contentType ?? contentTypeOf(profile),
       ...(body.runtimeSessionId === undefined ? {} : { runtimeSessionId: body.runtimeSessionId }),
     }
-    await core.hydrate(tenantId, body.sessionId, profile, bundle, body.replace)
+    await runner.hydrate(tenantId, body.sessionId, profile, bundle, body.replace)
   })
-  serve(app, runnerWire.unsaved, async () => ({ json: [...(await core.unsaved())] }))
+  serve(app, runnerWire.unsaved, async () => ({ json: [...(await runner.unsaved())] }))
   serve(app, runnerWire.exportState, async ({ headers, params: { id } }) => {
-    const bundle = await core.exportState(headers[tenantHeader], id).catch((error: unknown) => {
+    const bundle = await runner.exportState(headers[tenantHeader], id).catch((error: unknown) => {
       if (isAppError(error) && error.status === 404) throw error
       log.warn({ err: error, sessionId: id }, 'a state export failed')
       throw exportFailed({ cause: error })
@@ -148,44 +140,44 @@ export function sessionRoutes(app: App, { core, sessions, log }: Runner): void {
 }
 
 /** The runs of sessions, and the tools that they use. */
-export function runRoutes(app: App, { core, sessions, toolkit }: Runner): void {
+export function runRoutes(app: App, runner: Runner, sessions: RunnerSessions, toolkit: Toolkit): void {
   // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
   serve(app, runnerWire.execute, async ({ headers, body, signal }) => ({
-    lines: await begun(core.execute(headers[tenantHeader], body, signal)),
+    lines: await begun(runner.execute(headers[tenantHeader], body, signal)),
   }))
   serve(app, runnerWire.attach, async ({ headers, body, signal }) => ({
-    lines: await begun(core.attach(headers[tenantHeader], body, signal)),
+    lines: await begun(runner.attach(headers[tenantHeader], body, signal)),
   }))
   serve(app, runnerWire.cancelRun, ({ headers, params, query }) =>
-    core.cancelRun(headers[tenantHeader], params.runId, query.reason),
+    runner.runs.cancel(headers[tenantHeader], params.runId, query.reason),
   )
 
-  serve(app, runnerWire.toolSpecs, () => ({ json: [...toolkit.specs()] }))
+  serve(app, runnerWire.toolSpecs, () => ({ json: toolkit.specs() }))
   serve(app, runnerWire.sessionToolSpecs, ({ headers, params }) => ({
-    json: sessions.toolSpecs(sessionOf(sessions, headers[tenantHeader], params.id)),
+    json: sessions.toolSpecs(sessionOf(runner, headers[tenantHeader], params.id)),
   }))
   // A tool's own failure is 200 with `ok: false`; other statuses are the wire's.
   serve(app, runnerWire.invokeTool, async ({ headers, params, body, signal }) => {
-    const session = sessionOf(sessions, headers[tenantHeader], params.id)
+    const session = sessionOf(runner, headers[tenantHeader], params.id)
     return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal) } }
   })
 
   // Tool calls that wait for a run of another profile: a conductor reads of one in the run's events, starts it and answers.
   serve(app, runnerWire.delegations, async ({ headers, params }) => {
-    const { id, tenantId } = sessionOf(sessions, headers[tenantHeader], params.id)
-    return { json: [...(await core.delegations(tenantId, id))] }
+    const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
+    return { json: [...(await runner.delegations(tenantId, id))] }
   })
   serve(app, runnerWire.answerDelegation, async ({ headers, params, body }) => {
-    const { id, tenantId } = sessionOf(sessions, headers[tenantHeader], params.id)
+    const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
     const { id: delegationId, ...answer } = body
-    await core.answerDelegation(tenantId, id, delegationId, answer)
+    await runner.answerDelegation(tenantId, id, delegationId, answer)
   })
 }
 
 /** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
-function sessionOf(sessions: RunnerSessions, tenantId: string, id: string): RunnerSession {
-  const session = sessions.get(id)
-  if (session?.tenantId !== tenantId) throw unknownSession()
+function sessionOf({ table }: Runner, tenantId: string, id: string): RunnerSession {
+  const session = table.find(tenantId, id)
+  if (!session) throw unknownSession()
   return session
 }
 

@@ -10,11 +10,11 @@ import type { Conversations } from './conversations.ts'
 import type { EndReason } from './errors.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
-import { type Executors, hasSandbox, type Held, linkOf, type SessionTable } from './sessions.ts'
+import { type Executors, hasSandbox, type LiveSession, linkOf, type SessionTable } from './sessions.ts'
 
-/** What the sidecar gets above its own deadline to end the run itself, with the partial turn committed. */
+/** What the sidecar gets above its own deadline to end the run itself, with what it has said so far. */
 const graceMs = 3_000
-/** How long a sidecar may take to unwind a turn that is over, before it is left to its aborted signal. */
+/** How long a sidecar may take to unwind a run that is over, before it is left to its aborted signal. */
 const unwindMs = 1_000
 /** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
 const stateMissingMs = 2_000
@@ -25,22 +25,23 @@ const busyRetryMs = 25
 const awayMs = 250
 /** Larger delays overflow the timer, and it fires at once. */
 const maxTimerMs = 2 ** 31 - 1
-/** Nothing of the turn reached the sidecar. */
+/** Nothing of the run reached the sidecar. */
 const isAway = (error: AppError): boolean => error.code === 'sidecar_unreachable' && error.retryable
 /** The sidecar has no conversation of the session, or none that is not stored. */
-const isElsewhere = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
+const lacksState = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
 
 /** The runs of a runner, as one of them sees them. */
-export interface TurnHost {
+export interface RunHost {
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly executors: Executors
   readonly log: { warn(fields: object, message: string): void }
   /** How much a run may keep of what was read. */
   readonly keepBytes: () => number
+  /** Where sidecars reach the MCP endpoint of a session; known once the kernel listens. */
   mcpUrl(sessionId: string): string
   /** Nothing of the run is left but what it has written. */
-  over(turn: Turn): void
+  over(run: Run): void
 }
 
 /**
@@ -51,13 +52,13 @@ export interface TurnHost {
  * `ended` (the terminal line is written and the session free; the sidecar is being left), `over`. It is driven by the sidecar
  * and not by its reader, who may leave it to another one.
  */
-export class Turn implements OutputOwner {
-  readonly session: Held
+export class Run implements OutputOwner {
+  readonly session: LiveSession
   readonly attempt: number
   /** How many delegations led to the run. */
   readonly depth: number
-  readonly output: RunOutput<Turn>
-  readonly #host: TurnHost
+  readonly output: RunOutput<Run>
+  readonly #host: RunHost
   readonly #relay: Relay
   readonly #abort = new AbortController()
   readonly #over = Promise.withResolvers<void>()
@@ -69,17 +70,17 @@ export class Turn implements OutputOwner {
   #sourceOver = false
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
-  /** Until a reader must have come. */
+  /** When it fires, nobody has come to read on. */
   #readerDue: NodeJS.Timeout | undefined
   #unwound: NodeJS.Timeout | undefined
 
-  constructor(host: TurnHost, session: Held, run: ExecuteRun) {
+  constructor(host: RunHost, session: LiveSession, order: ExecuteRun) {
     this.#host = host
     this.session = session
-    this.attempt = run.attempt ?? 1
-    this.depth = run.depth ?? 0
-    this.#relay = new Relay(run.runId, session.id, run.firstSeq, session.profile.workerMode === 'sandbox')
-    this.output = new RunOutput(run, host.keepBytes, this)
+    this.attempt = order.attempt ?? 1
+    this.depth = order.depth ?? 0
+    this.#relay = new Relay(order.runId, session.id, order.firstSeq, session.profile.workerMode === 'sandbox')
+    this.output = new RunOutput(order, host.keepBytes, this)
   }
 
   /** Aborts when the run is ended from here. */
@@ -93,13 +94,13 @@ export class Turn implements OutputOwner {
     return this.#state === 'ended' || this.#state === 'over'
   }
 
-  /** Call it once. The reader is the first one. */
-  start(run: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
-    this.#deadline = setTimeout(() => this.end('timeout'), Math.min(run.timeoutMs + graceMs, maxTimerMs))
+  /** Call it once. Returns the first reader. */
+  start(order: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
+    this.#deadline = setTimeout(() => this.end('timeout'), Math.min(order.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
-    const reader = this.output.attach({ afterSeq: run.firstSeq - 1, epoch: this.output.epoch }, signal)
-    // What was asked is let go of with the first line: a prompt may be long, and so may a run.
-    void this.#begin(run).then(
+    const reader = this.output.attach({ afterSeq: order.firstSeq - 1, epoch: this.output.epoch }, signal)
+    // The order is let go of with the sidecar's first line: a prompt may be long, and a run may take long.
+    void this.#begin(order).then(
       (first) => this.#carry(first),
       (error: unknown) => this.#broke(error),
     )
@@ -134,8 +135,8 @@ export class Turn implements OutputOwner {
     if (!this.ended) this.#readerDue = setTimeout(() => this.end('cancelled'), keepMs)
   }
 
-  /** To the sidecar's first lines. */
-  async #begin(run: ExecuteRun): Promise<IteratorResult<Buffer> | undefined> {
+  /** Makes the run's sandbox ready, and resolves with the sidecar's first lines. */
+  async #begin(order: ExecuteRun): Promise<IteratorResult<Buffer> | undefined> {
     const takenAt = Date.now()
     const { sandboxes } = this.#host.executors
     if (sandboxes && hasSandbox(this.session.profile)) {
@@ -143,7 +144,7 @@ export class Turn implements OutputOwner {
       if (!resumes) this.output.show()
       this.#takePrepared(await sandboxes.prepare(this.session, resumes, this.#abort.signal))
     }
-    return this.#ask(run, takenAt)
+    return this.#ask(order, takenAt)
   }
   async #carry(first: IteratorResult<Buffer> | undefined): Promise<void> {
     let read = first
@@ -165,43 +166,64 @@ export class Turn implements OutputOwner {
   }
   #broke(error: unknown): void {
     this.#sourceOver = true
-    this.#failed(error)
+    if (!this.ended) this.#fail(error)
     this.#finish()
   }
   #takePrepared(ready: PreparedRun | undefined): void {
-    // Too late for a turn that has ended meanwhile.
+    // Too late for a run that has ended meanwhile.
     if (this.#state === 'over') return ready?.over()
     this.#prepared = ready
     if (ready && this.#state === 'preparing') this.#write(this.#relay.own(ready.event))
   }
-  /** Starts the sidecar's turn. It may still be leaving the session's former run, if that one was cut off from here. */
-  async #ask(run: ExecuteRun, takenAt: number): Promise<IteratorResult<Buffer> | undefined> {
+  /** Asks the sidecar to execute the run. It may still be leaving the session's former run, if that one was cut off from here. */
+  async #ask(order: ExecuteRun, takenAt: number): Promise<IteratorResult<Buffer> | undefined> {
     if (this.#state !== 'preparing') return undefined
     this.#state = 'asking'
-    const { session } = this
-    const mcpUrl = this.#host.mcpUrl(session.id)
-    const envelope = envelopeOf(session, run, this.#relay.next, Date.now() - takenAt, mcpUrl)
+    const envelope = this.#envelope(order, takenAt)
     for (const askedAt = Date.now(); !this.ended; await sleep(busyRetryMs)) {
-      const link = linkOf(this.#host.executors, session)
-      this.#source = link.run(envelope, this.#abort.signal, this.#taken)[Symbol.asyncIterator]()
+      const link = linkOf(this.#host.executors, this.session)
+      this.#source = link.run(envelope, this.#abort.signal, this.#accepted)[Symbol.asyncIterator]()
       const answerDue = setTimeout(() => this.output.show(), stateMissingMs)
       try {
         return await this.#source.next()
       } catch (error) {
         this.#source = undefined
         if (!isAppError(error) || !(error.code === 'session_busy' || isAway(error))) throw error
-        if (Date.now() > askedAt + (this.#moves(error) ? awayMs : busyMs)) throw error
+        if (Date.now() > askedAt + (this.#canMove(error) ? awayMs : busyMs)) throw error
       } finally {
         clearTimeout(answerDue)
       }
     }
     return undefined
   }
-  /** A sidecar that lacks the conversation may still say so. */
-  readonly #taken = (): void => {
+  /** What the sidecar is told of the run. */
+  #envelope(order: ExecuteRun, takenAt: number): RunEnvelope {
+    const { session } = this
+    const handle = order.runtimeSessionId ?? session.runtimeSessionId
+    return {
+      runId: order.runId,
+      sessionId: session.id,
+      tenantId: session.tenantId,
+      profile: session.profile,
+      prompt: order.prompt,
+      ...(order.metadata ? { metadata: order.metadata } : {}),
+      sessionMcpUrl: this.#host.mcpUrl(session.id),
+      ...(handle === undefined ? {} : { runtimeSessionId: handle }),
+      ...(session.conversation ? { resume: true } : {}),
+      firstSeq: this.#relay.next,
+      timeoutMs: Math.max(1, order.timeoutMs - (Date.now() - takenAt)),
+      ...(order.attachments ? { attachments: order.attachments } : {}),
+      ...(order.responseFormat ? { responseFormat: order.responseFormat } : {}),
+      ...(order.mcpServers ? { mcpServers: order.mcpServers } : {}),
+      ...(order.attempt === undefined ? {} : { attempt: order.attempt }),
+      ...(order.replay === undefined ? {} : { replay: order.replay }),
+    }
+  }
+  /** The sidecar has taken the run. One that should hold a conversation may still say that it does not. */
+  readonly #accepted = (): void => {
     if (!this.session.conversation) this.output.show()
   }
-  /** Whatever becomes of a turn that the sidecar took, the conversation is another one afterwards. */
+  /** Whatever becomes of a run that the sidecar took, the conversation is another one afterwards. */
   #answered(): void {
     if (this.#state !== 'asking') return
     this.#state = 'streaming'
@@ -217,11 +239,10 @@ export class Turn implements OutputOwner {
     if (terminal) this.#close(lines)
     else this.#write(lines)
   }
-  #failed(error: unknown): void {
-    if (this.ended) return
+  #fail(error: unknown): void {
     if (isAppError(error)) {
       // Nothing of the run has been seen, so it can be tried again.
-      if (this.output.withheld && (isElsewhere(error) || this.#moves(error))) return this.#refuse(error)
+      if (this.output.withheld && (lacksState(error) || this.#canMove(error))) return this.#refuse(error)
       const { code, sentence, retryable } = error
       return this.#close(this.#relay.fail(code, sentence ?? endings.sidecar_lost.message, retryable))
     }
@@ -231,11 +252,11 @@ export class Turn implements OutputOwner {
   }
 
   /** Another runner can take the run: what its sidecar would need is stored, and no sandbox here holds its files. */
-  #moves(error: AppError): boolean {
+  #canMove(error: AppError): boolean {
     const { conversation, profile } = this.session
     return isAway(error) && !hasSandbox(profile) && (!conversation || restoredFromLog(profile.runtime))
   }
-  #isEnded(): void {
+  #markEnded(): void {
     this.#state = 'ended'
     clearTimeout(this.#deadline)
     clearTimeout(this.#readerDue)
@@ -246,9 +267,9 @@ export class Turn implements OutputOwner {
   /** `lines` hold the terminal one. */
   #close(lines: Buffer): void {
     const terminal = this.#relay.terminal!
-    this.#isEnded()
+    this.#markEnded()
     if (terminal.by === 'sidecar') this.session.conversation = true
-    // Before the terminal line can be seen.
+    // The session is free before the terminal line can be seen.
     this.#host.table.free(this.session, statusAfter(terminal))
     this.#write(lines)
     this.output.close()
@@ -258,11 +279,11 @@ export class Turn implements OutputOwner {
     this.#unwind(terminal.by)
   }
   #refuse(error: AppError): void {
-    this.#isEnded()
+    this.#markEnded()
     const unknown = this.#host.conversations.lost(this.session)
     this.output.close(error.code === 'session_state_missing' ? unknown : error)
   }
-  /** Leaves the sidecar's stream, which `#drive` reads on to its end. */
+  /** Leaves the sidecar's stream, which `#carry` reads on to its end. */
   #unwind(by: Terminal['by']): void {
     if (!this.#source) return this.#finish()
     if (by === 'runner') this.#source.return?.().catch(() => {})
@@ -276,7 +297,7 @@ export class Turn implements OutputOwner {
     this.#state = 'over'
     clearTimeout(this.#unwound)
     this.#prepared?.over()
-    this.output.disown()
+    this.output.owner = undefined
     this.#over.resolve()
     this.#host.over(this)
   }
@@ -286,33 +307,4 @@ export class Turn implements OutputOwner {
 function statusAfter({ code }: Terminal): 'idle' | 'errored' {
   const kinds: Readonly<Record<string, EndingKind>> = endings
   return code === undefined || (kinds[code]?.status ?? 'error') !== 'error' ? 'idle' : 'errored'
-}
-
-/** What a sidecar is told of a run, `elapsedMs` after the run was taken. */
-function envelopeOf(
-  session: Held,
-  run: ExecuteRun,
-  firstSeq: number,
-  elapsedMs: number,
-  sessionMcpUrl: string,
-): RunEnvelope {
-  const handle = run.runtimeSessionId ?? session.runtimeSessionId
-  return {
-    runId: run.runId,
-    sessionId: session.id,
-    tenantId: session.tenantId,
-    profile: session.profile,
-    prompt: run.prompt,
-    ...(run.metadata ? { metadata: run.metadata } : {}),
-    sessionMcpUrl,
-    ...(handle === undefined ? {} : { runtimeSessionId: handle }),
-    ...(session.conversation ? { resume: true } : {}),
-    firstSeq,
-    timeoutMs: Math.max(1, run.timeoutMs - elapsedMs),
-    ...(run.attachments ? { attachments: run.attachments } : {}),
-    ...(run.responseFormat ? { responseFormat: run.responseFormat } : {}),
-    ...(run.mcpServers ? { mcpServers: run.mcpServers } : {}),
-    ...(run.attempt === undefined ? {} : { attempt: run.attempt }),
-    ...(run.replay === undefined ? {} : { replay: run.replay }),
-  }
 }

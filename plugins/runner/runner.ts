@@ -1,0 +1,116 @@
+import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { RunnerDelegations } from '#contracts/delegation'
+import { newSessionId, runnerHash } from '#contracts/ids'
+import type { RunnerInfo, RunnerLink, RunnerSession } from '#contracts/runner'
+import type { Broadcast } from './broadcast.ts'
+import type { Conversations } from './conversations.ts'
+import { unknownProfile } from './errors.ts'
+import type { Runs } from './runs.ts'
+import { canMove, type Executors, type SessionTable } from './sessions.ts'
+import { createTopology } from './topology.ts'
+
+const drainTickMs = 25
+/** A runner that no conductor has asked for this long waits for none to fetch what it has. */
+const nobodyMs = 10_000
+
+/** What a runner is made of. */
+export interface RunnerParts {
+  readonly executors: Executors
+  /** Undefined: no tool of this runner delegates. */
+  readonly waiting: RunnerDelegations | undefined
+  readonly table: SessionTable
+  readonly conversations: Conversations
+  readonly runs: Runs
+  readonly broadcast: Broadcast
+  /** Known once the kernel listens. */
+  readonly baseUrl: () => string
+  /** Runtimes this runner announces; empty: those that its sidecars report. */
+  readonly capabilities: readonly string[]
+}
+
+/** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
+export interface Runner extends RunnerLink, RunnerParts {
+  /** When somebody on the network last asked how this runner is. Whoever asks is waited for when it stops. */
+  askedAt: number
+  /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
+  createSession(tenantId: string, profileName: string): RunnerSession
+}
+
+export function createRunner(parts: RunnerParts): Runner {
+  const { table, runs, conversations, broadcast, waiting } = parts
+  const { sidecars, sandboxes } = parts.executors
+  const instance = randomUUID()
+  let hash: string | undefined
+  const info = async (): Promise<RunnerInfo> => {
+    const capabilities = parts.capabilities.length > 0 ? parts.capabilities : await sidecars.runtimes()
+    const missing = sidecars.slots().flatMap(({ runtime, missing: why }) => (why === undefined ? [] : [[runtime, why]]))
+    return {
+      hash: runner.hash,
+      instance,
+      state: table.draining ? 'draining' : 'live',
+      capabilities: [...capabilities],
+      // An empty list means "all of them" to a conductor, so a runner whose sidecars did not answer must not seem to say so.
+      capabilitiesKnown: capabilities.length > 0,
+      ...(missing.length > 0 ? { missing: Object.fromEntries(missing) as Record<string, string> } : {}),
+      substrates: [...(sandboxes?.substrates ?? [])],
+      ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
+      substratesKnown: true,
+      activeSessions: table.size,
+      activeRuns: runs.size,
+    }
+  }
+  const runner: Runner = {
+    ...parts,
+    askedAt: -Infinity,
+    get hash() {
+      return (hash ??= runnerHash(parts.baseUrl()))
+    },
+    info,
+    topology: createTopology(sidecars, table),
+    takeBroadcast: async (tenantId, page) => broadcast.take(tenantId, page),
+    behind: async (revisions) => broadcast.behind(revisions),
+    createSession(tenantId, name) {
+      const profile = broadcast.profile(tenantId, name)
+      if (!profile) throw unknownProfile()
+      let id = newSessionId(runner.hash)
+      // 32 random bits do collide in a full table.
+      while (table.any(id)) id = newSessionId(runner.hash)
+      return table.create(tenantId, id, profile)
+    },
+    getSession: async (tenantId, id) => table.find(tenantId, id),
+    async deleteSession(tenantId, id) {
+      const session = table.find(tenantId, id)
+      if (!session) return
+      table.remove(session)
+      void runs.shutdown(session).then(() => conversations.forget(session))
+    },
+    hydrate: conversations.hydrate,
+    exportState: conversations.exportState,
+    unsaved: conversations.unsaved,
+    execute: runs.execute,
+    attach: runs.attach,
+    workerLeases: async (tenantId, signal) => (await sandboxes?.leases(tenantId, signal)) ?? [],
+    workerLease: async (tenantId, id, signal) => sandboxes?.lease(tenantId, id, signal),
+    invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
+    delegations: async (tenantId, id) => waiting?.take(tenantId, id) ?? [],
+    answerDelegation: async (...answer) => void waiting?.answer(...answer),
+    // This runner has no VFS manager.
+    vfsLeases: async () => [],
+    vfsLease: async () => undefined,
+  }
+  return runner
+}
+
+/**
+ * Takes nothing new, and resolves when the runs are over and conductors have fetched every conversation that changed, or
+ * after `ms`. What then still runs is stopped. A conductor in this process saves what it has before its runner stops.
+ */
+export async function drain(runner: Runner, ms: number): Promise<void> {
+  const { table, runs } = runner
+  table.draining = true
+  const until = Date.now() + ms
+  const anyHere = (): boolean =>
+    Date.now() - runner.askedAt < nobodyMs && [...table.all()].some((session) => !canMove(session, Date.now()))
+  while (Date.now() < until && (runs.busy || anyHere())) await sleep(drainTickMs)
+}

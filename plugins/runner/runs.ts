@@ -1,0 +1,136 @@
+import { whenRead } from '#kernel'
+import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
+import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
+import type { RunOutput } from './output.ts'
+import { Run, type RunHost } from './run.ts'
+import { canMove, keyOf, type LiveSession } from './sessions.ts'
+import { Ledgers } from './tool-calls.ts'
+
+/** What all runs together keep of what was read, how much of it one may have, and what each may have in any case. */
+const keptInAll = 16 * 1024 * 1024
+const mostKept = 256 * 1024
+const leastKept = 16 * 1024
+/** At most so many runs that have ended are kept for another reader; beyond that the first of them goes. */
+const maxEnded = 4_096
+const maxEndedBytes = 32 * 1024 * 1024
+
+/** The runs of this runner: one under way in a session, and what has ended for as long as another reader may come for it. */
+export class Runs {
+  readonly ledgers = new Ledgers()
+  readonly #host: RunHost
+  /** The runs that are not over. */
+  readonly #runs = new Set<Run>()
+  /** What the newest run of each session has written, by tenant and session. */
+  readonly #outputs = new Map<string, RunOutput<Run>>()
+  /** The outputs of runs that are over, by the same key; the first to end first. */
+  readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
+  #endedBytes = 0
+
+  constructor(shared: Omit<RunHost, 'keepBytes' | 'over'>) {
+    this.#host = {
+      ...shared,
+      keepBytes: () => Math.max(leastKept, Math.min(mostKept, keptInAll / this.#runs.size)),
+      over: (run) => this.#over(run),
+    }
+  }
+
+  /** Runs under way. */
+  get size(): number {
+    return this.#runs.size
+  }
+  /** A run is under way, or nobody has taken the end of one. */
+  get busy(): boolean {
+    return this.#runs.size > 0 || [...this.#ended.keys()].some((key) => !this.#outputs.get(key)!.isRead)
+  }
+  /** The run under way in a session. */
+  of(session: RunnerSession): Run | undefined {
+    return this.#outputs.get(keyOf(session.tenantId, session.id))?.owner
+  }
+  readonly execute: RunnerLink['execute'] = (tenantId, order, signal) =>
+    whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, order).start(order, signal)))
+  readonly attach: RunnerLink['attach'] = (tenantId, from, signal) =>
+    whenRead(() => {
+      if (signal.aborted) return undefined
+      const output = this.#outputs.get(keyOf(tenantId, from.sessionId))
+      if (output?.runId !== from.runId) throw unknownRun()
+      return output.attach(from, signal)
+    })
+  /** Ends a run under way with an `error` event: of the reason when the run fails by it, else `cancelled`. Idempotent. */
+  cancel(tenantId: string, runId: string, reason?: string): void {
+    for (const run of this.#runs) {
+      if (run.session.tenantId === tenantId && run.runId === runId) run.stop(reason)
+    }
+  }
+  /** The session is shut down: resolves when nothing is left of its run. */
+  async shutdown(session: RunnerSession): Promise<void> {
+    this.ledgers.drop(session)
+    const run = this.of(session)
+    run?.end('session_shutdown')
+    await run?.over
+  }
+  /** Ends every run with `runner_stopping`. */
+  async stop(): Promise<void> {
+    const ending = [...this.#runs]
+    for (const run of ending) run.end('runner_stopping')
+    await Promise.all(ending.map((run) => run.over))
+    for (const key of this.#ended.keys()) this.#drop(key)
+  }
+
+  #begin(tenantId: string, order: ExecuteRun): Run {
+    const session = this.#claim(tenantId, order)
+    const run = new Run(this.#host, session, order)
+    this.#host.table.occupy(session, order.runId)
+    this.#runs.add(run)
+    const key = keyOf(tenantId, session.id)
+    // Another run of the session means that somebody has the end of the former one.
+    this.#drop(key)
+    this.#outputs.set(key, run.output)
+    return run
+  }
+  /** The session, free for this run. */
+  #claim(tenantId: string, order: ExecuteRun): LiveSession {
+    const { table } = this.#host
+    let session = table.find(tenantId, order.sessionId)
+    if (!session) {
+      if (!order.create) throw unknownSession()
+      session = table.create(tenantId, order.sessionId, order.create.profile)
+    }
+    const former = this.of(session)
+    if (former && !former.ended) {
+      const { epoch } = former.output
+      if (order.epoch !== undefined && order.epoch < epoch) throw attemptSuperseded()
+      // Whoever held that run was given up, or has lost its claim. It may be frozen, and then nobody reads its stream to the end.
+      const isLater = former.runId === order.runId && (order.attempt ?? 1) > former.attempt
+      if (isLater || (order.epoch ?? 0) > epoch) former.end('cancelled')
+    }
+    if (session.status === 'running' || session.hydrating) throw sessionBusy()
+    // A session whose state is saved goes on elsewhere. One that is not saved yet goes on here, where its conversation is.
+    if (table.draining && canMove(session, Date.now())) throw runnerDraining({ retryable: true })
+    if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, order)) throw attemptSuperseded()
+    return session
+  }
+
+  #over(run: Run): void {
+    const { session, output } = run
+    this.#runs.delete(run)
+    const key = keyOf(session.tenantId, session.id)
+    if (this.#outputs.get(key) !== output) return
+    const { bytes, keepMs } = output
+    if (keepMs === 0 || output.failed) return void this.#outputs.delete(key)
+    this.#ended.set(key, { bytes, timer: setTimeout(() => this.#drop(key), keepMs).unref() })
+    this.#endedBytes += bytes
+    for (const oldest of this.#ended.keys()) {
+      if (this.#ended.size <= maxEnded && this.#endedBytes <= maxEndedBytes) return
+      this.#drop(oldest)
+    }
+  }
+  /** Forgets what an ended run has written. Nothing happens while the session's newest run is under way. */
+  #drop(key: string): void {
+    const ended = this.#ended.get(key)
+    if (!ended) return
+    clearTimeout(ended.timer)
+    this.#ended.delete(key)
+    this.#endedBytes -= ended.bytes
+    this.#outputs.delete(key)
+  }
+}
