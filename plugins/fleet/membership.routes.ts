@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
 import { access, type App, appError } from '#kernel'
-import type { Membership } from './membership.ts'
+import type { Membership, RunnerAddress } from './membership.ts'
 import { memberState, orNull } from './topology.routes.ts'
 
 const unknownRunner = appError('not_found', 404, 'No runner of this conductor has this hash.')
@@ -43,6 +43,11 @@ const tags = ['topology']
 
 /** Changes of the fleet, on the signed plane. They are of this process: call each conductor. Specification 4.14. */
 export function membershipRoutes(app: App, membership: Membership, log: FastifyBaseLogger): void {
+  const changed = <T extends RunnerAddress>(runner: T | undefined, said: string): T => {
+    if (!runner) throw unknownRunner()
+    log.info<RunnerAddress, string>(runner, said)
+    return runner
+  }
   app.post(
     '/internal/topology/reconcile',
     {
@@ -76,12 +81,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         response: { 200: Address },
       },
     },
-    async (request) => {
-      const runner = membership.drain(request.body.hash)
-      if (!runner) throw unknownRunner()
-      log.info(runner, 'a runner is drained')
-      return runner
-    },
+    async (request) => changed(membership.drain(request.body.hash), 'a runner is drained'),
   )
   app.post(
     '/internal/topology/undrain',
@@ -95,12 +95,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         response: { 200: Address },
       },
     },
-    async (request) => {
-      const runner = membership.undrain(request.body.hash)
-      if (!runner) throw unknownRunner()
-      log.info(runner, 'a runner is drained no longer')
-      return runner
-    },
+    async (request) => changed(membership.undrain(request.body.hash), 'a runner is drained no longer'),
   )
   app.post(
     '/internal/topology/remove',
@@ -115,11 +110,6 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         response: { 200: Removed },
       },
     },
-    async (request) => {
-      const removed = await membership.remove(request.body.hash)
-      if (!removed) throw unknownRunner()
-      log.info(removed, 'a runner was removed')
-      return removed
-    },
+    async (request) => changed(await membership.remove(request.body.hash), 'a runner was removed'),
   )
 }
