@@ -71,7 +71,7 @@ export const unknownModelProvider = appError(
   'This runner has neither key nor address of a model server of this name.',
 )
 export const unknownModelCall = appError('unknown_model_call', 404, 'Workers may only call models, and list them.')
-/** What a model call costs is a run's: code in a sandbox may not make calls of its own. */
+/** A model call is charged to a run: code in a sandbox may not make calls of its own. */
 export const noRunUnderWay = appError(
   'no_run_under_way',
   409,
@@ -84,7 +84,7 @@ export const mcpServerUnreachable = appError('mcp_server_unreachable', 502, 'The
 export const mcpServerRefused = appError('mcp_server_refused', 502, 'The MCP server does not take its credentials.')
 export const bodyTooLarge = appError('body_too_large', 413, 'A request to a model or MCP server may have 32 MiB.')
 
-/** What the caller can act on by its own name; anything else is a start that failed, perhaps for a reason told in a sentence. */
+/** Errors that a caller can act on by their own names; any other is a start that failed, perhaps for a reason told in a sentence. */
 const own: ReadonlySet<string> = new Set([
   'invalid_sandbox',
   'no_sandbox_substrate',

@@ -15,7 +15,7 @@ import { unlessAborted } from './waiting.ts'
 
 export interface LaunchRequest {
   readonly tenantId: string
-  /** Or the slot of a warm pool. */
+  /** The session, or the slot of a warm pool that no session has yet. */
   readonly sessionId: string
   readonly profile: Profile
   /** The conversation that the worker starts with. */
@@ -44,7 +44,7 @@ export interface LauncherOptions {
   readonly owner: () => string
   /** Where workers reach this runner. */
   readonly runnerUrl: () => string
-  /** Of the workers. */
+  /** The log level of the workers. */
   readonly logLevel: string
   /** How long a start and its worker's first poll may take. */
   readonly connectMs: number
@@ -73,7 +73,7 @@ export function createLauncher(options: LauncherOptions): Launcher {
       const substrate = launcher.substrateFor(profile)
       // First of all: without a token for its worker no sandbox is started.
       const channel = await hub.open(tenantId, sessionId)
-      // Unless there is none: its first upload is then the newest.
+      // Without one nothing is set, so that the worker's first upload is the newest copy.
       if (state) channel.setState(state)
       let launching: ReturnType<typeof substrate.provider.launch> | undefined
       try {
@@ -89,7 +89,7 @@ export function createLauncher(options: LauncherOptions): Launcher {
         })
       } catch (error) {
         channel.close()
-        // Also one that its provider reports only when nobody waits any more.
+        // A provider may report a sandbox when nobody waits any more: that one is ended too.
         launching?.then(
           ({ sandboxId }) => reaper.destroy({ substrate, sandboxId }),
           () => {},
@@ -134,7 +134,7 @@ const command = [process.execPath, file('cli/agent-orc.js'), 'start', '--config'
 const letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
 const newSandboxName = (): string => `ao-${Array.from({ length: 16 }, () => letters[randomInt(36)]).join('')}`
 
-/** What a provider is told to start. */
+/** Tells a provider what to start. */
 function orderFor(
   { owner, runnerUrl, logLevel }: LauncherOptions,
   tenantId: string,

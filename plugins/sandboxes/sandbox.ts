@@ -19,7 +19,7 @@ export interface Sandbox {
 /** How long a substrate may take to say how a sandbox is. A conductor waits 2 s for all leases of a runner. */
 const statusMs = 1_500
 
-/** Asked live. Undefined: the substrate could not be asked. */
+/** Asks the substrate how a sandbox is. Undefined: it could not be asked. */
 export async function stateOf(
   { substrate, sandboxId }: Pick<Sandbox, 'substrate' | 'sandboxId'>,
   signal?: AbortSignal,

@@ -146,7 +146,7 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
       const { sandbox } = await unlessAborted(worker.ready(), signal)
       yield* sandbox.channel.run(envelope, signal, sandbox.runnerUrl)
     } catch (error) {
-      // Unless it answered: not all of its connections need have been missed yet.
+      // A worker that answered is there. Any other may be gone: not all of its connections need have been missed yet.
       if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()
       throw error
     } finally {

@@ -127,7 +127,7 @@ export class SessionWorker {
     return { sandbox: this.#sandbox!, start, startMs: Math.round(performance.now() - begun) }
   }
 
-  /** What there is becomes ready, or undefined: it is lost. */
+  /** Makes the present sandbox ready. Undefined: there is none, or it is lost. */
   async #wake(): Promise<Start | undefined> {
     const sandbox = this.#sandbox
     if (!sandbox) return undefined

@@ -47,7 +47,7 @@ const timeoutSeconds = {
   description: `Stopped after this long; at most ${longestShellSeconds}.`,
 }
 
-/** What a process in the sandbox may take, seen from here: its own limit stops it first, and says what it has written. */
+/** The worker's own limit stops a process first, and says what it has written; this side waits a little longer. */
 const graceMs = 5_000
 const longestMs = longestShellSeconds * 1_000 + graceMs + startMs
 

@@ -42,7 +42,7 @@ export interface UpkeepOptions {
   readonly log: FastifyBaseLogger
 }
 
-/** What goes on behind everything else: idle sandboxes, warm pools, and what a former process left. */
+/** Work in the background: puts idle sandboxes to sleep, looks after warm pools, ends what a former process left. */
 export interface Upkeep {
   start(): void
   /** Ends every sandbox. */

@@ -42,7 +42,7 @@ export interface AwakeMeter {
   slept(): void
   /** Awake and not accounted for, in ms. */
   readonly ms: number
-  /** What there was has been told to somebody, or is his: counts from 0 again. */
+  /** Somebody has accounted for the time until now: counts from 0 again. */
   settle(): void
 }
 

@@ -196,7 +196,7 @@ class WarmPool {
     let channel: WorkerChannel | undefined
     try {
       channel = await sandbox.channel.bind(sessionId)
-      // At once: the worker asks for its conversation as soon as it has heard of its session.
+      // Set at once, because the worker asks for its conversation as soon as it has heard of its session.
       if (state) channel.setState(state)
       const bound = { ...sandbox, channel }
       await launcher.connected(bound, AbortSignal.any([stopping, AbortSignal.timeout(bindMs)]))
@@ -211,7 +211,7 @@ class WarmPool {
   }
 }
 
-/** What a worker is prepared with; undefined: the profile has no sandbox. */
+/** Workers of profiles with the same key are alike. Undefined: the profile has no sandbox. */
 function keyOf({ workerMode, sandbox, runtime }: Profile): string | undefined {
   if (workerMode !== 'sandbox' && sandbox === undefined) return undefined
   return JSON.stringify([runtime, sandbox ?? {}])

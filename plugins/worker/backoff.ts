@@ -25,7 +25,7 @@ export function createBackoff(): Backoff {
   }
 }
 
-export const mayRetry = (error: unknown): boolean => isAppError(error) && error.retryable
+const mayRetry = (error: unknown): boolean => isAppError(error) && error.retryable
 
 /** When a worker gives up what it is doing. */
 export interface Lifetime {

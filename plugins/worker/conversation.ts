@@ -56,7 +56,7 @@ export function createConversation(options: ConversationOptions): Conversation {
   }
   const hydrate = (name: string): Promise<void> => (hydrating = hydrating.then(() => give(name)))
 
-  /** What is to be stored now; undefined when there is no conversation. */
+  /** The conversation as it is now; undefined when there is none. */
   const present = async (): Promise<Copy | undefined> => {
     await hydrating
     if (restored) return restored
@@ -79,7 +79,7 @@ export function createConversation(options: ConversationOptions): Conversation {
       const [here, there] = await Promise.all([copies.onDisk(), copies.atRunner()])
       rev = Math.max(there?.rev ?? 0, here?.rev ?? 0)
       lost = there === undefined
-      // Of two equal ones the runner's: others may have gone on with it.
+      // Of two equal ones the runner's is taken: others may have gone on with it.
       if (here && here.rev > (there?.rev ?? 0)) {
         restored = here
         void inTurn(() => copies.upload(here))

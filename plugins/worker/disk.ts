@@ -3,7 +3,7 @@ import { dirname, join } from 'node:path'
 import { maxStateBytes } from '#contracts/wire/worker'
 import type { RevisedState } from './runner-client.ts'
 
-/** What of a session's state is on this machine. The runtime is not in the bundle, and the runner does not say it. */
+/** A session's state on this machine. It names the runtime, which the bundle does not and the runner does not say. */
 export interface DiskState extends RevisedState {
   readonly runtime: string
 }
@@ -15,7 +15,7 @@ export interface Disk {
   remove(sessionId: string): Promise<void>
 }
 
-/** What is said about the bytes in a line of its own before them. */
+/** The first line of the file describes the bytes behind it. */
 interface Head {
   readonly version: 1
   readonly rev: number

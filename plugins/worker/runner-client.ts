@@ -174,7 +174,7 @@ function connect(identity: WorkerIdentity): Connection {
 
 const succeeded = ({ status }: Answer): boolean => status >= 200 && status <= 299
 
-/** What a status that is no success means for this worker. */
+/** The error for a status that is no success. */
 function refusal(answer: Answer): AppError {
   const { status } = answer
   const words = wordsOf(answer)

@@ -42,7 +42,7 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
     if (!run.refused) await conversation.save()
   }
 
-  /** What was sent once is gone: only an upload that has sent nothing is tried again. */
+  /** Lines that were sent are gone, so only an upload that has sent nothing is tried again. */
   const deliver = (run: BegunRun, runId: string): Promise<void> => {
     const attempt = async (): Promise<void> => {
       const late = new AbortController()
@@ -115,7 +115,7 @@ function begin(link: SidecarLink, envelope: RunEnvelope, signal: AbortSignal): B
   }
 }
 
-/** What a caller over HTTP gets as the status and body of its answer. */
+/** A refusal as an event: over HTTP it would be the status and body of the answer. */
 function refusalLine({ runId, sessionId, firstSeq }: RunEnvelope, error: unknown): Buffer {
   const known = isAppError(error) ? error : undefined
   const line = createEventEncoder(runId, sessionId, firstSeq).line({

@@ -7,7 +7,7 @@ import { exchange } from '#kit'
 import { bodyTooLarge } from '../errors.ts'
 
 /** Prompts with images and files; a model server takes no more either. */
-export const maxRequestBytes = 32 * 1024 * 1024
+const maxRequestBytes = 32 * 1024 * 1024
 
 export interface Destination {
   readonly dispatcher: Dispatcher
@@ -70,7 +70,7 @@ async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   }
 }
 
-/** Of an answer. Cookies and whose account it is are not the worker's. */
+/** Headers of an answer that reach the worker. Cookies and the name of the account are not the worker's. */
 const answerHeaders = [
   'allow',
   'content-encoding',
@@ -80,7 +80,7 @@ const answerHeaders = [
   'retry-after-ms',
 ] as const
 
-/** Those of the names that are set, once each. */
+/** The headers of these names that are set, once each. */
 export function pick(
   headers: IncomingHttpHeaders | Readonly<Record<string, string | string[] | undefined>>,
   names: readonly string[],

@@ -28,12 +28,12 @@ export interface ModelServer {
   readonly calls: RegExp
 }
 
-// Not the rest of an API: its files, batches and stored answers are those of every tenant of this installation.
+// The rest of an API is closed: its files, batches and stored answers are those of every tenant of this installation.
 const openaiCalls =
   /^(POST (chat\/completions|completions|responses(\/compact|\/input_tokens)?|embeddings)|GET models(\/.+)?)$/
 const anthropicCalls = /^(POST messages(\/count_tokens)?|GET models(\/.+)?)$/
 
-/** By the name of the provider. Neither key nor URL: it is not there. */
+/** Servers by the name of their provider. One with neither key nor URL is not there. */
 export function modelServers({
   openai = {},
   anthropic = {},
@@ -56,7 +56,7 @@ export function modelServers({
   return found
 }
 
-/** As the provider reads the same variable. */
+/** The base with its /v1, as the model provider reads the same variable. */
 function versioned(url: URL): URL {
   const path = url.pathname.replace(/\/+$/, '')
   return new URL(path.endsWith('/v1') ? path : `${path}/v1`, url)

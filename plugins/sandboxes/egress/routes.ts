@@ -56,7 +56,7 @@ function credentialOf({ headers }: FastifyRequest): string | undefined {
   return headers.authorization ?? (typeof key === 'string' ? `Bearer ${key}` : undefined)
 }
 
-/** Of a request to a model server. Not those that name an organization or a project: the key's own holds. */
+/** Headers that go on to a model server. Those that name an organization or a project do not: the key's own holds. */
 const modelRequestHeaders = [
   'accept',
   'accept-encoding',
@@ -147,7 +147,7 @@ function pathBelow(target: string, skip: number): { readonly path: string; reado
   return { path: segments.join('/'), query: rest }
 }
 
-/** Of a request of the MCP streamable HTTP transport. */
+/** Headers of the MCP streamable HTTP transport that go on to an MCP server. */
 const mcpRequestHeaders = [
   'accept',
   'accept-encoding',

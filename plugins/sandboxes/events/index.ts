@@ -7,7 +7,7 @@ import { createClientAddress } from './client-address.ts'
 import { createFanOut } from './fan-out.ts'
 import { createEventMetrics, sandboxEventRoutes } from './routes.ts'
 
-/** What sandbox providers say of their sandboxes, passed on to the runners. Specification 4.9. */
+/** Passes what sandbox providers say of their sandboxes on to the runners. Specification 4.9. */
 export default definePlugin({
   name: 'sandbox-events',
   config: Settings({

@@ -119,7 +119,7 @@ export interface EventMetrics {
   dropped(states: number): void
 }
 
-/** What became of the deliveries. */
+/** Counts what became of the deliveries. */
 export function createEventMetrics(registry: Registry, activeFanOuts: () => number): EventMetrics {
   const registers = [registry]
   const deliveries = new Counter({

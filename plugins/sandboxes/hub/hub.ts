@@ -10,7 +10,7 @@ const generations = 2 ** 48 - 1
 
 export interface Admitted {
   readonly worker: Worker
-  /** Of the token that it showed. */
+  /** When the token that it showed expires, in ms since the epoch. */
   readonly expiresAt: number
 }
 
@@ -29,7 +29,7 @@ export interface Hub extends WorkerHub {
 
 export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
   const workers = new Map<string, Worker>()
-  /** What is to be done when a bound worker comes under its new name. */
+  /** Called when a bound worker comes under its new name. */
   const arrivals = new WeakMap<Worker, () => void>()
   const forget = (worker: Worker): void => {
     if (workers.get(worker.sessionId) === worker) workers.delete(worker.sessionId)

@@ -9,7 +9,7 @@ import { receive, type UploadLimits } from './upload.ts'
 export const tags = ['workers']
 export const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
 
-/** What any callback of a worker may answer. */
+/** Any callback of a worker may be answered so. */
 export const refusals = {
   401: failure(
     '`invalid or missing worker token: …`: missing, malformed, expired, other session, other tenant or superseded.',

@@ -15,7 +15,7 @@ export interface Runs {
   /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
   readonly busy: boolean
-  /** Of the run under way, as its envelope had it. */
+  /** An external MCP server of the run under way, as its envelope named it. */
   mcpServer(name: string): McpServer | undefined
   /** No run from now on. The worker's upload, if there is one, is answered so. */
   close(answer: AppError): void

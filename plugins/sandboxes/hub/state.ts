@@ -6,9 +6,9 @@ import type { Presence } from './presence.ts'
 export interface StateCopy {
   readonly bundle: StateBundle | undefined
   readonly rev: number
-  /** What the runner says wins over whatever a sandbox has on its disk. */
+  /** The runner sets a copy, which wins over whatever a sandbox has on its disk. */
   set(bundle: StateBundle | undefined): void
-  /** What the worker says. An older copy never takes the place of a newer one. */
+  /** The worker uploads a copy. An older one never takes the place of a newer one. */
   take(bundle: StateBundle | undefined, rev: number): void
   /** Calls back at the worker's next word about its state. Returns how to stop listening. */
   onTaken(listener: () => void): () => void

@@ -95,7 +95,7 @@ function claimsOf({ sub, tid, sid, gen, exp }: JWTPayload): WorkerClaims & { rea
 /** The token of one generation of a worker. */
 export interface IssuedToken {
   readonly value: string
-  /** At least half of its life is left. */
+  /** The latest token; a new one when less than half of its life is left. */
   fresh(): Promise<string>
   /** A new one when less than half of the life of one that expires then is left. */
   renewal(expiresAt: number): Promise<string | undefined>

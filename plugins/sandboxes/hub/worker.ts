@@ -38,7 +38,7 @@ export interface WorkerChannel {
   run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncIterable<Buffer>
   /** Asks a worker that polls for its state and waits for the upload; the durable copy when it does not answer. */
   exportState(): Promise<StateBundle | undefined>
-  /** What the worker finds at its start, and what it uploaded last. */
+  /** The copy that the worker finds at its start, replaced by what it uploads. */
   readonly state: StateBundle | undefined
   setState(bundle: StateBundle | undefined): void
   /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
@@ -59,7 +59,7 @@ export interface PollRequest {
   readonly tools: boolean
   readonly waitMs: number
   readonly signal: AbortSignal
-  /** Of the token that came with it. */
+  /** When the token that came with the poll expires, in ms since the epoch. */
   readonly expiresAt: number
 }
 
@@ -76,7 +76,7 @@ export interface WorkerOptions extends Continued {
   readonly token: IssuedToken
   /** How long it may be silent. */
   readonly lostMs: number
-  /** Of the copy that its predecessor had. */
+  /** The revision of the copy that its predecessor had. */
   readonly stateRev?: number
   bind(from: Worker, options: Continued): Promise<Worker>
   onClose(): void
@@ -236,7 +236,7 @@ export class Worker implements WorkerChannel {
     return this.#toolCalls.answer(callId, result)
   }
 
-  /** Of the run under way. */
+  /** An external MCP server of the run under way. */
   mcpServer(name: string): McpServer | undefined {
     return this.#runs.mcpServer(name)
   }

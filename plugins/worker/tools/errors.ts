@@ -21,7 +21,7 @@ const reasons: Readonly<Record<string, string>> = {
   EDQUOT: 'cannot be written: the disk is full',
 }
 
-/** What the file system says, in words about the path that was given. */
+/** Puts an error of the file system into words about the path that was given; any other error is returned as it is. */
 export function explained(path: string, error: unknown): unknown {
   if (isAppError(error)) return error
   const reason = reasons[(error as NodeJS.ErrnoException)?.code ?? '']

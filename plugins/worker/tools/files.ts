@@ -33,7 +33,7 @@ export async function readFile(
   { path, offset = 0, limit = defaultLines }: Static<typeof ReadInput>,
 ): Promise<ToolResult> {
   const real = await workspace.existing(path)
-  // Not blocking: opening a pipe would wait for who writes to it.
+  // O_NONBLOCK, because opening a pipe would wait for whoever writes to it.
   const handle = await open(real, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK).catch(
     (error: unknown) => {
       throw explained(path, error)

@@ -13,9 +13,9 @@ export interface Execution {
 export interface Outcome {
   /** Undefined when it was killed. */
   readonly code: number | undefined
-  /** By whom it was. */
+  /** Why it was killed, or by which signal. */
   readonly killed?: 'timeout' | 'cancelled' | NodeJS.Signals
-  /** What it wrote to stdout and stderr, in the order in which it did. */
+  /** Stdout and stderr, in the order in which they were written. */
   readonly output: string
 }
 
@@ -24,9 +24,9 @@ export interface Processes {
   execute(execution: Execution): Promise<Outcome>
 }
 
-/** What was written before the end is read within this time; a process that has left the group may hold the pipe open. */
+/** How long the last output is read after the end: a process that has left the group may hold the pipe open. */
 const lastWordsMs = 200
-/** What is kept of a process's output, at its beginning and at its end: errors are usually last. */
+/** The beginning and the end of a process's output are kept: errors are usually last. */
 export const headBytes = 24 * 1024
 export const tailBytes = 40 * 1024
 
@@ -75,7 +75,7 @@ async function ended(child: ChildProcess): Promise<[code: number | null, signal:
   const [code, signal] = (await once(child, 'exit').catch((cause: unknown) => {
     throw refused('The process could not be started.', cause)
   })) as [number | null, NodeJS.Signals | null]
-  // At once: without members the group's number may soon be another's.
+  // The rest of the group is killed at once: an empty group's number may soon be another's.
   killGroup(child)
   const late = new AbortController()
   await Promise.race([closed, sleep(lastWordsMs, undefined, { signal: late.signal }).catch(() => {})])

@@ -33,7 +33,7 @@ export const ScriptInput = Type.Object({
   timeoutSeconds: seconds,
 })
 
-/** What tools that start processes act on. */
+/** Tools that start processes need both. */
 export interface Machine {
   readonly workspace: Workspace
   readonly processes: Processes
@@ -45,7 +45,7 @@ export interface Limits {
   readonly timeoutMs: number
 }
 
-/** What is left of a call's time for its answer: partial output in time is worth more than nothing. */
+/** A process is stopped this long before its call is over: partial output in time is worth more than nothing. */
 const answerMs = 1_000
 /** The kernel reads no more of a first line either. */
 const shebangBytes = 256

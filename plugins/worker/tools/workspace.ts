@@ -3,7 +3,7 @@ import { dirname, join, relative, resolve, sep } from 'node:path'
 import { Type } from '@sinclair/typebox'
 import { explained, outside, refused } from './errors.ts'
 
-/** As tools are given one: in the workspace, relative to it or absolute. */
+/** A path as tools are given it: relative to the workspace, or absolute and inside it. */
 export const Path = Type.String({ minLength: 1, maxLength: 4_096 })
 
 /** The folder that file tools keep to. What they are given is a path in it; what they get is where it really is. */
