@@ -38,149 +38,163 @@ const storedMs = 1_000
 const nobodyMs = 15_000
 
 /** What the HTTP routes and the in-process link share: one set of rules for both, and at most one run per session. */
-export type RunHost = ReturnType<typeof createRunHost>
-
-/** `mode` is the runtime that is served, or `all`. */
-export function createRunHost(
-  mode: string,
-  runtimes: ReadonlyMap<string, Runtime>,
-  log: FastifyBaseLogger,
-  metrics: Registry,
-) {
-  const served = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
-  if (mode !== 'all' && served.size === 0) {
-    const present = [...runtimes.keys()].toSorted().join(', ') || 'none'
-    throw new BootError('sidecar', [
-      `run-host: config.mode '${mode}' is not a runtime of this role; present: ${present}; set MODE to one of them or to all`,
-    ])
-  }
+export class RunHost {
+  readonly instance = randomUUID()
+  readonly #mode: string
+  readonly #runtimes: ReadonlyMap<string, Runtime>
   /** Runtimes whose conversations need not be fetched from here. */
-  const restorable = new Set([...served.keys()].filter(restoredFromLog))
-  const instance = randomUUID()
-  const write = createEventWriter()
-  const count = createMetrics(metrics)
+  readonly #restorable: ReadonlySet<string>
+  readonly #log: FastifyBaseLogger
+  readonly #count: ReturnType<typeof createMetrics>
+  readonly #write = createEventWriter()
   /** The newest run of each session, until it has let go of it. */
-  const sessions = new Map<string, HostedRun>()
-  let inflight = 0
-  const busy = (sessionId: string): boolean => sessions.get(sessionId)?.ended === false
-  /** Looked up each time: what a runtime misses may be installed meanwhile. */
-  const names = (): string[] =>
-    [...served].flatMap(([name, runtime]) => (runtime.missing === undefined ? [name] : [])).toSorted()
-  const missing = (): Record<string, string> =>
-    Object.fromEntries([...served].flatMap(([name, { missing: why }]) => (why === undefined ? [] : [[name, why]])))
+  readonly #sessions = new Map<string, HostedRun>()
   /** Sessions whose conversation changed since it was last exported, with a count of their runs; not those that their logs restore. */
-  const changes = new Map<string, number>()
-  let lastExport = -Infinity
-  let draining = false
-  let lastAsked = -Infinity
-  const find = (name: string | undefined): Runtime => {
-    if (name === undefined && mode === 'all') throw runtimeRequired()
-    const runtime = served.get(name ?? mode)
+  readonly #changes = new Map<string, number>()
+  #inflight = 0
+  #draining = false
+  #lastExport = -Infinity
+  #lastAsked = -Infinity
+
+  /** `mode` is the runtime that is served, or `all`. */
+  constructor(mode: string, runtimes: ReadonlyMap<string, Runtime>, log: FastifyBaseLogger, metrics: Registry) {
+    this.#mode = mode
+    this.#runtimes = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
+    if (mode !== 'all' && this.#runtimes.size === 0) {
+      const present = [...runtimes.keys()].toSorted().join(', ') || 'none'
+      throw new BootError('sidecar', [
+        `run-host: config.mode '${mode}' is not a runtime of this role; present: ${present}; set MODE to one of them or to all`,
+      ])
+    }
+    this.#restorable = new Set([...this.#runtimes.keys()].filter(restoredFromLog))
+    this.#log = log
+    this.#count = createMetrics(metrics)
+  }
+
+  get inflight(): number {
+    return this.#inflight
+  }
+
+  health(): SidecarHealth {
+    this.#lastAsked = Date.now()
+    // Looked up each time: what a runtime misses may be installed meanwhile.
+    const missing = Object.fromEntries(
+      [...this.#runtimes].flatMap(([name, { missing: why }]) => (why === undefined ? [] : [[name, why]])),
+    )
+    return {
+      ok: true,
+      runtime: this.#mode,
+      // A runner offers what its sidecar does: no new session comes to one that stops.
+      runtimes: this.#draining ? [] : this.#names(),
+      ...(Object.keys(missing).length > 0 ? { missing } : {}),
+      instance: this.instance,
+      inflight: this.#inflight,
+      pid: process.pid,
+      node: process.version,
+      uptimeSeconds: Math.round(process.uptime()),
+      memory: memory(),
+    }
+  }
+
+  /** Throws `sidecar_draining` when it is about to stop: the run goes elsewhere, unless the conversation is only here. */
+  refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
+    if (!this.#draining || this.#changes.has(sessionId)) return
+    const stored = this.#restorable.has(profile.runtime) || Date.now() - this.#lastExport >= storedMs
+    if (stored) throw sidecarDraining({ retryable: true })
+  }
+
+  /**
+   * Accepts a run, or throws an AppError before anything is streamed. The returned function starts it and yields chunks
+   * of whole NDJSON lines that end with exactly one `result` or `error`.
+   */
+  accept(envelope: RunEnvelope): (signal: AbortSignal) => AsyncIterable<Buffer> {
+    const { sessionId } = envelope
+    const name = envelope.profile.runtime
+    const runtime = this.#find(name, sessionId)
+    this.#refuseBusy(sessionId)
+    if (envelope.resume && runtime.has?.(sessionId) === false) throw stateMissing()
+    const run = new HostedRun(envelope, runtime, {
+      log: this.#log,
+      write: this.#write,
+      // The former run's answer is out, but its adapter may still be putting things away: this one starts after that.
+      after: this.#sessions.get(sessionId)?.released,
+      onEnd: (outcome) => {
+        this.#inflight--
+        this.#count.ended(name, outcome)
+      },
+    })
+    this.#inflight++
+    this.#count.started()
+    this.#sessions.set(sessionId, run)
+    void run.released.then(() => {
+      if (this.#sessions.get(sessionId) === run) this.#sessions.delete(sessionId)
+    })
+    const changes = this.#changes
+    if (runtime.exportState && !this.#restorable.has(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
+    return run.lines
+  }
+
+  /** `name` is the runtime's, which may be left out where the host serves only one. */
+  async exportState(name: string | undefined, sessionId: string): Promise<StateBundle | undefined> {
+    const runtime = this.#find(name, sessionId)
+    const before = this.#changes.get(sessionId)
+    const midRun = this.#busy(sessionId)
+    const bundle = await runtime.exportState?.(sessionId)
+    if (!midRun && this.#changes.get(sessionId) === before) this.#changes.delete(sessionId)
+    this.#lastExport = Date.now()
+    return bundle
+  }
+
+  async hydrate(name: string | undefined, sessionId: string, bundle: StateBundle): Promise<void> {
+    const runtime = this.#find(name, sessionId)
+    if (bundle.bytes.length === 0) throw emptyBundle()
+    if (!runtime.hydrate) throw noState()
+    this.#refuseBusy(sessionId)
+    await runtime.hydrate(sessionId, bundle)
+    this.#changes.delete(sessionId)
+  }
+
+  async forget(name: string | undefined, sessionId: string): Promise<void> {
+    const runtime = this.#find(name, sessionId)
+    this.#changes.delete(sessionId)
+    await runtime.forget?.(sessionId)
+  }
+
+  /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
+  async drain(ms: number): Promise<void> {
+    this.#draining = true
+    const until = Date.now() + ms
+    const unfetched = (): boolean =>
+      Date.now() - this.#lastAsked < nobodyMs && (this.#changes.size > 0 || Date.now() - this.#lastExport < storedMs)
+    while (Date.now() < until && (this.#inflight > 0 || unfetched())) await sleep(drainTickMs)
+  }
+
+  /** Ends every run with an `interrupted` error and waits until they have let go. */
+  async stop(): Promise<void> {
+    const all = [...this.#sessions.values()]
+    for (const run of all) run.abort('interrupted')
+    await Promise.all(all.map((run) => run.released))
+  }
+
+  #names(): string[] {
+    return [...this.#runtimes].flatMap(([name, { missing }]) => (missing === undefined ? [name] : [])).toSorted()
+  }
+  #busy(sessionId: string): boolean {
+    return this.#sessions.get(sessionId)?.ended === false
+  }
+  #refuseBusy(sessionId: string): void {
+    if (this.#busy(sessionId)) throw sessionBusy()
+  }
+  #find(name: string | undefined, sessionId: string): Runtime {
+    if (name === undefined && this.#mode === 'all') throw runtimeRequired()
+    const runtime = this.#runtimes.get(name ?? this.#mode)
     if (!runtime) {
       throw unknownRuntime({
-        message: `This sidecar has no runtime '${name}'; it has: ${names().join(', ') || 'none'}.`,
+        message: `This sidecar has no runtime '${name}'; it has: ${this.#names().join(', ') || 'none'}.`,
       })
     }
+    if (!isClientId(sessionId)) throw invalidSessionId()
     return runtime
-  }
-  return {
-    instance,
-    get inflight(): number {
-      return inflight
-    },
-    health(): SidecarHealth {
-      lastAsked = Date.now()
-      const absent = missing()
-      return {
-        ok: true,
-        runtime: mode,
-        // A runner offers what its sidecar does: no new session comes to one that stops.
-        runtimes: draining ? [] : names(),
-        ...(Object.keys(absent).length > 0 ? { missing: absent } : {}),
-        instance,
-        inflight,
-        pid: process.pid,
-        node: process.version,
-        uptimeSeconds: Math.round(process.uptime()),
-        memory: memory(),
-      }
-    },
-    /** Throws `sidecar_draining` when it is about to stop: the run goes elsewhere, unless the conversation is only here. */
-    refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
-      if (!draining || changes.has(sessionId)) return
-      const stored = restorable.has(profile.runtime) || Date.now() - lastExport >= storedMs
-      if (stored) throw sidecarDraining({ retryable: true })
-    },
-    /**
-     * Accepts a run, or throws an AppError before anything is streamed. The returned function starts it and yields chunks
-     * of whole NDJSON lines that end with exactly one `result` or `error`.
-     */
-    accept(envelope: RunEnvelope): (signal: AbortSignal) => AsyncIterable<Buffer> {
-      const { sessionId } = envelope
-      if (!isClientId(sessionId)) throw invalidSessionId()
-      const name = envelope.profile.runtime
-      const runtime = find(name)
-      if (busy(sessionId)) throw sessionBusy()
-      if (envelope.resume && runtime.has?.(sessionId) === false) throw stateMissing()
-      const run = new HostedRun(envelope, runtime, {
-        log,
-        write,
-        // The former run's answer is out, but its adapter may still be putting things away: this one starts after that.
-        after: sessions.get(sessionId)?.released,
-        onEnd(outcome) {
-          inflight--
-          count.ended(name, outcome)
-        },
-      })
-      inflight++
-      count.started()
-      sessions.set(sessionId, run)
-      void run.released.then(() => {
-        if (sessions.get(sessionId) === run) sessions.delete(sessionId)
-      })
-      if (runtime.exportState && !restorable.has(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
-      return run.lines
-    },
-    /** `name` is the runtime's, which may be left out where the host serves only one. */
-    async exportState(name: string | undefined, sessionId: string): Promise<StateBundle | undefined> {
-      const runtime = find(name)
-      if (!isClientId(sessionId)) throw invalidSessionId()
-      const before = changes.get(sessionId)
-      const midRun = busy(sessionId)
-      const bundle = await runtime.exportState?.(sessionId)
-      if (!midRun && changes.get(sessionId) === before) changes.delete(sessionId)
-      lastExport = Date.now()
-      return bundle
-    },
-    async hydrate(name: string | undefined, sessionId: string, bundle: StateBundle): Promise<void> {
-      const runtime = find(name)
-      if (!isClientId(sessionId)) throw invalidSessionId()
-      if (bundle.bytes.length === 0) throw emptyBundle()
-      if (!runtime.hydrate) throw noState()
-      if (busy(sessionId)) throw sessionBusy()
-      await runtime.hydrate(sessionId, bundle)
-      changes.delete(sessionId)
-    },
-    async forget(name: string | undefined, sessionId: string): Promise<void> {
-      const runtime = find(name)
-      if (!isClientId(sessionId)) throw invalidSessionId()
-      changes.delete(sessionId)
-      await runtime.forget?.(sessionId)
-    },
-    /** Resolves when no run is under way and every conversation that only this process has was fetched since, or after `ms`. */
-    async drain(ms: number): Promise<void> {
-      draining = true
-      const until = Date.now() + ms
-      const unfetched = (): boolean =>
-        Date.now() - lastAsked < nobodyMs && (changes.size > 0 || Date.now() - lastExport < storedMs)
-      while (Date.now() < until && (inflight > 0 || unfetched())) await sleep(drainTickMs)
-    },
-    /** Ends every run with an `interrupted` error and waits until they have let go. */
-    async stop(): Promise<void> {
-      const all = [...sessions.values()]
-      for (const run of all) run.abort('interrupted')
-      await Promise.all(all.map((run) => run.released))
-    },
   }
 }
 
@@ -198,9 +212,9 @@ export const localLink = (host: RunHost): SidecarLink => ({
       accepted?.()
       return start(signal)[Symbol.asyncIterator]()
     }),
-  exportState: host.exportState,
-  hydrate: host.hydrate,
-  forget: host.forget,
+  exportState: (runtime, sessionId) => host.exportState(runtime, sessionId),
+  hydrate: (runtime, sessionId, bundle) => host.hydrate(runtime, sessionId, bundle),
+  forget: (runtime, sessionId) => host.forget(runtime, sessionId),
 })
 
 /** The sidecar's API. Specification 4.23. */

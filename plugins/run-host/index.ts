@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
-import { createRunHost, localLink, sidecarRoutes } from './host.ts'
+import { localLink, RunHost, sidecarRoutes } from './host.ts'
 
 /** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
 export default definePlugin({
@@ -18,8 +18,8 @@ export default definePlugin({
   provides: { links: LocalSidecars },
   async setup(ctx) {
     const { config, deps, log, metrics } = ctx
-    const host = createRunHost(config.mode, deps.runtimes, log, metrics)
-    ctx.onStop(host.stop)
+    const host = new RunHost(config.mode, deps.runtimes, log, metrics)
+    ctx.onStop(() => host.stop())
     ctx.beforeClose('sidecar', () => host.drain(config.drain))
     ctx.routes('sidecar', async (app) => sidecarRoutes(app, host))
     return { links: { local: localLink(host) } }
