@@ -1,10 +1,10 @@
 import { Value } from '@sinclair/typebox/value'
-import type { FastifyInstance } from 'fastify'
+import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
-import type { App } from './http/app.ts'
-import type { Listener } from './http/listener.ts'
-import { createLogger } from './logger.ts'
-import { BootError, type ListenerConfig, plan, type Role, settings, shownAt } from './plan.ts'
+import { Listeners } from './http/listeners.ts'
+import { createLogger } from './kit/logger.ts'
+import { BootError, type Entry, plan, type Role, settings } from './plan.ts'
+import type { PluginContext } from './plugin.ts'
 
 export interface Running {
   readonly role: string
@@ -18,7 +18,7 @@ export interface Running {
 export interface BootOptions {
   /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
-  readonly log?: ReturnType<typeof createLogger>
+  readonly log?: FastifyBaseLogger
   /** Told what begins: the name of each entry before its setup, then `routes`, `start` and `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
   /** Told when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
@@ -27,155 +27,156 @@ export interface BootOptions {
   readonly onEnd?: () => void
 }
 
-interface Mount {
-  readonly plugin: string
-  readonly app: App
-  readonly mount: (app: App) => Promise<void>
-}
-
 /** Setup in order, then mount routes, then start loops, and listen last; on failure everything already started is stopped. */
 export async function boot(role: Role, options: BootOptions = {}): Promise<Running> {
-  const order = plan(role)
-  const log = options.log ?? createLogger(role.name, role.log?.level ?? 'info')
-  const metrics = new Registry()
-  const listeners = new Map<string, Listener>()
-  const urls: Record<string, string> = {}
-  const built = new Map<string, unknown>()
-  const slots = new Map<string, Map<string, unknown>>()
-  const mounts: Mount[] = []
-  const starts: { plugin: string; fn: () => Promise<void> }[] = []
-  const closings: { listener: string; fn: () => Promise<void> }[] = []
-  const stops: (() => Promise<void>)[] = []
-  let stopping: Promise<void> | undefined
-  const stop = (): Promise<void> => (stopping ??= unwind())
-  const ended = new AbortController()
-  const unwind = async (): Promise<void> => {
-    ended.abort()
-    // All at once, before anything is let end: nobody goes on to ask a process that may refuse what is new for long.
-    for (const { leave } of listeners.values()) leave()
-    const failures: unknown[] = []
-    // In the order the role declares them, outermost first: a request under way in one may still need the next to finish.
-    const failed = (error: unknown): void => void failures.push(error)
-    for (const [name, { app }] of listeners) {
-      await Promise.all(closings.filter(({ listener }) => listener === name).map(({ fn }) => fn().catch(failed)))
-      await app.close().then(undefined, failed)
-    }
-    for (const fn of stops.toReversed()) await fn().catch(failed)
-    if (failures.length > 0) throw new AggregateError(failures, `role '${role.name}' did not stop cleanly`)
-  }
-  const fail =
-    options.onFailure ??
-    ((error: BootError): void => {
-      // Out of every promise, where nobody can catch it by accident.
-      setImmediate(() => {
-        throw error
-      })
-    })
-  let at = 'listeners'
+  const kernel = new Kernel(role, plan(role), options)
   try {
-    for (const [name, { port }] of Object.entries(role.listeners)) {
-      if (port === undefined) continue
-      // Half of what the kernel loads; a role that opens no port is there sooner without it.
-      const { createListener } = await import('./http/listener.ts')
-      listeners.set(name, await createListener(name, log.child({ listener: name }), role.log?.requests ?? false))
-    }
-    for (const entry of order) {
-      const { name, plugin } = entry
-      at = `${name}: setup`
-      options.onStep?.(name)
-      const deps = Object.fromEntries(
-        Object.entries(plugin.requires).map(([key, c]) => [
-          key,
-          c.mode === 'many' ? (slots.get(c.id) ?? new Map()) : built.get(c.id),
-        ]),
-      )
-      const made = await plugin.setup({
-        config: Value.Decode(plugin.config, settings(entry)) as never,
-        deps: deps as never,
-        log: log.child({ plugin: name }),
-        metrics,
-        stopping: ended.signal,
-        fail: (error) => fail(new BootError(role.name, [`${name}: ${error.message}`], error)),
-        end: options.onEnd ?? (() => void stop().catch((err: unknown) => log.error({ err }, 'did not stop cleanly'))),
-        plugins: order.map((one) => one.plugin),
-        listeners: [...listeners.keys()],
-        urlOf(listener) {
-          const url = urls[listener]
-          if (url === undefined) throw new Error(`listener '${listener}' is not listening (yet)`)
-          return url
-        },
-        routes(listener, mount) {
-          if (!(listener in role.listeners))
-            throw new Error(`this role declares no listener '${listener}'; add it under listeners`)
-          const target = listeners.get(listener)
-          if (target) mounts.push({ plugin: name, app: target.app, mount })
-        },
-        beforeClose: (listener, fn) => void closings.push({ listener, fn }),
-        onStart: (fn) => void starts.push({ plugin: name, fn }),
-        onStop: (fn) => void stops.push(fn),
-      })
-      for (const [key, c] of Object.entries(plugin.provides)) {
-        const value = (made as Record<string, unknown>)[key]
-        if (value === undefined) throw new Error(`setup returned nothing for '${key}' (${c.id})`)
-        if (c.mode !== 'many') built.set(c.id, value)
-        else addEntries(slots, c.id, value as Record<string, unknown>)
-      }
-    }
-    options.onStep?.('routes')
-    for (const { plugin, app, mount } of mounts) {
-      at = `${plugin}: routes`
-      await app.register(mount as never)
-    }
-    at = 'routes'
-    for (const { app } of listeners.values()) await app.ready()
-    options.onStep?.('start')
-    for (const { plugin, fn } of starts) {
-      at = `${plugin}: start`
-      await fn()
-    }
-    options.onStep?.('listen')
-    if (options.listen ?? true) {
-      for (const [name, { app }] of listeners) {
-        at = `listen ${name}`
-        urls[name] = await open(app, role.listeners[name]!)
-      }
-    }
-  } catch (cause) {
-    await stop().catch(() => {})
-    if (cause instanceof BootError) throw cause
-    throw new BootError(role.name, [`${at}: ${cause instanceof Error ? cause.message : String(cause)}`], cause)
-  }
-  return {
-    role: role.name,
-    listeners: Object.fromEntries([...listeners].map(([name, l]) => [name, l.app as never])),
-    urls,
-    stop,
-  }
-}
-
-async function open(app: App, config: ListenerConfig): Promise<string> {
-  const { host, port } = config
-  try {
-    return await app.listen({ host, port: port!, backlog: 4096 })
+    await kernel.start()
   } catch (error) {
-    const reasons: Readonly<Record<string, string>> = {
-      EADDRINUSE: 'is in use by another process',
-      EACCES: 'is not open to this user',
-      EADDRNOTAVAIL: 'is no address of this machine',
-    }
-    const reason = reasons[(error as NodeJS.ErrnoException).code ?? '']
-    if (reason === undefined) throw error
-    const variables = config.origin?.variables ?? []
-    const change = variables.length > 0 ? `; set ${variables.join(' or ')}` : ''
-    throw new Error(`${host}:${port} ${reason}${change}${shownAt(config.origin)}`, { cause: error })
+    await kernel.stop().catch(() => {})
+    throw error
   }
+  const { apps, urls } = kernel.listeners
+  return { role: role.name, listeners: apps as never, urls, stop: () => kernel.stop() }
 }
 
-function addEntries(slots: Map<string, Map<string, unknown>>, id: string, added: Record<string, unknown>): void {
-  const entries = slots.get(id) ?? new Map<string, unknown>()
-  for (const [name, item] of Object.entries(added)) {
-    if (entries.has(name)) throw new Error(`'${id}' already has an entry '${name}'`)
-    entries.set(name, item)
+/** What a plugin does later, in its turn. */
+type Task = readonly [plugin: string, run: () => unknown]
+
+class Kernel {
+  readonly listeners: Listeners
+  readonly #role: Role
+  readonly #order: readonly Entry[]
+  readonly #options: BootOptions
+  readonly #log: FastifyBaseLogger
+  readonly #metrics = new Registry()
+  /** By the id of the capability; of a slot, its entries. */
+  readonly #provided = new Map<string, unknown>()
+  readonly #mounts: Task[] = []
+  readonly #starts: Task[] = []
+  /** Of a role without listeners. */
+  readonly #stops: (() => Promise<void>)[] = []
+  readonly #stopping = new AbortController()
+  readonly #failures: unknown[] = []
+  #stopped: Promise<void> | undefined
+
+  constructor(role: Role, order: readonly Entry[], options: BootOptions) {
+    this.#role = role
+    this.#order = order
+    this.#options = options
+    this.#log = options.log ?? createLogger(role.name, role.log?.level ?? 'info')
+    this.listeners = new Listeners(role.listeners)
   }
-  slots.set(id, entries)
+
+  async start(): Promise<void> {
+    const { listen = true, onStep = () => {} } = this.#options
+    await this.#do('listeners', () => this.listeners.create(this.#log, this.#role.log?.requests ?? false))
+    for (const entry of this.#order) {
+      onStep(entry.name)
+      await this.#do(`${entry.name}: setup`, () => this.#setUp(entry))
+    }
+    onStep('routes')
+    for (const [plugin, mount] of this.#mounts) await this.#do(`${plugin}: routes`, mount)
+    await this.#do('routes', () => this.listeners.ready())
+    onStep('start')
+    for (const [plugin, start] of this.#starts) await this.#do(`${plugin}: start`, start)
+    onStep('listen')
+    for (const name of listen ? this.listeners.names : []) {
+      await this.#do(`listen ${name}`, () => this.listeners.listen(name))
+    }
+  }
+
+  /** Says where it failed. */
+  async #do(what: string, run: () => unknown): Promise<void> {
+    try {
+      await run()
+    } catch (cause) {
+      if (cause instanceof BootError) throw cause
+      throw new BootError(
+        this.#role.name,
+        [`${what}: ${cause instanceof Error ? cause.message : String(cause)}`],
+        cause,
+      )
+    }
+  }
+
+  async #setUp(entry: Entry): Promise<void> {
+    const { requires, provides, setup } = entry.plugin
+    const deps = Object.entries(requires).map(([key, { id, mode }]) => {
+      return [key, this.#provided.get(id) ?? (mode === 'many' ? new Map() : undefined)]
+    })
+    const made: Readonly<Record<string, unknown>> = await setup(this.#contextOf(entry, Object.fromEntries(deps)))
+    for (const [key, { id, mode }] of Object.entries(provides)) {
+      const value = made[key]
+      if (value === undefined) throw new Error(`setup returned nothing for '${key}' (${id})`)
+      this.#provided.set(id, mode === 'many' ? this.#withEntries(id, value as object) : value)
+    }
+  }
+
+  #withEntries(id: string, added: object): ReadonlyMap<string, unknown> {
+    const entries = new Map(this.#provided.get(id) as ReadonlyMap<string, unknown> | undefined)
+    for (const [name, item] of Object.entries(added)) {
+      if (entries.has(name)) throw new Error(`'${id}' already has an entry '${name}'`)
+      entries.set(name, item)
+    }
+    return entries
+  }
+
+  #contextOf(entry: Entry, deps: object): PluginContext<never, never> {
+    const { name, plugin } = entry
+    const { listeners } = this
+    const { onFailure = throwLater, onEnd = () => void this.stop().catch(notCleanly) } = this.#options
+    const notCleanly = (err: unknown): void => this.#log.error({ err }, 'did not stop cleanly')
+    return {
+      config: Value.Decode(plugin.config, settings(entry)) as never,
+      deps: deps as never,
+      log: this.#log.child({ plugin: name }),
+      metrics: this.#metrics,
+      stopping: this.#stopping.signal,
+      fail: (error) => onFailure(new BootError(this.#role.name, [`${name}: ${error.message}`], error)),
+      end: onEnd,
+      plugins: this.#order.map((one) => one.plugin),
+      listeners: listeners.names,
+      innermost: listeners.innermost,
+      urlOf: (listener) => listeners.urlOf(listener),
+      routes: (listener, mount) => {
+        const app = listeners.find(listener)
+        if (app) this.#mounts.push([name, () => app.register(mount as never)])
+      },
+      beforeClose: (listener, fn) => listeners.beforeClose(listener, fn),
+      onStart: (fn) => void this.#starts.push([name, fn]),
+      onStop: this.#stopsOfPlugin(),
+    }
+  }
+
+  /** A plugin stops when the innermost listener has closed, in its turn among the Fastify plugins that are registered there. */
+  #stopsOfPlugin(): PluginContext['onStop'] {
+    const stops: (() => Promise<void>)[] = []
+    const stop = async (): Promise<void> => {
+      for (const fn of stops.toReversed()) await fn().catch(this.#failed)
+    }
+    // As Fastify does: what came last goes first.
+    if (this.listeners.innermost) this.listeners.innermost.addHook('onClose', stop)
+    else this.#stops.unshift(stop)
+    return (fn) => void stops.push(fn)
+  }
+
+  stop(): Promise<void> {
+    return (this.#stopped ??= this.#stop())
+  }
+  async #stop(): Promise<void> {
+    this.#stopping.abort()
+    await this.listeners.close(this.#failed)
+    for (const stop of this.#stops) await stop()
+    if (this.#failures.length === 0) return
+    throw new AggregateError(this.#failures, `role '${this.#role.name}' did not stop cleanly`)
+  }
+  readonly #failed = (error: unknown): void => void this.#failures.push(error)
+}
+
+/** Out of every promise, where nobody can catch it by accident. */
+function throwLater(error: Error): void {
+  setImmediate(() => {
+    throw error
+  })
 }

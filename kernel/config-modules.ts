@@ -2,11 +2,20 @@ import { existsSync, statSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { dirname, isAbsolute, join, resolve } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
-import { Kind } from '@sinclair/typebox'
+import { Kind, Type } from '@sinclair/typebox'
+import { Value } from '@sinclair/typebox/value'
 import type { Plugin } from './plugin.ts'
 
 /** The folder that holds `plugins/`, `runtimes/` and `providers/`. */
 export const root = fileURLToPath(new URL('..', import.meta.url))
+
+// Not a class: a third party's copy of definePlugin makes plugins too.
+const PluginShape = Type.Object({
+  api: Type.Unknown(),
+  name: Type.String(),
+  config: Type.Object({}),
+  setup: Type.Function([], Type.Unknown()),
+})
 
 /**
  * Finds and imports the plugin that a role file names. `use` is `plugins/x`, `runtimes/x` or `providers/x` of this
@@ -14,15 +23,14 @@ export const root = fileURLToPath(new URL('..', import.meta.url))
  */
 export async function loadPlugin(use: string, roleFile: string): Promise<Plugin> {
   const url = urlOf(use, roleFile)
-  const module = await importModule(url).catch((error: unknown) => {
-    throw new Error(`'${use}' fails to load: ${error instanceof Error ? error.message : String(error)}`, {
-      cause: error,
-    })
+  const module = await importModule(url).catch((cause: unknown) => {
+    throw new Error(`'${use}' fails to load: ${cause instanceof Error ? cause.message : String(cause)}`, { cause })
   })
-  const plugin: unknown = module.default
-  if (!isPlugin(plugin)) throw new Error(`'${use}' is not a plugin: its default export must come from definePlugin()`)
+  const plugin = module.default
+  if (!Value.Check(PluginShape, plugin))
+    throw new Error(`'${use}' is not a plugin: its default export must come from definePlugin()`)
   if (!(Kind in plugin.config)) throw new Error(`'${use}' declares settings that are no TypeBox schema`)
-  return plugin
+  return plugin as unknown as Plugin
 }
 
 async function importModule(url: string): Promise<{ readonly default?: unknown }> {
@@ -40,37 +48,21 @@ async function importModule(url: string): Promise<{ readonly default?: unknown }
 
 function urlOf(use: string, roleFile: string): string {
   const ours = /^(plugins|runtimes|providers)\/[^/]/.test(use)
-  if (!ours && !isAbsolute(use) && !use.startsWith('./') && !use.startsWith('../')) return packageUrl(use, roleFile)
+  if (!ours && !isAbsolute(use) && !/^\.\.?\//.test(use)) return packageUrl(use, roleFile)
   const path = ours ? join(root, use) : resolve(dirname(roleFile), use)
-  const file = ['', '.ts', '.js', '/index.ts', '/index.js'].map((end) => path + end).find(isFile)
+  const files = ['', '.ts', '.js', '/index.ts', '/index.js'].map((end) => path + end)
+  const file = files.find((one) => existsSync(one) && statSync(one).isFile())
   if (file === undefined) throw new Error(`'${use}' is not there: looked for ${path} as a file and for its index.ts`)
   return pathToFileURL(file).href
 }
 
-const isFile = (path: string): boolean => existsSync(path) && statSync(path).isFile()
-
 function packageUrl(name: string, roleFile: string): string {
-  try {
-    return pathToFileURL(createRequire(roleFile).resolve(name)).href
-  } catch {
-    // A package that only exports to `import` is invisible to require.resolve; this way looks beside Agent Orc itself.
+  // A package that only exports to `import` is invisible to require.resolve; the second way looks beside Agent Orc itself.
+  const ways = [() => pathToFileURL(createRequire(roleFile).resolve(name)).href, () => import.meta.resolve(name)]
+  for (const way of ways) {
     try {
-      return import.meta.resolve(name)
-    } catch {
-      throw new Error(`'${name}' is no installed package: npm install it, or write ./${name} for a file`)
-    }
+      return way()
+    } catch {}
   }
+  throw new Error(`'${name}' is no installed package: npm install it, or write ./${name} for a file`)
 }
-
-// Not instanceof: a third party's copy of definePlugin makes plugins too.
-const isPlugin = (value: unknown): value is Plugin =>
-  typeof value === 'object' &&
-  value !== null &&
-  'api' in value &&
-  'name' in value &&
-  typeof value.name === 'string' &&
-  'config' in value &&
-  typeof value.config === 'object' &&
-  value.config !== null &&
-  'setup' in value &&
-  typeof value.setup === 'function'

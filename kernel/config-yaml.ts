@@ -1,5 +1,5 @@
 import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, type Pair, parseDocument } from 'yaml'
-import type { Origin } from './plan.ts'
+import type { Origin } from './problems.ts'
 
 /** A YAML file with the environment filled in, which still knows where each value came from. */
 export interface RoleDocument {

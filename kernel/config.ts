@@ -3,30 +3,17 @@ import { dirname, relative, resolve } from 'node:path'
 import { type Static, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { loadPlugin } from './config-modules.ts'
-import { type Environment, escapePointer, readRoleDocument, type RoleDocument } from './config-yaml.ts'
-import { BootError, configProblems, type Entry as RoleEntry, problemsOf, type Role, shownAt } from './plan.ts'
-import { Duration, Settings } from './settings.ts'
+import { type Environment, escapePointer, readRoleDocument } from './config-yaml.ts'
+import { ListenerSettings } from './http/listener-config.ts'
+import { Duration, Settings } from './kit/settings.ts'
+import { BootError, configProblems, type Entry as RoleEntry, type Role } from './plan.ts'
+import { type Origin, problemsOf, shownAt } from './problems.ts'
 
 export { loadPlugin, root } from './config-modules.ts'
 export type { Environment } from './config-yaml.ts'
 
 /** The one place where the process environment is read. */
 export const environment = (): Environment => process.env
-
-const Listener = Type.Object(
-  {
-    host: Type.String({ minLength: 1, default: '127.0.0.1', description: 'Address to listen on.' }),
-    port: Type.Optional(
-      Type.Integer({
-        minimum: 0,
-        maximum: 65_535,
-        description: 'TCP port; 0 picks a free one. Empty: the listener is declared and off.',
-      }),
-    ),
-  },
-  // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
-  { additionalProperties: false, default: {} },
-)
 
 const Instead = Type.Object(
   {
@@ -53,7 +40,7 @@ export const Entry = Type.Object({
 /** A role file, without the settings of its plugins: those are checked by each plugin's own schema. */
 export const RoleFile = Settings({
   role: Type.String({ pattern: '^[a-z][a-z0-9-]*$', expects: 'a name of lower-case letters, digits and hyphens' }),
-  listeners: Type.Record(Type.String(), Listener, { default: {}, description: 'Named HTTP listeners.' }),
+  listeners: Type.Record(Type.String(), ListenerSettings, { default: {}, description: 'Named HTTP listeners.' }),
   log: Type.Optional(
     Settings({
       level: Type.Union(
@@ -94,7 +81,7 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
     // Already reported as no map.
     if (typeof given !== 'object' || given === null) continue
     const { use, ...config } = given
-    const where = originsUnder(document, `/plugins/${escapePointer(name)}`)
+    const where = (pointer: string): Origin => document.where(`/plugins/${escapePointer(name)}${pointer}`)
     try {
       const plugin = await loadPlugin(String(use ?? `plugins/${name}`), path)
       entries.push({ name, plugin, config, where })
@@ -104,7 +91,12 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   }
   // The settings of what could be loaded are wrong or right regardless of the rest: say everything in one go.
   if (problems.length > 0) throw new BootError(shown, [...problems, ...entries.flatMap(configProblems)])
-  return toRole(Value.Decode(RoleFile, value), entries, document)
+  const { role: name, log, shutdownGrace, ...checked } = Value.Decode(RoleFile, value)
+  const listeners = Object.entries(checked.listeners).map(([listener, { port, ...settings }]) => {
+    const origin = document.where(`/listeners/${escapePointer(listener)}/port`)
+    return [listener, { ...settings, port, origin }] as const
+  })
+  return { name, listeners: Object.fromEntries(listeners), plugins: entries, shutdownGrace, ...(log ? { log } : {}) }
 }
 
 function insteadOf(value: unknown, env: Environment): string | undefined {
@@ -113,26 +105,3 @@ function insteadOf(value: unknown, env: Environment): string | undefined {
   if (!Value.Check(Instead, instead)) return undefined
   return instead.whenSet.every((name) => env[name]) ? instead.file : undefined
 }
-
-function toRole(
-  file: ReturnType<typeof Value.Decode<typeof RoleFile>>,
-  plugins: RoleEntry[],
-  document: RoleDocument,
-): Role {
-  const listeners = Object.entries(file.listeners).map(([name, { host, port }]) => {
-    const origin = document.where(`/listeners/${escapePointer(name)}/port`)
-    return [name, { host, port, origin }] as const
-  })
-  return {
-    name: file.role,
-    listeners: Object.fromEntries(listeners),
-    plugins,
-    shutdownGrace: file.shutdownGrace,
-    ...(file.log ? { log: file.log } : {}),
-  }
-}
-
-const originsUnder =
-  (document: RoleDocument, pointer: string): NonNullable<RoleEntry['where']> =>
-  (path) =>
-    document.where(pointer + path)

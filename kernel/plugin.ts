@@ -38,7 +38,7 @@ export type Provided<P extends Refs> = {
   [K in keyof P]: P[K] extends Capability<infer T, infer M> ? (M extends 'many' ? Record<string, T> : T) : never
 }
 
-/** Any version of the plugin contract; the loader refuses a version it does not speak. */
+/** Version of the plugin contract; the loader refuses one that it does not speak. */
 export const pluginApi = 1
 
 export interface PluginContext<C = unknown, R extends Refs = Refs> {
@@ -58,6 +58,11 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   readonly plugins: readonly Pick<Plugin, 'name' | 'migrations'>[]
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
+  /**
+   * The listener that closes last, for a Fastify plugin that holds a connection: registered there in setup, it ends after all
+   * that was set up later has stopped. Undefined in a role without listeners.
+   */
+  readonly innermost: App | undefined
   /** Base URL of a listener, e.g. `http://127.0.0.1:8080`. Throws before the kernel listens: call it lazily. */
   urlOf(listener: string): string
   /** Mounts routes in a private scope of a named listener. A name nobody declared fails the boot; one switched off mounts nothing. */

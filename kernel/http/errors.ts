@@ -1,6 +1,7 @@
 import { STATUS_CODES } from 'node:http'
 import type { Socket } from 'node:net'
 import type { FastifyBaseLogger, FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import fp from 'fastify-plugin'
 import { AppError, isAppError, notFound } from '../errors.ts'
 import { issuesOf } from './issues.ts'
 
@@ -68,6 +69,15 @@ export function failureOf(error: unknown, { requestId, route, log }: Failed): Ap
   return app
 }
 
+/** Every failure is answered in one shape. What comes before a request has a route is in the options of a listener. */
+export const errorAnswers = fp(
+  async (app) => {
+    app.setErrorHandler(handleError)
+    app.setNotFoundHandler(handleNotFound)
+  },
+  { name: 'agent-orc-errors' },
+)
+
 /** The one error handler of every listener. */
 export function handleError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
   const app = failureOf(error, { requestId: request.id, route: request.routeOptions.url, log: request.log })
@@ -76,7 +86,7 @@ export function handleError(error: unknown, request: FastifyRequest, reply: Fast
 }
 
 /** Same shape for a path that no route serves. */
-export function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
+function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
   void reply.code(404)
   send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
 }

@@ -1,5 +1,6 @@
-import type swagger from '@fastify/swagger'
-import { accessOf } from './access.ts'
+import swagger from '@fastify/swagger'
+import fp from 'fastify-plugin'
+import { access, accessOf } from './access.ts'
 
 const about = `Every error is a Problem: match on \`error\`, show \`message\`, quote \`request_id\` (also the header
 \`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
@@ -91,8 +92,17 @@ interface Document {
   readonly components?: object
 }
 
+/** The routes of a listener at /openapi.json: of those that are registered after this plugin. */
+export const openapiDocument = fp(
+  async (app, { listener }: { listener: string }) => {
+    await app.register(swagger, openapi(listener))
+    app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
+  },
+  { name: 'agent-orc-openapi', dependencies: ['agent-orc-access'] },
+)
+
 /** The OpenAPI document of one listener. Errors are described once, here; a route says only what is special about it. */
-export const openapi = (name: string) =>
+const openapi = (name: string) =>
   ({
     openapi: {
       openapi: '3.1.0',

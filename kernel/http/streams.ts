@@ -1,5 +1,6 @@
 import type { ServerResponse } from 'node:http'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import fp from 'fastify-plugin'
 
 /** Bytes of one or more whole frames (SSE) or lines (NDJSON). */
 export type Chunk = string | Uint8Array
@@ -41,7 +42,18 @@ export interface StreamRegistry {
   end(): Promise<void>
 }
 
-export const streamRegistryKey = Symbol('agent-orc.streams')
+const registryKey = Symbol('agent-orc.streams')
+export const streamsOf = (app: FastifyInstance): StreamRegistry => app.getDecorator<StreamRegistry>(registryKey)
+
+/** What `stream` needs of a listener. close() waits for open responses, so streams are ended first, each with its own last bytes. */
+export const openStreams = fp(
+  async (app) => {
+    const streams = createStreamRegistry()
+    app.decorate(registryKey, streams)
+    app.addHook('preClose', () => streams.end())
+  },
+  { name: 'agent-orc-streams' },
+)
 
 export function createStreamRegistry(): StreamRegistry {
   const open = new Set<OpenStream>()
@@ -118,7 +130,7 @@ export function stream(
   options: StreamOptions,
   source: (signal: AbortSignal) => AsyncIterable<Chunk>,
 ): Promise<void> {
-  const registry = reply.server.getDecorator<StreamRegistry>(streamRegistryKey)
+  const registry = streamsOf(reply.server)
   const raw = reply.raw
   reply.hijack()
   const headers = {

@@ -5,7 +5,7 @@ import type { AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { Type } from '@sinclair/typebox'
 import { access, boot, BootError, capability, definePlugin, type Entry, type Role, Settings, slot } from '#kernel'
-import { createLogger } from '../logger.ts'
+import { createLogger } from '../kit/logger.ts'
 
 const A = capability<string>('test.a')
 const log = createLogger('test', 'silent')

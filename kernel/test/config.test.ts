@@ -99,6 +99,20 @@ plugins: {}
   assert.deepEqual(listeners['gateway']!.origin!.variables, ['PORT'])
 })
 
+test('hosts of a listener are names without a port, at least one; one that comes out empty is left out', async (t) => {
+  const role = (hosts: string) => ({
+    'role.yaml': `role: test\nlisteners:\n  gateway:\n    hosts: ${hosts}\nplugins: {}\n`,
+  })
+  const { load } = await folder(t, role("[localhost, '[::1]', '${MORE}']"))
+  assert.deepEqual((await load()).listeners['gateway']!.hosts, ['localhost', '[::1]'])
+  assert.deepEqual((await load({ MORE: 'box.example' })).listeners['gateway']!.hosts?.at(-1), 'box.example')
+  const wrong = await folder(t, role("['${MORE}']"))
+  assert.deepEqual(await wrong.problems({ MORE: 'http://x:80' }), [
+    'listeners.gateway.hosts.0 expects a host name or address without a port; set MORE (role.yaml:4)',
+  ])
+  assert.equal((await wrong.problems()).length, 1)
+})
+
 test('log and shutdownGrace have defaults, and are checked', async (t) => {
   const { load } = await folder(t, { 'role.yaml': 'role: test\nlog:\n  requests: ${R}\nplugins: {}' })
   const role = await load({ R: 'true' })
@@ -129,7 +143,7 @@ plugins:
   const { problems } = await folder(t, { 'role.yaml': text, 'p.mjs': pluginText })
   assert.deepEqual(await problems(), [
     'listners is not a setting here; known: role, listeners, log, shutdownGrace, instead, plugins (role.yaml:2)',
-    'listeners.gateway.prot is not a setting here; known: host, port (role.yaml:5)',
+    'listeners.gateway.prot is not a setting here; known: host, port, hosts (role.yaml:5)',
     'log.colour is not a setting here; known: level, requests (role.yaml:7)',
     'p: config.urll is not a setting here; known: url (role.yaml:11)',
   ])

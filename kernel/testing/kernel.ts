@@ -1,6 +1,6 @@
 import type { TestContext } from 'node:test'
 import { boot, type BootOptions, type Capability, definePlugin, type Entry, type Plugin, type Running } from '#kernel'
-import { createLogger } from '../logger.ts'
+import { createLogger } from '../kit/logger.ts'
 
 export interface TestKernel extends Running {
   /** What was logged, as parsed JSON lines: for tests that promise something is or is not logged. */

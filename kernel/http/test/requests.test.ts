@@ -3,22 +3,22 @@ import { type ClientRequest, request as httpRequest } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import Fastify from 'fastify'
 import { access, uploadAccess } from '#kernel'
-import { createArrivals } from '../arrival.ts'
+import { createDeadlines } from '../requests.ts'
 
 /** A listener with an upload and another route, and the requests that took too long. */
 async function listener(t: TestContext, limitMs: number) {
   const late: string[] = []
   const app = Fastify()
-  const arrivals = createArrivals(limitMs, ({ url, raw }) => {
+  const deadlines = createDeadlines(limitMs, ({ url, raw }) => {
     late.push(url)
     raw.socket.destroy()
   })
   let watched = false
   app.addHook('onRoute', (route) => {
-    watched = arrivals.add(route)
+    watched = deadlines.add(route)
   })
   app.addHook('onRequest', async (request, reply) => {
-    arrivals.begin(request)
+    deadlines.begin(request)
     if (request.headers.authorization === undefined && request.url === '/guarded') await reply.code(401).send()
   })
   app.removeAllContentTypeParsers()

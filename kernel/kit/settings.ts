@@ -4,43 +4,41 @@ import { type TSchema, Type } from '@sinclair/typebox'
 
 const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 }
 
+const text = (description: string | undefined, options: object) =>
+  Type.String({ ...options, ...(description ? { description } : {}) })
+
 /** `25s`, `5m`, `500ms`: milliseconds for the plugin. */
 export const Duration = (fallback: string, description?: string) =>
   Type.Transform(
-    Type.String({
+    text(description, {
       pattern: '^\\d+(ms|s|m|h|d)$',
       default: fallback,
       expects: 'a duration such as 500ms, 25s or 5m',
-      ...(description ? { description } : {}),
     }),
   )
-    .Decode((text): number => {
-      const [, amount, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text)!
-      return Number(amount) * units[unit!]!
-    })
+    .Decode((duration): number => parseInt(duration) * units[/[a-z]+/.exec(duration)![0]]!)
     .Encode((ms) => `${ms}ms`)
 
 /** `a, b`: a list for the plugin; empty when absent. */
 export const CommaList = (description?: string) =>
-  Type.Transform(Type.String({ default: '', ...(description ? { description } : {}) }))
-    .Decode((text): string[] =>
-      text
+  Type.Transform(text(description, { default: '' }))
+    .Decode((list): string[] =>
+      list
         .split(',')
         .map((part) => part.trim())
-        .filter((part) => part !== ''),
+        .filter(Boolean),
     )
     .Encode((list) => list.join(','))
 
 /** A secret in base64 of at least 32 bytes: a Buffer for the plugin. */
 export const Base64Secret = (description?: string) =>
   Type.Transform(
-    Type.String({
+    text(description, {
       pattern: '^[A-Za-z0-9+/_-]{43,}={0,2}$',
       expects: 'base64 of at least 32 bytes (openssl rand -base64 32)',
-      ...(description ? { description } : {}),
     }),
   )
-    .Decode((text): Buffer => Buffer.from(text, 'base64'))
+    .Decode((secret): Buffer => Buffer.from(secret, 'base64'))
     .Encode((bytes) => bytes.toString('base64'))
 
 /** A plugin's settings: an object that refuses names it does not know. */

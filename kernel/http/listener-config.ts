@@ -1,0 +1,35 @@
+import { type Static, Type } from '@sinclair/typebox'
+import type { Origin } from '../problems.ts'
+
+/** As in a URL: an IPv6 address is in brackets. */
+const hostPattern = '^([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])$'
+
+/** A listener as it stands in a role file. */
+export const ListenerSettings = Type.Object(
+  {
+    host: Type.String({ minLength: 1, default: '127.0.0.1', description: 'Address to listen on.' }),
+    port: Type.Optional(
+      Type.Integer({
+        minimum: 0,
+        maximum: 65_535,
+        description: 'TCP port; 0 picks a free one. Empty: the listener is declared and off.',
+      }),
+    ),
+    hosts: Type.Optional(
+      Type.Array(Type.String({ pattern: hostPattern, expects: 'a host name or address without a port' }), {
+        minItems: 1,
+        description:
+          'Names, as in a URL, under which it may be asked; a request for another one is refused. Absent: any.',
+      }),
+    ),
+  },
+  // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
+  { additionalProperties: false, default: {} },
+)
+
+export interface ListenerConfig extends Omit<Static<typeof ListenerSettings>, 'port'> {
+  /** Undefined when the role declares the listener and leaves it off. */
+  readonly port: number | undefined
+  /** Where the port came from, so that a port that is taken can say what changes it. */
+  readonly origin?: Origin
+}

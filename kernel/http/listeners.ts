@@ -1,0 +1,66 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { App } from './app.ts'
+import type { Listener } from './listener.ts'
+import type { ListenerConfig } from './listener-config.ts'
+
+/** The listeners of a role, in the order that it declares them: outermost first. One that is switched off is none. */
+export class Listeners {
+  readonly urls: Record<string, string> = {}
+  readonly #declared: Readonly<Record<string, ListenerConfig>>
+  readonly #on = new Map<string, Listener>()
+  readonly #closings: { readonly name: string; readonly fn: () => Promise<void> }[] = []
+
+  constructor(declared: Readonly<Record<string, ListenerConfig>>) {
+    this.#declared = declared
+  }
+
+  async create(log: FastifyBaseLogger, logRequests: boolean): Promise<void> {
+    for (const [name, config] of Object.entries(this.#declared)) {
+      if (config.port === undefined) continue
+      // Half of what the kernel loads; a role that opens no port is there sooner without it.
+      const { createListener } = await import('./listener.ts')
+      this.#on.set(name, await createListener(name, config, { log: log.child({ listener: name }), logRequests }))
+    }
+  }
+
+  get names(): string[] {
+    return [...this.#on.keys()]
+  }
+  get apps(): Record<string, App> {
+    return Object.fromEntries([...this.#on].map(([name, { app }]) => [name, app]))
+  }
+  /** The one that closes last. */
+  get innermost(): App | undefined {
+    return [...this.#on.values()].at(-1)?.app
+  }
+  /** Undefined when it is switched off; throws when nobody declared it. */
+  find(name: string): App | undefined {
+    if (!(name in this.#declared)) throw new Error(`this role declares no listener '${name}'; add it under listeners`)
+    return this.#on.get(name)?.app
+  }
+  urlOf(name: string): string {
+    const url = this.urls[name]
+    if (url === undefined) throw new Error(`listener '${name}' is not listening (yet)`)
+    return url
+  }
+  beforeClose(name: string, fn: () => Promise<void>): void {
+    this.#closings.push({ name, fn })
+  }
+
+  async ready(): Promise<void> {
+    for (const { app } of this.#on.values()) await app.ready()
+  }
+  async listen(name: string): Promise<void> {
+    this.urls[name] = await this.#on.get(name)!.listen()
+  }
+  async close(failed: (error: unknown) => void): Promise<void> {
+    // All at once, before anything is let end: nobody goes on to ask a process that may refuse what is new for long.
+    for (const { leave } of this.#on.values()) leave()
+    // One after the other: a request under way in one may still need the next to finish.
+    for (const [name, { app }] of this.#on) {
+      const closings = this.#closings.filter((closing) => closing.name === name)
+      await Promise.all(closings.map(({ fn }) => fn().catch(failed)))
+      await app.close().then(undefined, failed)
+    }
+  }
+}

@@ -1,0 +1,56 @@
+import { callbackify } from 'node:util'
+import type { FastifyRateLimitStore } from '@fastify/rate-limit'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { Hit } from '#contracts/kv'
+import type { AppError, AppErrorOptions } from '../errors.ts'
+import type { App } from './app.ts'
+
+const windowSeconds = 60
+
+/** How many requests somebody may send in any minute. */
+export interface Limit {
+  /** In the headers `RateLimit` and `RateLimit-Policy`. */
+  readonly name: string
+  readonly max: number | ((request: FastifyRequest) => number)
+  /** Who shares the limit. What it is for is part of the key: others count in the same store. */
+  keyOf(request: FastifyRequest): string
+  /** Counts a request where it is counted for all, such as `kv.hit`; one that is refused is not counted. */
+  hit(key: string, max: number, windowSeconds: number): Promise<Hit>
+  /** Makes the error of a request that is one too many; the options say when to come again. */
+  refused(options: AppErrorOptions): AppError
+}
+
+/**
+ * A hook for routes of `app` that keeps a limit, and tells every caller how much of it is left. @fastify/rate-limit asks the
+ * counter through its store interface and works out the rest. Its own hook is not used: that is first of all, before a guard
+ * has found out who calls, and has older headers.
+ */
+export async function rateLimit(app: App, limit: Limit) {
+  const { name, max, keyOf, refused } = limit
+  const hit = callbackify(async (key: string, windowMs: number, most: number) => {
+    const { allowed, count, retryAfterMs } = await limit.hit(key, most, windowMs / 1_000)
+    return allowed ? { current: count, ttl: windowMs } : { current: most + 1, ttl: retryAfterMs }
+  })
+  class HitStore {
+    incr(...[key, done, windowMs, most]: Parameters<FastifyRateLimitStore['incr']>): void {
+      hit(key, windowMs, most, done)
+    }
+    child(): HitStore {
+      return this
+    }
+  }
+  // Here, because most of what imports the kernel has no limits.
+  const { default: plugin } = await import('@fastify/rate-limit')
+  await app.register(plugin, { global: false, store: HitStore })
+  const check = app.createRateLimit({ timeWindow: windowSeconds * 1_000, keyGenerator: keyOf, max })
+  return async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
+    const result = await check(request)
+    // The plugin's name for an allow-listed key; there is no such list here.
+    if (result.isAllowed) return
+    const seconds = Math.max(1, result.ttlInSeconds)
+    void reply
+      .header('ratelimit-policy', `"${name}";q=${result.max};w=${windowSeconds}`)
+      .header('ratelimit', `"${name}";r=${result.isExceeded ? 0 : result.remaining};t=${seconds}`)
+    if (result.isExceeded) throw refused({ headers: { 'retry-after': String(seconds) }, retryable: true })
+  }
+}

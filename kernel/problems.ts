@@ -1,0 +1,48 @@
+import type { TSchema } from '@sinclair/typebox'
+import { Value, type ValueError } from '@sinclair/typebox/value'
+
+/** Where a setting came from. */
+export interface Origin {
+  /** `config/gateway.yaml:12`. */
+  readonly at: string
+  /** Names of the environment variables that may fill the setting. */
+  readonly variables: readonly string[]
+}
+
+/**
+ * What is wrong with a value, one sentence for each setting, in words an operator can act on; never the value, it may be a
+ * secret. `label` goes before the dotted path.
+ */
+export function problemsOf(label: string, schema: TSchema, value: unknown, where?: (path: string) => Origin): string[] {
+  const seen = new Set<string>()
+  const problems: string[] = []
+  for (const error of Value.Errors(schema, value)) {
+    // One sentence per setting: a missing property is reported by TypeBox both as absent and as of the wrong type.
+    if (seen.has(error.path)) continue
+    seen.add(error.path)
+    problems.push(`${label}${dotted(error.path)} ${sentence(error)}${remedy(where?.(error.path))}`)
+  }
+  return problems
+}
+
+/** A JSON pointer as people write it; names of settings may hold a slash, e.g. of a model. */
+const dotted = (pointer: string): string =>
+  pointer.slice(1).replaceAll('/', '.').replaceAll('~1', '/').replaceAll('~0', '~')
+
+export const shownAt = (origin: Origin | undefined): string => (origin ? ` (${origin.at})` : '')
+
+/** The end of a sentence about a setting: which variables change it, and where it is. */
+export const remedy = (origin: Origin | undefined): string =>
+  (origin?.variables.length ? `; set ${origin.variables.join(' or ')}` : '') + shownAt(origin)
+
+function sentence({ message, schema }: ValueError): string {
+  if (message === 'Unexpected property') {
+    return `is not a setting here; known: ${Object.keys((schema as { properties?: object }).properties ?? {}).join(', ') || 'none'}`
+  }
+  if (message === 'Expected required property') return 'is required'
+  // Set by the types of kit/settings.ts: a pattern means nothing to an operator.
+  if (typeof schema['expects'] === 'string') return `expects ${schema['expects']}`
+  const choices = (schema['anyOf'] as readonly TSchema[] | undefined)?.map((s) => s['const'] as unknown)
+  if (choices?.every((c) => c !== undefined)) return `expects one of ${choices.join(', ')}`
+  return message.replace(/^Expected/, 'expects')
+}
