@@ -92,11 +92,8 @@ class Kernel {
       await run()
     } catch (cause) {
       if (cause instanceof BootError) throw cause
-      throw new BootError(
-        this.#role.name,
-        [`${what}: ${cause instanceof Error ? cause.message : String(cause)}`],
-        cause,
-      )
+      const why = cause instanceof Error ? cause.message : String(cause)
+      throw new BootError(this.#role.name, [`${what}: ${why}`], cause)
     }
   }
 

@@ -7,7 +7,7 @@ export interface RoleDocument {
   /** Everything wrong with the text itself, each with its line. */
   readonly problems: readonly string[]
   /** Origin of the value at a JSON pointer, or of the nearest thing around it. */
-  where(pointer: string): Origin
+  readonly where: (pointer: string) => Origin
 }
 
 export type Environment = Readonly<Record<string, string | undefined>>
@@ -51,9 +51,8 @@ export function readRoleDocument(text: string, file: string, env: Environment): 
       return Object.fromEntries(node.items.map((pair) => readPair(pair, pointer)).filter(([, v]) => v !== dropped))
     }
     if (isSeq<Node>(node)) {
-      return node.items
-        .map((item, i) => read(item, `${pointer}/${i}`, item.range?.[0] ?? start))
-        .filter((v) => v !== dropped)
+      const items = node.items.map((item, i) => read(item, `${pointer}/${i}`, item.range?.[0] ?? start))
+      return items.filter((v) => v !== dropped)
     }
     if (isAlias(node)) {
       problems.push(`anchors and aliases are not read in role files: write the value out (${at(start)})`)
@@ -77,18 +76,12 @@ export function readRoleDocument(text: string, file: string, env: Environment): 
     return [name, found]
   }
 
-  const value = problems.length > 0 ? {} : read(document.contents, '', 0)
-  return {
-    value: value === dropped ? {} : (value ?? {}),
-    problems,
-    where(pointer) {
-      for (let p = pointer; ; p = p.slice(0, p.lastIndexOf('/'))) {
-        const origin = origins.get(p)
-        if (origin) return origin
-        if (p === '') return { at: file, variables: [] }
-      }
-    },
+  const where = (pointer: string): Origin => {
+    if (pointer === '') return origins.get('') ?? { at: file, variables: [] }
+    return origins.get(pointer) ?? where(pointer.slice(0, pointer.lastIndexOf('/')))
   }
+  const value = problems.length > 0 ? {} : read(document.contents, '', 0)
+  return { value: value === dropped ? {} : (value ?? {}), problems, where }
 }
 
 /** RFC 6901, as TypeBox writes paths. */

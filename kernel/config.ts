@@ -15,15 +15,12 @@ export type { Environment } from './config-yaml.ts'
 /** The one place where the process environment is read. */
 export const environment = (): Environment => process.env
 
-const Instead = Type.Object(
+const Instead = Settings(
   {
     whenSet: Type.Array(Type.String(), { minItems: 1, description: 'Names of environment variables.' }),
     file: Type.String({ minLength: 1, description: 'A role file, relative to this one.' }),
   },
-  {
-    additionalProperties: false,
-    description: 'Another file that a process is made of where all of these variables are set.',
-  },
+  { description: 'Another file that a process is made of where all of these variables are set.' },
 )
 
 /** One entry under `plugins`; the settings beside `use` belong to the plugin. */

@@ -21,8 +21,7 @@ export const slot = <T>(id: string): Capability<T, 'many'> => ({ id, mode: 'many
 /** Consumes a capability that a role may leave out, e.g. billing in development. */
 export const maybe = <T>(c: Capability<T>): Capability<T, 'maybe'> => ({ id: c.id, mode: 'maybe' })
 
-type AnyCapability = Capability<unknown, Mode>
-export type Refs = Readonly<Record<string, AnyCapability>>
+export type Refs = Readonly<Record<string, Capability<unknown, Mode>>>
 
 export type Consumed<R extends Refs> = {
   readonly [K in keyof R]: R[K] extends Capability<infer T, infer M>

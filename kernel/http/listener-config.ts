@@ -1,11 +1,12 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { Settings } from '../kit/settings.ts'
 import type { Origin } from '../problems.ts'
 
 /** As in a URL: an IPv6 address is in brackets. */
 const hostPattern = '^([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])$'
 
 /** A listener as it stands in a role file. */
-export const ListenerSettings = Type.Object(
+export const ListenerSettings = Settings(
   {
     host: Type.String({ minLength: 1, default: '127.0.0.1', description: 'Address to listen on.' }),
     port: Type.Optional(
@@ -24,7 +25,7 @@ export const ListenerSettings = Type.Object(
     ),
   },
   // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
-  { additionalProperties: false, default: {} },
+  { default: {} },
 )
 
 export interface ListenerConfig extends Omit<Static<typeof ListenerSettings>, 'port'> {

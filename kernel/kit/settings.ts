@@ -1,4 +1,4 @@
-import { type TSchema, Type } from '@sinclair/typebox'
+import { type ObjectOptions, type TSchema, Type } from '@sinclair/typebox'
 
 // Setting types that the environment can fill: they take text and give the plugin something better.
 
@@ -42,5 +42,5 @@ export const Base64Secret = (description?: string) =>
     .Encode((bytes) => bytes.toString('base64'))
 
 /** A plugin's settings: an object that refuses names it does not know. */
-export const Settings = <P extends Record<string, TSchema>>(properties: P) =>
-  Type.Object(properties, { additionalProperties: false })
+export const Settings = <P extends Record<string, TSchema>>(properties: P, options: ObjectOptions = {}) =>
+  Type.Object(properties, { additionalProperties: false, ...options })
