@@ -254,7 +254,7 @@ test('a file that is not there is one sentence', async () => {
 test('a secret that does not fit is named by its variable and never shown', async (t) => {
   const { load } = await folder(t, {
     'role.yaml':
-      'role: ${ROLE}\nlisteners:\n  gateway:\n    port: ${PORT}\nplugins:\n  tokens:\n    pepper: ${AGENT_API_KEY_PEPPER}\n',
+      'role: ${ROLE}\nlisteners:\n  gateway:\n    port: ${PORT}\nplugins:\n  tokens:\n    use: plugins/auth/tokens\n    pepper: ${AGENT_API_KEY_PEPPER}\n',
   })
   const env = { ROLE: 'S3CRET', PORT: 's3cret', AGENT_API_KEY_PEPPER: 's3cret' }
   await assert.rejects(load(env), (error: unknown) => {

@@ -1,7 +1,5 @@
-import { callbackify } from 'node:util'
-import rateLimit, { type FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App } from '#kernel'
+import { access, type App, rateLimit } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { HitScope, Kv } from '#contracts/kv'
@@ -81,7 +79,6 @@ const used = {
 const name = /^[A-Za-z0-9_.-]{1,128}$/
 const namesOf = (request: FastifyRequest) => request.params as { readonly tenant: string; readonly agent: string }
 
-const windowSeconds = 60
 /** Callers that are remembered, and for how long each: a withdrawn key is refused all the same, by the start of its run. */
 const mostRemembered = 10_000
 const rememberMs = 60_000
@@ -255,40 +252,12 @@ export class Admission {
   }
 }
 
-/**
- * The limit of each key, as a hook for routes of a guarded scope. @fastify/rate-limit calls the counter through its store
- * interface and works out what is left; its own hook is not used, because it runs before there is a caller.
- */
-export async function createKeyLimit(app: App, kv: Kv, scope: HitScope) {
-  const count = callbackify(async (key: string, windowMs: number, max: number) => {
-    const hit = await kv.hit(key, max, windowMs / 1_000, scope)
-    // A refused hit is not counted, so the plugin is told of one over the limit.
-    return hit.allowed ? { current: hit.count, ttl: windowMs } : { current: max + 1, ttl: hit.retryAfterMs }
-  })
-  class HitStore {
-    incr(...[key, done, windowMs, max]: Parameters<FastifyRateLimitStore['incr']>): void {
-      count(key, windowMs, max, done)
-    }
-    child(): HitStore {
-      return this
-    }
-  }
-  await app.register(rateLimit, { global: false, store: HitStore })
-  const check = app.createRateLimit({
-    timeWindow: windowSeconds * 1_000,
-    // The purpose is part of the key: several limiters may share one store.
-    keyGenerator: (request) => `ao:chat-key:${callerOf(request).tenantId}:${callerOf(request).keyId}`,
+/** The limit of each key, as a hook for routes of a guarded scope. */
+export const createKeyLimit = (app: App, kv: Pick<Kv, 'hit'>, scope: HitScope) =>
+  rateLimit(app, {
+    name: 'key',
+    keyOf: (request) => `ao:chat-key:${callerOf(request).tenantId}:${callerOf(request).keyId}`,
     max: (request) => callerOf(request).agent.rateLimitRpm,
+    hit: (key, max, windowSeconds) => kv.hit(key, max, windowSeconds, scope),
+    refused: rateLimited,
   })
-  return async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
-    const result = await check(request)
-    // The plugin's name for an allow-listed key; there is no such list here.
-    if (result.isAllowed) return
-    const { max, remaining, ttlInSeconds, isExceeded } = result
-    void reply
-      .header('ratelimit-policy', `"key";q=${max};w=${windowSeconds}`)
-      .header('ratelimit', `"key";r=${isExceeded ? 0 : remaining};t=${ttlInSeconds}`)
-    if (!isExceeded) return
-    throw rateLimited({ headers: { 'retry-after': String(Math.max(1, ttlInSeconds)) }, retryable: true })
-  }
-}

@@ -53,7 +53,7 @@ export default definePlugin({
     const observe = createObserver({ pool, freshMs: config.topologyFreshFor })
     routes('conductor', async (app) => {
       api.protect(app)
-      topologyRoutes(app, { guard: api, kv, requestsPerMinute: config.topologyRequestsPerMinute, observe })
+      await topologyRoutes(app, { guard: api, kv, requestsPerMinute: config.topologyRequestsPerMinute, observe })
     })
     const membership = createMembership({ pool, configured, connect })
     routes('internal', async (app) => {

@@ -1,6 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import type { FastifyReply } from 'fastify'
-import { access, type App, appError } from '#kernel'
+import { access, type App, appError, rateLimit } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
 import { RunnerTopology } from '#contracts/runner'
@@ -39,8 +38,6 @@ const TopologyEntry = Type.Object({
   sidecars: orNull(Type.Array(Slot), 'One slot for each runtime.'),
 })
 
-const windowSeconds = 60
-
 export interface TopologyRoutes {
   readonly guard: Guard
   readonly kv: Pick<Kv, 'hit'>
@@ -48,23 +45,23 @@ export interface TopologyRoutes {
   readonly observe: () => Promise<Sight[]>
 }
 
-export function topologyRoutes(app: App, { guard, kv, requestsPerMinute, observe }: TopologyRoutes): void {
+export async function topologyRoutes(
+  app: App,
+  { guard, kv, requestsPerMinute, observe }: TopologyRoutes,
+): Promise<void> {
   /** Each reading may probe the whole fleet, so a tenant has few of them. */
-  const limit = async (tenantId: string, reply: FastifyReply): Promise<void> => {
-    // The purpose is part of the key: other limits count in the same store.
-    const hit = await kv.hit(`ao:topology:${tenantId}`, requestsPerMinute, windowSeconds)
-    const left = hit.allowed ? requestsPerMinute - hit.count : 0
-    const seconds = hit.allowed ? windowSeconds : Math.max(1, Math.ceil(hit.retryAfterMs / 1_000))
-    void reply
-      .header('ratelimit-policy', `"topology";q=${requestsPerMinute};w=${windowSeconds}`)
-      .header('ratelimit', `"topology";r=${left};t=${seconds}`)
-    if (!hit.allowed) throw rateLimited({ headers: { 'retry-after': String(seconds) }, retryable: true })
-  }
-
+  const limit = await rateLimit(app, {
+    name: 'topology',
+    keyOf: (request) => `ao:topology:${guard.callerOf(request).tenantId}`,
+    max: requestsPerMinute,
+    hit: (...counted) => kv.hit(...counted),
+    refused: rateLimited,
+  })
   app.get(
     '/api/topology',
     {
       ...access('member'),
+      preHandler: limit,
       schema: {
         tags: ['topology'],
         summary: 'Show the runners',
@@ -74,10 +71,7 @@ export function topologyRoutes(app: App, { guard, kv, requestsPerMinute, observe
         response: { 200: Type.Array(TopologyEntry) },
       },
     },
-    async (request, reply) => {
-      await limit(guard.callerOf(request).tenantId, reply)
-      return (await observe()).map(entryOf)
-    },
+    async () => (await observe()).map(entryOf),
   )
 }
 

@@ -28,7 +28,7 @@ export default definePlugin({
     const fanOut = createFanOut({ pool, log, onDropped: metrics.dropped })
     const clientOf = createClientAddress(trustedProxies)
     routes('conductor', async (app) => {
-      sandboxEventRoutes(app, { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf })
+      await sandboxEventRoutes(app, { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf })
     })
     return {}
   },

@@ -1,7 +1,6 @@
 import { Type } from '@sinclair/typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { access, type App, appError, failure } from '#kernel'
+import { access, type App, appError, failure, rateLimit } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import type { SandboxEventDecoder } from '#contracts/sandbox'
 import { countedAs } from './client-address.ts'
@@ -11,7 +10,6 @@ const unknownProvider = appError('not_found', 404, 'No sandbox provider of this 
 const unreadableEvent = appError('unreadable_event', 400, 'The body cannot be read, or is larger than 64 KiB.')
 const rateLimited = appError('rate_limited', 429, 'Too many deliveries from this address; wait as Retry-After says.')
 
-const windowSeconds = 60
 /** Specification 4.9. */
 const bodyLimit = 64 * 1024
 
@@ -33,21 +31,19 @@ export interface SandboxEventRoutes {
   readonly clientOf: (peer: string, forwardedFor: string | string[] | undefined) => string
 }
 
-export function sandboxEventRoutes(app: App, options: SandboxEventRoutes): void {
+export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promise<void> {
   const { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf } = options
   /** The route is open to anybody: an address has its share of it. */
-  const limit = async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
-    const client = countedAs(clientOf(request.ip, request.headers['x-forwarded-for']))
-    const hit = await kv.hit(`ao:sandbox-events:${client}`, requestsPerMinute, windowSeconds)
-    const left = hit.allowed ? requestsPerMinute - hit.count : 0
-    const seconds = hit.allowed ? windowSeconds : Math.max(1, Math.ceil(hit.retryAfterMs / 1_000))
-    void reply
-      .header('ratelimit-policy', `"sandbox-events";q=${requestsPerMinute};w=${windowSeconds}`)
-      .header('ratelimit', `"sandbox-events";r=${left};t=${seconds}`)
-    if (hit.allowed) return
-    metrics.count('limited')
-    throw rateLimited({ headers: { 'retry-after': String(seconds) }, retryable: true })
-  }
+  const limit = await rateLimit(app, {
+    name: 'sandbox-events',
+    keyOf: ({ ip, headers }) => `ao:sandbox-events:${countedAs(clientOf(ip, headers['x-forwarded-for']))}`,
+    max: requestsPerMinute,
+    hit: (...counted) => kv.hit(...counted),
+    refused(when) {
+      metrics.count('limited')
+      return rateLimited(when)
+    },
+  })
 
   // Signatures are over the bytes, whatever they are said to be.
   app.removeAllContentTypeParsers()
