@@ -10,7 +10,7 @@ import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './chores.ts'
 import { createMetrics } from './metrics.ts'
 import { createFollower } from './public-run.ts'
-import { runRoutes } from './runs.routes.ts'
+import { conversationRoutes, runRoutes } from './runs.routes.ts'
 import { SyncWaits } from './sync-waits.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
@@ -50,6 +50,7 @@ export default definePlugin({
       await app.register(async (guarded) => {
         admission.guard(guarded, 'database')
         runRoutes(guarded, common)
+        conversationRoutes(guarded, common)
       })
     })
     onStart(async () => {

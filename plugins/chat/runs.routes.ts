@@ -25,7 +25,7 @@ interface Dependencies {
 
 const tags = ['chat']
 
-/** What a client may ask about its runs and conversations. Those of another agent do not exist for it. */
+/** What a client may ask about its runs. Those of another agent do not exist for it. */
 export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs }: Dependencies): void {
   const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
     const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
@@ -100,6 +100,10 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
       return reply.code(204).send()
     },
   )
+}
+
+/** What a client may ask about its conversations. */
+export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'database'>): void {
   app.get(
     '/v1/chat/:tenant/:agent/conversations/:id',
     {

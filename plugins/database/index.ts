@@ -4,7 +4,7 @@ import { definePlugin, maybe, Settings } from '#kernel'
 import { Database, DatabaseServer } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { dsnOf, dsnProblem } from './address.ts'
-import { createListener } from './listener.ts'
+import { Listener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
 import { openDatabase } from './opening.ts'
 import { openPool } from './pool.ts'
@@ -54,7 +54,7 @@ export default definePlugin({
       gate,
     })
     onStop(() => pool.close())
-    const listener = createListener(dsn, log)
+    const listener = new Listener(dsn, log)
     onStop(() => listener.close())
     new Gauge({
       name: 'agent_orc_database_connections',

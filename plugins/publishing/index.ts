@@ -6,7 +6,7 @@ import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
 import { Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
-import { metricsRoutes, publishingRoutes } from './routes.ts'
+import { metricsRoutes, publishedRoutes, publishingRoutes } from './routes.ts'
 import { createPublishingService } from './service.ts'
 
 export default definePlugin({
@@ -32,6 +32,7 @@ export default definePlugin({
     const service = createPublishingService({ database, profiles, tokens, webhooks, publicHost: config.publicHost })
     routes('conductor', async (app) => {
       guard.protect(app)
+      publishedRoutes(app, guard, service)
       publishingRoutes(app, guard, service)
       keyRoutes(app, guard, service)
       if (stats) metricsRoutes(app, guard, service, stats)

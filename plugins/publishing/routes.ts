@@ -10,25 +10,8 @@ import type { PublishingService } from './service.ts'
 
 const tags = ['publishing']
 
+/** To publish a profile, and to end that. */
 export function publishingRoutes(app: App, guard: Guard, service: PublishingService): void {
-  app.get(
-    '/api/published',
-    {
-      ...access('member'),
-      schema: {
-        tags,
-        summary: 'List published agents',
-        description: 'Those that are published now, by the name of their profile.',
-        querystring: PageQuery,
-        response: { 200: Type.Array(PublishedAgent) },
-      },
-    },
-    async (request, reply) => {
-      const { agents, total } = await service.list(guard.callerOf(request).tenantId, request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return agents
-    },
-  )
   app.post(
     '/api/profiles/:name/publish',
     {
@@ -48,6 +31,45 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
       if (!isProfileName(request.params.name)) throw unknownProfile()
       const agent = await service.publish(guard.callerOf(request).tenantId, request.params.name, request.body)
       return reply.code(201).send(agent)
+    },
+  )
+  app.delete(
+    '/api/profiles/:name/published',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Unpublish a profile',
+        description: 'Its keys stop working and its slug is free at once; its conversations are kept.',
+        params: NameParams,
+        response: { 204: NoContent },
+      },
+    },
+    async (request, reply) => {
+      await service.unpublish(guard.callerOf(request).tenantId, publishable(request.params.name))
+      return reply.code(204).send()
+    },
+  )
+}
+
+/** What is published, and how. */
+export function publishedRoutes(app: App, guard: Guard, service: PublishingService): void {
+  app.get(
+    '/api/published',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List published agents',
+        description: 'Those that are published now, by the name of their profile.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(PublishedAgent) },
+      },
+    },
+    async (request, reply) => {
+      const { agents, total } = await service.list(guard.callerOf(request).tenantId, request.query)
+      void reply.headers(pageHeaders(request.url, request.query, total))
+      return agents
     },
   )
   app.get(
@@ -79,23 +101,6 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
     },
     async (request) => {
       return service.change(guard.callerOf(request).tenantId, publishable(request.params.name), request.body)
-    },
-  )
-  app.delete(
-    '/api/profiles/:name/published',
-    {
-      ...access('admin'),
-      schema: {
-        tags,
-        summary: 'Unpublish a profile',
-        description: 'Its keys stop working and its slug is free at once; its conversations are kept.',
-        params: NameParams,
-        response: { 204: NoContent },
-      },
-    },
-    async (request, reply) => {
-      await service.unpublish(guard.callerOf(request).tenantId, publishable(request.params.name))
-      return reply.code(204).send()
     },
   )
 }

@@ -20,99 +20,117 @@ interface DelivererOptions {
 }
 
 /** Empties the outbox, tenant by tenant. Any number of processes may do so at once: each takes what no other has. */
-interface Deliverer {
-  /** Something of this tenant is due, or may be. */
-  wake(tenantId: string): void
-  /** Takes nothing any more, and resolves when what was on its way is settled. */
-  stop(): Promise<void>
-}
+export class Deliverer {
+  readonly #outbox: DelivererOptions['outbox']
+  readonly #attempt: DelivererOptions['attempt']
+  readonly #log: FastifyBaseLogger
+  readonly #due = new Set<string>()
+  /** Messages on their way, by tenant. */
+  readonly #underWay = new Map<string, number>()
+  #total = 0
+  readonly #timers = new Map<string, { readonly at: number; readonly timer: NodeJS.Timeout }>()
+  readonly #work = new Set<Promise<void>>()
+  #pumping = false
+  #stopped = false
 
-export function createDeliverer({ outbox, attempt, log }: DelivererOptions): Deliverer {
-  const due = new Set<string>()
-  const underWay = new Map<string, number>()
-  const timers = new Map<string, { readonly at: number; readonly timer: NodeJS.Timeout }>()
-  const work = new Set<Promise<void>>()
-  let total = 0
-  let stopped = false
-
-  const later = (tenantId: string, inMs: number): void => {
-    const known = timers.get(tenantId)
-    const at = Date.now() + Math.max(inMs, 10)
-    if (stopped || inMs > maxWaitMs || (known && known.at <= at)) return
-    clearTimeout(known?.timer)
-    const timer = setTimeout(() => {
-      timers.delete(tenantId)
-      wake(tenantId)
-    }, at - Date.now()).unref()
-    timers.set(tenantId, { at, timer })
+  constructor({ outbox, attempt, log }: DelivererOptions) {
+    this.#outbox = outbox
+    this.#attempt = attempt
+    this.#log = log
   }
-  const deliver = async (tenantId: string, message: Taken): Promise<void> => {
-    try {
-      const how = await attempt(tenantId, message)
-      await outbox.settle(tenantId, message, how)
-      if (how.state === 'pending') later(tenantId, how.inMs)
-      if (how.state === 'dead') log.warn({ delivery: message.id, runId: message.runId }, 'a webhook was given up')
-    } catch (err) {
-      // Its lease runs out, and it is sent again: receivers know it by its id.
-      log.warn({ err, delivery: message.id }, 'what became of a webhook could not be stored')
+
+  /** Something of this tenant is due, or may be. */
+  wake(tenantId: string): void {
+    this.#due.add(tenantId)
+    this.#pump()
+  }
+
+  /** Takes nothing any more, and resolves when what was on its way is settled. */
+  async stop(): Promise<void> {
+    this.#stopped = true
+    for (const { timer } of this.#timers.values()) clearTimeout(timer)
+    while (this.#work.size > 0) await Promise.all(this.#work)
+  }
+
+  #pump(): void {
+    if (this.#pumping || this.#stopped) return
+    this.#pumping = true
+    this.#track(
+      this.#round().finally(() => {
+        this.#pumping = false
+        if (!this.#stopped && this.#total < abreast && [...this.#due].some((id) => this.#hasRoom(id))) this.#pump()
+      }),
+    )
+  }
+
+  async #round(): Promise<void> {
+    for (const tenantId of this.#due) {
+      if (this.#stopped || this.#total >= abreast) break
+      if (!this.#hasRoom(tenantId)) continue
+      this.#due.delete(tenantId)
+      await this.#serve(tenantId).catch((err: unknown) => {
+        this.#log.warn({ err }, 'the webhook outbox could not be read')
+        this.#later(tenantId, 5_000)
+      })
     }
   }
-  const serve = async (tenantId: string): Promise<void> => {
-    const room = Math.min(perTenant - (underWay.get(tenantId) ?? 0), abreast - total)
-    const { taken, inMs } = await outbox.take(tenantId, room, leaseMs)
-    if (inMs !== undefined) later(tenantId, inMs)
-    total += taken.length
-    underWay.set(tenantId, (underWay.get(tenantId) ?? 0) + taken.length)
-    if (taken.length === room) due.add(tenantId)
+
+  async #serve(tenantId: string): Promise<void> {
+    const room = Math.min(perTenant - this.#countOf(tenantId), abreast - this.#total)
+    const { taken, inMs } = await this.#outbox.take(tenantId, room, leaseMs)
+    if (inMs !== undefined) this.#later(tenantId, inMs)
+    this.#count(tenantId, taken.length)
+    if (taken.length === room) this.#due.add(tenantId)
     for (const message of taken) {
-      track(
-        deliver(tenantId, message).finally(() => {
-          total--
-          const left = underWay.get(tenantId)! - 1
-          if (left === 0) underWay.delete(tenantId)
-          else underWay.set(tenantId, left)
-          pump()
+      this.#track(
+        this.#deliver(tenantId, message).finally(() => {
+          this.#count(tenantId, -1)
+          this.#pump()
         }),
       )
     }
   }
-  const track = (promise: Promise<void>): void => {
-    work.add(promise)
-    void promise.finally(() => work.delete(promise))
-  }
-  let pumping = false
-  const pump = (): void => {
-    if (pumping || stopped) return
-    pumping = true
-    const round = async (): Promise<void> => {
-      for (const tenantId of due) {
-        if (stopped || total >= abreast) break
-        if ((underWay.get(tenantId) ?? 0) >= perTenant) continue
-        due.delete(tenantId)
-        await serve(tenantId).catch((err: unknown) => {
-          log.warn({ err }, 'the webhook outbox could not be read')
-          later(tenantId, 5_000)
-        })
-      }
+
+  async #deliver(tenantId: string, message: Taken): Promise<void> {
+    const of = { delivery: message.id, runId: message.runId }
+    try {
+      const how = await this.#attempt(tenantId, message)
+      await this.#outbox.settle(tenantId, message, how)
+      if (how.state === 'pending') this.#later(tenantId, how.inMs)
+      if (how.state === 'dead') this.#log.warn(of, 'a webhook was given up')
+    } catch (err) {
+      // Its lease runs out, and it is sent again: receivers know it by its id.
+      this.#log.warn({ err, ...of }, 'what became of a webhook could not be stored')
     }
-    track(
-      round().finally(() => {
-        pumping = false
-        if (!stopped && total < abreast && [...due].some((id) => (underWay.get(id) ?? 0) < perTenant)) pump()
-      }),
-    )
   }
-  const wake = (tenantId: string): void => {
-    due.add(tenantId)
-    pump()
+
+  #later(tenantId: string, inMs: number): void {
+    const known = this.#timers.get(tenantId)
+    const at = Date.now() + Math.max(inMs, 10)
+    if (this.#stopped || inMs > maxWaitMs || (known && known.at <= at)) return
+    clearTimeout(known?.timer)
+    const timer = setTimeout(() => {
+      this.#timers.delete(tenantId)
+      this.wake(tenantId)
+    }, at - Date.now()).unref()
+    this.#timers.set(tenantId, { at, timer })
   }
-  return {
-    wake,
-    async stop() {
-      stopped = true
-      for (const { timer } of timers.values()) clearTimeout(timer)
-      while (work.size > 0) await Promise.all(work)
-    },
+
+  #countOf(tenantId: string): number {
+    return this.#underWay.get(tenantId) ?? 0
+  }
+  #hasRoom(tenantId: string): boolean {
+    return this.#countOf(tenantId) < perTenant
+  }
+  #count(tenantId: string, more: number): void {
+    this.#total += more
+    const now = this.#countOf(tenantId) + more
+    if (now === 0) this.#underWay.delete(tenantId)
+    else this.#underWay.set(tenantId, now)
+  }
+  #track(promise: Promise<void>): void {
+    this.#work.add(promise)
+    void promise.finally(() => this.#work.delete(promise))
   }
 }
 

@@ -6,10 +6,10 @@ import { Database } from '#contracts/database'
 import { RunStore } from '#contracts/run-store'
 import { Webhooks } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
-import { createDeliverer, startRounds } from './deliverer.ts'
+import { Deliverer, startRounds } from './deliverer.ts'
 import { webhooksUnavailable } from './errors.ts'
 import { createPolicy } from './policy.ts'
-import { webhookRoutes } from './routes.ts'
+import { deliveryRoutes, secretRoutes } from './routes.ts'
 import { createSecrets } from './secrets.ts'
 import { createWebhookService } from './service.ts'
 import { createOutbox } from './store.ts'
@@ -43,7 +43,7 @@ export default definePlugin({
     const outbox = createOutbox(database)
     const stopping = new AbortController()
     const attempt = createAttempt({ database, store, secrets, policy, timeoutMs: timeout, stop: stopping.signal })
-    const deliverer = createDeliverer({
+    const deliverer = new Deliverer({
       outbox,
       log,
       async attempt(tenantId, message) {
@@ -69,7 +69,8 @@ export default definePlugin({
     const service = createWebhookService({ database, outbox, secrets, wake })
     routes('conductor', async (app) => {
       guard.protect(app)
-      webhookRoutes(app, guard, service)
+      deliveryRoutes(app, guard, service)
+      secretRoutes(app, guard, service)
     })
     return {
       webhooks: {

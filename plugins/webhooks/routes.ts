@@ -7,7 +7,7 @@ import type { WebhookService } from './service.ts'
 
 const tags = ['webhooks']
 
-export function webhookRoutes(app: App, guard: Guard, service: WebhookService): void {
+export function deliveryRoutes(app: App, guard: Guard, service: WebhookService): void {
   app.get(
     '/api/webhooks/deliveries',
     {
@@ -57,6 +57,9 @@ export function webhookRoutes(app: App, guard: Guard, service: WebhookService): 
       return reply.code(202).send(delivery)
     },
   )
+}
+
+export function secretRoutes(app: App, guard: Guard, service: WebhookService): void {
   app.get(
     '/api/webhooks/secret',
     {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { pino } from 'pino'
 import { outcomeOf, schedule } from '../attempt.ts'
-import { createDeliverer } from '../deliverer.ts'
+import { Deliverer } from '../deliverer.ts'
 import type { Settled, Taken } from '../store.ts'
 
 const log = pino({ level: 'silent' })
@@ -16,7 +16,7 @@ test('one tenant with a slow receiver leaves room for the others', async () => {
   ])
   const begun: string[] = []
   const held: (() => void)[] = []
-  const deliverer = createDeliverer({
+  const deliverer = new Deliverer({
     log,
     outbox: {
       take: async (tenantId, limit) => ({ taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }),
