@@ -2,42 +2,15 @@ import { Value } from '@sinclair/typebox/value'
 import { type Profile, ProfileInput } from '#contracts/profiles'
 import type { ReplaceProfile } from './schema.ts'
 
-/** The stored part of a profile: everything but its name, id, version and times. */
-export type ProfileDocument = Omit<Profile, 'name' | 'id' | 'version' | 'createdAt' | 'updatedAt'>
+/** Fields of a profile that have columns of their own, or are computed when it is read. */
+const apart = ['name', 'id', 'version', 'createdAt', 'updatedAt', 'workerPlacement'] as const
 
-type Filled = ReplaceProfile &
-  Pick<ProfileDocument, 'runtime' | 'model' | 'instructions' | 'tools' | 'skills' | 'mcpServers' | 'workerMode'>
+/** The stored part of a profile: every other field. */
+export type ProfileDocument = Omit<Profile, (typeof apart)[number]>
 
-/** Takes from a body what is stored, with the schema's defaults for what it leaves out. */
+/** Takes from a body what is stored, with the schema's defaults for what it leaves out. A new field is not named here. */
 export function documentOf(input: ReplaceProfile): ProfileDocument {
-  const {
-    runtime,
-    model,
-    instructions,
-    tools,
-    skills,
-    mcpServers,
-    workerMode,
-    sandbox,
-    delegates,
-    limits,
-    onCrash,
-    metadata,
-    pool,
-  } = Value.Default(ProfileInput, { ...input }) as Filled
-  return {
-    runtime,
-    model,
-    instructions,
-    tools,
-    skills,
-    mcpServers,
-    workerMode,
-    ...(sandbox === undefined ? {} : { sandbox }),
-    ...(delegates === undefined ? {} : { delegates }),
-    limits: limits ?? {},
-    ...(onCrash === undefined ? {} : { onCrash }),
-    metadata: metadata ?? {},
-    ...(pool === undefined ? {} : { pool }),
-  }
+  const filled = Value.Default(ProfileInput, { ...input }) as ReplaceProfile
+  const written = Object.entries(filled).filter(([field]) => !apart.some((one) => one === field))
+  return { limits: {}, metadata: {}, ...Object.fromEntries(written) } as ProfileDocument
 }

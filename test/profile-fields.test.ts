@@ -1,0 +1,194 @@
+import assert from 'node:assert/strict'
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { type TestContext, test } from 'node:test'
+import { parseEnv } from 'node:util'
+import { Value } from '@sinclair/typebox/value'
+import type { TSchema } from '@sinclair/typebox'
+import { boot, type Plugin, type Running } from '#kernel'
+import { type Profile, ProfileInput } from '#contracts/profiles'
+import { defineRuntime } from '#contracts/runtime'
+import { freshDatabase } from '#testing'
+import { loadRole, root } from '../kernel/config.ts'
+
+// Made from the schema: a field that is added to a profile is sent along every path without being named here.
+
+/** Fields whose value has to name something that exists. Every other one gets a value of its schema. */
+const named: Partial<ProfileInput> = {
+  name: 'whole',
+  id: 'prof_whole',
+  runtime: 'recorder',
+  model: 'builtin/other',
+  tools: ['calculate'],
+  skills: ['using-pdf'],
+  mcpServers: ['files'],
+  sandbox: { provider: 'process', template: 'python', resources: { memoryMb: 64 } },
+  pool: 'gpu',
+}
+/** What a client may send back and the server computes. */
+const computed = ['workerPlacement']
+const fields = Object.keys(ProfileInput.properties).filter((field) => !computed.includes(field))
+
+/** A value that no default is, with all that is optional in it. */
+function valueOf(schema: TSchema): unknown {
+  if (schema['const'] !== undefined) return schema['const']
+  const choices = schema['anyOf'] as TSchema[] | undefined
+  if (choices) return valueOf(choices.at(-1)!)
+  switch (schema['type']) {
+    case 'string':
+      return 'text'
+    case 'boolean':
+      return schema['default'] !== true
+    case 'integer':
+    case 'number':
+      return (schema['maximum'] as number | undefined) ?? ((schema['minimum'] as number | undefined) ?? 0) + 1
+    case 'array':
+      return [valueOf(schema['items'] as TSchema)]
+    case 'object': {
+      const properties = schema['properties'] as Record<string, TSchema> | undefined
+      if (!properties) return { key: ['value'] }
+      return Object.fromEntries(Object.entries(properties).map(([name, one]) => [name, valueOf(one)]))
+    }
+    default:
+      return assert.fail(`a value for ${JSON.stringify(schema)} has to be given in 'named'`)
+  }
+}
+
+function wholeProfile(): Record<string, unknown> {
+  const whole: Record<string, unknown> = { ...named }
+  for (const [field, schema] of Object.entries<TSchema>(ProfileInput.properties)) {
+    if (computed.includes(field)) continue
+    whole[field] ??= valueOf(schema)
+    assert.notDeepEqual(whole[field], schema['default'], `${field} must differ from its default to be missed`)
+  }
+  assert.ok(Value.Check(ProfileInput, whole), JSON.stringify([...Value.Errors(ProfileInput, whole)]))
+  return whole
+}
+
+/** What of an answer a client wrote. */
+const written = (profile: object): object =>
+  Object.fromEntries(Object.entries(profile).filter(([field]) => fields.includes(field)))
+
+/** Conductor, runner and sidecar as they run apart, with HTTP between them; the sidecar has a runtime that keeps what it gets. */
+async function startFleet(t: TestContext) {
+  const folder = await mkdtemp(join(tmpdir(), 'ao-fields-'))
+  t.after(() => rm(folder, { recursive: true }))
+  await mkdir(join(folder, 'using-pdf'))
+  await writeFile(join(folder, 'using-pdf/SKILL.md'), '# PDF')
+  const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
+  const common = {
+    ...sample,
+    POSTGRES_DSN: await freshDatabase(t),
+    REDIS_URL: '',
+    RUNNER_BASE_URL: '',
+    AGENT_ORC_SKILLS_DIR: folder,
+    AGENT_ORC_BOOTSTRAP_KEY: 'bootstrap-of-the-test-0123456789abcdef',
+    AGENT_ORC_SANDBOX_PROCESS: 'true',
+    AGENT_ORC_WORKER_PORT: '0',
+    LOG_LEVEL: 'silent',
+  }
+  const start = async (name: string, env: Record<string, string>, ...added: Plugin[]): Promise<Running> => {
+    const role = await loadRole(join(root, `config/${name}.yaml`), { env: { ...common, ...env } })
+    const plugins = role.plugins.map((entry) =>
+      entry.name === 'mcp-servers'
+        ? { ...entry, config: { servers: { files: { url: 'http://127.0.0.1:1/' } } } }
+        : entry,
+    )
+    const kernel = await boot({
+      ...role,
+      plugins: [...plugins, ...added.map((plugin) => ({ name: plugin.name, plugin }))],
+    })
+    t.after(() => kernel.stop())
+    return kernel
+  }
+  const ran: Profile[] = []
+  const recorder = defineRuntime({
+    name: 'recorder',
+    create: async () => ({
+      contract: 'runtime/1',
+      async *run({ profile }) {
+        ran.push(profile)
+        yield { type: 'result', text: 'done', finishReason: 'stop' }
+      },
+    }),
+  })
+  const sidecar = await start('sidecar', { PORT: '0' }, recorder)
+  const settings = { SIDECAR_URL: sidecar.urls['sidecar']!, RUNNER_DRAIN: '0s' }
+  let runner = await start('runner', { ...settings, RUNNER_PORT: '0' })
+  const runnerUrl = runner.urls['runner']!
+  const conductor = await start('conductor', { PORT: '0', INTERNAL_PORT: '', RUNNER_URLS: runnerUrl })
+  const call = async <T>(method: string, path: string, body?: object): Promise<T> => {
+    const response = await fetch(`${conductor.urls['conductor']}${path}`, {
+      method,
+      headers: { authorization: `Bearer ${common.AGENT_ORC_BOOTSTRAP_KEY}`, 'content-type': 'application/json' },
+      body: body === undefined ? null : JSON.stringify(body),
+    })
+    const text = await response.text()
+    assert.ok(response.ok, `${method} ${path}: ${response.status} ${text}`)
+    return (text === '' ? undefined : JSON.parse(text)) as T
+  }
+  return {
+    call,
+    onRunner: async () => {
+      const answer = await fetch(`${runnerUrl}/runner/profiles`, { headers: { 'x-tenant-id': 'default' } })
+      return (await answer.json()) as Profile[]
+    },
+    /** Runs it and resolves to the profile that its runtime got. */
+    async run(task: object): Promise<{ profile: Profile; sessionId: string }> {
+      const { runId, sessionId } = await call<{ runId: string; sessionId: string }>('POST', '/api/runs', task)
+      for (;;) {
+        const { status, error } = await call<{ status: string; error?: object }>('GET', `/api/runs/${runId}`)
+        if (status === 'ok') return { profile: ran.at(-1)!, sessionId }
+        assert.ok(['queued', 'running'].includes(status), `${status} ${JSON.stringify(error)}`)
+        await new Promise((resolve) => setTimeout(resolve, 10))
+      }
+    },
+    /** The runner forgets everything, as after a crash. */
+    async restartRunner(): Promise<void> {
+      await runner.stop()
+      runner = await start('runner', { ...settings, RUNNER_PORT: new URL(runnerUrl).port })
+    },
+  }
+}
+
+test('every field of a profile is stored, listed, versioned, restored and told to runners as it was written', async (t) => {
+  const { call, onRunner } = await startFleet(t)
+  const whole = wholeProfile()
+  await call('POST', '/api/pools', { name: 'gpu' })
+  const created = await call<Profile>('POST', '/api/profiles', whole)
+  const paths: Record<string, object> = { 'POST /api/profiles': created }
+  paths['GET'] = await call<Profile>('GET', '/api/profiles/whole')
+  paths['the list'] = (await call<Profile[]>('GET', '/api/profiles'))[0]!
+  paths['the runner'] = (await onRunner())[0]!
+  const version = async (n: number) =>
+    (await call<{ profile: Profile }>('GET', `/api/profiles/whole/versions/${n}`)).profile
+  paths['its version'] = await version(1)
+  // What is read may be sent back, and what is left out is at its default again.
+  await call('PUT', '/api/profiles/whole', {})
+  assert.notDeepEqual(written(await call<Profile>('GET', '/api/profiles/whole')), whole)
+  paths['PUT'] = await call<Profile>('PUT', '/api/profiles/whole', created)
+  paths['the version of PUT'] = await version(3)
+  await call('PUT', '/api/profiles/whole', {})
+  paths['restore'] = await call<Profile>('POST', '/api/profiles/whole/versions/1/restore')
+  paths['the version of restore'] = await version(5)
+  paths['the runner after restore'] = (await onRunner())[0]!
+  for (const [path, profile] of Object.entries(paths)) assert.deepEqual(written(profile), whole, path)
+})
+
+test('every field of a profile reaches the runtime, by a new session, a later run and a runner that had forgotten it', async (t) => {
+  const { call, run, restartRunner } = await startFleet(t)
+  // With a worker of its own, a run would be executed by a runtime that is not of this test.
+  const whole = { ...wholeProfile(), workerMode: 'static' }
+  await call('POST', '/api/pools', { name: 'gpu' })
+  await call('POST', '/api/profiles', whole)
+  const first = await run({ profile: 'whole', prompt: 'one' })
+  assert.deepEqual(written(first.profile), whole, 'a new session')
+  assert.ok(first.profile.placement, 'with the pool as it was')
+  const { sessionId } = first
+  // The session keeps its snapshot, whatever becomes of the profile.
+  await call('PUT', '/api/profiles/whole', { runtime: 'recorder' })
+  assert.deepEqual((await run({ profile: 'whole', sessionId, prompt: 'two' })).profile, first.profile, 'a later run')
+  await restartRunner()
+  assert.deepEqual((await run({ profile: 'whole', sessionId, prompt: 'three' })).profile, first.profile, 'hydrated')
+})
