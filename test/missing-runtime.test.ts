@@ -10,7 +10,7 @@ import fleet from '../plugins/fleet/index.ts'
 import runHost from '../plugins/run-host/index.ts'
 import runner from '../plugins/runner/index.ts'
 import sidecarLinks from '../plugins/sidecar-links/index.ts'
-import toolkit from '../plugins/toolkit/index.ts'
+import tools from '../plugins/tools/index.ts'
 import { eventually } from './e2e/cluster.ts'
 
 test('what a runtime misses is what is said to whoever wants it, all the way from its sidecar', async (t) => {
@@ -28,7 +28,7 @@ test('what a runtime misses is what is said to whoever wants it, all the way fro
   const runtimes = fake(Runtimes, { general: runtime, other: { ...runtime, missing } })
   const guard = { protect() {} } as unknown as Guard
   const around = [fake(ApiGuard, guard), fake(InternalGuard, guard), fake(Kv, {} as Kv)]
-  await testKernel(t, [runtimes, runHost, sidecarLinks, toolkit, runner, fleet, ...around, probe], { listen: true })
+  await testKernel(t, [runtimes, runHost, sidecarLinks, tools, runner, fleet, ...around, probe], { listen: true })
   await eventually('the runner is known', async () => pool!.fleet()[0]?.capabilitiesKnown)
   assert.deepEqual(pool!.fleet()[0]!.capabilities, ['general'])
   assert.ok(pool!.place({ runtime: 'general' }))

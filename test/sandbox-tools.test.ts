@@ -9,7 +9,7 @@ import { type SessionSandbox, type ToolContext, Toolkit, type ToolResult } from 
 import { testKernel, testToolContext } from '#testing'
 import sandboxes from '../plugins/sandboxes/index.ts'
 import skillFolders from '../plugins/skill-folders/index.ts'
-import toolkitPlugin from '../plugins/toolkit/index.ts'
+import tools from '../plugins/tools/index.ts'
 import { createTools } from '../plugins/worker/tools/tools.ts'
 
 /** The tools of the runner with those of a worker behind them: what a sandbox adds is tested where sandboxes are. */
@@ -28,7 +28,7 @@ async function staged(t: TestContext) {
   const workspace = join(folder, 'workspace')
   const skills = join(folder, 'skills')
   const folders = { name: 'skill-folders', plugin: skillFolders, config: { dir: skills } }
-  await testKernel(t, [toolkitPlugin, sandboxes, folders, grab], { listeners: ['runner', 'workers'] })
+  await testKernel(t, [tools, sandboxes, folders, grab], { listeners: ['runner', 'workers'] })
   const settings = { workspace, path: process.env['PATH']!, lang: 'C.UTF-8', tmpDir: '/tmp' }
   const worker = await createTools(settings, pino({ level: 'silent' }))
   const limits: number[] = []

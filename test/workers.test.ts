@@ -10,8 +10,8 @@ import { PlatformTools } from '#contracts/tools'
 import { workerPaths } from '#contracts/wire/worker'
 import { fake, startScriptedWorker, testKernel, testProfile, type WorkerScript } from '#testing'
 import runnerPlugin from '../plugins/runner/index.ts'
-import sessionMcp from '../plugins/session-mcp/index.ts'
-import toolkit from '../plugins/toolkit/index.ts'
+import sessionMcp from '../plugins/tools/mcp/index.ts'
+import tools from '../plugins/tools/index.ts'
 import { createWorkerTokens } from '../plugins/sandboxes/hub/tokens.ts'
 import { hubPlugin } from '../plugins/sandboxes/test/hub.ts'
 import { operationsOf } from './openapi-operations.ts'
@@ -171,7 +171,7 @@ async function withWorker(t: TestContext, script: WorkerScript) {
       plugin,
       fake(Sidecars, { forRuntime: () => wired.link!, runtimes: async () => ['general'], slots: () => [] }),
       fake(PlatformTools, {}),
-      toolkit,
+      tools,
       runnerPlugin,
       probe,
     ],

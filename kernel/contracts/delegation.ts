@@ -1,5 +1,4 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { capability } from '../plugin.ts'
 
 /** A tool call that waits until a conductor has run another profile for it. */
 export const Delegation = Type.Object({
@@ -23,14 +22,13 @@ export const DelegationAnswer = Type.Object({
 })
 export type DelegationAnswer = Static<typeof DelegationAnswer>
 
-/** `progress` events with this stage tell readers of a delegation, and a conductor to look what is waiting. */
+/** `progress` events with this stage tell readers of a delegation, and a conductor to take what is waiting. */
 export const delegationStage = 'delegation'
 
 /** The delegations of a runner that wait. A worker can write a `progress` event, but not put anything in here. */
-export interface RunnerDelegations {
+export interface Delegations {
   /** Those of a session that wait; from then on they count as taken. */
   take(tenantId: string, sessionId: string): readonly Delegation[]
   /** False: nobody waits for it any more. */
   answer(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): boolean
 }
-export const RunnerDelegations = capability<RunnerDelegations>('runner.delegations')

@@ -1,5 +1,6 @@
 import type { Static } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
+import type { Delegations } from './delegation.ts'
 import type { ProgressEvent } from './run-event.ts'
 
 /** Who calls a tool, from the runner's own records: a model cannot choose any of it. */
@@ -63,7 +64,8 @@ export const PlatformTools = slot<PlatformTool>('runner.tools')
 export interface Toolkit {
   /** All tools, or those of `names` that exist, sorted by name. */
   specs(names?: readonly string[]): ToolSpec[]
-  has(name: string): boolean
+  /** The calls of the tool `delegate` that wait. */
+  readonly delegations: Delegations
   /** Never rejects for a tool's own failure. An unknown tool or input against its schema is `{ok: false}`. */
   invoke(name: string, input: unknown, context: ToolContext): Promise<ToolResult>
 }

@@ -1,6 +1,5 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
-import { RunnerDelegations } from '#contracts/delegation'
 import { LocalRunners, RunnerSessions } from '#contracts/runner'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
@@ -40,7 +39,6 @@ export default definePlugin({
     sidecars: Sidecars,
     toolkit: Toolkit,
     sandboxes: maybe(SandboxWorkers),
-    waiting: maybe(RunnerDelegations),
   },
   provides: { locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
@@ -64,7 +62,7 @@ export default definePlugin({
     const broadcast = new Broadcast((...change) => sandboxes?.sawProfile(...change))
     const runner = createRunner({
       executors: deps,
-      waiting: deps.waiting,
+      waiting: toolkit.delegations,
       table,
       conversations,
       runs,

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { RunnerDelegations } from '#contracts/delegation'
+import type { Delegations } from '#contracts/delegation'
 import { newSessionId, runnerHash } from '#contracts/ids'
 import type { RunnerInfo, RunnerLink, RunnerSession } from '#contracts/runner'
 import type { Broadcast } from './broadcast.ts'
@@ -17,8 +17,8 @@ const nobodyMs = 10_000
 /** What a runner is made of. */
 export interface RunnerParts {
   readonly executors: Executors
-  /** Undefined: no tool of this runner delegates. */
-  readonly waiting: RunnerDelegations | undefined
+  /** Tool calls that wait for a run of another profile. */
+  readonly waiting: Delegations
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly runs: Runs
@@ -93,8 +93,8 @@ export function createRunner(parts: RunnerParts): Runner {
     workerLeases: async (tenantId, signal) => (await sandboxes?.leases(tenantId, signal)) ?? [],
     workerLease: async (tenantId, id, signal) => sandboxes?.lease(tenantId, id, signal),
     invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
-    delegations: async (tenantId, id) => waiting?.take(tenantId, id) ?? [],
-    answerDelegation: async (...answer) => void waiting?.answer(...answer),
+    delegations: async (tenantId, id) => waiting.take(tenantId, id),
+    answerDelegation: async (...answer) => void waiting.answer(...answer),
     // This runner has no VFS manager.
     vfsLeases: async () => [],
     vfsLease: async () => undefined,

@@ -137,7 +137,7 @@ export async function runnerOf(
     }),
     fake(Toolkit, {
       specs: (wanted) => names.filter((name) => !wanted || wanted.includes(name)).map(spec),
-      has: (name) => names.includes(name),
+      delegations: { take: () => [], answer: () => false },
       async invoke(name, input, context) {
         invoked.push({ name, context })
         return input === undefined ? { ok: false, content: 'No input.' } : { ok: true, content: 'done' }

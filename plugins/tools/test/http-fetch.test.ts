@@ -4,8 +4,8 @@ import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { gzipSync } from 'node:zlib'
 import { isPublicAddress, type Resolve } from '#kit/outbound'
-import { createHttpFetch, type HttpFetchOptions } from '../http-fetch.ts'
-import { context } from './context.ts'
+import { testToolContext } from '#testing'
+import { createHttpFetch, type HttpFetchOptions } from '../builtin/http-fetch.ts'
 
 /** A server on loopback, and a count of what reached it. */
 async function server(t: TestContext, handle: RequestListener = (_request, response) => response.end('inside')) {
@@ -38,7 +38,7 @@ function fetcher(t: TestContext, over: Partial<HttpFetchOptions> = {}) {
     ...over,
   })
   t.after(close)
-  return (url: string, signal?: AbortSignal) => tool.execute({ url }, context(signal))
+  return (url: string, signal?: AbortSignal) => tool.execute({ url }, testToolContext(signal && { signal }))
 }
 
 /** Lets the loopback server through, to test what is not the guard. */

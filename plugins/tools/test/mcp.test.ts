@@ -8,7 +8,7 @@ import { AppError } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub } from '#contracts/workers'
 import { fake, testKernel, testProfile } from '#testing'
-import sessionMcp from '../index.ts'
+import sessionMcp from '../mcp/index.ts'
 
 interface Call {
   readonly session: string

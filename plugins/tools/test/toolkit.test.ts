@@ -2,19 +2,12 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { AppError, BootError, capability, definePlugin } from '#kernel'
 import { type PlatformTool, PlatformTools, type ToolContext, Toolkit } from '#contracts/tools'
-import { fake, testKernel } from '#testing'
-import toolkitPlugin from '../index.ts'
-import { maxOutputBytes } from '../output.ts'
-import { createToolkit } from '../toolkit.ts'
+import { fake, testKernel, testToolContext } from '#testing'
+import { WaitingDelegations } from '../delegation.ts'
+import toolsPlugin from '../index.ts'
+import { createToolkit, maxOutputBytes } from '../toolkit.ts'
 
-const context = (signal = new AbortController().signal): ToolContext => ({
-  tenantId: 'acme',
-  sessionId: 's1',
-  profileName: 'p',
-  runId: 'r1',
-  depth: 0,
-  signal,
-})
+const context = (signal = new AbortController().signal): ToolContext => testToolContext({ signal })
 
 const tool = (execute: PlatformTool['execute'], schema: object = { type: 'object' }): PlatformTool => ({
   name: '',
@@ -36,7 +29,7 @@ async function toolkitOf(t: TestContext, tools: Record<string, PlatformTool>, ti
     },
   })
   const kernel = await testKernel(t, [
-    { name: 'toolkit', plugin: toolkitPlugin, config: { timeout } },
+    { name: 'tools', plugin: toolsPlugin, config: { timeout } },
     fake(PlatformTools, tools),
     taker,
   ])
@@ -50,11 +43,11 @@ const echo = tool(async (input) => ({ ok: true, content: JSON.stringify(input) }
   additionalProperties: false,
 })
 
-test('lists every tool, or those of a list that exist, sorted by name', async (t) => {
+test('lists every tool, its own and those that were added, or those of a list that exist, sorted by name', async (t) => {
   const { toolkit } = await toolkitOf(t, { zeta: echo, alpha: echo, mid: echo })
   assert.deepEqual(
     toolkit.specs().map((s) => s.name),
-    ['alpha', 'mid', 'zeta'],
+    ['alpha', 'calculate', 'current_time', 'delegate', 'http_fetch', 'mid', 'search_docs', 'zeta'],
   )
   assert.deepEqual(
     toolkit.specs(['zeta', 'nope', 'alpha', 'zeta']).map((s) => s.name),
@@ -143,6 +136,7 @@ test('calls are counted by tool and outcome, and an invented name makes no new s
   const seen: string[] = []
   const counted = createToolkit(new Map([['echo', echo]]), {
     timeoutMs: 1000,
+    delegations: new WaitingDelegations(),
     log: { warn() {} },
     count: (name, outcome) => void seen.push(`${name}:${outcome}`),
   })
@@ -150,6 +144,10 @@ test('calls are counted by tool and outcome, and an invented name makes no new s
   await counted.invoke('echo', {}, context())
   await counted.invoke('invented by a model', {}, context())
   assert.deepEqual(seen, ['echo:ok', 'echo:invalid', 'other:unknown'])
+})
+
+test('a tool that is added under the name of another one fails the boot', async (t) => {
+  await assert.rejects(toolkitOf(t, { calculate: echo }), /a plugin adds a tool 'calculate', but there already is one/)
 })
 
 test('a tool whose schema does not compile fails the boot by name', async (t) => {

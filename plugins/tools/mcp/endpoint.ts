@@ -1,11 +1,21 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
+import { Server } from '@modelcontextprotocol/sdk/server/index.js'
 import { WebStandardStreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/webStandardStreamableHttp.js'
+import {
+  CallToolRequestSchema,
+  ErrorCode,
+  ListToolsRequestSchema,
+  McpError,
+  type Tool,
+} from '@modelcontextprotocol/sdk/types.js'
 import { Type } from '@sinclair/typebox'
-import { access, type App, appError, failure } from '#kernel'
+import { access, type App, appError, failure, isAppError } from '#kernel'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
-import type { Admission } from './admission.ts'
-import { createSessionServer } from './server.ts'
+import { callIdMeta } from '#contracts/tools'
+import type { WorkerHub } from '#contracts/workers'
 
+const unknownSession = appError('unknown_session', 404)
+const noWorkers = appError('invalid or missing worker token: superseded', 401)
 const methodNotAllowed = appError('method_not_allowed', 405, 'This endpoint keeps no streams: send POST.')
 const emptyBatch = appError('invalid_request', 400, 'The batch is empty.')
 
@@ -14,6 +24,26 @@ const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 // The SDK checks them, and answers mistakes in the way of its protocol.
 const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of them.' })
 const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
+
+/** The session that a request is for, when its caller may use it. Specification 5.4. */
+type Admission = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
+
+/**
+ * Where the network is trusted, only a sandbox is not part of it, and shows the token of its worker. Where nobody is trusted
+ * (`sandboxesOnly`), sessions without a sandbox do not exist.
+ */
+export const admission =
+  (sessions: RunnerSessions, hub: WorkerHub | undefined, sandboxesOnly: boolean): Admission =>
+  async (authorization, id) => {
+    const session = sessions.get(id)
+    // Specification 3.1: the endpoint exists only while the session is idle or running.
+    if (session?.status !== 'idle' && session?.status !== 'running') throw unknownSession()
+    if (session.profile.workerMode === 'sandbox') {
+      if (!hub) throw noWorkers()
+      await hub.authorize(authorization, session.tenantId, id)
+    } else if (sandboxesOnly) throw unknownSession()
+    return session
+  }
 
 /**
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
@@ -79,4 +109,39 @@ function withoutCancellations(body: unknown): unknown {
   if (!Array.isArray(body)) return body
   if (body.length === 0) throw emptyBatch()
   return body.filter((message: { method?: unknown } | null) => message?.method !== 'notifications/cancelled')
+}
+
+/** A longer id is none that a model server gave; the call is then as if it had no id. */
+const maxCallId = 256
+
+/**
+ * For the client of runtime_a: results of more than 50,000 characters it would write to a file, which its model cannot read. The
+ * most that it takes, and more than the toolkit lets a tool answer.
+ */
+const wholeResults = { 'anthropic/maxResultSizeChars': 500_000 }
+
+/** One MCP server for one request: it holds no state, so any request may reach any connection. */
+function createSessionServer(sessions: RunnerSessions, session: RunnerSession): Server {
+  const server = new Server({ name: 'agent-orc-runner', version: '1' }, { capabilities: { tools: {} } })
+  server.setRequestHandler(ListToolsRequestSchema, () => ({
+    tools: sessions.toolSpecs(session).map(({ name, description, inputSchema }) => ({
+      name,
+      description,
+      inputSchema: inputSchema as Tool['inputSchema'],
+      _meta: wholeResults,
+    })),
+  }))
+  server.setRequestHandler(CallToolRequestSchema, async ({ params }, { signal }) => {
+    const given = params._meta?.[callIdMeta]
+    const callId = typeof given === 'string' && given.length <= maxCallId ? given : undefined
+    const result = await sessions
+      .invokeTool(session, params.name, params.arguments ?? {}, signal, callId)
+      .catch((error: unknown) => {
+        // Outside the toolkit is the caller's mistake, not a tool's failure: the model must not mistake it for a result.
+        if (isAppError(error)) throw new McpError(ErrorCode.InvalidParams, error.sentence ?? error.code)
+        throw new McpError(ErrorCode.InternalError, 'The tool could not be called.')
+      })
+    return { content: [{ type: 'text', text: result.content }], isError: !result.ok }
+  })
+  return server
 }

@@ -3,37 +3,25 @@ import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { Ajv } from 'ajv'
-import { capability, definePlugin } from '#kernel'
-import { type PlatformTool, PlatformTools } from '#contracts/tools'
-import { testKernel } from '#testing'
-import { timeIn } from '../current-time.ts'
-import platformTools from '../index.ts'
-import { context } from './context.ts'
+import { PlatformTools } from '#contracts/tools'
+import { fake, testToolContext, testToolProvider } from '#testing'
+import { createBuiltinTools } from '../builtin.ts'
+import { timeIn } from '../builtin/current-time.ts'
 
-async function toolsOf(t: TestContext, config: object = {}): Promise<ReadonlyMap<string, PlatformTool>> {
-  let tools: ReadonlyMap<string, PlatformTool> = new Map()
-  const Done = capability<true>('test.done')
-  const taker = definePlugin({
-    name: 'taker',
-    requires: { tools: PlatformTools },
-    provides: { done: Done },
-    async setup(ctx) {
-      tools = ctx.deps.tools
-      return { done: true as const }
-    },
-  })
-  await testKernel(t, [{ name: 'platform-tools', plugin: platformTools, config }, taker])
+const builtinOf = (t: TestContext, docs?: string) => {
+  const { tools, close } = createBuiltinTools({ docs, httpFetchTimeout: 10_000, httpFetchHosts: [] })
+  t.after(close)
   return tools
 }
 
-test('the four tools carry schemas that compile and names that match their entry', async (t) => {
-  const tools = await toolsOf(t)
-  assert.deepEqual([...tools.keys()].sort(), ['calculate', 'current_time', 'http_fetch', 'search_docs'])
-  for (const [name, tool] of tools) {
-    assert.equal(tool.name, name)
-    new Ajv().compile(tool.inputSchema)
-  }
+testToolProvider('built-in tools', (t) => [fake(PlatformTools, builtinOf(t))], {
+  calls: [
+    { tool: 'calculate', input: { expression: '17 * 3' }, matches: /51/ },
+    { tool: 'calculate', input: { expression: '17 *' }, ok: false },
+    { tool: 'current_time', input: { timeZone: 'Europe/Berlin' }, matches: /\d{4}-\d\d-\d\d/ },
+    { tool: 'search_docs', input: { query: 'draining a runner' }, matches: /drain/i },
+    { tool: 'http_fetch', input: { url: 'http://127.0.0.1:1/' }, ok: false },
+  ],
 })
 
 test('current_time answers in UTC and in a named zone, summer time included', () => {
@@ -50,9 +38,9 @@ test('current_time answers in UTC and in a named zone, summer time included', ()
 })
 
 test('current_time refuses a zone that does not exist', async (t) => {
-  const tool = (await toolsOf(t)).get('current_time')!
-  await assert.rejects(tool.execute({ timeZone: 'Mars/Olympus' }, context()), { code: 'unknown_time_zone' })
-  assert.equal((await tool.execute({}, context())).ok, true)
+  const tool = builtinOf(t)['current_time']!
+  await assert.rejects(tool.execute({ timeZone: 'Mars/Olympus' }, testToolContext()), { code: 'unknown_time_zone' })
+  assert.equal((await tool.execute({}, testToolContext())).ok, true)
 })
 
 type Hit = { title: string; file: string; excerpt: string }
@@ -75,9 +63,9 @@ async function docs(t: TestContext): Promise<string> {
 }
 
 test('search_docs ranks sections by heading and text', async (t) => {
-  const tool = (await toolsOf(t, { docs: await docs(t) })).get('search_docs')!
+  const tool = builtinOf(t, await docs(t))['search_docs']!
   const search = async (query: string, limit = 5) =>
-    JSON.parse((await tool.execute({ query, limit }, context())).content) as Hit[]
+    JSON.parse((await tool.execute({ query, limit }, testToolContext())).content) as Hit[]
   const hits = await search('profile')
   assert.deepEqual(
     hits.map((hit) => [hit.title, hit.file]),
@@ -96,16 +84,16 @@ test('search_docs ranks sections by heading and text', async (t) => {
   assert.equal(claims!.file, 'docs/adr/1.md')
   assert.match(claims!.excerpt, /lease epoch/)
   assert.ok(claims!.excerpt.length < 700)
-  assert.equal((await tool.execute({ query: 'zebra' }, context())).content, 'Nothing was found.')
+  assert.equal((await tool.execute({ query: 'zebra' }, testToolContext())).content, 'Nothing was found.')
 })
 
 test('search_docs answers from the documentation of this repository', async (t) => {
-  const tool = (await toolsOf(t)).get('search_docs')!
-  const hits = JSON.parse((await tool.execute({ query: 'agent', limit: 20 }, context())).content) as Hit[]
+  const tool = builtinOf(t)['search_docs']!
+  const hits = JSON.parse((await tool.execute({ query: 'agent', limit: 20 }, testToolContext())).content) as Hit[]
   assert.ok(hits.some((hit) => hit.file === 'README.md'))
 })
 
 test('search_docs without documentation finds nothing', async (t) => {
-  const tool = (await toolsOf(t, { docs: join(tmpdir(), 'there-is-no-such-folder') })).get('search_docs')!
-  assert.deepEqual(await tool.execute({ query: 'x' }, context()), { ok: true, content: 'Nothing was found.' })
+  const tool = builtinOf(t, join(tmpdir(), 'there-is-no-such-folder'))['search_docs']!
+  assert.deepEqual(await tool.execute({ query: 'x' }, testToolContext()), { ok: true, content: 'Nothing was found.' })
 })

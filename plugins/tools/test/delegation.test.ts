@@ -1,13 +1,12 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { testToolContext } from '#testing'
-import { createDelegationBook } from '../book.ts'
-import { createDelegate } from '../tool.ts'
+import { createDelegate, WaitingDelegations } from '../delegation.ts'
 
 const task = { profile: 'writer', prompt: 'Write.' }
 
 function staged(maxDepth = 3) {
-  const book = createDelegationBook()
+  const delegations = new WaitingDelegations()
   const events: Record<string, unknown>[] = []
   const context = testToolContext({
     tenantId: 't',
@@ -15,7 +14,7 @@ function staged(maxDepth = 3) {
     runId: 'r',
     report: (event) => void events.push(event),
   })
-  return { ...book, tool: createDelegate(book, maxDepth), events, context }
+  return { delegations, tool: createDelegate(delegations, maxDepth), events, context }
 }
 
 test('a task waits until a conductor takes and answers it, and both are told in the log', async () => {

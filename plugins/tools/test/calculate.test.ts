@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { createCalculate } from '../calculate.ts'
-import { context } from './context.ts'
+import { testToolContext } from '#testing'
+import { createCalculate } from '../builtin/calculate.ts'
 
 const calculate = createCalculate()
 const value = async (expression: string): Promise<string> => {
-  const result = await calculate.execute({ expression }, context())
+  const result = await calculate.execute({ expression }, testToolContext())
   assert.equal(result.ok, true)
   return result.content
 }
@@ -83,7 +83,7 @@ const refused = [
 test('refuses everything that is not arithmetic on real numbers, in a plain sentence', async () => {
   for (const expression of refused) {
     await assert.rejects(
-      calculate.execute({ expression }, context()).then((r) => {
+      calculate.execute({ expression }, testToolContext()).then((r) => {
         throw new Error(`${expression} answered ${r.content}`)
       }),
       (error: Error & { code?: string }) => error.code === 'calculation' || assert.fail(error.message),
@@ -103,5 +103,5 @@ test('no expression of a thousand characters keeps the runner busy', { timeout: 
     '1e308*'.repeat(160) + '1',
     'gcd(123456789, 987654321)+'.repeat(38) + '1',
   ]
-  for (const expression of hostile) await calculate.execute({ expression }, context()).catch(() => {})
+  for (const expression of hostile) await calculate.execute({ expression }, testToolContext()).catch(() => {})
 })

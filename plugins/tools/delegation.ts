@@ -1,0 +1,117 @@
+import { createHash, randomUUID } from 'node:crypto'
+import type { Static } from '@sinclair/typebox'
+import { type Delegation, type DelegationAnswer, type Delegations, delegationStage } from '#contracts/delegation'
+import type { ProgressEvent } from '#contracts/run-event'
+import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
+
+/** A conductor looks as soon as it reads the event; one that never does knows no delegations. */
+const takenWithinMs = 30_000
+/** As long as a run may take: the deadline of the run that asks ends it sooner. */
+const timeoutMs = 24 * 60 * 60 * 1_000
+
+interface Waiting {
+  readonly delegation: Delegation
+  readonly answer: (answer: DelegationAnswer) => void
+  /** Until somebody has taken it. */
+  readonly late: NodeJS.Timeout
+}
+
+/** The tool calls of this runner that wait until a conductor has run another profile for them, by session. */
+export class WaitingDelegations implements Delegations {
+  readonly #sessions = new Map<string, Map<string, Waiting>>()
+
+  take(tenantId: string, sessionId: string): readonly Delegation[] {
+    const waiting = [...(this.#sessions.get(keyOf(tenantId, sessionId))?.values() ?? [])]
+    for (const { late } of waiting) clearTimeout(late)
+    return waiting.map(({ delegation }) => delegation)
+  }
+  answer(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): boolean {
+    const waiting = this.#sessions.get(keyOf(tenantId, sessionId))?.get(id)
+    waiting?.answer(answer)
+    return waiting !== undefined
+  }
+  /** From now on it can be taken. Rejects when `signal` of the context aborts. */
+  wait({ tenantId, sessionId, signal }: ToolContext, delegation: Delegation): Promise<DelegationAnswer> {
+    const { id } = delegation
+    const key = keyOf(tenantId, sessionId)
+    const session = this.#sessions.get(key) ?? new Map<string, Waiting>()
+    this.#sessions.set(key, session)
+    return new Promise<DelegationAnswer>((resolve, reject) => {
+      const over = (): void => {
+        clearTimeout(waiting.late)
+        signal.removeEventListener('abort', onAbort)
+        // A repeated call may wait under this id by now.
+        if (session.get(id) === waiting) session.delete(id)
+        if (session.size === 0 && this.#sessions.get(key) === session) this.#sessions.delete(key)
+      }
+      const answer = (given: DelegationAnswer): void => {
+        over()
+        resolve(given)
+      }
+      const onAbort = (): void => {
+        over()
+        reject(signal.reason instanceof Error ? signal.reason : new Error('aborted'))
+      }
+      const nobody = { ok: false, content: 'No conductor takes delegated tasks here.' }
+      const waiting: Waiting = { delegation, answer, late: setTimeout(answer, takenWithinMs, nobody) }
+      session.set(id, waiting)
+      if (signal.aborted) return onAbort()
+      signal.addEventListener('abort', onAbort, { once: true })
+    })
+  }
+}
+
+const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
+
+/** Gives the call its id, and the child run its own: the same ones when the call is executed again. */
+function delegationOf(
+  { runId: parentRunId, idempotencyKey }: ToolContext,
+  profile: string,
+  prompt: string,
+): Delegation {
+  const id = idempotencyKey ?? randomUUID()
+  const runId = `run_${createHash('sha256').update(`${parentRunId}\n${id}`).digest('hex').slice(0, 32)}`
+  return { id, parentRunId, runId, profile, prompt }
+}
+
+type Told = NonNullable<Static<typeof ProgressEvent>['delegation']>
+
+const refused = (content: string): ToolResult => ({ ok: false, content })
+
+/** The tool `delegate`: an agent gives a task to another one. Conductors run it; the call waits here. */
+export const createDelegate = (waiting: WaitingDelegations, maxDepth: number): PlatformTool => ({
+  name: 'delegate',
+  description:
+    'Gives a task to another agent and returns its answer. The other agent knows nothing of this conversation: say in the prompt all that it needs.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      profile: { type: 'string', minLength: 1, maxLength: 64, description: 'Name of the other agent.' },
+      prompt: { type: 'string', minLength: 1, maxLength: 200_000, description: 'The whole task.' },
+    },
+    required: ['profile', 'prompt'],
+    additionalProperties: false,
+  },
+  timeoutMs,
+  async execute(input, context) {
+    if (context.runId === '') return refused('Tasks are delegated from runs only.')
+    if (context.depth >= maxDepth) {
+      return refused(`This task is ${context.depth} delegations deep already: it cannot be delegated further.`)
+    }
+    const delegation = delegationOf(context, String(input['profile']), String(input['prompt']))
+    const { id, runId, profile } = delegation
+    const tell = (message: string, state: Pick<Told, 'state'> & Partial<Told>): void =>
+      context.report?.({
+        type: 'progress',
+        stage: delegationStage,
+        message,
+        delegation: { id, runId, profile, ...state },
+      })
+    const answer = waiting.wait(context, delegation)
+    // A conductor that reads this takes what waits.
+    tell(`A task is given to '${profile}'.`, { state: 'started' })
+    const { ok, content, ...end } = await answer
+    tell(`The task of '${profile}' is over.`, { state: 'ended', ok, ...end })
+    return { ok, content }
+  },
+})
