@@ -5,10 +5,10 @@ import type { AddressInfo } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Prices } from '#contracts/prices'
-import { createUsageTally } from '#contracts/usage'
 import { bareSidecar, collectRun, runtimeOf, testEnvelope } from '#testing'
 import prices from '../plugins/prices/index.ts'
 import anthropic from '../providers/model-anthropic/index.ts'
+import { RunUsage } from '../plugins/runs/usage.ts'
 import builtin from '../providers/model-builtin/index.ts'
 import openai from '../providers/model-openai/index.ts'
 import general from '../runtimes/general/index.ts'
@@ -95,12 +95,12 @@ test('what the real providers report is priced under the names that profiles use
     probe,
   ])
   const costOf = async (model: string): Promise<number | undefined> => {
-    const tally = createUsageTally(found[0])
+    const usage = new RunUsage(found[0])
     const events = await collectRun(bareSidecar(runtime), testEnvelope({ profile: { model } }))
     assert.equal(events.at(-1)!.type, 'result', JSON.stringify(events.at(-1)))
-    for (const event of events) if (event.type === 'usage') tally.add({ ...event })
-    assert.ok(tally.usage, 'usage was reported')
-    return tally.usage.costCents
+    for (const event of events) usage.read(event.type, Buffer.from(JSON.stringify(event)), event.seq)
+    assert.ok(usage.calls, 'usage was reported')
+    return usage.calls.costCents
   }
   // 600 × 100 + 400 × 10 + 10 × 1,000 millionths of a cent.
   assert.equal(await costOf('openai/m-2'), 0.074)

@@ -3,7 +3,6 @@ import type { OnCrash, Profile } from './profiles.ts'
 import type { PromptFields } from './prompt.ts'
 import type { LogChunk, Usage } from './run-event.ts'
 import type { RunStatus, RunSummary, Task, TerminalRunStatus } from './runs.ts'
-import type { SandboxUse } from './usage.ts'
 import type { Session } from './sessions.ts'
 import type { StateBundle } from './runtime.ts'
 
@@ -135,6 +134,14 @@ export interface CopiedState {
   readonly epoch: number
 }
 
+/** What a run used of its sandbox. */
+export interface SandboxUse {
+  /** Awake before the run and not accounted for. */
+  readonly idleSeconds: number
+  /** Of the run; all the time until its end unless given. */
+  readonly runSeconds?: number
+}
+
 export interface FinishRun {
   readonly claim: Claim
   readonly status: TerminalRunStatus
@@ -167,8 +174,8 @@ export interface PastRun {
 }
 
 /**
- * Sessions, runs and their event logs, with the claim that makes one run per session true across all conductors.
- * PostgreSQL and memory serve the same contract and pass the same suite.
+ * Sessions, runs and their event logs, with the claim that makes one run per session true across all conductors. The plugin
+ * `runs` writes it, in PostgreSQL or, without a database, in memory; others read it. Both pass the same suite.
  */
 export interface RunStore {
   /** One transaction: creates or claims the session and inserts the run, with its public run, message and conversation if it answers a chat. */

@@ -1,8 +1,8 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { appError } from '../errors.ts'
 import { capability } from '../plugin.ts'
 import { promptFields, promptInfoFields } from './prompt.ts'
 import { type LogChunk, UsageEvent } from './run-event.ts'
-import { WebhookTarget } from './webhooks.ts'
 
 /** `queued`: accepted while its session was busy; it has no runner and no events yet. */
 export const runStatuses = ['queued', 'running', 'ok', 'error', 'cancelled', 'interrupted'] as const
@@ -15,6 +15,18 @@ export const isTerminal = (status: RunStatus): status is TerminalRunStatus =>
 /** What becomes of a run whose session is busy: a run executes there, or waits. */
 export const whenBusy = ['reject', 'enqueue', 'interrupt'] as const
 export type WhenBusy = (typeof whenBusy)[number]
+
+export const webhookUrl = Type.String({
+  minLength: 1,
+  maxLength: 2_048,
+  // What PostgreSQL text cannot hold is no URL either.
+  pattern: '^[^\\u0000-\\u0020]*$',
+  description: 'A public https address. Signed messages are posted to it as Standard Webhooks describes.',
+})
+
+/** Tells somebody when a run has ended. */
+export const WebhookTarget = Type.Object({ url: webhookUrl }, { additionalProperties: false })
+export type WebhookTarget = Static<typeof WebhookTarget>
 
 /** One task for a profile: the body of `POST /api/runs`. Ids are checked by the service, which answers as the specification says. */
 export const SubTask = Type.Object(
@@ -111,6 +123,23 @@ export const RunSummary = Type.Object({
   costCents: Type.Optional(Type.Number()),
 })
 export type RunSummary = Static<typeof RunSummary>
+
+/** Why a chat begins no run; the user is told the same. */
+export const conversationNotFound = appError(
+  'conversation_not_found',
+  404,
+  'This agent has no such conversation; leave conversation_id out to begin one.',
+)
+export const conversationBusy = appError(
+  'conversation_busy',
+  409,
+  'A run is under way in this conversation; wait until it has ended.',
+)
+export const conversationEnded = appError(
+  'conversation_ended',
+  409,
+  'This conversation was closed and cannot go on; leave conversation_id out to begin a new one.',
+)
 
 /**
  * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,

@@ -1,7 +1,8 @@
+import type { Static } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { Profile } from './profiles.ts'
+import type { ProgressEvent } from './run-event.ts'
 import type { RunnerSession, WorkerLease } from './runner.ts'
-import type { SandboxEvent } from './usage.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 
@@ -11,6 +12,18 @@ export interface WorkerHub {
   authorize(authorization: string | undefined, tenantId: string, sessionId: string): Promise<void>
 }
 export const WorkerHub = capability<WorkerHub>('runner.worker-hub')
+
+/** The event that tells a run's readers about its sandbox. The runner writes it, right behind its `runner_accepted`. */
+export type SandboxEvent = Static<typeof ProgressEvent> & {
+  readonly stage: 'sandbox'
+  readonly provider: string
+  /** `running`: it was there. */
+  readonly start: 'launched' | 'warm' | 'resumed' | 'running'
+  /** How long the start took. */
+  readonly startMs: number
+  /** How long it was awake without a run since the former one. */
+  readonly idleSeconds: number
+}
 
 /** A run whose sandbox is ready. */
 export interface PreparedRun {

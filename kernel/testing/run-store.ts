@@ -1,8 +1,13 @@
-import type { Entry, Plugin } from '#kernel'
+import { definePlugin, type Plugin } from '#kernel'
+import { RunStore } from '#contracts/run-store'
 
-/** The run store in memory, for a test kernel. Loaded by address, as the database plugin is. */
-export async function runStorePlugin(): Promise<Entry> {
-  const address = new URL('../../plugins/run-store-memory/index.ts', import.meta.url).href
-  const { default: plugin } = (await import(address)) as { default: Plugin }
-  return { name: 'run-store-memory', plugin }
+/** The run store in memory, for a test kernel without runs. Loaded by address, as the database plugin is. */
+export async function runStorePlugin(): Promise<Plugin> {
+  const address = new URL('../../plugins/runs/memory/store.ts', import.meta.url).href
+  const { MemoryRunStore } = (await import(address)) as { MemoryRunStore: new () => RunStore }
+  return definePlugin({
+    name: 'run-store',
+    provides: { store: RunStore },
+    setup: async () => ({ store: new MemoryRunStore() }),
+  })
 }

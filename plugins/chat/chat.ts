@@ -4,9 +4,9 @@ import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
 import { isBase64 } from '#contracts/prompt'
-import { type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
+import { conversationNotFound, type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
 import { type Caller, callerOf } from './admission.ts'
-import { beganNothing, conversationNotFound, invalidField, noAnswer, refusal } from './errors.ts'
+import { beganNothing, invalidField, noAnswer, refusal } from './errors.ts'
 import {
   bodyIds,
   findRun,

@@ -1,4 +1,5 @@
 import { AppError, appError, isAppError } from '#kernel'
+import { conversationBusy, conversationEnded, conversationNotFound } from '#contracts/runs'
 import { bodyIds, idHeaders, type NamedRun, type Outcome } from './public-run.ts'
 
 const unreachable = 'The agent cannot be reached right now. Send the message again later.'
@@ -11,21 +12,6 @@ export const invalidKey = (): AppError =>
 export const notPublished = appError('not_published', 404, 'This agent is not published.')
 export const originNotAllowed = appError('origin_not_allowed', 403, 'This agent may not be called from this origin.')
 export const rateLimited = appError('rate_limited', 429, 'This key has used up its requests of the last minute.')
-export const conversationNotFound = appError(
-  'conversation_not_found',
-  404,
-  'This agent has no such conversation; leave conversation_id out to begin one.',
-)
-const conversationBusy = appError(
-  'conversation_busy',
-  409,
-  'A run is under way in this conversation; wait until it has ended.',
-)
-const conversationEnded = appError(
-  'conversation_ended',
-  409,
-  'This conversation was closed and cannot go on; leave conversation_id out to begin a new one.',
-)
 const upstream = appError('upstream', 502)
 const runLost = appError('lost', 410)
 const unavailable = appError('unavailable', 503, unreachable)

@@ -1,9 +1,9 @@
 import { access, type App, failure, isAppError, lastEventId, NoContent, notFound, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
-import type { RunDispatch } from '#contracts/runs'
+import { conversationNotFound, type RunDispatch } from '#contracts/runs'
 import { type Caller, callerOf } from './admission.ts'
-import { conversationNotFound, noAnswer } from './errors.ts'
+import { noAnswer } from './errors.ts'
 import { bodyIds, findRun, type Follower, idHeaders, type StoredRun } from './public-run.ts'
 import {
   ConversationParams,

@@ -1,6 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { profileName } from '#contracts/profiles'
-import { webhookUrl } from '#contracts/webhooks'
+import { webhookUrl } from '#contracts/runs'
 
 export const slugPattern = '^[a-z0-9][a-z0-9-]{0,62}$'
 

@@ -5,6 +5,7 @@ import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
+import type { RunUsage } from './usage.ts'
 
 export interface DelegationLimits {
   /** A run that this many delegations led to delegates nothing. */
@@ -28,14 +29,6 @@ export interface DelegationsDeps {
   readonly log: FastifyBaseLogger
 }
 
-/** What a run and its children may cost together, in cents. */
-interface Budget {
-  /** Undefined: there is no limit. */
-  readonly left: number | undefined
-  readonly exceeded: boolean
-  delegated(costCents: number | undefined): void
-}
-
 /** The child runs of one run: started for its tool calls, and ended with it. */
 export class Delegations {
   readonly #deps: DelegationsDeps
@@ -43,7 +36,7 @@ export class Delegations {
   readonly #depth: number
   /** Profiles it may delegate to; any unless given. */
   readonly #delegates: readonly string[] | undefined
-  readonly #budget: Budget
+  readonly #usage: RunUsage
   readonly #onExceeded: () => void
   readonly #seen = new Set<string>()
   readonly #over = new AbortController()
@@ -54,14 +47,14 @@ export class Delegations {
   constructor(
     deps: DelegationsDeps,
     { claim, task, session }: { readonly claim: Claim; readonly task: Task; readonly session: DurableSession },
-    budget: Budget,
+    usage: RunUsage,
     onExceeded: () => void,
   ) {
     this.#deps = deps
     this.#claim = claim
     this.#depth = task.parent?.depth ?? 0
     this.#delegates = session.profile.delegates
-    this.#budget = budget
+    this.#usage = usage
     this.#onExceeded = onExceeded
   }
 
@@ -97,7 +90,7 @@ export class Delegations {
     const { tenantId, sessionId } = this.#claim
     const refused = this.#refusal(delegation)
     const answer = refused === undefined ? await this.#answerTo(delegation) : { ok: false, content: refused }
-    if (this.#budget.exceeded) this.#onExceeded()
+    if (this.#usage.exceeded) this.#onExceeded()
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
@@ -112,12 +105,12 @@ export class Delegations {
     if (delegates && !delegates.includes(profile)) {
       return `This agent may not delegate to '${profile}'; it may to: ${delegates.join(', ') || 'nobody'}.`
     }
-    return this.#budget.left === 0 ? 'The budget of this run is used up.' : undefined
+    return this.#usage.left === 0 ? 'The budget of this run is used up.' : undefined
   }
   async #answerTo(delegation: Delegation): Promise<DelegationAnswer> {
     try {
       const { status, result, error, costCents } = await this.#runOf(delegation)
-      this.#budget.delegated(costCents)
+      this.#usage.delegated(costCents)
       const cost = costCents === undefined ? {} : { costCents }
       if (status === 'ok') return { ok: true, content: result ?? '', status, ...cost }
       const why = isTerminal(status) ? (error?.message ?? `It ended as ${status}.`) : 'It was left.'
@@ -133,7 +126,7 @@ export class Delegations {
     const { children } = this.#deps
     const { tenantId, runId } = this.#claim
     const { signal } = this.#over
-    const { left } = this.#budget
+    const { left } = this.#usage
     const parent = { runId, depth: this.#depth + 1, ...(left === undefined ? {} : { budgetCents: left }) }
     // A call that is repeated finds the run that the first one has started.
     await children.start(tenantId, { id, profile, prompt, parent })

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Duration, maybe, Settings } from '#kernel'
+import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
+import { Database } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { McpServers } from '#contracts/mcp-servers'
@@ -13,82 +14,101 @@ import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
 import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
 import { createDispatch, RunService } from './service.ts'
+import { openStore, type StoreOptions } from './store.ts'
 
-/** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. */
-export default definePlugin({
-  name: 'runs',
-  config: Settings({
-    onCrash: Type.Optional(
-      Type.Union(
+/** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. `open` opens the store. */
+export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plugin =>
+  definePlugin({
+    name: 'runs',
+    config: Settings({
+      dir: Type.Optional(
+        Type.String({
+          minLength: 1,
+          description: 'AGENT_ORC_RUNS_DIR: where runs are written to JSONL files, one for each; none when empty.',
+        }),
+      ),
+      // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
+      heartbeat: Duration('4s', 'How often this process renews its lease in the database.'),
+      lease: Duration(
+        '12s',
+        'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
+      ),
+      sweep: Duration('2s', 'How often this process looks for dead ones.'),
+      onCrash: Type.Union(
         onCrash.map((one) => Type.Literal(one)),
         {
-          description:
-            'What becomes of a run whose conductor dies, where its profile does not say: `interrupt` unless given.',
+          default: 'interrupt',
+          description: 'What becomes of a run whose conductor dies, where its profile does not say.',
         },
       ),
-    ),
-    deadlineGrace: Type.Optional(
-      Duration('5s', 'A runner gets this long past the profile limit to end a run itself before it is ended here.'),
-    ),
-    windDown: Type.Optional(Duration('10s', 'How long a stopped runner stream may take to end.')),
-    maxDelegationDepth: Type.Optional(
-      Type.Integer({
+      deadlineGrace: Duration(
+        '5s',
+        'A runner gets this long past the profile limit to end a run itself before it is ended here.',
+      ),
+      windDown: Duration('10s', 'How long a stopped runner stream may take to end.'),
+      maxDelegationDepth: Type.Integer({
         minimum: 0,
         maximum: 20,
-        description: 'How many delegations may lead to one another; 3 unless given.',
+        default: 3,
+        description: 'How many delegations may lead to one another.',
       }),
-    ),
-    maxDelegations: Type.Optional(
-      Type.Integer({ minimum: 0, maximum: 1_000, description: 'Tasks that one run may delegate; 32 unless given.' }),
-    ),
-    drain: Type.Optional(
-      Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
-    ),
-  }),
-  requires: {
-    store: RunStore,
-    profiles: Profiles,
-    runners: RunnerPool,
-    prices: maybe(Prices),
-    mcpServers: maybe(McpServers),
-    webhooks: maybe(Webhooks),
-    kv: Kv,
-    api: maybe(ApiGuard),
-    internal: maybe(InternalGuard),
-    idempotency: maybe(Idempotency),
-  },
-  provides: { dispatch: RunDispatch },
-  async setup(ctx) {
-    const { api, internal, idempotency, ...deps } = ctx.deps
-    const { onCrash: unlessSaid = 'interrupt', deadlineGrace = 5_000, windDown = 10_000, drain = 18_000 } = ctx.config
-    const { maxDelegationDepth = 3, maxDelegations = 32 } = ctx.config
-    const service = new RunService({
-      ...deps,
-      log: ctx.log,
-      delegation: { maxDepth: maxDelegationDepth, maxChildren: maxDelegations },
-      onCrash: unlessSaid,
-      deadlineGraceMs: deadlineGrace,
-      windDownMs: windDown,
-      drainMs: drain,
-    })
-    ctx.onStop(() => service.close())
-    if (api) {
-      ctx.routes('conductor', async (app) => {
-        api.protect(app)
-        runRoutes(app, service, { guard: api, rows: publicWire, idempotency })
-        publicRunRoutes(app, service, deps.store, api)
+      maxDelegations: Type.Integer({
+        minimum: 0,
+        maximum: 1_000,
+        default: 32,
+        description: 'Tasks that one run may delegate.',
+      }),
+      drain: Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
+    }),
+    requires: {
+      database: maybe(Database),
+      profiles: Profiles,
+      runners: RunnerPool,
+      prices: maybe(Prices),
+      mcpServers: maybe(McpServers),
+      webhooks: maybe(Webhooks),
+      kv: Kv,
+      api: maybe(ApiGuard),
+      internal: maybe(InternalGuard),
+      idempotency: maybe(Idempotency),
+    },
+    provides: { dispatch: RunDispatch, store: RunStore },
+    async setup(ctx) {
+      const { api, internal, idempotency, webhooks, ...deps } = ctx.deps
+      const { onCrash, deadlineGrace, windDown, drain, maxDelegationDepth, maxDelegations } = ctx.config
+      const store = await open(ctx)
+      const service = new RunService({
+        ...deps,
+        store,
+        webhooks,
+        log: ctx.log,
+        delegation: { maxDepth: maxDelegationDepth, maxChildren: maxDelegations },
+        onCrash,
+        deadlineGraceMs: deadlineGrace,
+        windDownMs: windDown,
+        drainMs: drain,
       })
-    }
-    if (internal) {
-      ctx.routes('internal', async (app) => {
-        internal.protect(app)
-        runRoutes(app, service, { guard: internal, rows: conductorWire, idempotency: undefined })
-      })
-    }
-    // While it drains, whoever reads a run here goes on reading.
-    for (const listener of ['gateway', 'conductor', 'internal']) {
-      if (ctx.listeners.includes(listener)) ctx.beforeClose(listener, () => service.drain())
-    }
-    return { dispatch: createDispatch(service) }
-  },
-})
+      webhooks?.readRuns((tenantId, runId) => store.findRun(tenantId, runId))
+      ctx.onStop(() => service.close())
+      if (api) {
+        ctx.routes('conductor', async (app) => {
+          api.protect(app)
+          runRoutes(app, service, { guard: api, rows: publicWire, idempotency })
+          publicRunRoutes(app, service, store, api)
+        })
+      }
+      if (internal) {
+        ctx.routes('internal', async (app) => {
+          internal.protect(app)
+          runRoutes(app, service, { guard: internal, rows: conductorWire, idempotency: undefined })
+        })
+      }
+      // While it drains, whoever reads a run here goes on reading.
+      for (const listener of ['gateway', 'conductor', 'internal']) {
+        if (ctx.listeners.includes(listener)) ctx.beforeClose(listener, () => service.drain())
+      }
+      return { dispatch: createDispatch(service), store }
+    },
+  })
+
+export default runsOn(openStore)

@@ -1,6 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
-import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, sseFrame, unavailable } from '#kernel'
+import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, unavailable } from '#kernel'
 import type { Caller, Guard } from '#contracts/auth'
 import { type Idempotency, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { newId } from '#contracts/ids'
@@ -10,7 +10,7 @@ import type { RunFilter, RunStore } from '#contracts/run-store'
 import { isTerminal, type RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
 import { conductorWire, runIdHeader, RunParams, sessionIdHeader } from '#contracts/wire/conductor'
 import type { Wire } from '#contracts/wire/route'
-import { serve } from '#kit'
+import { runFrames, serve } from '#kit'
 import { Terminated } from './cancellation.ts'
 import type { RunService } from './service.ts'
 
@@ -262,16 +262,9 @@ async function* lines(chunks: AsyncIterable<LogChunk>, handle: string): AsyncGen
 const newline = Buffer.from('\n')
 const stampOf = (handle: string): Buffer => Buffer.from(`,"runtimeSessionId":${JSON.stringify(handle)}}\n`)
 
-// The vendor's conversation handle is for the raw log only. Specification 2.8.
 async function* frames(chunks: AsyncIterable<LogChunk>): AsyncGenerator<string> {
   for await (const chunk of chunks) {
-    let out = ''
-    let seq = chunk.firstSeq
-    for (const line of linesOf(chunk.lines)) {
-      const type = peekType(line)
-      if (type !== undefined && type !== 'session_init') out += sseFrame(type, line.toString('utf8'), seq)
-      seq++
-    }
+    const out = runFrames(chunk)
     if (out !== '') yield out
   }
 }

@@ -21,9 +21,10 @@ import {
   terminalLine,
 } from './ending.ts'
 import { RunLog } from './log.ts'
-import { readPast } from './past.ts'
+import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
-import { RunMemory, RunnerEvents, RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
+import { RunnerEvents, RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
+import { RunUsage } from './usage.ts'
 
 /**
  * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
@@ -97,7 +98,7 @@ export class Run {
   readonly #abort = new AbortController()
   readonly #stream: RunnerStream
   readonly #recorder: Recorder
-  readonly #memory: RunMemory
+  readonly #usage: RunUsage
   /** Once it delegates. */
   #delegations: Delegations | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
@@ -119,7 +120,7 @@ export class Run {
     this.deadline = this.#timesOutAt + deps.deadlineGraceMs
     this.#stream = new RunnerStream(deps, order, this.#abort.signal)
     this.#recorder = new Recorder(deps, claim, this.log, () => this.leave())
-    this.#memory = new RunMemory(deps.prices, [session.profile.limits.maxCostCents, task.parent?.budgetCents])
+    this.#usage = new RunUsage(deps.prices, [session.profile.limits.maxCostCents, task.parent?.budgetCents])
     this.dispatched = this.#taken.promise
     this.done = this.#drive()
       .catch((err: unknown) => {
@@ -219,9 +220,8 @@ export class Run {
   /** The first event, or where the former owner has left off. False: the store is given up. */
   async #begin(): Promise<boolean> {
     if (this.#order.orphan) {
-      const past = await readPast(this.#deps, this.claim)
+      const past = await readReplay(this.#deps, this.claim, this.#usage)
       if (!past) return false
-      this.#memory.recall(past)
       this.log.begin(past.lastSeq)
     }
     // The former owner of an orphan may have died before it had stored this.
@@ -274,7 +274,7 @@ export class Run {
   }
   /** One runner's stream to its end. */
   async #consume(stream: AsyncIterable<Buffer>, firstSeq: number): Promise<Ending> {
-    const events = new RunnerEvents(this.claim.runId, firstSeq, this.#memory)
+    const events = new RunnerEvents(this.claim.runId, firstSeq, this.#usage)
     try {
       for await (const bytes of stream) {
         if (this.#isDecided || this.#stopped) break
@@ -287,7 +287,7 @@ export class Run {
           if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
           return read.ending
         }
-        if (this.#memory.exceeded) this.stop(endingOf('budget_exceeded'))
+        if (this.#usage.exceeded) this.stop(endingOf('budget_exceeded'))
         if (wait) await wait
       }
       return this.#stopped ?? endingOf('runner_lost')
@@ -310,7 +310,7 @@ export class Run {
   }
   /** Tells everybody that the run is tried again, and waits. Undefined: it was stopped, or has done too much for another attempt. */
   async #prepare(attempt: number, last: Ending, wait: number): Promise<ExecuteRun | undefined> {
-    const past = (await this.#recorder.flush()) ? await readPast(this.#deps, this.claim) : undefined
+    const past = (await this.#recorder.flush()) ? await readReplay(this.#deps, this.claim) : undefined
     if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined
     const { replay, cutFrom, lastSeq } = past
     const told = retryOf(this.claim, lastSeq + 1, last as Stop, attempt, this.#policy.most, cutFrom)
@@ -324,10 +324,10 @@ export class Run {
   }
   #children(): Delegations {
     const exceeded = (): void => this.stop(endingOf('budget_exceeded'))
-    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#memory, exceeded))
+    return (this.#delegations ??= new Delegations(this.#deps, this.#order, this.#usage, exceeded))
   }
   #finishOf(ending: Ending): Omit<FinishRun, 'claim' | 'tail'> {
-    const { usage, toolCalls, sandbox, runtimeSessionId } = this.#memory
+    const { calls, toolCalls, sandbox, runtimeSessionId } = this.#usage
     const { runtime } = this.#order.session.profile
     return {
       status: ending.status,
@@ -335,7 +335,7 @@ export class Run {
       ...(ending.status === 'ok'
         ? { result: ending.result }
         : { error: { code: ending.code, message: ending.message } }),
-      ...(usage ? { usage } : {}),
+      ...(calls ? { usage: calls } : {}),
       toolCalls,
       keepInput: restoredFromLog(runtime),
       ...(sandbox ? { sandbox } : {}),

@@ -3,14 +3,13 @@ import { type AppError, appError, isAppError } from '#kernel'
 import { delegationStage } from '#contracts/delegation'
 import { hashOfSession } from '#contracts/ids'
 import type { McpServers } from '#contracts/mcp-servers'
-import type { Prices } from '#contracts/prices'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
-import { type EventType, hasStamp, type LogChunk, parseLine, peekType, type Usage } from '#contracts/run-event'
+import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
-import { createSandboxUseReader, createUsageTally, type SandboxUse, type UsageTally } from '#contracts/usage'
 import { type Ending, endingOf } from './ending.ts'
-import { type Past, readTurns } from './past.ts'
+import { readTurns } from './replay.ts'
+import type { RunUsage } from './usage.ts'
 
 const hydrationFailed = appError('hydration_failed', 503, 'The session could not be restored; try again.')
 
@@ -180,55 +179,6 @@ export class RunnerStream {
   }
 }
 
-/** What a run must remember, of all its attempts, and what it may cost: money is in cents. */
-export class RunMemory {
-  toolCalls = 0
-  runtimeSessionId: string | undefined
-  readonly tally: UsageTally
-  /** Sees every line of it, in order, until it is past those that say something of a sandbox. */
-  readonly sandboxes = createSandboxUseReader()
-  readonly #limit: number | undefined
-  #recalled: SandboxUse | undefined
-  /** What runs that this one delegated to have cost. What has no known price costs nothing here. */
-  #delegated = 0
-
-  constructor(prices: Prices | undefined, limits: readonly (number | undefined)[]) {
-    this.tally = createUsageTally(prices)
-    const given = limits.filter((limit) => limit !== undefined)
-    this.#limit = given.length === 0 ? undefined : Math.min(...given)
-  }
-
-  get usage(): Usage | undefined {
-    return this.tally.usage
-  }
-  /** Undefined: none of its attempts had a sandbox so far. */
-  get sandbox(): SandboxUse | undefined {
-    return this.#recalled ?? this.sandboxes.use
-  }
-  /** Undefined: there is no limit. */
-  get left(): number | undefined {
-    return this.#limit === undefined ? undefined : Math.max(0, this.#limit - this.#spent)
-  }
-  /** It has cost more than it may. */
-  get exceeded(): boolean {
-    return this.#limit !== undefined && this.#spent > this.#limit
-  }
-  get #spent(): number {
-    return this.#delegated + (this.usage?.costCents ?? 0)
-  }
-  /** A run that it delegated to has cost this. */
-  delegated(costCents = 0): void {
-    this.#delegated += costCents
-  }
-  /** What a run that was taken over has in its log. */
-  recall({ usage, toolCalls, sandbox, runtimeSessionId }: Past): void {
-    for (const event of usage) this.tally.add(event)
-    this.toolCalls += toolCalls
-    this.#recalled = sandbox
-    this.runtimeSessionId = runtimeSessionId
-  }
-}
-
 /** What is in a chunk. Nothing is read after an ending. */
 interface Read {
   readonly passed: LogChunk | undefined
@@ -248,13 +198,13 @@ const delegation = Buffer.from(`"stage":"${delegationStage}"`)
 export class RunnerEvents {
   readonly #runId: string
   readonly #firstSeq: number
-  readonly #memory: RunMemory
+  readonly #usage: RunUsage
   #seq: number
 
-  constructor(runId: string, firstSeq: number, memory: RunMemory) {
+  constructor(runId: string, firstSeq: number, usage: RunUsage) {
     this.#runId = runId
     this.#firstSeq = this.#seq = firstSeq
-    this.#memory = memory
+    this.#usage = usage
   }
 
   /** `bytes` are whole lines. */
@@ -266,7 +216,7 @@ export class RunnerEvents {
     let ending: Ending | undefined
     while (start < bytes.length) {
       // Twenty of these for every other line: nothing has to be remembered of a delta.
-      if (this.#seq > this.#firstSeq && this.#memory.sandboxes.isPast(this.#seq)) start = this.#skipDeltas(bytes, start)
+      if (this.#seq > this.#firstSeq && this.#usage.isPastSandbox(this.#seq)) start = this.#skipDeltas(bytes, start)
       if (start === bytes.length) break
       const end = bytes.indexOf(newline, start)
       const line = bytes.subarray(start, end < 0 ? bytes.length : end)
@@ -296,29 +246,21 @@ export class RunnerEvents {
     return start
   }
   #understand(type: EventType, line: Buffer): Ending | undefined {
-    const memory = this.#memory
     // The first stamp proves that runner and conductor count alike; from then on lines are counted.
     if (this.#seq === this.#firstSeq && !hasStamp(line, this.#runId, this.#seq)) return endingOf('runner_protocol')
-    const event = understood.includes(type) ? parseLine(line) : {}
+    if (!this.#usage.read(type, line, this.#seq)) return endingOf('runner_protocol')
+    if (!isTerminalType(type)) return undefined
+    const event = parseLine(line)
     if (!event) return endingOf('runner_protocol')
-    const { runtimeSessionId, text, code, message } = event
+    const { text, code, message } = event
     const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
     if (type === 'result') return { status: 'ok', result: textOf(text), line: withEnd }
-    if (type === 'error') {
-      // The log has all of it; a summary is in lists.
-      const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
-      return { status: 'error', ...told, line: withEnd }
-    }
-    if (type === 'session_init' && typeof runtimeSessionId === 'string') memory.runtimeSessionId = runtimeSessionId
-    if (type === 'usage') memory.tally.add(event)
-    if (type === 'tool_call') memory.toolCalls++
-    memory.sandboxes.read(line, this.#seq)
-    return undefined
+    // The log has all of it; a summary is in lists.
+    const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
+    return { status: 'error', ...told, line: withEnd }
   }
 }
 
-/** The others are only passed on. */
-const understood: readonly EventType[] = ['session_init', 'usage', 'result', 'error']
 const deltaHead = '{"type":"assistant",'
 const deltaWords = Array.from({ length: deltaHead.length / 4 }, (_, i) => Buffer.from(deltaHead).readUInt32BE(4 * i))
 /** By hand, a word at a time: a call of `compare` costs more than all the rest of the scan. */

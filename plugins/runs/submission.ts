@@ -6,7 +6,14 @@ import { createOutputSchemas } from '#contracts/output-schema'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
 import { interruptedBy, type RunStore, type StartOutcome } from '#contracts/run-store'
 import type { RunnerLink, RunnerPool } from '#contracts/runner'
-import type { RunAccepted, RunSummary, Task } from '#contracts/runs'
+import {
+  conversationBusy,
+  conversationEnded,
+  conversationNotFound,
+  type RunAccepted,
+  type RunSummary,
+  type Task,
+} from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
 import type { Cancellation } from './cancellation.ts'
 import { within } from './ending.ts'
@@ -32,25 +39,10 @@ const webhooksUnavailable = appError(
   503,
   'This installation has no webhooks; start the run without one.',
 )
-const conversationNotFound = appError(
-  'conversation_not_found',
-  404,
-  'This agent has no such conversation; leave conversation_id out to begin one.',
-)
 const admissionStale = appError(
   'admission_stale',
   409,
   'The key or the agent of this chat has changed since it was read; read it again.',
-)
-const conversationBusy = appError(
-  'conversation_busy',
-  409,
-  'A run is under way in this conversation; wait until it has ended.',
-)
-const conversationEnded = appError(
-  'conversation_ended',
-  409,
-  'The session of this conversation is gone, and its runtime cannot be given the conversation back; begin a new one.',
 )
 
 /** How long a start waits to hear that a runner has the run, before it answers that it is accepted. */

@@ -1,11 +1,12 @@
-import { access, type App, eventStream, linesOf, sse, sseFrame } from '#kernel'
+import { access, type App, eventStream, sse } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { isClientId } from '#contracts/ids'
 import type { Kv } from '#contracts/kv'
-import { lastSeqOf, type LogChunk, peekType } from '#contracts/run-event'
+import { lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
 import type { RunDispatch } from '#contracts/runs'
 import { sessionChannels } from '#contracts/sessions'
+import { runFrames } from '#kit'
 import { SessionParams } from './routes.ts'
 import { unknownSession } from './service.ts'
 
@@ -58,18 +59,9 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void
   )
 }
 
-// The vendor's conversation handle is for the raw log only. Specification 2.8.
 async function* frames(chunks: ReturnType<typeof followSession>): AsyncGenerator<string> {
   for await (const { ordinal, chunk } of chunks) {
-    let out = ''
-    let seq = chunk.firstSeq
-    for (const line of linesOf(chunk.lines)) {
-      const type = peekType(line)
-      if (type !== undefined && type !== 'session_init') {
-        out += sseFrame(type, line.toString('utf8'), `${ordinal}.${seq}`)
-      }
-      seq++
-    }
+    const out = runFrames(chunk, `${ordinal}.`)
     if (out !== '') yield out
   }
 }

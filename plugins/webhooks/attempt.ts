@@ -1,8 +1,8 @@
 import { request } from 'undici'
 import { isAppError } from '#kernel'
 import type { Database } from '#contracts/database'
-import type { RunStore } from '#contracts/run-store'
 import type { RunSummary } from '#contracts/runs'
+import type { FindRun } from '#contracts/webhooks'
 import { ForbiddenAddressError } from '#kit/outbound'
 import type { Policy } from './policy.ts'
 import { currentVersion, type Secrets } from './secrets.ts'
@@ -10,7 +10,7 @@ import type { Settled, Taken } from './store.ts'
 
 interface AttemptDeps {
   readonly database: Database
-  readonly store: Pick<RunStore, 'findRun'>
+  readonly findRun: FindRun
   readonly secrets: Secrets | undefined
   readonly policy: Policy
   readonly timeoutMs: number
@@ -19,10 +19,10 @@ interface AttemptDeps {
 
 /** One attempt to deliver a message: reads what it tells, signs it, posts it. */
 export const createAttempt =
-  ({ database, store, secrets, policy, timeoutMs, stop }: AttemptDeps) =>
+  ({ database, findRun, secrets, policy, timeoutMs, stop }: AttemptDeps) =>
   async (tenantId: string, message: Taken): Promise<Settled> => {
     const [run, { version, previousUntil }] = await Promise.all([
-      store.findRun(tenantId, message.runId),
+      findRun(tenantId, message.runId),
       currentVersion(database, tenantId),
     ])
     if (!run || !secrets) return { state: 'dead', status: undefined, error: 'There is nothing to tell any more.' }

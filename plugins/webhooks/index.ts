@@ -3,8 +3,7 @@ import { Type } from '@sinclair/typebox'
 import { Base64Secret, CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { RunStore } from '#contracts/run-store'
-import { Webhooks } from '#contracts/webhooks'
+import { type FindRun, Webhooks } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
 import { Deliverer, startRounds } from './deliverer.ts'
 import { webhooksUnavailable } from './errors.ts'
@@ -26,11 +25,12 @@ export default definePlugin({
     ),
     timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
   }),
-  requires: { guard: ApiGuard, database: Database, store: RunStore },
+  requires: { guard: ApiGuard, database: Database },
   provides: { webhooks: Webhooks },
   async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
     const { key, allowHosts = [], timeout = 15_000 } = config
-    const { guard, database, store } = deps
+    const { guard, database } = deps
+    let findRun: FindRun | undefined
     const attempts = new Counter({
       name: 'webhook_attempts_total',
       help: 'Webhook messages that were posted, by what became of them.',
@@ -42,7 +42,14 @@ export default definePlugin({
     const secrets = key && createSecrets(key)
     const outbox = createOutbox(database)
     const stopping = new AbortController()
-    const attempt = createAttempt({ database, store, secrets, policy, timeoutMs: timeout, stop: stopping.signal })
+    const attempt = createAttempt({
+      database,
+      findRun: async (tenantId, runId) => findRun?.(tenantId, runId),
+      secrets,
+      policy,
+      timeoutMs: timeout,
+      stop: stopping.signal,
+    })
     const deliverer = new Deliverer({
       outbox,
       log,
@@ -56,7 +63,9 @@ export default definePlugin({
       stopping.abort()
       await deliverer.stop()
     })
-    const wake = (tenantId: string): void => deliverer.wake(tenantId)
+    const wake = (tenantId: string): void => {
+      if (findRun) deliverer.wake(tenantId)
+    }
     const listening: (() => void | Promise<void>)[] = []
     onStop(async () => {
       for (const stop of listening) await stop()
@@ -77,6 +86,9 @@ export default definePlugin({
         check(url) {
           if (!secrets) throw webhooksUnavailable()
           policy.check(url)
+        },
+        readRuns(find) {
+          findRun = find
         },
       },
     }

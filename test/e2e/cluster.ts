@@ -220,7 +220,7 @@ export async function quickLeases(t: Pick<TestContext, 'after'>): Promise<Partia
   const text = await readFile(join(root, 'config/conductor.yaml'), 'utf8')
   const conductor = join(folder, 'conductor.yaml')
   const lease = '    heartbeat: 300ms\n    lease: 2s\n    sweep: 200ms\n'
-  await writeFile(conductor, text.replace(/^ {2}run-store-postgres:\n/m, `$&${lease}`))
+  await writeFile(conductor, text.replace(/^ {2}runs:\n/m, `$&${lease}`))
   return { conductor }
 }
 

@@ -49,7 +49,7 @@ export async function startPaying(t: TestContext, form: Form): Promise<Paying> {
   for (const role of new Set<RoleName>([toolRole[form], storeRole[form]])) {
     let text = await readFile(join(root, `config/${role}.yaml`), 'utf8')
     if (role === toolRole[form]) text += `\n  counting-tool:\n    use: ${use}\n    url: ${url}\n`
-    text = text.replace(/^ {2}run-store-postgres:\n/m, '$&    heartbeat: 500ms\n    lease: 4s\n    sweep: 300ms\n')
+    text = text.replace(/^ {2}runs:\n/m, '$&    heartbeat: 500ms\n    lease: 4s\n    sweep: 300ms\n')
     files[role] = join(folder, `${role}.yaml`)
     await writeFile(files[role], text)
   }

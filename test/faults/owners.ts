@@ -32,9 +32,9 @@ export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners 
   const folder = await mkdtemp(join(tmpdir(), 'ao-owners-'))
   const role = await readFile(join(root, 'config/conductor.yaml'), 'utf8')
   const config = join(folder, 'conductor.yaml')
-  const shortened = `  run-store-postgres:\n    heartbeat: 500ms\n    lease: ${lease}\n    sweep: 300ms\n`
-  if (!/^ {2}run-store-postgres:\n/m.test(role)) throw new Error('config/conductor.yaml has no run-store-postgres')
-  await writeFile(config, role.replace(/^ {2}run-store-postgres:\n(?: {4}(?:heartbeat|lease|sweep):.*\n)*/m, shortened))
+  const shortened = `  runs:\n    heartbeat: 500ms\n    lease: ${lease}\n    sweep: 300ms\n`
+  if (!/^ {2}runs:\n/m.test(role)) throw new Error('config/conductor.yaml has no runs')
+  await writeFile(config, role.replace(/^ {2}runs:\n(?: {4}(?:heartbeat|lease|sweep):.*\n)*/m, shortened))
   const bootstrapKey = `bootstrap-${randomBytes(16).toString('hex')}`
   const shared = {
     PATH: process.env['PATH'] ?? '',

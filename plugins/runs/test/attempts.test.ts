@@ -7,7 +7,7 @@ import type { LogChunk } from '#contracts/run-event'
 import {
   endless,
   eventually,
-  memoryStore,
+  meddling,
   profileNamed,
   result,
   runId,
@@ -17,6 +17,7 @@ import {
   text,
   untilAborted,
 } from './stage.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
 const never = new AbortController().signal
 const retrying = (limits: Profile['limits'] = {}): Profile => ({ ...profileNamed('writer', limits), onCrash: 'retry' })
@@ -234,18 +235,17 @@ test('a session that is away for the moment does not refuse a run that may be tr
 function shared(inner: RunStore) {
   const fenced: (() => void)[] = []
   let adopt: ((orphan: Orphan) => void) | undefined
-  const store: RunStore = {
-    ...inner,
+  const store = meddling(inner, {
     onFenced: (listener) => void fenced.push(listener),
     onOrphan: (adopter) => {
       adopt = (orphan) => adopter.wants(orphan) === true && adopter.adopt(orphan)
     },
-  }
+  })
   return { store, fence: () => fenced.forEach((listener) => listener()), adopt: (orphan: Orphan) => adopt!(orphan) }
 }
 
 test('a fenced process leaves its run as it is; the next one goes on with it, and watchers of the first see its end', async (t) => {
-  const inner = await memoryStore(t)
+  const inner = new MemoryRunStore()
   const [one, two] = [shared(inner), shared(inner)]
   const profiles = [retrying()]
   const [a, b] = [await stage(t, { store: one.store, profiles }), await stage(t, { store: two.store, profiles })]
@@ -291,7 +291,7 @@ test('a fenced process leaves its run as it is; the next one goes on with it, an
 })
 
 test('an orphan that is cancelled at once ends behind what its log holds, with what it has used', async (t) => {
-  const inner = await memoryStore(t)
+  const inner = new MemoryRunStore()
   const [one, two] = [shared(inner), shared(inner)]
   const profiles = [retrying()]
   const [a, b] = [await stage(t, { store: one.store, profiles }), await stage(t, { store: two.store, profiles })]
@@ -358,10 +358,9 @@ test('a tool call and its result are stored at once where they must not happen t
 })
 
 test('an orphan that has no time left is not wanted; one that was begun often enough is read on, but not begun again', async (t) => {
-  const inner = await memoryStore(t)
+  const inner = new MemoryRunStore()
   const answers: unknown[] = []
-  const store: RunStore = {
-    ...inner,
+  const store = meddling(inner, {
     onOrphan(adopter) {
       const session = { id: 's', profile: retrying(), status: 'running', stateRev: 0 } as Orphan['session']
       const orphan = { claim: {}, task: {}, session, attempt: 3, elapsedMs: 1_000 } as Orphan
@@ -369,7 +368,7 @@ test('an orphan that has no time left is not wanted; one that was begun often en
       answers.push(adopter.wants({ ...orphan, attempt: 1, elapsedMs: 600_000 }))
       answers.push(adopter.wants({ ...orphan, elapsedMs: 600_000 }))
     },
-  }
+  })
   await stage(t, { store })
   const message = 'The server that executed this run went away before it ended.'
   assert.deepEqual(answers, [

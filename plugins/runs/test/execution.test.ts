@@ -3,11 +3,10 @@ import { test } from 'node:test'
 import { AppError } from '#kernel'
 import type { LogChunk } from '#contracts/run-event'
 import type { RunSummary } from '#contracts/runs'
-import type { RunStore } from '#contracts/run-store'
 import {
   endless,
   eventually,
-  memoryStore,
+  meddling,
   profileNamed,
   result,
   runId,
@@ -18,6 +17,8 @@ import {
   text,
   untilAborted,
 } from './stage.ts'
+import type { RunStore } from '#contracts/run-store'
+import { MemoryRunStore } from '../memory/store.ts'
 
 const never = new AbortController().signal
 
@@ -261,9 +262,6 @@ test('a thousand watchers that attach at any moment and any event each see exact
   for (const { after, seen } of watchers) assert.equal(await seen, log.slice(after).join('\n'))
 })
 
-/** A store whose appends or finishes a test holds back or breaks. */
-const meddling = (inner: RunStore, change: Partial<RunStore>): RunStore => ({ ...inner, ...change })
-
 test('a slow store stops the run from being read from its runner, and nothing is lost', async (t) => {
   let open = (): void => {}
   const gate = new Promise<void>((resolve) => {
@@ -344,7 +342,7 @@ test('nobody sees the terminal event before it is durable', async (t) => {
 
 test('any conductor follows and cancels the run of another, woken through Redis or by looking', async (t) => {
   for (const kv of [undefined, sharedKv()]) {
-    const store = await memoryStore(t)
+    const store = new MemoryRunStore()
     const options = { store, ...(kv ? { kv } : {}) }
     const [a, b] = [await stage(t, options), await stage(t, options)]
     a.runner.script = endless
@@ -419,7 +417,7 @@ test('a watcher that leaves, even all of them, does not end the run', async (t) 
 })
 
 test('a graceful stop lets runs end, interrupts the rest and saves the sessions that rest', async (t) => {
-  const store = await memoryStore(t)
+  const store = new MemoryRunStore()
   const s = await stage(t, { store, profiles: [archived] })
   const rested = await play(s, async function* () {
     yield result('done')
@@ -437,17 +435,17 @@ test('what a conductor has when it stops is left to another one, and so is a run
   const handed: string[] = []
   const asked: string[] = []
   const claimed = Promise.withResolvers<void>()
-  const wrap = (store: RunStore): RunStore => ({
-    ...store,
-    async start(run) {
-      const outcome = await store.start(run)
-      asked.push(run.task.prompt)
-      if (run.task.prompt === 'late') await claimed.promise
-      return outcome
-    },
-    retreat: async () => true,
-    handOver: async ({ runId: id }) => handed.push(id) > 0,
-  })
+  const wrap = (store: RunStore): RunStore =>
+    meddling(store, {
+      async start(run) {
+        const outcome = await store.start(run)
+        asked.push(run.task.prompt)
+        if (run.task.prompt === 'late') await claimed.promise
+        return outcome
+      },
+      retreat: async () => true,
+      handOver: async ({ runId: id }) => handed.push(id) > 0,
+    })
   const s = await stage(t, { wrap, config: { drain: '20s' } })
   s.runner.script = endless
   const start = (prompt: string, id: string) => s.dispatch.start('acme', { profile: 'writer', prompt, id }, 0, never)

@@ -7,7 +7,7 @@ import type { RunSummary, SubTask } from '#contracts/runs'
 import {
   endless,
   eventually,
-  memoryStore,
+  meddling,
   result,
   runId,
   type Script,
@@ -16,6 +16,7 @@ import {
   type Stage,
   text,
 } from './stage.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
 const never = new AbortController().signal
 
@@ -163,7 +164,7 @@ test('a run that waits is cancelled and terminated without a runner, its stream 
 
 test('an interrupt ends the run under way, whichever conductor executes it, and starts before those that wait', async (t) => {
   for (const kv of [undefined, sharedKv()]) {
-    const store = await memoryStore(t)
+    const store = new MemoryRunStore()
     const options = { store, ...(kv ? { kv } : {}) }
     const [a, b] = [await stage(t, options), await stage(t, options)]
     a.runner.script = endless
@@ -205,7 +206,7 @@ test('an interrupt does not wait for a run that does not listen longer than 2 se
 })
 
 test('a cancel reaches the conductor that executes the run, and its runner is told', async (t) => {
-  const store = await memoryStore(t)
+  const store = new MemoryRunStore()
   const [a, b] = [await stage(t, { store }), await stage(t, { store })]
   a.runner.script = endless
   const first = await busy(a)
@@ -228,10 +229,10 @@ test('a cancel reaches the conductor that executes the run, and its runner is to
 })
 
 /** A conductor that dies between the end of a run and the start of the next hears of nothing any more. */
-const deaf = (store: RunStore): RunStore => ({ ...store, onWaiting() {} })
+const deaf = (store: RunStore): RunStore => meddling(store, { onWaiting() {} })
 
 test('when the conductor that ended a run is gone, another one starts the next', async (t) => {
-  const store = await memoryStore(t)
+  const store = new MemoryRunStore()
   const gate = gated()
   const a = await stage(t, { store, wrap: deaf })
   const b = await stage(t, { store })
@@ -244,7 +245,7 @@ test('when the conductor that ended a run is gone, another one starts the next',
 })
 
 test('a conductor that stops starts nothing new: what waits stays in line for the others', async (t) => {
-  const store = await memoryStore(t)
+  const store = new MemoryRunStore()
   const s = await stage(t, { store })
   s.runner.script = endless
   const { sessionId, runId: first } = await busy(s)
@@ -274,7 +275,7 @@ test('a run keeps its place in line while no runner could take it', async (t) =>
 })
 
 test('the line in front of a session is bounded: 429 queue_full', async (t) => {
-  const s = await stage(t, { wrap: (store) => ({ ...store, enqueue: async () => ({ kind: 'full' }) }) })
+  const s = await stage(t, { wrap: (store) => meddling(store, { enqueue: async () => ({ kind: 'full' }) }) })
   s.runner.script = endless
   const { sessionId } = await busy(s)
   const full = await post(s, { prompt: 'x', sessionId, whenBusy: 'enqueue' })

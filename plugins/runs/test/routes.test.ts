@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { parseLine } from '#contracts/run-event'
-import { endless, eventually, runId, stage, type Stage, profileNamed } from './stage.ts'
+import { endless, eventually, meddling, runId, stage, type Stage, profileNamed } from './stage.ts'
 
 const post = (s: Stage, payload: object, headers: Record<string, string> = {}, listener = 'conductor') =>
   s.kernel.listeners[listener]!.inject({ method: 'POST', url: '/api/runs', payload, headers })
@@ -227,14 +227,14 @@ test('a run that is seen to be over is seen with its last event, also before thi
   // Before the server is stopped, which waits for its runs.
   t.after(() => told.resolve())
   const s = await stage(t, {
-    wrap: (store) => ({
-      ...store,
-      async finish(end) {
-        const finished = await store.finish(end)
-        await told.promise
-        return finished
-      },
-    }),
+    wrap: (store) =>
+      meddling(store, {
+        async finish(end) {
+          const finished = await store.finish(end)
+          await told.promise
+          return finished
+        },
+      }),
   })
   const id = runId()
   await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, new AbortController().signal)

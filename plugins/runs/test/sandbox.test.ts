@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { testProfile } from '#testing'
 import type { FinishRun, RunStore } from '#contracts/run-store'
-import { memoryStore, profileNamed, result, runId, type Script, stage, text } from './stage.ts'
+import { meddling, profileNamed, result, runId, type Script, stage, text } from './stage.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
 const never = new AbortController().signal
 
@@ -16,18 +17,16 @@ const inSandbox = (idleSeconds: number): Script =>
 
 /** The store, with what it is told of the ends of runs. */
 const recording = (store: RunStore, ends: FinishRun[]): RunStore =>
-  Object.create(store, {
-    finish: {
-      value(end: FinishRun) {
-        ends.push(end)
-        return store.finish(end)
-      },
+  meddling(store, {
+    finish(end) {
+      ends.push(end)
+      return store.finish(end)
     },
-  }) as RunStore
+  })
 
 test('a run in a sandbox ends with what it used of it, and one without ends with nothing of the kind', async (t) => {
   const ends: FinishRun[] = []
-  const store = await memoryStore(t)
+  const store = new MemoryRunStore()
   const s = await stage(t, { store: recording(store, ends) })
   const play = async (script: Script): Promise<void> => {
     s.runner.script = script
@@ -51,7 +50,7 @@ test('a run in a sandbox ends with what it used of it, and one without ends with
 
 test('a run that is tried again counts the idle time before it once', async (t) => {
   const ends: FinishRun[] = []
-  const store = await memoryStore(t)
+  const store = new MemoryRunStore()
   const s = await stage(t, {
     store: recording(store, ends),
     profiles: [{ ...profileNamed('writer'), onCrash: 'retry' }],

@@ -7,7 +7,8 @@ import type { Claim, RunStore } from '#contracts/run-store'
 import { type ExecuteRun, leaving, type RunnerLink, type RunnerPool } from '#contracts/runner'
 import { endingOf } from '../ending.ts'
 import { Run, type RunDeps, type RunState } from '../run.ts'
-import { memoryStore, profileNamed, result, text } from './stage.ts'
+import { meddling, profileNamed, result, text } from './stage.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
 /** What can happen to a run while it is in `at`, each as often as it likes. */
 const happenings = [
@@ -60,8 +61,7 @@ let worlds = 0
 async function world(inner: RunStore, at: (typeof states)[number]) {
   const gate = Promise.withResolvers<void>()
   let handedOver = 0
-  const store: RunStore = {
-    ...inner,
+  const store = meddling(inner, {
     // Slower than what races with it.
     async append(...chunk) {
       for (let i = 0; i < 5; i++) await new Promise((resolve) => setImmediate(resolve))
@@ -75,7 +75,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
       handedOver++
       return true
     },
-  }
+  })
   const puppet = new Puppet()
   if (at === 'dispatching') puppet.held = Promise.withResolvers()
   const link = puppet as unknown as RunnerLink
@@ -161,8 +161,8 @@ async function check(w: World, story: string): Promise<void> {
   if (w.puppet.reason === leaving) assert.equal(how, 'left', story)
 }
 
-test('whatever two things happen to a run at once, in whatever state, it has one ending or is left whole', async (t) => {
-  const inner = await memoryStore(t)
+test('whatever two things happen to a run at once, in whatever state, it has one ending or is left whole', async () => {
+  const inner = new MemoryRunStore()
   for (const at of states) {
     for (const first of happenings) {
       for (const second of happenings) {

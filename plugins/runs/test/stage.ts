@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { AppError, definePlugin, type Entry, type Plugin } from '#kernel'
-import { fake, runStorePlugin, testKernel, type TestKernel, testProfile } from '#testing'
+import { fake, testKernel, type TestKernel, testProfile } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
@@ -13,7 +13,8 @@ import { RunStore } from '#contracts/run-store'
 import { type ExecuteRun, type Homecoming, type Placement, type RunnerLink, RunnerPool } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
-import runs from '../index.ts'
+import { runsOn } from '../index.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
 /** What the fake runner does with a run: yields events, or raw bytes where a test needs them wrong. */
 export type Script = (run: ExecuteRun, signal: AbortSignal) => AsyncIterable<RuntimeEvent | Buffer>
@@ -178,10 +179,13 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       return {}
     },
   })
-  const store = options.store ?? (await memoryStore(t))
+  const store = options.store ?? new MemoryRunStore()
   const plugins: (Plugin | Entry)[] = [
-    { name: 'runs', plugin: runs, config: { windDown: '3s', drain: '50ms', ...options.config } },
-    fake(RunStore, options.wrap?.(store) ?? store),
+    {
+      name: 'runs',
+      plugin: runsOn(async () => options.wrap?.(store) ?? store),
+      config: { windDown: '3s', drain: '50ms', ...options.config },
+    },
     fake(Profiles, { find, findIn: find, findPlaced }),
     fake(RunnerPool, {
       place(order) {
@@ -212,19 +216,14 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
   return { kernel, runner, store: got.store!, dispatch: got.dispatch! }
 }
 
-export async function memoryStore(t: Pick<TestContext, 'after'>): Promise<RunStore> {
-  const got: { store?: RunStore } = {}
-  const grab = definePlugin({
-    name: 'grab',
-    requires: { store: RunStore },
-    async setup(ctx) {
-      got.store = ctx.deps.store
-      return {}
+/** A store some of whose methods are the test's own. */
+export const meddling = (store: RunStore, change: Partial<RunStore>): RunStore =>
+  new Proxy(store, {
+    get(target, name) {
+      const method = (change[name as keyof RunStore] ?? target[name as keyof RunStore]) as (() => unknown) | undefined
+      return method?.bind(target)
     },
   })
-  await testKernel(t, [await runStorePlugin(), grab])
-  return got.store!
-}
 
 export const runId = (): string => `run-${randomBytes(6).toString('hex')}`
 

@@ -6,8 +6,7 @@ import { definePlugin } from '#kernel'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { RunStore } from '#contracts/run-store'
-import { Webhooks } from '#contracts/webhooks'
+import { type FindRun, Webhooks } from '#contracts/webhooks'
 import webhooks from '../index.ts'
 import { startReceiver } from './support.ts'
 
@@ -32,32 +31,30 @@ const settled = ({ state, nextAttemptAt }: Delivery): boolean =>
 
 async function conductor(t: TestContext, { key = randomBytes(32).toString('base64'), allowHosts = '127.0.0.1' } = {}) {
   const found: { database?: Database; webhooks?: Webhooks } = {}
+  const findRun: FindRun = async (_tenantId, runId) => ({
+    runId,
+    sessionId: 's1',
+    status: 'ok',
+    subTask: { id: runId, sessionId: 's1', profile: 'writer', prompt: 'a secret prompt' },
+    startedAt: '2026-01-01T00:00:00.000Z',
+    finishedAt: '2026-01-01T00:00:01.000Z',
+    result: 'Done.',
+  })
   const grab = definePlugin({
     name: 'grab',
     requires: { database: Database, webhooks: Webhooks },
     async setup({ deps }) {
       Object.assign(found, deps)
+      deps.webhooks.readRuns(findRun)
       return {}
     },
   })
-  const store: Partial<RunStore> = {
-    findRun: async (_tenantId, runId) => ({
-      runId,
-      sessionId: 's1',
-      status: 'ok',
-      subTask: { id: runId, sessionId: 's1', profile: 'writer', prompt: 'a secret prompt' },
-      startedAt: '2026-01-01T00:00:00.000Z',
-      finishedAt: '2026-01-01T00:00:01.000Z',
-      result: 'Done.',
-    }),
-  }
   const dsn = await freshDatabase(t)
   const kernel = await testKernel(
     t,
     [
       await databasePlugin(dsn),
       fake(ApiGuard, guard),
-      fake(RunStore, store as RunStore),
       {
         name: 'webhooks',
         plugin: webhooks,

@@ -2,12 +2,13 @@ import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
-import { definePlugin, type Plugin } from '#kernel'
+import type { FastifyBaseLogger } from 'fastify'
 import type { Profile } from '#contracts/profiles'
 import { createEventEncoder, type LogChunk, type RuntimeEvent } from '#contracts/run-event'
-import { type Claim, RunStore, type StartOutcome } from '#contracts/run-store'
-import { runStorePlugin, testKernel } from '#testing'
-import runJournal from '../index.ts'
+import type { Claim, RunStore, StartOutcome } from '#contracts/run-store'
+import { JournalFolder } from '../../journal/folder.ts'
+import { JournalMirror } from '../../journal/mirror.ts'
+import { KeptRunStore } from '../../memory/kept.ts'
 
 export async function emptyFolder(t: TestContext): Promise<string> {
   const dir = await mkdtemp(join(tmpdir(), 'run-journal-'))
@@ -15,27 +16,19 @@ export async function emptyFolder(t: TestContext): Promise<string> {
   return dir
 }
 
-/** A conductor's store over a journal folder; `stop` is the end of its process. */
-export async function openStore(
+/** A store in memory that is kept in a folder. */
+export const keptStore = async (dir: string): Promise<RunStore> => KeptRunStore.open(await JournalFolder.open(dir))
+
+/** What a conductor writes to a folder beside its store; `stop` is the end of its process. */
+export async function mirrored(
+  truth: RunStore,
   dir: string,
-  plugins: Parameters<typeof testKernel>[1] = [],
-): Promise<{ store: RunStore; stop(): Promise<void>; logs: readonly Record<string, unknown>[] }> {
-  let store: RunStore | undefined
-  const grab: Plugin = definePlugin({
-    name: 'grab',
-    requires: { store: RunStore },
-    async setup({ deps }) {
-      store = deps.store
-      return {}
-    },
-  })
-  const kept = plugins.length > 0 ? plugins : [await runStorePlugin()]
-  const kernel = await testKernel(
-    { after: () => {} },
-    [{ name: 'run-journal', plugin: runJournal, config: { dir } }, ...kept, grab],
-    { listeners: [] },
-  )
-  return { store: store!, stop: () => kernel.stop(), logs: kernel.logs }
+): Promise<{ store: RunStore; stop(): Promise<void>; warnings: readonly string[] }> {
+  const warnings: string[] = []
+  const log = { warn: (_detail: object, message: string) => warnings.push(message) } as unknown as FastifyBaseLogger
+  const mirror = new JournalMirror(truth, await JournalFolder.open(dir), log)
+  mirror.start()
+  return { store: mirror.store, stop: () => mirror.stop(), warnings }
 }
 
 export const chunk = (claim: Claim, firstSeq: number, events: readonly RuntimeEvent[]): LogChunk => {

@@ -3,21 +3,16 @@ import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { testRunStore } from '#testing'
-import { begin, chunk, emptyFolder, finish, linesOf, logOf, openStore, pathOf, text } from './support.ts'
+import { begin, chunk, emptyFolder, finish, linesOf, logOf, keptStore, pathOf, text } from './support.ts'
 
-testRunStore('run-store-memory with a journal', async (t) => {
-  const opened = await openStore(await emptyFolder(t))
-  t.after(() => opened.stop())
-  return opened.store
-})
+testRunStore('the store in memory that is kept in files', async (t) => keptStore(await emptyFolder(t)))
 
 test('a file has a header, the events as they are, and a finish line', async (t) => {
   const dir = await emptyFolder(t)
-  const { store, stop } = await openStore(dir)
+  const store = await keptStore(dir)
   const claim = await begin(store, 'r1', 's1')
   await store.append(claim, chunk(claim, 1, [{ type: 'progress', stage: 'accepted' }, text('Hel'), text('lo\u2028')]))
   await finish(store, claim, 3)
-  await stop()
   const [header, ...rest] = await linesOf(dir, 'r1')
   assert.equal(header!['type'], 'header')
   assert.equal(header!['tenantId'], 'acme')
@@ -31,19 +26,17 @@ test('a file has a header, the events as they are, and a finish line', async (t)
 
 test('a start puts runs, logs and sessions back, and a session goes on', async (t) => {
   const dir = await emptyFolder(t)
-  const first = await openStore(dir)
-  const one = await begin(first.store, 'r1', 's1')
-  await first.store.append(one, chunk(one, 1, [{ type: 'session_init', runtimeSessionId: 'vendor-1' }, text('Hi')]))
-  await finish(first.store, one, 2)
-  const two = await begin(first.store, 'r2', 's1', false)
-  await first.store.steal('acme', 'r2', 'cancelled', { code: 'cancelled', message: 'The run was cancelled.' })
-  assert.equal(await finish(first.store, two, 0), false)
-  const before = { runs: await first.store.listRuns('acme', {}), log: await logOf(first.store, 'r1') }
-  await first.stop()
+  const first = await keptStore(dir)
+  const one = await begin(first, 'r1', 's1')
+  await first.append(one, chunk(one, 1, [{ type: 'session_init', runtimeSessionId: 'vendor-1' }, text('Hi')]))
+  await finish(first, one, 2)
+  const two = await begin(first, 'r2', 's1', false)
+  await first.steal('acme', 'r2', 'cancelled', { code: 'cancelled', message: 'The run was cancelled.' })
+  assert.equal(await finish(first, two, 0), false)
+  const before = { runs: await first.listRuns('acme', {}), log: await logOf(first, 'r1') }
 
-  const second = await openStore(dir)
-  t.after(() => second.stop())
-  const after = await second.store.listRuns('acme', {})
+  const second = await keptStore(dir)
+  const after = await second.listRuns('acme', {})
   assert.deepEqual(
     after.runs.map(({ runId, status, result, error, startedAt, subTask }) => ({
       runId,
@@ -62,19 +55,18 @@ test('a start puts runs, logs and sessions back, and a session goes on', async (
       subTask,
     })),
   )
-  assert.equal(await logOf(second.store, 'r1'), before.log)
-  const session = await second.store.getSession('acme', 's1')
+  assert.equal(await logOf(second, 'r1'), before.log)
+  const session = await second.getSession('acme', 's1')
   assert.equal(session?.runCount, 2)
   assert.equal(session.status, 'idle')
-  assert.equal((await second.store.findSession('acme', 's1'))?.runtimeSessionId, 'vendor-1')
-  const three = await begin(second.store, 'r3', 's1', false)
-  assert.equal(await finish(second.store, three, 0), true)
+  assert.equal((await second.findSession('acme', 's1'))?.runtimeSessionId, 'vendor-1')
+  const three = await begin(second, 'r3', 's1', false)
+  assert.equal(await finish(second, three, 0), true)
 })
 
 test('a run that waited for its session is in a file as well, once it begins', async (t) => {
   const dir = await emptyFolder(t)
-  const { store, stop } = await openStore(dir)
-  t.after(stop)
+  const store = await keptStore(dir)
   const one = await begin(store, 'r1', 's1')
   await store.enqueue({
     tenantId: 'acme',
@@ -95,14 +87,13 @@ test('a run that waited for its session is in a file as well, once it begins', a
 
 test('R7: a file cut at any byte boots, keeps a prefix of the events and ends once', async (t) => {
   const dir = await emptyFolder(t)
-  const { store, stop } = await openStore(dir)
+  const store = await keptStore(dir)
   const claim = await begin(store, 'r1', 's1')
   await store.append(
     claim,
     chunk(claim, 1, [{ type: 'progress', stage: 'accepted' }, text('"{\\n'), text('\u00e9\u{1F600}')]),
   )
   await finish(store, claim, 3)
-  await stop()
   const whole = await readFile(pathOf(dir, 'r1'))
   const allEvents = (await linesOf(dir, 'r1')).slice(1, -1)
   const headerEnd = whole.indexOf(0x0a) + 1
@@ -111,9 +102,8 @@ test('R7: a file cut at any byte boots, keeps a prefix of the events and ends on
     await rm(join(dir, 'acme'), { recursive: true })
     await mkdir(join(dir, 'acme'))
     await writeFile(pathOf(dir, 'r1'), whole.subarray(0, size))
-    const restored = await openStore(dir)
-    const run = await restored.store.findRun('acme', 'r1')
-    await restored.stop()
+    const restored = await keptStore(dir)
+    const run = await restored.findRun('acme', 'r1')
     if (size < headerEnd) {
       assert.equal(run, undefined, `${size} bytes: without a header there was no run`)
       assert.deepEqual(
@@ -142,12 +132,21 @@ test('R7: a file cut at any byte boots, keeps a prefix of the events and ends on
 
 test('a run whose file cannot be begun is refused, and holds no session', async (t) => {
   const dir = await emptyFolder(t)
-  const { store, stop } = await openStore(dir)
-  t.after(stop)
+  const store = await keptStore(dir)
   await writeFile(join(dir, 'acme'), 'in the way')
   await assert.rejects(begin(store, 'r1', 's1'), { code: 'unavailable' })
   await rm(join(dir, 'acme'))
   const claim = await begin(store, 'r2', 's1', false)
   assert.equal(await finish(store, claim, 0), true)
   assert.equal((await linesOf(dir, 'r2')).at(-1)!['status'], 'ok')
+})
+
+test('the file of a run that is taken back is gone', async (t) => {
+  const dir = await emptyFolder(t)
+  const store = await keptStore(dir)
+  const claim = await begin(store, 'r1', 's1')
+  await store.append(claim, chunk(claim, 1, [text('a')]))
+  assert.equal(await store.discard(claim), true)
+  assert.deepEqual(await readdir(join(dir, 'acme')), [])
+  assert.equal(await (await keptStore(dir)).findRun('acme', 'r1'), undefined)
 })

@@ -5,10 +5,10 @@ import { chunkOf } from '#testing'
 import { createEventEncoder, parseLine } from '#contracts/run-event'
 import type { Profile } from '#contracts/profiles'
 import { type Claim, type NextOutcome, type RunStore, type StartOutcome } from '#contracts/run-store'
-import type { PostgresRunStore } from '../store.ts'
+import type { PostgresRunStore } from '../../postgres/store.ts'
 import { openStores } from './stores.ts'
 
-/** How many schedules are tried. More of them: `AGENT_ORC_SCHEDULES=10000 npm test -- plugins/run-store-postgres/test/schedules.test.ts`. */
+/** How many schedules are tried. More of them: `AGENT_ORC_SCHEDULES=10000 npm test -- plugins/runs/test/postgres/schedules.test.ts`. */
 const numRuns = Number(process.env['AGENT_ORC_SCHEDULES'] || 200)
 
 const profile = { name: 'p', runtime: 'general', limits: {} } as Profile

@@ -5,40 +5,41 @@ import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
 import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
-import { createSandboxUseReader, type SandboxUse } from '#contracts/usage'
+import type { RunUsage } from './usage.ts'
 
 type Item = Replay[number]
 
 /** How soon a log that cannot be read is tried again. */
 const retryMs = 500
 
-interface PastDeps {
+interface ReplayDeps {
   readonly store: RunStore
   readonly log: FastifyBaseLogger
   readonly givingUp: AbortSignal
 }
 
-/** Reads the log of a run and sorts out what is finished, again until it can be read. Undefined: that was given up. */
-export async function readPast(deps: PastDeps, { tenantId, runId }: Claim): Promise<Past | undefined> {
+/**
+ * Reads the log of a run and sorts out what is finished, again until it can be read. Undefined: that was given up. `usage` is
+ * added what the log says of it.
+ */
+export async function readReplay(
+  deps: ReplayDeps,
+  { tenantId, runId }: Claim,
+  usage?: RunUsage,
+): Promise<ReplayReader | undefined> {
   const { store, log, givingUp } = deps
+  const reader = new ReplayReader({ usage })
   while (!givingUp.aborted) {
     try {
-      return await readOnce(store, tenantId, runId)
+      const page = await store.readLog(tenantId, runId, reader.lastSeq)
+      if (!page || page.chunks.length === 0) return reader
+      for (const chunk of page.chunks) reader.read(chunk)
     } catch (err) {
       log.warn({ err, runId }, 'the log of a run could not be read; trying again')
       await sleep(retryMs, undefined, { signal: givingUp }).catch(() => {})
     }
   }
   return undefined
-}
-
-async function readOnce(store: RunStore, tenantId: string, runId: string): Promise<Past> {
-  const past = new Past()
-  for (;;) {
-    const page = await store.readLog(tenantId, runId, past.lastSeq)
-    if (!page || page.chunks.length === 0) return past
-    for (const chunk of page.chunks) past.read(chunk)
-  }
 }
 
 /** More than any prompt holds: older turns are left out. */
@@ -68,9 +69,9 @@ export async function readTurns(store: RunStore, claim: Claim): Promise<StateBun
 }
 
 function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun): Turns['turns'][number] {
-  const past = new Past(true)
-  for (const chunk of log) past.read(chunk)
-  const { rest, replay } = past
+  const reader = new ReplayReader({ isTurn: true })
+  for (const chunk of log) reader.read(chunk)
+  const { rest, replay } = reader
   return {
     runId,
     prompt,
@@ -85,24 +86,19 @@ function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun)
 type Parsed = Record<string, unknown>
 
 /** What the stored log of a run says to those who go on with it. */
-export class Past {
+export class ReplayReader {
   lastSeq = 0
   /** Of what the replay holds, about. */
   bytes = 0
   /** The first of the trailing texts: what said it was cut off and is done again. */
   cutFrom: number | undefined
-  /** The conversation handle that was reported last. */
-  runtimeSessionId: string | undefined
-  /** Bodies of the `usage` events, in order. */
-  readonly usage: Parsed[] = []
-  toolCalls = 0
   readonly #isTurn: boolean
+  readonly #usage: RunUsage | undefined
   /** Of a runtime that did the turn again: what it has not come to again is finished all the same. */
   #earlier: Item[] = []
   #items: Item[] = []
   #text = ''
   #answer = ''
-  readonly #sandboxes = createSandboxUseReader()
   readonly #readers: Readonly<Record<string, (event: Parsed, seq: number) => void>> = {
     assistant: ({ text }, seq) => {
       this.#text += String(text)
@@ -110,7 +106,6 @@ export class Past {
     },
     tool_call: ({ id, name, arguments: given }) => {
       this.#keep({ type: 'tool_call', id: String(id), name: String(name), arguments: given })
-      this.toolCalls++
       this.#earlier = without(this.#earlier, String(name), given)
     },
     tool_result: ({ id, name, ok, content }) =>
@@ -122,25 +117,19 @@ export class Past {
         content: String(content),
       }),
     progress: ({ stage }) => this.#progressed(stage),
-    usage: (event) => void this.usage.push(event),
     result: ({ text }) => {
       this.#answer = String(text)
-    },
-    session_init: ({ runtimeSessionId }) => {
-      this.runtimeSessionId = String(runtimeSessionId)
     },
   }
 
   /** `isTurn`: of a run that is over. Its answers that were refused are no part of the conversation; what it said before is. */
-  constructor(isTurn = false) {
+  constructor({ isTurn = false, usage }: { isTurn?: boolean; usage?: RunUsage | undefined }) {
     this.#isTurn = isTurn
+    this.#usage = usage
   }
 
   get replay(): Replay {
     return [...this.#items, ...this.#earlier]
-  }
-  get sandbox(): SandboxUse | undefined {
-    return this.#sandboxes.use
   }
   /** What was said last, before the run ended; a runtime need not have streamed it. */
   get rest(): string {
@@ -149,8 +138,9 @@ export class Past {
   read(chunk: LogChunk): void {
     let seq = chunk.firstSeq
     for (const line of linesOf(chunk.lines)) {
-      this.#sandboxes.read(line, seq)
-      const read = this.#readers[peekType(line) ?? '']
+      const type = peekType(line)
+      this.#usage?.read(type, line, seq)
+      const read = this.#readers[type ?? '']
       const event = read && parseLine(line)
       if (event) {
         this.bytes += line.length

@@ -3,7 +3,7 @@ import { pino } from 'pino'
 import { definePlugin } from '#kernel'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { Database } from '#contracts/database'
-import { createPostgresRunStore, type PostgresRunStore, type PostgresRunStoreOptions } from '../store.ts'
+import { createPostgresRunStore, type PostgresRunStore, type PostgresRunStoreOptions } from '../../postgres/store.ts'
 
 const log = pino({ level: 'silent' })
 

@@ -7,7 +7,7 @@ import { createEventEncoder, parseLine, peekType } from '#contracts/run-event'
 import type { Adopter, EndReason, FinishRun, Orphan } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
-import { createSandboxUseReader, createUsageTally } from '#contracts/usage'
+import { RunUsage } from '../usage.ts'
 import { type EndedRow, finishStatement, handedOver, type OnWanted } from './ends.ts'
 import type { Instance } from './instance.ts'
 import {
@@ -294,9 +294,7 @@ async function tallyOf(
   runId: string,
   prices: Prices | undefined,
 ): Promise<Pick<FinishRun, 'usage' | 'toolCalls' | 'sandbox'>> {
-  const tally = createUsageTally(prices)
-  const sandboxes = createSandboxUseReader()
-  let toolCalls = 0
+  const usage = new RunUsage(prices)
   let first: Buffer | undefined
   let last: Buffer | undefined
   const rows = await tx.query<Omit<ChunkRow, 'count'>>(telling({ tenant: tx.tenantId, run: runId }))
@@ -305,17 +303,14 @@ async function tallyOf(
     for (const line of linesOf(lines)) {
       first ??= line
       last = line
-      sandboxes.read(line, seq++)
-      const type = peekType(line)
-      if (type === 'tool_call') toolCalls++
-      const event = type === 'usage' ? parseLine(line) : undefined
-      if (event) tally.add(event)
+      usage.read(peekType(line), line, seq++)
     }
   }
+  const { calls, toolCalls, sandbox } = usage
   return {
     toolCalls,
-    ...(tally.usage ? { usage: tally.usage } : {}),
-    ...(sandboxes.use ? { sandbox: { ...sandboxes.use, runSeconds: secondsBetween(first!, last!) } } : {}),
+    ...(calls ? { usage: calls } : {}),
+    ...(sandbox ? { sandbox: { ...sandbox, runSeconds: secondsBetween(first!, last!) } } : {}),
   }
 }
 

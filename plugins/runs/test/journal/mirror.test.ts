@@ -1,34 +1,13 @@
 import assert from 'node:assert/strict'
-import { appendFile, readFile, rm, truncate, writeFile } from 'node:fs/promises'
+import { appendFile, readdir, readFile, rm, truncate, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { definePlugin, type Plugin } from '#kernel'
-import { RunJournal } from '#contracts/run-journal'
-import { RunStore } from '#contracts/run-store'
-import { runStorePlugin, testKernel } from '#testing'
-import { begin, chunk, emptyFolder, finish, linesOf, logOf, openStore, pathOf, text } from './support.ts'
+import type { RunStore } from '#contracts/run-store'
+import { openStores } from '../postgres/stores.ts'
+import { begin, chunk, emptyFolder, finish, linesOf, logOf, mirrored, pathOf, text } from './support.ts'
 
-/** A store that outlives the conductors which mirror it, as a database does. */
-async function sharedStore(t: TestContext): Promise<RunStore> {
-  const found: { store?: RunStore } = {}
-  const grab = definePlugin({
-    name: 'grab',
-    requires: { store: RunStore },
-    async setup({ deps }) {
-      found.store = deps.store
-      return {}
-    },
-  })
-  await testKernel(t, [await runStorePlugin(), grab], { listeners: [] })
-  return found.store!
-}
-const mirrored = (store: RunStore): Plugin =>
-  definePlugin({
-    name: 'mirrored',
-    requires: { journal: RunJournal },
-    provides: { store: RunStore },
-    setup: async ({ deps }) => ({ store: deps.journal.mirror(store) }),
-  })
+/** A database that outlives the conductors which mirror it. */
+const sharedStore = async (t: TestContext): Promise<RunStore> => (await openStores(t)).open()
 
 /** Looks until the file of a run has its finish line; the test's own timeout ends it. */
 async function finishedLines(dir: string, runId: string): Promise<Record<string, unknown>[]> {
@@ -42,7 +21,7 @@ async function finishedLines(dir: string, runId: string): Promise<Record<string,
 test('what the store accepted is in the file when a run is announced as finished', async (t) => {
   const dir = await emptyFolder(t)
   const truth = await sharedStore(t)
-  const { store, stop } = await openStore(dir, [mirrored(truth)])
+  const { store, stop } = await mirrored(truth, dir)
   t.after(stop)
   const claim = await begin(store, 'r1', 's1')
   await store.append(claim, chunk(claim, 1, [text('a'), text('b')]))
@@ -55,7 +34,7 @@ test('what the store accepted is in the file when a run is announced as finished
 test('a start mends what a killed conductor left: torn tails, missing events and endings, from the store', async (t) => {
   const dir = await emptyFolder(t)
   const truth = await sharedStore(t)
-  const first = await openStore(dir, [mirrored(truth)])
+  const first = await mirrored(truth, dir)
   const torn = await begin(first.store, 'torn', 's1')
   await first.store.append(torn, chunk(torn, 1, [text('one'), text('two'), text('three')]))
   const lost = await begin(first.store, 'lost', 's2')
@@ -68,7 +47,7 @@ test('a start mends what a killed conductor left: torn tails, missing events and
   await finish(truth, lost, 2)
   await truth.steal('acme', 'torn', 'interrupted', { code: 'interrupted', message: 'It went away.' })
 
-  const second = await openStore(dir, [mirrored(truth)])
+  const second = await mirrored(truth, dir)
   t.after(second.stop)
   for (const [runId, status] of [
     ['torn', 'interrupted'],
@@ -87,7 +66,7 @@ test('a start mends what a killed conductor left: torn tails, missing events and
 test('a run that was taken over by another conductor ends in the files of both', async (t) => {
   const dir = await emptyFolder(t)
   const truth = await sharedStore(t)
-  const { store, stop } = await openStore(dir, [mirrored(truth)])
+  const { store, stop } = await mirrored(truth, dir)
   t.after(stop)
   const claim = await begin(store, 'r1', 's1')
   await store.append(claim, chunk(claim, 1, [text('one')]))
@@ -103,13 +82,23 @@ test('a run that was taken over by another conductor ends in the files of both',
 test('a folder that cannot be written costs a warning and no run, and is mended when it can', async (t) => {
   const dir = await emptyFolder(t)
   const truth = await sharedStore(t)
-  const { store, stop, logs } = await openStore(dir, [mirrored(truth)])
+  const { store, stop, warnings } = await mirrored(truth, dir)
   t.after(stop)
   await writeFile(join(dir, 'acme'), 'in the way')
   const claim = await begin(store, 'r1', 's1')
   assert.equal(await store.append(claim, chunk(claim, 1, [text('one')])), true)
   assert.equal(await finish(store, claim, 1), true)
-  assert.equal(logs.filter((line) => String(line['msg']).includes('mended later')).length, 1)
+  assert.equal(warnings.filter((message) => message.includes('mended later')).length, 1)
   await rm(join(dir, 'acme'))
   assert.equal((await finishedLines(dir, 'r1')).length, 4)
+})
+
+test('the file of a run that is taken back is gone', async (t) => {
+  const dir = await emptyFolder(t)
+  const { store, stop } = await mirrored(await sharedStore(t), dir)
+  t.after(stop)
+  const claim = await begin(store, 'r1', 's1')
+  await store.append(claim, chunk(claim, 1, [text('a')]))
+  assert.equal(await store.discard(claim), true)
+  assert.deepEqual(await readdir(join(dir, 'acme')), [])
 })

@@ -4,7 +4,7 @@ import { pino } from 'pino'
 import { unavailable } from '#kernel'
 import type { Database } from '#contracts/database'
 import type { Profile } from '#contracts/profiles'
-import { createPostgresRunStore } from '../store.ts'
+import { createPostgresRunStore } from '../../postgres/store.ts'
 import { openStores } from './stores.ts'
 
 const create = { profile: { name: 'p', runtime: 'general', limits: {} } as Profile }

@@ -2,4 +2,4 @@ import type { TestContext } from 'node:test'
 import { testRunStore } from '#testing'
 import { openStores } from './stores.ts'
 
-testRunStore('run-store-postgres', async (t: TestContext) => (await openStores(t)).open())
+testRunStore('the store in PostgreSQL', async (t: TestContext) => (await openStores(t)).open())

@@ -2,12 +2,12 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { chunkOf, testRunStore } from '#testing'
 import type { Profile } from '#contracts/profiles'
-import { createMemoryRunStore } from '../store.ts'
+import { MemoryRunStore } from '../memory/store.ts'
 
-testRunStore('run-store-memory', async () => createMemoryRunStore().store)
+testRunStore('the store in memory', async () => new MemoryRunStore())
 
 test('memory is bounded: the oldest finished runs and resting sessions give way, running ones never do', async () => {
-  const { store } = createMemoryRunStore(3)
+  const store = new MemoryRunStore(3)
   const create = { name: 'p', runtime: 'general' } as Profile
   for (let i = 0; i < 6; i++) {
     const outcome = await store.start({

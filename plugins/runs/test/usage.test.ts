@@ -1,15 +1,20 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Prices } from '#contracts/prices'
-import { createUsageTally } from '#contracts/usage'
+import { createEventEncoder, peekType, type RuntimeEvent } from '#contracts/run-event'
+import { RunUsage } from '../usage.ts'
 
 const prices: Prices = {
   costCents: ({ model, inputTokens }) => (model === 'a/cheap' ? inputTokens * 0.1 : model === 'a/free' ? 0 : undefined),
 }
+const read = (usage: RunUsage, line: string, seq: number) => {
+  const bytes = Buffer.from(line)
+  usage.read(peekType(bytes), bytes, seq)
+}
 const tallied = (events: object[], table: 'a table' | 'no table' = 'a table') => {
-  const tally = createUsageTally(table === 'a table' ? prices : undefined)
-  for (const event of events) tally.add(event as Record<string, unknown>)
-  return tally.usage
+  const usage = new RunUsage(table === 'a table' ? prices : undefined)
+  for (const event of events) read(usage, JSON.stringify({ type: 'usage', ...event }), 1)
+  return usage.calls
 }
 const call = (model: string, more: object = {}) => ({ inputTokens: 3, outputTokens: 2, model, ...more })
 
@@ -69,4 +74,39 @@ test('however many calls a run reports, what they come to can be stored', () => 
   const stored = [usage.inputTokens, usage.outputTokens, usage.cachedTokens!, usage.costCents! * 1e6]
   // PostgreSQL's bigint holds 9.2e18, and a meter adds up many runs.
   for (const count of stored) assert.ok(Number.isSafeInteger(count) && count <= 1e15, String(count))
+})
+
+const accepted = { type: 'progress', stage: 'runner_accepted' } as const
+const sandbox = (idleSeconds: unknown) => ({ type: 'progress', stage: 'sandbox', idleSeconds }) as const
+const said = { type: 'assistant', text: 'hi', delta: true } as const
+
+/** What is read of a run whose log has these events, `left` of them being left out. */
+function useOf(events: readonly RuntimeEvent[], left: readonly number[] = []) {
+  const encoder = createEventEncoder('r1', 's1', 1)
+  const usage = new RunUsage(undefined)
+  for (const [i, event] of events.entries()) {
+    const line = encoder.line(event)
+    if (!left.includes(i)) read(usage, line, i + 1)
+  }
+  return usage.sandbox
+}
+
+test('a run in a sandbox is known by the line behind the one with which the runner took it', () => {
+  assert.deepEqual(useOf([accepted, sandbox(30), said]), { idleSeconds: 30 })
+  assert.equal(useOf([accepted, said]), undefined)
+  assert.equal(useOf([]), undefined)
+})
+
+test('what a worker says of its sandbox is not believed, nor another attempt counted again', () => {
+  assert.equal(useOf([accepted, said, sandbox(1e6)]), undefined)
+  assert.equal(useOf([accepted, said, accepted, sandbox(1e6)]), undefined)
+  assert.equal(useOf([accepted, said, sandbox(1e6)], [1]), undefined)
+  assert.deepEqual(useOf([accepted, sandbox(5), said, accepted, sandbox(7)]), { idleSeconds: 5 })
+})
+
+test('a figure that cannot be is none, and one that is too large is cut', () => {
+  for (const wrong of [-1, Number.NaN, 'many', undefined])
+    assert.deepEqual(useOf([accepted, sandbox(wrong)]), { idleSeconds: 0 })
+  assert.deepEqual(useOf([accepted, sandbox(1.6)]), { idleSeconds: 2 })
+  assert.deepEqual(useOf([accepted, sandbox(1e12)]), { idleSeconds: 604_800 })
 })

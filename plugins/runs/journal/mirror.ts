@@ -1,0 +1,177 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { LogChunk } from '#contracts/run-event'
+import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
+import type { RunSummary, TerminalRunStatus } from '#contracts/runs'
+import type { JournalFile, JournalFinish, JournalHeader } from './file.ts'
+import type { JournalFolder, RunKey } from './folder.ts'
+
+/** How often files that are behind their store are looked at: a run that was taken from this process ends elsewhere. */
+const mendMs = 2_000
+
+export const keyOf = ({ tenantId, runId }: RunKey): string => `${tenantId}\n${runId}`
+
+/** Whose files are written: what they are made and completed from. */
+type Source = Pick<RunStore, 'getSession' | 'findSession' | 'readLog'>
+
+/** The header of a run that the store knows; the snapshot goes with the run that created the session. */
+export async function headerOf(store: Source, tenantId: string, run: RunSummary): Promise<JournalHeader> {
+  const { runId, sessionId, startedAt, subTask } = run
+  const { profile, prompt } = subTask
+  const metadata = subTask.metadata as Record<string, unknown> | undefined
+  const task = { profile, prompt, ...(metadata === undefined ? {} : { metadata }) }
+  const first = (await store.getSession(tenantId, sessionId))?.runCount === 1
+  const session = first ? await store.findSession(tenantId, sessionId) : undefined
+  return { tenantId, runId, sessionId, task, startedAt, ...(session ? { create: session.profile } : {}) }
+}
+
+/** The finish line of a run that ended like this. */
+export const endingOf = (
+  { status, error, usage }: Pick<FinishRun, 'status' | 'error' | 'usage'>,
+  finishedAt = new Date().toISOString(),
+): JournalFinish => ({ status, finishedAt, ...(error ? { error } : {}), ...(usage ? { usage } : {}) })
+
+/** Adds what the store has of a run and the file has not. */
+async function catchUp(store: Source, file: JournalFile, { tenantId, runId }: RunKey): Promise<void> {
+  for (;;) {
+    const page = await store.readLog(tenantId, runId, file.lastSeq)
+    const before = file.lastSeq
+    for (const chunk of page?.chunks ?? []) await file.append(chunk)
+    if (file.lastSeq === before) return
+  }
+}
+
+/** Brings a file to the end that its run has in the store, and closes it. */
+export async function complete(store: Source, folder: JournalFolder, file: JournalFile, run: RunSummary) {
+  const { tenantId } = file.header
+  try {
+    if (file.ending) return await file.close()
+    await catchUp(store, file, file.header)
+    await file.finish(endingOf({ ...run, status: run.status as TerminalRunStatus }, run.finishedAt))
+    await folder.sync(tenantId)
+  } catch (error) {
+    await file.close().catch(() => {})
+    throw error
+  }
+}
+
+/**
+ * Writes what a store has accepted to files. A file that cannot be written is a warning, and is mended later; a run never
+ * fails for it.
+ */
+export class JournalMirror {
+  /** The store, with every write that it accepts in the run's file before it answers. */
+  readonly store: RunStore
+  readonly #truth: RunStore
+  readonly #folder: JournalFolder
+  readonly #log: FastifyBaseLogger
+  readonly #open = new Map<string, Promise<JournalFile | undefined>>()
+  readonly #behind = new Map<string, RunKey>()
+  #timer: NodeJS.Timeout | undefined
+  #mending: Promise<void> | undefined
+
+  /** `truth` is a plain object: its methods are taken over. */
+  constructor(truth: RunStore, folder: JournalFolder, log: FastifyBaseLogger) {
+    this.#truth = truth
+    this.#folder = folder
+    this.#log = log
+    this.store = {
+      ...truth,
+      discard: (claim) => this.#discarded(claim, truth.discard(claim)),
+      append: (claim, chunk) => this.#written(claim, truth.append(claim, chunk), chunk),
+      retry: (claim, attempt, chunk) => this.#written(claim, truth.retry(claim, attempt, chunk), chunk),
+      finish: (run) => this.#written(run.claim, truth.finish(run), run.tail, run),
+    }
+  }
+  /** Completes the files that an earlier process left, and goes on to mend what falls behind. */
+  start(): void {
+    this.#turn(async () => {
+      for await (const run of this.#folder.unfinished()) {
+        if (!this.#open.has(keyOf(run))) this.#behind.set(keyOf(run), run)
+      }
+      await this.#mend()
+    })
+  }
+  async stop(): Promise<void> {
+    await this.#mending
+    clearTimeout(this.#timer)
+    await Promise.all([...this.#open.values()].map(async (file) => (await file)?.close())).catch(() => {})
+  }
+
+  /** Follows a write that the store has accepted; the claim of one that it has not is another's. */
+  async #written(claim: Claim, accepted: Promise<boolean>, chunk?: LogChunk, end?: FinishRun): Promise<boolean> {
+    const owned = await accepted
+    if (!owned) this.#giveUp(claim)
+    else if (!this.#behind.has(keyOf(claim))) await this.#write(claim, chunk, end)
+    return owned
+  }
+  async #discarded(claim: Claim, accepted: Promise<boolean>): Promise<boolean> {
+    const gone = await accepted
+    const file = gone ? await this.#open.get(keyOf(claim))?.catch(() => undefined) : undefined
+    if (!file) return gone
+    this.#open.delete(keyOf(claim))
+    await this.#folder.remove(file).catch((err: unknown) => {
+      this.#log.warn({ err, runId: claim.runId }, 'the file of a run that was taken back is left')
+    })
+    return gone
+  }
+  async #write(claim: Claim, chunk: LogChunk | undefined, end: FinishRun | undefined): Promise<void> {
+    const key = keyOf(claim)
+    try {
+      const opening = this.#open.get(key) ?? this.#fileOf(claim)
+      this.#open.set(key, opening)
+      const file = await opening
+      // Another process may have begun this run: its events are in the store.
+      if (file && chunk && chunk.firstSeq > file.lastSeq + 1) await catchUp(this.#truth, file, claim)
+      if (chunk) await file?.append(chunk)
+      if (!file || !end) return
+      await file.finish(endingOf(end))
+      this.#open.delete(key)
+      await this.#folder.sync(claim.tenantId)
+    } catch (err) {
+      this.#giveUp(claim)
+      this.#log.warn({ err, runId: claim.runId }, 'the file of a run could not be written; it is mended later')
+    }
+  }
+  /** The file of a run that this process executes; made with its first events, wherever the claim came from. */
+  async #fileOf(claim: Claim): Promise<JournalFile | undefined> {
+    const reopened = await this.#folder.reopen(claim)
+    if (reopened) return reopened
+    const run = await this.#truth.findRun(claim.tenantId, claim.runId)
+    return run && this.#folder.create(await headerOf(this.#truth, claim.tenantId, run))
+  }
+  #giveUp({ tenantId, runId }: RunKey): void {
+    const key = keyOf({ tenantId, runId })
+    const file = this.#open.get(key)
+    this.#open.delete(key)
+    this.#behind.set(key, { tenantId, runId })
+    void file?.then((one) => one?.close()).catch(() => {})
+  }
+  async #mend(): Promise<void> {
+    for (const [key, run] of this.#behind) {
+      try {
+        if (await this.#complete(run)) this.#behind.delete(key)
+      } catch (err) {
+        this.#log.warn({ err, runId: run.runId }, 'the file of a run could not be mended yet')
+      }
+    }
+  }
+  /** False: the run is not over yet. */
+  async #complete({ tenantId, runId }: RunKey): Promise<boolean> {
+    const run = await this.#truth.findRun(tenantId, runId)
+    // A file of another database: there is nothing to complete it with.
+    if (!run) return true
+    if (run.finishedAt === undefined) return false
+    const reopened = await this.#folder.reopen({ tenantId, runId })
+    const file = reopened ?? (await this.#folder.create(await headerOf(this.#truth, tenantId, run)))
+    await complete(this.#truth, this.#folder, file, run)
+    return true
+  }
+  #turn(work: () => Promise<void>): void {
+    this.#mending ??= work()
+      .catch((err: unknown) => this.#log.warn({ err }, 'the files of runs could not be looked through'))
+      .finally(() => {
+        this.#mending = undefined
+        this.#timer = setTimeout(() => this.#turn(() => this.#mend()), mendMs).unref()
+      })
+  }
+}

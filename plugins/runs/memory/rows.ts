@@ -1,0 +1,150 @@
+import type { Profile } from '#contracts/profiles'
+import { type PromptFields, promptFieldsOf, promptInfoOf } from '#contracts/prompt'
+import type { LogChunk } from '#contracts/run-event'
+import type { DurableSession, StartRun } from '#contracts/run-store'
+import type { RunSummary, SubTask, Task } from '#contracts/runs'
+import type { StateBundle } from '#contracts/runtime'
+import type { Session } from '#contracts/sessions'
+
+export interface RunRow {
+  summary: RunSummary
+  readonly tenantId: string
+  epoch: number
+  /** 0 until the run is claimed. */
+  ordinal: number
+  /** What goes to whoever executes it and is in no summary; kept until the run has ended. */
+  input: PromptFields | undefined
+  readonly log: LogChunk[]
+}
+
+export interface SessionRow {
+  readonly tenantId: string
+  dto: Session
+  readonly profile: Profile
+  claimRun: string | undefined
+  epoch: number
+  stateRev: number
+  /** What may be missing: where the conversation is, in the words of `DurableSession`. */
+  where: Pick<DurableSession, 'runtimeSessionId' | 'runner'>
+  state: StateBundle | undefined
+  /** Runs that wait for the session, first in line first. */
+  waiting: { readonly runId: string; readonly front: boolean }[]
+}
+
+/** What whoever executes the run is given. */
+export const taskOf = ({ summary, input }: RunRow): Task => {
+  const { attachments: _, responseFormat: __, ...task } = summary.subTask
+  return { ...(task as SubTask), ...input, ...(summary.parent ? { parent: summary.parent } : {}) }
+}
+
+export const durableOf = ({ dto, profile, where, epoch, stateRev }: SessionRow): DurableSession => ({
+  id: dto.id,
+  profile,
+  status: dto.status,
+  epoch,
+  stateRev,
+  ...where,
+})
+
+export function newSession(tenantId: string, id: string, profile: Profile, at: string): SessionRow {
+  const { name, runtime } = profile
+  const dto = { id, profile: name, runtime, status: 'idle', createdAt: at, lastUsedAt: at, runCount: 0 } as const
+  return {
+    tenantId,
+    dto,
+    profile,
+    claimRun: undefined,
+    epoch: 0,
+    stateRev: 0,
+    where: {},
+    state: undefined,
+    waiting: [],
+  }
+}
+
+/** A run as it is accepted; claimed it becomes the newest of its session. */
+export function newRun({ tenantId, runId, sessionId, task }: StartRun, queuedAt?: string): RunRow {
+  const { profile, prompt, metadata, parent } = task
+  const more = { ...(metadata === undefined ? {} : { metadata }), ...promptInfoOf(task) }
+  const summary: RunSummary = {
+    runId,
+    sessionId,
+    status: 'queued',
+    subTask: { id: runId, sessionId, profile, prompt, ...more },
+    ...(parent ? { parent } : {}),
+    attempt: 1,
+    ...(queuedAt === undefined ? {} : { queuedAt }),
+    startedAt: queuedAt ?? '',
+  }
+  return { summary, tenantId, epoch: 0, ordinal: 0, input: promptFieldsOf(task), log: [] }
+}
+
+const keyOf = (tenantId: string, id: string): string => `${tenantId}\n${id}`
+const ofTenant = <T extends { readonly tenantId: string }>(all: ReadonlyMap<string, T>, tenantId: string): T[] =>
+  [...all.values()].filter((one) => one.tenantId === tenantId)
+
+/** All rows, as many as may be kept: the oldest finished runs and the sessions that rest longest give way. */
+export class Rows {
+  // Insertion order is age: of runs since they were claimed, of finished ones since they ended, of sessions since they were
+  // last used.
+  readonly #runs = new Map<string, RunRow>()
+  readonly #finished = new Set<string>()
+  readonly #sessions = new Map<string, SessionRow>()
+  readonly #limit: number
+
+  /** Finished runs, and sessions at rest, are kept up to `limit` each. */
+  constructor(limit: number) {
+    this.#limit = limit
+  }
+
+  run(tenantId: string, runId: string): RunRow | undefined {
+    return this.#runs.get(keyOf(tenantId, runId))
+  }
+  /** Newest last. */
+  runs(tenantId: string): RunRow[] {
+    return ofTenant(this.#runs, tenantId)
+  }
+  /** Runs that the session has begun after its `ordinal`th one, in that order. */
+  runsIn(tenantId: string, sessionId: string, ordinal: number): RunRow[] {
+    return this.runs(tenantId)
+      .filter((run) => run.summary.sessionId === sessionId && run.ordinal > ordinal)
+      .sort((a, b) => a.ordinal - b.ordinal)
+  }
+  session(tenantId: string, sessionId: string): SessionRow | undefined {
+    return this.#sessions.get(keyOf(tenantId, sessionId))
+  }
+  sessions(tenantId: string): SessionRow[] {
+    return ofTenant(this.#sessions, tenantId)
+  }
+  /** Adds a run, or makes it the newest. */
+  putRun(run: RunRow): void {
+    const key = keyOf(run.tenantId, run.summary.runId)
+    this.#runs.delete(key)
+    this.#runs.set(key, run)
+  }
+  deleteRun({ tenantId, summary }: RunRow): void {
+    this.#runs.delete(keyOf(tenantId, summary.runId))
+  }
+  /** From now on it may give way. */
+  finished({ tenantId, summary }: RunRow): void {
+    this.#finished.add(keyOf(tenantId, summary.runId))
+    for (const oldest of this.#finished) {
+      if (this.#finished.size <= this.#limit) return
+      this.#finished.delete(oldest)
+      this.#runs.delete(oldest)
+    }
+  }
+  /** Adds a session, or makes it the one that was used last. */
+  putSession(session: SessionRow): void {
+    const key = keyOf(session.tenantId, session.dto.id)
+    this.#sessions.delete(key)
+    this.#sessions.set(key, session)
+    if (this.#sessions.size <= this.#limit) return
+    for (const [oldest, { claimRun, waiting }] of this.#sessions) {
+      if (claimRun === undefined && waiting.length === 0) return void this.#sessions.delete(oldest)
+    }
+  }
+  deleteSession({ tenantId, dto }: SessionRow): void {
+    this.#sessions.delete(keyOf(tenantId, dto.id))
+  }
+}

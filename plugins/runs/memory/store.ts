@@ -1,0 +1,325 @@
+import { createEventEncoder, endOf, lastSeqOf, type LogChunk } from '#contracts/run-event'
+import {
+  type Claim,
+  type CopiedState,
+  type EndReason,
+  type EnqueueOutcome,
+  type EnqueueRun,
+  type FinishRun,
+  interruptedBy,
+  maxQueued,
+  type NextOutcome,
+  type Page,
+  type PastRun,
+  type RunFilter,
+  type RunStore,
+  sessionShutDown,
+  type StartOutcome,
+  type StartRun,
+} from '#contracts/run-store'
+import { isTerminal, type RunStatus, type TerminalRunStatus } from '#contracts/runs'
+import type { StateBundle } from '#contracts/runtime'
+import { durableOf, newRun, newSession, Rows, type RunRow, type SessionRow, taskOf } from './rows.ts'
+
+type OnWaiting = Parameters<RunStore['onWaiting']>[0]
+type OnAsked = Parameters<RunStore['onAsked']>[0]
+
+/** Finished runs, and sessions at rest, kept per process; the oldest give way. */
+export const mostKept = 10_000
+/** About what one read of a log returns. */
+const readBytes = 1024 * 1024
+
+const now = (): string => new Date().toISOString()
+const pageOf = <T>(all: readonly T[], { offset = 0, limit = all.length }: Page): T[] =>
+  all.slice(offset, offset + limit)
+const lastSeqIn = ({ log }: RunRow): number => (log.length > 0 ? lastSeqOf(log.at(-1)!) : 0)
+/** The same chunk again is a repeated call. */
+const add = (run: RunRow, chunk: LogChunk): void => {
+  if (chunk.firstSeq > lastSeqIn(run)) run.log.push(chunk)
+}
+
+/** Sessions, runs and event logs of one process without a database: bounded, and lost when it ends. */
+export class MemoryRunStore implements RunStore {
+  readonly #rows: Rows
+  readonly #waiters: OnWaiting[] = []
+  readonly #askers: OnAsked[] = []
+
+  constructor(limit = mostKept) {
+    this.#rows = new Rows(limit)
+  }
+
+  async start(run: StartRun): Promise<StartOutcome> {
+    const { tenantId, sessionId, create } = run
+    const existing = this.#rows.session(tenantId, sessionId)
+    if (create && existing && !this.#rows.run(tenantId, run.runId)) return { kind: 'busy' }
+    const place = this.#placeOf(run, existing ?? (create && newSession(tenantId, sessionId, create.profile, now())))
+    if ('kind' in place) return place
+    if (place.claimRun !== undefined || place.waiting.length > 0) return { kind: 'busy' }
+    return { kind: 'started', claim: this.#claim(newRun(run), place), session: durableOf(place) }
+  }
+  async discard(claim: Claim): Promise<boolean> {
+    const run = this.#claimed(claim)
+    if (!run) return false
+    this.#rows.deleteRun(run)
+    const session = this.#rows.session(claim.tenantId, claim.sessionId)!
+    session.claimRun = undefined
+    const { runCount, lastRunStatus } = session.dto
+    const status = lastRunStatus === 'error' ? 'errored' : 'idle'
+    session.dto = { ...session.dto, status, runCount: runCount - 1 }
+    // The run has created it.
+    if (runCount === 1) this.#rows.deleteSession(session)
+    else this.#tellWaiting(session)
+    return true
+  }
+  async append(claim: Claim, chunk: LogChunk): Promise<boolean> {
+    const run = this.#claimed(claim)
+    if (run) add(run, chunk)
+    return run !== undefined
+  }
+  async retry(claim: Claim, attempt: number, chunk: LogChunk): Promise<boolean> {
+    const run = this.#claimed(claim)
+    if (run) run.summary = { ...run.summary, attempt }
+    return this.append(claim, chunk)
+  }
+  async finish({ claim, ...how }: FinishRun): Promise<boolean> {
+    const run = this.#claimed(claim)
+    if (run) this.#end(run, how)
+    return run !== undefined
+  }
+  async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
+    const run = this.#rows.run(tenantId, runId)
+    if (!run || isTerminal(run.summary.status)) return false
+    const session = this.#rows.session(tenantId, run.summary.sessionId)
+    if (session?.claimRun === runId) session.epoch++
+    if (session) session.waiting = session.waiting.filter((one) => one.runId !== runId)
+    this.#endAs(run, status, reason)
+    return true
+  }
+
+  async enqueue({ interrupt: front, ...run }: EnqueueRun): Promise<EnqueueOutcome> {
+    const { tenantId, runId, sessionId } = run
+    const place = this.#placeOf(run, this.#rows.session(tenantId, sessionId))
+    if ('kind' in place) return place
+    if (front) this.#cancelWaiting(place, interruptedBy(runId), true)
+    else if (place.waiting.length >= maxQueued) return { kind: 'full' }
+    place.waiting[front ? 'unshift' : 'push']({ runId, front })
+    this.#rows.putRun(newRun(run, now()))
+    return { kind: 'queued' }
+  }
+  async claimNext(tenantId: string, sessionId: string): Promise<NextOutcome> {
+    const session = this.#rows.session(tenantId, sessionId)
+    const head = session?.waiting[0]
+    if (!session || !head) return { kind: 'none' }
+    if (session.claimRun !== undefined) {
+      return head.front ? { kind: 'held', runId: session.claimRun, interrupt: head.runId } : { kind: 'none' }
+    }
+    session.waiting.shift()
+    const run = this.#rows.run(tenantId, head.runId)!
+    return { kind: 'started', claim: this.#claim(run, session), session: durableOf(session), task: taskOf(run) }
+  }
+  onWaiting(listener: OnWaiting): void {
+    this.#waiters.push(listener)
+  }
+  async ask(tenantId: string, runId: string, reason: EndReason): Promise<void> {
+    for (const listener of this.#askers) listener(tenantId, runId, reason)
+  }
+  onAsked(listener: OnAsked): void {
+    this.#askers.push(listener)
+  }
+
+  async findRun(tenantId: string, runId: string) {
+    return this.#rows.run(tenantId, runId)?.summary
+  }
+  async listRuns(tenantId: string, filter: RunFilter) {
+    const { profile, sessionId, parent, status, from, to } = filter
+    const matching = this.#rows
+      .runs(tenantId)
+      .map((run) => run.summary)
+      .filter(
+        (run) =>
+          (profile === undefined || run.subTask.profile === profile) &&
+          (sessionId === undefined || run.sessionId === sessionId) &&
+          (parent === undefined || run.parent?.runId === parent) &&
+          (status === undefined || run.status === status) &&
+          (from === undefined || Date.parse(run.startedAt) >= Date.parse(from)) &&
+          (to === undefined || Date.parse(run.startedAt) < Date.parse(to)),
+      )
+      .toReversed()
+    return { runs: pageOf(matching, filter), total: matching.length }
+  }
+  async readLog(tenantId: string, runId: string, afterSeq: number) {
+    const run = this.#rows.run(tenantId, runId)
+    if (!run) return undefined
+    const chunks: LogChunk[] = []
+    let bytes = 0
+    for (const chunk of run.log) {
+      if (lastSeqOf(chunk) <= afterSeq) continue
+      if (bytes >= readBytes) break
+      bytes += chunk.lines.length
+      chunks.push(chunk)
+    }
+    return { chunks, status: run.summary.status as RunStatus }
+  }
+  async readEnding(tenantId: string, runId: string) {
+    const chunk = this.#rows.run(tenantId, runId)?.log.at(-1)
+    return chunk && endOf(chunk)
+  }
+  async runsOfSession(tenantId: string, sessionId: string, after: number) {
+    const session = this.#rows.session(tenantId, sessionId)
+    if (!session) return undefined
+    const runs = this.#rows
+      .runsIn(tenantId, sessionId, after)
+      .map(({ summary, ordinal }) => ({ runId: summary.runId, ordinal }))
+      .slice(0, 100)
+    return { runs, status: session.dto.status }
+  }
+  async *pastRuns({ tenantId, sessionId }: Claim): AsyncGenerator<readonly PastRun[]> {
+    yield this.#rows
+      .runsIn(tenantId, sessionId, 0)
+      .toReversed()
+      .flatMap(({ summary, input, log }) => {
+        const { runId, status, subTask, usage } = summary
+        if (!isTerminal(status)) return []
+        const metadata = subTask.metadata as Record<string, unknown> | undefined
+        return [{ runId, status, prompt: subTask.prompt, input, metadata, model: usage?.model, log: [...log] }]
+      })
+  }
+
+  async findSession(tenantId: string, sessionId: string) {
+    const session = this.#rows.session(tenantId, sessionId)
+    return session && durableOf(session)
+  }
+  async getSession(tenantId: string, sessionId: string) {
+    return this.#rows.session(tenantId, sessionId)?.dto
+  }
+  async listSessions(tenantId: string, filter: Page & { q?: string }) {
+    const q = filter.q?.toLowerCase() ?? ''
+    const matching = this.#rows
+      .sessions(tenantId)
+      .map(({ dto }) => dto)
+      .filter(({ id, profile, status }) => status !== 'shutdown' && `${id}\n${profile}`.toLowerCase().includes(q))
+      .sort((a, b) => (a.createdAt === b.createdAt ? (a.id < b.id ? 1 : -1) : a.createdAt < b.createdAt ? 1 : -1))
+    return { sessions: pageOf(matching, filter), total: matching.length }
+  }
+  async shutdownSession(tenantId: string, sessionId: string) {
+    const session = this.#rows.session(tenantId, sessionId)
+    if (!session) return undefined
+    if (session.claimRun !== undefined) return 'running'
+    session.dto = { ...session.dto, status: 'shutdown' }
+    session.state = undefined
+    this.#cancelWaiting(session, sessionShutDown)
+    return 'shutdown'
+  }
+  async saveState(tenantId: string, sessionId: string, bundle: StateBundle, { runner, epoch }: CopiedState) {
+    const session = this.#rows.session(tenantId, sessionId)
+    if (!session || session.dto.status === 'shutdown' || (session.where.runner ?? runner) !== runner) return false
+    if (session.epoch !== epoch || session.claimRun !== undefined) return false
+    session.state = bundle
+    session.stateRev++
+    const { runtimeSessionId } = bundle
+    if (runtimeSessionId !== undefined) session.where = { ...session.where, runtimeSessionId }
+    return true
+  }
+  async loadState(tenantId: string, sessionId: string) {
+    return this.#rows.session(tenantId, sessionId)?.state
+  }
+
+  // Claims die with the only process that can hold them: there is nobody to hand over to, to sweep or to fence.
+  async handOver(): Promise<boolean> {
+    return false
+  }
+  async retreat(): Promise<boolean> {
+    return false
+  }
+  async sweepOrphans(): Promise<number> {
+    return 0
+  }
+  onOrphan(): void {}
+  onFenced(): void {}
+  executing(): void {}
+
+  /** Puts a run of an earlier process back, in the order in which they started. Without `create` its session must be there. */
+  protected restore(run: StartRun, startedAt: string, end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
+    const { tenantId, sessionId, create } = run
+    const session =
+      this.#rows.session(tenantId, sessionId) ?? (create && newSession(tenantId, sessionId, create.profile, startedAt))
+    // Its session was older than what is kept.
+    if (!session) return
+    const row = newRun(run)
+    this.#claim(row, session, startedAt)
+    this.#end(row, end, finishedAt)
+  }
+
+  #claimed({ tenantId, runId, epoch }: Claim): RunRow | undefined {
+    const run = this.#rows.run(tenantId, runId)
+    return run?.summary.status === 'running' && run.epoch === epoch ? run : undefined
+  }
+  /** The session that a run is for, or why it can have no place there. */
+  #placeOf({ tenantId, runId, task }: StartRun, session: SessionRow | undefined) {
+    const taken = this.#rows.run(tenantId, runId)
+    if (taken) return { kind: 'exists', run: taken.summary } as const
+    if (!session || session.dto.status === 'shutdown') return { kind: 'no_session' } as const
+    const profile = session.profile.name
+    return profile === task.profile ? session : ({ kind: 'other_profile', profile } as const)
+  }
+  /** Gives the session to a run. */
+  #claim(run: RunRow, session: SessionRow, at = now()): Claim {
+    const { tenantId } = run
+    const { runId, sessionId, subTask } = run.summary
+    const runCount = session.dto.runCount + 1
+    const lastPrompt = subTask.prompt.slice(0, 4_000)
+    session.epoch++
+    session.claimRun = runId
+    session.dto = { ...session.dto, status: 'running', lastUsedAt: at, lastPrompt, runCount }
+    this.#rows.putSession(session)
+    run.epoch = session.epoch
+    run.ordinal = runCount
+    run.summary = { ...run.summary, status: 'running', startedAt: at }
+    this.#rows.putRun(run)
+    return { tenantId, sessionId, runId, epoch: run.epoch }
+  }
+  #end(run: RunRow, how: Omit<FinishRun, 'claim'>, finishedAt = now()): void {
+    const { runId, sessionId } = run.summary
+    const { status, error, result, usage, tail } = how
+    if (tail) run.log.push(tail)
+    if (!how.keepInput) run.input = undefined
+    run.summary = {
+      ...run.summary,
+      status,
+      finishedAt,
+      ...(error ? { error } : {}),
+      ...(result === undefined ? {} : { result }),
+      ...(usage ? { usage } : {}),
+      ...(usage?.costCents === undefined ? {} : { costCents: usage.costCents }),
+    }
+    this.#rows.finished(run)
+    const session = this.#rows.session(run.tenantId, sessionId)
+    if (session?.claimRun !== runId) return
+    session.claimRun = undefined
+    session.where = {
+      ...session.where,
+      ...(how.runtimeSessionId === undefined ? {} : { runtimeSessionId: how.runtimeSessionId }),
+      ...(how.runner === undefined ? {} : { runner: how.runner }),
+    }
+    session.dto = { ...session.dto, status: how.sessionStatus, lastRunStatus: status, lastUsedAt: finishedAt }
+    this.#rows.putSession(session)
+    this.#tellWaiting(session)
+  }
+  #endAs(run: RunRow, status: TerminalRunStatus, error: EndReason): void {
+    const { runId, sessionId } = run.summary
+    run.epoch++
+    const firstSeq = lastSeqIn(run) + 1
+    const line = createEventEncoder(runId, sessionId, firstSeq).line({ type: 'error', ...error })
+    const tail = { firstSeq, count: 1, lines: Buffer.from(line) }
+    this.#end(run, { status, sessionStatus: 'idle', error, tail })
+  }
+  /** Cancels what waits for a session, or the interrupts alone: those are in front. */
+  #cancelWaiting(session: SessionRow, reason: EndReason, interruptsOnly = false): void {
+    const cancelled = session.waiting.filter(({ front }) => front || !interruptsOnly)
+    session.waiting = session.waiting.slice(cancelled.length)
+    for (const { runId } of cancelled) this.#endAs(this.#rows.run(session.tenantId, runId)!, 'cancelled', reason)
+  }
+  #tellWaiting({ tenantId, waiting, dto }: SessionRow): void {
+    if (waiting.length > 0) for (const waiter of this.#waiters) waiter(tenantId, dto.id)
+  }
+}

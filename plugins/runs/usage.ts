@@ -1,0 +1,119 @@
+import { microcentsPerCent, type Prices } from '#contracts/prices'
+import { type EventType, parseLine, type Usage } from '#contracts/run-event'
+import type { SandboxUse } from '#contracts/run-store'
+
+/** What a single call may report. No call comes near it. */
+const mostTokens = 1e12
+const mostCents = 1e9
+/** What a run may add up to, of however many calls: sums stay exact, and the meters within what PostgreSQL counts. */
+const mostTokensOfRun = 1e15
+const mostMicrocentsOfRun = mostCents * microcentsPerCent
+/** An idle sandbox is paused long before; it keeps the meter within what can be. */
+const mostIdleSeconds = 7 * 24 * 3_600
+
+/** Runtimes of others report what they like, and a count that cannot be stored would keep its run from ending. */
+const whole = (value: unknown, most: number): number =>
+  typeof value === 'number' && value > 0 ? Math.min(Math.round(value), most) : 0
+const cents = (value: unknown): number | undefined =>
+  typeof value === 'number' && value >= 0 ? Math.min(value, mostCents) : undefined
+const sum = (before = 0, call = 0): number => Math.min(before + call, mostTokensOfRun)
+
+/**
+ * What a run has used, in all its attempts, and what it may cost: read from its lines as they stream, or as they were
+ * stored. Money is in cents.
+ */
+export class RunUsage {
+  toolCalls = 0
+  /** The conversation handle that was reported last. */
+  runtimeSessionId: string | undefined
+  readonly #prices: Prices | undefined
+  readonly #limit: number | undefined
+  #calls: Usage | undefined
+  /** Of all calls, in whole millionths: a thousand small costs add up without drift. Undefined: one of them has no known cost. */
+  #microcents: number | undefined = 0
+  /** What runs that this one delegated to have cost. What has no known price costs nothing here. */
+  #delegated = 0
+  #acceptedAt = Infinity
+  #sandboxIsKnown = false
+  #sandbox: SandboxUse | undefined
+
+  constructor(prices: Prices | undefined, limits: readonly (number | undefined)[] = []) {
+    this.#prices = prices
+    const given = limits.filter((limit) => limit !== undefined)
+    this.#limit = given.length === 0 ? undefined : Math.min(...given)
+  }
+
+  /** All model calls together, under the last one's model; `costCents` only when every call has a cost. Undefined: none was reported. */
+  get calls(): Usage | undefined {
+    return this.#calls
+  }
+  /** Undefined: none of its attempts had a sandbox so far. */
+  get sandbox(): SandboxUse | undefined {
+    return this.#sandbox
+  }
+  /** What it may still cost; undefined: there is no limit. */
+  get left(): number | undefined {
+    return this.#limit === undefined ? undefined : Math.max(0, this.#limit - this.#spent)
+  }
+  /** It has cost more than it may. */
+  get exceeded(): boolean {
+    return this.#limit !== undefined && this.#spent > this.#limit
+  }
+  get #spent(): number {
+    return this.#delegated + (this.#calls?.costCents ?? 0)
+  }
+  /** A run that it delegated to has cost this. */
+  delegated(costCents = 0): void {
+    this.#delegated += costCents
+  }
+  /** From `seq` on deltas say nothing of it: they may be left out. */
+  isPastSandbox(seq: number): boolean {
+    return this.#sandboxIsKnown || seq > this.#acceptedAt + 1
+  }
+  /** Reads the run's lines in their order. False: this one should say something, and is no JSON object. */
+  read(type: EventType | undefined, line: Buffer, seq: number): boolean {
+    if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
+    if (type === 'tool_call') this.toolCalls++
+    if (type !== 'usage' && type !== 'session_init') return true
+    const event = parseLine(line)
+    if (type === 'usage' && event) this.#add(event)
+    else if (typeof event?.['runtimeSessionId'] === 'string') this.runtimeSessionId = event['runtimeSessionId']
+    return event !== undefined
+  }
+
+  /** Calls are priced one by one, so that a run of two models costs what both cost. A runtime that reports a cost is believed. */
+  #add(event: Readonly<Record<string, unknown>>): void {
+    const before = this.#calls
+    const call: Usage = {
+      inputTokens: whole(event['inputTokens'], mostTokens),
+      outputTokens: whole(event['outputTokens'], mostTokens),
+      cachedTokens: whole(event['cachedTokens'], mostTokens),
+      model: typeof event['model'] === 'string' ? event['model'] : (before?.model ?? ''),
+    }
+    const cost = cents(event['costCents']) ?? this.#prices?.costCents(call)
+    if (cost === undefined) this.#microcents = undefined
+    else if (this.#microcents !== undefined) {
+      this.#microcents = Math.min(this.#microcents + Math.round(cost * microcentsPerCent), mostMicrocentsOfRun)
+    }
+    const cachedTokens = sum(before?.cachedTokens, call.cachedTokens)
+    this.#calls = {
+      inputTokens: sum(before?.inputTokens, call.inputTokens),
+      outputTokens: sum(before?.outputTokens, call.outputTokens),
+      ...(cachedTokens > 0 ? { cachedTokens } : {}),
+      model: call.model,
+      ...(this.#microcents === undefined ? {} : { costCents: this.#microcents / microcentsPerCent }),
+    }
+  }
+  /**
+   * A worker writes events too, and would be believed: so only the line behind the first `runner_accepted` counts, which no
+   * worker can write.
+   */
+  #readSandbox(type: EventType | undefined, line: Buffer, seq: number): void {
+    this.#sandboxIsKnown = seq > this.#acceptedAt
+    if (seq > this.#acceptedAt + 1 || type !== 'progress') return
+    const { stage, idleSeconds } = parseLine(line) ?? {}
+    if (stage === 'runner_accepted' && !this.#sandboxIsKnown) this.#acceptedAt = seq
+    if (stage === 'sandbox' && this.#sandboxIsKnown)
+      this.#sandbox = { idleSeconds: whole(idleSeconds, mostIdleSeconds) }
+  }
+}
