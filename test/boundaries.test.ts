@@ -56,8 +56,6 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (specifier === '#kit/postgres') return own !== 'plugins/embedded-postgres'
     // What several units need and no library gives.
     if (specifier === '#kit' || specifier.startsWith('#kit/')) return false
-    // What providers share that run workers on this machine.
-    if (specifier === '#local-sandboxes') return own?.startsWith('providers/sandbox-') !== true
     return !(specifier === '#testing' && isTest(file))
   })
   assert.deepEqual(wrong, [])
@@ -93,7 +91,7 @@ test('contracts do no I/O: they import only what computes', async () => {
 })
 
 test('process.env is read in kernel/config*.ts alone', async () => {
-  const files = await sources('{kernel,plugins,runtimes,providers,cli,local-sandboxes}/**/*.ts')
+  const files = await sources('{kernel,plugins,runtimes,providers,cli}/**/*.ts')
   const found: string[] = []
   for (const file of files) {
     // The scripts of this repository stand behind no role file.
@@ -105,7 +103,7 @@ test('process.env is read in kernel/config*.ts alone', async () => {
 })
 
 test('no module of a unit or of the kernel keeps state: top-level let and mutable collections are refused', async () => {
-  const files = await sources('{kernel,plugins,runtimes,providers,local-sandboxes}/**/*.ts')
+  const files = await sources('{kernel,plugins,runtimes,providers}/**/*.ts')
   const found: string[] = []
   for (const file of files) {
     if (isTest(file) || file.startsWith('kernel/testing/')) continue
@@ -125,7 +123,7 @@ test('no file imports itself by way of others, types included', async () => {
   const { imports } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8')) as {
     imports: Readonly<Record<string, string>>
   }
-  const files = await sources('{kernel,plugins,runtimes,providers,cli,local-sandboxes,test,examples}/**/*.ts')
+  const files = await sources('{kernel,plugins,runtimes,providers,cli,test,examples}/**/*.ts')
   const leads = (file: string, specifier: string): string | undefined =>
     target(file, specifier) ??
     imports[specifier]?.slice(2) ??

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url'
 import { stripVTControlCharacters } from 'node:util'
 
 const oldestNode = [24, 12] as const
-const folders = ['kernel', 'plugins', 'runtimes', 'providers', 'local-sandboxes', 'cli', 'test', 'examples']
+const folders = ['kernel', 'plugins', 'runtimes', 'providers', 'cli', 'test', 'examples']
 const perTestMs = 120_000
 // No test may be silent for longer, so a file that is has finished its tests and left something open, or spins.
 const silenceMs = perTestMs + 30_000

@@ -3,8 +3,8 @@ import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
-import { openHome } from '#local-sandboxes'
-import { prepareMachine } from '../../providers/sandbox-bubblewrap/machine.ts'
+import { prepareMachine } from '../../providers/sandbox-local/bubblewrap/machine.ts'
+import { openHome } from '../../providers/sandbox-local/home.ts'
 import { type Cluster, type Form, startCluster } from './cluster.ts'
 
 /** A cluster whose runner starts workers on this machine, as plain processes unless `env` says otherwise. */

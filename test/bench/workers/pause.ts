@@ -1,6 +1,6 @@
 import { openLaunches, sandboxProviderOf } from '#testing'
-import bubblewrap from '../../../providers/sandbox-bubblewrap/index.ts'
-import process_ from '../../../providers/sandbox-process/index.ts'
+import bubblewrap from '../../../providers/sandbox-local/bubblewrap/index.ts'
+import process_ from '../../../providers/sandbox-local/process/index.ts'
 import { median } from '../statistics.ts'
 
 export interface PauseFigures {

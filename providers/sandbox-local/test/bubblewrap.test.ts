@@ -4,11 +4,14 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { isAppError } from '#kernel'
 import type { LaunchOrder } from '#contracts/sandbox'
-import { openHome } from '#local-sandboxes'
-import { openLaunches, testOrder } from '#testing'
-import { openCgroups } from '../cgroup.ts'
-import { prepareMachine } from '../machine.ts'
-import { bubblewrapForTests, folderFor, insideOf, marker } from './bubblewrap.ts'
+import { openLaunches, testOrder, testSandboxProvider } from '#testing'
+import { openCgroups } from '../bubblewrap/limits.ts'
+import { prepareMachine } from '../bubblewrap/machine.ts'
+import { openHome } from '../home.ts'
+import { bubblewrapForTests, insideOf } from './bubblewrap.ts'
+import { folderFor, marker, remains } from './remains.ts'
+
+testSandboxProvider('bubblewrap', (t) => bubblewrapForTests(t), { order: { env: marker }, remains })
 
 const refused =
   (words: RegExp) =>

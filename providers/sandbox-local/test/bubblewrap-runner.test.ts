@@ -7,10 +7,11 @@ import { createInterface } from 'node:readline'
 import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { processesWith, startSuiteRunner, testOrder, until } from '#testing'
-import { bubblewrapForTests, folderFor, marker } from './bubblewrap.ts'
+import { bubblewrapForTests } from './bubblewrap.ts'
+import { folderFor, marker } from './remains.ts'
 
 const nobody = 65_534
-const script = fileURLToPath(new URL('./holder.ts', import.meta.url))
+const script = fileURLToPath(new URL('./bubblewrap-holder.ts', import.meta.url))
 
 interface Said {
   readonly offered?: boolean

@@ -1,13 +1,10 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtemp, readdir, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { readdir } from 'node:fs/promises'
 import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { isAppError } from '#kernel'
-import { signalTree, treeOf } from '#local-sandboxes'
 import {
   openLaunches,
   processesWith,
@@ -17,28 +14,12 @@ import {
   testSandboxProvider,
   until,
 } from '#testing'
-import plugin from '../index.ts'
-
-/** In the environment of every worker of these tests. */
-const marker = { SUITE_MARKER: `marker-${process.pid}` }
-const folders = join(tmpdir(), `ao-process-${process.pid}`)
-
-async function folderFor(t: Pick<TestContext, 'after'>): Promise<string> {
-  const dir = await mkdtemp(`${folders}-`)
-  t.after(() => rm(dir, { recursive: true, force: true }))
-  return dir
-}
+import plugin from '../process/index.ts'
+import { signalTree, treeOf } from '../processes.ts'
+import { folderFor, marker, remains } from './remains.ts'
 
 const make = async (t: Pick<TestContext, 'after'>, config: object = { allow: true }) =>
   sandboxProviderOf(t, 'process', [{ name: 'sandbox-process', plugin, config: { dir: await folderFor(t), ...config } }])
-
-/** Processes that this one started, guards and orphans among them, and folders of sessions. */
-async function remains(): Promise<string[]> {
-  const names = (await readdir(tmpdir())).map((name) => join(tmpdir(), name)).filter((path) => path.startsWith(folders))
-  const inside = await Promise.all(names.map((path) => readdir(path, { recursive: true }).catch(() => [] as string[])))
-  const sessions = inside.flat().filter((path) => /\/[0-9a-f]{32}(\/|$)/.test(path))
-  return [...treeOf(process.pid).slice(1).map(String), ...processesWith(marker.SUITE_MARKER), ...sessions]
-}
 
 testSandboxProvider('process', make, { order: { env: marker }, remains })
 
@@ -53,7 +34,7 @@ for (const pause of [false, true]) {
     const order = testOrder(runner.url, { env: marker })
     const session = runner.session(order.sessionId)
     const polled = session.polled()
-    const script = fileURLToPath(new URL('./holder.ts', import.meta.url))
+    const script = fileURLToPath(new URL('./process-holder.ts', import.meta.url))
     const held = spawn(process.execPath, [script, JSON.stringify({ order, dir })], {
       stdio: ['pipe', 'pipe', 'inherit'],
     })

@@ -1,7 +1,7 @@
 // A runner of its own that can be killed: launches the order that it is given, says so, pauses when it is told to, and stays.
 import { once } from 'node:events'
 import { sandboxProviderOf } from '#testing'
-import plugin from '../index.ts'
+import plugin from '../process/index.ts'
 
 const { order, dir } = JSON.parse(process.argv[2]!)
 const entry = { name: 'sandbox-process', plugin, config: { allow: true, dir } }

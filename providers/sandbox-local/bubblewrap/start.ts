@@ -1,23 +1,14 @@
 import { stat } from 'node:fs/promises'
+import { setTimeout as wait } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
-import { commandOf, type StartSandbox, tailOf, workerEnvironment } from '#local-sandboxes'
-import { bwrapArguments, limitArguments, places, type View } from './arguments.ts'
-import type { Cgroups } from './cgroup.ts'
-import { startBwrap } from './launch.ts'
-import { type LimitSettings, limitsOf } from './limits.ts'
-import { watchMemory } from './memory-watch.ts'
-import { filesNamedIn } from './package-files.ts'
+import { commandOf, workerEnvironment } from '../command.ts'
+import { signalTree, stopTree, tailOf, treeOf } from '../processes.ts'
+import type { LocalSandbox, StartSandbox } from '../provider.ts'
+import { type Bwrap, bwrapArguments, limitArguments, places, startBwrap } from './bwrap.ts'
+import { filesNamedIn } from './files.ts'
+import { type LimitSettings, limitsOf, watchMemory } from './limits.ts'
+import type { Machine } from './machine.ts'
 import { addressOf, insideUrl, relay } from './relay.ts'
-import { kill, sandboxOf } from './sandbox.ts'
-
-/** What this machine has for sandboxes. */
-export interface Machine {
-  readonly view: View
-  /** A file with the filter of system calls. */
-  readonly filter: string
-  readonly drawUser: (() => number) | undefined
-  readonly cgroups: Cgroups | undefined
-}
 
 export interface StarterOptions {
   readonly machine: Machine
@@ -54,7 +45,7 @@ export function createStarter({ machine, templates, limits: settings, log }: Sta
       await cleanUp()
       if (!asked) log.info({ sandboxId: order.name, ...how, output: tail() }, 'the worker of a sandbox ended by itself')
     })
-    const stop = (): void => void kill(bwrap)
+    const stop = (): void => void bwrap.kill()
     signal.addEventListener('abort', stop)
     try {
       const [init, server] = await Promise.all([bwrap.init, bwrap.listening])
@@ -79,7 +70,7 @@ export function createStarter({ machine, templates, limits: settings, log }: Sta
       return { ...sandbox, end }
     } catch (cause) {
       asked = true
-      await kill(bwrap)
+      await bwrap.kill()
       await ended
       // What was taken after it had ended.
       await cleanUp()
@@ -88,5 +79,37 @@ export function createStarter({ machine, templates, limits: settings, log }: Sta
     } finally {
       signal.removeEventListener('abort', stop)
     }
+  }
+}
+
+/** How long a worker may take to end by itself; its runner has asked it before. */
+const graceMs = 2_000
+
+/** The processes of a sandbox. `init` is its first one as this machine numbers it: what is inside descends from it. */
+function sandboxOf(
+  bwrap: Bwrap,
+  init: number,
+  { runnerUrl, ended }: Pick<LocalSandbox, 'runnerUrl' | 'ended'>,
+): LocalSandbox {
+  let paused = false
+  return {
+    ...(runnerUrl === undefined ? {} : { runnerUrl }),
+    ended,
+    async pause() {
+      if (bwrap.lives()) await stopTree(init)
+      paused = true
+    },
+    async resume() {
+      if (bwrap.lives()) signalTree(treeOf(init), 'SIGCONT')
+      paused = false
+    },
+    async end() {
+      if (!paused) {
+        signalTree(bwrap.processes(), 'SIGTERM')
+        await Promise.race([ended, wait(graceMs, undefined, { ref: false })])
+      }
+      await bwrap.kill()
+      await ended
+    },
   }
 }

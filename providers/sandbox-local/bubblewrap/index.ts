@@ -1,7 +1,9 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
-import { createProvider, openHome, Templates } from '#local-sandboxes'
+import { Templates } from '../command.ts'
+import { openHome } from '../home.ts'
+import { createProvider } from '../provider.ts'
 import { CannotError, prepareMachine } from './machine.ts'
 import { createStarter } from './start.ts'
 

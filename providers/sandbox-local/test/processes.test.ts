@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readFile } from 'node:fs/promises'
+import { Readable } from 'node:stream'
 import { test, type TestContext } from 'node:test'
-import { signalTree, stopTree, treeOf } from '#local-sandboxes'
+import { signalTree, stopTree, tailOf, treeOf } from '../processes.ts'
 
 /** A shell that prints a line when its script has got so far, and is killed after the test with all that it started. */
 async function shell(t: TestContext, script: string): Promise<number> {
@@ -33,4 +34,26 @@ test('a tree that keeps forking stands still once it is stopped, and goes on', a
   assert.deepEqual(treeOf(pid), stopped)
   signalTree(stopped, 'SIGCONT')
   while (treeOf(pid).every((one) => stopped.includes(one))) await new Promise(setImmediate)
+})
+
+test('the end of what a process prints is kept', async () => {
+  const stream = Readable.from([Buffer.from('first '), Buffer.alloc(5_000, 'x'), Buffer.from(' last\n')])
+  const tail = tailOf([stream, null])
+  await new Promise((done) => stream.once('end', done))
+  assert.match(tail(), /^x+ last$/)
+  assert.ok(tail().length <= 4_096)
+})
+
+test('who prints without end has to wait', async () => {
+  let given = 0
+  const stream = new Readable({
+    read() {
+      given += 65_536
+      this.push(Buffer.alloc(65_536))
+    },
+  })
+  tailOf([stream])
+  await new Promise((done) => stream.once('pause', done))
+  assert.ok(given <= 1_048_576, `${given} bytes were taken at once`)
+  stream.destroy()
 })

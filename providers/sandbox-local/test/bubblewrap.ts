@@ -1,12 +1,10 @@
-import { chmod, mkdtemp, readdir, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import type { SandboxProvider } from '#contracts/sandbox'
-import { openHome, treeOf } from '#local-sandboxes'
-import { type Launches, openLaunches, processesWith, sandboxProviderOf, type Started } from '#testing'
-import plugin from '../index.ts'
-import { prepareMachine } from '../machine.ts'
+import { type Launches, openLaunches, sandboxProviderOf, type Started } from '#testing'
+import plugin from '../bubblewrap/index.ts'
+import { prepareMachine } from '../bubblewrap/machine.ts'
+import { openHome } from '../home.ts'
+import { folderFor, marker } from './remains.ts'
 
 /**
  * The provider as a role has it, with a folder of the test's own. Where bubblewrap is missing or does not work the test is
@@ -29,30 +27,6 @@ export async function bubblewrapForTests(
   if (process.env['CI'] === 'true') throw new Error(reason)
   t.skip(reason)
   return undefined
-}
-
-const folders = join(tmpdir(), `ao-bubblewrap-${process.pid}`)
-
-export async function folderFor(t: Pick<TestContext, 'after'>): Promise<string> {
-  const dir = await mkdtemp(`${folders}-`)
-  // Sandboxes of root are other users.
-  await chmod(dir, 0o711)
-  t.after(() => rm(dir, { recursive: true, force: true }))
-  return dir
-}
-
-/** In the environment of every worker of these tests. */
-export const marker = { SUITE_MARKER: `marker-${process.pid}` }
-
-/** Processes that this one started, orphans among them, and folders of sessions. */
-export async function remains(): Promise<string[]> {
-  const children = treeOf(process.pid).slice(1).map(String)
-  const names = (await readdir(tmpdir())).filter((name) => join(tmpdir(), name).startsWith(folders))
-  const inside = await Promise.all(
-    names.map((name) => readdir(join(tmpdir(), name), { recursive: true }).catch(() => [] as string[])),
-  )
-  const sessions = inside.flat().filter((path) => /\/[0-9a-f]{32}(\/|$)/.test(path))
-  return [...children, ...processesWith(marker.SUITE_MARKER), ...sessions]
 }
 
 /** How a program inside ended. */

@@ -5,7 +5,7 @@ import { chown, mkdir, mkdtemp, readdir, rm, stat, writeFile } from 'node:fs/pro
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { openHome } from '#local-sandboxes'
+import { openHome } from '../home.ts'
 
 async function folderFor(t: TestContext): Promise<string> {
   const dir = await mkdtemp(join(tmpdir(), 'ao-home-'))
@@ -16,7 +16,7 @@ async function folderFor(t: TestContext): Promise<string> {
 /** A process of its own that opens a home in `dir`, puts a file in it and stays. */
 async function holder(t: TestContext, dir: string) {
   const script = `
-    import { openHome } from '#local-sandboxes'
+    import { openHome } from ${JSON.stringify(new URL('../home.ts', import.meta.url).href)}
     const home = await openHome({ dir: ${JSON.stringify(dir)} })
     await home.folders('session')
     console.log(home.path)

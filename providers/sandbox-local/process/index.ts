@@ -1,9 +1,10 @@
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
-import { createProvider, openHome, Templates } from '#local-sandboxes'
-import { canLimit } from './limits.ts'
-import { createStarter } from './start.ts'
+import { Templates } from '../command.ts'
+import { openHome } from '../home.ts'
+import { createProvider } from '../provider.ts'
+import { canLimit, createStarter } from './start.ts'
 
 /** Workers as plain child processes of the runner: for development. It isolates nothing, so it has to be allowed. */
 export default defineSandboxProvider({

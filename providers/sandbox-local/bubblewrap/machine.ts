@@ -1,15 +1,21 @@
-import { writeFile } from 'node:fs/promises'
+import { randomInt } from 'node:crypto'
+import { readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import { type Home, tailOf } from '#local-sandboxes'
-import { bwrapArguments, limitArguments } from './arguments.ts'
-import { openCgroups } from './cgroup.ts'
-import { drawHostUser } from './host-user.ts'
-import { entryFile, startBwrap } from './launch.ts'
-import { packageFiles } from './package-files.ts'
-import { kill } from './sandbox.ts'
+import type { Home } from '../home.ts'
+import { tailOf } from '../processes.ts'
+import { bwrapArguments, entryFile, limitArguments, startBwrap, type View } from './bwrap.ts'
+import { packageFiles, systemFiles } from './files.ts'
+import { type Cgroups, openCgroups } from './limits.ts'
 import { filterFor } from './seccomp.ts'
-import type { Machine } from './start.ts'
-import { systemFiles } from './system-files.ts'
+
+/** What this machine has for sandboxes. */
+export interface Machine {
+  readonly view: View
+  /** A file with the filter of system calls. */
+  readonly filter: string
+  readonly drawUser: (() => number) | undefined
+  readonly cgroups: Cgroups | undefined
+}
 
 export interface MachineSettings {
   readonly cgroup: string | undefined
@@ -54,7 +60,7 @@ async function tryOut(home: Home, { view, filter, drawUser, cgroups }: Machine):
   const args = bwrapArguments(view, folders, trialLimits)
   const bwrap = startBwrap({ args, limits: limitArguments(trialLimits), filter, uid })
   const tail = tailOf([bwrap.child.stdout, bwrap.child.stderr])
-  const impatience = setTimeout(() => void kill(bwrap), trialMs)
+  const impatience = setTimeout(() => void bwrap.kill(), trialMs)
   bwrap.listening.then(
     (server) => {
       server.close()
@@ -81,3 +87,22 @@ const advice = (uid: number | undefined): string =>
   (uid === undefined
     ? ''
     : '; Node and the package must be readable for everybody, since sandboxes of root are not root')
+
+/**
+ * Nobody's: systemd's list of uid ranges calls them unused, and no distribution hands them out. The range of containers of
+ * systemd-nspawn ends below it.
+ */
+const firstUser = 0x7000_0000
+const users = 2 ** 26
+
+/**
+ * Draws the host's uid of a sandbox for a runner that is root: inside a user namespace root would stay root to the kernel,
+ * which then counts no processes and lets it write `/proc/sys`. A runner that is an ordinary user needs none: its own is
+ * what sandboxes are to the host.
+ */
+async function drawHostUser(): Promise<(() => number) | undefined> {
+  if (process.getuid?.() !== 0) return undefined
+  const rows = (await readFile('/proc/self/uid_map', 'utf8')).trim().split('\n')
+  const isRoot = rows.some((row) => /^\s*0\s+0\s/.test(row))
+  return isRoot ? () => firstUser + randomInt(users) : undefined
+}

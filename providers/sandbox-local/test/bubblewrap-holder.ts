@@ -3,7 +3,7 @@
 import { SandboxProviders } from '#contracts/sandbox'
 import { testKernel } from '#testing'
 import { definePlugin } from '#kernel'
-import plugin from '../index.ts'
+import plugin from '../bubblewrap/index.ts'
 
 const { order, pause, ...config } = JSON.parse(process.argv[2]!)
 const say = (value: object): void => void process.stdout.write(`${JSON.stringify(value)}\n`)

@@ -3,8 +3,9 @@ import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { createProvider, type LocalSandbox, openHome, type SessionPlaces } from '#local-sandboxes'
 import { testOrder } from '#testing'
+import { openHome } from '../home.ts'
+import { createProvider, type LocalSandbox, type SessionPlaces } from '../provider.ts'
 
 const signal = new AbortController().signal
 const order = (sessionId: string) => testOrder('http://127.0.0.1:1', { sessionId })

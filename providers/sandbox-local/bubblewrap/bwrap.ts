@@ -3,7 +3,11 @@ import { closeSync, openSync } from 'node:fs'
 import type { Server } from 'node:net'
 import type { Readable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
-import { treeOf } from '#local-sandboxes'
+import { dataLimit } from '../command.ts'
+import type { Folders } from '../home.ts'
+import { signalTree, treeOf } from '../processes.ts'
+import { insideUser } from './files.ts'
+import type { Limits } from './limits.ts'
 import { runnerPort } from './relay.ts'
 
 export const entryFile = fileURLToPath(new URL('./inside/entry.js', import.meta.url))
@@ -33,6 +37,8 @@ export interface Bwrap {
   processes(): number[]
   /** Lets it become the worker, with this environment and no other. */
   become(command: readonly string[], env: Readonly<Record<string, string>>): void
+  /** Kills its first process, and with it the kernel kills all others of its namespace. Resolves once the signal is sent. */
+  kill(): Promise<void>
 }
 
 export interface BwrapOptions {
@@ -74,21 +80,22 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
   }
   let first: number | undefined
   const lives = (): boolean => child.pid !== undefined && child.exitCode === null && child.signalCode === null
+  const init = unlessEnded<number>((resolve) => {
+    let text = ''
+    // Absent when it could not even be started.
+    const info = child.stdio[infoFd] as Readable | null
+    info?.on('error', () => {})
+    info?.on('data', (chunk: Buffer) => {
+      text += chunk.toString()
+      first = Number(/"child-pid":\s*(\d+)\D/.exec(text)?.[1] ?? Number.NaN) || undefined
+      if (first !== undefined) resolve(first)
+    })
+  })
   return {
     child,
+    init,
     ended,
     lives,
-    init: unlessEnded((resolve) => {
-      let text = ''
-      // Absent when it could not even be started.
-      const info = child.stdio[infoFd] as Readable | null
-      info?.on('error', () => {})
-      info?.on('data', (chunk: Buffer) => {
-        text += chunk.toString()
-        first = Number(/"child-pid":\s*(\d+)\D/.exec(text)?.[1] ?? Number.NaN) || undefined
-        if (first !== undefined) resolve(first)
-      })
-    }),
     listening: unlessEnded((resolve) => {
       child.once('message', (_message, server) => resolve(server as Server))
     }),
@@ -97,5 +104,62 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
       // A channel that broke is a sandbox that has ended.
       child.send({ command, env }, () => {})
     },
+    async kill() {
+      const pid = await init.catch(() => undefined)
+      if (lives() && pid !== undefined) signalTree([pid], 'SIGKILL')
+    },
   }
 }
+
+/** What all sandboxes of this runner see of its machine. */
+export interface View {
+  /** Arguments for the operating system. */
+  readonly system: readonly string[]
+  /** Paths that are there inside as they are outside, to be read. */
+  readonly read: readonly string[]
+}
+
+/** The places of a session as its worker sees them. */
+export const places: Folders = { workspace: '/workspace', state: '/state' }
+
+/** Like containers have it; programs that need more shared memory take `/tmp`. */
+const sharedMemoryMb = 64
+
+/** Arguments of bwrap up to the command: namespaces, no rights, and a file system put together from nothing. */
+export function bwrapArguments(view: View, folders: Folders, limits: Pick<Limits, 'diskMb'>): string[] {
+  const identity = ['--unshare-all', '--unshare-user', '--disable-userns', '--hostname', 'sandbox']
+  const user = ['--uid', String(insideUser), '--gid', String(insideUser), '--cap-drop', 'ALL']
+  const life = ['--die-with-parent', '--new-session']
+  const devices = ['--proc', '/proc', '--dev', '/dev', ...tmpfs('/dev/shm', sharedMemoryMb), '--remount-ro', '/dev']
+  const temporary = [...tmpfs('/tmp', limits.diskMb), '--symlink', '../tmp', '/var/tmp']
+  const read = view.read.flatMap((path) => ['--ro-bind', path, path])
+  const own = Object.entries(places).flatMap(([name, inside]) => ['--bind', folders[name as keyof Folders], inside])
+  return [
+    ...identity,
+    ...user,
+    ...life,
+    ...view.system,
+    ...devices,
+    // Before what is bound: the package may be somewhere in /tmp.
+    ...temporary,
+    ...read,
+    ...own,
+    '--remount-ro',
+    '/',
+    '--chdir',
+    places.workspace,
+  ]
+}
+
+const tmpfs = (path: string, mb: number): string[] =>
+  `--size ${mb * 1024 * 1024} --perms 1777 --tmpfs ${path}`.split(' ')
+
+/** The limits of a process, and of the processes of its sandbox; put before a command inside. */
+export const limitArguments = (limits: Pick<Limits, 'pids'> & { readonly memoryMb?: number }): string[] => [
+  '/usr/bin/prlimit',
+  `--nproc=${limits.pids}`,
+  // 1 and not 0: with it the kernel starts no handler of core dumps either, which would run outside.
+  '--core=1',
+  ...(limits.memoryMb === undefined ? [] : [dataLimit(limits.memoryMb)]),
+  '--',
+]

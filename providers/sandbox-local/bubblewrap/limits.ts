@@ -1,0 +1,145 @@
+import { readFileSync } from 'node:fs'
+import { mkdir, readFile, rmdir, statfs, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { setTimeout as wait } from 'node:timers/promises'
+import { invalidSandbox, type SandboxResources } from '#contracts/sandbox'
+import { treeOf } from '../processes.ts'
+
+export interface Limits {
+  readonly memoryMb: number
+  readonly pids: number
+  /** Of `/tmp`. */
+  readonly diskMb: number
+  readonly cpus?: number
+}
+
+/** What this provider gives: to profiles that say nothing, and at most to those that do. */
+export interface LimitSettings {
+  readonly byDefault: Limits
+  readonly most: Limits
+}
+
+/** What a sandbox may use: as ordered, or else as this provider is set up. */
+export function limitsOf(
+  resources: SandboxResources,
+  { byDefault, most }: LimitSettings,
+  canLimitCpus: boolean,
+): Limits {
+  const { memoryMb, pids, diskMb, cpus } = resources
+  // All of it is the machine's, also what is in /tmp: a profile is a tenant's.
+  for (const name of ['memoryMb', 'pids', 'diskMb'] as const) {
+    const allowed = Math.max(most[name], byDefault[name])
+    if ((resources[name] ?? 0) <= allowed) continue
+    throw invalidSandbox(
+      `This runner gives a sandbox at most ${allowed} ${name}, and the profile asks for ${resources[name]}.`,
+    )
+  }
+  if (cpus !== undefined && !canLimitCpus) {
+    throw invalidSandbox(
+      "This runner cannot limit cpus: its sandbox provider 'bubblewrap' has no cgroup. Leave cpus out, or give it one.",
+    )
+  }
+  return {
+    memoryMb: memoryMb ?? byDefault.memoryMb,
+    pids: pids ?? byDefault.pids,
+    diskMb: diskMb ?? byDefault.diskMb,
+    ...(cpus === undefined ? {} : { cpus }),
+  }
+}
+
+/** linux/magic.h: elsewhere, writing `memory.max` just makes a file. */
+const cgroup2 = 0x63677270
+/** A period of the CPU's time that is dealt out, in microseconds; the kernel's default. */
+const periodUs = 100_000
+
+/** A cgroup that this runner may make children in: one for each sandbox. */
+export interface Cgroups {
+  /** Resolves to what takes it away again once nothing runs in it. */
+  contain(name: string, pids: readonly number[], limits: Limits): Promise<() => Promise<void>>
+}
+
+/** Throws an Error with a sentence when the folder is none, or lacks what limits need. */
+export async function openCgroups(folder: string): Promise<Cgroups> {
+  const found = await statfs(folder).catch(() => undefined)
+  if (found?.type !== cgroup2) throw new Error(`${folder} is no cgroup of version 2.`)
+  const has = async (file: string): Promise<string[]> =>
+    (await readFile(join(folder, file), 'utf8')).trim().split(/\s+/)
+  const wanted = (await has('cgroup.controllers')).filter((name) => ['memory', 'pids', 'cpu'].includes(name))
+  await writeFile(join(folder, 'cgroup.subtree_control'), wanted.map((name) => `+${name}`).join(' ')).catch(() => {})
+  const enabled = await has('cgroup.subtree_control')
+  const missing = ['memory', 'pids', 'cpu'].filter((name) => !enabled.includes(name))
+  if (missing.length > 0) {
+    throw new Error(
+      `The cgroup ${folder} does not hand on ${missing.join(', ')}: delegate them to this runner, and keep the runner itself in a child of it.`,
+    )
+  }
+  return {
+    async contain(name, pids, limits) {
+      const child = join(folder, name)
+      const set = (file: string, value: string | number): Promise<void> => writeFile(join(child, file), String(value))
+      await mkdir(child)
+      try {
+        await set('memory.max', limits.memoryMb * 1024 * 1024)
+        // Absent on a kernel without swap.
+        await set('memory.swap.max', 0).catch(() => {})
+        await set('memory.oom.group', 1)
+        await set('pids.max', limits.pids)
+        if (limits.cpus !== undefined) await set('cpu.max', `${Math.round(limits.cpus * periodUs)} ${periodUs}`)
+        for (const pid of pids) await set('cgroup.procs', pid)
+      } catch (error) {
+        await removed(child)
+        throw error
+      }
+      return () => removed(child)
+    },
+  }
+}
+
+/** A process that has ended stays in its cgroup for a moment. */
+async function removed(child: string): Promise<void> {
+  for (let attempt = 0; attempt < 100; attempt++) {
+    const done = await rmdir(child).then(
+      () => true,
+      (error: NodeJS.ErrnoException) => error.code === 'ENOENT',
+    )
+    if (done) return
+    await wait(10)
+  }
+}
+
+/** The kernel bounds each process at once; this is for many that keep below that together. */
+const everyMs = 1_000
+
+/**
+ * Calls `exceeded` once when the processes of a sandbox together hold more memory than they may. Stands in for a cgroup. What
+ * a process shares without mapping it (memfd) is not seen.
+ */
+export function watchMemory(root: number, limitMb: number, exceeded: () => void): () => void {
+  const limitKb = limitMb * 1024
+  const timer = setInterval(() => {
+    const pids = treeOf(root)
+    // What processes share is counted for each of them here, and exactly only when it matters: that costs the kernel more.
+    if (sum(pids, 'status', /^Rss(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
+    if (sum(pids, 'smaps_rollup', /^Pss_(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
+    clearInterval(timer)
+    exceeded()
+  }, everyMs)
+  timer.unref()
+  return () => clearInterval(timer)
+}
+
+function sum(pids: readonly number[], file: string, pattern: RegExp): number {
+  let kb = 0
+  for (const pid of pids)
+    for (const [, amount] of readNow(`/proc/${pid}/${file}`).matchAll(pattern)) kb += Number(amount)
+  return kb
+}
+
+function readNow(path: string): string {
+  try {
+    return readFileSync(path, 'utf8')
+  } catch {
+    // It has ended.
+    return ''
+  }
+}
