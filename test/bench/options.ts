@@ -78,7 +78,7 @@ export function readOptions(args: string[]): Options {
     warmUpMs: number(values.warm, quick ? 3 : 15) * 1_000,
     warmMs: quick ? 250 : 600,
     ms: number(values.ms, quick ? 500 : 1_500),
-    longTimes: has('long') ? (quick ? 2 : 3) : 0,
+    longTimes: has('long') ? (quick ? 2 : 6) : 0,
     slowStreams: slow ? number(values.slow, quick ? 200 : 1_000) : 0,
     slowDeltas: quick ? 6 : 12,
     ...(values.profile === undefined ? {} : { profile: values.profile }),

@@ -19,6 +19,9 @@ const say = (text: string): void => {
   process.stderr.write(`${text}\n`)
 }
 
+const shortChats = { name: 'stream x64', clients: 64, model: 'burst-20' } as const
+const warmUpMs = 4_000
+
 /** What this process may open, and so may its children. */
 function openFilesLimit(): number {
   const { userLimits } = process.report.getReport() as { userLimits?: { open_files?: { soft: number | 'unlimited' } } }
@@ -113,8 +116,11 @@ async function measure(stand: Stand, options: Options): Promise<Results> {
       results.runs.push({ target, sample: { ...medianOf(samples), worst, sent, cores: coresOf(samples) } })
     }
   }
-  // Before the chats: resident sets that these have grown would hide what streams need.
+  // Before the chats: resident sets that these have grown would hide what streams need. A short while of them all the same:
+  // what a process allocates for its first thousand requests, whatever they are, is no stream's.
   if (options.cells.includes('streams')) {
+    say('first some chats, so that no process is cold')
+    for (const target of [proxy, ...services]) await measureCell(run, target, shortChats, warmUpMs, 0)
     for (const count of stand.streams) {
       for (const target of [proxy, ...services]) {
         say(`${count} streams, ${target.name}`)
@@ -127,10 +133,9 @@ async function measure(stand: Stand, options: Options): Promise<Results> {
   }
   if (options.cells.includes('chats')) {
     say('short chats x64')
-    const cell = { name: 'stream x64', clients: 64, model: 'burst-20' } as const
     const found = await inRounds([proxy, ...services], options.rounds, async (target) => {
       const count = countCores([...target.processes, ...others])
-      const sample = await measureCell(run, target, cell, 1_000, options.chatsMs)
+      const sample = await measureCell(run, target, shortChats, 1_000, options.chatsMs)
       return { ...sample, cores: count() }
     })
     for (const { target, samples } of found) {
