@@ -123,29 +123,108 @@ interface OrphanDeps {
 }
 
 /** The runs of processes that died, and of those that left theirs to others. */
-export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDeps) {
-  const sweptOnce = new Set<string>()
-  let adopter: Adopter | undefined
-  let round = 0
-  let sweeping: Promise<number> | undefined
+export class Orphans {
+  readonly #deps: OrphanDeps
+  readonly #sweptOnce = new Set<string>()
+  #adopter: Adopter | undefined
+  #round = 0
+  #sweeping: Promise<number> | undefined
 
-  const tellWanted = (tenantId: string, sessionIds: readonly string[]): void => {
-    for (const sessionId of sessionIds) onWanted(tenantId, sessionId)
+  constructor(deps: OrphanDeps) {
+    this.#deps = deps
   }
-  const endThose = async (tenantId: string, owner: string): Promise<number> => {
+
+  giveTo(to: Adopter): void {
+    this.#adopter = to
+  }
+
+  sweep(): Promise<number> {
+    return (this.#sweeping ??= this.#sweepAll().finally(() => {
+      this.#sweeping = undefined
+    }))
+  }
+
+  /** Takes over what was left to others in one tenant, now. */
+  async takeOver(tenantId: string): Promise<void> {
+    await this.#adopt([{ id: tenantId }], [handedOver])
+  }
+
+  /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
+  async endOf(tenantId: string, owner: string): Promise<number> {
+    const values = { id: owner }
+    const [, alive] = await this.#deps.db.systemBatch<[object[], object[]]>([markOneDead(values), isAlive(values)])
+    return alive.length > 0 ? 0 : this.#endThose(tenantId, owner)
+  }
+
+  /** Takes one run from whoever holds it, or from its queue, and ends it. */
+  async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
+    const { db, instance, prices } = this.#deps
+    // One transaction: a failure leaves the owner in its rights.
+    const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
+      const values = { tenant: tenantId, run: runId, self: instance.id }
+      // In this order: a run goes from its queue to an owner and never back.
+      const queued = await tx.query<Taken>(takeQueued(values))
+      const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
+      return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, prices) }
+    })
+    this.#tellWanted(tenantId, wanted)
+    return taken
+  }
+
+  async #sweepAll(): Promise<number> {
+    const { db, log } = this.#deps
+    const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
+    const due = dead.filter((row) => row.settled || !this.#sweptOnce.has(row.id))
+    // Whoever stopped in good order told everybody at once; a telling that was lost is made good while its row is there.
+    if (due.length === 0 && dead.length === 0) return 0
+    const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
+    let total = 0
+    for (const tenant of tenants) for (const { id } of due) total += await this.#endThose(tenant.id, id)
+    if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
+    const left = await this.#adopt(tenants, [handedOver, ...due.map(({ id }) => id)])
+    const swept = due.filter(({ id }) => !left.has(id))
+    for (const { id } of swept) this.#sweptOnce.add(id)
+    const settled = swept.filter((row) => row.settled).map((row) => row.id)
+    if (settled.length > 0) await db.systemBatch([{ ...forget, values: [settled] }])
+    for (const id of settled) this.#sweptOnce.delete(id)
+    return total
+  }
+
+  async #endThose(tenantId: string, owner: string): Promise<number> {
+    const { db, instance, prices } = this.#deps
     for (let total = 0; ;) {
       const { ended, wanted } = await db.tenant(tenantId, async (tx) => {
-        const onCrash = adopter?.onCrash ?? 'interrupt'
+        const onCrash = this.#adopter?.onCrash ?? 'interrupt'
         const taken = await tx.query<Taken>(takeOrphans({ tenant: tenantId, owner, self: instance.id, onCrash }))
         return { ended: taken.length, wanted: await endTaken(tx, taken, 'interrupted', interrupted, prices) }
       })
-      tellWanted(tenantId, wanted)
+      this.#tellWanted(tenantId, wanted)
       total += ended
       if (ended < sweepSize) return total
     }
   }
+
+  /** Adopts as many as there is room for. Resolves to the owners that may have left more. */
+  async #adopt(tenants: readonly { id: string }[], owners: readonly string[]): Promise<Set<string>> {
+    const left = new Set<string>()
+    const adopter = this.#adopter
+    if (!adopter) return left
+    let room = adopter.room()
+    // Another tenant is the first each time: many orphans of one keep nobody else's waiting.
+    const first = this.#round++ % Math.max(tenants.length, 1)
+    for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
+      for (const owner of owners) {
+        const taken = room > 0 ? await this.#adoptThose(tenant.id, owner, room, adopter) : 0
+        if (taken >= room) left.add(owner)
+        room -= taken
+      }
+    }
+    return left
+  }
+
   /** Takes runs that go on from their owner, and ends those that may not any more. Resolves to how many it took. */
-  const adoptThose = async (tenantId: string, owner: string, room: number, to: Adopter): Promise<number> => {
+  async #adoptThose(tenantId: string, owner: string, room: number, to: Adopter): Promise<number> {
+    const { db, instance, prices } = this.#deps
     const { going, ended, wanted } = await db.tenant(tenantId, async (tx) => {
       const values = { tenant: tenantId, owner, self: instance.id, onCrash: to.onCrash, room }
       const rows = await tx.query<OrphanRow>(takeToGoOn(values))
@@ -160,77 +239,14 @@ export function createOrphans({ db, instance, onWanted, prices, log }: OrphanDep
       return { going: mine, ended: orphans.length - mine.length, wanted: free }
     })
     for (const orphan of going) to.adopt(orphan)
-    tellWanted(tenantId, wanted)
+    this.#tellWanted(tenantId, wanted)
     return going.length + ended
   }
-  /** Adopts as many as there is room for. Resolves to the owners that may have left more. */
-  const adopt = async (tenants: readonly { id: string }[], owners: readonly string[]): Promise<Set<string>> => {
-    const left = new Set<string>()
-    if (!adopter) return left
-    let room = adopter.room()
-    // Another tenant is the first each time: many orphans of one keep nobody else's waiting.
-    const first = round++ % Math.max(tenants.length, 1)
-    for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
-      for (const owner of owners) {
-        const taken = room > 0 ? await adoptThose(tenant.id, owner, room, adopter) : 0
-        if (taken >= room) left.add(owner)
-        room -= taken
-      }
-    }
-    return left
-  }
-  const sweepAll = async (): Promise<number> => {
-    const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
-    const due = dead.filter((row) => row.settled || !sweptOnce.has(row.id))
-    // Whoever stopped in good order told everybody at once; a telling that was lost is made good while its row is there.
-    if (due.length === 0 && dead.length === 0) return 0
-    const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
-    let total = 0
-    for (const tenant of tenants) for (const { id } of due) total += await endThose(tenant.id, id)
-    if (total > 0) log.warn({ runs: total, owners: due.length }, 'runs of dead processes were interrupted')
-    const left = await adopt(tenants, [handedOver, ...due.map(({ id }) => id)])
-    const swept = due.filter(({ id }) => !left.has(id))
-    for (const { id } of swept) sweptOnce.add(id)
-    const settled = swept.filter((row) => row.settled).map((row) => row.id)
-    if (settled.length > 0) await db.systemBatch([{ ...forget, values: [settled] }])
-    for (const id of settled) sweptOnce.delete(id)
-    return total
-  }
-  return {
-    giveTo(to: Adopter): void {
-      adopter = to
-    },
-    sweep: (): Promise<number> =>
-      (sweeping ??= sweepAll().finally(() => {
-        sweeping = undefined
-      })),
-    /** Takes over what was left to others in one tenant, now. */
-    async takeOver(tenantId: string): Promise<void> {
-      await adopt([{ id: tenantId }], [handedOver])
-    },
-    /** Ends the runs of one tenant whose owner is dead; touches nothing when the owner lives. */
-    async endOf(tenantId: string, owner: string): Promise<number> {
-      const values = { id: owner }
-      const [, alive] = await db.systemBatch<[object[], object[]]>([markOneDead(values), isAlive(values)])
-      return alive.length > 0 ? 0 : endThose(tenantId, owner)
-    },
-    /** Takes one run from whoever holds it, or from its queue, and ends it. */
-    async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
-      // One transaction: a failure leaves the owner in its rights.
-      const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
-        const values = { tenant: tenantId, run: runId, self: instance.id }
-        // In this order: a run goes from its queue to an owner and never back.
-        const queued = await tx.query<Taken>(takeQueued(values))
-        const run = queued.length > 0 ? queued : await tx.query<Taken>(takeOne(values))
-        return { taken: run.length > 0, wanted: await endTaken(tx, run, status, reason, prices) }
-      })
-      tellWanted(tenantId, wanted)
-      return taken
-    },
+
+  #tellWanted(tenantId: string, sessionIds: readonly string[]): void {
+    for (const sessionId of sessionIds) this.#deps.onWanted(tenantId, sessionId)
   }
 }
-
-export type Orphans = ReturnType<typeof createOrphans>
 
 const nextSeqs = prepared(
   'run-next-seqs',

@@ -4,7 +4,7 @@ import type { RunStore } from '#contracts/run-store'
 import { createEnds } from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createLostClaims } from './lost-claims.ts'
-import { createOrphans } from './orphans.ts'
+import { Orphans } from './orphans.ts'
 import { createQueue } from './queue.ts'
 import { createReads } from './reads.ts'
 import { createStarts } from './starts.ts'
@@ -32,8 +32,9 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
   const onWanted = (tenantId: string, sessionId: string): void => {
     for (const waiter of waiters) waiter(tenantId, sessionId)
   }
-  const orphans = createOrphans({ db, instance, onWanted, prices, log })
-  const lostClaims = createLostClaims(db, instance, orphans.steal, options.strayMs)
+  const orphans = new Orphans({ db, instance, onWanted, prices, log })
+  const steal: Orphans['steal'] = (...one) => orphans.steal(...one)
+  const lostClaims = createLostClaims(db, instance, steal, options.strayMs)
   const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, onWanted })
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
@@ -55,13 +56,13 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     ...createEnds(db, onWanted),
     ...queue,
     retreat: instance.retreat,
-    steal: orphans.steal,
+    steal,
     onWaiting: (listener) => void waiters.push(listener),
     ask: instance.ask,
     onAsked: instance.onAsked,
     onFenced: instance.onFenced,
-    sweepOrphans: orphans.sweep,
-    onOrphan: orphans.giveTo,
+    sweepOrphans: () => orphans.sweep(),
+    onOrphan: (adopter) => orphans.giveTo(adopter),
     executing: lostClaims.executing,
     async open() {
       await instance.open()
