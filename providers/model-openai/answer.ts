@@ -3,8 +3,7 @@ import { InvalidResponseDataError, type LanguageModelV4FinishReason, type Shared
 import { TypeCompiler } from '@sinclair/typebox/compiler'
 import { createParser, type EventSourceParser } from 'eventsource-parser'
 import type { ModelPart } from '#contracts/model'
-import { Chunk, type Delta } from './chunk.ts'
-import { createToolCalls, type ToolCalls } from './tool-calls.ts'
+import { Chunk, createToolCalls, type Delta, type ToolCalls } from './chunk.ts'
 
 type Part = ModelPart
 

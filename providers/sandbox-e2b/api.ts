@@ -1,8 +1,7 @@
-import type { Dispatcher } from 'undici'
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import type { Dispatcher } from 'undici'
 import { askJson, askPatiently, type JsonAnswer } from '#kit'
-import { E2bError } from './errors.ts'
 
 /** Creating and resuming wait for a machine: a minute is what E2B's own clients wait. */
 const requestMs = 60_000
@@ -53,7 +52,7 @@ export interface E2bApi {
   kill(sandboxId: string): Promise<void>
 }
 
-export interface E2bAccess {
+interface E2bAccess {
   readonly dispatcher: Dispatcher
   readonly apiUrl: string
   readonly apiKey: string
@@ -121,3 +120,25 @@ function read<T extends TSchema>(schema: T, answer: JsonAnswer): Static<T> {
   if (Value.Check(schema, answer.body)) return answer.body
   throw new E2bError(answer, 'E2B answered with something else than its documentation says.')
 }
+
+interface Problem {
+  readonly code?: unknown
+  readonly message?: unknown
+}
+
+/** E2B answered, and refused. Its words are for the log: they never leave the runner as they are. */
+export class E2bError extends Error {
+  readonly status: number
+  /** What E2B itself says, unlike a proxy in front of it. */
+  readonly itsOwn: boolean
+  constructor({ status, body }: JsonAnswer, message?: string) {
+    const { code, message: said } = (body ?? {}) as Problem
+    super(message ?? `E2B answered ${status}${typeof said === 'string' ? `: ${said.slice(0, 500)}` : ''}`)
+    this.name = 'E2bError'
+    this.status = status
+    this.itsOwn = typeof code === 'number'
+  }
+}
+
+export const isNotFound = (error: unknown): boolean => error instanceof E2bError && error.status === 404
+export const isConflict = (error: unknown): boolean => error instanceof E2bError && error.status === 409

@@ -3,8 +3,7 @@ import { Type } from '@sinclair/typebox'
 import { Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
 import { createE2bApi } from './api.ts'
-import { createKeepAlive } from './keep-alive.ts'
-import { createE2bProvider } from './provider.ts'
+import { createE2bProvider, createKeepAlive } from './provider.ts'
 import { createWorkerProcesses } from './worker-process.ts'
 
 const address = (description: string) =>

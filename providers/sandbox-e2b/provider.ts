@@ -8,10 +8,8 @@ import {
   type SandboxState,
 } from '#contracts/sandbox'
 import { workerVariables } from '#contracts/wire/worker'
-import type { E2bApi, StartedSandbox } from './api.ts'
-import { createOnce } from './create-once.ts'
-import { E2bError, isConflict, isNotFound } from './errors.ts'
-import type { KeepAlive } from './keep-alive.ts'
+import { NoAnswer } from '#kit'
+import { type E2bApi, E2bError, isConflict, isNotFound, type NewSandbox, type StartedSandbox } from './api.ts'
 import { checkLimits, hasLimits, labels, newSandbox, type OrderRules } from './order.ts'
 import type { WorkerProcesses } from './worker-process.ts'
 
@@ -19,7 +17,7 @@ import type { WorkerProcesses } from './worker-process.ts'
 const settleMs = 60_000
 const lookMs = 500
 
-export interface E2bProviderOptions {
+interface E2bProviderOptions {
   readonly api: E2bApi
   readonly workers: WorkerProcesses
   readonly keepAlive: KeepAlive
@@ -139,5 +137,83 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
       woke(sandbox)
     },
     list: (owner) => api.find({ [labels.owner]: owner }),
+  }
+}
+
+/** When to look for a sandbox whose creation was not answered: it may be there at once, or take as long as a start takes. */
+const looksMs = [0, 500, 1_500, 3_000]
+/** How long E2B is given to find room before it is asked again. */
+const roomMs = [500, 2_000]
+
+/**
+ * Creates a sandbox, and never two: E2B takes no key for a repeated request, so one that may have been done is not repeated
+ * but looked for by its name.
+ */
+async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSandbox> {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await api.create(sandbox)
+    } catch (error) {
+      const wait = roomMs[attempt]
+      if (isFull(error) && wait !== undefined) {
+        await sleep(wait)
+        continue
+      }
+      if (!mayBeDone(error)) throw error
+      const found = await findByName(api, sandbox.metadata[labels.name]!)
+      if (found === undefined) throw error
+      // Gives out the access token again.
+      return await api.connect(found, sandbox.timeout)
+    }
+  }
+}
+
+/** E2B itself says that it has no room at the moment, and made none. */
+const isFull = (error: unknown): boolean => error instanceof E2bError && error.status === 503 && error.itsOwn
+
+/** A failure that E2B itself reports is one: it made no sandbox. One of a proxy on the way says nothing. */
+const mayBeDone = (error: unknown): boolean =>
+  error instanceof NoAnswer ? error.asked : error instanceof E2bError && error.status >= 500 && !error.itsOwn
+
+async function findByName(api: E2bApi, name: string): Promise<string | undefined> {
+  for (const wait of looksMs) {
+    await sleep(wait)
+    const found = await api.find({ [labels.name]: name }).catch(() => [])
+    if (found[0] !== undefined) return found[0]
+  }
+  return undefined
+}
+
+interface KeepAlive {
+  /** This sandbox is used from now on. */
+  add(sandboxId: string): void
+  delete(sandboxId: string): void
+  stop(): void
+}
+
+interface KeepAliveOptions {
+  readonly api: Pick<E2bApi, 'setTimeout'>
+  readonly timeoutSeconds: number
+  readonly log: FastifyBaseLogger
+}
+
+/** Puts off the end of sandboxes while this process uses them. When it dies, E2B pauses them at their time. */
+export function createKeepAlive({ api, timeoutSeconds, log }: KeepAliveOptions): KeepAlive {
+  const used = new Set<string>()
+  const extend = async (sandboxId: string): Promise<void> => {
+    try {
+      await api.setTimeout(sandboxId, timeoutSeconds)
+    } catch (err) {
+      // Gone, or paused by somebody else. A sandbox that reached the longest life of its account is tried in vain until then.
+      if (isNotFound(err) || isConflict(err)) used.delete(sandboxId)
+      else log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
+    }
+  }
+  // Two may fail before the time is over.
+  const timer = setInterval(() => used.forEach((id) => void extend(id)), (timeoutSeconds * 1_000) / 3).unref()
+  return {
+    add: (sandboxId) => void used.add(sandboxId),
+    delete: (sandboxId) => void used.delete(sandboxId),
+    stop: () => clearInterval(timer),
   }
 }

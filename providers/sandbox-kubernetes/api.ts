@@ -1,8 +1,9 @@
+import { readFile } from 'node:fs/promises'
+import { callbackify } from 'node:util'
 import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { Agent, buildConnector, type Dispatcher } from 'undici'
 import { askJson, askPatiently, type JsonAnswer } from '#kit'
-import type { ClusterAccess } from './cluster.ts'
-import { KubernetesError } from './errors.ts'
 
 const requestMs = 15_000
 /** How long one call goes on with what may pass. */
@@ -46,7 +47,7 @@ const SandboxList = Type.Object({
   items: Type.Array(SandboxObject),
 })
 
-export interface SandboxChange {
+interface SandboxChange {
   readonly operatingMode?: 'Running' | 'Suspended'
   readonly shutdownTime?: string
 }
@@ -64,7 +65,7 @@ export interface KubernetesApi {
   applySecret(name: string, secret: object): Promise<void>
 }
 
-export interface KubernetesApiOptions {
+interface KubernetesApiOptions {
   readonly cluster: ClusterAccess
   readonly apiUrl: string
   readonly namespace: string
@@ -166,4 +167,60 @@ function read<T extends TSchema>(answer: JsonAnswer, schema: T): Static<T>
 function read(answer: JsonAnswer, schema: TSchema = SandboxObject): unknown {
   if (Value.Check(schema, answer.body)) return answer.body
   throw new Error('Kubernetes answered with something else than its documentation says')
+}
+
+interface Status {
+  readonly reason?: unknown
+  readonly message?: unknown
+}
+
+/** The API server answered, and refused. Its words are for the log: they never leave the runner as they are. */
+export class KubernetesError extends Error {
+  readonly status: number
+  readonly reason: string | undefined
+  constructor({ status, body }: JsonAnswer, what: string) {
+    const { reason, message } = (body ?? {}) as Status
+    super(`Kubernetes refused to ${what}: ${status}${typeof message === 'string' ? ` ${message.slice(0, 500)}` : ''}`)
+    this.name = 'KubernetesError'
+    this.status = status
+    this.reason = typeof reason === 'string' ? reason : undefined
+  }
+}
+
+export const isNotFound = (error: unknown): boolean => error instanceof KubernetesError && error.status === 404
+export const isThere = (error: unknown): boolean => error instanceof KubernetesError && error.reason === 'AlreadyExists'
+
+interface ClusterAccess {
+  readonly dispatcher: Dispatcher
+  /** For the header of one request. */
+  token(): Promise<string>
+}
+
+interface ClusterOptions {
+  /** Instead of the file. */
+  readonly token?: string | undefined
+  readonly tokenFile: string
+  /** The system's authorities where this file is not there. */
+  readonly caFile: string
+}
+
+/**
+ * The way to an API server. Kubernetes replaces the token of a pod about every hour, and now and then the authority: both are
+ * read when they are needed.
+ */
+export function createClusterAccess({ token, tokenFile, caFile }: ClusterOptions): ClusterAccess {
+  const connectorOf = async (): Promise<buildConnector.connector> => {
+    const ca = await readFile(caFile, 'utf8').catch((error: { code?: unknown }) => {
+      if (error.code === 'ENOENT') return undefined
+      throw error
+    })
+    return buildConnector(ca === undefined ? {} : { ca })
+  }
+  const withConnector = callbackify(connectorOf)
+  const connect: buildConnector.connector = (target, done) =>
+    withConnector((error, connector) => (error ? done(error, null) : connector(target, done)))
+  return {
+    dispatcher: new Agent({ connect }),
+    token: async () => token ?? (await readFile(tokenFile, 'utf8')).trim(),
+  }
 }

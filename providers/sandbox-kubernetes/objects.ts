@@ -1,8 +1,72 @@
-import { invalidSandbox, type LaunchOrder, type SandboxResources } from '#contracts/sandbox'
+import { createHash } from 'node:crypto'
+import { type Static, Type } from '@sinclair/typebox'
+import { Settings } from '#kernel'
+import { invalidSandbox, type LaunchOrder, type SandboxResources, type SandboxState } from '#contracts/sandbox'
 import { workerVariables } from '#contracts/wire/worker'
 import { apiVersion, type SandboxObject } from './api.ts'
-import { labelsOf, workerLabels } from './labels.ts'
-import type { PodTemplate } from './templates.ts'
+
+/** What a NetworkPolicy selects worker pods by. */
+export const workerLabels = {
+  'app.kubernetes.io/part-of': 'agent-orc',
+  'app.kubernetes.io/component': 'sandbox-worker',
+}
+
+export const ownerLabel = 'agent-orc/owner'
+const tenantLabel = 'agent-orc/tenant'
+const sessionLabel = 'agent-orc/session'
+
+const labelForm = /^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$/
+const digestForm = /^sha256-/
+
+/** A value that labels take, different for different texts: their digest where the text itself does not fit. */
+const labelValue = (text: string): string =>
+  labelForm.test(text) && !digestForm.test(text)
+    ? text
+    : `sha256-${createHash('sha256').update(text).digest('hex').slice(0, 40)}`
+
+export const ownerSelector = (owner: string) => ({ ...workerLabels, [ownerLabel]: labelValue(owner) })
+
+export const labelsOf = ({ owner, tenantId, sessionId }: LaunchOrder): Record<string, string> => ({
+  ...ownerSelector(owner),
+  [tenantLabel]: labelValue(tenantId),
+  [sessionLabel]: labelValue(sessionId),
+})
+
+/** A pod that profiles name by `sandbox.template`. */
+export const PodTemplate = Settings({
+  image: Type.String({ minLength: 1 }),
+  pod: Type.Optional(
+    Type.Record(Type.String(), Type.Unknown(), {
+      description: 'More of the pod: runtimeClassName, nodeSelector, tolerations, imagePullSecrets …',
+    }),
+  ),
+  container: Type.Optional(
+    Type.Record(Type.String(), Type.Unknown(), { description: 'More of its container: command, imagePullPolicy …' }),
+  ),
+})
+export type PodTemplate = Static<typeof PodTemplate>
+
+export interface TemplateRules {
+  /** For profiles that name none. */
+  readonly image: string | undefined
+  readonly templates: Readonly<Record<string, PodTemplate>>
+  /** Beginnings of the images that profiles may name; `*` is any. */
+  readonly images: readonly string[]
+}
+
+const imageForm = /^[a-z0-9][A-Za-z0-9._:/@-]{0,254}$/
+
+/** The pod that an order asks for. An image is only what the operator lets profiles choose. */
+export function templateOf(name: string | undefined, { image, templates, images }: TemplateRules): PodTemplate {
+  if (name === undefined) {
+    if (image !== undefined) return { image }
+    throw invalidSandbox('Set `sandbox.template` of the profile; this runner has no default image.')
+  }
+  const named = Object.hasOwn(templates, name) ? templates[name] : undefined
+  if (named) return named
+  if (imageForm.test(name) && images.some((start) => start === '*' || name.startsWith(start))) return { image: name }
+  throw invalidSandbox(`'${name}' is neither a pod template of this runner nor an image that it lets profiles choose.`)
+}
 
 /** Where the volume of a session is: the agent's files, and beside them what its worker keeps. It stays while the pod is away. */
 const workspace = '/workspace'
@@ -144,3 +208,26 @@ export function secretManifest({ name, env, runnerUrl }: LaunchOrder, { metadata
     ),
   }
 }
+
+/** What a condition says of the object as it is now; one about an earlier form of it says nothing. */
+function condition({ metadata, status }: SandboxObject, type: string): boolean | undefined {
+  const found = status?.conditions?.find((one) => one.type === type)
+  if (!found) return undefined
+  const { observedGeneration, status: value } = found
+  if (observedGeneration !== undefined && metadata.generation !== undefined) {
+    if (observedGeneration < metadata.generation) return undefined
+  }
+  return value === 'True'
+}
+
+export function stateOf(sandbox: SandboxObject): SandboxState {
+  if (sandbox.metadata.deletionTimestamp !== undefined) return 'gone'
+  if (sandbox.spec.operatingMode === 'Suspended') return 'paused'
+  // The worker ended by itself; its pod is not started again.
+  if (condition(sandbox, 'Finished')) return 'gone'
+  return condition(sandbox, 'Ready') ? 'running' : 'starting'
+}
+
+/** Suspended, and its pod is gone: not only asked to be. */
+export const isSuspended = (sandbox: SandboxObject): boolean =>
+  sandbox.spec.operatingMode === 'Suspended' && condition(sandbox, 'Suspended') === true

@@ -1,13 +1,19 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { invalidSandbox, type LaunchOrder, sandboxGone, type SandboxProvider } from '#contracts/sandbox'
-import type { KubernetesApi, SandboxObject } from './api.ts'
-import { isNotFound, isThere, KubernetesError } from './errors.ts'
-import { labelsOf, ownerLabel, ownerSelector } from './labels.ts'
-import type { Lifetimes } from './lifetime.ts'
-import { sandboxManifest, secretManifest, type VolumeRules } from './objects.ts'
-import { isSuspended, stateOf } from './state.ts'
-import { templateOf, type TemplateRules } from './templates.ts'
+import { isNotFound, isThere, type KubernetesApi, KubernetesError, type SandboxObject } from './api.ts'
+import {
+  isSuspended,
+  labelsOf,
+  ownerLabel,
+  ownerSelector,
+  sandboxManifest,
+  secretManifest,
+  stateOf,
+  templateOf,
+  type TemplateRules,
+  type VolumeRules,
+} from './objects.ts'
 
 /** A pod has its grace to end, and its node may be slow to say so. */
 const endMs = 60_000
@@ -16,7 +22,7 @@ const longestLookMs = 1_000
 /** Names of objects; anything else is no sandbox of ours. */
 const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
 
-export interface KubernetesProviderOptions {
+interface KubernetesProviderOptions {
   readonly api: KubernetesApi
   readonly rules: TemplateRules & VolumeRules
   readonly lifetimes: Lifetimes
@@ -133,4 +139,41 @@ export function createKubernetesProvider({ api, rules, lifetimes, log }: Kuberne
         .filter((sandbox) => stateOf(sandbox) !== 'gone')
         .map((sandbox) => sandbox.metadata.name),
   }
+}
+
+/** Sandboxes of this process, which Kubernetes deletes by itself some time after nobody puts that off any more. */
+interface Lifetimes {
+  /** When a sandbox ends that is not renewed from now on. */
+  end(): string
+  add(sandboxId: string): void
+  delete(sandboxId: string): void
+  stop(): void
+}
+
+interface LifetimeOptions {
+  readonly api: Pick<KubernetesApi, 'patch'>
+  readonly lifetimeMs: number
+  readonly log: FastifyBaseLogger
+}
+
+export function createLifetimes({ api, lifetimeMs, log }: LifetimeOptions): Lifetimes {
+  const ours = new Set<string>()
+  const renew = async (sandboxId: string): Promise<void> => {
+    try {
+      await api.patch(sandboxId, { shutdownTime: lifetimes.end() })
+    } catch (err) {
+      if (isNotFound(err)) ours.delete(sandboxId)
+      else log.warn({ err, sandboxId }, 'the end of a sandbox could not be put off')
+    }
+  }
+  // Two may fail before the time is over.
+  const timer = setInterval(() => ours.forEach((id) => void renew(id)), lifetimeMs / 3).unref()
+  const lifetimes: Lifetimes = {
+    // Whole seconds, as Kubernetes writes times.
+    end: () => new Date(Date.now() + lifetimeMs).toISOString().replace(/\.\d+Z$/, 'Z'),
+    add: (sandboxId) => void ours.add(sandboxId),
+    delete: (sandboxId) => void ours.delete(sandboxId),
+    stop: () => clearInterval(timer),
+  }
+  return lifetimes
 }

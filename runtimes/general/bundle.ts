@@ -6,7 +6,7 @@ import type { StateBundle } from '#contracts/runtime'
 import { corruptState } from './errors.ts'
 import type { RestoredTurn, Turn } from './conversation.ts'
 import { type Message, OpenTurn } from './messages.ts'
-import { replayInto } from './replay.ts'
+import { replayInto } from './calls.ts'
 
 const closed = { additionalProperties: false }
 const text = Type.Object({ type: Type.Literal('text'), text: Type.String() }, closed)

@@ -4,14 +4,13 @@ import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
-import { createCallIds, execute, type PendingCall, pendingCall } from './calls.ts'
+import { createCallIds, execute, paragraph, type PendingCall, pendingCall, replayInto } from './calls.ts'
 import { type ContextWindow, createContext, type Fitted, type History } from './conversation.ts'
 import { errorEvent, invalidOutput, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
 import { type FilePart, OpenTurn } from './messages.ts'
 import { type Model, type OpenCall, openCall, usageOf } from './models.ts'
 import type { OutputForm } from './output.ts'
 import { createReasoning, type Reasoning } from './reasoning.ts'
-import { paragraph, replayInto } from './replay.ts'
 import type { Connected } from './tools/connect.ts'
 import type { ToolSet } from './tools/toolset.ts'
 
@@ -33,48 +32,24 @@ export type Events = AsyncGenerator<EventBatch>
 /** Model calls of one run unless the profile says otherwise. */
 const defaultMaxSteps = 16
 
+/** Makes the runs of this process; each is read as its events. */
+export const createTurns =
+  (deps: RunDeps) =>
+  (envelope: RunEnvelope, signal: AbortSignal): Events =>
+    new Run(envelope, signal, deps).events()
+
+/** `asking` -> (`calling` ->) `asking` ... -> `ended`. */
+type State = 'asking' | 'calling' | 'ended'
+
 /**
  * One run: the model is called, its tool calls are executed and their results given back, until it answers without a
  * call. The loop sits on the provider's stream of parts: `streamText` of the same library costs three times the CPU per delta
  * and resolves after an in-band failure, where the commit-once rule of specification 4.23 needs to know.
  */
-export const createTurns = (deps: RunDeps) =>
-  async function* turn(envelope: RunEnvelope, signal: AbortSignal): Events {
-    const run = new Run(envelope, signal, deps)
-    try {
-      yield* run.begin()
-      while (run.state !== 'ended') {
-        const call = yield* run.ask()
-        try {
-          for (let parts = call.first; parts; parts = await call.rest.next()) {
-            run.hear(parts)
-            if (run.said.length > 0) yield run.said.splice(0)
-          }
-        } catch (error) {
-          throw modelFailure(error)
-        } finally {
-          call.rest.close()
-        }
-        run.judge()
-        if (run.state === 'calling') yield* run.callTools()
-        else if (run.state === 'asking') yield run.said.splice(0)
-      }
-    } catch (error) {
-      run.fail(error)
-    } finally {
-      // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
-      run.end()
-    }
-    if (run.said.length > 0) yield run.said
-  }
-
-/** `asking` -> (`calling` ->) `asking` ... -> `ended`. */
-type State = 'asking' | 'calling' | 'ended'
-
 class Run {
-  state: State = 'asking'
+  #state: State = 'asking'
   /** Not shown yet. */
-  readonly said: (RuntimeEvent | Texts)[] = []
+  readonly #said: (RuntimeEvent | Texts)[] = []
   readonly #envelope: RunEnvelope
   readonly #signal: AbortSignal
   readonly #deps: RunDeps
@@ -97,16 +72,45 @@ class Run {
   #calls: readonly PendingCall[] = []
 
   constructor(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps) {
-    const { runId, sessionId, attempt = 1 } = envelope
     this.#envelope = envelope
     this.#signal = signal
     this.#deps = deps
-    if (attempt > 1) deps.history.withdraw(sessionId, runId)
     this.#turn = new OpenTurn(envelope)
   }
 
+  async *events(): Events {
+    const { runId, sessionId, attempt = 1 } = this.#envelope
+    if (attempt > 1) this.#deps.history.withdraw(sessionId, runId)
+    try {
+      yield* this.#begin()
+      while (this.#state !== 'ended') {
+        const call = yield* this.#ask()
+        try {
+          // Not a generator of its own: delegation would cost every delta another promise.
+          for (let parts = call.first; parts; parts = await call.rest.next()) {
+            this.#hear(parts)
+            if (this.#said.length > 0) yield this.#said.splice(0)
+          }
+        } catch (error) {
+          throw modelFailure(error)
+        } finally {
+          call.rest.close()
+        }
+        this.#judge()
+        if (this.#state === 'calling') yield* this.#callTools()
+        else if (this.#state === 'asking') yield this.#said.splice(0)
+      }
+    } catch (error) {
+      this.#fail(error)
+    } finally {
+      // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
+      this.#end()
+    }
+    if (this.#said.length > 0) yield this.#said
+  }
+
   /** Sets up what the run needs, and goes on behind what a former attempt has finished. */
-  async *begin(): Events {
+  async *#begin(): Events {
     const { runId, sessionId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
     const deps = this.#deps
     this.#model = deps.modelOf(profile.model)
@@ -127,7 +131,7 @@ class Run {
   }
 
   /** Calls the model with what fits its context; once more with less when its server says that it did not fit. */
-  async *ask(): AsyncGenerator<EventBatch, OpenCall> {
+  async *#ask(): AsyncGenerator<EventBatch, OpenCall> {
     const listing = this.#tools?.refresh()
     if (listing) await listing
     this.#steps++
@@ -164,7 +168,7 @@ class Run {
   }
 
   /** Takes what has arrived of the answer. */
-  hear(parts: readonly ModelPart[]): void {
+  #hear(parts: readonly ModelPart[]): void {
     for (const part of parts) {
       if (part.type === 'text-deltas') this.#texts(part.deltas)
       else if (part.type === 'text-delta' && part.delta !== '') this.#texts([part.delta])
@@ -179,7 +183,7 @@ class Run {
   }
 
   #show(event: RuntimeEvent | undefined): void {
-    if (event) this.said.push(event)
+    if (event) this.#said.push(event)
   }
 
   #called(part: LanguageModelV4ToolCall): PendingCall {
@@ -200,24 +204,24 @@ class Run {
     }
     this.#turn.text += text
     this.#answer += text
-    this.said.push(shown)
+    this.#said.push(shown)
   }
 
   /** The model has finished a step: what comes next is the end, its tools, or the same question again. */
-  judge(): void {
+  #judge(): void {
     const finish = this.#finish
     if (finish === undefined || finish.finishReason.unified === 'error') {
       throw new ModelFailure('The model server ended its answer early.', { retryable: true })
     }
     const { model, limits } = this.#envelope.profile
     // At once: of a run that dies, what its finished model calls used is still known.
-    this.said.push({ type: 'usage', ...usageOf(finish.usage), model })
+    this.#said.push({ type: 'usage', ...usageOf(finish.usage), model })
     if (this.#calls.length === 0) return this.#answered(finish.finishReason.unified)
     const { maxSteps = defaultMaxSteps } = limits
     if (this.#steps >= maxSteps) {
       throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
     }
-    this.state = 'calling'
+    this.#state = 'calling'
   }
 
   #answered(finishReason: string): void {
@@ -226,8 +230,8 @@ class Run {
     this.#turn.forgives()
     if (read === undefined || 'value' in read) {
       const output = read ? { output: read.value } : {}
-      this.said.push({ type: 'result', text: this.#answer, finishReason, ...output })
-      this.state = 'ended'
+      this.#said.push({ type: 'result', text: this.#answer, finishReason, ...output })
+      this.#state = 'ended'
       return
     }
     if (this.#complained) throw invalidOutput({ message: 'The model gave no answer that fits the response format.' })
@@ -235,18 +239,18 @@ class Run {
     this.#answer = ''
     this.#turn.complains(read.problem)
     const message = 'The answer does not fit; the model is asked once more.'
-    this.said.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
+    this.#said.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
   }
 
   /** Shows the calls of the step, executes them and gives their results to the model. */
-  async *callTools(): Events {
+  async *#callTools(): Events {
     this.#turn.says(this.#calls.map(({ part }) => part))
     for (const { part, name, shown } of this.#calls) {
-      this.said.push({ type: 'tool_call', id: part.toolCallId, name, arguments: shown })
+      this.#said.push({ type: 'tool_call', id: part.toolCallId, name, arguments: shown })
     }
-    yield this.said.splice(0)
+    yield this.#said.splice(0)
     yield* this.#execute(this.#calls)
-    this.state = 'asking'
+    this.#state = 'asking'
   }
 
   /** All at once; their results in the order of the calls. Images follow them where the model can look at them. */
@@ -263,15 +267,15 @@ class Run {
     if (images.length > 0) this.#turn.sees(images)
   }
 
-  fail(error: unknown): void {
+  #fail(error: unknown): void {
     const { runId } = this.#envelope
     // The last event of an aborted run is the host's, which knows why.
     if (this.#signal.aborted) return
-    this.said.push(errorEvent(error, (details) => this.#deps.log.warn({ runId, ...details }, 'run failed')))
+    this.#said.push(errorEvent(error, (details) => this.#deps.log.warn({ runId, ...details }, 'run failed')))
   }
 
   /** The conversation goes on with what was said. */
-  end(): void {
+  #end(): void {
     const { sessionId, runId, profile } = this.#envelope
     const messages = this.#turn.end()
     if (messages) this.#deps.history.append(sessionId, messages, { runId, model: profile.model })

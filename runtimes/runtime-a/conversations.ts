@@ -6,7 +6,6 @@ import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import { invalidState, pack, unpack } from '#kit/archive'
-import { projectName } from './environment.ts'
 import type { Root } from './root.ts'
 
 /** A conversation for the length of one run. */
@@ -38,6 +37,9 @@ interface Session {
   /** The last run and what was there before it. The vendor only ever appends. */
   readonly last?: { readonly runId: string; readonly bytes: number }
 }
+
+/** One name for all: the vendor would draw it from a path of this machine. */
+export const projectName = 'session'
 
 const fileOf = (id: string): string => `projects/${projectName}/${id}.jsonl`
 const idOf = (name: string): string | undefined =>

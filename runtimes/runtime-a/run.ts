@@ -1,22 +1,19 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { OutputSchemas } from '#contracts/output-schema'
+import type { Attachment } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { Conversations } from './conversations.ts'
-import { converse } from './converse.ts'
-import { errorEvent, notInstalled } from './errors.ts'
-import type { ModelServer } from './model-server.ts'
-import { modelId } from './model-server.ts'
-import { optionsOf } from './options.ts'
-import { vendorProcess } from './process.ts'
-import { promptBlocks } from './prompt.ts'
-import type { Root } from './root.ts'
-import { openScratch } from './scratch.ts'
+import { errorEvent, notInstalled, processFailed, processSilent, unsupportedAttachment } from './errors.ts'
+import { modelId, type ModelServer, optionsOf } from './options.ts'
+import { vendorProcess, type VendorProcess } from './process.ts'
+import { openScratch, type Root } from './root.ts'
+import type { Message, PromptBlock, Query, UserMessage } from './sdk.ts'
 import { toolServers } from './tool-servers.ts'
-import { createTurn } from './turn.ts'
+import { createTurn, type Turn } from './turn.ts'
 import type { Vendor } from './vendor.ts'
 
-export interface RunDeps {
+interface RunDeps {
   readonly vendor: Vendor
   readonly conversations: Conversations
   readonly root: Root
@@ -68,4 +65,101 @@ async function* answer(
     await conversations.settle(envelope.sessionId, turn.spoke)
     await scratch.remove()
   }
+}
+
+/** Until its first word a process loads itself and connects to MCP servers, a few at a time, each for 5 s at most. */
+const startMs = 60_000
+/** After its last word it writes the conversation down, which takes some 100 ms. */
+const lingerMs = 2_000
+
+/** Lets the vendor answer one prompt. However it ends, the process is gone then. */
+export async function* converse(
+  ask: (prompt: AsyncIterable<UserMessage>) => Query,
+  content: readonly PromptBlock[],
+  turn: Turn,
+  process: VendorProcess,
+  signal: AbortSignal,
+): AsyncGenerator<RuntimeEvent> {
+  const { promise: answered, resolve: close } = Promise.withResolvers<void>()
+  // While it is open the process can be told to stop; at its end it leaves by itself.
+  const prompt = async function* (): AsyncGenerator<UserMessage> {
+    yield { type: 'user', message: { role: 'user', content }, parent_tool_use_id: null }
+    await answered
+  }
+  let failure: unknown
+  const query = ask(prompt())
+  const messages = query[Symbol.asyncIterator]()
+  const stop = (): Promise<void> => process.stop(() => query.interrupt())
+  const fail = (error: unknown): void => {
+    failure ??= error
+    void stop()
+  }
+  const onAbort = (): void => void stop()
+  const silence = setTimeout(() => fail(processSilent({ retryable: true })), startMs)
+  let linger: NodeJS.Timeout | undefined
+  try {
+    if (signal.aborted) onAbort()
+    else signal.addEventListener('abort', onAbort, { once: true })
+    for (;;) {
+      const message = await next(messages)
+      if (message === undefined) break
+      clearTimeout(silence)
+      if (message.type === 'result') {
+        close()
+        linger = setTimeout(() => void stop(), lingerMs)
+      }
+      // Read to the end all the same: the process is still writing.
+      if (failure !== undefined) continue
+      try {
+        yield* turn.take(message)
+      } catch (error) {
+        fail(error)
+      }
+    }
+    if (failure === undefined && !turn.over) failure = processFailed({ retryable: true })
+  } finally {
+    clearTimeout(silence)
+    clearTimeout(linger)
+    signal.removeEventListener('abort', onAbort)
+    close()
+    if (!turn.over) await stop()
+    await process.gone()
+    await messages.return?.().catch(() => {})
+  }
+  if (failure !== undefined) throw failure
+}
+
+/** Undefined: there is no more. The vendor throws behind a result that is an error, and when its process dies. */
+async function next(messages: AsyncIterator<Message>): Promise<Message | undefined> {
+  try {
+    const { done, value } = await messages.next()
+    return done ? undefined : value
+  } catch {
+    return undefined
+  }
+}
+
+const image = /^image\/(?:png|jpeg|gif|webp)$/
+/** Forms that a model can read as they are. */
+const text =
+  /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
+
+/** The prompt with what goes along. Throws AppError `unsupported_attachment` for what the vendor's models do not take. */
+const promptBlocks = ({ prompt, attachments = [] }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
+  ...attachments.map(blockOf),
+  { type: 'text', text: prompt },
+]
+
+function blockOf({ mediaType, data, name }: Attachment): PromptBlock {
+  const source = { type: 'base64' as const, media_type: mediaType, data }
+  if (image.test(mediaType)) return { type: 'image', source }
+  if (mediaType === 'application/pdf')
+    return { type: 'document', source, ...(name === undefined ? {} : { title: name }) }
+  if (text.test(mediaType)) {
+    const content = Buffer.from(data, 'base64').toString('utf8')
+    return { type: 'text', text: `File ${name ?? 'without a name'} (${mediaType}):\n${content}` }
+  }
+  throw unsupportedAttachment({
+    message: `runtime_a takes images (PNG, JPEG, GIF, WebP), PDF and text, not ${mediaType}.`,
+  })
 }

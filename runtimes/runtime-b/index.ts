@@ -1,6 +1,49 @@
-import { defineRuntime } from '#contracts/runtime'
+import { createOutputSchemas } from '#contracts/output-schema'
+import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { RuntimeBConfig } from './config.ts'
-import { runtimeB } from './runtime.ts'
+import { runtimeBusy } from './errors.ts'
+import { createHomes } from './homes.ts'
+import { codexProgram } from './package.ts'
+import { runTurn } from './run.ts'
+import { type Patience, patience as usualPatience } from './thread.ts'
 
 /** The runtime `runtime_b`: Codex, one `codex app-server` process for each run, without any tool of this machine. */
 export default defineRuntime({ name: 'runtime_b', config: RuntimeBConfig, create: (ctx) => runtimeB(ctx) })
+
+export interface RuntimeBOptions {
+  /** Another program than the installed one. */
+  readonly command?: readonly [string, ...string[]]
+  readonly patience?: Patience
+}
+
+export async function runtimeB(
+  { config, egress, log, onStop }: Omit<RuntimeContext<RuntimeBConfig>, 'models'>,
+  { command, patience = usualPatience }: RuntimeBOptions = {},
+): Promise<Runtime> {
+  const homes = createHomes()
+  onStop(homes.close)
+  const program = codexProgram()
+  if (!command && program.missing !== undefined) log.info(program.missing)
+  const schemas = createOutputSchemas()
+  let running = 0
+  return {
+    contract: 'runtime/1',
+    get missing() {
+      return command ? undefined : program.missing
+    },
+    async *run(envelope, signal) {
+      if (running >= config.maxProcesses) throw runtimeBusy({ retryable: true })
+      running++
+      try {
+        const deps = { config, egress, log, homes, schemas, command: command ?? [program.path()], patience }
+        yield* runTurn(envelope, signal, deps)
+      } finally {
+        running--
+      }
+    },
+    exportState: homes.exportState,
+    hydrate: (sessionId, { bytes }) => homes.hydrate(sessionId, bytes),
+    has: homes.has,
+    forget: homes.forget,
+  }
+}

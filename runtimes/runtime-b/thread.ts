@@ -1,10 +1,11 @@
+import type { AppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
-import type { Turn } from './events.ts'
-import type { RpcClient } from './json-rpc.ts'
+import type { AppServer } from './app-server.ts'
+import { codexFailed, modelError } from './errors.ts'
+import type { Notification, RpcClient } from './json-rpc.ts'
 import { mcpStartSeconds, type RunLaunch } from './launch.ts'
-import type { Listen } from './listener.ts'
-import type { Patience } from './patience.ts'
 import type { McpServerReported, ThreadOpened, TurnStarted, UserInput } from './protocol.ts'
+import type { Turn } from './turn.ts'
 
 /** Takes up the conversation of that id, or begins one. Resolves to its id. */
 export async function openThread(
@@ -61,3 +62,43 @@ export async function* serversOf(names: readonly string[], turn: Turn, listen: L
 export async function* eventsOf(turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
   while (!turn.completed) yield* turn.take(await listen(() => turn.waitsForTool))
 }
+
+/** Says what the process reports, one after the other. Throws when it ends, or is silent for too long. */
+type Listen = (waitsForTool?: () => boolean) => Promise<Notification>
+
+export function createListener(server: AppServer, { silenceMs, answerMs }: Patience): Listen {
+  const notifications = server.rpc.notifications[Symbol.asyncIterator]()
+  let silence: Promise<AppError> | undefined
+  const whoIsSilent = (): Promise<AppError> =>
+    server.rpc.request('thread/loaded/list', {}, answerMs).then(
+      () =>
+        modelError({
+          message: `The model server said nothing for ${Math.round(silenceMs / 1_000)} s.`,
+          retryable: true,
+        }),
+      () => codexFailed({ message: 'Codex does not answer any more.', retryable: true }),
+    )
+  return async (waitsForTool = () => false) => {
+    // Only while we wait: a reader who takes his time is nobody's silence.
+    const timer = setTimeout(() => {
+      if (waitsForTool()) timer.refresh()
+      else silence = whoIsSilent().finally(() => void server.stop())
+    }, silenceMs)
+    const { done, value } = await notifications.next().finally(() => clearTimeout(timer))
+    if (!done) return value
+    throw (await silence) ?? codexFailed({ message: 'Codex stopped in the middle of the turn.', retryable: true })
+  }
+}
+
+/** What is waited for. */
+export interface Patience {
+  /** The program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
+  readonly startMs: number
+  /** Answers that wait for nobody else. */
+  readonly answerMs: number
+  /** The end of a turn that is stopped, out of the two seconds that a stopped run has. */
+  readonly interruptMs: number
+  /** Neither the model nor Codex says anything; as long as the other runtimes wait for a model's first byte. */
+  readonly silenceMs: number
+}
+export const patience: Patience = { startMs: 20_000, answerMs: 10_000, interruptMs: 500, silenceMs: 300_000 }

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { test } from 'node:test'
 import { parseAllDocuments } from 'yaml'
-import { workerLabels } from '../labels.ts'
+import { workerLabels } from '../objects.ts'
 import { setUp } from './support.ts'
 
 interface Example {

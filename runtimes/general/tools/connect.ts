@@ -3,7 +3,7 @@ import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { toolServerUnavailable } from '../errors.ts'
 import { connect, type Connection } from './connection.ts'
-import { isTimeout, whyUnavailable } from './failures.ts'
+import { isTimeout, whyUnavailable } from './mcp.ts'
 import { createToolSet, type ExternalServer, type ToolSet } from './toolset.ts'
 
 /** An external server whose tools a run goes without. */

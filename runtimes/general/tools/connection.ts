@@ -2,8 +2,7 @@ import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import { CallToolResultSchema, ListToolsResultSchema } from '@modelcontextprotocol/sdk/types.js'
 import type { ModelFetch } from '#contracts/model'
 import { callIdMeta } from '#contracts/tools'
-import { failureOf } from './failures.ts'
-import { type McpAddress, type McpSession, noTimeout, openMcp } from './mcp.ts'
+import { failureOf, type McpAddress, type McpSession, noTimeout, openMcp } from './mcp.ts'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
 /** How long an external server may take to be connected and to list its tools. A run begins without it then. */

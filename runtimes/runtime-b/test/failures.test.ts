@@ -4,7 +4,7 @@ import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
 import { type ModelReply, startToolServer, terminalOf, textOf } from '#testing'
 import type { RunEvent } from '#contracts/run-event'
-import { patience } from '../patience.ts'
+import { patience } from '../thread.ts'
 import { call, conversation, skip, stage } from './support.ts'
 
 /** The only terminal event, as its code, sentence and whether it may be tried again. */

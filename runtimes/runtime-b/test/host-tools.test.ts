@@ -8,7 +8,7 @@ import { test } from 'node:test'
 import { promisify } from 'node:util'
 import { startToolServer, terminalOf } from '#testing'
 import { codexProgram } from '../package.ts'
-import { switches } from '../switches.ts'
+import { switches } from '../launch.ts'
 import { bodyOf, skip, stage } from './support.ts'
 
 /** Codex's own, over what the session's server offers to read. */

@@ -4,8 +4,7 @@ import { PassThrough } from 'node:stream'
 import { test } from 'node:test'
 import type { AppServer } from '../app-server.ts'
 import { createRpcClient, RpcClosed, RpcRefused, RpcTimeout, RpcViolation } from '../json-rpc.ts'
-import { createListener } from '../listener.ts'
-import { patience } from '../patience.ts'
+import { createListener, patience } from '../thread.ts'
 
 /** A client and the other end of its pipes. */
 function pipes() {

@@ -8,7 +8,7 @@ import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { startModelServer, terminalOf, testEnvelope, textOf } from '#testing'
 import type { RunEvent } from '#contracts/run-event'
-import { patience } from '../patience.ts'
+import { patience } from '../thread.ts'
 import { children, conversation, skip, stage, type Stage, until } from './support.ts'
 
 const fake = (how: string) => ({

@@ -20,7 +20,7 @@ import type { SidecarLink } from '#contracts/sidecar'
 import type { ModelEgress } from '#contracts/model'
 import type { RuntimeBConfig } from '../config.ts'
 import { codexProgram } from '../package.ts'
-import { runtimeB, type RuntimeBOptions } from '../runtime.ts'
+import { runtimeB, type RuntimeBOptions } from '../index.ts'
 
 const { missing } = codexProgram()
 // Set by `npm run test:runtimes`, which has just installed it.

@@ -1,12 +1,10 @@
-import type { RuntimeEvent } from '#contracts/run-event'
 import type { AppError } from '#kernel'
-import { codexFailed, maxStepsReached } from './errors.ts'
-import { turnFailure } from './failures.ts'
+import type { RuntimeEvent } from '#contracts/run-event'
+import { codexFailed, maxStepsReached, turnFailure } from './errors.ts'
 import type { Notification } from './json-rpc.ts'
 import type { ItemReported, McpToolCall, MessageDelta, ThreadItem, TurnCompleted, UsageReported } from './protocol.ts'
-import { outcomeOf } from './tool-outcome.ts'
 
-export interface TurnOptions {
+interface TurnOptions {
   /** As the profile writes it. */
   readonly model: string
   readonly maxSteps: number
@@ -147,3 +145,33 @@ export function createTurn({ model, maxSteps, sessionServer }: TurnOptions): Tur
 
 const tokensOf = ({ total }: Pick<UsageReported['tokenUsage'], 'total'>): number =>
   total.inputTokens + total.outputTokens
+
+/** Longer results are cut: an event is kept and shown, and the model has the rest. */
+const maxChars = 200_000
+
+function outcomeOf(name: string, { status, result, error }: McpToolCall): { ok: boolean; content: string } {
+  const ok = status === 'completed'
+  if (!result) return { ok, content: refusal(name, error?.message ?? '') }
+  const texts = result.content.map(textOf)
+  if (texts.length === 0 && result.structuredContent) texts.push(JSON.stringify(result.structuredContent))
+  const content = texts.join('\n')
+  return {
+    ok,
+    content: content.length > maxChars ? `${content.slice(0, maxChars)}\n[cut after ${maxChars} characters]` : content,
+  }
+}
+
+/** The server's words about the arguments are for whoever reads the run; those of a connection name addresses. */
+function refusal(name: string, message: string): string {
+  const words = /Mcp error: -32602: ([^]*)$/.exec(message)?.[1]
+  return words === undefined
+    ? `The tool '${name}' could not be called.`
+    : `The tool '${name}' refused the call: ${words.slice(0, 1_000)}`
+}
+
+function textOf(part: unknown): string {
+  const { type, text, resource, name, uri } = part as Readonly<Record<string, unknown>>
+  if (type === 'text') return String(text)
+  if (type === 'resource') return String((resource as { text?: unknown } | undefined)?.text ?? '[resource]')
+  return type === 'resource_link' ? `[${String(name)}: ${String(uri)}]` : `[${String(type)}]`
+}
