@@ -3,8 +3,8 @@ import { Type } from '@sinclair/typebox'
 import { Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
 import { createE2bApi } from './api.ts'
-import { createE2bProvider, createKeepAlive } from './provider.ts'
-import { createWorkerProcesses } from './worker-process.ts'
+import { E2bProvider, createKeepAlive } from './provider.ts'
+import { WorkerProcesses } from './worker-process.ts'
 
 const address = (description: string) =>
   Type.Optional(Type.String({ pattern: '^(https?://.+)?$', expects: 'an http or https URL', description }))
@@ -35,9 +35,9 @@ export default defineSandboxProvider({
     const api = createE2bApi({ dispatcher, apiUrl: apiUrl || `https://api.${domain}`, apiKey })
     const keepAlive = createKeepAlive({ api, timeoutSeconds, log })
     onStop(async () => keepAlive.stop())
-    return createE2bProvider({
+    return new E2bProvider({
       api,
-      workers: createWorkerProcesses({ dispatcher, command, domain, sandboxUrl: sandboxUrl || undefined, log }),
+      workers: new WorkerProcesses({ dispatcher, command, domain, sandboxUrl: sandboxUrl || undefined, log }),
       keepAlive,
       rules: { template: template || undefined, timeoutSeconds, internet },
       home,

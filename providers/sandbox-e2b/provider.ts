@@ -28,31 +28,41 @@ interface E2bProviderOptions {
 }
 
 /** Sandboxes of E2B: a virtual machine for each worker. */
-export function createE2bProvider({ api, workers, keepAlive, rules, home, log }: E2bProviderOptions): SandboxProvider {
-  const envOf = ({ env, runnerUrl }: LaunchOrder) => ({
-    [workerVariables.workspace]: `${home}/workspace`,
-    [workerVariables.stateDir]: `${home}/.agent-orc`,
-    ...env,
-    [workerVariables.runnerUrl]: runnerUrl,
-  })
-
+export class E2bProvider implements SandboxProvider {
+  readonly contract = 'sandbox/1'
+  readonly #options: E2bProviderOptions
   /** Those whose worker this process has started, and not put to sleep since. */
-  const awake = new Map<string, StartedSandbox>()
-  const woke = (sandbox: StartedSandbox): void => {
-    awake.set(sandbox.sandboxID, sandbox)
-    keepAlive.add(sandbox.sandboxID)
+  readonly #awake = new Map<string, StartedSandbox>()
+
+  constructor(options: E2bProviderOptions) {
+    this.#options = options
   }
-  const leave = (sandboxId: string): void => {
-    awake.delete(sandboxId)
-    keepAlive.delete(sandboxId)
-  }
-  const destroy = async (sandboxId: string): Promise<void> => {
-    leave(sandboxId)
-    await api.kill(sandboxId).catch((error: unknown) => {
-      if (!isNotFound(error)) throw error
+
+  async launch(order: LaunchOrder, signal: AbortSignal): Promise<{ sandboxId: string }> {
+    signal.throwIfAborted()
+    const { api, rules, workers, log } = this.#options
+    const wanted = newSandbox(order, rules)
+    // Not under the signal: what was begun must be known, or it could not be ended.
+    const sandbox = await createOnce(api, wanted).catch((error: unknown) => {
+      throw this.#refusal(error, wanted.templateID)
     })
+    const sandboxId = sandbox.sandboxID
+    try {
+      if (hasLimits(order)) checkLimits(order, await api.detail(sandboxId))
+      await workers.start(sandbox, this.#envOf(order), { fresh: true, signal })
+      signal.throwIfAborted()
+    } catch (error) {
+      await this.destroy(sandboxId).catch((err: unknown) => {
+        log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be ended; E2B pauses it at its time')
+      })
+      throw error
+    }
+    this.#woke(sandbox)
+    return { sandboxId }
   }
-  const status = async (sandboxId: string, signal?: AbortSignal): Promise<SandboxState> => {
+
+  async status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState> {
+    const { api, workers } = this.#options
     try {
       const { state } = await api.detail(sandboxId, signal)
       if (state === 'paused') return 'paused'
@@ -60,24 +70,77 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
       if (isNotFound(error)) return 'gone'
       throw error
     }
-    const sandbox = awake.get(sandboxId)
+    const sandbox = this.#awake.get(sandboxId)
     // What the agent inside does not say is not known: the machine runs.
     if (!sandbox || (await workers.isRunning(sandbox, signal).catch(() => true))) return 'running'
     // It may have been put to sleep, or started anew, meanwhile.
-    if (awake.get(sandboxId) !== sandbox) return status(sandboxId, signal)
+    if (this.#awake.get(sandboxId) !== sandbox) return this.status(sandboxId, signal)
     // E2B would keep the machine, and bill it.
-    await destroy(sandboxId)
+    await this.destroy(sandboxId)
     return 'gone'
   }
+
+  async pause(sandboxId: string): Promise<void> {
+    this.#leave(sandboxId)
+    await this.#whenSettled(sandboxId, async () => {
+      try {
+        await this.#options.api.pause(sandboxId)
+      } catch (error) {
+        // Paused already, which is a conflict for E2B.
+        if (!isConflict(error) || (await this.status(sandboxId)) !== 'paused') throw error
+      }
+    })
+  }
+
+  async resume(sandboxId: string, order: LaunchOrder): Promise<void> {
+    const { api, rules, workers } = this.#options
+    this.#leave(sandboxId)
+    const sandbox = await this.#whenSettled(sandboxId, () => api.connect(sandboxId, rules.timeoutSeconds))
+    // The worker woke with its memory, and with the token it was started with, which may be too old by now.
+    await workers.start(sandbox, this.#envOf(order))
+    this.#woke(sandbox)
+  }
+
+  async destroy(sandboxId: string): Promise<void> {
+    this.#leave(sandboxId)
+    await this.#options.api.kill(sandboxId).catch((error: unknown) => {
+      if (!isNotFound(error)) throw error
+    })
+  }
+
+  list(owner: string): Promise<string[]> {
+    return this.#options.api.find({ [labels.owner]: owner })
+  }
+
+  #woke(sandbox: StartedSandbox): void {
+    this.#awake.set(sandbox.sandboxID, sandbox)
+    this.#options.keepAlive.add(sandbox.sandboxID)
+  }
+
+  #leave(sandboxId: string): void {
+    this.#awake.delete(sandboxId)
+    this.#options.keepAlive.delete(sandboxId)
+  }
+
+  #envOf({ env, runnerUrl }: LaunchOrder): Record<string, string> {
+    const { home } = this.#options
+    return {
+      [workerVariables.workspace]: `${home}/workspace`,
+      [workerVariables.stateDir]: `${home}/.agent-orc`,
+      ...env,
+      [workerVariables.runnerUrl]: runnerUrl,
+    }
+  }
+
   /** Does what a sandbox refuses while it changes its state; waits for that. */
-  const whenSettled = async <T>(sandboxId: string, act: () => Promise<T>): Promise<T> => {
+  async #whenSettled<T>(sandboxId: string, act: () => Promise<T>): Promise<T> {
     const end = performance.now() + settleMs
     for (;;) {
       try {
         return await act()
       } catch (error) {
         if (isNotFound(error)) {
-          leave(sandboxId)
+          this.#leave(sandboxId)
           throw sandboxGone(error)
         }
         if (!isConflict(error) || performance.now() + lookMs > end) throw error
@@ -87,56 +150,10 @@ export function createE2bProvider({ api, workers, keepAlive, rules, home, log }:
   }
 
   /** What the profile asked for is its author's to mend; the rest is the operator's. */
-  const refusal = (err: unknown, template: string): unknown => {
+  #refusal(err: unknown, template: string): unknown {
     if (!(err instanceof E2bError) || !err.itsOwn || (err.status !== 400 && err.status !== 404)) return err
-    log.warn({ err, template }, 'E2B starts no such sandbox')
+    this.#options.log.warn({ err, template }, 'E2B starts no such sandbox')
     return invalidSandbox(`E2B starts no sandbox of the template '${template}' for this runner's API key.`)
-  }
-
-  return {
-    contract: 'sandbox/1',
-    status,
-    destroy,
-    async launch(order, signal) {
-      signal.throwIfAborted()
-      const wanted = newSandbox(order, rules)
-      // Not under the signal: what was begun must be known, or it could not be ended.
-      const sandbox = await createOnce(api, wanted).catch((error: unknown) => {
-        throw refusal(error, wanted.templateID)
-      })
-      const sandboxId = sandbox.sandboxID
-      try {
-        if (hasLimits(order)) checkLimits(order, await api.detail(sandboxId))
-        await workers.start(sandbox, envOf(order), { fresh: true, signal })
-        signal.throwIfAborted()
-      } catch (error) {
-        await destroy(sandboxId).catch((err: unknown) => {
-          log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be ended; E2B pauses it at its time')
-        })
-        throw error
-      }
-      woke(sandbox)
-      return { sandboxId }
-    },
-    async pause(sandboxId) {
-      leave(sandboxId)
-      await whenSettled(sandboxId, async () => {
-        try {
-          await api.pause(sandboxId)
-        } catch (error) {
-          // Paused already, which is a conflict for E2B.
-          if (!isConflict(error) || (await status(sandboxId)) !== 'paused') throw error
-        }
-      })
-    },
-    async resume(sandboxId, order) {
-      leave(sandboxId)
-      const sandbox = await whenSettled(sandboxId, () => api.connect(sandboxId, rules.timeoutSeconds))
-      // The worker woke with its memory, and with the token it was started with, which may be too old by now.
-      await workers.start(sandbox, envOf(order))
-      woke(sandbox)
-    },
-    list: (owner) => api.find({ [labels.owner]: owner }),
   }
 }
 

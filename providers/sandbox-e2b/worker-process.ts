@@ -19,13 +19,6 @@ const endMs = 5_000
 const watchMs = 10_000
 const maxOutput = 2_000
 
-export interface WorkerProcesses {
-  /** Whether the worker of a sandbox runs. */
-  isRunning(sandbox: StartedSandbox, signal?: AbortSignal): Promise<boolean>
-  /** Starts the worker of a sandbox with this environment, after ending the one that may run there. */
-  start(sandbox: StartedSandbox, env: Readonly<Record<string, string>>, options?: StartOptions): Promise<void>
-}
-
 interface StartOptions {
   /** The sandbox has just been created: no worker runs there. */
   readonly fresh?: boolean
@@ -42,6 +35,8 @@ interface WorkerProcessOptions {
   readonly log: FastifyBaseLogger
 }
 
+type Environment = Readonly<Record<string, string>>
+
 interface ProcessEvent {
   readonly event?: {
     readonly start?: { readonly pid?: number }
@@ -54,63 +49,61 @@ interface ProcessEvent {
  * A template's own start command runs when the template is built and is woken with it, so it never sees what a sandbox is
  * created for. The worker is therefore started by E2B's agent inside, with an environment that E2B itself does not keep.
  */
-export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProcesses {
-  const { dispatcher, command, domain, sandboxUrl, log } = options
-  const script = `mkdir -p "$${workerVariables.workspace}" && ${command}`
-  const addressOf = ({ sandboxID, domain: own }: StartedSandbox): string =>
-    (sandboxUrl ?? `https://${agentPort}-${sandboxID}.${own || domain}`).replace(/\/+$/, '')
-  const headersOf = ({ sandboxID, envdAccessToken }: StartedSandbox): Record<string, string> => ({
-    'connect-protocol-version': '1',
-    'e2b-sandbox-id': sandboxID,
-    'e2b-sandbox-port': agentPort,
-    ...(envdAccessToken ? { 'x-access-token': envdAccessToken } : {}),
-  })
+export class WorkerProcesses {
+  readonly #options: WorkerProcessOptions
+  readonly #script: string
 
-  const ask = (sandbox: StartedSandbox, procedure: string, body: object, signal?: AbortSignal): Promise<JsonAnswer> =>
-    askJson(dispatcher, {
-      method: 'POST',
-      origin: addressOf(sandbox),
-      path: `/process.Process/${procedure}`,
-      headers: headersOf(sandbox),
-      body,
-      timeoutMs: requestMs,
-      signal,
-    })
-  /** False when nothing runs under the tag. */
-  const kill = async (sandbox: StartedSandbox): Promise<boolean> => {
-    const answer = await ask(sandbox, 'SendSignal', { process: { tag }, signal: 'SIGNAL_SIGKILL' })
-    if (answer.status === 404) return false
-    // It ended between being found and being killed.
-    if (answer.status === 200 || (answer.body as { code?: unknown } | undefined)?.code === 'internal') return true
-    throw new E2bError(answer)
+  constructor(options: WorkerProcessOptions) {
+    this.#options = options
+    this.#script = `mkdir -p "$${workerVariables.workspace}" && ${options.command}`
   }
-  const endFormer = async (sandbox: StartedSandbox): Promise<void> => {
+
+  /** Whether the worker of a sandbox runs. */
+  async isRunning(sandbox: StartedSandbox, signal?: AbortSignal): Promise<boolean> {
+    const answer = await this.#ask(sandbox, 'List', {}, signal)
+    if (answer.status !== 200) throw new E2bError(answer)
+    const { processes = [] } = (answer.body ?? {}) as { processes?: readonly { readonly tag?: string }[] }
+    return processes.some((process) => process.tag === tag)
+  }
+
+  /** Starts the worker of a sandbox with this environment, after ending the one that may run there. */
+  async start(sandbox: StartedSandbox, env: Environment, { fresh = false, signal }: StartOptions = {}): Promise<void> {
+    const end = performance.now() + patienceMs
+    for (let attempt = 0; ; attempt++) {
+      signal?.throwIfAborted()
+      try {
+        // Before another attempt, too: the former one may have started it.
+        if (!fresh || attempt > 0) await this.#endFormer(sandbox)
+        return await this.#startOnce(sandbox, env)
+      } catch (error) {
+        if (!mayPass(error) || performance.now() + retryMs > end) throw error
+        await sleep(retryMs)
+      }
+    }
+  }
+
+  async #endFormer(sandbox: StartedSandbox): Promise<void> {
     const end = performance.now() + endMs
-    while (await kill(sandbox)) {
+    while (await this.#kill(sandbox)) {
       if (performance.now() > end) throw new Error('the former worker of the sandbox did not end')
       await sleep(retryMs / 5)
     }
   }
 
-  const startOnce = async (sandbox: StartedSandbox, env: Readonly<Record<string, string>>): Promise<void> => {
+  /** False when nothing runs under the tag. */
+  async #kill(sandbox: StartedSandbox): Promise<boolean> {
+    const answer = await this.#ask(sandbox, 'SendSignal', { process: { tag }, signal: 'SIGNAL_SIGKILL' })
+    if (answer.status === 404) return false
+    // It ended between being found and being killed.
+    if (answer.status === 200 || (answer.body as { code?: unknown } | undefined)?.code === 'internal') return true
+    throw new E2bError(answer)
+  }
+
+  async #startOnce(sandbox: StartedSandbox, env: Environment): Promise<void> {
     const leave = new AbortController()
     const late = setTimeout(() => leave.abort(new NoAnswer('the sandbox did not answer', true, undefined)), requestMs)
     try {
-      const reply = await exchange(
-        dispatcher,
-        {
-          method: 'POST',
-          origin: addressOf(sandbox),
-          path: '/process.Process/Start',
-          headers: { ...headersOf(sandbox), 'content-type': 'application/connect+json' },
-          // No `connect-timeout-ms`: the agent would end the process by it.
-          body: envelope({ process: { cmd: '/bin/sh', args: ['-c', script], envs: env }, tag, stdin: false }),
-        },
-        {
-          signal: leave.signal,
-          lost: (cause) => new NoAnswer(`the sandbox cannot be reached: ${cause.message}`, true, cause),
-        },
-      )
+      const reply = await this.#askToStart(sandbox, env, leave.signal)
       if (reply.status !== 200) {
         const body = (await readBody(reply.body, maxOutput))?.toString('utf8')
         throw new E2bError({ ...reply, body: undefined }, `the sandbox answered ${reply.status}: ${body ?? ''}`)
@@ -118,7 +111,7 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
       const events = messagesOf(reply.body) as AsyncGenerator<ProcessEvent>
       const first = await events.next()
       if (first.done || !first.value.event?.start) throw new Error('the sandbox did not say that the worker runs')
-      void watch(sandbox.sandboxID, events, leave)
+      void this.#watch(sandbox.sandboxID, events, leave)
     } catch (error) {
       leave.abort()
       throw error
@@ -127,8 +120,23 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
     }
   }
 
+  #askToStart(sandbox: StartedSandbox, envs: Environment, signal: AbortSignal) {
+    return exchange(
+      this.#options.dispatcher,
+      {
+        method: 'POST',
+        origin: this.#addressOf(sandbox),
+        path: '/process.Process/Start',
+        headers: { ...headersOf(sandbox), 'content-type': 'application/connect+json' },
+        // No `connect-timeout-ms`: the agent would end the process by it.
+        body: envelope({ process: { cmd: '/bin/sh', args: ['-c', this.#script], envs }, tag, stdin: false }),
+      },
+      { signal, lost: (cause) => new NoAnswer(`the sandbox cannot be reached: ${cause.message}`, true, cause) },
+    )
+  }
+
   /** Looks on for a while. The process stays when the one who started it leaves. */
-  const watch = async (sandboxId: string, events: AsyncIterable<ProcessEvent>, leave: AbortController) => {
+  async #watch(sandboxId: string, events: AsyncIterable<ProcessEvent>, leave: AbortController): Promise<void> {
     const enough = setTimeout(() => leave.abort(), watchMs).unref()
     let output = ''
     try {
@@ -137,7 +145,8 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
         if (piece) output = (output + Buffer.from(piece, 'base64').toString('utf8')).slice(-maxOutput)
         if (!event?.end) continue
         const { exitCode = 0 } = event.end
-        log.warn({ sandboxId, exitCode, output }, 'the worker in a sandbox ended at once; is it in the template?')
+        const details = { sandboxId, exitCode, output }
+        this.#options.log.warn(details, 'the worker in a sandbox ended at once; is it in the template?')
       }
     } catch {
       // Whether the worker lives is seen by its polls.
@@ -147,29 +156,30 @@ export function createWorkerProcesses(options: WorkerProcessOptions): WorkerProc
     }
   }
 
-  return {
-    async isRunning(sandbox, signal) {
-      const answer = await ask(sandbox, 'List', {}, signal)
-      if (answer.status !== 200) throw new E2bError(answer)
-      const { processes = [] } = (answer.body ?? {}) as { processes?: readonly { readonly tag?: string }[] }
-      return processes.some((process) => process.tag === tag)
-    },
-    async start(sandbox, env, { fresh = false, signal } = {}) {
-      const end = performance.now() + patienceMs
-      for (let attempt = 0; ; attempt++) {
-        signal?.throwIfAborted()
-        try {
-          // Before another attempt, too: the former one may have started it.
-          if (!fresh || attempt > 0) await endFormer(sandbox)
-          return await startOnce(sandbox, env)
-        } catch (error) {
-          if (!mayPass(error) || performance.now() + retryMs > end) throw error
-          await sleep(retryMs)
-        }
-      }
-    },
+  #ask(sandbox: StartedSandbox, procedure: string, body: object, signal?: AbortSignal): Promise<JsonAnswer> {
+    return askJson(this.#options.dispatcher, {
+      method: 'POST',
+      origin: this.#addressOf(sandbox),
+      path: `/process.Process/${procedure}`,
+      headers: headersOf(sandbox),
+      body,
+      timeoutMs: requestMs,
+      signal,
+    })
+  }
+
+  #addressOf({ sandboxID, domain: own }: StartedSandbox): string {
+    const { sandboxUrl, domain } = this.#options
+    return (sandboxUrl ?? `https://${agentPort}-${sandboxID}.${own || domain}`).replace(/\/+$/, '')
   }
 }
+
+const headersOf = ({ sandboxID, envdAccessToken }: StartedSandbox): Record<string, string> => ({
+  'connect-protocol-version': '1',
+  'e2b-sandbox-id': sandboxID,
+  'e2b-sandbox-port': agentPort,
+  ...(envdAccessToken ? { 'x-access-token': envdAccessToken } : {}),
+})
 
 const mayPass = (error: unknown): boolean =>
   error instanceof NoAnswer || (error instanceof E2bError && [429, 500, 502, 503, 504].includes(error.status))

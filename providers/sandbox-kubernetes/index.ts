@@ -3,7 +3,7 @@ import { Type } from '@sinclair/typebox'
 import { CommaList, Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
 import { createClusterAccess, createKubernetesApi } from './api.ts'
-import { createKubernetesProvider, createLifetimes } from './provider.ts'
+import { KubernetesProvider, createLifetimes } from './provider.ts'
 import { PodTemplate } from './objects.ts'
 
 /** What Kubernetes gives to a pod that asks for its service account. */
@@ -49,7 +49,7 @@ export default defineSandboxProvider({
     const api = createKubernetesApi({ cluster, apiUrl, namespace })
     const lifetimes = createLifetimes({ api, lifetimeMs: lifetime, log })
     onStop(async () => lifetimes.stop())
-    return createKubernetesProvider({
+    return new KubernetesProvider({
       api,
       lifetimes,
       rules: {

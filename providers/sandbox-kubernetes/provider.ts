@@ -1,6 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
-import { invalidSandbox, type LaunchOrder, sandboxGone, type SandboxProvider } from '#contracts/sandbox'
+import {
+  invalidSandbox,
+  type LaunchOrder,
+  sandboxGone,
+  type SandboxProvider,
+  type SandboxState,
+} from '#contracts/sandbox'
 import { isNotFound, isThere, type KubernetesApi, KubernetesError, type SandboxObject } from './api.ts'
 import {
   isSuspended,
@@ -30,116 +36,136 @@ interface KubernetesProviderOptions {
 }
 
 /** Sandboxes of kubernetes-sigs/agent-sandbox: a pod and a volume for each worker. */
-export function createKubernetesProvider({ api, rules, lifetimes, log }: KubernetesProviderOptions): SandboxProvider {
-  const goneOr = (error: unknown): unknown => (isNotFound(error) ? sandboxGone(error) : error)
-  const find = async (sandboxId: string, signal?: AbortSignal): Promise<SandboxObject | undefined> => {
-    if (!nameForm.test(sandboxId)) return undefined
-    return api.get(sandboxId, signal).catch((error: unknown) => {
-      if (isNotFound(error)) return undefined
-      throw error
-    })
-  }
-  const get = async (sandboxId: string): Promise<SandboxObject> => {
-    const sandbox = await find(sandboxId)
-    if (!sandbox || stateOf(sandbox) === 'gone') throw sandboxGone()
-    return sandbox
+export class KubernetesProvider implements SandboxProvider {
+  readonly contract = 'sandbox/1'
+  readonly #options: KubernetesProviderOptions
+
+  constructor(options: KubernetesProviderOptions) {
+    this.#options = options
   }
 
-  /** What the profile asked for is its author's to mend; the rest is the operator's. */
-  const refusal = (err: unknown): unknown => {
-    if (!(err instanceof KubernetesError) || err.status !== 422) return err
-    log.warn({ err }, 'Kubernetes takes no such sandbox')
-    return invalidSandbox("Kubernetes takes no pod with this profile's `sandbox` settings.")
+  async launch(order: LaunchOrder, signal: AbortSignal): Promise<{ sandboxId: string }> {
+    signal.throwIfAborted()
+    const { rules, lifetimes } = this.#options
+    const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, lifetimes.end())
+    // Not under the signal: what was begun must be known, or it could not be ended.
+    const sandbox = await this.#create(order, manifest)
+    try {
+      signal.throwIfAborted()
+      await this.#run(sandbox, order)
+      signal.throwIfAborted()
+    } catch (error) {
+      await this.#discard(order.name)
+      throw error
+    }
+    return { sandboxId: order.name }
   }
+
+  async status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState> {
+    const sandbox = await this.#find(sandboxId, signal)
+    return sandbox ? stateOf(sandbox) : 'gone'
+  }
+
+  async pause(sandboxId: string): Promise<void> {
+    const sandbox = await this.#get(sandboxId)
+    try {
+      if (sandbox.spec.operatingMode !== 'Suspended') {
+        await this.#options.api.patch(sandboxId, { operatingMode: 'Suspended' })
+      }
+    } catch (error) {
+      throw goneOr(error)
+    }
+    await this.#ended(sandboxId, (now) => {
+      if (!now || stateOf(now) === 'gone') throw sandboxGone()
+      return isSuspended(now)
+    })
+  }
+
+  async resume(sandboxId: string, order: LaunchOrder): Promise<void> {
+    const sandbox = await this.#get(sandboxId)
+    await this.#run(sandbox, order).catch((error: unknown) => {
+      throw goneOr(error)
+    })
+  }
+
+  async destroy(sandboxId: string): Promise<void> {
+    if (!nameForm.test(sandboxId)) return
+    const { api, lifetimes } = this.#options
+    lifetimes.delete(sandboxId)
+    await api.delete(sandboxId).catch((error: unknown) => {
+      if (!isNotFound(error)) throw error
+    })
+    await this.#ended(sandboxId, (sandbox) => sandbox === undefined)
+  }
+
+  async list(owner: string): Promise<string[]> {
+    const sandboxes = await this.#options.api.list(ownerSelector(owner))
+    return sandboxes.filter((sandbox) => stateOf(sandbox) !== 'gone').map((sandbox) => sandbox.metadata.name)
+  }
+
   /** Creates the sandbox of an order, or takes the one that a lost answer was about. */
-  const create = async (order: LaunchOrder, manifest: object): Promise<SandboxObject> => {
+  async #create(order: LaunchOrder, manifest: object): Promise<SandboxObject> {
+    const { api } = this.#options
     try {
       return await api.create(manifest)
     } catch (error) {
       // Whatever it was about may be there, unless the server itself refused it.
-      if (!(error instanceof KubernetesError)) await discard(order.name)
-      if (!isThere(error)) throw refusal(error)
+      if (!(error instanceof KubernetesError)) await this.#discard(order.name)
+      if (!isThere(error)) throw this.#refusal(error)
       const sandbox = await api.get(order.name)
       const owner = sandbox.metadata.labels?.[ownerLabel]
       if (owner !== labelsOf(order)[ownerLabel]) throw error
       return sandbox
     }
   }
+
   /** Gives the sandbox the environment of the order, and lets it run. */
-  const run = async (sandbox: SandboxObject, order: LaunchOrder): Promise<void> => {
+  async #run(sandbox: SandboxObject, order: LaunchOrder): Promise<void> {
+    const { api, lifetimes } = this.#options
     const { name } = sandbox.metadata
     await api.applySecret(name, secretManifest({ ...order, name }, sandbox))
     await api.patch(name, { operatingMode: 'Running', shutdownTime: lifetimes.end() })
     lifetimes.add(name)
   }
+
+  async #discard(sandboxId: string): Promise<void> {
+    await this.destroy(sandboxId).catch((err: unknown) => {
+      this.#options.log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be deleted')
+    })
+  }
+
   /** Looks until the pod of a sandbox has ended. */
-  const ended = async (sandboxId: string, holds: (sandbox: SandboxObject | undefined) => boolean): Promise<void> => {
+  async #ended(sandboxId: string, holds: (sandbox: SandboxObject | undefined) => boolean): Promise<void> {
     const end = performance.now() + endMs
-    for (let wait = firstLookMs; !holds(await find(sandboxId)); wait = Math.min(wait * 2, longestLookMs)) {
+    for (let wait = firstLookMs; !holds(await this.#find(sandboxId)); wait = Math.min(wait * 2, longestLookMs)) {
       if (performance.now() > end) throw new Error(`the pod of sandbox ${sandboxId} did not end`)
       await sleep(wait)
     }
   }
-  const destroy = async (sandboxId: string): Promise<void> => {
-    if (!nameForm.test(sandboxId)) return
-    lifetimes.delete(sandboxId)
-    await api.delete(sandboxId).catch((error: unknown) => {
-      if (!isNotFound(error)) throw error
-    })
-    await ended(sandboxId, (sandbox) => sandbox === undefined)
+
+  async #get(sandboxId: string): Promise<SandboxObject> {
+    const sandbox = await this.#find(sandboxId)
+    if (!sandbox || stateOf(sandbox) === 'gone') throw sandboxGone()
+    return sandbox
   }
 
-  const discard = (sandboxId: string): Promise<void> =>
-    destroy(sandboxId).catch((err: unknown) => {
-      log.warn({ err, sandboxId }, 'a sandbox that was not to be could not be deleted')
+  async #find(sandboxId: string, signal?: AbortSignal): Promise<SandboxObject | undefined> {
+    if (!nameForm.test(sandboxId)) return undefined
+    return this.#options.api.get(sandboxId, signal).catch((error: unknown) => {
+      if (isNotFound(error)) return undefined
+      throw error
     })
+  }
 
-  return {
-    contract: 'sandbox/1',
-    destroy,
-    async launch(order, signal) {
-      signal.throwIfAborted()
-      const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, lifetimes.end())
-      // Not under the signal: what was begun must be known, or it could not be ended.
-      const sandbox = await create(order, manifest)
-      try {
-        signal.throwIfAborted()
-        await run(sandbox, order)
-        signal.throwIfAborted()
-      } catch (error) {
-        await discard(order.name)
-        throw error
-      }
-      return { sandboxId: order.name }
-    },
-    async status(sandboxId, signal) {
-      const sandbox = await find(sandboxId, signal)
-      return sandbox ? stateOf(sandbox) : 'gone'
-    },
-    async pause(sandboxId) {
-      const sandbox = await get(sandboxId)
-      try {
-        if (sandbox.spec.operatingMode !== 'Suspended') await api.patch(sandboxId, { operatingMode: 'Suspended' })
-      } catch (error) {
-        throw goneOr(error)
-      }
-      await ended(sandboxId, (now) => {
-        if (!now || stateOf(now) === 'gone') throw sandboxGone()
-        return isSuspended(now)
-      })
-    },
-    async resume(sandboxId, order) {
-      const sandbox = await get(sandboxId)
-      await run(sandbox, order).catch((error: unknown) => {
-        throw goneOr(error)
-      })
-    },
-    list: async (owner) =>
-      (await api.list(ownerSelector(owner)))
-        .filter((sandbox) => stateOf(sandbox) !== 'gone')
-        .map((sandbox) => sandbox.metadata.name),
+  /** What the profile asked for is its author's to mend; the rest is the operator's. */
+  #refusal(err: unknown): unknown {
+    if (!(err instanceof KubernetesError) || err.status !== 422) return err
+    this.#options.log.warn({ err }, 'Kubernetes takes no such sandbox')
+    return invalidSandbox("Kubernetes takes no pod with this profile's `sandbox` settings.")
   }
 }
+
+const goneOr = (error: unknown): unknown => (isNotFound(error) ? sandboxGone(error) : error)
 
 /** Sandboxes of this process, which Kubernetes deletes by itself some time after nobody puts that off any more. */
 interface Lifetimes {
