@@ -10,7 +10,7 @@ import { vendorProcess, type VendorProcess } from './process.ts'
 import { openScratch, type Root } from './root.ts'
 import type { Message, PromptBlock, Query, UserMessage } from './sdk.ts'
 import { toolServers } from './tool-servers.ts'
-import { createTurn, type Turn } from './turn.ts'
+import { Turn } from './turn.ts'
 import type { Vendor } from './vendor.ts'
 
 interface RunDeps {
@@ -55,7 +55,7 @@ async function* answer(
   const conversation = await conversations.begin(envelope)
   const scratch = await openScratch(root)
   const process = vendorProcess()
-  const turn = createTurn(envelope, tools, schemas)
+  const turn = new Turn(envelope, tools, schemas)
   const options = optionsOf(envelope, { ...place, conversation, scratch, tools, spawn: process.spawn })
   try {
     yield* converse((input) => query({ prompt: input, options }), prompt, turn, process, signal)

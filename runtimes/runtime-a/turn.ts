@@ -6,133 +6,146 @@ import { maxStepsOf } from './options.ts'
 import type { Assistant, Init, Message, ModelTotals, Result, StreamEvent, Tokens, User } from './sdk.ts'
 import type { ToolServers } from './tool-servers.ts'
 
-/** What the vendor says of one run, as events. */
-export interface Turn {
-  /** Throws an AppError when the run has failed. */
-  take(message: Message): Iterable<RuntimeEvent>
-  /** The vendor has said its last word. */
-  readonly over: boolean
-  /** Something was said or done that belongs to the conversation. */
-  readonly spoke: boolean
-  /** The run's last event. Undefined: the vendor has not come to its end. */
-  readonly result: RuntimeEvent | undefined
-}
-
 /** The texts of two model calls are paragraphs of one answer. */
 const paragraph = '\n\n'
 /** The vendor's own tool, with which a model hands over an answer in a form. */
 const outputTool = 'StructuredOutput'
 
-export function createTurn(
-  envelope: Pick<RunEnvelope, 'profile' | 'responseFormat'>,
-  tools: ToolServers,
-  schemas: OutputSchemas,
-): Turn {
-  const { profile, responseFormat } = envelope
-  const open = new Map<string, string>()
-  const usage = createUsage(profile.model)
-  let answer = ''
-  /** Text of the call under way that a client has seen. */
-  let streamed = ''
-  let tokens: Tokens = {}
-  let stopReason: string | null = null
-  let continues = false
-  let spoke = false
-  let over = false
-  let result: RuntimeEvent | undefined
+type TurnEnvelope = Pick<RunEnvelope, 'profile' | 'responseFormat'>
 
-  function* say(delta: string): Generator<RuntimeEvent> {
-    if (delta === '') return
-    const text = answer !== '' && streamed === '' && !continues ? paragraph + delta : delta
-    streamed += delta
-    answer += text
-    yield { type: 'assistant', text, delta: true }
+/** What the vendor says of one run, as events. */
+export class Turn {
+  readonly #envelope: TurnEnvelope
+  readonly #tools: ToolServers
+  readonly #schemas: OutputSchemas
+  readonly #usage: Usage
+  /** Names of the tools at work, by the ids of their calls. */
+  readonly #open = new Map<string, string>()
+  #answer = ''
+  /** Text of the call under way that a client has seen. */
+  #streamed = ''
+  #tokens: Tokens = {}
+  #stopReason: string | null = null
+  /** The call under way goes on where the one before reached its limit. */
+  #continues = false
+  #spoke = false
+  #over = false
+  #result: RuntimeEvent | undefined
+
+  constructor(envelope: TurnEnvelope, tools: ToolServers, schemas: OutputSchemas) {
+    this.#envelope = envelope
+    this.#tools = tools
+    this.#schemas = schemas
+    this.#usage = createUsage(envelope.profile.model)
   }
-  function* begin(init: Init): Generator<RuntimeEvent> {
+
+  /** The vendor has said its last word. */
+  get over(): boolean {
+    return this.#over
+  }
+  /** Something was said or done that belongs to the conversation. */
+  get spoke(): boolean {
+    return this.#spoke
+  }
+  /** The run's last event. Undefined: the vendor has not come to its end. */
+  get result(): RuntimeEvent | undefined {
+    return this.#result
+  }
+
+  /** Throws an AppError when the run has failed. */
+  *take(message: Message): Generator<RuntimeEvent> {
+    // What a subagent says has a parent. There are none without host tools.
+    if ('parent_tool_use_id' in message && message.parent_tool_use_id !== null) return
+    if (message.type === 'system') {
+      if (message.subtype === 'init') yield* this.#begin(message)
+      else if (message.subtype === 'api_retry') this.#refuseCut()
+      else if (message.subtype === 'compact_boundary') yield compacted
+    } else if (message.type === 'stream_event') yield* this.#stream(message)
+    else if (message.type === 'assistant') yield* this.#calls(message)
+    else if (message.type === 'user') yield* this.#results(message)
+    else if (message.type === 'result') yield* this.#end(message)
+  }
+
+  *#begin(init: Init): Generator<RuntimeEvent> {
     // The vendor goes on without: its model would then answer as if it had no tools.
-    if (!tools.connected(init)) throw toolServerUnavailable({ retryable: true })
+    if (!this.#tools.connected(init)) throw toolServerUnavailable({ retryable: true })
     yield { type: 'session_init', runtimeSessionId: init.session_id }
-    for (const server of tools.unavailable(init)) {
+    for (const server of this.#tools.unavailable(init)) {
       const message = `The MCP server '${server}' cannot be used; the run goes on without its tools.`
       yield { type: 'progress', stage: 'mcp_server_unavailable', server, message }
     }
   }
-  function* stream({ event }: StreamEvent): Generator<RuntimeEvent> {
+
+  *#stream({ event }: StreamEvent): Generator<RuntimeEvent> {
     if (event.type === 'message_start') {
-      cut()
-      continues = stopReason === 'max_tokens'
-      stopReason = null
-      streamed = ''
-      tokens = event.message.usage ?? {}
+      this.#refuseCut()
+      this.#continues = this.#stopReason === 'max_tokens'
+      this.#stopReason = null
+      this.#streamed = ''
+      this.#tokens = event.message.usage ?? {}
     } else if (event.type === 'content_block_delta' && event.delta.type === 'text_delta') {
-      spoke = true
+      this.#spoke = true
       // An answer in a form comes as a whole; what is said on the way to it is none.
-      if (!responseFormat) yield* say(event.delta.text ?? '')
+      if (!this.#envelope.responseFormat) yield* this.#say(event.delta.text ?? '')
     } else if (event.type === 'message_delta') {
-      stopReason = event.delta.stop_reason
-      tokens = merged(tokens, event.usage)
-      yield usage.call(tokens)
+      this.#stopReason = event.delta.stop_reason
+      this.#tokens = merged(this.#tokens, event.usage)
+      yield this.#usage.call(this.#tokens)
     }
   }
+
   /** The vendor asks again for an answer that broke off; what a client has read of it cannot be taken back. */
-  const cut = (): void => {
-    if (streamed !== '' && stopReason === null) throw answerCut({ retryable: true })
+  #refuseCut(): void {
+    if (this.#streamed !== '' && this.#stopReason === null) throw answerCut({ retryable: true })
   }
-  function* calls({ message }: Assistant): Generator<RuntimeEvent> {
+
+  *#say(delta: string): Generator<RuntimeEvent> {
+    if (delta === '') return
+    const begins = this.#answer !== '' && this.#streamed === '' && !this.#continues
+    const text = begins ? paragraph + delta : delta
+    this.#streamed += delta
+    this.#answer += text
+    yield { type: 'assistant', text, delta: true }
+  }
+
+  *#calls({ message }: Assistant): Generator<RuntimeEvent> {
+    const { responseFormat } = this.#envelope
     for (const block of message.content) {
-      if (block.type !== 'tool_use' || (responseFormat && block.name === outputTool) || open.has(block.id)) continue
-      spoke = true
-      const name = tools.plainName(block.name)
-      open.set(block.id, name)
+      if (block.type !== 'tool_use' || (responseFormat && block.name === outputTool)) continue
+      if (this.#open.has(block.id)) continue
+      this.#spoke = true
+      const name = this.#tools.plainName(block.name)
+      this.#open.set(block.id, name)
       yield { type: 'tool_call', id: block.id, name, arguments: block.input }
     }
   }
-  function* results({ message }: User): Generator<RuntimeEvent> {
+
+  *#results({ message }: User): Generator<RuntimeEvent> {
     for (const block of typeof message.content === 'string' ? [] : message.content) {
-      const name = block.type === 'tool_result' ? open.get(block.tool_use_id) : undefined
+      const name = block.type === 'tool_result' ? this.#open.get(block.tool_use_id) : undefined
       if (block.type !== 'tool_result' || name === undefined) continue
-      open.delete(block.tool_use_id)
+      this.#open.delete(block.tool_use_id)
       yield { type: 'tool_result', id: block.tool_use_id, name, ok: block.is_error !== true, content: textOf(block) }
     }
   }
-  function* end(last: Result): Generator<RuntimeEvent> {
-    over = true
-    yield* usage.rest(last.model_usage_since_last_result ?? {})
-    if (last.subtype !== 'success' || last.is_error) throw failureOf(last, maxStepsOf(envelope))
+
+  *#end(last: Result): Generator<RuntimeEvent> {
+    const { responseFormat } = this.#envelope
+    this.#over = true
+    yield* this.#usage.rest(last.model_usage_since_last_result ?? {})
+    if (last.subtype !== 'success' || last.is_error) throw failureOf(last, maxStepsOf(this.#envelope))
     if (responseFormat) {
       const value = last.structured_output
-      if (value === undefined || schemas(responseFormat.schema).problem(value) !== undefined) throw invalidOutput()
-      yield* say(JSON.stringify(value))
-      result = { type: 'result', text: answer, finishReason: 'stop', output: value }
+      if (value === undefined || this.#schemas(responseFormat.schema).problem(value) !== undefined)
+        throw invalidOutput()
+      yield* this.#say(JSON.stringify(value))
+      this.#result = { type: 'result', text: this.#answer, finishReason: 'stop', output: value }
       return
     }
     // Not streamed, for whatever reason: it is the answer all the same.
-    if (answer === '') yield* say(last.result ?? '')
-    result = { type: 'result', text: answer, finishReason: finishReasons[last.stop_reason ?? ''] ?? 'other' }
-  }
-
-  return {
-    get over() {
-      return over
-    },
-    get spoke() {
-      return spoke
-    },
-    get result() {
-      return result
-    },
-    *take(message) {
-      // What a subagent says has a parent. There are none without host tools.
-      if ('parent_tool_use_id' in message && message.parent_tool_use_id !== null) return
-      if (message.type === 'system') {
-        if (message.subtype === 'init') yield* begin(message)
-        else if (message.subtype === 'api_retry') cut()
-        else if (message.subtype === 'compact_boundary') yield compacted
-      } else if (message.type === 'stream_event') yield* stream(message)
-      else if (message.type === 'assistant') yield* calls(message)
-      else if (message.type === 'user') yield* results(message)
-      else if (message.type === 'result') yield* end(message)
-    },
+    if (this.#answer === '') yield* this.#say(last.result ?? '')
+    const finishReason = finishReasons[last.stop_reason ?? ''] ?? 'other'
+    this.#result = { type: 'result', text: this.#answer, finishReason }
   }
 }
 

@@ -14,19 +14,6 @@ interface Home {
   readonly threadId: string | undefined
 }
 
-/** The conversations of this process, as files. Bounded: the least recently used ones go first, and conductors have copies. */
-export interface Homes {
-  has(sessionId: string): boolean
-  /** For one run. `again`: what a former attempt of it has left is taken back. */
-  enter(sessionId: string, runId: string, again: boolean): Promise<Home>
-  /** Its process is gone. `kept`: the model said something, so that the turn is part of the conversation. */
-  leave(sessionId: string, home: Home, kept: boolean): Promise<void>
-  exportState(sessionId: string): Promise<StateBundle | undefined>
-  hydrate(sessionId: string, bytes: Uint8Array): Promise<void>
-  forget(sessionId: string): Promise<void>
-  close(): Promise<void>
-}
-
 interface HomeLimits {
   readonly sessions: number
   readonly totalBytes: number
@@ -45,106 +32,129 @@ interface Entry {
   run?: { readonly id: string; readonly before: number }
 }
 
-export function createHomes(limits: HomeLimits = defaults): Homes {
-  // Made when the first session comes: many roles have this runtime and never use it.
-  let root: Promise<string> | undefined
-  // A Map keeps insertion order: re-inserting on use makes it a list of least recently used sessions.
-  const entries = new Map<string, Entry>()
-  let total = 0
-  const pathOf = ({ folder, rollout }: Entry): string => join(folder, conversations, rollout!)
-  const fresh = async (): Promise<Entry> => {
-    root ??= mkdtemp(join(tmpdir(), 'agent-orc-runtime-b-'))
-    const folder = join(await root, randomUUID())
+/** The conversations of this process, as files. Bounded: the least recently used ones go first, and conductors have copies. */
+export class Homes {
+  readonly #limits: HomeLimits
+  /** Made when the first session comes: many roles have this runtime and never use it. */
+  #root: Promise<string> | undefined
+  /** A Map keeps insertion order: re-inserting on use makes it a list of least recently used sessions. */
+  readonly #entries = new Map<string, Entry>()
+  #totalBytes = 0
+
+  constructor(limits: HomeLimits = defaults) {
+    this.#limits = limits
+  }
+
+  has(sessionId: string): boolean {
+    return this.#entries.get(sessionId)?.rollout !== undefined
+  }
+
+  /** For one run. `again`: what a former attempt of it has left is taken back. */
+  async enter(sessionId: string, runId: string, again: boolean): Promise<Home> {
+    const entry = this.#entries.get(sessionId) ?? (await this.#fresh())
+    entry.busy = true
+    this.#touch(sessionId, entry)
+    if (again && entry.run?.id === runId && entry.rollout !== undefined) {
+      await cutRollout(pathOf(entry), entry.run.before)
+      await this.#measure(entry)
+    }
+    entry.run = { id: runId, before: entry.size }
+    const { folder, rollout } = entry
+    return { folder, threadId: rollout === undefined ? undefined : threadIdOf(rollout) }
+  }
+
+  /** Its process is gone. `kept`: the model said something, so that the turn is part of the conversation. */
+  async leave(sessionId: string, home: Home, kept: boolean): Promise<void> {
+    const entry = this.#entries.get(sessionId)
+    // Forgotten, or replaced, while its run ended.
+    if (entry?.folder !== home.folder) return rm(home.folder, { recursive: true, force: true })
+    // The program's own databases are made anew from the conversation: 0.5 MB a session that nobody needs.
+    const others = (await readdir(entry.folder)).filter((name) => name !== conversations)
+    await Promise.all(others.map((name) => rm(join(entry.folder, name), { recursive: true, force: true })))
+    await this.#measure(entry)
+    if (!kept && entry.rollout !== undefined) {
+      await cutRollout(pathOf(entry), entry.run?.before ?? 0)
+      await this.#measure(entry)
+    }
+    entry.busy = false
+    if (entry.rollout === undefined) await this.forget(sessionId)
+    else this.#touch(sessionId, entry)
+    await this.#evict()
+  }
+
+  async exportState(sessionId: string): Promise<StateBundle | undefined> {
+    const entry = this.#entries.get(sessionId)
+    if (entry?.rollout === undefined) return undefined
+    const bytes = await pack(join(entry.folder, conversations), [entry.rollout])
+    return { bytes, contentType: 'application/gzip', runtimeSessionId: threadIdOf(entry.rollout) }
+  }
+
+  /** Throws AppError `invalid_state`; then the session keeps what it had. */
+  async hydrate(sessionId: string, bytes: Uint8Array): Promise<void> {
+    const entry = await this.#fresh()
+    try {
+      let files = 0
+      await unpack(bytes, join(entry.folder, conversations), (name) => isRolloutName(name) && ++files === 1)
+      await this.#measure(entry)
+      if (!(await isRolloutOf(pathOf(entry), threadIdOf(entry.rollout!)))) throw corruptState()
+    } catch (error) {
+      this.#resize(entry, 0)
+      await rm(entry.folder, { recursive: true, force: true })
+      throw error
+    }
+    await this.forget(sessionId)
+    this.#entries.set(sessionId, entry)
+    await this.#evict()
+  }
+
+  async forget(sessionId: string): Promise<void> {
+    const entry = this.#entries.get(sessionId)
+    if (!entry) return
+    this.#entries.delete(sessionId)
+    this.#resize(entry, 0)
+    await rm(entry.folder, { recursive: true, force: true })
+  }
+
+  async close(): Promise<void> {
+    this.#entries.clear()
+    if (this.#root) await rm(await this.#root, { recursive: true, force: true, maxRetries: 3 })
+  }
+
+  async #fresh(): Promise<Entry> {
+    this.#root ??= mkdtemp(join(tmpdir(), 'agent-orc-runtime-b-'))
+    const folder = join(await this.#root, randomUUID())
     await mkdir(folder, { mode: 0o700 })
     return { folder, size: 0, busy: false }
   }
-  const resize = (entry: Entry, size: number): void => {
-    total += size - entry.size
-    entry.size = size
-  }
-  const remove = async (sessionId: string): Promise<void> => {
-    const entry = entries.get(sessionId)
-    if (!entry) return
-    entries.delete(sessionId)
-    resize(entry, 0)
-    await rm(entry.folder, { recursive: true, force: true })
-  }
-  const touch = (sessionId: string, entry: Entry): void => {
-    entries.delete(sessionId)
-    entries.set(sessionId, entry)
-  }
-  const evict = async (): Promise<void> => {
-    for (const [sessionId, entry] of entries) {
-      // The newest always stays: nobody has had the time to fetch it.
-      if (entries.size <= 1 || (entries.size <= limits.sessions && total <= limits.totalBytes)) break
-      if (!entry.busy) await remove(sessionId)
-    }
-  }
-  const take = async (entry: Entry): Promise<void> => {
+
+  /** Looks at what is in the folder now: which conversation, mended where its end is torn, and how long it is. */
+  async #measure(entry: Entry): Promise<void> {
     entry.rollout = (await findRollouts(join(entry.folder, conversations))).at(-1)
     if (entry.rollout !== undefined) await mendRollout(pathOf(entry))
-    resize(entry, entry.rollout === undefined ? 0 : await sizeOf(pathOf(entry)))
+    this.#resize(entry, entry.rollout === undefined ? 0 : await sizeOf(pathOf(entry)))
   }
-  return {
-    has: (sessionId) => entries.get(sessionId)?.rollout !== undefined,
-    async enter(sessionId, runId, again) {
-      const entry = entries.get(sessionId) ?? (await fresh())
-      entry.busy = true
-      touch(sessionId, entry)
-      if (again && entry.run?.id === runId && entry.rollout !== undefined) {
-        await cutRollout(pathOf(entry), entry.run.before)
-        await take(entry)
-      }
-      entry.run = { id: runId, before: entry.size }
-      const { folder, rollout } = entry
-      return { folder, threadId: rollout === undefined ? undefined : threadIdOf(rollout) }
-    },
-    async leave(sessionId, home, kept) {
-      const entry = entries.get(sessionId)
-      // Forgotten, or replaced, while its run ended.
-      if (entry?.folder !== home.folder) return rm(home.folder, { recursive: true, force: true })
-      // The program's own databases are made anew from the conversation: 0.5 MB a session that nobody needs.
-      const others = (await readdir(entry.folder)).filter((name) => name !== conversations)
-      await Promise.all(others.map((name) => rm(join(entry.folder, name), { recursive: true, force: true })))
-      await take(entry)
-      if (!kept && entry.rollout !== undefined) {
-        await cutRollout(pathOf(entry), entry.run?.before ?? 0)
-        await take(entry)
-      }
-      entry.busy = false
-      if (entry.rollout === undefined) await remove(sessionId)
-      else touch(sessionId, entry)
-      await evict()
-    },
-    async exportState(sessionId) {
-      const entry = entries.get(sessionId)
-      if (entry?.rollout === undefined) return undefined
-      const bytes = await pack(join(entry.folder, conversations), [entry.rollout])
-      return { bytes, contentType: 'application/gzip', runtimeSessionId: threadIdOf(entry.rollout) }
-    },
-    async hydrate(sessionId, bytes) {
-      const entry = await fresh()
-      try {
-        let files = 0
-        await unpack(bytes, join(entry.folder, conversations), (name) => isRolloutName(name) && ++files === 1)
-        await take(entry)
-        if (!(await isRolloutOf(pathOf(entry), threadIdOf(entry.rollout!)))) throw corruptState()
-      } catch (error) {
-        resize(entry, 0)
-        await rm(entry.folder, { recursive: true, force: true })
-        throw error
-      }
-      await remove(sessionId)
-      entries.set(sessionId, entry)
-      await evict()
-    },
-    forget: remove,
-    async close() {
-      entries.clear()
-      if (root) await rm(await root, { recursive: true, force: true, maxRetries: 3 })
-    },
+
+  #resize(entry: Entry, size: number): void {
+    this.#totalBytes += size - entry.size
+    entry.size = size
+  }
+
+  #touch(sessionId: string, entry: Entry): void {
+    this.#entries.delete(sessionId)
+    this.#entries.set(sessionId, entry)
+  }
+
+  async #evict(): Promise<void> {
+    const { sessions, totalBytes } = this.#limits
+    for (const [sessionId, entry] of this.#entries) {
+      // The newest always stays: nobody has had the time to fetch it.
+      if (this.#entries.size <= 1 || (this.#entries.size <= sessions && this.#totalBytes <= totalBytes)) break
+      if (!entry.busy) await this.forget(sessionId)
+    }
   }
 }
+
+const pathOf = ({ folder, rollout }: Entry): string => join(folder, conversations, rollout!)
 
 /** `2026/11/21/rollout-2026-11-21T17-51-23-<thread id>.jsonl`: all that Codex needs to go on with a conversation. */
 const form =

@@ -2,7 +2,7 @@ import { createOutputSchemas } from '#contracts/output-schema'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { RuntimeBConfig } from './config.ts'
 import { runtimeBusy } from './errors.ts'
-import { createHomes } from './homes.ts'
+import { Homes } from './homes.ts'
 import { codexProgram } from './package.ts'
 import { runTurn } from './run.ts'
 import { type Patience, patience as usualPatience } from './thread.ts'
@@ -20,8 +20,8 @@ export async function runtimeB(
   { config, egress, log, onStop }: Omit<RuntimeContext<RuntimeBConfig>, 'models'>,
   { command, patience = usualPatience }: RuntimeBOptions = {},
 ): Promise<Runtime> {
-  const homes = createHomes()
-  onStop(homes.close)
+  const homes = new Homes()
+  onStop(() => homes.close())
   const program = codexProgram()
   if (!command && program.missing !== undefined) log.info(program.missing)
   const schemas = createOutputSchemas()
@@ -41,9 +41,9 @@ export async function runtimeB(
         running--
       }
     },
-    exportState: homes.exportState,
+    exportState: (sessionId) => homes.exportState(sessionId),
     hydrate: (sessionId, { bytes }) => homes.hydrate(sessionId, bytes),
-    has: homes.has,
-    forget: homes.forget,
+    has: (sessionId) => homes.has(sessionId),
+    forget: (sessionId) => homes.forget(sessionId),
   }
 }

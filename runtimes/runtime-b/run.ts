@@ -7,7 +7,7 @@ import type { RuntimeContext } from '#contracts/runtime'
 import { type AppServer, startAppServer } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
 import { rpcFailure, unsupportedLimit } from './errors.ts'
-import { createTurn, type Turn } from './turn.ts'
+import { Turn } from './turn.ts'
 import { createForm, inputOf } from './prompt.ts'
 import type { Homes } from './homes.ts'
 import { launchOf, modelFile } from './launch.ts'
@@ -61,7 +61,7 @@ export async function* runTurn(
     if (envelope.runtimeSessionId !== threadId) yield { type: 'session_init', runtimeSessionId: threadId }
     const listen = createListener(server, patience)
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
-    turn = createTurn({ model: profile.model, maxSteps, sessionServer: launch.sessionServer })
+    turn = new Turn({ model: profile.model, maxSteps, sessionServer: launch.sessionServer })
     const external = (envelope.mcpServers ?? []).map(({ name }) => name)
     yield* serversOf(external, turn, listen)
     const turnId = await startTurn(rpc, threadId, input, form?.schema, patience)

@@ -1,4 +1,3 @@
-import type { AppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { codexFailed, maxStepsReached, turnFailure } from './errors.ts'
 import type { Notification } from './json-rpc.ts'
@@ -11,24 +10,6 @@ interface TurnOptions {
   readonly sessionServer: string
 }
 
-/** One turn as events. */
-export interface Turn {
-  /** All text so far: the deltas joined. */
-  readonly text: string
-  /** The last message alone. */
-  readonly lastMessage: string
-  /** The model said or did something. */
-  readonly said: boolean
-  /** A tool is at work: that nothing is reported means nothing. */
-  readonly waitsForTool: boolean
-  /** True once the turn has ended as it should. Throws an AppError when it ended otherwise. */
-  readonly completed: boolean
-  /** It was started under this id. */
-  begin(turnId: string): void
-  /** Everything that is reported from the opening of the conversation on. */
-  take(notification: Notification): Iterable<RuntimeEvent>
-}
-
 /** Between the texts of two messages. */
 const paragraph = '\n\n'
 /** What Codex calls its own tools over the servers' resources. */
@@ -36,110 +17,138 @@ const resourceServer = 'codex'
 /** Kinds of items that would mean that something was done on this machine. */
 const hostItems: ReadonlySet<string> = new Set(['commandExecution', 'fileChange', 'imageView'])
 
-export function createTurn({ model, maxSteps, sessionServer }: TurnOptions): Turn {
-  let turnId: string | undefined
-  let text = ''
-  let lastMessage = ''
-  let said = false
-  let completed = false
-  let begins = true
-  let steps = 0
-  let calledSinceUsage = false
+/** One turn as events. */
+export class Turn {
+  readonly #options: TurnOptions
+  #id: string | undefined
+  #text = ''
+  #lastMessage = ''
+  #said = false
+  #completed = false
+  /** The next text is the first of its message. */
+  #begins = true
+  /** Model calls that have ended. */
+  #steps = 0
+  #calledSinceUsage = false
   /** Of the whole conversation. What its former turns used is reported when it is taken up again, unless they were summarized. */
-  let totalTokens: number | undefined
-  let repeats = false
-  const ids = new Set<string>()
-  const open = new Map<string, { readonly id: string; readonly name: string }>()
+  #totalTokens: number | undefined
+  /** The next report of tokens says again what is known. */
+  #repeats = false
+  readonly #ids = new Set<string>()
+  readonly #open = new Map<string, { readonly id: string; readonly name: string }>()
 
-  const say = (delta: string): RuntimeEvent[] => {
+  constructor(options: TurnOptions) {
+    this.#options = options
+  }
+
+  /** All text so far: the deltas joined. */
+  get text(): string {
+    return this.#text
+  }
+  /** The last message alone. */
+  get lastMessage(): string {
+    return this.#lastMessage
+  }
+  /** The model said or did something. */
+  get said(): boolean {
+    return this.#said
+  }
+  /** A tool is at work: that nothing is reported means nothing. */
+  get waitsForTool(): boolean {
+    return this.#open.size > 0
+  }
+  /** True once the turn has ended as it should. Until then `take` throws an AppError when it ends otherwise. */
+  get completed(): boolean {
+    return this.#completed
+  }
+
+  /** It was started under this id. */
+  begin(turnId: string): void {
+    this.#id = turnId
+  }
+
+  /** Everything that is reported from the opening of the conversation on. */
+  take({ method, params }: Notification): Iterable<RuntimeEvent> {
+    if (method === 'turn/completed') {
+      const { turn } = params as TurnCompleted
+      if (turn.id === this.#id) this.#end(turn)
+      return []
+    }
+    if (this.#id === undefined || (params as { turnId?: unknown } | null)?.turnId !== this.#id) {
+      if (method === 'thread/tokenUsage/updated') this.#totalTokens = tokensOf((params as UsageReported).tokenUsage)
+      return []
+    }
+    if (method === 'item/agentMessage/delta') return this.#say((params as MessageDelta).delta)
+    if (method === 'item/started') return this.#started((params as ItemReported).item)
+    if (method === 'item/completed') return this.#ended((params as ItemReported).item)
+    if (method === 'thread/tokenUsage/updated') return this.#used((params as UsageReported).tokenUsage)
+    return []
+  }
+
+  #say(delta: string): RuntimeEvent[] {
     if (delta === '') return []
-    const shown = begins && text !== '' ? paragraph + delta : delta
-    lastMessage = begins ? delta : lastMessage + delta
-    begins = false
-    said = true
-    text += shown
+    const shown = this.#begins && this.#text !== '' ? paragraph + delta : delta
+    this.#lastMessage = this.#begins ? delta : this.#lastMessage + delta
+    this.#begins = false
+    this.#said = true
+    this.#text += shown
     return [{ type: 'assistant', text: shown, delta: true }]
   }
-  const nameOf = ({ server, tool }: McpToolCall): string =>
-    server === sessionServer || server === resourceServer ? tool : `mcp__${server}__${tool}`
-  /** Some model servers count their ids from 0 in every answer. */
-  const uniqueId = (id: string): string => {
-    let unique = id
-    for (let n = 2; ids.has(unique); n++) unique = `${id}_${n}`
-    ids.add(unique)
-    return unique
-  }
-  const started = (item: ThreadItem): RuntimeEvent[] => {
+
+  #started(item: ThreadItem): RuntimeEvent[] {
     if (hostItems.has(item.type)) throw codexFailed({ message: 'Codex began to use a tool of this machine.' })
-    if (item.type === 'agentMessage') begins = true
-    if (item.type === 'contextCompaction') repeats = totalTokens === undefined
+    if (item.type === 'agentMessage') this.#begins = true
+    if (item.type === 'contextCompaction') this.#repeats = this.#totalTokens === undefined
     if (item.type !== 'mcpToolCall') return []
-    said = true
-    calledSinceUsage = true
-    const call = { id: uniqueId(item.id), name: nameOf(item) }
-    open.set(item.id, call)
+    this.#said = true
+    this.#calledSinceUsage = true
+    const call = { id: this.#uniqueId(item.id), name: this.#nameOf(item) }
+    this.#open.set(item.id, call)
     return [{ type: 'tool_call', ...call, arguments: item.arguments }]
   }
-  const ended = (item: ThreadItem): RuntimeEvent[] => {
+
+  #ended(item: ThreadItem): RuntimeEvent[] {
     // A server that sends no deltas.
-    if (item.type === 'agentMessage') return begins ? say(item.text) : []
+    if (item.type === 'agentMessage') return this.#begins ? this.#say(item.text) : []
     if (item.type !== 'mcpToolCall') return []
-    const call = open.get(item.id)
-    open.delete(item.id)
+    const call = this.#open.get(item.id)
+    this.#open.delete(item.id)
     return call ? [{ type: 'tool_result', ...call, ...outcomeOf(call.name, item) }] : []
   }
-  const used = function* ({ total, last }: UsageReported['tokenUsage']): Generator<RuntimeEvent> {
+
+  *#used({ total, last }: UsageReported['tokenUsage']): Generator<RuntimeEvent> {
+    const { model, maxSteps } = this.#options
     const tokens = tokensOf({ total })
     // Said again without a model call in between: before a conversation is summarized, and after it.
-    const known = repeats || tokens === totalTokens
-    repeats = false
-    totalTokens = tokens
+    const known = this.#repeats || tokens === this.#totalTokens
+    this.#repeats = false
+    this.#totalTokens = tokens
     if (known) return
     const { inputTokens, outputTokens, cachedInputTokens: cachedTokens } = last
     yield { type: 'usage', inputTokens, outputTokens, ...(cachedTokens > 0 ? { cachedTokens } : {}), model }
-    if (++steps > maxSteps || (steps === maxSteps && calledSinceUsage)) {
+    if (++this.#steps > maxSteps || (this.#steps === maxSteps && this.#calledSinceUsage)) {
       throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
     }
-    calledSinceUsage = false
-  }
-  const end = ({ status, error }: TurnCompleted['turn']): void => {
-    if (status === 'completed') completed = true
-    else throw error ? turnFailure(error) : (codexFailed({ message: 'Codex ended the turn early.' }) as AppError)
+    this.#calledSinceUsage = false
   }
 
-  return {
-    get text() {
-      return text
-    },
-    get lastMessage() {
-      return lastMessage
-    },
-    get said() {
-      return said
-    },
-    get waitsForTool() {
-      return open.size > 0
-    },
-    get completed() {
-      return completed
-    },
-    begin: (id) => void (turnId = id),
-    take({ method, params }) {
-      if (method === 'turn/completed') {
-        const { turn } = params as TurnCompleted
-        if (turn.id === turnId) end(turn)
-        return []
-      }
-      if (turnId === undefined || (params as { turnId?: unknown } | null)?.turnId !== turnId) {
-        if (method === 'thread/tokenUsage/updated') totalTokens = tokensOf((params as UsageReported).tokenUsage)
-        return []
-      }
-      if (method === 'item/agentMessage/delta') return say((params as MessageDelta).delta)
-      if (method === 'item/started') return started((params as ItemReported).item)
-      if (method === 'item/completed') return ended((params as ItemReported).item)
-      if (method === 'thread/tokenUsage/updated') return used((params as UsageReported).tokenUsage)
-      return []
-    },
+  #end({ status, error }: TurnCompleted['turn']): void {
+    if (status !== 'completed') {
+      throw error ? turnFailure(error) : codexFailed({ message: 'Codex ended the turn early.' })
+    }
+    this.#completed = true
+  }
+
+  #nameOf({ server, tool }: McpToolCall): string {
+    return server === this.#options.sessionServer || server === resourceServer ? tool : `mcp__${server}__${tool}`
+  }
+
+  /** Some model servers count their ids from 0 in every answer. */
+  #uniqueId(id: string): string {
+    let unique = id
+    for (let n = 2; this.#ids.has(unique); n++) unique = `${id}_${n}`
+    this.#ids.add(unique)
+    return unique
   }
 }
 

@@ -6,7 +6,7 @@ import { test, type TestContext } from 'node:test'
 import { gunzipSync } from 'node:zlib'
 import { terminalOf } from '#testing'
 import { pack, unpack } from '#kit/archive'
-import { createHomes } from '../homes.ts'
+import { Homes } from '../homes.ts'
 import { conversation, skip, stage } from './support.ts'
 
 const threadId = '01a1ff3d-093f-7662-8da4-a07f58b5c63a'
@@ -29,9 +29,9 @@ async function bundle(t: Pick<TestContext, 'after'>, files: Readonly<Record<stri
   return pack(path, Object.keys(files))
 }
 
-function homesFor(t: Pick<TestContext, 'after'>, ...limits: Parameters<typeof createHomes>) {
-  const homes = createHomes(...limits)
-  t.after(homes.close)
+function homesFor(t: Pick<TestContext, 'after'>, ...limits: ConstructorParameters<typeof Homes>) {
+  const homes = new Homes(...limits)
+  t.after(() => homes.close())
   return homes
 }
 
