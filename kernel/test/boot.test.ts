@@ -4,6 +4,7 @@ import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { test } from 'node:test'
 import { Type } from '@sinclair/typebox'
+import fp from 'fastify-plugin'
 import { access, boot, BootError, capability, definePlugin, type Entry, type Role, Settings, slot } from '#kernel'
 import { createLogger } from '../kit/logger.ts'
 
@@ -263,6 +264,52 @@ test('listeners close before plugins stop, outermost first, so that a request un
   assert.equal(await answer, 'served')
   await stopped
   assert.deepEqual(events, ['gateway closed', 'runner closed', 'plugin stopped'])
+})
+
+test('what a plugin registers on the innermost listener ends in its turn: after the plugins that came later, before those that came sooner', async () => {
+  for (const fails of [false, true]) {
+    const events: string[] = []
+    const connects = definePlugin({
+      name: 'connects',
+      async setup({ innermost, onStart, onStop }) {
+        onStop(async () => void events.push('connects stops'))
+        await innermost!.register(
+          fp(async (app) => {
+            app.decorate('connection', 'open')
+            app.addHook('onClose', async () => void events.push('connection ends'))
+          }),
+        )
+        // Late, as for what is opened when the plugin starts.
+        onStart(async () => onStop(async () => void events.push('connects stops what it started')))
+        return {}
+      },
+    })
+    const routes = definePlugin({
+      name: 'routes',
+      async setup(ctx) {
+        ctx.routes('runner', async (app) => {
+          app.addHook('onClose', async () => void events.push('runner closed'))
+          assert.equal(app.getDecorator('connection'), 'open')
+          if (fails) throw new Error('nope')
+        })
+        return {}
+      },
+    })
+    const plugins = [recorder(events, 'first'), connects, recorder(events, 'last'), routes].map((one) => as(one))
+    if (!fails) await (await boot(role(plugins, { gateway: on, runner: on }), { log })).stop()
+    else assert.deepEqual(await bootProblems(role(plugins, { gateway: on, runner: on })), ['routes: routes: nope'])
+    assert.deepEqual(
+      events.filter((event) => !/setup|start$/.test(event)),
+      [
+        'runner closed',
+        'last stop',
+        'connection ends',
+        ...(fails ? [] : ['connects stops what it started']),
+        'connects stops',
+        'first stop',
+      ],
+    )
+  }
 })
 
 test('`stopping` tells plugins before anything closes', async () => {

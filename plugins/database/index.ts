@@ -33,7 +33,7 @@ export default definePlugin({
   }),
   requires: { server: maybe(DatabaseServer) },
   provides: { database: Database, readiness: ReadinessChecks },
-  async setup({ config, deps, log, metrics, plugins, stopping, fail, onStop }) {
+  async setup({ config, deps, log, metrics, plugins, innermost, stopping, fail, onStop }) {
     const dsn = config.dsn ?? dsnOf(config) ?? deps.server?.dsn
     if (dsn === undefined)
       throw new Error(
@@ -52,6 +52,7 @@ export default definePlugin({
     const pool = await openPool(dsn, config.poolSize, {
       onError: (error) => log.warn({ err: error }, 'an idle connection broke'),
       gate,
+      listener: innermost,
     })
     onStop(() => pool.close())
     const listener = new Listener(dsn, log)

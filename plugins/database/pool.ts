@@ -1,6 +1,6 @@
-import Fastify from 'fastify'
 import fastifyPostgres from '@fastify/postgres'
-import type pg from 'pg'
+import pg from 'pg'
+import type { App } from '#kernel'
 import type { Statement } from '#contracts/database'
 import { Batch, type BatchResult, type Prepared } from './batch.ts'
 import { databaseAway, isConnectionFailure, isStalePlan, poolExhausted, statementError } from './errors.ts'
@@ -24,6 +24,7 @@ export interface Pool {
   /** Lends a connection. It goes back to the pool afterwards, or is closed when it failed or `discard` was called. */
   lease<T>(work: (session: Session, discard: () => void) => Promise<T>): Promise<T>
   counts(): { readonly inUse: number; readonly waiting: number }
+  /** Ends the connections. Those of a listener end with it, and this does nothing. */
   close(): Promise<void>
 }
 
@@ -38,12 +39,13 @@ export interface PoolOptions {
   readonly onError: (error: Error) => void
   /** While it says why, no connection is lent. */
   readonly gate: Gate
+  /** Whose connections they are; a command that listens nowhere has its own. */
+  readonly listener?: App | undefined
 }
 
-/** A pool of @fastify/postgres on a private Fastify instance that never listens: the plugin needs a host, we only its pool. */
 export async function openPool(dsn: string, size: number, options: PoolOptions): Promise<Pool> {
-  const host = Fastify({ logger: false })
-  await host.register(fastifyPostgres, {
+  const { listener, gate, onError } = options
+  const settings = {
     ...limits,
     connectionString: dsn,
     application_name: 'agent-orc',
@@ -53,18 +55,18 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
     idleTimeoutMillis: 0,
     // Times arrive in one form, whatever the server's default is.
     options: '-c TimeZone=UTC -c DateStyle=ISO',
-  })
-  const { pool } = host.getDecorator<{ pool: pg.Pool }>('pg')
+  }
+  const pool = listener ? await poolOf(listener, settings) : new pg.Pool(settings)
   const prepared = new WeakMap<pg.PoolClient, Prepared>()
   pool.on('connect', (client) => {
     prepared.set(client, new Map())
     // A connection that breaks while lent out is reported to its statement; without a listener it would end the process.
     client.on('error', () => {})
   })
-  pool.on('error', options.onError)
+  pool.on('error', onError)
   return {
     async lease(work) {
-      const { closed } = options.gate
+      const { closed } = gate
       if (closed) throw closed()
       const client = await pool.connect().catch((error: Error) => {
         throw error.message === 'timeout exceeded when trying to connect' ? poolExhausted(error) : databaseAway(error)
@@ -79,8 +81,14 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
       }
     },
     counts: () => ({ inUse: pool.totalCount - pool.idleCount, waiting: pool.waitingCount }),
-    close: () => host.close(),
+    close: async () => (listener ? undefined : pool.end()),
   }
+}
+
+/** The pool that @fastify/postgres opens on a listener, and ends when that has closed. */
+async function poolOf(listener: App, settings: pg.PoolConfig): Promise<pg.Pool> {
+  await listener.register(fastifyPostgres, settings)
+  return listener.getDecorator<{ pool: pg.Pool }>('pg').pool
 }
 
 async function answer(client: pg.PoolClient, batch: Batch, discard: () => void): Promise<BatchResult> {

@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { definePlugin, maybe, Settings } from '#kernel'
+import { type App, definePlugin, maybe, Settings } from '#kernel'
 import { Database } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
@@ -29,7 +29,7 @@ export default definePlugin({
   }),
   requires: { database: maybe(Database) },
   provides: { kv: Kv, readiness: ReadinessChecks },
-  async setup({ config: { url, withoutRedis }, deps, log, metrics, onStop }) {
+  async setup({ config: { url, withoutRedis }, deps, innermost, log, metrics, onStop }) {
     const problem = url === undefined ? undefined : addressProblem(url)
     if (problem !== undefined) throw new Error(problem)
     const channels = createChannels(log)
@@ -45,6 +45,7 @@ export default definePlugin({
         ? undefined
         : openRedis(url, {
             channels,
+            listener: innermost,
             log,
             metrics,
             replaced: postgres !== undefined,
@@ -66,13 +67,14 @@ export default definePlugin({
 
 interface RedisParts extends Pick<FailoverOptions, 'log' | 'replaced' | 'onSwitch'> {
   readonly channels: Channels
+  readonly listener: App | undefined
   readonly metrics: Registry
 }
 
-function openRedis(url: string, { channels, metrics, ...options }: RedisParts) {
+function openRedis(url: string, { channels, listener, metrics, ...options }: RedisParts) {
   const onFallback = createMetrics(metrics, () => failover.up)
   const failover: Failover = createFailover({ ...options, onFallback, probe: () => store.probe() })
-  const store = createRedisStore(url, { channels, onLost: failover.lost })
+  const store = createRedisStore(url, { channels, listener, onLost: failover.lost })
   return { store, failover }
 }
 

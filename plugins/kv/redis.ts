@@ -1,6 +1,6 @@
 import fastifyRedis from '@fastify/redis'
-import Fastify, { type FastifyInstance } from 'fastify'
 import { Redis } from 'ioredis'
+import type { App } from '#kernel'
 import type { Channels, Store } from './store.ts'
 
 /**
@@ -67,6 +67,8 @@ export interface RedisStore extends Store {
 
 interface RedisOptions {
   readonly channels: Channels
+  /** The listener to register the client on. */
+  readonly listener?: App | undefined
   /** Told, once or several times, that a connection is gone. Not told that it is there again: `probe` finds out. */
   onLost(cause: Error): void
 }
@@ -78,7 +80,7 @@ export const addressProblem = (url: string): string | undefined =>
     : 'REDIS_URL must be an address like redis://user:password@host:6379'
 
 /** Connects, and reconnects by itself for ever. A server that is away now is no failure. */
-export function createRedisStore(url: string, { channels, onLost }: RedisOptions): RedisStore {
+export function createRedisStore(url: string, { channels, listener, onLost }: RedisOptions): RedisStore {
   let closing = false
   /** The subscriber was connected once: it is opened by the first subscription, and missing until then. */
   let hears = false
@@ -103,16 +105,11 @@ export function createRedisStore(url: string, { channels, onLost }: RedisOptions
     channels.names().forEach(listenTo)
   })
 
-  // @fastify/redis owns the client once it is connected: closing its private, never listening host quits the connection.
-  // Not sooner, because it gives up on a client whose server is away.
-  let host: FastifyInstance | undefined
-  client.once('ready', () => {
-    host = Fastify({ logger: false })
-    void host.register(fastifyRedis, { client, closeClient: true })
-  })
-
   return {
-    opened: firstTry(client),
+    opened: firstTry(client).then(async () => {
+      // Where the server is away now the listener has no `redis`: @fastify/redis would hold up the boot for it.
+      if (listener && client.status === 'ready') await listener.register(fastifyRedis, { client })
+    }),
     claim: async (key, ttlMs) => (await inTime(client.set(`ao:${key}`, '1', 'PX', ttlMs, 'NX'))) === 'OK',
     async hit(key, limit, windowSeconds) {
       const [allowed, count, retryAfterMs] = await inTime(client.aoHit(`ao:hit:${key}`, limit, windowSeconds))
@@ -133,7 +130,7 @@ export function createRedisStore(url: string, { channels, onLost }: RedisOptions
     async close() {
       closing = true
       subscriber.disconnect()
-      if (client.status === 'ready' && host) await inTime(host.close()).catch(() => {})
+      if (client.status === 'ready') await inTime(client.quit()).catch(() => {})
       client.disconnect()
     },
   }

@@ -137,3 +137,29 @@ test('the pool is a gauge of /metrics', async (t) => {
   })
   await boot(t, { dsn: await freshDatabase(t) }, metricsOf)
 })
+
+test('the pool is that of the innermost listener, and lasts until every plugin that uses it has stopped', async (t) => {
+  const dsn = await freshDatabase(t)
+  const stopped: unknown[] = []
+  const uses = definePlugin({
+    name: 'uses',
+    requires: { database: Database },
+    async setup({ deps, innermost, onStop }) {
+      assert.ok(innermost!.getDecorator<{ pool: object }>('pg').pool)
+      onStop(async () => void stopped.push(...(await deps.database.systemBatch([{ text: 'SELECT 1 AS one' }]))[0]!))
+      return {}
+    },
+  })
+  const kernel = await testKernel(t, [{ name: 'database', plugin: database, config: { dsn } }, uses], {
+    listeners: ['gateway', 'conductor'],
+  })
+  const { pool } = kernel.listeners['conductor']!.getDecorator<{ pool: { totalCount: number; ended: boolean } }>('pg')
+  assert.equal(kernel.listeners['gateway']!.hasDecorator('pg'), false)
+  await kernel.stop()
+  assert.deepEqual(stopped, [{ one: 1 }])
+  assert.deepEqual([pool.ended, pool.totalCount], [true, 0])
+  assert.deepEqual(
+    kernel.logs.filter(({ level }) => Number(level) >= 40),
+    [],
+  )
+})

@@ -55,6 +55,17 @@ test('redis: without a database a server that hangs, or is away at boot, is a 50
   await kernel.stop()
 })
 
+test('redis: a listener has the client as `redis` when the server is there at boot', async (t) => {
+  const url = await redisForTests(t)
+  if (url === undefined) return
+  const { kernel, kv } = await kvKernel(t, { url }, ['gateway'])
+  const client = kernel.listeners['gateway']!.getDecorator<{ status: string }>('redis')
+  assert.equal(client.status, 'ready')
+  await kv.claim('k', 60_000)
+  await kernel.stop()
+  await until(() => client.status === 'end')
+})
+
 test('redis: an address that names no server is refused at boot in a sentence without the password', async (t) => {
   for (const url of ['localhost:6379', 'redis://user:canary@host:notaport', 'http://user:canary@host']) {
     await assert.rejects(kvKernel(t, { url }), (error: Error) => {

@@ -12,6 +12,7 @@ import plugin from '../index.ts'
 export async function kvKernel(
   t: TestContext,
   { dsn, ...config }: { dsn?: string; url?: string; withoutRedis?: string } = {},
+  listeners: readonly string[] = [],
 ) {
   let kv: Kv | undefined
   let check: (() => Promise<unknown>) | undefined
@@ -25,7 +26,7 @@ export async function kvKernel(
     },
   })
   const database: Entry[] = dsn === undefined ? [] : [await databasePlugin(dsn)]
-  const kernel = await testKernel(t, [...database, { name: 'kv', plugin, config }, peek], { listeners: [] })
+  const kernel = await testKernel(t, [...database, { name: 'kv', plugin, config }, peek], { listeners })
   return { kv: kv!, check: check!, kernel }
 }
 
