@@ -1,4 +1,4 @@
-import type { FastifyRequest, RouteOptions } from 'fastify'
+import type { FastifyRequest, preHandlerHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
 import { AppError, notFound, unavailable } from '../errors.ts'
 import { isUpload } from './access.ts'
@@ -9,22 +9,21 @@ import { streamsOf } from './streams.ts'
 export const requestArrival = fp(
   async (app, { leaving }: { leaving: AbortSignal }) => {
     const streams = streamsOf(app)
-    const deadlines = createDeadlines(app.server.requestTimeout, ({ raw }) => {
-      handleClientError(requestLate(), raw.socket)
-    })
+    const deadlines = createDeadlines(app.server.requestTimeout)
     let uploads = false
     app.addHook('onRoute', (route) => {
-      if (!deadlines.add(route)) return
+      if (!isUpload(route.config)) return
       uploads = true
       // Node's own limit holds for a whole server; from here on there is one for each request.
       app.server.requestTimeout = 0
+      route.preHandler = [deadlines.lift, ...[route.preHandler ?? []].flat()]
     })
     app.addHook('onRequest', (request, reply, done) => {
       void reply.header('x-request-id', request.id)
       if (leaving.aborted) void reply.header('connection', 'close')
       if (streams.ending) return done(stopping())
       if (request.url.includes('%00')) return done(withNul(request.url))
-      if (uploads) deadlines.begin(request)
+      if (uploads) deadlines.set(request)
       done()
     })
   },
@@ -60,34 +59,22 @@ const withNul = (url: string): AppError =>
 const hasBody = ({ headers }: FastifyRequest): boolean =>
   headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
 
-/** By when the body of each request has to be there; an upload is let go when its handler begins. */
-export interface Deadlines {
-  /** For each new route. True once there is an upload: from then on, and not before, every request is given to `begin`. */
-  add(route: RouteOptions): boolean
-  begin(request: FastifyRequest): void
-}
-
-/** `onLate` answers on the socket and closes it. */
-export function createDeadlines(limitMs: number, onLate: (request: FastifyRequest) => void): Deadlines {
+/** By when the body of a request has to be there. Who is late is told so, and its connection is closed. */
+function createDeadlines(limitMs: number) {
   const limits = new WeakMap<FastifyRequest, NodeJS.Timeout>()
-  let watched = false
+  const late = ({ raw }: FastifyRequest): void => handleClientError(requestLate(), raw.socket)
   return {
-    add(route) {
-      if (isUpload(route.config)) {
-        watched = true
-        const others = route.preHandler === undefined ? [] : [route.preHandler].flat()
-        route.preHandler = [(request, _reply, done) => (clearTimeout(limits.get(request)), done()), ...others]
-      }
-      return watched
-    },
-    begin(request) {
+    set(request: FastifyRequest): void {
       if (!hasBody(request)) return
-      const { raw } = request
       // A request that was answered early closes without a word when its connection does: it may not hold the process.
-      const limit = setTimeout(onLate, limitMs, request).unref()
+      const limit = setTimeout(late, limitMs, request).unref()
       limits.set(request, limit)
       const arrived = (): void => clearTimeout(limit)
-      raw.once('end', arrived).once('close', arrived)
+      request.raw.once('end', arrived).once('close', arrived)
     },
+    lift: ((request, _reply, done) => {
+      clearTimeout(limits.get(request))
+      done()
+    }) satisfies preHandlerHookHandler,
   }
 }
