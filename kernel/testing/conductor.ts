@@ -52,7 +52,7 @@ export interface TestConductor {
 /** The conductor as an operator runs it, with `plugins` in it and their tables in a database of its own. */
 export async function testConductor(
   t: Pick<TestContext, 'after'>,
-  plugins: readonly (Plugin | Entry)[],
+  plugins: readonly (Plugin | Entry)[] = [],
 ): Promise<TestConductor> {
   const parts: { database: Database; tokens: Tokens }[] = []
   const probe = definePlugin({
