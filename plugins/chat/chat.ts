@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, type AppError, failure, isAppError, sse } from '#kernel'
+import { access, type App, type AppError, failure, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
@@ -167,7 +167,7 @@ class Chat {
     }
   }
 
-  /** A caller from memory who is not what it was is read anew, once: from then on it stands as the database has it. */
+  /** A caller from memory for whom nothing was begun is read anew, once: from then on it stands as the database has it. */
   async #begin(afterSeq: number): Promise<StartedRun> {
     const { dispatch } = this.#parts
     const start = () => dispatch.start(this.run.tenantId, this.#task(), afterSeq, this.left.signal)
@@ -176,7 +176,7 @@ class Chat {
     try {
       return await start()
     } catch (error) {
-      if (!isAppError(error) || error.code !== 'admission_stale') throw error
+      if (!beganNothing(error) || (error.status < 500 && error.code !== 'admission_stale')) throw error
       this.#caller = await renew()
       return start()
     }

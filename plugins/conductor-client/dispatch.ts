@@ -37,8 +37,10 @@ export function createDispatch(
         const failure = meaningOf(error)
         begun ||= !failure.retryable
         if (!failure.retryable && !(error instanceof ConductorLost)) throw failure
+        // A caller from memory is read anew before it is tried again: where the database is away that is known sooner.
+        const hurry = body.chat?.admission !== undefined && !begun
         // Once an attempt may have begun the run, none that follows can say that there is none.
-        if (performance.now() >= until) throw upstream({ cause: error, retryable: !begun })
+        if (hurry || performance.now() >= until) throw upstream({ cause: error, retryable: !begun })
       }
       await sleep(pause, undefined, { signal })
     }

@@ -94,6 +94,22 @@ test('a conductor that is stopping is asked again before it is upstream', async 
   assert.equal((await dispatch.start('acme', task, 0, signal)).runId, 'run_1')
 })
 
+test('for a caller from memory a conductor is asked once, unless the run may have begun', async (t) => {
+  const conductor = await fakeConductor(t)
+  const dispatch = client(t, conductor)
+  const chat = { publicRunId: 'prun_1', conversationId: 'conv_1', publishedId: 'pub_1', continued: false }
+  const remembered = { ...task, chat: { ...chat, admission: { keyId: 'key_1', revision: '7' } } }
+  conductor.answer = (_seen, response) => json(response, 503, { error: 'unavailable', retryable: true })
+  await assert.rejects(dispatch.start('acme', remembered, 0, signal), { code: 'upstream', retryable: true })
+  assert.equal(conductor.seen.length, 1)
+  // An answer that is lost says nothing of the run.
+  conductor.answer = (_seen, response) => {
+    if (conductor.seen.length === 2) response.destroy()
+    else beginLog(response, 202, 'run_1').end(linesFrom('run_1', events))
+  }
+  assert.equal((await dispatch.start('acme', remembered, 0, signal)).runId, 'run_1')
+})
+
 test('find answers the summary, undefined for an unknown run, and upstream for everything else', async (t) => {
   const conductor = await fakeConductor(t)
   const dispatch = client(t, conductor)
