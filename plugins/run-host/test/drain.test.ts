@@ -17,7 +17,7 @@ const envelope = (sessionId?: string) =>
 const answering = (over?: Partial<Runtime>): Runtime => scripted(() => [says('hi'), result('hi')], keeping(over))
 
 test('a stopping sidecar waits until its runner has fetched every conversation that changed', async (t) => {
-  const { kernel, link } = await hostOf(t, { runtime_a: answering() }, { drain: '10s' })
+  const { kernel, link } = await hostOf(t, { runtime_a: answering() }, { drain: '10m' })
   await link.health()
   const sessions = ['sess-00000000-00000001', 'sess-00000000-00000002', 'sess-00000000-00000003']
   for (const sessionId of sessions) await collectRun(link, envelope(sessionId))
@@ -54,7 +54,7 @@ test('a run that begins while its session is exported leaves it to be fetched ag
 
 test('a stopping sidecar sends elsewhere what others can go on with, and offers nothing more', async (t) => {
   const runtimes = { runtime_a: answering(), general: answering() }
-  const { kernel, link } = await hostOf(t, runtimes, { drain: '10s' })
+  const { kernel, link } = await hostOf(t, runtimes, { drain: '10m' })
   const post = (sessionId: string, runtime: string) =>
     kernel.listeners['sidecar']!.inject({
       method: 'POST',
@@ -91,7 +91,7 @@ test('a stopping sidecar lets its runs end, and interrupts what outlasts its tim
     await (prompt === 'soon' ? new Promise<void>((resolve) => (finish = resolve)) : aborted(signal))
     yield result('done')
   }, keeping())
-  const first = await hostOf(t, { general: runtime }, { drain: '10s' })
+  const first = await hostOf(t, { general: runtime }, { drain: '10m' })
   const run = collectRun(first.link, testEnvelope({ prompt: 'soon' }))
   await sleep(20)
   const over = first.kernel.stop()
@@ -128,14 +128,14 @@ test('a run of 20 s that began just before the sidecar was stopped ends as it wo
 })
 
 test('a sidecar without a runner waits for nobody, and so does one whose runtime keeps nothing that its logs do not have', async (t) => {
-  const alone = await hostOf(t, { runtime_a: answering() }, { drain: '10s' })
+  const alone = await hostOf(t, { runtime_a: answering() }, { drain: '10m' })
   await collectRun(alone.link, envelope())
   await alone.kernel.stop()
-  const forgetful = await hostOf(t, { general: scripted(() => [result('hi')]) }, { drain: '10s' })
+  const forgetful = await hostOf(t, { general: scripted(() => [result('hi')]) }, { drain: '10m' })
   await forgetful.link.health()
   await collectRun(forgetful.link, testEnvelope())
   await forgetful.kernel.stop()
-  const logged = await hostOf(t, { general: answering() }, { drain: '10s' })
+  const logged = await hostOf(t, { general: answering() }, { drain: '10m' })
   await logged.link.health()
   await collectRun(logged.link, testEnvelope())
   await logged.kernel.stop()

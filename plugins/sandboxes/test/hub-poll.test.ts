@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { request as httpRequest } from 'node:http'
 import { test } from 'node:test'
-import { type PollAnswer, workerPaths } from '#contracts/wire/worker'
+import { pollMs, type PollAnswer, workerPaths } from '#contracts/wire/worker'
 import { startProxy, testEnvelope } from '#testing'
 import { begin, listeners, newSession, plainTokens, pollOf, startHub, tokenOf } from './hub.ts'
 
@@ -214,7 +214,8 @@ test('an open poll of a closed channel is refused at once, and so is whoever wai
   await assert.rejects(given, /enough/)
 })
 
-test('a stopping runner does not wait for open polls', async (t) => {
+// A poll that nobody ends lasts for longer than this test may.
+test('a stopping runner does not wait for open polls', { timeout: pollMs - 2_000 }, async (t) => {
   const { open, kernel } = await startHub(t)
   const { channel, worker } = await open()
   worker()
