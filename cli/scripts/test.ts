@@ -1,7 +1,9 @@
 // `npm test`: every test file, on one PostgreSQL server. `npm test -- plugins/kv --test-name-pattern=claim` runs one folder.
+// Most of what a small file costs is its process, so neighbours share one; `node --test` runs any file by itself as well.
 import { type ChildProcess, spawn } from 'node:child_process'
-import { globSync, statSync } from 'node:fs'
-import { availableParallelism } from 'node:os'
+import { globSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { availableParallelism, tmpdir } from 'node:os'
+import { basename, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { stripVTControlCharacters } from 'node:util'
 
@@ -10,6 +12,13 @@ const folders = ['kernel', 'plugins', 'runtimes', 'providers', 'cli', 'test', 'e
 const perTestMs = 120_000
 // No test may be silent for longer, so a file that is has finished its tests and left something open, or spins.
 const silenceMs = perTestMs + 30_000
+
+/** So many files share a process. More would save little, and keep the other processors waiting for the last one. */
+const filesPerProcess = 8
+/** A file that holds this comment shares its process with none; the comment goes on to say why. */
+const alone = /^\/\/ In a process of its own: /m
+// Shared with the command line, which the tests start often.
+const compileCache = 'node_modules/.cache/agent-orc'
 
 class UsageError extends Error {}
 
@@ -34,9 +43,13 @@ async function main(args: readonly string[]): Promise<number> {
   // Not before the check above: an older Node would fail on the syntax of what is loaded here.
   const { serverVariables, startTestServer } = await import('../../kernel/testing/database.ts')
   const { server, stop } = await startTestServer()
+  const folder = mkdtempSync(join(tmpdir(), 'ao-tests-'))
   try {
-    return await runTests([...flags, ...files], serverVariables(server))
+    // Flags choose among tests by their names, which are longer in a shared process, or watch files.
+    const size = flags.length > 0 ? 1 : Math.min(filesPerProcess, Math.ceil(files.length / availableParallelism()))
+    return await runTests(flags, shareProcesses(files, size, folder), serverVariables(server))
   } finally {
+    rmSync(folder, { recursive: true, force: true })
     await stop()
   }
 }
@@ -64,19 +77,59 @@ function testFiles(paths: readonly string[]): string[] {
   return [...new Set(files)].sort()
 }
 
-async function runTests(args: readonly string[], variables: Readonly<Record<string, string>>): Promise<number> {
+/** What `node --test` is given, a file or a module that runs several, and which those are. */
+function shareProcesses(
+  files: readonly string[],
+  size: number,
+  folder: string,
+): ReadonlyMap<string, readonly string[]> {
+  const together = [[]] as string[][]
+  const entries = new Map<string, readonly string[]>()
+  for (const file of files) {
+    if (alone.test(readFileSync(file, 'utf8'))) entries.set(file, [file])
+    else if (together.at(-1)!.push(file) === size) together.push([])
+  }
+  const loader = new URL('../../kernel/testing/together.ts', import.meta.url).href
+  for (const [i, group] of together.entries()) {
+    if (group.length <= 1) group.forEach((file) => entries.set(file, group))
+    else {
+      const entry = join(folder, `process-${String(i + 1).padStart(3, '0')}.mjs`)
+      const paths = JSON.stringify(group.map((file) => resolve(file)))
+      writeFileSync(entry, `import { runTogether } from '${loader}'\nawait runTogether(${paths})\n`)
+      entries.set(entry, group)
+    }
+  }
+  return entries
+}
+
+async function runTests(
+  flags: readonly string[],
+  entries: ReadonlyMap<string, readonly string[]>,
+  variables: Readonly<Record<string, string>>,
+): Promise<number> {
   const child = spawn(
     process.execPath,
-    ['--test', `--test-concurrency=${availableParallelism()}`, `--test-timeout=${perTestMs}`, ...args],
+    [
+      '--test',
+      `--test-concurrency=${availableParallelism()}`,
+      `--test-timeout=${perTestMs}`,
+      ...flags,
+      ...entries.keys(),
+    ],
     {
       // A process group of its own: what a test leaves behind is killed with it.
       detached: true,
       stdio: ['ignore', 'pipe', 'inherit'],
-      env: { ...process.env, ...variables, ...(process.stdout.isTTY ? { FORCE_COLOR: '1' } : {}) },
+      env: {
+        NODE_COMPILE_CACHE: resolve(compileCache),
+        ...process.env,
+        ...variables,
+        ...(process.stdout.isTTY ? { FORCE_COLOR: '1' } : {}),
+      },
     },
   )
   const release = forwardSignals(child)
-  const ran = countTests(child.stdout)
+  const output = watchOutput(child.stdout, entries)
   // Interrupted, the runner names the file that hangs; then it is killed.
   const silence = setTimeout(() => {
     kill(child, 'SIGINT')
@@ -92,26 +145,38 @@ async function runTests(args: readonly string[], variables: Readonly<Record<stri
   })
   clearTimeout(silence)
   release()
-  if (ran() !== 0) return code
+  for (const [entry, files] of entries) {
+    if (output.accused.has(basename(entry))) console.error(`${basename(entry)} ran ${files.join(' ')}`)
+  }
+  if (output.ran() !== 0) return code
   console.error('No test ran.')
   return 1
 }
 
-/** Prints what the runner prints, and counts: a file in which no test ran is itself listed and summed up as one. */
-function countTests(output: NodeJS.ReadableStream): () => number | undefined {
+/**
+ * Prints what the runner prints. `ran` counts the tests: a file in which none ran is itself listed and summed up as one.
+ * `accused` are the shared processes that failed or hung as a whole, whose names say nothing to a reader.
+ */
+function watchOutput(
+  output: NodeJS.ReadableStream,
+  entries: ReadonlyMap<string, unknown>,
+): { ran(): number | undefined; accused: ReadonlySet<string> } {
   let rest = ''
   let total: number | undefined
   let emptyFiles = 0
+  const accused = new Set<string>()
   output.on('data', (chunk: Buffer) => {
     process.stdout.write(chunk)
     const lines = (rest + chunk.toString()).split('\n')
     rest = lines.pop()!
     for (const line of lines.map(stripVTControlCharacters)) {
-      if (/^✔ \S+\.test\.ts \(/.test(line)) emptyFiles++
+      if (entries.has(/^✔ (\S+) \(/.exec(line)?.[1] ?? '')) emptyFiles++
+      else for (const [name] of line.matchAll(/\bprocess-\d+\.mjs\b/g)) accused.add(name)
       total = Number(/^(?:ℹ|#) tests (\d+)$/.exec(line)?.[1] ?? total)
     }
   })
-  return () => (total === undefined || Number.isNaN(total) ? undefined : Math.max(0, total - emptyFiles))
+  const ran = () => (total === undefined || Number.isNaN(total) ? undefined : Math.max(0, total - emptyFiles))
+  return { ran, accused }
 }
 
 function forwardSignals(child: ChildProcess): () => void {

@@ -5,7 +5,7 @@ import { collectRun, testEnvelope } from '#testing'
 import { begin, newSession, pollOf, startHub, until } from './hub.ts'
 
 const never = new AbortController().signal
-const connected = AbortSignal.timeout(60_000)
+const connected = () => AbortSignal.timeout(60_000)
 
 test('a run goes to the worker that polls, and its events come back as they are sent', async (t) => {
   const { open, urls } = await startHub(t)
@@ -16,7 +16,7 @@ test('a run goes to the worker that polls, and its events come back as they are 
       yield { type: 'result', text: `You said ${prompt}.`, finishReason: 'stop' }
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   assert.ok(channel.lastPollAt! > Date.now() - 10_000)
   const envelope = testEnvelope({ sessionId: channel.sessionId, prompt: 'hi', firstSeq: 3 })
   const link = { run: (sent: typeof envelope, signal: AbortSignal) => channel.run(sent, signal, urls['workers']!) }
@@ -51,7 +51,7 @@ test('an aborted run is cancelled in its worker, and the next one starts', async
       yield { type: 'result', text: 'a', finishReason: 'stop' }
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   const abort = new AbortController()
   const { sessionId } = channel
   const chunks = begin(channel, { prompt: 'wait' }, abort.signal)
@@ -77,7 +77,7 @@ test('a worker that vanishes in the middle of a run ends it, and the next worker
       await new Promise(() => {})
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   const chunks = begin(channel)
   assert.match(String((await chunks.next()).value), /assistant/)
   vanishing.stop()
@@ -85,7 +85,7 @@ test('a worker that vanishes in the middle of a run ends it, and the next worker
   assert.equal((await chunks.next()).done, true)
   const next = await open(channel.sessionId)
   next.worker()
-  await next.channel.connected(connected)
+  await next.channel.connected(connected())
   const link = {
     run: (...[sent, signal]: [Parameters<typeof channel.run>[0], AbortSignal]) =>
       next.channel.run(sent, signal, urls['workers']!),
@@ -129,7 +129,7 @@ test("a worker's refusal before it begins rejects the run, as a status of a stat
       yield { type: 'error', code: prompt, message: 'No.' }
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   const first = async (prompt: string, resume: boolean): Promise<string> => {
     const chunks = begin(channel, { prompt, resume })
     const { value } = await chunks.next()
@@ -150,7 +150,7 @@ test('the addresses and credentials in an envelope are those of the worker', asy
   const { open } = await startHub(t)
   const { channel, worker } = await open()
   const polling = worker()
-  await channel.connected(connected)
+  await channel.connected(connected())
   const { sessionId } = channel
   const link = {
     run: (sent: Parameters<typeof channel.run>[0], signal: AbortSignal) =>
@@ -197,7 +197,7 @@ test('a new generation refuses the former one at once, its upload under way too'
       await new Promise(() => {})
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   const { sessionId } = channel
   const chunks = begin(channel)
   await chunks.next()
@@ -225,7 +225,7 @@ test('events of a run that is over, is unknown, or comes already are refused', a
       await new Promise(() => {})
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   const send = (runId: string) =>
     polling.call(`${workerPaths(channel.sessionId).events}?runId=${runId}`, { method: 'POST', body: 'x\n' })
   assert.equal((await send('nothing')).status, 404)

@@ -6,7 +6,7 @@ import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { workerPaths, workerProtocol } from '#contracts/wire/worker'
 import { begin, startHub } from './hub.ts'
 
-const connected = AbortSignal.timeout(60_000)
+const connected = () => AbortSignal.timeout(60_000)
 const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json', runtimeSessionId: text })
 
 test("a worker finds the runner's copy at its start, and the runner keeps what it uploads", async (t) => {
@@ -49,7 +49,7 @@ test('what the runner says of a state wins over what a former worker has on its 
   let rev = 0
   const state = () => (rev === 0 ? undefined : bundle('from the disk'))
   const polling = worker({ state })
-  await channel.connected(connected)
+  await channel.connected(connected())
   rev = 1
   assert.equal(Buffer.from((await channel.exportState())!.bytes).toString(), 'from the disk')
   const next = await hub.open('acme', channel.sessionId)
@@ -68,7 +68,7 @@ test('an export asks the worker, and falls back on the copy that is here', async
   assert.deepEqual(await channel.exportState(), bundle('durable'))
   let has = false
   const polling = worker({ state: () => (has ? { ...bundle('fresh') } : undefined) })
-  await channel.connected(connected)
+  await channel.connected(connected())
   assert.deepEqual(await channel.exportState(), bundle('durable'))
   has = true
   // This worker counts from one: it never read the runner's copy. What it says is older, then.

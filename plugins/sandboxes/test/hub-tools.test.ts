@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { workerPaths } from '#contracts/wire/worker'
 import { pollOf, startHub, until } from './hub.ts'
 
-const connected = AbortSignal.timeout(60_000)
+const connected = () => AbortSignal.timeout(60_000)
 const never = new AbortController().signal
 
 test('a tool is called in the worker, and cancelled there when nobody waits', async (t) => {
@@ -19,7 +19,7 @@ test('a tool is called in the worker, and cancelled there when nobody waits', as
       return { ok: name !== 'fails', content: JSON.stringify(input) }
     },
   })
-  await channel.connected(connected)
+  await channel.connected(connected())
   const limits = { signal: never, timeoutMs: 60_000 }
   assert.deepEqual(await channel.callTool('shell', { command: 'ls' }, limits), {
     ok: true,
@@ -52,7 +52,7 @@ test('a worker that takes no tools, leaves or is silent fails the call; an answe
   const { open } = await startHub(t, { lostMs: 100 })
   const without = await open()
   const polling = without.worker()
-  await without.channel.connected(connected)
+  await without.channel.connected(connected())
   const limits = { signal: never, timeoutMs: 60_000 }
   assert.deepEqual(await without.channel.callTool('shell', {}, limits), {
     ok: false,
@@ -68,7 +68,7 @@ test('a worker that takes no tools, leaves or is silent fails the call; an answe
   const hang = { tool: () => new Promise<never>(() => {}) }
   const silent = await open()
   const stopping = silent.worker(hang)
-  await silent.channel.connected(connected)
+  await silent.channel.connected(connected())
   const unanswered = silent.channel.callTool('shell', {}, limits)
   await until(() => stopping.commands.length === 1, 'the worker has it')
   stopping.stop()
@@ -76,7 +76,7 @@ test('a worker that takes no tools, leaves or is silent fails the call; an answe
 
   const closed = await open()
   closed.worker(hang)
-  await closed.channel.connected(connected)
+  await closed.channel.connected(connected())
   const abandoned = closed.channel.callTool('shell', {}, limits)
   closed.channel.close()
   assert.deepEqual(await abandoned, { ok: false, content: 'The sandbox has left.' })

@@ -1,3 +1,4 @@
+// In a process of its own: it watches how much memory its process takes.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { type ClientRequest, createServer, request as httpRequest } from 'node:http'
