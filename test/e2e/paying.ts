@@ -15,8 +15,8 @@ export interface Payment {
 
 export interface Paying {
   readonly cluster: Cluster
-  /** Every execution of the tool, in the order they arrived. */
-  readonly payments: readonly Payment[]
+  /** Every execution of the tool, in the order they arrived. A test that begins a new story empties it. */
+  readonly payments: Payment[]
   /** Answers the payments that come from now on only once the returned function was called. */
   hold(): () => void
 }

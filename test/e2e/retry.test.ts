@@ -18,8 +18,9 @@ interface Run {
   readonly events: readonly { readonly seq: number; readonly type: string; readonly stage?: string }[]
 }
 
-const onlyRun = async (cluster: Cluster): Promise<Run> => {
-  const runs = await cluster.api<Run[]>('GET', '/api/runs')
+/** The one run of an agent that has had one chat. */
+const onlyRun = async (cluster: Cluster, { profile }: Agent): Promise<Run> => {
+  const runs = await cluster.api<Run[]>('GET', `/api/runs?profile=${profile}`)
   assert.equal(runs.body.length, 1)
   return (await cluster.api<Run>('GET', `/api/runs/${runs.body[0]!.runId}`)).body
 }
@@ -33,14 +34,15 @@ const untilText = async (stream: { frames: AsyncGenerator<Frame> }, wanted: stri
   }
 }
 
-async function meters(dsn: string): Promise<Record<string, unknown>[]> {
+async function meters(dsn: string, runId: string): Promise<Record<string, unknown>[]> {
   const { default: pg } = await import('pg')
   const client = new pg.Client({ connectionString: dsn })
   await client.connect()
   try {
     await client.query("BEGIN; SELECT set_config('app.tenant_id', 'default', true)")
     const { rows } = await client.query<Record<string, unknown>>(
-      'SELECT status, tool_calls, output_tokens::int FROM run_meters ORDER BY recorded_at',
+      'SELECT status, tool_calls, output_tokens::int FROM run_meters WHERE run_id = $1 ORDER BY recorded_at',
+      [runId],
     )
     return rows
   } finally {
@@ -79,9 +81,9 @@ async function assertWhole(
   last: Frame,
   outlived = false,
 ): Promise<void> {
-  assert.equal(last.event, 'done', JSON.stringify([last, await onlyRun(cluster)], null, 1) + cluster.output())
+  assert.equal(last.event, 'done', JSON.stringify([last, await onlyRun(cluster, agent)], null, 1) + cluster.output())
   assert.equal(last.data['message'], 'Let me pay.\n\nIt is done.')
-  const run = await onlyRun(cluster)
+  const run = await onlyRun(cluster, agent)
   assert.deepEqual([run.status, run.result], ['ok', 'Let me pay.\n\nIt is done.'])
   assert.equal(run.attempt > 1, !outlived, 'whoever reads on begins nothing again')
   assert.deepEqual(
@@ -92,7 +94,7 @@ async function assertWhole(
   assert.equal(run.events.filter(({ type }) => type === 'tool_call').length, 1)
   assert.equal(run.events.filter(({ stage }) => stage === 'retrying').length, run.attempt - 1)
   // Three words before the tool, three after it; of the answer that was cut nothing is known.
-  assert.deepEqual(await meters(cluster.dsn), [{ status: 'ok', tool_calls: 1, output_tokens: 6 }])
+  assert.deepEqual(await meters(cluster.dsn, run.runId), [{ status: 'ok', tool_calls: 1, output_tokens: 6 }])
   cluster.model.next({ text: 'You are welcome.' })
   const next = await chat(agent, { message: 'thanks', conversation_id: conversation })
   assert.equal(next.status, 200, JSON.stringify(next.body))
@@ -110,29 +112,88 @@ async function assertWhole(
   )
 }
 
-for (const role of roles) {
-  test(`kill -9 of the ${role} behind a tool call: the run goes on, and the tool is executed once`, async (t) => {
-    const { cluster, payments } = await startPaying(t, 'four')
-    const agent = await cluster.agent('payer', options)
-    const outlives = role === 'conductor'
-    const { stream, conversation } = await midway(cluster, agent, outlives)
-    await cluster.kill(role)
-    await cluster.start(role)
+test('one of four processes dies or stops under a run that is paid for', { timeout: 600_000 }, async (t) => {
+  const { cluster, payments, hold } = await startPaying(t, 'four')
+  /** An agent of this story's own, with whom nobody has talked or paid. */
+  const begin = (story: string): Promise<Agent> => {
+    payments.length = 0
+    return cluster.agent(story, options)
+  }
+  for (const role of roles) {
+    await t.test(
+      `kill -9 of the ${role} behind a tool call: the run goes on, and the tool is executed once`,
+      async () => {
+        const agent = await begin(`without-${role}`)
+        const outlives = role === 'conductor'
+        const { stream, conversation } = await midway(cluster, agent, outlives)
+        await cluster.kill(role)
+        await cluster.start(role)
+        const rest = await all(stream)
+        assert.equal(terminals(rest).length, 1)
+        await assertWhole(cluster, agent, conversation, rest.at(-1)!, outlives)
+        assert.equal(payments.length, 1)
+        const replayed = await all(await resumeStream(agent, stream.response.headers.get('x-public-run-id')!))
+        assert.equal(replayed.at(-1)!.data['message'], 'Let me pay.\n\nIt is done.')
+      },
+    )
+  }
+
+  await t.test(
+    'kill -9 of the sidecar under a tool call: the runner lets the call end, and the next attempt gets its result',
+    async () => {
+      const agent = await begin('held-sidecar')
+      const release = hold()
+      cluster.model.next({ text: 'Let me pay.', toolCalls: [pay] }, { text: 'It is done.' })
+      const stream = await chatStream(agent, { message: 'pay 5' })
+      await eventually('the tool is being executed', async () => payments.length === 1)
+      await cluster.kill('sidecar')
+      await cluster.start('sidecar')
+      await eventually('the run is tried again', async () => (await onlyRun(cluster, agent)).attempt > 1)
+      release()
+      const rest = await all(stream)
+      await assertWhole(cluster, agent, stream.response.headers.get('x-conversation-id')!, rest.at(-1)!)
+      assert.equal(payments.length, 1)
+    },
+  )
+
+  await t.test(
+    'kill -9 of the runner under a tool call: the call is executed again, and the tool can tell that it is the same',
+    async () => {
+      const agent = await begin('held-runner')
+      const release = hold()
+      cluster.model.next({ text: 'Let me pay.', toolCalls: [pay] }, { text: 'It is done.' })
+      const stream = await chatStream(agent, { message: 'pay 5' })
+      await eventually('the tool is being executed, and that is on record', async () => {
+        return payments.length === 1 && (await onlyRun(cluster, agent)).events.some(({ type }) => type === 'tool_call')
+      })
+      await cluster.kill('runner')
+      release()
+      await cluster.start('runner')
+      const rest = await all(stream)
+      assert.equal(rest.at(-1)!.event, 'done', cluster.output())
+      assert.equal(payments.length, 2)
+      assert.equal(payments[0]!.idempotencyKey, payments[1]!.idempotencyKey)
+      assert.equal(payments[0]!.idempotencyKey, `${(await onlyRun(cluster, agent)).runId}:c1`)
+    },
+  )
+
+  await t.test('SIGTERM of the only conductor under a run: it is let end, not interrupted', async () => {
+    const agent = await begin('let-end')
+    const { stream, conversation } = await midway(cluster, agent, true)
+    await cluster.stop('conductor')
+    await cluster.start('conductor')
     const rest = await all(stream)
-    assert.equal(terminals(rest).length, 1)
-    await assertWhole(cluster, agent, conversation, rest.at(-1)!, outlives)
+    await assertWhole(cluster, agent, conversation, rest.at(-1)!, true)
     assert.equal(payments.length, 1)
-    const replayed = await all(await resumeStream(agent, stream.response.headers.get('x-public-run-id')!))
-    assert.equal(replayed.at(-1)!.data['message'], 'Let me pay.\n\nIt is done.')
   })
-}
+})
 
 test('kill -9 of the single process behind a tool call: the next one goes on, and the tool is executed once', async (t) => {
   const { cluster, payments } = await startPaying(t, 'single')
   const agent = await cluster.agent('payer', options)
   const { stream, conversation, publicRunId } = await midway(cluster, agent)
   await eventually('the result of the call is on record', async () =>
-    (await onlyRun(cluster)).events.some(({ type }) => type === 'tool_result'),
+    (await onlyRun(cluster, agent)).events.some(({ type }) => type === 'tool_result'),
   )
   await cluster.kill('conductor')
   await all(stream).catch(() => {})
@@ -141,51 +202,5 @@ test('kill -9 of the single process behind a tool call: the next one goes on, an
   const resumed = await all(await resumeStream(agent, publicRunId))
   assert.equal(terminals(resumed).length, 1)
   await assertWhole(cluster, agent, conversation, resumed.at(-1)!)
-  assert.equal(payments.length, 1)
-})
-
-test('kill -9 of the sidecar under a tool call: the runner lets the call end, and the next attempt gets its result', async (t) => {
-  const { cluster, payments, hold } = await startPaying(t, 'four')
-  const agent = await cluster.agent('payer', options)
-  const release = hold()
-  cluster.model.next({ text: 'Let me pay.', toolCalls: [pay] }, { text: 'It is done.' })
-  const stream = await chatStream(agent, { message: 'pay 5' })
-  await eventually('the tool is being executed', async () => payments.length === 1)
-  await cluster.kill('sidecar')
-  await cluster.start('sidecar')
-  await eventually('the run is tried again', async () => (await onlyRun(cluster)).attempt > 1)
-  release()
-  const rest = await all(stream)
-  await assertWhole(cluster, agent, stream.response.headers.get('x-conversation-id')!, rest.at(-1)!)
-  assert.equal(payments.length, 1)
-})
-
-test('kill -9 of the runner under a tool call: the call is executed again, and the tool can tell that it is the same', async (t) => {
-  const { cluster, payments, hold } = await startPaying(t, 'four')
-  const agent = await cluster.agent('payer', options)
-  const release = hold()
-  cluster.model.next({ text: 'Let me pay.', toolCalls: [pay] }, { text: 'It is done.' })
-  const stream = await chatStream(agent, { message: 'pay 5' })
-  await eventually('the tool is being executed, and that is on record', async () => {
-    return payments.length === 1 && (await onlyRun(cluster)).events.some(({ type }) => type === 'tool_call')
-  })
-  await cluster.kill('runner')
-  release()
-  await cluster.start('runner')
-  const rest = await all(stream)
-  assert.equal(rest.at(-1)!.event, 'done', cluster.output())
-  assert.equal(payments.length, 2)
-  assert.equal(payments[0]!.idempotencyKey, payments[1]!.idempotencyKey)
-  assert.equal(payments[0]!.idempotencyKey, `${(await onlyRun(cluster)).runId}:c1`)
-})
-
-test('SIGTERM of the only conductor under a run: it is let end, not interrupted', async (t) => {
-  const { cluster, payments } = await startPaying(t, 'four')
-  const agent = await cluster.agent('payer', options)
-  const { stream, conversation } = await midway(cluster, agent, true)
-  await cluster.stop('conductor')
-  await cluster.start('conductor')
-  const rest = await all(stream)
-  await assertWhole(cluster, agent, conversation, rest.at(-1)!, true)
   assert.equal(payments.length, 1)
 })
