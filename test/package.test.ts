@@ -16,6 +16,7 @@ test('the npm package holds what runs and what authors read, no tests, no benchm
     'cli/agent-orc.js',
     'cli/main.ts',
     'config/dev.yaml',
+    'config/memory.yaml',
     'config/role.schema.json',
     'docs/plugins.md',
     'kernel/http/listener.ts',

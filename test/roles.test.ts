@@ -12,7 +12,7 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const file = (name: string): string => join(root, 'config', `${name}.yaml`)
 const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
 
-for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev']) {
+for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev', 'memory']) {
   test(`config/${name}.yaml plans with the sample environment`, async () => {
     const role = await loadRole(file(name), { env: sample })
     assert.equal(role.name, name)
@@ -55,6 +55,26 @@ test('the documented default ports hold, and the internal listener is off unless
     workers: 0,
     sidecar: 7070,
   })
+  assert.deepEqual(await ports('memory'), {
+    gateway: 8090,
+    conductor: 8080,
+    internal: undefined,
+    runner: 7060,
+    sidecar: undefined,
+  })
+})
+
+test('memory needs no variable and no database: it names the server of none, and all that a database serves is there', async () => {
+  const role = await loadRole(file('memory'), { env: {} })
+  const order = plan(role).map(({ plugin }) => plugin.name)
+  assert.ok(order.includes('no-database') && !order.includes('database') && !order.includes('embedded-postgres'))
+  assert.doesNotMatch(await readFile(file('memory'), 'utf8'), /POSTGRES_|PGHOST/)
+  const dev = plan(await loadRole(file('dev'), { env: { ...sample, AGENT_ORC_DATA: '/data' } }))
+  const needy = dev.filter(({ plugin }) => Object.values(plugin.requires).some(({ id }) => id === 'core.database'))
+  assert.deepEqual(
+    needy.map(({ plugin }) => plugin.name).filter((name) => !order.includes(name)),
+    [],
+  )
 })
 
 test('a gateway without its variables says everything that is missing, with the lines', async () => {

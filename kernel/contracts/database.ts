@@ -1,3 +1,5 @@
+import { appError } from '../errors.ts'
+import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
 
 export interface Statement {
@@ -38,6 +40,11 @@ export interface UnitOptions {
  * a statement's own failure keeps its SQLSTATE in `code`.
  */
 export interface Database {
+  /**
+   * The role has none: every call rejects with 503 `database_required`. What such a role is for is kept in memory instead, and
+   * routes for which that is no use say `needsDatabase`.
+   */
+  readonly absent?: true
   /** Opens a transaction with `app.tenant_id` set inside it, and commits when `work` resolves. */
   tenant<T>(tenantId: string, work: (tx: TenantTx) => Promise<T>): Promise<T>
   system<T>(work: (tx: SystemTx) => Promise<T>): Promise<T>
@@ -62,6 +69,26 @@ export interface Database {
 }
 
 export const Database = capability<Database>('core.database')
+
+export const databaseRequired = appError(
+  'database_required',
+  503,
+  'This server has no PostgreSQL database, which this needs: start the roles that have one, with POSTGRES_DSN set.',
+)
+
+/** For a scope whose routes all need the database. Where there is none each answers so, once it is known who asks. */
+export function needsDatabase(app: App, { absent }: Pick<Database, 'absent'>): void {
+  if (!absent) return
+  // No request gets as far as the schemas of these routes, and compiling them is most of a start.
+  app.setValidatorCompiler(() => () => true).setSerializerCompiler(() => JSON.stringify)
+  app.addHook('onRequest', async () => {
+    throw databaseRequired()
+  })
+}
+
+/** Undefined in a role without a database, whether it says so or lists none. */
+export const presentDatabase = (database: Database | undefined): Database | undefined =>
+  database?.absent ? undefined : database
 
 /** SQLSTATE of an error raised by a statement, e.g. `23505` for a unique violation. */
 export const sqlState = (error: unknown): string | undefined => {

@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, InternalGuard, Tokens } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, needsDatabase, presentDatabase } from '#contracts/database'
 import { Signers } from '#contracts/signing'
 import { acceptLinks } from '#kit'
 import { createApiGuard, createAuthenticate } from './api-guard.ts'
@@ -36,7 +36,9 @@ export default definePlugin({
   provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites },
   async setup({ config, deps: { tokens, signers, database }, listeners, log, routes, onStop }) {
     const { bootstrapKey, bootstrapTenant, adminTenant } = config
-    const keys = database && createKeyLookup(database, log)
+    // Without a database there are no keys but the bootstrap one.
+    const stored = presentDatabase(database)
+    const keys = stored && createKeyLookup(stored, log)
     if (keys) onStop(() => keys.settled())
     const authenticate = createAuthenticate({
       tokens,
@@ -49,6 +51,7 @@ export default definePlugin({
       const service = createApiKeyService(database, tokens)
       routes('conductor', async (app) => {
         api.protect(app)
+        needsDatabase(app, database)
         apiKeyRoutes(app, api, service)
       })
     }

@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, needsDatabase } from '#contracts/database'
 import { Idempotency } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { RunDispatch } from '#contracts/runs'
@@ -29,7 +29,7 @@ export default definePlugin({
   async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
     const { database, tokens, kv, dispatch, idempotency } = deps
     // Said at boot, not at the first chat: without the pepper no key could be checked.
-    tokens.hash('ao:pub-key:v1', '')
+    if (!database.absent) tokens.hash('ao:pub-key:v1', '')
     const metrics = createMetrics(registry, () => follower.size)
     const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
     const sweep = createSweep(database, log)
@@ -41,6 +41,7 @@ export default definePlugin({
 
     routes('gateway', async (app) => {
       metrics.observe(app)
+      needsDatabase(app, database)
       admission.crossOrigin(app)
       const limit = await createKeyLimit(app, kv, config.rateLimitBackend === 'memory' ? 'process' : 'shared')
       await app.register(async (guarded) => {
@@ -53,6 +54,7 @@ export default definePlugin({
         conversationRoutes(guarded, common)
       })
     })
+    if (database.absent) return {}
     onStart(async () => {
       admission.start()
       sweep.start()

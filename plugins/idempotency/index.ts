@@ -10,7 +10,7 @@ export default definePlugin({
   provides: { idempotency: Idempotency },
   async setup({ deps, log, onStart, onStop }) {
     const keys = createKeys(deps.database, log)
-    onStart(async () => keys.start())
+    if (!deps.database.absent) onStart(async () => keys.start())
     onStop(() => keys.stop())
     return { idempotency: keys }
   },

@@ -1,14 +1,14 @@
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, type Registry } from 'prom-client'
 import { type App, definePlugin, maybe, Settings } from '#kernel'
-import { Database } from '#contracts/database'
+import { Database, presentDatabase } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
 import { createFailover, type Failover, type FailoverOptions } from './failover.ts'
 import { createChannels, createKv, createNotifications } from './kv.ts'
 import { createMemoryStore } from './memory.ts'
 import { createPostgresStore } from './postgres.ts'
-import { addressProblem, createRedisStore } from './redis.ts'
+import type * as RedisDriver from './redis.ts'
 import type { Channels } from './store.ts'
 
 /** Nonces, limits and wake-ups that processes share. ADR 31. */
@@ -30,27 +30,29 @@ export default definePlugin({
   requires: { database: maybe(Database) },
   provides: { kv: Kv, readiness: ReadinessChecks },
   async setup({ config: { url, withoutRedis }, deps, innermost, log, metrics, onStop }) {
-    const problem = url === undefined ? undefined : addressProblem(url)
+    // Loaded where it is used: a role without Redis is there sooner.
+    const driver = url === undefined ? undefined : await import('./redis.ts')
+    const problem = driver?.addressProblem(url!)
     if (problem !== undefined) throw new Error(problem)
     const channels = createChannels(log)
     const memory = createMemoryStore()
     onStop(async () => memory.close())
-    const database = url === undefined && withoutRedis === 'memory' ? undefined : deps.database
+    const database = url === undefined && withoutRedis === 'memory' ? undefined : presentDatabase(deps.database)
     const postgres = database && createPostgresStore({ database, log })
     if (postgres) onStop(() => postgres.close())
 
     // Redis tells of its switches only later, so what is made below is there by then.
     const redis =
-      url === undefined
-        ? undefined
-        : openRedis(url, {
-            channels,
-            listener: innermost,
-            log,
-            metrics,
-            replaced: postgres !== undefined,
-            onSwitch: () => notifications?.switched(),
-          })
+      driver &&
+      openRedis(url!, {
+        driver,
+        channels,
+        listener: innermost,
+        log,
+        metrics,
+        replaced: postgres !== undefined,
+        onSwitch: () => notifications?.switched(),
+      })
     const up = (): boolean => redis?.failover.up ?? false
     const notifications = database && createNotifications({ database, channels, log, away: () => !up() })
     if (notifications) onStop(() => notifications.close())
@@ -66,15 +68,16 @@ export default definePlugin({
 })
 
 interface RedisParts extends Pick<FailoverOptions, 'log' | 'replaced' | 'onSwitch'> {
+  readonly driver: typeof RedisDriver
   readonly channels: Channels
   readonly listener: App | undefined
   readonly metrics: Registry
 }
 
-function openRedis(url: string, { channels, listener, metrics, ...options }: RedisParts) {
+function openRedis(url: string, { driver, channels, listener, metrics, ...options }: RedisParts) {
   const onFallback = createMetrics(metrics, () => failover.up)
   const failover: Failover = createFailover({ ...options, onFallback, probe: () => store.probe() })
-  const store = createRedisStore(url, { channels, listener, onLost: failover.lost })
+  const store = driver.createRedisStore(url, { channels, listener, onLost: failover.lost })
   return { store, failover }
 }
 

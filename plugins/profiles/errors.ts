@@ -5,6 +5,8 @@ export const unknownVersion = notFound
 export const nameTaken = (name: string) => conflict({ message: `There already is a profile named '${name}'.` })
 export const idTaken = (id: string) => conflict({ message: `Another profile has the id '${id}'.` })
 export const idChanged = () => conflict({ message: 'The id of a profile cannot change; leave it out.' })
+export const tooManyProfiles = (most: number) =>
+  conflict({ message: `Without a database a tenant has at most ${most} profiles; delete some first.` })
 export const nameMismatch = appError('invalid_request', 400, 'The name in the body is not the one in the path.')
 export const unstorableText = appError(
   'invalid_request',

@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, needsDatabase } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { RunnerPool } from '#contracts/runner'
@@ -9,9 +9,11 @@ import { Skills } from '#contracts/skills'
 import { Broadcast } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
 import { createProfileLookup } from './lookup.ts'
+import { MemoryProfileStore } from './memory.ts'
 import { poolRoutes } from './pools.routes.ts'
 import { profileRoutes, profileWriteRoutes, type ViewOf } from './routes.ts'
 import { createProfileService } from './service.ts'
+import { PostgresProfileStore } from './store.ts'
 import { versionRoutes } from './versions.routes.ts'
 import { workerPlacementOf } from './worker-placement.ts'
 
@@ -36,15 +38,17 @@ export default definePlugin({
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
     const { guard, database, pool, skills, mcpServers } = deps
+    const memory = database.absent ? new MemoryProfileStore() : undefined
+    const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new Broadcast({
       pool,
       log,
-      changes: createChangeLog(database),
+      changes: memory ?? createChangeLog(database),
       everyMs: config.broadcastEvery ?? 30_000,
       signal: stopping,
     })
     void broadcast.watch()
-    const service = createProfileService(database, broadcast, { skills, mcpServers })
+    const service = createProfileService(store, database, broadcast, { skills, mcpServers })
     const viewOf: ViewOf = (profile) => {
       const { placement: _, ...stored } = profile
       const workerPlacement = workerPlacementOf(profile, pool?.fleet() ?? [])
@@ -52,11 +56,15 @@ export default definePlugin({
     }
     routes('conductor', async (app) => {
       guard.protect(app)
-      profileRoutes(app, guard, database, viewOf)
+      profileRoutes(app, guard, store, viewOf)
       profileWriteRoutes(app, guard, service, viewOf)
+    })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, database)
       versionRoutes(app, guard, database, service, viewOf)
       poolRoutes(app, guard, database, broadcast)
     })
-    return { profiles: createProfileLookup(database) }
+    return { profiles: memory ?? createProfileLookup(store) }
   },
 })

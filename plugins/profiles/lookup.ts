@@ -1,6 +1,5 @@
-import type { Database } from '#contracts/database'
 import type { PlacedProfile, Profiles } from '#contracts/profiles'
-import { findPlaced, findProfile, findProfileIn } from './store.ts'
+import { findProfileIn, type ProfileStore } from './store.ts'
 
 /** Some ten kilobytes each, in the worst case some hundreds. */
 const mostRemembered = 1_000
@@ -10,17 +9,17 @@ const mostRemembered = 1_000
  * a run with one has the store compare its revision in the statement that starts it, so a profile from memory is as good as one
  * that was read, and costs no round trip.
  */
-export function createProfileLookup(database: Database): Profiles {
+export function createProfileLookup(store: ProfileStore): Profiles {
   // Insertion order is age: the one that was read first gives way.
   const known = new Map<string, PlacedProfile>()
   return {
-    find: (tenantId, name) => findProfile(database, tenantId, name),
+    find: (tenantId, name) => store.find(tenantId, name),
     findIn: findProfileIn,
     async findPlaced(tenantId, name, fresh = false) {
       const key = `${tenantId}\n${name}`
       const remembered = fresh ? undefined : known.get(key)
       if (remembered) return remembered
-      const found = await findPlaced(database, tenantId, name)
+      const found = await store.findPlaced(tenantId, name)
       known.delete(key)
       if (found) known.set(key, found)
       if (known.size > mostRemembered) known.delete(known.keys().next().value!)

@@ -1,7 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import type { Database } from '#contracts/database'
 import { pageHeaders } from '#contracts/paging'
 import { isProfileName, type Profile } from '#contracts/profiles'
 import { unknownProfile } from './errors.ts'
@@ -16,7 +15,7 @@ import {
   WriteHeaders,
 } from './schema.ts'
 import type { ProfileService } from './service.ts'
-import { findPlaced, listProfiles } from './store.ts'
+import type { ProfileStore } from './store.ts'
 
 const tags = ['profiles']
 
@@ -24,7 +23,7 @@ const tags = ['profiles']
 export type ViewOf = (profile: Profile) => ProfileView
 
 /** Profiles. Specification 4.3. */
-export function profileRoutes(app: App, guard: Guard, database: Database, viewOf: ViewOf): void {
+export function profileRoutes(app: App, guard: Guard, store: ProfileStore, viewOf: ViewOf): void {
   app.get(
     '/api/profiles',
     {
@@ -40,7 +39,7 @@ export function profileRoutes(app: App, guard: Guard, database: Database, viewOf
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { q, ...page } = request.query
-      const { profiles, total } = await listProfiles(database, tenantId, q, page)
+      const { profiles, total } = await store.list(tenantId, q, page)
       void reply.headers(pageHeaders(request.url, page, total))
       return profiles.map(viewOf)
     },
@@ -60,7 +59,7 @@ export function profileRoutes(app: App, guard: Guard, database: Database, viewOf
     },
     async (request, reply) => {
       const name = knownName(request.params.name)
-      const placed = await findPlaced(database, guard.callerOf(request).tenantId, name)
+      const placed = await store.findPlaced(guard.callerOf(request).tenantId, name)
       if (!placed) throw unknownProfile()
       const { profile } = placed
       void reply.header('etag', etagOf(profile.version))

@@ -8,7 +8,7 @@ import { documentOf, type ProfileDocument } from './document.ts'
 import { nameMismatch, poolWithoutRuntime, unknownMcpServer, unknownPool, unknownSkill } from './errors.ts'
 import { runtimesOfPool } from './pools.store.ts'
 import type { ReplaceProfile } from './schema.ts'
-import { deleteProfile, type Expected, insertProfile, replaceProfile, type Writer } from './store.ts'
+import type { Expected, ProfileStore, Writer } from './store.ts'
 import { findVersion } from './versions.store.ts'
 
 /** Where the names in a profile lead. A catalogue that this role leaves out has nothing. */
@@ -18,7 +18,12 @@ export interface References {
 }
 
 /** Writes commit first and are broadcast afterwards: what is stored is the truth. Specification 4.3. */
-export function createProfileService(database: Database, broadcast: Broadcast, references: References) {
+export function createProfileService(
+  store: ProfileStore,
+  database: Database,
+  broadcast: Broadcast,
+  references: References,
+) {
   /** A pool that is deleted after this look is refused by the database. */
   const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
     if (pool === undefined) return
@@ -35,7 +40,7 @@ export function createProfileService(database: Database, broadcast: Broadcast, r
   return {
     async create(tenantId: string, input: ProfileInput, writer: Writer): Promise<Profile> {
       const document = await check(tenantId, documentOf(input))
-      const profile = await insertProfile(database, tenantId, input.name, input.id ?? newId('prof'), document, writer)
+      const profile = await store.insert(tenantId, input.name, input.id ?? newId('prof'), document, writer)
       await broadcast.changed(tenantId)
       return profile
     },
@@ -48,7 +53,7 @@ export function createProfileService(database: Database, broadcast: Broadcast, r
     ): Promise<Profile> {
       if (input.name !== undefined && input.name !== name) throw nameMismatch()
       const document = await check(tenantId, documentOf(input))
-      const profile = await replaceProfile(database, tenantId, name, { id: input.id, versions }, document, writer)
+      const profile = await store.replace(tenantId, name, { id: input.id, versions }, document, writer)
       await broadcast.changed(tenantId)
       return profile
     },
@@ -63,12 +68,12 @@ export function createProfileService(database: Database, broadcast: Broadcast, r
       const { document } = await findVersion(database, tenantId, name, version)
       await check(tenantId, document)
       const writer = { keyId, restoredFrom: version }
-      const profile = await replaceProfile(database, tenantId, name, { versions }, document, writer)
+      const profile = await store.replace(tenantId, name, { versions }, document, writer)
       await broadcast.changed(tenantId)
       return profile
     },
     async remove(tenantId: string, name: string, versions: Expected['versions']): Promise<void> {
-      await deleteProfile(database, tenantId, name, { versions })
+      await store.remove(tenantId, name, { versions })
       await broadcast.changed(tenantId)
     },
   }

@@ -12,6 +12,40 @@ import {
   unstorableText,
 } from './errors.ts'
 
+/** The profiles of all tenants: in PostgreSQL, or in memory where there is no database. */
+export interface ProfileStore {
+  find(tenantId: string, name: string): Promise<Profile | undefined>
+  /** A profile with its pool, and the revision of the tenant's profiles and pools at that moment. */
+  findPlaced(tenantId: string, name: string): Promise<PlacedProfile | undefined>
+  /** By name. `q`: a part of the name, in any case. */
+  list(tenantId: string, q: string | undefined, page: Page): Promise<{ profiles: Profile[]; total: number }>
+  /** `conflict` 409 when its name or id is taken. */
+  insert(tenantId: string, name: string, id: string, document: ProfileDocument, writer: Writer): Promise<Profile>
+  /** `not_found` 404, `conflict` 409 for another id, `precondition_failed` 412 for another version. */
+  replace(
+    tenantId: string,
+    name: string,
+    expected: Expected,
+    document: ProfileDocument,
+    writer: Writer,
+  ): Promise<Profile>
+  /** `not_found` 404, `precondition_failed` 412. */
+  remove(tenantId: string, name: string, expected: Expected): Promise<void>
+}
+
+/** Who writes a version and what it repeats: the database keeps both with it. */
+export interface Writer {
+  readonly keyId: string
+  readonly restoredFrom?: number
+}
+
+/** What of the stored profile a write insists on. */
+export interface Expected {
+  readonly id?: string | undefined
+  /** Versions of which it must be one; any unless given. */
+  readonly versions?: readonly number[] | undefined
+}
+
 export interface ProfileRow {
   name: string
   id: string
@@ -52,59 +86,15 @@ const toPlaced = (row: PlacedRow): Profile => ({
       }),
 })
 
-const find = (tenantId: string, name: string): Statement => ({
+const findStatement = (tenantId: string, name: string): Statement => ({
   name: 'profiles_find',
   text: `SELECT ${profileColumns} FROM profiles p WHERE p.tenant_id = $1 AND p.name = $2`,
   values: [tenantId, name],
 })
 
-export async function findProfile(database: Database, tenantId: string, name: string): Promise<Profile | undefined> {
-  const [row] = await database.unit<ProfileRow>(tenantId, find(tenantId, name))
-  return row && toProfile(row)
-}
-
 export async function findProfileIn(tx: TenantTx, name: string): Promise<Profile | undefined> {
-  const [row] = await tx.query<ProfileRow>(find(tx.tenantId, name))
+  const [row] = await tx.query<ProfileRow>(findStatement(tx.tenantId, name))
   return row && toProfile(row)
-}
-
-/** A profile with its pool, and the revision of the tenant's profiles and pools at that moment. */
-export async function findPlaced(
-  database: Database,
-  tenantId: string,
-  name: string,
-): Promise<PlacedProfile | undefined> {
-  const [row] = await database.unit<PlacedRow & { revision: number }>(tenantId, {
-    name: 'profiles_find_placed',
-    text: `SELECT ${placedColumns}, (SELECT broadcast_revision FROM tenants WHERE id = $1) AS revision
-           FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
-    values: [tenantId, name],
-  })
-  return row && { profile: toPlaced(row), revision: row.revision }
-}
-
-/** `q`: a part of the name, in any case. */
-export async function listProfiles(
-  database: Database,
-  tenantId: string,
-  q: string | undefined,
-  page: Page,
-): Promise<{ profiles: Profile[]; total: number }> {
-  const wanted = `p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)`
-  const [rows, [count]] = await database.batch<[PlacedRow[], { total: number }[]]>(tenantId, [
-    {
-      text: `SELECT ${placedColumns} FROM ${withPool} WHERE ${wanted} ORDER BY p.name LIMIT $3 OFFSET $4`,
-      values: [tenantId, q ?? null, ...pageValues(page)],
-    },
-    { text: `SELECT count(*)::int AS total FROM profiles p WHERE ${wanted}`, values: [tenantId, q ?? null] },
-  ])
-  return { profiles: rows.map(toPlaced), total: count!.total }
-}
-
-/** Who writes a version and what it repeats: the database keeps both with it. */
-export interface Writer {
-  readonly keyId: string
-  readonly restoredFrom?: number
 }
 
 const writtenBy = ({ keyId, restoredFrom }: Writer): Statement => ({
@@ -112,76 +102,93 @@ const writtenBy = ({ keyId, restoredFrom }: Writer): Statement => ({
   values: [keyId, restoredFrom === undefined ? '' : String(restoredFrom)],
 })
 
-export async function insertProfile(
-  database: Database,
-  tenantId: string,
-  name: string,
-  id: string,
-  document: ProfileDocument,
-  writer: Writer,
-): Promise<Profile> {
-  const insert = {
-    text: `INSERT INTO profiles AS p (tenant_id, name, id, document) VALUES ($1, $2, $3, $4)`,
-    values: [tenantId, name, id, JSON.stringify(document)],
+/** In PostgreSQL, which makes each write a version and a change for the runners. */
+export class PostgresProfileStore implements ProfileStore {
+  readonly #database: Database
+
+  constructor(database: Database) {
+    this.#database = database
   }
-  const [, , rows] = await database
-    .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), insert, findWritten(tenantId, name)])
-    .catch((error: unknown) => {
-      if (sqlState(error) !== '23505') throw readable(error, document)
-      throw violatedConstraint(error) === 'profiles_id' ? idTaken(id) : nameTaken(name)
-    })
-  return toPlaced(rows[0]!)
-}
 
-/** What of the stored profile a write insists on. */
-export interface Expected {
-  readonly id?: string | undefined
-  /** Versions of which it must be one; any unless given. */
-  readonly versions?: readonly number[] | undefined
-}
-
-export async function replaceProfile(
-  database: Database,
-  tenantId: string,
-  name: string,
-  expected: Expected,
-  document: ProfileDocument,
-  writer: Writer,
-): Promise<Profile> {
-  const { id, versions } = expected
-  const update = {
-    text: `UPDATE profiles SET document = $3, updated_at = now()
-           WHERE tenant_id = $1 AND name = $2 AND id = COALESCE($4, id) AND ($5::int[] IS NULL OR version = ANY ($5::int[]))
-           RETURNING version`,
-    values: [tenantId, name, JSON.stringify(document), id ?? null, versions ?? null],
+  async find(tenantId: string, name: string): Promise<Profile | undefined> {
+    const [row] = await this.#database.unit<ProfileRow>(tenantId, findStatement(tenantId, name))
+    return row && toProfile(row)
   }
-  const [, written, rows] = await database
-    .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), update, findWritten(tenantId, name)])
-    .catch((error: unknown) => {
-      throw readable(error, document)
+  async findPlaced(tenantId: string, name: string): Promise<PlacedProfile | undefined> {
+    const [row] = await this.#database.unit<PlacedRow & { revision: number }>(tenantId, {
+      name: 'profiles_find_placed',
+      text: `SELECT ${placedColumns}, (SELECT broadcast_revision FROM tenants WHERE id = $1) AS revision
+             FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
+      values: [tenantId, name],
     })
-  if (!rows[0]) throw unknownProfile()
-  if (written.length === 0) throw refused(rows[0], expected)
-  return toPlaced(rows[0])
-}
-
-export async function deleteProfile(
-  database: Database,
-  tenantId: string,
-  name: string,
-  expected: Expected,
-): Promise<void> {
-  const { versions } = expected
-  const [deleted, [left]] = await database.batch<[object[], ProfileRow[]]>(tenantId, [
-    {
-      text: `DELETE FROM profiles WHERE tenant_id = $1 AND name = $2 AND ($3::int[] IS NULL OR version = ANY ($3::int[]))
-             RETURNING name`,
-      values: [tenantId, name, versions ?? null],
-    },
-    find(tenantId, name),
-  ])
-  if (deleted.length > 0) return
-  throw left ? refused(left, expected) : unknownProfile()
+    return row && { profile: toPlaced(row), revision: row.revision }
+  }
+  async list(tenantId: string, q: string | undefined, page: Page): Promise<{ profiles: Profile[]; total: number }> {
+    const wanted = `p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)`
+    const [rows, [count]] = await this.#database.batch<[PlacedRow[], { total: number }[]]>(tenantId, [
+      {
+        text: `SELECT ${placedColumns} FROM ${withPool} WHERE ${wanted} ORDER BY p.name LIMIT $3 OFFSET $4`,
+        values: [tenantId, q ?? null, ...pageValues(page)],
+      },
+      { text: `SELECT count(*)::int AS total FROM profiles p WHERE ${wanted}`, values: [tenantId, q ?? null] },
+    ])
+    return { profiles: rows.map(toPlaced), total: count!.total }
+  }
+  async insert(
+    tenantId: string,
+    name: string,
+    id: string,
+    document: ProfileDocument,
+    writer: Writer,
+  ): Promise<Profile> {
+    const insert = {
+      text: `INSERT INTO profiles AS p (tenant_id, name, id, document) VALUES ($1, $2, $3, $4)`,
+      values: [tenantId, name, id, JSON.stringify(document)],
+    }
+    const [, , rows] = await this.#database
+      .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), insert, findWritten(tenantId, name)])
+      .catch((error: unknown) => {
+        if (sqlState(error) !== '23505') throw readable(error, document)
+        throw violatedConstraint(error) === 'profiles_id' ? idTaken(id) : nameTaken(name)
+      })
+    return toPlaced(rows[0]!)
+  }
+  async replace(
+    tenantId: string,
+    name: string,
+    expected: Expected,
+    document: ProfileDocument,
+    writer: Writer,
+  ): Promise<Profile> {
+    const { id, versions } = expected
+    const update = {
+      text: `UPDATE profiles SET document = $3, updated_at = now()
+             WHERE tenant_id = $1 AND name = $2 AND id = COALESCE($4, id) AND ($5::int[] IS NULL OR version = ANY ($5::int[]))
+             RETURNING version`,
+      values: [tenantId, name, JSON.stringify(document), id ?? null, versions ?? null],
+    }
+    const [, written, rows] = await this.#database
+      .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), update, findWritten(tenantId, name)])
+      .catch((error: unknown) => {
+        throw readable(error, document)
+      })
+    if (!rows[0]) throw unknownProfile()
+    if (written.length === 0) throw refused(rows[0], expected)
+    return toPlaced(rows[0])
+  }
+  async remove(tenantId: string, name: string, expected: Expected): Promise<void> {
+    const { versions } = expected
+    const [deleted, [left]] = await this.#database.batch<[object[], ProfileRow[]]>(tenantId, [
+      {
+        text: `DELETE FROM profiles WHERE tenant_id = $1 AND name = $2 AND ($3::int[] IS NULL OR version = ANY ($3::int[]))
+               RETURNING name`,
+        values: [tenantId, name, versions ?? null],
+      },
+      findStatement(tenantId, name),
+    ])
+    if (deleted.length > 0) return
+    throw left ? refused(left, expected) : unknownProfile()
+  }
 }
 
 /** Reads back what the same transaction wrote, with the pool; or, when it wrote nothing, what is in the way. */

@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, maybe, Settings } from '#kernel'
 import { ApiGuard, Tokens } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, needsDatabase } from '#contracts/database'
 import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
 import { Webhooks } from '#contracts/webhooks'
@@ -32,6 +32,7 @@ export default definePlugin({
     const service = createPublishingService({ database, profiles, tokens, webhooks, publicHost: config.publicHost })
     routes('conductor', async (app) => {
       guard.protect(app)
+      needsDatabase(app, database)
       publishedRoutes(app, guard, service)
       publishingRoutes(app, guard, service)
       keyRoutes(app, guard, service)

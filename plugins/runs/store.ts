@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database } from '#contracts/database'
+import { type Database, presentDatabase } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
 import type { RunStore } from '#contracts/run-store'
 
@@ -21,15 +21,17 @@ export interface StoreOptions {
 /** The store that the role has: PostgreSQL, or the memory of this process where there is no database. The other is not loaded. */
 export async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): Promise<RunStore> {
   const { dir, heartbeat, lease, sweep } = config
-  const { database, prices } = deps
+  const database = presentDatabase(deps.database)
   const folder = dir === undefined ? undefined : await (await import('./journal/folder.ts')).JournalFolder.open(dir)
   if (!database) {
-    if (folder) return (await import('./memory/kept.ts')).KeptRunStore.open(folder)
-    return new (await import('./memory/store.ts')).MemoryRunStore()
+    if (!folder) return new (await import('./memory/store.ts')).MemoryRunStore()
+    const kept = await (await import('./memory/kept.ts')).KeptRunStore.open(folder)
+    onStop(() => kept.close())
+    return kept
   }
   const { createPostgresRunStore } = await import('./postgres/store.ts')
   const timing = { heartbeatMs: heartbeat, leaseMs: lease, sweepMs: sweep }
-  const store = createPostgresRunStore(database, { ...timing, prices, log })
+  const store = createPostgresRunStore(database, { ...timing, prices: deps.prices, log })
   onStart(() => store.open())
   onStop(() => store.close())
   if (!folder) return store

@@ -1,6 +1,6 @@
 import { definePlugin } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, needsDatabase } from '#contracts/database'
 import { PublishedStats } from '#contracts/stats'
 import { createPublishedStats } from './published.ts'
 import { createReader } from './reader.ts'
@@ -15,6 +15,7 @@ export default definePlugin({
     const reader = createReader(deps.database)
     routes('conductor', async (app) => {
       deps.guard.protect(app)
+      needsDatabase(app, deps.database)
       statsRoutes(app, deps.guard, reader)
     })
     return { published: createPublishedStats(reader) }

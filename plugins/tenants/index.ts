@@ -1,6 +1,6 @@
 import { definePlugin, maybe } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, needsDatabase } from '#contracts/database'
 import { RunStore } from '#contracts/run-store'
 import { RunDispatch } from '#contracts/runs'
 import { createRunCanceller, createTenantService } from './service.ts'
@@ -17,6 +17,7 @@ export default definePlugin({
     const service = createTenantService(database, (tenantId) => canceller?.cancelAll(tenantId))
     routes('conductor', async (app) => {
       guard.protect(app)
+      needsDatabase(app, database)
       tenantRoutes(app, guard, service)
     })
     return {}

@@ -2,7 +2,7 @@ import { Counter } from 'prom-client'
 import { Type } from '@sinclair/typebox'
 import { Base64Secret, CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, databaseRequired, needsDatabase } from '#contracts/database'
 import { type FindRun, Webhooks } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
 import { Deliverer, startRounds } from './deliverer.ts'
@@ -70,7 +70,7 @@ export default definePlugin({
     onStop(async () => {
       for (const stop of listening) await stop()
     })
-    if (secrets) {
+    if (secrets && !database.absent) {
       onStart(async () => {
         listening.push(await database.listen('webhooks', wake), startRounds(database, wake, log))
       })
@@ -78,12 +78,14 @@ export default definePlugin({
     const service = createWebhookService({ database, outbox, secrets, wake })
     routes('conductor', async (app) => {
       guard.protect(app)
+      needsDatabase(app, database)
       deliveryRoutes(app, guard, service)
       secretRoutes(app, guard, service)
     })
     return {
       webhooks: {
         check(url) {
+          if (database.absent) throw databaseRequired()
           if (!secrets) throw webhooksUnavailable()
           policy.check(url)
         },

@@ -1,4 +1,3 @@
-import { createAnthropic } from '@ai-sdk/anthropic'
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { defineModelProvider } from '#kit/models'
@@ -18,6 +17,8 @@ export default defineModelProvider({
   }),
   async create({ apiKey, baseUrl }, { fetch, egress }) {
     if (!apiKey && !baseUrl && !egress) return undefined
+    // Loaded where it is offered.
+    const { createAnthropic } = await import('@ai-sdk/anthropic')
     const provider = createAnthropic({
       baseURL: egress?.baseUrl ?? versioned(baseUrl || 'https://api.anthropic.com'),
       // Without one the package would look into the environment, which belongs to the role file alone.

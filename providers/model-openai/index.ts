@@ -1,7 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { defineModelProvider } from '#kit/models'
-import { createChatModels } from './chat.ts'
 
 /** Models behind the OpenAI chat completions API: OpenAI itself, or any compatible server by `baseUrl`. */
 export default defineModelProvider({
@@ -18,6 +17,8 @@ export default defineModelProvider({
   }),
   async create({ apiKey, baseUrl }, { fetch, post, egress }) {
     if (!apiKey && !baseUrl && !egress) return undefined
+    // Loaded where it is offered.
+    const { createChatModels } = await import('./chat.ts')
     const model = createChatModels({
       baseUrl: egress?.baseUrl ?? (baseUrl || 'https://api.openai.com/v1'),
       headers: apiKey ? { authorization: `Bearer ${apiKey}` } : {},

@@ -8,7 +8,6 @@ import { createHistory } from './conversation.ts'
 import { createCatalog } from './models.ts'
 import { createOutputForm } from './output.ts'
 import { createTurns } from './run.ts'
-import { connectTools, createSilence } from './tools/connect.ts'
 
 /** The runtime `general`: our own step loop over any model provider, with tools of the session and of MCP servers, and a bounded history. */
 export default defineRuntime({
@@ -18,7 +17,14 @@ export default defineRuntime({
     const history = createHistory()
     const connections = createModelConnections()
     const schemas = createOutputSchemas()
-    const silence = createSilence()
+    type Connect = Parameters<typeof createTurns>[0]['connect']
+    // The MCP client is half of what there is to load: it comes with the first run that has tools.
+    let connecting: Promise<Connect> | undefined
+    const loadTools = async (): Promise<Connect> => {
+      const { connectTools, createSilence } = await import('./tools/connect.ts')
+      const silence = createSilence()
+      return (run, signal) => connectTools(connections.fetch, run, config.maxToolSchemas, silence, signal)
+    }
     onStop(connections.close)
     const turns = createTurns({
       history,
@@ -26,7 +32,7 @@ export default defineRuntime({
       reasoningEvents: config.reasoningEvents,
       modelOf: createCatalog(models, config),
       formOf: (format) => createOutputForm(format, schemas),
-      connect: (run, signal) => connectTools(connections.fetch, run, config.maxToolSchemas, silence, signal),
+      connect: async (run, signal) => (await (connecting ??= loadTools()))(run, signal),
     })
     return {
       contract: 'runtime/1',

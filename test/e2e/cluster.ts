@@ -12,7 +12,7 @@ import { freshDatabase, type ModelServer, startModelServer } from '#testing'
 /** `single`: every plugin in one process, hops are function calls. `four`: one process per role, hops are HTTP. */
 export type Form = 'single' | 'four'
 export const forms: readonly Form[] = ['single', 'four']
-export type RoleName = 'dev' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
+export type RoleName = 'dev' | 'memory' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
 

@@ -33,6 +33,12 @@ export class KeptRunStore extends MemoryRunStore {
     return store
   }
 
+  /** Leaves runs under way to the next start. */
+  async close(): Promise<void> {
+    for (const file of this.#open.values()) await file.close().catch(() => {})
+    this.#open.clear()
+  }
+
   override async start(run: StartRun) {
     return this.#begun(await super.start(run))
   }
@@ -59,13 +65,14 @@ export class KeptRunStore extends MemoryRunStore {
     const { claim, tail } = run
     return this.#inTurn(claim, async () => {
       const file = this.#open.get(keyOf(claim))
+      const ending = endingOf(run)
       if (file) {
         if (tail) await file.append(tail)
-        await file.finish(endingOf(run))
+        await file.finish(ending)
         await this.#folder.sync(claim.tenantId)
         this.#open.delete(keyOf(claim))
       }
-      return super.finish(run)
+      return this.finishAt(run, ending.finishedAt)
     })
   }
   override steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {

@@ -81,10 +81,8 @@ export class MemoryRunStore implements RunStore {
     if (run) run.summary = { ...run.summary, attempt }
     return this.append(claim, chunk)
   }
-  async finish({ claim, ...how }: FinishRun): Promise<boolean> {
-    const run = this.#claimed(claim)
-    if (run) this.#end(run, how)
-    return run !== undefined
+  async finish(end: FinishRun): Promise<boolean> {
+    return this.finishAt(end, now())
   }
   async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
     const run = this.#rows.run(tenantId, runId)
@@ -238,6 +236,11 @@ export class MemoryRunStore implements RunStore {
   onFenced(): void {}
   executing(): void {}
 
+  protected finishAt({ claim, ...how }: FinishRun, finishedAt: string): boolean {
+    const run = this.#claimed(claim)
+    if (run) this.#end(run, how, finishedAt)
+    return run !== undefined
+  }
   /** Puts a run of an earlier process back, in the order in which they started. Without `create` its session must be there. */
   protected restore(run: StartRun, startedAt: string, end: Omit<FinishRun, 'claim'>, finishedAt: string): void {
     const { tenantId, sessionId, create } = run

@@ -5,11 +5,11 @@ import { test } from 'node:test'
 import { testRunStore } from '#testing'
 import { begin, chunk, emptyFolder, finish, linesOf, logOf, keptStore, pathOf, text } from './support.ts'
 
-testRunStore('the store in memory that is kept in files', async (t) => keptStore(await emptyFolder(t)))
+testRunStore('the store in memory that is kept in files', async (t) => keptStore(t, await emptyFolder(t)))
 
 test('a file has a header, the events as they are, and a finish line', async (t) => {
   const dir = await emptyFolder(t)
-  const store = await keptStore(dir)
+  const store = await keptStore(t, dir)
   const claim = await begin(store, 'r1', 's1')
   await store.append(claim, chunk(claim, 1, [{ type: 'progress', stage: 'accepted' }, text('Hel'), text('lo\u2028')]))
   await finish(store, claim, 3)
@@ -26,7 +26,7 @@ test('a file has a header, the events as they are, and a finish line', async (t)
 
 test('a start puts runs, logs and sessions back, and a session goes on', async (t) => {
   const dir = await emptyFolder(t)
-  const first = await keptStore(dir)
+  const first = await keptStore(t, dir)
   const one = await begin(first, 'r1', 's1')
   await first.append(one, chunk(one, 1, [{ type: 'session_init', runtimeSessionId: 'vendor-1' }, text('Hi')]))
   await finish(first, one, 2)
@@ -35,7 +35,7 @@ test('a start puts runs, logs and sessions back, and a session goes on', async (
   assert.equal(await finish(first, two, 0), false)
   const before = { runs: await first.listRuns('acme', {}), log: await logOf(first, 'r1') }
 
-  const second = await keptStore(dir)
+  const second = await keptStore(t, dir)
   const after = await second.listRuns('acme', {})
   assert.deepEqual(
     after.runs.map(({ runId, status, result, error, startedAt, subTask }) => ({
@@ -66,7 +66,7 @@ test('a start puts runs, logs and sessions back, and a session goes on', async (
 
 test('a run that waited for its session is in a file as well, once it begins', async (t) => {
   const dir = await emptyFolder(t)
-  const store = await keptStore(dir)
+  const store = await keptStore(t, dir)
   const one = await begin(store, 'r1', 's1')
   await store.enqueue({
     tenantId: 'acme',
@@ -87,7 +87,7 @@ test('a run that waited for its session is in a file as well, once it begins', a
 
 test('R7: a file cut at any byte boots, keeps a prefix of the events and ends once', async (t) => {
   const dir = await emptyFolder(t)
-  const store = await keptStore(dir)
+  const store = await keptStore(t, dir)
   const claim = await begin(store, 'r1', 's1')
   await store.append(
     claim,
@@ -102,7 +102,7 @@ test('R7: a file cut at any byte boots, keeps a prefix of the events and ends on
     await rm(join(dir, 'acme'), { recursive: true })
     await mkdir(join(dir, 'acme'))
     await writeFile(pathOf(dir, 'r1'), whole.subarray(0, size))
-    const restored = await keptStore(dir)
+    const restored = await keptStore(t, dir)
     const run = await restored.findRun('acme', 'r1')
     if (size < headerEnd) {
       assert.equal(run, undefined, `${size} bytes: without a header there was no run`)
@@ -132,7 +132,7 @@ test('R7: a file cut at any byte boots, keeps a prefix of the events and ends on
 
 test('a run whose file cannot be begun is refused, and holds no session', async (t) => {
   const dir = await emptyFolder(t)
-  const store = await keptStore(dir)
+  const store = await keptStore(t, dir)
   await writeFile(join(dir, 'acme'), 'in the way')
   await assert.rejects(begin(store, 'r1', 's1'), { code: 'unavailable' })
   await rm(join(dir, 'acme'))
@@ -143,10 +143,10 @@ test('a run whose file cannot be begun is refused, and holds no session', async 
 
 test('the file of a run that is taken back is gone', async (t) => {
   const dir = await emptyFolder(t)
-  const store = await keptStore(dir)
+  const store = await keptStore(t, dir)
   const claim = await begin(store, 'r1', 's1')
   await store.append(claim, chunk(claim, 1, [text('a')]))
   assert.equal(await store.discard(claim), true)
   assert.deepEqual(await readdir(join(dir, 'acme')), [])
-  assert.equal(await (await keptStore(dir)).findRun('acme', 'r1'), undefined)
+  assert.equal(await (await keptStore(t, dir)).findRun('acme', 'r1'), undefined)
 })

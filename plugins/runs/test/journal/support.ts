@@ -17,7 +17,11 @@ export async function emptyFolder(t: TestContext): Promise<string> {
 }
 
 /** A store in memory that is kept in a folder. */
-export const keptStore = async (dir: string): Promise<RunStore> => KeptRunStore.open(await JournalFolder.open(dir))
+export async function keptStore(t: TestContext, dir: string): Promise<RunStore> {
+  const store = await KeptRunStore.open(await JournalFolder.open(dir))
+  t.after(() => store.close())
+  return store
+}
 
 /** What a conductor writes to a folder beside its store; `stop` is the end of its process. */
 export async function mirrored(

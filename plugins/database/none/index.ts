@@ -1,0 +1,23 @@
+import { definePlugin } from '#kernel'
+import { Database, databaseRequired } from '#contracts/database'
+
+const refuse = async (): Promise<never> => {
+  throw databaseRequired()
+}
+
+/** Says that a role has no database: what can keeps its state in memory, what cannot answers 503 `database_required`. */
+export default definePlugin({
+  name: 'no-database',
+  provides: { database: Database },
+  setup: async () => ({
+    database: {
+      absent: true as const,
+      tenant: refuse,
+      system: refuse,
+      batch: refuse,
+      unit: refuse,
+      systemBatch: refuse,
+      listen: refuse,
+    },
+  }),
+})
