@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { definePlugin, isAppError } from '#kernel'
 import { ApiGuard, type Guard, InternalGuard } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
-import { RunnerPool } from '#contracts/runner'
+import { Fleet } from '#contracts/runner'
 import { Runtimes } from '#contracts/runtime'
 import { fake, testKernel } from '#testing'
 import fleet from '../plugins/fleet/index.ts'
@@ -16,12 +16,12 @@ import { eventually } from './e2e/cluster.ts'
 test('what a runtime misses is what is said to whoever wants it, all the way from its sidecar', async (t) => {
   const missing = 'other needs the package x: install it.'
   const runtime = { contract: 'runtime/1' as const, run: async function* () {} }
-  let pool: RunnerPool | undefined
+  let runners: Fleet | undefined
   const probe = definePlugin({
     name: 'probe',
-    requires: { pool: RunnerPool },
+    requires: { runners: Fleet },
     async setup({ deps }) {
-      pool = deps.pool
+      runners = deps.runners
       return {}
     },
   })
@@ -29,11 +29,11 @@ test('what a runtime misses is what is said to whoever wants it, all the way fro
   const guard = { protect() {} } as unknown as Guard
   const around = [fake(ApiGuard, guard), fake(InternalGuard, guard), fake(Kv, {} as Kv)]
   await testKernel(t, [runtimes, runHost, sidecarLinks, tools, runner, fleet, ...around, probe], { listen: true })
-  await eventually('the runner is known', async () => pool!.fleet()[0]?.capabilitiesKnown)
-  assert.deepEqual(pool!.fleet()[0]!.capabilities, ['general'])
-  assert.ok(pool!.place({ runtime: 'general' }))
+  await eventually('the runner is known', async () => runners!.describe()[0]?.capabilitiesKnown)
+  assert.deepEqual(runners!.describe()[0]!.capabilities, ['general'])
+  assert.ok(runners!.place({ runtime: 'general' }))
   const refused = (error: unknown): boolean =>
     isAppError(error) && error.code === 'no_runner' && error.sentence === missing
-  assert.throws(() => pool!.place({ runtime: 'other' }), refused)
-  assert.throws(() => pool!.place({ runtime: 'third' }), /No runner can take a session of the runtime 'third'/)
+  assert.throws(() => runners!.place({ runtime: 'other' }), refused)
+  assert.throws(() => runners!.place({ runtime: 'third' }), /No runner can take a session of the runtime 'third'/)
 })

@@ -248,7 +248,7 @@ export interface FleetMember extends Omit<RunnerInfo, 'state' | 'instance' | 'ac
 }
 
 /** The runners this conductor knows. */
-export interface RunnerPool {
+export interface Fleet {
   /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
   place(order: Placement): RunnerLink
   /**
@@ -256,11 +256,12 @@ export interface RunnerPool {
    * another one, the same on every conductor; it must be given the conversation. AppError 503 `no_runner` when none.
    */
   home(order: Homecoming): RunnerLink
-  /** The runner that has a session: `runner`, or unless given the one in its id. Undefined: this pool does not know it. */
+  /** The runner that has a session: `runner`, or unless given the one in its id. Undefined: this conductor does not know it. */
   owner(sessionId: string, runner?: string): RunnerLink | undefined
   /** Every runner, those that are away included. */
   all(): readonly RunnerLink[]
-  fleet(): readonly FleetMember[]
+  /** How each of `all()` is, in the same order. */
+  describe(): readonly FleetMember[]
   /**
    * Called each time a runner becomes live with an empty memory: the first time, and when its process is another one than
    * before. Returns how to stop being called.
@@ -269,7 +270,7 @@ export interface RunnerPool {
   /** Called again and again while a runner says that it is about to stop: it waits until its sessions are saved. */
   onDraining(listener: (link: RunnerLink) => void): () => void
 }
-export const RunnerPool = capability<RunnerPool>('conductor.runner-pool')
+export const Fleet = capability<Fleet>('conductor.fleet')
 
 /** The sessions of one runner process, for whoever serves their tools. */
 export interface RunnerSessions {

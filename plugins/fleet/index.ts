@@ -3,11 +3,11 @@ import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
-import { LocalRunners, RunnerPool } from '#contracts/runner'
+import { Fleet, LocalRunners } from '#contracts/runner'
 import { createPeers } from '#kit'
 import { createMembership } from './membership.ts'
 import { membershipRoutes } from './membership.routes.ts'
-import { Pool } from './pool.ts'
+import { RunnerFleet } from './fleet.ts'
 import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
 import { createObserver } from './topology.ts'
 import { topologyRoutes } from './topology.routes.ts'
@@ -33,7 +33,7 @@ export default definePlugin({
     topologyFreshFor: Duration('2s', 'How long GET /api/topology shows what a runner said before it is asked again.'),
   }),
   requires: { local: LocalRunners, kv: Kv, api: ApiGuard, internal: InternalGuard },
-  provides: { pool: RunnerPool, readiness: ReadinessChecks },
+  provides: { fleet: Fleet, readiness: ReadinessChecks },
   async setup({ config, deps: { local, kv, api, internal }, log, routes, onStart, onStop }) {
     if (config.urls.length + local.size === 0) {
       throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
@@ -42,24 +42,24 @@ export default definePlugin({
     const peers = createPeers(runnerPeers)
     onStop(() => peers.close())
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
-    const pool = new Pool({ intervalMs: config.probeInterval, log })
-    onStop(async () => pool.stop())
-    for (const link of local.values()) pool.add(link, '')
-    for (const url of configured) pool.add(connect(url), url)
+    const fleet = new RunnerFleet({ intervalMs: config.probeInterval, log })
+    onStop(async () => fleet.stop())
+    for (const link of local.values()) fleet.add(link, '')
+    for (const url of configured) fleet.add(connect(url), url)
     onStart(async () => {
-      await Promise.all(pool.members().map((member) => member.start()))
+      await Promise.all(fleet.members().map((member) => member.start()))
     })
 
-    const observe = createObserver({ pool, freshMs: config.topologyFreshFor })
+    const observe = createObserver({ fleet, freshMs: config.topologyFreshFor })
     routes('conductor', async (app) => {
       api.protect(app)
       await topologyRoutes(app, { guard: api, kv, requestsPerMinute: config.topologyRequestsPerMinute, observe })
     })
-    const membership = createMembership({ pool, configured, connect })
+    const membership = createMembership({ fleet, configured, connect })
     routes('internal', async (app) => {
       internal.protect(app)
       membershipRoutes(app, membership, log)
     })
-    return { pool, readiness: { runners: pool.ready } }
+    return { fleet, readiness: { runners: fleet.ready } }
   },
 })

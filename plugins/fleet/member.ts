@@ -11,15 +11,15 @@ const drainingMs = 250
 /** What is told of a runner: that it is live with an empty memory, or about to stop. */
 export type News = 'live' | 'draining'
 
-/** The pool, as its members see it. */
-interface MemberPool {
-  readonly options: PoolOptions
+/** The fleet, as its members see it. */
+interface MemberFleet {
+  readonly options: FleetOptions
   /** The hash or the state of a runner may be another one. */
   changed(): void
   tell(news: News, link: RunnerLink): void
 }
 
-export interface PoolOptions {
+export interface FleetOptions {
   /** How often each runner is asked. */
   readonly intervalMs: number
   readonly log: FastifyBaseLogger
@@ -30,7 +30,7 @@ export class Member {
   readonly link: CountedLink
   /** '' for the runner of this process: there is nothing to reach, it lives as long as we do. */
   readonly url: string
-  readonly #pool: MemberPool
+  readonly #fleet: MemberFleet
   readonly #stopping = new AbortController()
   /** What it said when it was last reached. */
   #known: RunnerInfo | undefined
@@ -41,11 +41,11 @@ export class Member {
   #retryMs = firstRetryMs
   #timer: NodeJS.Timeout | undefined
 
-  constructor(link: RunnerLink, url: string, pool: MemberPool) {
+  constructor(link: RunnerLink, url: string, fleet: MemberFleet) {
     // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
     this.link = new CountedLink(link, () => void this.probe())
     this.url = url
-    this.#pool = pool
+    this.#fleet = fleet
   }
 
   get state(): FleetMember['state'] {
@@ -77,7 +77,7 @@ export class Member {
   /** No new sessions until told otherwise; what is there goes on. */
   drain(on: boolean): void {
     this.#drained = on
-    this.#pool.changed()
+    this.#fleet.changed()
   }
   describe(): FleetMember {
     const known = this.#known
@@ -98,7 +98,7 @@ export class Member {
   async start(): Promise<void> {
     await this.probe()
     if (this.#stopping.signal.aborted) return
-    const { intervalMs } = this.#pool.options
+    const { intervalMs } = this.#fleet.options
     if (!this.#known) this.#retryMs = Math.min(this.#retryMs * 2, intervalMs)
     else
       this.#retryMs = this.#reached && this.#known.state === 'draining' ? Math.min(drainingMs, intervalMs) : intervalMs
@@ -131,16 +131,16 @@ export class Member {
     this.#known = info
     this.#reached = true
     this.#runningWhenAsked = this.link.running
-    this.#pool.changed()
+    this.#fleet.changed()
     if (!was)
-      this.#pool.options.log.info({ runner: this.link.hash, capabilities: info.capabilities }, 'a runner is live')
-    if (fresh) this.#pool.tell('live', this.link)
-    if (info.state === 'draining') this.#pool.tell('draining', this.link)
+      this.#fleet.options.log.info({ runner: this.link.hash, capabilities: info.capabilities }, 'a runner is live')
+    if (fresh) this.#fleet.tell('live', this.link)
+    if (info.state === 'draining') this.#fleet.tell('draining', this.link)
   }
   #miss(err: unknown): void {
     if (this.#stopping.signal.aborted || !this.#reached) return
     this.#reached = false
-    this.#pool.changed()
-    if (this.url !== '') this.#pool.options.log.warn({ err, runner: this.link.hash }, 'a runner is away')
+    this.#fleet.changed()
+    if (this.url !== '') this.#fleet.options.log.warn({ err, runner: this.link.hash }, 'a runner is away')
   }
 }

@@ -1,6 +1,6 @@
 import type { FleetMember, RunnerLink } from '#contracts/runner'
 import type { Member } from './member.ts'
-import type { Pool } from './pool.ts'
+import type { RunnerFleet } from './fleet.ts'
 import { checkRunnerUrl } from './remote-runner.ts'
 
 /** A runner with what only operators may see of it. */
@@ -23,16 +23,16 @@ export interface Membership {
 }
 
 interface MembershipOptions {
-  readonly pool: Pool
+  readonly fleet: RunnerFleet
   /** The URLs of RUNNER_URLS. */
   readonly configured: readonly string[]
   readonly connect: (url: string) => RunnerLink
 }
 
-export function createMembership({ pool, configured, connect }: MembershipOptions): Membership {
+export function createMembership({ fleet, configured, connect }: MembershipOptions): Membership {
   const full = ({ url, link, state }: Member) => ({ url, hash: link.hash, state })
   const drain = (hash: string, on: boolean) => {
-    const member = pool.find(hash)
+    const member = fleet.find(hash)
     if (!member) return undefined
     member.drain(on)
     return full(member)
@@ -41,8 +41,8 @@ export function createMembership({ pool, configured, connect }: MembershipOption
     async reconcile(urls = configured) {
       const checked = [...new Set(urls.map(checkRunnerUrl))]
       const touched = checked.map((url) => {
-        const present = pool.at(url)
-        return { member: present ?? pool.add(connect(url), url), added: !present }
+        const present = fleet.at(url)
+        return { member: present ?? fleet.add(connect(url), url), added: !present }
       })
       await Promise.all(touched.map(({ member, added }) => (added ? member.start() : member.probe())))
       return touched.map(({ member, added }) => ({ ...full(member), added }))
@@ -50,11 +50,11 @@ export function createMembership({ pool, configured, connect }: MembershipOption
     drain: (hash) => drain(hash, true),
     undrain: (hash) => drain(hash, false),
     async remove(hash) {
-      const member = pool.find(hash)
+      const member = fleet.find(hash)
       if (!member) return undefined
       await member.probe()
       const { activeSessions } = member.describe()
-      pool.remove(member)
+      fleet.remove(member)
       return { ...full(member), unroutableSessions: activeSessions }
     },
   }

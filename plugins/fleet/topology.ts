@@ -1,4 +1,4 @@
-import type { FleetMember, RunnerLink, RunnerPool, RunnerTopology } from '#contracts/runner'
+import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
 
 /** A runner that takes longer is shown without what it would have said: one dead runner must not hold everybody's answer. */
 const probeTimeoutMs = 1_500
@@ -19,14 +19,14 @@ interface Probe {
 }
 
 export interface ObserverOptions {
-  readonly pool: Pick<RunnerPool, 'all' | 'fleet'>
+  readonly fleet: Pick<Fleet, 'all' | 'describe'>
   /** How long an observation is shown to whoever asks. */
   readonly freshMs: number
   readonly now?: () => number
 }
 
 /** Looks at the runners when somebody asks: each is probed once per `freshMs`, however many ask meanwhile. */
-export function createObserver({ pool, freshMs, now = Date.now }: ObserverOptions): () => Promise<Sight[]> {
+export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptions): () => Promise<Sight[]> {
   const probes = new WeakMap<RunnerLink, Probe>()
   const probe = async (link: RunnerLink): Promise<Pick<Sight, 'latencyMs' | 'topology'>> => {
     const begun = performance.now()
@@ -46,9 +46,9 @@ export function createObserver({ pool, freshMs, now = Date.now }: ObserverOption
   }
   return () => {
     // Both lists are in registry order and of one instant.
-    const links = pool.all()
+    const links = fleet.all()
     return Promise.all(
-      pool.fleet().map(async (member, i): Promise<Sight> => {
+      fleet.describe().map(async (member, i): Promise<Sight> => {
         if (member.state === 'unreachable') return { member, healthy: false, latencyMs: null, topology: null }
         const seen = await latest(links[i]!).done
         return { member, healthy: seen.topology !== null, ...seen }

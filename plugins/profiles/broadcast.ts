@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { BroadcastPage, BroadcastRevisions } from '#contracts/broadcast'
-import type { RunnerLink, RunnerPool } from '#contracts/runner'
+import type { Fleet, RunnerLink } from '#contracts/runner'
 
 /** How long an answer waits for the runners: enough for those that are up, little for those that are not. */
 const patienceMs = 500
@@ -18,7 +18,7 @@ export interface ChangeLog {
 
 export interface BroadcastOptions {
   /** Undefined in a role without runners. */
-  readonly pool: Pick<RunnerPool, 'all' | 'onLive'> | undefined
+  readonly fleet: Pick<Fleet, 'all' | 'onLive'> | undefined
   readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
   readonly changes: ChangeLog
   /** Between two looks at what all runners have. */
@@ -55,25 +55,25 @@ export class Broadcast {
    * the background until it has it. Never rejects.
    */
   async changed(tenantId: string): Promise<void> {
-    const { pool, signal } = this.#options
-    const told = (pool?.all() ?? []).map((link) => this.#tell(link, tenantId))
+    const { fleet, signal } = this.#options
+    const told = (fleet?.all() ?? []).map((link) => this.#tell(link, tenantId))
     if (told.length === 0) return
     const enough = new AbortController()
     await Promise.race([Promise.all(told), pause(patienceMs, AbortSignal.any([enough.signal, signal]))])
     enough.abort()
   }
 
-  /** Looks after all runners until `signal` aborts. To be called before the pool begins: it hears of each that becomes live. */
+  /** Looks after all runners until `signal` aborts. To be called before the fleet begins: it hears of each that becomes live. */
   async watch(): Promise<void> {
-    const { pool, everyMs, signal } = this.#options
-    if (!pool) return
-    const stop = pool.onLive((link) => void this.#look([link]))
+    const { fleet, everyMs, signal } = this.#options
+    if (!fleet) return
+    const stop = fleet.onLive((link) => void this.#look([link]))
     let waitMs = everyMs
     for (;;) {
       await pause(waitMs, AbortSignal.any([this.#wake.signal, signal]))
       if (signal.aborted) return stop()
       this.#wake = new AbortController()
-      const done = await this.#look(pool.all())
+      const done = await this.#look(fleet.all())
       waitMs = done ? everyMs : this.#retryMs
       this.#retryMs = done ? firstRetryMs : Math.min(this.#retryMs * 2, everyMs)
     }

@@ -4,7 +4,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
-import { RunnerPool } from '#contracts/runner'
+import { Fleet } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
 import { Broadcast } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
@@ -31,17 +31,17 @@ export default definePlugin({
   requires: {
     guard: ApiGuard,
     database: Database,
-    pool: maybe(RunnerPool),
+    fleet: maybe(Fleet),
     skills: maybe(Skills),
     mcpServers: maybe(McpServers),
   },
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
-    const { guard, database, pool, skills, mcpServers } = deps
+    const { guard, database, fleet, skills, mcpServers } = deps
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new Broadcast({
-      pool,
+      fleet,
       log,
       changes: memory ?? createChangeLog(database),
       everyMs: config.broadcastEvery ?? 30_000,
@@ -51,7 +51,7 @@ export default definePlugin({
     const service = createProfileService(store, database, broadcast, { skills, mcpServers })
     const viewOf: ViewOf = (profile) => {
       const { placement: _, ...stored } = profile
-      const workerPlacement = workerPlacementOf(profile, pool?.fleet() ?? [])
+      const workerPlacement = workerPlacementOf(profile, fleet?.describe() ?? [])
       return { ...stored, ...(workerPlacement ? { workerPlacement } : {}) }
     }
     routes('conductor', async (app) => {

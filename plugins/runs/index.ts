@@ -8,7 +8,7 @@ import { McpServers } from '#contracts/mcp-servers'
 import { Prices } from '#contracts/prices'
 import { onCrash, Profiles } from '#contracts/profiles'
 import { RunStore } from '#contracts/run-store'
-import { RunnerPool } from '#contracts/runner'
+import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
@@ -63,7 +63,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
     requires: {
       database: maybe(Database),
       profiles: Profiles,
-      runners: RunnerPool,
+      runners: Fleet,
       prices: maybe(Prices),
       mcpServers: maybe(McpServers),
       webhooks: maybe(Webhooks),

@@ -6,7 +6,7 @@ import type { McpServers } from '#contracts/mcp-servers'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
 import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
-import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
+import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { type Ending, endingOf } from './ending.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
@@ -28,7 +28,7 @@ const awayRetryMs = 100
 
 export interface RunnerStreamDeps {
   readonly store: RunStore
-  readonly runners: RunnerPool
+  readonly runners: Fleet
   readonly mcpServers: McpServers | undefined
 }
 

@@ -5,7 +5,7 @@ import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } fro
 import { createOutputSchemas } from '#contracts/output-schema'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
 import { interruptedBy, type RunStore, type StartOutcome } from '#contracts/run-store'
-import type { RunnerLink, RunnerPool } from '#contracts/runner'
+import type { Fleet, RunnerLink } from '#contracts/runner'
 import {
   conversationBusy,
   conversationEnded,
@@ -55,7 +55,7 @@ const lookAgainMs = 100
 export interface SubmissionDeps {
   readonly store: RunStore
   readonly profiles: Profiles
-  readonly runners: RunnerPool
+  readonly runners: Fleet
   readonly webhooks: Webhooks | undefined
   readonly log: FastifyBaseLogger
 }

@@ -2,7 +2,7 @@ import { definePlugin } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
 import { RunStore } from '#contracts/run-store'
-import { RunnerPool } from '#contracts/runner'
+import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import { createLeaseService } from './leases.ts'
 import { leaseRoutes } from './leases.routes.ts'
@@ -20,13 +20,13 @@ export default definePlugin({
     api: ApiGuard,
     internal: InternalGuard,
     store: RunStore,
-    runners: RunnerPool,
+    fleet: Fleet,
     dispatch: RunDispatch,
     kv: Kv,
   },
-  async setup({ deps: { api, internal, store, runners, dispatch, kv }, log, routes }) {
-    const service = createSessionService(store, runners, log)
-    const leases = createLeaseService(store, runners, log)
+  async setup({ deps: { api, internal, store, fleet, dispatch, kv }, log, routes }) {
+    const service = createSessionService(store, fleet, log)
+    const leases = createLeaseService(store, fleet, log)
     routes('conductor', async (app) => {
       api.protect(app)
       sessionRoutes(app, service, { guard: api, who: { read: 'member', write: 'admin' } })

@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { appError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
-import type { RunnerLink, RunnerPool, VfsLease, WorkerLease } from '#contracts/runner'
+import type { Fleet, RunnerLink, VfsLease, WorkerLease } from '#contracts/runner'
 
 // The strings of specification 4.7. Also the answer for another tenant's session: a caller cannot tell them apart.
 const noSandboxWorker = appError('no sandbox worker', 404, 'This session has no sandbox worker.')
@@ -22,13 +22,13 @@ export interface LeaseService {
 /** What sessions hold outside of the runners, as the runners tell it. */
 export function createLeaseService(
   store: Pick<RunStore, 'findSession'>,
-  pool: RunnerPool,
+  fleet: Fleet,
   log: FastifyBaseLogger,
 ): LeaseService {
   /** The runner of a tenant's session. Undefined for an unknown or foreign session, and for a runner that was removed. */
   const runnerOf = async (tenantId: string, sessionId: string): Promise<RunnerLink | undefined> => {
     const session = isClientId(sessionId) ? await store.findSession(tenantId, sessionId) : undefined
-    return session && pool.owner(sessionId, session.runner)
+    return session && fleet.owner(sessionId, session.runner)
   }
   const ask = async <T>(
     tenantId: string,
@@ -45,13 +45,13 @@ export function createLeaseService(
     }
   }
   return {
-    workers: (tenantId) => leasesOfAll(pool, (link, signal) => link.workerLeases(tenantId, signal), log),
+    workers: (tenantId) => leasesOfAll(fleet, (link, signal) => link.workerLeases(tenantId, signal), log),
     async worker(tenantId, sessionId) {
       const lease = await ask(tenantId, sessionId, (link) => link.workerLease(tenantId, sessionId))
       if (!lease) throw noSandboxWorker()
       return lease
     },
-    vfs: (tenantId) => leasesOfAll(pool, (link, signal) => link.vfsLeases(tenantId, signal), log),
+    vfs: (tenantId) => leasesOfAll(fleet, (link, signal) => link.vfsLeases(tenantId, signal), log),
     async vfsOf(tenantId, sessionId) {
       const lease = await ask(tenantId, sessionId, (link) => link.vfsLease(tenantId, sessionId))
       if (!lease) throw noVfsSession()
@@ -65,13 +65,13 @@ export function createLeaseService(
  * runners name, because one of them has an old copy, is shown once: as the runner has it that comes first in the registry.
  */
 export async function leasesOfAll<T extends { readonly sessionId: string }>(
-  pool: Pick<RunnerPool, 'all' | 'fleet'>,
+  fleet: Pick<Fleet, 'all' | 'describe'>,
   ask: (link: RunnerLink, signal: AbortSignal) => Promise<readonly T[]>,
   log: Pick<FastifyBaseLogger, 'warn'>,
   ms = windowMs,
 ): Promise<T[]> {
-  const links = pool.all()
-  const present = pool.fleet().flatMap((member, i) => (member.state === 'unreachable' ? [] : [links[i]!]))
+  const links = fleet.all()
+  const present = fleet.describe().flatMap((member, i) => (member.state === 'unreachable' ? [] : [links[i]!]))
   const signal = AbortSignal.timeout(ms)
   const answers = await Promise.all(
     present.map((link) =>

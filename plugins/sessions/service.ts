@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { appError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
-import type { RunnerPool } from '#contracts/runner'
+import type { Fleet } from '#contracts/runner'
 import type { Session } from '#contracts/sessions'
 
 export const unknownSession = appError('not_found', 404, 'No such session.')
@@ -14,7 +14,7 @@ export interface SessionService {
   shutdown(tenantId: string, sessionId: string): Promise<void>
 }
 
-export const createSessionService = (store: RunStore, runners: RunnerPool, log: FastifyBaseLogger): SessionService => ({
+export const createSessionService = (store: RunStore, fleet: Fleet, log: FastifyBaseLogger): SessionService => ({
   async get(tenantId, sessionId) {
     const session = isClientId(sessionId) ? await store.getSession(tenantId, sessionId) : undefined
     if (!session) throw unknownSession()
@@ -26,7 +26,7 @@ export const createSessionService = (store: RunStore, runners: RunnerPool, log: 
     if (state === 'running') throw sessionBusy()
     // The row decides: no run starts in the session again. A runner that is away forgets it when it restarts.
     const runner = (await store.findSession(tenantId, sessionId))?.runner
-    await runners
+    await fleet
       .owner(sessionId, runner)
       ?.deleteSession(tenantId, sessionId)
       .catch((err: unknown) => log.warn({ err, sessionId }, 'a runner could not be told that a session is over'))

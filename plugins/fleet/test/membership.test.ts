@@ -3,26 +3,26 @@ import { test } from 'node:test'
 import type { AppError } from '#kernel'
 import { runnerHash } from '#contracts/ids'
 import { createMembership } from '../membership.ts'
-import { Pool } from '../pool.ts'
+import { RunnerFleet } from '../fleet.ts'
 import { checkRunnerUrl } from '../remote-runner.ts'
-import { probeAll, registryOf, type Scripted, scripted, silent } from './scripted.ts'
+import { probeAll, scriptedFleet, type Scripted, scripted, silent } from './scripted.ts'
 
 /** A membership over runners by URL; `known` is what RUNNER_URLS says. */
 function fleetOf(runners: Record<string, Scripted>, configured: readonly string[]) {
-  const registry = new Pool({ intervalMs: 3_600_000, log: silent })
+  const fleet = new RunnerFleet({ intervalMs: 3_600_000, log: silent })
   const connect = (url: string) => (runners[url] ??= scripted(runnerHash(url), {})).link
-  for (const url of configured) registry.add(connect(url), url)
-  return { registry, membership: createMembership({ pool: registry, configured, connect }), pool: registry }
+  for (const url of configured) fleet.add(connect(url), url)
+  return { fleet, membership: createMembership({ fleet, configured, connect }) }
 }
 
 test('reconcile adds and never removes; without URLs it asks the configured ones again', async (t) => {
   const runners: Record<string, Scripted> = {}
-  const { membership, registry, pool } = fleetOf(runners, ['http://a:1'])
-  t.after(() => registry.stop())
+  const { membership, fleet } = fleetOf(runners, ['http://a:1'])
+  t.after(() => fleet.stop())
   runners['http://a:1']!.away = true
-  await probeAll(registry)
+  await probeAll(fleet)
   assert.deepEqual(
-    pool.fleet().map((m) => m.state),
+    fleet.describe().map((m) => m.state),
     ['unreachable'],
   )
   runners['http://a:1']!.away = false
@@ -31,33 +31,33 @@ test('reconcile adds and never removes; without URLs it asks the configured ones
   ])
   const added = await membership.reconcile(['http://b:2/', 'http://b:2'])
   assert.deepEqual(added, [{ url: 'http://b:2', hash: runnerHash('http://b:2'), state: 'live', added: true }])
-  assert.equal(pool.all().length, 2)
+  assert.equal(fleet.all().length, 2)
   assert.equal((await membership.reconcile(['http://b:2']))[0]!.added, false)
 })
 
 test('a removed runner is routed to no longer, says how many sessions it had, and a reconcile brings it back', async (t) => {
   const runners: Record<string, Scripted> = {}
-  const { membership, registry, pool } = fleetOf(runners, ['http://a:1', 'http://b:2'])
-  t.after(() => registry.stop())
+  const { membership, fleet } = fleetOf(runners, ['http://a:1', 'http://b:2'])
+  t.after(() => fleet.stop())
   const hash = runnerHash('http://a:1')
   runners['http://a:1']!.info = { activeSessions: 7 }
-  await probeAll(registry)
+  await probeAll(fleet)
   assert.deepEqual(await membership.remove(hash), { url: 'http://a:1', hash, state: 'live', unroutableSessions: 7 })
   assert.equal(await membership.remove(hash), undefined)
-  assert.equal(pool.owner(`sess-${hash}-00000001`), undefined)
-  assert.equal(pool.all().length, 1)
+  assert.equal(fleet.owner(`sess-${hash}-00000001`), undefined)
+  assert.equal(fleet.all().length, 1)
   runners['http://a:1']!.away = true
   await membership.reconcile()
   assert.equal((await membership.remove(hash))!.unroutableSessions, null, 'what could not be asked was not measured')
 })
 
 test('drain and undrain are by hash; an unknown one is told', async (t) => {
-  const { membership, registry, pool } = fleetOf({}, ['http://a:1'])
-  t.after(() => registry.stop())
-  await probeAll(registry)
+  const { membership, fleet } = fleetOf({}, ['http://a:1'])
+  t.after(() => fleet.stop())
+  await probeAll(fleet)
   const hash = runnerHash('http://a:1')
   assert.equal(membership.drain(hash)?.state, 'draining')
-  assert.equal(pool.fleet()[0]!.state, 'draining')
+  assert.equal(fleet.describe()[0]!.state, 'draining')
   assert.equal(membership.undrain(hash)?.state, 'live')
   for (const change of [membership.drain, membership.undrain]) assert.equal(change('ffffffff'), undefined)
 })
@@ -68,18 +68,17 @@ test('two URLs whose runners report one hash are one runner, the one that answer
   const log = Object.assign(Object.create(silent) as typeof silent, {
     warn: (...said: unknown[]) => warnings.push(said),
   })
-  const registry = new Pool({ intervalMs: 3_600_000, log })
-  registry.add(a.link, 'http://a:1')
-  registry.add(b.link, 'http://b:2')
-  const pool = registry
-  assert.equal(pool.fleet().length, 1)
-  await Promise.all([a, b].map((_, i) => registry.at(['http://a:1', 'http://b:2'][i]!)!.probe()))
-  assert.equal(registry.find('00000001')!.url, 'http://a:1')
+  const fleet = new RunnerFleet({ intervalMs: 3_600_000, log })
+  fleet.add(a.link, 'http://a:1')
+  fleet.add(b.link, 'http://b:2')
+  assert.equal(fleet.describe().length, 1)
+  await Promise.all([a, b].map((_, i) => fleet.at(['http://a:1', 'http://b:2'][i]!)!.probe()))
+  assert.equal(fleet.find('00000001')!.url, 'http://a:1')
   a.away = true
-  await registry.at('http://a:1')!.probe()
-  assert.equal(registry.find('00000001')!.url, 'http://b:2')
+  await fleet.at('http://a:1')!.probe()
+  assert.equal(fleet.find('00000001')!.url, 'http://b:2')
   assert.deepEqual(
-    pool.fleet().map((m) => m.state),
+    fleet.describe().map((m) => m.state),
     ['live'],
   )
   assert.equal(warnings.filter((said) => String((said as unknown[])[1]).startsWith('two URLs')).length, 1)
@@ -87,32 +86,31 @@ test('two URLs whose runners report one hash are one runner, the one that answer
 
 test('listeners hear of a runner when it is first live and when its process is another one, and while it is stopping', async () => {
   const a = scripted('00000001')
-  const registry = registryOf(a)
-  const pool = registry
+  const fleet = scriptedFleet(a)
   const heard: string[] = []
-  const leave = pool.onLive((link) => heard.push(`live ${link.hash}`))
-  pool.onLive(() => assert.fail('what a listener throws is its own'))
-  pool.onDraining((link) => heard.push(`draining ${link.hash}`))
-  for (let i = 0; i < 2; i++) await probeAll(registry)
+  const leave = fleet.onLive((link) => heard.push(`live ${link.hash}`))
+  fleet.onLive(() => assert.fail('what a listener throws is its own'))
+  fleet.onDraining((link) => heard.push(`draining ${link.hash}`))
+  for (let i = 0; i < 2; i++) await probeAll(fleet)
   a.away = true
-  await probeAll(registry)
+  await probeAll(fleet)
   a.away = false
-  await probeAll(registry)
+  await probeAll(fleet)
   assert.deepEqual(heard, ['live 00000001'], 'coming back with its memory is nothing new')
   a.info = { instance: 'i-2' }
-  await probeAll(registry)
+  await probeAll(fleet)
   a.info = { instance: 'i-2', state: 'draining' }
-  for (let i = 0; i < 2; i++) await probeAll(registry)
+  for (let i = 0; i < 2; i++) await probeAll(fleet)
   leave()
   a.info = { instance: 'i-3' }
-  await probeAll(registry)
+  await probeAll(fleet)
   assert.deepEqual(heard, ['live 00000001', 'live 00000001', 'draining 00000001', 'draining 00000001'])
 })
 
 test('a probe that fails once is asked again before the runner is away, and readers of one probe share it', async () => {
   const a = scripted('00000001')
-  const registry = registryOf(a)
-  const [member] = registry.members()
+  const fleet = scriptedFleet(a)
+  const [member] = fleet.members()
   await Promise.all([member!.probe(), member!.probe(), member!.probe()])
   assert.equal(a.probes, 1)
   let failures = 1

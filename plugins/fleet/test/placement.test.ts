@@ -2,18 +2,18 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import type { AppError } from '#kernel'
-import type { ExecuteRun, RunnerPool } from '#contracts/runner'
-import { probeAll, registryOf, type Scripted, scripted } from './scripted.ts'
+import type { ExecuteRun, Fleet } from '#contracts/runner'
+import { probeAll, scriptedFleet, type Scripted, scripted } from './scripted.ts'
 
 const hashes = ['00000001', '00000002', '00000003', '00000004']
 
-async function poolOf(...runners: Scripted[]) {
-  const registry = registryOf(...runners)
-  await probeAll(registry)
-  return { registry, pool: registry, probe: () => probeAll(registry) }
+async function fleetOf(...runners: Scripted[]) {
+  const fleet = scriptedFleet(...runners)
+  await probeAll(fleet)
+  return { fleet, probe: () => probeAll(fleet) }
 }
-const placed = (pool: RunnerPool, times = 8, order: Partial<Parameters<RunnerPool['place']>[0]> = {}): string[] =>
-  [...new Set(Array.from({ length: times }, () => pool.place({ runtime: 'general', ...order }).hash))].toSorted()
+const placed = (fleet: Fleet, times = 8, order: Partial<Parameters<Fleet['place']>[0]> = {}): string[] =>
+  [...new Set(Array.from({ length: times }, () => fleet.place({ runtime: 'general', ...order }).hash))].toSorted()
 const refusal = (act: () => unknown): AppError => {
   try {
     act()
@@ -28,33 +28,33 @@ test('a session goes where the fewest runs are under way, other conductors inclu
   a!.info = { activeRuns: 3 }
   b!.info = { activeRuns: 1 }
   c!.info = { activeRuns: 1 }
-  const { pool, probe } = await poolOf(a!, b!, c!)
-  assert.deepEqual(placed(pool), ['00000002', '00000003'])
+  const { fleet, probe } = await fleetOf(a!, b!, c!)
+  assert.deepEqual(placed(fleet), ['00000002', '00000003'])
   a!.info = { activeRuns: 0 }
   await probe()
-  assert.deepEqual(placed(pool), ['00000001'])
+  assert.deepEqual(placed(fleet), ['00000001'])
 })
 
 test('what this conductor sends counts at once, and is not counted again when the runner reports it', async () => {
   const [a, b] = [scripted('00000001'), scripted('00000002')]
   a.info = { activeRuns: 0 }
   b.info = { activeRuns: 2 }
-  const { pool, registry, probe } = await poolOf(a, b)
+  const { fleet, probe } = await fleetOf(a, b)
   const stop = new AbortController()
   const run = { runId: 'r', sessionId: 's', prompt: 'x', firstSeq: 1, timeoutMs: 1 } as ExecuteRun
   const streams = [0, 1, 2].map(() => {
-    const stream = pool.all()[0]!.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
+    const stream = fleet.all()[0]!.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
     return { stream, first: stream.next() }
   })
   await Promise.all(streams.map(({ first }) => first))
-  assert.equal(registry.members()[0]!.load, 3)
-  assert.deepEqual(placed(pool), ['00000002'])
+  assert.equal(fleet.members()[0]!.load, 3)
+  assert.deepEqual(placed(fleet), ['00000002'])
   a.info = { activeRuns: 4 }
   await probe()
-  assert.equal(registry.members()[0]!.load, 4)
+  assert.equal(fleet.members()[0]!.load, 4)
   stop.abort()
   await Promise.all(streams.map(({ stream }) => stream.next()))
-  assert.equal(registry.members()[0]!.load, 1)
+  assert.equal(fleet.members()[0]!.load, 1)
 })
 
 test('a runner that cannot say what it can run is only taken when none certainly can', async () => {
@@ -62,19 +62,19 @@ test('a runner that cannot say what it can run is only taken when none certainly
   all!.info = { capabilities: [], capabilitiesKnown: true }
   some!.info = { capabilities: ['runtime_a'] }
   none!.info = { capabilities: [], capabilitiesKnown: false }
-  const { pool, probe } = await poolOf(all!, some!, none!)
-  assert.deepEqual(placed(pool), ['00000001'])
-  assert.deepEqual(placed(pool, 8, { runtime: 'runtime_a' }), ['00000001', '00000002'])
+  const { fleet, probe } = await fleetOf(all!, some!, none!)
+  assert.deepEqual(placed(fleet), ['00000001'])
+  assert.deepEqual(placed(fleet, 8, { runtime: 'runtime_a' }), ['00000001', '00000002'])
   all!.away = true
   await probe()
-  assert.deepEqual(placed(pool), ['00000003'])
+  assert.deepEqual(placed(fleet), ['00000003'])
 })
 
 test('a pool is a part of the fleet, by runners and by runtimes', async () => {
-  const { pool } = await poolOf(...hashes.map((hash) => scripted(hash)))
-  assert.deepEqual(placed(pool, 20, { pool: { runners: hashes.slice(1, 3) } }), hashes.slice(1, 3))
-  assert.deepEqual(placed(pool, 20, { pool: { runtimes: ['general'] } }), hashes)
-  const none = refusal(() => pool.place({ runtime: 'general', pool: { runtimes: ['runtime_a'] } }))
+  const { fleet } = await fleetOf(...hashes.map((hash) => scripted(hash)))
+  assert.deepEqual(placed(fleet, 20, { pool: { runners: hashes.slice(1, 3) } }), hashes.slice(1, 3))
+  assert.deepEqual(placed(fleet, 20, { pool: { runtimes: ['general'] } }), hashes)
+  const none = refusal(() => fleet.place({ runtime: 'general', pool: { runtimes: ['runtime_a'] } }))
   assert.equal(none.code, 'no_runner')
   assert.match(none.message, /runtime 'general' in its pool/)
 })
@@ -84,20 +84,20 @@ test('a session with a sandbox goes where its substrate is, also when it moves',
   vm!.info = { substrates: ['process', 'vm'] }
   other!.info = { substrates: ['process'], defaultSubstrate: 'process' }
   mute!.info = { substratesKnown: false }
-  const { pool, probe } = await poolOf(vm!, other!, mute!, bare!)
-  assert.deepEqual(placed(pool, 20, { substrate: 'vm' }), ['00000001'])
-  assert.deepEqual(placed(pool, 20, { substrate: 'process' }), ['00000001', '00000002'])
-  assert.deepEqual(placed(pool, 20, { substrate: true }), ['00000002'])
-  assert.deepEqual(placed(pool, 20), hashes)
+  const { fleet, probe } = await fleetOf(vm!, other!, mute!, bare!)
+  assert.deepEqual(placed(fleet, 20, { substrate: 'vm' }), ['00000001'])
+  assert.deepEqual(placed(fleet, 20, { substrate: 'process' }), ['00000001', '00000002'])
+  assert.deepEqual(placed(fleet, 20, { substrate: true }), ['00000002'])
+  assert.deepEqual(placed(fleet, 20), hashes)
   const sessionId = 'sess-00000004-0000000a'
-  assert.equal(pool.home({ sessionId, substrate: 'vm', without: new Set(['00000004']) }).hash, '00000001')
+  assert.equal(fleet.home({ sessionId, substrate: 'vm', without: new Set(['00000004']) }).hash, '00000001')
   // One that does not know what it has is better than none.
   vm!.away = true
   await probe()
-  assert.deepEqual(placed(pool, 20, { substrate: 'vm' }), ['00000003'])
+  assert.deepEqual(placed(fleet, 20, { substrate: 'vm' }), ['00000003'])
   mute!.away = true
   await probe()
-  const none = refusal(() => pool.place({ runtime: 'general', substrate: 'vm' }))
+  const none = refusal(() => fleet.place({ runtime: 'general', substrate: 'vm' }))
   assert.deepEqual([none.code, none.status], ['no_runner', 503])
   assert.equal(
     none.message,
@@ -108,9 +108,9 @@ test('a session with a sandbox goes where its substrate is, also when it moves',
 test('where no runner has a default sandbox the refusal says what to do', async () => {
   const [runner] = [scripted('00000001')]
   runner!.info = { substrates: ['process', 'vm'] }
-  const { pool } = await poolOf(runner!)
+  const { fleet } = await fleetOf(runner!)
   assert.equal(
-    refusal(() => pool.place({ runtime: 'general', substrate: true })).message,
+    refusal(() => fleet.place({ runtime: 'general', substrate: true })).message,
     "No runner can take a session of the runtime 'general' in a sandbox of its default provider now: 1 live (sandboxes: process, vm), 0 draining, 0 unreachable. Name one as sandbox.provider of the profile.",
   )
 })
@@ -119,8 +119,8 @@ test('nobody to take a session is a 503 that says what was wanted and what there
   const [a, b, c] = hashes.map((hash) => scripted(hash, { capabilities: ['general'] }))
   b!.info = { capabilities: ['general'], state: 'draining' }
   c!.away = true
-  const { pool } = await poolOf(a!, b!, c!)
-  const error = refusal(() => pool.place({ runtime: 'runtime_b' }))
+  const { fleet } = await fleetOf(a!, b!, c!)
+  const error = refusal(() => fleet.place({ runtime: 'runtime_b' }))
   assert.deepEqual([error.code, error.status, error.retryable], ['no_runner', 503, true])
   assert.equal(
     error.message,
@@ -130,37 +130,37 @@ test('nobody to take a session is a 503 that says what was wanted and what there
 
 test('a session goes home, also to a draining runner; when that is away every conductor chooses the same other one', async () => {
   const runners = hashes.map((hash) => scripted(hash))
-  const { pool, registry, probe } = await poolOf(...runners)
+  const { fleet, probe } = await fleetOf(...runners)
   const sessions = Array.from({ length: 60 }, (_, i) => `sess-00000001-${i.toString(16).padStart(8, '0')}`)
-  const homes = (from: RunnerPool): string[] =>
+  const homes = (from: Fleet): string[] =>
     sessions.map((sessionId) => from.home({ sessionId, runtime: 'general' }).hash)
-  registry.find('00000001')!.drain(true)
-  assert.deepEqual(new Set(homes(pool)), new Set(['00000001']))
+  fleet.find('00000001')!.drain(true)
+  assert.deepEqual(new Set(homes(fleet)), new Set(['00000001']))
   runners[0]!.away = true
   await probe()
-  const elsewhere = homes(pool)
+  const elsewhere = homes(fleet)
   assert.deepEqual(new Set(elsewhere), new Set(hashes.slice(1)), 'they spread')
   // Another conductor knows them in another order.
-  const other = await poolOf(...runners.toReversed())
-  assert.deepEqual(homes(other.pool), elsewhere)
+  const other = await fleetOf(...runners.toReversed())
+  assert.deepEqual(homes(other.fleet), elsewhere)
   runners[1]!.away = true
   await probe()
-  for (const [i, hash] of homes(pool).entries()) {
+  for (const [i, hash] of homes(fleet).entries()) {
     if (elsewhere[i] !== '00000002') assert.equal(hash, elsewhere[i], 'only the sessions of the lost runner move')
   }
 })
 
 test('the runner with the newest conversation comes before the one in the id, and never one that was tried in vain', async () => {
-  const { pool, registry } = await poolOf(...hashes.map((hash) => scripted(hash)))
+  const { fleet } = await fleetOf(...hashes.map((hash) => scripted(hash)))
   const sessionId = 'sess-00000001-0000000a'
-  assert.equal(pool.home({ sessionId }).hash, '00000001')
-  assert.equal(pool.home({ sessionId, runner: '00000003' }).hash, '00000003')
-  assert.equal(pool.owner(sessionId, '00000003')?.hash, '00000003')
+  assert.equal(fleet.home({ sessionId }).hash, '00000001')
+  assert.equal(fleet.home({ sessionId, runner: '00000003' }).hash, '00000003')
+  assert.equal(fleet.owner(sessionId, '00000003')?.hash, '00000003')
   const without = new Set(['00000003'])
-  assert.notEqual(pool.home({ sessionId, runner: '00000003', without }).hash, '00000003')
-  registry.remove(registry.find('00000003')!)
-  assert.notEqual(pool.home({ sessionId, runner: '00000003' }).hash, '00000003')
-  assert.equal(refusal(() => pool.home({ sessionId, without: new Set(hashes) })).code, 'no_runner')
+  assert.notEqual(fleet.home({ sessionId, runner: '00000003', without }).hash, '00000003')
+  fleet.remove(fleet.find('00000003')!)
+  assert.notEqual(fleet.home({ sessionId, runner: '00000003' }).hash, '00000003')
+  assert.equal(refusal(() => fleet.home({ sessionId, without: new Set(hashes) })).code, 'no_runner')
 })
 
 /** One thing that happens to runner `who`. */
@@ -173,7 +173,7 @@ test('whatever happens in whatever order, nothing is placed on a runner that dra
   await fc.assert(
     fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 60 }), async (steps) => {
       const runners = hashes.map((hash) => scripted(hash))
-      const { pool, registry } = await poolOf(...runners)
+      const { fleet } = await fleetOf(...runners)
       const [gone, drained, stopping, removed] = [0, 1, 2, 3].map(() => new Set<string>()) as [
         Set<string>,
         Set<string>,
@@ -184,7 +184,7 @@ test('whatever happens in whatever order, nothing is placed on a runner that dra
       for (const [i, { who, what }] of steps.entries()) {
         const hash = hashes[who]!
         const runner = runners[who]!
-        const member = registry.find(hash)
+        const member = fleet.find(hash)
         if (what === 'leave') gone.add(hash)
         if (what === 'return') gone.delete(hash)
         if (what === 'drain' && member) drained.add(hash)
@@ -193,7 +193,7 @@ test('whatever happens in whatever order, nothing is placed on a runner that dra
         if (what === 'restart') stopping.delete(hash)
         if (what === 'remove' && member) {
           removed.add(hash)
-          registry.remove(member)
+          fleet.remove(member)
         }
         runner.away = gone.has(hash)
         runner.info = { instance: `i-${what === 'restart' ? i : 0}`, state: stopping.has(hash) ? 'draining' : 'live' }
@@ -201,22 +201,22 @@ test('whatever happens in whatever order, nothing is placed on a runner that dra
         await member?.probe()
         const free = hashes.filter(takes)
         assert.deepEqual(
-          pool.fleet().flatMap((m) => (m.state === 'live' ? [m.hash] : [])),
+          fleet.describe().flatMap((m) => (m.state === 'live' ? [m.hash] : [])),
           free,
         )
         if (what === 'place') {
-          if (free.length === 0) assert.equal(refusal(() => pool.place({ runtime: 'general' })).code, 'no_runner')
-          else assert.ok(takes(pool.place({ runtime: 'general' }).hash))
+          if (free.length === 0) assert.equal(refusal(() => fleet.place({ runtime: 'general' })).code, 'no_runner')
+          else assert.ok(takes(fleet.place({ runtime: 'general' }).hash))
         }
         if (what === 'home') {
           const sessionId = `sess-${hash}-0000000${i % 10}`
           const own = !gone.has(hash) && !removed.has(hash)
-          if (own) assert.equal(pool.home({ sessionId }).hash, hash, 'it is where it is, draining or not')
-          else if (free.length === 0) assert.equal(refusal(() => pool.home({ sessionId })).code, 'no_runner')
-          else assert.ok(takes(pool.home({ sessionId }).hash))
+          if (own) assert.equal(fleet.home({ sessionId }).hash, hash, 'it is where it is, draining or not')
+          else if (free.length === 0) assert.equal(refusal(() => fleet.home({ sessionId })).code, 'no_runner')
+          else assert.ok(takes(fleet.home({ sessionId }).hash))
         }
       }
-      registry.stop()
+      fleet.stop()
     }),
     { numRuns: 60 },
   )

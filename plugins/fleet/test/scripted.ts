@@ -1,7 +1,7 @@
 import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { ExecuteRun, RunnerInfo, RunnerLink } from '#contracts/runner'
-import { Pool } from '../pool.ts'
+import { RunnerFleet } from '../fleet.ts'
 
 export const silent = pino({ level: 'silent' })
 
@@ -42,13 +42,13 @@ export function scripted(hash: string, info: Partial<RunnerInfo> = {}): Scripted
   return runner
 }
 
-/** A registry whose members are only asked when a test says so. */
-export function registryOf(...runners: readonly Scripted[]): Pool {
-  const registry = new Pool({ intervalMs: 3_600_000, log: silent })
-  for (const [i, { link }] of runners.entries()) registry.add(link, `http://runner-${i}`)
-  return registry
+/** A fleet whose runners are only asked when a test says so. */
+export function scriptedFleet(...runners: readonly Scripted[]): RunnerFleet {
+  const fleet = new RunnerFleet({ intervalMs: 3_600_000, log: silent })
+  for (const [i, { link }] of runners.entries()) fleet.add(link, `http://runner-${i}`)
+  return fleet
 }
 
-export const probeAll = async (registry: Pool): Promise<void> => {
-  await Promise.all(registry.members().map((member) => member.probe()))
+export const probeAll = async (fleet: RunnerFleet): Promise<void> => {
+  await Promise.all(fleet.members().map((member) => member.probe()))
 }

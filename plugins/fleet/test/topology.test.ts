@@ -5,7 +5,7 @@ import { AppError, definePlugin } from '#kernel'
 import { testKernel } from '#testing'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
-import type { FleetMember, RunnerLink, RunnerPool, RunnerTopology } from '#contracts/runner'
+import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
 import type { Membership } from '../membership.ts'
 import { membershipRoutes } from '../membership.routes.ts'
 import { createObserver } from '../topology.ts'
@@ -50,19 +50,19 @@ interface Asked {
   answer: () => Promise<RunnerTopology>
 }
 
-function poolOf(members: readonly FleetMember[]) {
+function fleetOf(members: readonly FleetMember[]) {
   const asked = new Map<string, Asked>(members.map(({ hash }) => [hash, { probes: 0, answer: async () => seen }]))
   const links = members.map(({ hash }) => {
     const of = asked.get(hash)!
     return { hash, topology: () => (of.probes++, of.answer()) } as unknown as RunnerLink
   })
-  const pool = { all: () => links, fleet: () => members } as unknown as RunnerPool
-  return { pool, asked }
+  const fleet = { all: () => links, describe: () => members } as unknown as Fleet
+  return { fleet, asked }
 }
 
-/** The routes over a pool and a membership that a test scripts. */
+/** The routes over a fleet and a membership that a test scripts. */
 async function stage(t: TestContext, members: readonly FleetMember[], requestsPerMinute = 30) {
-  const { pool, asked } = poolOf(members)
+  const { fleet, asked } = fleetOf(members)
   const calls: unknown[] = []
   const address = (hash: string) => ({ url: `http://runner-${hash}`, hash, state: 'draining' as const })
   const known = (hash: string) => (hash === '00000001' ? address(hash) : undefined)
@@ -88,7 +88,7 @@ async function stage(t: TestContext, members: readonly FleetMember[], requestsPe
   const mounted = definePlugin({
     name: 'mounted',
     async setup({ routes }) {
-      const observe = createObserver({ pool, freshMs: 2_000 })
+      const observe = createObserver({ fleet, freshMs: 2_000 })
       routes('conductor', async (app) => topologyRoutes(app, { guard, kv, requestsPerMinute, observe }))
       routes('internal', async (app) => membershipRoutes(app, membership, pino({ level: 'silent' })))
       return {}
@@ -152,9 +152,9 @@ test('tenants see how runners are, not where: no addresses, no host names, null 
 })
 
 test('however many read, each runner is probed once until its observation is old, and one that is away not at all', async () => {
-  const { pool, asked } = poolOf([member('00000001'), member('00000002', 'unreachable')])
+  const { fleet, asked } = fleetOf([member('00000001'), member('00000002', 'unreachable')])
   let now = 0
-  const observe = createObserver({ pool, freshMs: 2_000, now: () => now })
+  const observe = createObserver({ fleet, freshMs: 2_000, now: () => now })
   let finish: (topology: RunnerTopology) => void = () => {}
   asked.get('00000001')!.answer = () => new Promise((resolve) => (finish = resolve))
   const readings = Array.from({ length: 50 }, observe)

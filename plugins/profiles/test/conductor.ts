@@ -4,7 +4,7 @@ import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
-import { type FleetMember, type RunnerLink, RunnerPool } from '#contracts/runner'
+import { Fleet, type FleetMember, type RunnerLink } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import profiles from '../index.ts'
@@ -35,7 +35,7 @@ const withoutThe =
 
 /** A conductor with profiles and whatever runners a test gives it. */
 export async function conductor(t: TestContext, options: ConductorOptions = {}) {
-  const { runners = [], fleet = [], broadcastEvery = '1h' } = options
+  const { runners = [], fleet: members = [], broadcastEvery = '1h' } = options
   const dsn = options.dsn ?? (await freshDatabase(t))
   const found: { profiles: Profiles; database: Database }[] = []
   const probe = definePlugin({
@@ -44,17 +44,17 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
     setup: async ({ deps }) => (found.push(deps), {}),
   })
   const live = new Set<(link: RunnerLink) => void>()
-  const pool = fake(RunnerPool, {
+  const fleet = fake(Fleet, {
     all: () => runners,
-    fleet: () => fleet,
+    describe: () => members,
     onLive: (listener: (link: RunnerLink) => void) => (live.add(listener), () => void live.delete(listener)),
-  } as unknown as RunnerPool)
+  } as unknown as Fleet)
   const kernel = await testKernel(t, [
     await databasePlugin(dsn),
     fake(ApiGuard, openGuard),
     { name: 'profiles', plugin: profiles, config: { broadcastEvery } },
     probe,
-    pool,
+    fleet,
     fake(McpServers, { unknown: withoutThe('files'), resolve: async () => [] }),
     fake(Skills, { unknown: withoutThe('using-pdf'), files: async () => undefined }),
   ])
@@ -66,7 +66,7 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
       headers: { tenant, ...headers },
       ...(body ? { body } : {}),
     })
-  /** What the pool does when a runner becomes live with an empty memory. */
+  /** What the fleet does when a runner becomes live with an empty memory. */
   const becomesLive = (link: RunnerLink): void => live.forEach((listener) => listener(link))
   const { database } = found[0]!
   /** A pool without a broadcast, and with an id that a test knows: `pool_<name>`. */

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { RunStore } from '#contracts/run-store'
-import type { ExecuteRun, RunnerLink, RunnerPool } from '#contracts/runner'
+import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { RunnerStream } from '../runner-stream.ts'
 import { StateSaver } from '../state-saver.ts'
 import { eventually, profileNamed } from './stage.ts'
@@ -45,7 +45,7 @@ function stage(
     return link
   }
   const store = { loadState: async () => ({ bytes: Buffer.from('saved'), contentType: 'application/gzip' }) }
-  const runners = { place: choose, home: choose, all: () => links, owner: () => links[0] } as unknown as RunnerPool
+  const runners = { place: choose, home: choose, all: () => links, owner: () => links[0] } as unknown as Fleet
   const profile = { ...profileNamed('writer'), runtime: 'runtime_a' }
   const stream = new RunnerStream(
     { store: store as unknown as RunStore, runners, mcpServers: undefined },

@@ -4,7 +4,7 @@ import { pino } from 'pino'
 import { AppError, linesOf } from '#kernel'
 import { createEventEncoder, isTerminalType, parseLine } from '#contracts/run-event'
 import type { Claim, RunStore } from '#contracts/run-store'
-import { type ExecuteRun, leaving, type RunnerLink, type RunnerPool } from '#contracts/runner'
+import { type ExecuteRun, type Fleet, leaving, type RunnerLink } from '#contracts/runner'
 import { endingOf } from '../ending.ts'
 import { Run, type RunDeps, type RunState } from '../run.ts'
 import { meddling, profileNamed, result, text } from './stage.ts'
@@ -79,7 +79,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
   const puppet = new Puppet()
   if (at === 'dispatching') puppet.held = Promise.withResolvers()
   const link = puppet as unknown as RunnerLink
-  const runners = { place: () => link, home: () => link, owner: () => link, all: () => [link] } as unknown as RunnerPool
+  const runners = { place: () => link, home: () => link, owner: () => link, all: () => [link] } as unknown as Fleet
   const profile = { ...profileNamed('writer'), ...(at === 'waiting' ? { onCrash: 'retry' as const } : {}) }
   const ids = { tenantId: 'acme', runId: `r${++worlds}`, sessionId: `sess-aaaaaaaa-${worlds}` }
   const outcome = await store.start({ ...ids, task: { profile: 'writer', prompt: 'x' }, create: { profile } })

@@ -10,7 +10,7 @@ import { McpServers } from '#contracts/mcp-servers'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
 import { RunStore } from '#contracts/run-store'
-import { type ExecuteRun, type Homecoming, type Placement, type RunnerLink, RunnerPool } from '#contracts/runner'
+import { type ExecuteRun, Fleet, type Homecoming, type Placement, type RunnerLink } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import { runsOn } from '../index.ts'
@@ -53,7 +53,7 @@ export class FakeRunner implements RunnerLink {
   readonly hydrated: { sessionId: string; bundle: StateBundle | undefined }[] = []
   readonly exported: string[] = []
   aborted = 0
-  /** What the pool was asked, for new sessions and for those that exist. */
+  /** What the fleet was asked, for new sessions and for those that exist. */
   readonly asked: (Placement | Homecoming)[] = []
   /** No runner can be found for a session that exists. */
   away = false
@@ -187,7 +187,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       config: { windDown: '3s', drain: '50ms', ...options.config },
     },
     fake(Profiles, { find, findIn: find, findPlaced }),
-    fake(RunnerPool, {
+    fake(Fleet, {
       place(order) {
         runner.asked.push(order)
         if (order.without?.has(runner.hash)) throw new AppError('no_runner', 503)
@@ -202,7 +202,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       },
       owner: () => runner,
       all: () => [runner],
-      fleet: () => [],
+      describe: () => [],
       onLive: () => () => {},
       onDraining: () => () => {},
     }),

@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { RunnerPool } from '#contracts/runner'
+import type { Fleet } from '#contracts/runner'
 
 /** Specification 4.9. */
 const maxFanOuts = 32
@@ -7,7 +7,7 @@ const maxFanOuts = 32
 const windowMs = 2_000
 
 export interface FanOutOptions {
-  readonly pool: Pick<RunnerPool, 'all'>
+  readonly fleet: Pick<Fleet, 'all'>
   readonly log: FastifyBaseLogger
   /** Told how many cached states the runners dropped. */
   onDropped(count: number): void
@@ -21,12 +21,12 @@ export interface FanOut {
   offer(provider: string, sandboxId: string): boolean
 }
 
-export function createFanOut({ pool, log, onDropped, windowMs: ms = windowMs }: FanOutOptions): FanOut {
+export function createFanOut({ fleet, log, onDropped, windowMs: ms = windowMs }: FanOutOptions): FanOut {
   let active = 0
   const tell = async (provider: string, sandboxId: string): Promise<void> => {
     const late = AbortSignal.timeout(ms)
     await Promise.all(
-      pool.all().map((link) =>
+      fleet.all().map((link) =>
         within(link.invalidateSandbox(provider, sandboxId), late).then(onDropped, (err: unknown) => {
           log.debug({ err, runner: link.hash, provider, sandboxId }, 'a runner was not told that a sandbox changed')
         }),

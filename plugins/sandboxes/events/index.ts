@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
-import { RunnerPool } from '#contracts/runner'
+import { Fleet } from '#contracts/runner'
 import { SandboxEventDecoders } from '#contracts/sandbox'
 import { createClientAddress } from './client-address.ts'
 import { createFanOut } from './fan-out.ts'
@@ -21,11 +21,11 @@ export default definePlugin({
       CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
     ),
   }),
-  requires: { pool: RunnerPool, kv: Kv, decoders: SandboxEventDecoders },
-  async setup({ config, deps: { pool, kv, decoders }, log, metrics: registry, routes }) {
+  requires: { fleet: Fleet, kv: Kv, decoders: SandboxEventDecoders },
+  async setup({ config, deps: { fleet, kv, decoders }, log, metrics: registry, routes }) {
     const { requestsPerMinute, trustedProxies = [] } = config
     const metrics = createEventMetrics(registry, () => fanOut.active)
-    const fanOut = createFanOut({ pool, log, onDropped: metrics.dropped })
+    const fanOut = createFanOut({ fleet, log, onDropped: metrics.dropped })
     const clientOf = createClientAddress(trustedProxies)
     routes('conductor', async (app) => {
       await sandboxEventRoutes(app, { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf })

@@ -2,7 +2,7 @@ import type { TestContext } from 'node:test'
 import type { Registry } from 'prom-client'
 import { definePlugin } from '#kernel'
 import { Kv } from '#contracts/kv'
-import { type RunnerLink, RunnerPool } from '#contracts/runner'
+import { Fleet, type RunnerLink } from '#contracts/runner'
 import { invalidSandbox, type SandboxDelivery, SandboxEventDecoders } from '#contracts/sandbox'
 import { fake, testKernel } from '#testing'
 import sandboxEvents from '../events/index.ts'
@@ -30,7 +30,7 @@ export async function conductor(t: TestContext, runners: readonly Tell[], config
   const links = runners.map(
     (invalidateSandbox, i) => ({ hash: `0000000${i}`, invalidateSandbox }) as Partial<RunnerLink>,
   )
-  const pool: Partial<RunnerPool> = { all: () => links as RunnerLink[] }
+  const fleet: Partial<Fleet> = { all: () => links as RunnerLink[] }
   const decode = (delivery: SandboxDelivery) => {
     deliveries.push(delivery)
     const text = delivery.body.toString('utf8')
@@ -48,7 +48,7 @@ export async function conductor(t: TestContext, runners: readonly Tell[], config
   const { kv, counts } = countingKv()
   const kernel = await testKernel(t, [
     { name: 'sandbox-events', plugin: sandboxEvents, config },
-    fake(RunnerPool, pool as RunnerPool),
+    fake(Fleet, fleet as Fleet),
     fake(Kv, kv),
     decoder,
   ])

@@ -4,7 +4,7 @@ import { pino } from 'pino'
 import { AppError } from '#kernel'
 import { chunkOf } from '#testing'
 import type { Claim, RunStore } from '#contracts/run-store'
-import type { FleetMember, RunnerLink, RunnerPool, VfsLease, WorkerLease } from '#contracts/runner'
+import type { Fleet, FleetMember, RunnerLink, VfsLease, WorkerLease } from '#contracts/runner'
 import { leasesOfAll } from '../leases.ts'
 import { stage } from './stage.ts'
 
@@ -17,7 +17,7 @@ async function oneRunner(t: TestContext) {
       if (id.endsWith('-away')) throw new Error('connection refused')
     },
   } as unknown as RunnerLink
-  const { kernel, store, begin } = await stage(t, { pool: { owner: () => runner } as unknown as RunnerPool })
+  const { kernel, store, begin } = await stage(t, { fleet: { owner: () => runner } as unknown as Fleet })
   const call = (method: 'GET' | 'DELETE', url: string, headers = {}, listener = 'conductor') =>
     kernel.listeners[listener]!.inject({ method, url, headers })
   return { store, begin, deleted, call }
@@ -137,18 +137,18 @@ class Leasing {
   }
 }
 
-function poolOf(runners: readonly Leasing[]): RunnerPool {
+function fleetOf(runners: readonly Leasing[]): Fleet {
   const links = runners.map((runner) => runner.link())
   return {
     all: () => links,
-    fleet: () => runners.map(({ hash, state }) => ({ hash, state }) as FleetMember),
+    describe: () => runners.map(({ hash, state }) => ({ hash, state }) as FleetMember),
     owner: (id: string, runner = id.slice(5, 13)) => links.find(({ hash }) => hash === runner),
-  } as unknown as RunnerPool
+  } as unknown as Fleet
 }
 
 async function twoRunners(t: TestContext) {
   const [a, b] = [new Leasing('00000001'), new Leasing('00000002')]
-  const { kernel, begin } = await stage(t, { pool: poolOf([a, b]) })
+  const { kernel, begin } = await stage(t, { fleet: fleetOf([a, b]) })
   const call = (url: string, tenant = 'acme') =>
     kernel.listeners['conductor']!.inject({ url, headers: { authorization: tenant } })
   return { a, b, call, begin }
@@ -215,10 +215,10 @@ test('a runner that fails, is away or does not answer in time is left out', asyn
   a!.workers.set('acme', [worker('s1')])
   b!.failing = true
   c!.state = 'unreachable'
-  const pool = poolOf([a!, b!, c!, d!])
+  const fleet = fleetOf([a!, b!, c!, d!])
   const ask = (link: RunnerLink): Promise<readonly WorkerLease[]> =>
     // It never answers, and does not look at its signal either.
     link.hash === d!.hash ? new Promise(() => {}) : link.workerLeases('acme')
-  assert.deepEqual(await leasesOfAll(pool, ask, pino({ level: 'silent' }), 20), [worker('s1')])
+  assert.deepEqual(await leasesOfAll(fleet, ask, pino({ level: 'silent' }), 20), [worker('s1')])
   assert.equal(c!.asked, 0)
 })

@@ -5,7 +5,7 @@ import { ApiGuard, type Guard, InternalGuard } from '#contracts/auth'
 import { Kv } from '#contracts/kv'
 import type { Profile } from '#contracts/profiles'
 import { type Claim, RunStore } from '#contracts/run-store'
-import { RunnerPool } from '#contracts/runner'
+import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
 import sessions from '../index.ts'
 
@@ -16,7 +16,7 @@ const guard: Guard = {
 }
 
 export interface Around {
-  readonly pool?: RunnerPool
+  readonly fleet?: Fleet
   readonly kv?: Kv
   /** Made with the run store of the kernel, which it follows. */
   readonly dispatch?: (store: RunStore) => RunDispatch
@@ -25,7 +25,7 @@ export interface Around {
 }
 
 /** The plugin with a run store, and with what else a test gives it. */
-export async function stage(t: TestContext, { pool, kv, dispatch, listen = false }: Around) {
+export async function stage(t: TestContext, { fleet, kv, dispatch, listen = false }: Around) {
   const got: { store?: RunStore } = {}
   const dispatching = definePlugin({
     name: 'dispatching',
@@ -42,7 +42,7 @@ export async function stage(t: TestContext, { pool, kv, dispatch, listen = false
       sessions,
       await runStorePlugin(),
       dispatching,
-      fake(RunnerPool, pool ?? ({} as RunnerPool)),
+      fake(Fleet, fleet ?? ({} as Fleet)),
       fake(Kv, kv ?? ({} as Kv)),
       fake(ApiGuard, guard),
       fake(InternalGuard, guard),

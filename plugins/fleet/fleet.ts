@@ -1,7 +1,7 @@
 import { appError } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
-import type { FleetMember, Homecoming, Placement, RunnerLink, RunnerPool } from '#contracts/runner'
-import { Member, type News, type PoolOptions } from './member.ts'
+import type { Fleet, FleetMember, Homecoming, Placement, RunnerLink } from '#contracts/runner'
+import { Member, type News, type FleetOptions } from './member.ts'
 import { eligible, rendezvous, type Wanted, whyNone } from './placement.ts'
 
 const noRunner = appError('no_runner', 503)
@@ -12,8 +12,8 @@ type Listener = (link: RunnerLink) => void
  * The runners of this conductor process, in the order in which they were added. Places sessions on the least busy one that can
  * execute them, and finds the runner of a session again.
  */
-export class Pool implements RunnerPool {
-  readonly options: PoolOptions
+export class RunnerFleet implements Fleet {
+  readonly options: FleetOptions
   readonly #all = new Set<Member>()
   readonly #listeners = { live: new Set<Listener>(), draining: new Set<Listener>() }
   readonly #warned = new Set<string>()
@@ -22,7 +22,7 @@ export class Pool implements RunnerPool {
   // Conductors that start together do not begin with the same runner.
   #turn = Math.floor(Math.random() * 1_000)
 
-  constructor(options: PoolOptions) {
+  constructor(options: FleetOptions) {
     this.options = options
   }
 
@@ -77,7 +77,7 @@ export class Pool implements RunnerPool {
     return runner === undefined ? undefined : this.find(runner)?.link
   }
   readonly all = (): readonly RunnerLink[] => this.members().map((member) => member.link)
-  readonly fleet = (): readonly FleetMember[] => this.members().map((member) => member.describe())
+  readonly describe = (): readonly FleetMember[] => this.members().map((member) => member.describe())
   /** Rejects when no runner can be reached. */
   readonly ready = async (): Promise<void> => {
     if (!this.members().some((member) => member.state !== 'unreachable')) throw new Error('no runner is live')
@@ -95,7 +95,7 @@ export class Pool implements RunnerPool {
       try {
         listener(link)
       } catch (err) {
-        this.options.log.error({ err }, 'a listener of the runner pool failed')
+        this.options.log.error({ err }, 'a listener of the runner fleet failed')
       }
     }
   }

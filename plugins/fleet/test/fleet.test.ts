@@ -10,8 +10,8 @@ import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
 import { runnerHash } from '#contracts/ids'
 import { Kv } from '#contracts/kv'
 import type { Profile } from '#contracts/profiles'
-import { type ExecuteRun, LocalRunners, type RunnerLink, RunnerPool } from '#contracts/runner'
-import fleet from '../index.ts'
+import { type ExecuteRun, Fleet, LocalRunners, type RunnerLink } from '#contracts/runner'
+import fleetPlugin from '../index.ts'
 
 type Answer = (request: IncomingMessage, body: string, response: ServerResponse) => void | Promise<void>
 
@@ -51,20 +51,20 @@ const guard: Guard = { protect() {}, callerOf: () => ({ tenantId: 'acme', role: 
 const kv = { hit: async () => ({ allowed: true, count: 1, retryAfterMs: 0 }) } as unknown as Kv
 const around = [fake(ApiGuard, guard), fake(InternalGuard, guard), fake(Kv, kv)]
 
-async function poolOf(t: TestContext, urls: string, local: Record<string, RunnerLink> = {}, probeInterval = '50ms') {
-  const got: { pool?: RunnerPool; ready?: ReadinessCheck } = {}
+async function fleetOf(t: TestContext, urls: string, local: Record<string, RunnerLink> = {}, probeInterval = '50ms') {
+  const got: { fleet?: Fleet; ready?: ReadinessCheck } = {}
   const grab = definePlugin({
     name: 'grab',
-    requires: { pool: RunnerPool, checks: ReadinessChecks },
+    requires: { fleet: Fleet, checks: ReadinessChecks },
     async setup(ctx) {
-      got.pool = ctx.deps.pool
+      got.fleet = ctx.deps.fleet
       got.ready = ctx.deps.checks.get('runners')!
       return {}
     },
   })
-  const entry = { name: 'fleet', plugin: fleet, config: { urls, probeInterval } }
+  const entry = { name: 'fleet', plugin: fleetPlugin, config: { urls, probeInterval } }
   const kernel = await testKernel(t, [entry, fake(LocalRunners, local), grab, ...around])
-  return { pool: got.pool!, ready: got.ready!, kernel }
+  return { fleet: got.fleet!, ready: got.ready!, kernel }
 }
 
 async function until(check: () => boolean): Promise<void> {
@@ -73,9 +73,9 @@ async function until(check: () => boolean): Promise<void> {
 
 const run: ExecuteRun = { runId: 'r1', sessionId: 'sess-1', prompt: 'x', firstSeq: 2, timeoutMs: 1_000 }
 const signal = new AbortController().signal
-const live = (pool: RunnerPool, runtime = 'general'): boolean => {
+const live = (fleet: Fleet, runtime = 'general'): boolean => {
   try {
-    return pool.place({ runtime }) !== undefined
+    return fleet.place({ runtime }) !== undefined
   } catch {
     return false
   }
@@ -84,52 +84,52 @@ const live = (pool: RunnerPool, runtime = 'general'): boolean => {
 test('a session is placed on a live runner that supports its runtime and has the fewest running runs', async (t) => {
   const [a, b] = [await runnerAt(t), await runnerAt(t)]
   b.capabilities = ['runtime_a']
-  const { pool, ready } = await poolOf(t, `${a.url}, ${b.url}`)
+  const { fleet, ready } = await fleetOf(t, `${a.url}, ${b.url}`)
   await ready()
-  assert.equal(pool.place({ runtime: 'general' }).hash, runnerHash(a.url))
-  const busy = pool.all()[0]!
+  assert.equal(fleet.place({ runtime: 'general' }).hash, runnerHash(a.url))
+  const busy = fleet.all()[0]!
   a.answer = (_request, _body, response) => void response.write('{"type":"progress"}\n')
   const stop = new AbortController()
   const stream = busy.execute('acme', run, stop.signal)[Symbol.asyncIterator]()
   await stream.next()
-  for (let i = 0; i < 4; i++) assert.equal(pool.place({ runtime: 'runtime_a' }).hash, runnerHash(b.url))
+  for (let i = 0; i < 4; i++) assert.equal(fleet.place({ runtime: 'runtime_a' }).hash, runnerHash(b.url))
   stop.abort()
   await assert.rejects(stream.next())
-  const placed = new Set(Array.from({ length: 4 }, () => pool.place({ runtime: 'runtime_a' }).hash))
+  const placed = new Set(Array.from({ length: 4 }, () => fleet.place({ runtime: 'runtime_a' }).hash))
   assert.equal(placed.size, 2)
 })
 
 test('a session belongs to the runner whose hash is in its id, by what the runner reports', async (t) => {
   const a = await runnerAt(t, '0123abcd')
-  const { pool } = await poolOf(t, a.url)
-  assert.equal(pool.owner('sess-0123abcd-11111111'), pool.all()[0])
-  assert.equal(pool.owner(`sess-${runnerHash(a.url)}-11111111`), undefined)
-  assert.equal(pool.owner('whatever'), undefined)
+  const { fleet } = await fleetOf(t, a.url)
+  assert.equal(fleet.owner('sess-0123abcd-11111111'), fleet.all()[0])
+  assert.equal(fleet.owner(`sess-${runnerHash(a.url)}-11111111`), undefined)
+  assert.equal(fleet.owner('whatever'), undefined)
 })
 
 test('a runner that was never reached is not live, does not fail the boot, and is taken in when it answers', async (t) => {
   const a = await runnerAt(t)
   a.server.close()
-  const { pool, ready } = await poolOf(t, a.url)
+  const { fleet, ready } = await fleetOf(t, a.url)
   assert.throws(
-    () => pool.place({ runtime: 'general' }),
+    () => fleet.place({ runtime: 'general' }),
     (e: AppError) => e.code === 'no_runner' && e.status === 503,
   )
   await assert.rejects(ready(), /no runner is live/)
   a.server.listen(Number(new URL(a.url).port), '127.0.0.1')
-  await until(() => live(pool))
+  await until(() => live(fleet))
   await ready()
 })
 
 test('a runner that goes away is noticed, and one that comes back is taken in again', async (t) => {
   const a = await runnerAt(t)
-  const { pool } = await poolOf(t, a.url)
-  assert.ok(live(pool))
+  const { fleet } = await fleetOf(t, a.url)
+  assert.ok(live(fleet))
   a.server.close()
   a.server.closeAllConnections()
-  await until(() => !live(pool))
+  await until(() => !live(fleet))
   a.server.listen(Number(new URL(a.url).port), '127.0.0.1')
-  await until(() => live(pool))
+  await until(() => live(fleet))
 })
 
 test('a local runner is live without being asked, even before it knows its address', async (t) => {
@@ -141,16 +141,16 @@ test('a local runner is live without being asked, even before it knows its addre
       throw new Error('not listening yet')
     },
   } as unknown as RunnerLink
-  const { pool, ready } = await poolOf(t, '', { local })
+  const { fleet, ready } = await fleetOf(t, '', { local })
   await ready()
-  assert.equal(pool.all().length, 1)
-  assert.ok(pool.place({ runtime: 'anything' }))
+  assert.equal(fleet.all().length, 1)
+  assert.ok(fleet.place({ runtime: 'anything' }))
 })
 
 test('a run streams whole lines, and its abort reaches the runner', async (t) => {
   const a = await runnerAt(t)
-  const { pool } = await poolOf(t, a.url)
-  const link = pool.all()[0]!
+  const { fleet } = await fleetOf(t, a.url)
+  const link = fleet.all()[0]!
   let asked: { url: string | undefined; tenant: unknown; body: unknown } | undefined
   const closed = new Promise<void>((resolve) => {
     a.answer = (request, body, response) => {
@@ -172,8 +172,8 @@ test('a run streams whole lines, and its abort reaches the runner', async (t) =>
 
 test('errors of a runner keep their code; one that cannot be reached says so', async (t) => {
   const a = await runnerAt(t)
-  const { pool } = await poolOf(t, a.url)
-  const link = pool.all()[0]!
+  const { fleet } = await fleetOf(t, a.url)
+  const link = fleet.all()[0]!
   const attempt = () => link.execute('acme', run, signal)[Symbol.asyncIterator]().next()
   a.answer = (_request, _body, response) => void response.writeHead(404).end('{"error":"unknown_session"}')
   await assert.rejects(attempt(), (e: AppError) => e.code === 'unknown_session' && e.status === 404)
@@ -192,8 +192,8 @@ test('errors of a runner keep their code; one that cannot be reached says so', a
 
 test('sessions and state travel as the wire has them', async (t) => {
   const a = await runnerAt(t)
-  const { pool } = await poolOf(t, a.url)
-  const link = pool.all()[0]!
+  const { fleet } = await fleetOf(t, a.url)
+  const link = fleet.all()[0]!
   const calls: string[] = []
   a.answer = (request, body, response) => {
     calls.push(`${request.method} ${request.url} ${String(request.headers['x-tenant-id'])} ${body}`)
@@ -229,8 +229,8 @@ test('sessions and state travel as the wire has them', async (t) => {
 
 test('a runner takes the broadcast in pages; one that has no such route is told one by one', async (t) => {
   const a = await runnerAt(t)
-  const { pool } = await poolOf(t, a.url)
-  const link = pool.all()[0]!
+  const { fleet } = await fleetOf(t, a.url)
+  const link = fleet.all()[0]!
   const calls: string[] = []
   let pages = true
   a.answer = (request, body, response) => {
@@ -265,12 +265,12 @@ test('a runner takes the broadcast in pages; one that has no such route is told 
 })
 
 test('a role with no runner at all does not boot', async (t) => {
-  await assert.rejects(testKernel(t, [fleet, ...around]), /no runner is configured; set RUNNER_URLS/)
+  await assert.rejects(testKernel(t, [fleetPlugin, ...around]), /no runner is configured; set RUNNER_URLS/)
 })
 
 test('tenants read the topology on the public listener, operators change it on the signed one', async (t) => {
   const a = await runnerAt(t)
-  const { kernel } = await poolOf(t, a.url)
+  const { kernel } = await fleetOf(t, a.url)
   const { conductor, internal } = kernel.listeners
   const states = async () => (await conductor!.inject('/api/topology')).json<{ state: string }[]>()
   const drain = { method: 'POST', url: '/internal/topology/drain', payload: { hash: runnerHash(a.url) } } as const
