@@ -1,7 +1,7 @@
 import { appError } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
 import type { Fleet, FleetMember, Homecoming, Placement, RunnerLink } from '#contracts/runner'
-import { Member, type News, type FleetOptions } from './member.ts'
+import { Member, type FleetOptions, type News } from './member.ts'
 import { eligible, rendezvous, type Wanted, whyNone } from './placement.ts'
 
 const noRunner = appError('no_runner', 503)
@@ -95,7 +95,7 @@ export class RunnerFleet implements Fleet {
       try {
         listener(link)
       } catch (err) {
-        this.options.log.error({ err }, 'a listener of the runner fleet failed')
+        this.options.log.error({ err }, 'a listener of the fleet failed')
       }
     }
   }

@@ -5,7 +5,7 @@ import { runnerHash } from '#contracts/ids'
 import { createMembership } from '../membership.ts'
 import { RunnerFleet } from '../fleet.ts'
 import { checkRunnerUrl } from '../remote-runner.ts'
-import { probeAll, scriptedFleet, type Scripted, scripted, silent } from './scripted.ts'
+import { probeAll, type Scripted, scripted, scriptedFleet, silent } from './scripted.ts'
 
 /** A membership over runners by URL; `known` is what RUNNER_URLS says. */
 function fleetOf(runners: Record<string, Scripted>, configured: readonly string[]) {

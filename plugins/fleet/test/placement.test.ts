@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import fc from 'fast-check'
 import type { AppError } from '#kernel'
 import type { ExecuteRun, Fleet } from '#contracts/runner'
-import { probeAll, scriptedFleet, type Scripted, scripted } from './scripted.ts'
+import { probeAll, type Scripted, scripted, scriptedFleet } from './scripted.ts'
 
 const hashes = ['00000001', '00000002', '00000003', '00000004']
 

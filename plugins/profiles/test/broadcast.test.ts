@@ -60,7 +60,7 @@ function setup(t: TestContext, { everyMs = 3_600_000, pageSize = 10 } = {}) {
   const link = runner as unknown as RunnerLink
   const note = (...parts: unknown[]) => void logged.push(String(parts.at(-1)))
   const broadcast = new Broadcast({
-    pool: { all: () => [link], onLive: (listener) => (live.push(listener), () => void live.splice(0)) },
+    fleet: { all: () => [link], onLive: (listener) => (live.push(listener), () => void live.splice(0)) },
     log: { info: note, warn: note },
     changes: log,
     everyMs,
@@ -184,7 +184,7 @@ test('a runner that takes nothing is given up until the next look', { timeout: 1
 test('a role without runners has nobody to tell', async () => {
   const signal = new AbortController().signal
   const log = { info: () => assert.fail(), warn: () => assert.fail() }
-  const broadcast = new Broadcast({ pool: undefined, log, changes: changeLog(), everyMs: 1_000, signal })
+  const broadcast = new Broadcast({ fleet: undefined, log, changes: changeLog(), everyMs: 1_000, signal })
   await broadcast.changed('acme')
   await broadcast.watch()
 })
