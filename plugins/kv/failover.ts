@@ -3,9 +3,9 @@ import type { ReadinessCheck } from '#contracts/health'
 import { type Store, storeAway } from './store.ts'
 
 const probeEveryMs = 200
-/** How long Redis has to answer without a fault before it is used again; twice as long each time that it did not last. */
+/** How long Redis has to answer without a fault before it is used again. Doubled each time that Redis fails again soon. */
 const steadyMs = { first: 1_000, longest: 30_000 }
-/** What lasts longer than this begins anew with the first. */
+/** When Redis was up for longer than this, the wait starts from the first value again. */
 const lastedMs = 60_000
 
 export interface FailoverOptions {
@@ -14,9 +14,9 @@ export interface FailoverOptions {
   probe(): Promise<void>
   /** PostgreSQL answers instead of Redis. */
   readonly replaced: boolean
-  /** Told of every command that was not answered by Redis. */
+  /** Called for every command that Redis did not answer. */
   onFallback?(command: string): void
-  /** Told after every switch. */
+  /** Called after every switch. */
   onSwitch?(up: boolean): void
 }
 
@@ -94,7 +94,7 @@ export function createFailover(options: FailoverOptions): Failover {
   return failover
 }
 
-/** Redis while it is up. Then hits are counted by `other`, where the role has one; nobody else can tell whether a key was claimed. */
+/** Redis while it is up. While it is down, `other` counts hits, where the role has one; claims fail, since only Redis knows them. */
 export function standIn(failover: Failover, redis: Store, other: Store | undefined): Store {
   const nobody = async (): Promise<never> => {
     throw redisAway()

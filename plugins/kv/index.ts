@@ -5,9 +5,9 @@ import { Database, presentDatabase } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
 import { createFailover, type Failover, type FailoverOptions } from './failover.ts'
-import { createChannels, createKv, createNotifications } from './kv.ts'
+import { createChannels, createKv, PostgresNotifications } from './kv.ts'
 import { createMemoryStore } from './memory.ts'
-import { createPostgresStore } from './postgres.ts'
+import { PostgresStore } from './postgres.ts'
 import type * as RedisDriver from './redis.ts'
 import type { Channels } from './store.ts'
 
@@ -30,7 +30,7 @@ export default definePlugin({
   requires: { database: maybe(Database) },
   provides: { kv: Kv, readiness: ReadinessChecks },
   async setup({ config: { url, withoutRedis }, deps, innermost, log, metrics, onStop }) {
-    // Loaded where it is used: a role without Redis is there sooner.
+    // The driver is loaded only where it is used: a role without Redis starts sooner.
     const driver = url === undefined ? undefined : await import('./redis.ts')
     const problem = driver?.addressProblem(url!)
     if (problem !== undefined) throw new Error(problem)
@@ -38,10 +38,10 @@ export default definePlugin({
     const memory = createMemoryStore()
     onStop(async () => memory.close())
     const database = url === undefined && withoutRedis === 'memory' ? undefined : presentDatabase(deps.database)
-    const postgres = database && createPostgresStore({ database, log })
+    const postgres = database && new PostgresStore({ database, log })
     if (postgres) onStop(() => postgres.close())
 
-    // Redis tells of its switches only later, so what is made below is there by then.
+    // `onSwitch` is called later, when the variables below are set.
     const redis =
       driver &&
       openRedis(url!, {
@@ -54,7 +54,7 @@ export default definePlugin({
         onSwitch: () => notifications?.switched(),
       })
     const up = (): boolean => redis?.failover.up ?? false
-    const notifications = database && createNotifications({ database, channels, log, away: () => !up() })
+    const notifications = database && new PostgresNotifications({ database, channels, log, away: () => !up() })
     if (notifications) onStop(() => notifications.close())
     const kv = createKv({ channels, memory, postgres, notifications, redis })
     if (!redis) return { kv, readiness: {} }
@@ -81,7 +81,7 @@ function openRedis(url: string, { driver, channels, listener, metrics, ...option
   return { store, failover }
 }
 
-/** Returns what to call with the name of each command that Redis did not answer. */
+/** Registers the metrics. The returned function counts a command that Redis did not answer. */
 function createMetrics(registry: Registry, redisUp: () => boolean): (command: string) => void {
   new Gauge({
     name: 'agent_orc_kv_redis_up',

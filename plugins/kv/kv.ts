@@ -21,24 +21,24 @@ export function createKv(parts: KvParts): Kv {
   const counted = redis ? standIn(redis.failover, redis.store, postgres) : (postgres ?? memory)
   return {
     backend: redis ? 'redis' : postgres ? 'postgres' : 'memory',
-    // In one store, always: processes lose Redis at different moments, and what one of them has claimed there the others
-    // could not know.
-    claim: (postgres ?? counted).claim,
+    // Claims are always in one store: processes lose Redis at different moments, and could not see claims that another one made
+    // elsewhere.
+    claim: (...claim) => (postgres ?? counted).claim(...claim),
     hit: (key, limit, windowSeconds, scope = 'shared') =>
       (scope === 'process' ? memory : counted).hit(key, limit, windowSeconds),
     ...createWakeUps(parts),
   }
 }
 
-/** Over Redis while it is up, which delivers a process its own ones too; otherwise here at once, and elsewhere over PostgreSQL. */
+/** Wake-ups go over Redis while it is up, also to this process itself. Otherwise they are delivered here, and over PostgreSQL to others. */
 function createWakeUps({ channels, redis, notifications }: KvParts): Pick<Kv, 'publish' | 'subscribe'> {
   const here = (channel: string, message: string): void => {
-    // Later, as with Redis: a publisher never finds its own listeners running inside its call.
+    // Delivered later, as with Redis: listeners never run inside the publisher's call.
     if (channels.has(channel)) setImmediate(() => channels.deliver(channel, message))
   }
   return {
     publish(channel, message) {
-      // Also beside a healthy Redis: another process may have lost it.
+      // Notified also while Redis is up: another process may have lost it.
       notifications?.publish(channel, message)
       if (!redis?.failover.up) return here(channel, message)
       redis.store.publish(channel, message).catch((cause: unknown) => {
@@ -62,7 +62,7 @@ export function createChannels(log: FastifyBaseLogger): Channels {
   const channels = new Map<string, Set<Listener>>()
   return {
     add(channel, listener) {
-      // A function of its own for each call: the same listener may subscribe twice.
+      // Each call wraps its listener in a new function, because the same listener may subscribe twice.
       const own: Listener = (message) => listener(message)
       const listeners = channels.get(channel) ?? new Set()
       channels.set(channel, listeners.add(own))
@@ -90,18 +90,18 @@ export function createChannels(log: FastifyBaseLogger): Channels {
 }
 
 const postgresChannel = 'agent_orc_kv'
-/** Between two statements of one process, however much it publishes. */
+/** The pause between two statements of one process, however much it publishes. */
 const gapMs = 50
 /** PostgreSQL takes payloads below 8,000 bytes. */
 const payloadBytes = 7_800
-/** Wake-ups beyond that wait nowhere: they are dropped. */
+/** Wake-ups that may wait; further ones are dropped. */
 const mostPending = 10_000
 const helloEveryMs = 5_000
-/** What a hello says holds a little longer than until the one after the next. */
+/** A hello counts for a little longer than until the one after the next. */
 const goodForMs = 12_000
 const mostPeers = 1_000
 
-/** All that travels: what a process says of itself, or what it wakes, as pairs of channel and message. */
+/** A payload: the hello of a process, or its wake-ups as pairs of channel and message. */
 const Notice = Type.Union([
   Type.Object({ from: Type.String(), away: Type.Boolean(), listens: Type.Boolean() }),
   Type.Object({ from: Type.String(), wakes: Type.Array(Type.Tuple([Type.String(), Type.String()])) }),
@@ -112,120 +112,128 @@ export interface NotificationsOptions {
   readonly database: Pick<Database, 'listen' | 'systemBatch'>
   readonly channels: Channels
   readonly log: FastifyBaseLogger
-  /** This process has no Redis now. */
-  away(): boolean
+  /** True while this process cannot use Redis. */
+  readonly away: () => boolean
 }
 
 /** Wake-ups between processes over PostgreSQL. */
 export interface Notifications {
-  /** For other processes alone, and only if one that listens needs it this way. */
+  /** Wakes other processes, if one that listens needs to be woken this way. */
   publish(channel: string, message: string): void
-  /** Somebody here listens. */
+  /** Called when this process subscribes to a channel. */
   subscribed(): void
-  /** `away` changed. */
+  /** Called when `away` changed. */
   switched(): void
   close(): Promise<void>
 }
 
 /**
- * Every process that publishes or listens hears one channel of PostgreSQL. One that is without Redis says so there every few
- * seconds, and whoever hears it says whether it listens itself. Wake-ups are only sent while a listener was heard of, so that
- * a process that is alone, or has a healthy Redis like all others, sends nothing.
+ * Every process that publishes or listens hears one channel of PostgreSQL. A process without Redis says so there every few
+ * seconds (a hello), and each that hears it says whether it listens itself. Wake-ups are only sent while a listener was heard of,
+ * so that a process that is alone, or has a healthy Redis like all others, sends nothing.
  */
-export function createNotifications({ database, channels, log, away }: NotificationsOptions): Notifications {
-  const id = randomBytes(8).toString('hex')
-  const pending = new Map<string, readonly [channel: string, message: string]>()
-  /** Who was heard, and until when that counts. */
-  const peers = new Map<string, number>()
-  let listenersUntil = 0
-  let awayUntil = 0
-  let helloDue = false
-  let sending = false
-  let sentAt = -Infinity
-  let timer: NodeJS.Timeout | undefined
-  let greeting: NodeJS.Timeout | undefined
-  let listening: Promise<(() => Promise<void>) | undefined> | undefined
+export class PostgresNotifications implements Notifications {
+  readonly #options: NotificationsOptions
+  readonly #id = randomBytes(8).toString('hex')
+  readonly #pending = new Map<string, readonly [channel: string, message: string]>()
+  /** The processes that were heard, and until when that counts. */
+  readonly #peers = new Map<string, number>()
+  #listenersUntil = 0
+  #awayUntil = 0
+  #helloDue = false
+  #sending = false
+  #sentAt = -Infinity
+  #sendTimer: NodeJS.Timeout | undefined
+  #helloTimer: NodeJS.Timeout | undefined
+  #listening: Promise<(() => Promise<void>) | undefined> | undefined
 
-  const spoken = (): boolean => away() || performance.now() < awayUntil
-  const hello = (): void => {
-    if (!listening || !spoken()) return
-    helloDue = true
-    schedule()
+  constructor(options: NotificationsOptions) {
+    this.#options = options
   }
-  const schedule = (): void => {
-    if (sending || timer) return
-    timer = setTimeout(() => void send(), Math.max(0, sentAt + gapMs - performance.now())).unref()
+
+  publish(channel: string, message: string): void {
+    this.#start()
+    if (performance.now() >= this.#listenersUntil || this.#pending.size >= mostPending) return
+    this.#pending.set(`${channel}\n${message}`, [channel, message])
+    this.#schedule()
   }
-  const send = async (): Promise<void> => {
-    timer = undefined
-    sending = true
-    sentAt = performance.now()
-    const payloads = payloadsOf(id, [...pending.values()])
-    if (helloDue) payloads.unshift(JSON.stringify({ from: id, away: away(), listens: channels.size > 0 }))
-    pending.clear()
-    helloDue = false
+  subscribed(): void {
+    this.#start()
+    if (this.#options.channels.size === 1) this.#hello()
+  }
+  switched(): void {
+    if (!this.#listening) return
+    // Until the others have answered, they are assumed to listen.
+    if (this.#options.away()) this.#listenersUntil = Math.max(this.#listenersUntil, performance.now() + helloEveryMs)
+    this.#hello()
+  }
+  async close(): Promise<void> {
+    clearInterval(this.#helloTimer)
+    clearTimeout(this.#sendTimer)
+    const stop = await this.#listening
+    await stop?.()
+  }
+
+  /** Listens from the first use on: a gateway that wakes nobody needs no connection for it. */
+  #start(): void {
+    if (this.#listening) return
+    const { database, log } = this.#options
+    this.#helloTimer = setInterval(() => this.#repeatHello(), helloEveryMs).unref()
+    this.#listening = database
+      .listen(postgresChannel, (payload) => this.#hear(payload))
+      .catch((err: unknown) => {
+        log.warn({ err }, 'wake-ups of other processes are not heard')
+        return undefined
+      })
+    void this.#listening.then(() => this.#hello())
+  }
+  #repeatHello(): void {
+    const now = performance.now()
+    for (const [peer, until] of this.#peers) if (until <= now) this.#peers.delete(peer)
+    this.#hello()
+  }
+  #hello(): void {
+    const isNeeded = this.#options.away() || performance.now() < this.#awayUntil
+    if (!this.#listening || !isNeeded) return
+    this.#helloDue = true
+    this.#schedule()
+  }
+  #schedule(): void {
+    if (this.#sending || this.#sendTimer) return
+    const pause = Math.max(0, this.#sentAt + gapMs - performance.now())
+    this.#sendTimer = setTimeout(() => void this.#send(), pause).unref()
+  }
+  async #send(): Promise<void> {
+    const { database, channels, log, away } = this.#options
+    this.#sendTimer = undefined
+    this.#sending = true
+    this.#sentAt = performance.now()
+    const payloads = payloadsOf(this.#id, [...this.#pending.values()])
+    if (this.#helloDue) payloads.unshift(JSON.stringify({ from: this.#id, away: away(), listens: channels.size > 0 }))
+    this.#pending.clear()
+    this.#helloDue = false
     try {
       const text = `SELECT pg_notify('${postgresChannel}', payload) FROM unnest($1::text[]) AS payload`
       await database.systemBatch([{ name: 'kv_notify', text, values: [payloads] }])
     } catch (err) {
       log.debug({ err }, 'wake-ups were lost')
     }
-    sending = false
-    if (pending.size > 0 || helloDue) schedule()
+    this.#sending = false
+    if (this.#pending.size > 0 || this.#helloDue) this.#schedule()
   }
-  const hear = (payload: string): void => {
+  #hear(payload: string): void {
     const notice = read(payload)
-    if (!notice || notice.from === id) return
+    if (!notice || notice.from === this.#id) return
     if ('wakes' in notice) {
-      for (const [channel, message] of notice.wakes) channels.deliver(channel, message)
+      for (const [channel, message] of notice.wakes) this.#options.channels.deliver(channel, message)
       return
     }
     const until = performance.now() + goodForMs
-    if (notice.away) awayUntil = until
-    if (notice.listens) listenersUntil = until
-    // Whoever is new learns at once whom it can wake.
-    if (!peers.has(notice.from)) hello()
-    if (peers.has(notice.from) || peers.size < mostPeers) peers.set(notice.from, until)
-  }
-  const greet = (): void => {
-    const now = performance.now()
-    for (const [peer, until] of peers) if (until <= now) peers.delete(peer)
-    hello()
-  }
-  /** Not before it is used: a gateway that wakes nobody needs no connection for it. */
-  const start = (): void => {
-    if (listening) return
-    greeting = setInterval(greet, helloEveryMs).unref()
-    listening = database.listen(postgresChannel, hear).catch((err: unknown) => {
-      log.warn({ err }, 'wake-ups of other processes are not heard')
-      return undefined
-    })
-    void listening.then(hello)
-  }
-
-  return {
-    publish(channel, message) {
-      start()
-      if (performance.now() >= listenersUntil || pending.size >= mostPending) return
-      pending.set(`${channel}\n${message}`, [channel, message])
-      schedule()
-    },
-    subscribed() {
-      start()
-      if (channels.size === 1) hello()
-    },
-    switched() {
-      if (!listening) return
-      // Until they have answered, others are taken to listen.
-      if (away()) listenersUntil = Math.max(listenersUntil, performance.now() + helloEveryMs)
-      hello()
-    },
-    async close() {
-      clearInterval(greeting)
-      clearTimeout(timer)
-      const stop = await listening
-      await stop?.()
-    },
+    if (notice.away) this.#awayUntil = until
+    if (notice.listens) this.#listenersUntil = until
+    // A process that is new learns at once which others it can wake.
+    if (!this.#peers.has(notice.from)) this.#hello()
+    if (this.#peers.has(notice.from) || this.#peers.size < mostPeers) this.#peers.set(notice.from, until)
   }
 }
 
@@ -238,7 +246,7 @@ function read(payload: string): Notice | undefined {
   }
 }
 
-/** As many to a payload as fit. One that fits into none is left out. */
+/** Payloads with as many wake-ups as fit. A wake-up that fits into no payload is left out. */
 function payloadsOf(from: string, wakes: readonly (readonly [string, string])[]): string[] {
   const head = `{"from":"${from}","wakes":[`
   const payloads: string[] = []

@@ -18,11 +18,11 @@ interface Window {
   goneAt: number
 }
 
-/** The state of a single process. Same promises as the others, but nobody else sees it. */
+/** A store in the memory of one process. It keeps the same promises as the others, but no other process sees it. */
 export function createMemoryStore({ now = () => performance.now(), limit = mostKeys }: MemoryOptions = {}) {
   const claims = new Map<string, number>()
   const windows = new Map<string, Window>()
-  // Dates of requests are whole seconds.
+  // The dates in signed requests are whole seconds.
   const begun = Math.floor(Date.now() / 1_000) * 1_000
   let sweptAt = -Infinity
 

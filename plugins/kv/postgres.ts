@@ -4,7 +4,7 @@ import type { Database, Statement } from '#contracts/database'
 import type { Hit } from '#contracts/kv'
 import { type Store, storeAway, storeForgot, storeFull } from './store.ts'
 
-// About 150 MB in the server. Looked at with each sweep, so what comes between two of them is on top.
+// About 150 MB in the server. It is checked at each sweep, so the rows written between two sweeps come on top.
 const mostRows = 1_000_000
 const sweepEveryMs = 10_000
 const sweepRows = 100_000
@@ -22,7 +22,7 @@ interface HitOrder {
   readonly windowSeconds: number
 }
 
-/** `count` callers who ask the same. */
+/** One order, given by `count` callers. */
 interface HitGroup extends HitOrder {
   count: number
 }
@@ -70,30 +70,65 @@ interface PostgresOptions {
 }
 
 /** Nonces and limits in unlogged tables: one statement for all that ask at the same time. */
-export function createPostgresStore({ database, log, limit = mostRows }: PostgresOptions) {
-  const full = { claims: false, windows: false }
-  let used = false
-  let sweeping: Promise<void> | undefined
+export class PostgresStore implements Store {
+  readonly #options: PostgresOptions
+  readonly #claims = createBatches((claims: readonly Claim[]) => this.#claimAll(claims))
+  readonly #hits = createBatches((orders: readonly HitOrder[]) => this.#hitAll(orders))
+  readonly #full = { claims: false, windows: false }
+  /** There may be rows to sweep. */
+  #used = false
+  #sweeping: Promise<void> | undefined
+  readonly #timer: NodeJS.Timeout
 
-  const ask = async <Row extends object>(statement: Statement): Promise<Row[]> => {
-    used = true
-    try {
-      return (await database.systemBatch<[Row[]]>([statement]))[0]
-    } catch (error) {
-      throw isAppError(error) ? error : storeAway(error)
-    }
+  constructor(options: PostgresOptions) {
+    this.#options = options
+    this.#timer = setInterval(() => {
+      if (this.#used) this.#sweeping ??= this.sweep().finally(() => (this.#sweeping = undefined))
+    }, sweepEveryMs).unref()
   }
 
-  const claim = createBatches(async (claims: readonly Claim[]): Promise<Claimed[]> => {
-    // The first of each key; others of the same statement come too late.
+  async claim(key: string, ttlMs: number, madeAt?: number): Promise<boolean> {
+    if (this.#full.claims) throw storeFull()
+    const claimed = await this.#claims({ key, ttlMs, madeAt })
+    if (claimed === 'forgotten') throw storeForgot()
+    return claimed === 'fresh'
+  }
+  async hit(key: string, limit: number, windowSeconds: number): Promise<Hit> {
+    if (this.#full.windows) throw storeFull()
+    return this.#hits({ key, limit, windowSeconds })
+  }
+  async sweep(): Promise<void> {
+    const { database, log, limit = mostRows } = this.#options
+    try {
+      const [, , [rows]] = await database.systemBatch<[[], [], [{ claims: number; windows: number }]]>([
+        sweepOf('kv_claims'),
+        sweepOf('kv_windows'),
+        countRows,
+      ])
+      this.#full.claims = rows.claims >= limit
+      this.#full.windows = rows.windows >= limit
+      // Sweeping goes on until no row is left.
+      this.#used = rows.claims + rows.windows > 0
+    } catch (err) {
+      log.debug({ err }, 'shared state was not swept')
+    }
+  }
+  async close(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#sweeping
+  }
+
+  async #claimAll(claims: readonly Claim[]): Promise<Claimed[]> {
+    // Of several claims of one key in this statement, the first one gets it.
     const wanted = [...new Map(claims.toReversed().map((one) => [one.key, one])).values()].toSorted(byKey)
     const values = [wanted.map((w) => w.key), wanted.map((w) => w.ttlMs), wanted.map((w) => w.madeAt)]
-    const [answer] = await ask<{ begun: number | null; keys: string[] }>({ name: 'kv_claim', text: claimText, values })
+    type Answer = { begun: number | null; keys: string[] }
+    const [answer] = await this.#ask<Answer>({ name: 'kv_claim', text: claimText, values })
     const { begun, keys } = answer!
     if (begun === null) {
-      // The server crashed and forgot. Its memory begins now.
-      await ask(beginMemory)
-      log.warn('PostgreSQL has lost its nonces in a crash; requests from before are refused')
+      // The server crashed, which emptied the unlogged tables. From now on it remembers again.
+      await this.#ask(beginMemory)
+      this.#options.log.warn('PostgreSQL has lost its nonces in a crash; requests from before are refused')
       return claims.map(() => 'forgotten')
     }
     const fresh = new Set(keys)
@@ -101,11 +136,10 @@ export function createPostgresStore({ database, log, limit = mostRows }: Postgre
       if (madeAt < begun) return 'forgotten'
       return fresh.delete(key) ? 'fresh' : 'taken'
     })
-  })
-
-  const hit = createBatches(async (orders: readonly HitOrder[]): Promise<Hit[]> => {
+  }
+  async #hitAll(orders: readonly HitOrder[]): Promise<Hit[]> {
     const groups = new Map<string, HitGroup>()
-    const names = orders.map(({ key, limit: most, windowSeconds }) => `${most} ${windowSeconds} ${key}`)
+    const names = orders.map(({ key, limit, windowSeconds }) => `${limit} ${windowSeconds} ${key}`)
     orders.forEach((order, i) => {
       const group = groups.get(names[i]!) ?? { ...order, count: 0 }
       groups.set(names[i]!, group)
@@ -113,60 +147,28 @@ export function createPostgresStore({ database, log, limit = mostRows }: Postgre
     })
     const wanted = [...groups].toSorted(([, a], [, b]) => byKey(a, b))
     const column = (value: (group: HitGroup) => unknown) => wanted.map(([, group]) => value(group))
-    const rows = await ask<Counted>({
+    const rows = await this.#ask<Counted>({
       name: 'kv_hit',
       text: hitText,
       values: [column((g) => g.key), column((g) => g.limit), column((g) => g.windowSeconds), column((g) => g.count)],
     })
     const answers = new Map(wanted.map(([name], i) => [name, inTurn(rows[i]!)]))
     return names.map((name) => answers.get(name)!())
-  })
-
-  const sweep = async (): Promise<void> => {
+  }
+  async #ask<Row extends object>(statement: Statement): Promise<Row[]> {
+    this.#used = true
     try {
-      const [, , [rows]] = await database.systemBatch<[[], [], [{ claims: number; windows: number }]]>([
-        sweepOf('kv_claims'),
-        sweepOf('kv_windows'),
-        countRows,
-      ])
-      full.claims = rows.claims >= limit
-      full.windows = rows.windows >= limit
-      // Until nothing is left to sweep.
-      used = rows.claims + rows.windows > 0
-    } catch (err) {
-      log.debug({ err }, 'shared state was not swept')
+      return (await this.#options.database.systemBatch<[Row[]]>([statement]))[0]
+    } catch (error) {
+      throw isAppError(error) ? error : storeAway(error)
     }
-  }
-  const timer = setInterval(() => {
-    if (used) sweeping ??= sweep().finally(() => (sweeping = undefined))
-  }, sweepEveryMs).unref()
-
-  const store: Store = {
-    async claim(key, ttlMs, madeAt) {
-      if (full.claims) throw storeFull()
-      const claimed = await claim({ key, ttlMs, madeAt })
-      if (claimed === 'forgotten') throw storeForgot()
-      return claimed === 'fresh'
-    },
-    async hit(key, most, windowSeconds) {
-      if (full.windows) throw storeFull()
-      return hit({ key, limit: most, windowSeconds })
-    },
-  }
-  return {
-    ...store,
-    sweep,
-    async close() {
-      clearInterval(timer)
-      await sweeping
-    },
   }
 }
 
 const byKey = (a: { readonly key: string }, b: { readonly key: string }): number =>
   a.key < b.key ? -1 : a.key > b.key ? 1 : 0
 
-/** The answers for callers who asked the same, one after the other: those that fit in are first. */
+/** Hands out the answers of a group one by one: the callers within the limit come first. */
 function inTurn({ granted, total, retry_after_ms }: Counted): () => Hit {
   let turn = 0
   return () =>
@@ -178,7 +180,7 @@ function inTurn({ granted, total, retry_after_ms }: Counted): () => Hit {
 /** Statements under way at once: one more than needed to keep the server busy while another's answer travels. */
 const lanes = 2
 const groupSize = 64
-/** Of a server that is slow; whoever asks beyond that is refused. */
+/** How many callers may wait for a slow server; a further one is refused. */
 const mostWaiting = 10_000
 
 interface Waiting<Item, Result> {
@@ -188,8 +190,8 @@ interface Waiting<Item, Result> {
 }
 
 /**
- * Asks the same of the server for many callers in one statement: alone a caller's item leaves at once, and while the lanes
- * are taken items wait together. `send` resolves to the result of each.
+ * Joins the questions of many callers into one statement. A question that comes alone is sent at once; while all lanes are
+ * busy, questions wait and are sent together. `send` resolves to the result of each.
  */
 function createBatches<Item, Result>(
   send: (items: readonly Item[]) => Promise<readonly Result[]>,

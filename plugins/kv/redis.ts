@@ -41,7 +41,7 @@ const options = {
   // A claim sent twice would refuse its own caller.
   autoResendUnfulfilledCommands: false,
 }
-/** A server that answers is waited for, so that the first requests find it; one that does not is not. */
+/** The boot waits this long for Redis, so that the first requests find it. */
 const bootMs = 2_000
 
 interface Client extends Redis {
@@ -55,12 +55,12 @@ interface Client extends Redis {
 /** Everything rejects, within a quarter of a second, while the server does not answer. */
 export interface RedisStore extends Store {
   publish(channel: string, message: string): Promise<void>
-  /** Has messages of the channel delivered, from a moment after the call. */
+  /** Subscribes to a channel; its messages are delivered from a moment after the call. */
   watch(channel: string): void
   unwatch(channel: string): void
   /** Resolves when the server takes writes and delivers messages. */
   probe(): Promise<void>
-  /** The server answered, or will not in time for the boot. */
+  /** Resolves when the server has answered, or will not in time for the boot. */
   readonly opened: Promise<void>
   close(): Promise<void>
 }
@@ -69,7 +69,7 @@ interface RedisOptions {
   readonly channels: Channels
   /** The listener to register the client on. */
   readonly listener?: App | undefined
-  /** Told, once or several times, that a connection is gone. Not told that it is there again: `probe` finds out. */
+  /** Called, once or several times, when a connection is gone. Whether it is back, `probe` finds out. */
   onLost(cause: Error): void
 }
 
@@ -82,8 +82,8 @@ export const addressProblem = (url: string): string | undefined =>
 /** Connects, and reconnects by itself for ever. A server that is away now is no failure. */
 export function createRedisStore(url: string, { channels, listener, onLost }: RedisOptions): RedisStore {
   let closing = false
-  /** The subscriber was connected once: it is opened by the first subscription, and missing until then. */
-  let hears = false
+  /** The subscriber is in use: the first subscription opens it. */
+  let subscribed = false
   const lost = (): void => {
     if (!closing) onLost(new Error('The connection to Redis was closed.'))
   }
@@ -95,13 +95,13 @@ export function createRedisStore(url: string, { channels, listener, onLost }: Re
   const subscriber = client.duplicate({ lazyConnect: true, autoResubscribe: false })
   subscriber.on('error', () => {})
   subscriber.on('close', () => {
-    if (hears) lost()
+    if (subscribed) lost()
   })
   subscriber.on('message', (channel: string, message: string) => channels.deliver(channel.slice(3), message))
-  // Ours, not the client's own way of subscribing again: that forgets a subscription that was under way when it broke.
+  // The client's own way of subscribing again forgets a subscription that was under way when the connection broke.
   const listenTo = (channel: string): void => void subscriber.subscribe(`ao:${channel}`).catch(() => {})
   subscriber.on('ready', () => {
-    hears = true
+    subscribed = true
     channels.names().forEach(listenTo)
   })
 
@@ -124,7 +124,7 @@ export function createRedisStore(url: string, { channels, listener, onLost }: Re
     async probe() {
       // A write, because a replica that takes none answers a PING as well.
       const asked = [answered(client, () => client.set('ao:probe', '1', 'PX', 1_000))]
-      if (hears) asked.push(answered(subscriber, () => subscriber.ping()))
+      if (subscribed) asked.push(answered(subscriber, () => subscriber.ping()))
       await Promise.all(asked)
     },
     async close() {
@@ -136,7 +136,7 @@ export function createRedisStore(url: string, { channels, listener, onLost }: Re
   }
 }
 
-/** A connection that is open and silent is made anew: its other end may be gone without a word. */
+/** Replaces a connection that is open and silent: its other end may have vanished without closing it. */
 async function answered(connection: Redis, ask: () => Promise<unknown>): Promise<void> {
   if (connection.status !== 'ready') throw new Error('There is no connection to Redis.')
   try {
@@ -147,7 +147,7 @@ async function answered(connection: Redis, ask: () => Promise<unknown>): Promise
   }
 }
 
-/** Between the steps sockets are read: a process that was held up itself finds the answer there, and blames nobody. */
+/** Waits in two steps. Sockets are read between them, so a process whose own event loop was late still finds the answer. */
 async function inTime<T>(answer: Promise<T>): Promise<T> {
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_, reject) => {

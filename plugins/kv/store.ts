@@ -11,7 +11,7 @@ export type Listener = (message: string) => void
 
 /** Who listens to which channel in this process. */
 export interface Channels {
-  /** Returns the way back, which tells whether nobody is left. */
+  /** Returns the function that unsubscribes; it returns true when no listener is left. */
   add(channel: string, listener: Listener): () => boolean
   has(channel: string): boolean
   names(): string[]

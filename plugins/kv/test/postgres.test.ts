@@ -5,7 +5,7 @@ import { pino } from 'pino'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
 import { databasePlugin, freshDatabase, startProxy, testKernel } from '#testing'
-import { createPostgresStore } from '../postgres.ts'
+import { PostgresStore } from '../postgres.ts'
 import { kvKernel, testKv, unavailable, until } from './suite.ts'
 
 testKv('postgres', async (t, count) => {
@@ -25,7 +25,7 @@ async function open(t: TestContext, limit?: number) {
   })
   await testKernel(t, [await databasePlugin(dsn), peek], { listeners: [] })
   const log = pino({ level: 'silent' })
-  const store = createPostgresStore({ database: database!, log, ...(limit === undefined ? {} : { limit }) })
+  const store = new PostgresStore({ database: database!, log, ...(limit === undefined ? {} : { limit }) })
   t.after(() => store.close())
   const run = (text: string) => database!.systemBatch([{ text }])
   return { store, run, dsn }

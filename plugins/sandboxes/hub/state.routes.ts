@@ -1,11 +1,14 @@
+import type { IncomingHttpHeaders } from 'node:http'
 import { Type } from '@sinclair/typebox'
 import { access, type App, failure, negotiated, NoContent } from '#kernel'
+import type { StateBundle } from '#contracts/runtime'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, stateRevHeader } from '#contracts/wire/worker'
 import { noStateHere } from '../errors.ts'
 import type { NewestOfAll, WorkerAuth } from './auth.ts'
 import { refusals, SessionParams, tags } from './routes.ts'
 
+const url = '/runner/worker/:id/state'
 const bytes = Type.String({ format: 'binary' })
 const bundleForms = { 'application/json': Type.Unknown(), 'application/gzip': bytes, 'application/octet-stream': bytes }
 const rev = { minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Counts the copies of this state.' }
@@ -15,17 +18,11 @@ const PutHeaders = Type.Object({
 })
 const DeleteHeaders = Type.Object({ [stateRevHeader]: Type.Integer({ ...rev, default: 0 }) })
 
-/** The runner's copy of a worker's state. In a scope of their own: here a body is bytes, whatever its content type says. */
+/** The runner's copy of a worker's state. Mount it in a scope of its own: a body is bytes here, whatever its content type says. */
 export const stateRoutes =
   (auth: WorkerAuth, { uploads, downloads }: NewestOfAll) =>
   async (app: App) => {
-    app.removeAllContentTypeParsers()
-    app.addContentTypeParser(
-      '*',
-      { parseAs: 'buffer', bodyLimit: maxStateBytes },
-      async (_request: unknown, body: Buffer) => body,
-    )
-    const url = '/runner/worker/:id/state'
+    takeBytes(app)
     app.get(
       url,
       {
@@ -46,7 +43,7 @@ export const stateRoutes =
       async (request, reply) => {
         const { worker } = auth.of(request)
         const { state, stateRev } = worker
-        // A worker counts on from it, or its first copy would be older than this nothing.
+        // The worker has to count on from this revision, or its first copy would seem older than the deletion.
         if (!state) throw noStateHere({ headers: { [stateRevHeader]: String(stateRev) } })
         downloads.begin(worker, reply)
         if (state.runtimeSessionId !== undefined) void reply.header(runtimeSessionIdHeader, state.runtimeSessionId)
@@ -76,13 +73,7 @@ export const stateRoutes =
         },
       },
       async (request, reply) => {
-        const { [runtimeSessionIdHeader]: runtimeSessionId = '', [stateRevHeader]: revision } = request.headers
-        const bundle = {
-          bytes: (request.body as Buffer | undefined) ?? Buffer.alloc(0),
-          contentType: request.headers['content-type'] ?? 'application/octet-stream',
-          ...(runtimeSessionId === '' ? {} : { runtimeSessionId }),
-        }
-        auth.of(request).worker.takeState(bundle, revision)
+        auth.of(request).worker.takeState(bundleOf(request), request.headers[stateRevHeader])
         return reply.code(204).send()
       },
     )
@@ -106,3 +97,18 @@ export const stateRoutes =
       },
     )
   }
+
+function takeBytes(app: App): void {
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser(
+    '*',
+    { parseAs: 'buffer', bodyLimit: maxStateBytes },
+    async (_request: unknown, body: Buffer) => body,
+  )
+}
+
+function bundleOf({ headers, body }: { readonly headers: IncomingHttpHeaders; readonly body: unknown }): StateBundle {
+  const { [runtimeSessionIdHeader]: handle = '', 'content-type': contentType = 'application/octet-stream' } = headers
+  const bytes = (body as Buffer | undefined) ?? Buffer.alloc(0)
+  return { bytes, contentType, ...(handle === '' ? {} : { runtimeSessionId: String(handle) }) }
+}
