@@ -1,7 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { PageQuery } from '#contracts/paging'
 
-// NUL is no text to PostgreSQL, and in nothing that is looked for here.
+// PostgreSQL stores no NUL in a text, so no entry can contain one.
 const text = (description: string) =>
   Type.Optional(Type.String({ maxLength: 1_024, pattern: '^[^\\u0000]*$', description }))
 const time = (description: string) =>
@@ -19,7 +19,7 @@ export const AuditQuery = Type.Object({
   q: text('Part of the action, the target or the path.'),
   from: time('ISO 8601 with a zone: not before this time.'),
   to: time('ISO 8601 with a zone: before this time.'),
-  // The log only grows, so the whole of it is nothing to ask for by accident.
+  // The log only grows: without a default, a client that leaves the limit out would read all of it.
   limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200, default: 100 })),
   offset: PageQuery.properties.offset,
 })

@@ -66,7 +66,7 @@ export interface GuardOptions {
   readonly authenticate: Authenticate
   /** The tenant whose admins operate the installation; undefined: nobody does. */
   readonly adminTenant: string | undefined
-  /** Asked when a scope is mounted, after every plugin was set up. */
+  /** Called when a scope is mounted, which is after every plugin was set up. */
   readonly trail: () => AuditTrail | undefined
 }
 
@@ -74,7 +74,7 @@ export interface GuardOptions {
 export function createApiGuard({ authenticate, adminTenant, trail }: GuardOptions): Guard {
   const callers = new WeakMap<FastifyRequest, Caller>()
 
-  /** Undefined for everybody to whom routes of operators do not exist. */
+  /** The caller when it is an operator. For anybody else the routes of operators do not exist. */
   const operatorOf = async ({ headers }: FastifyRequest): Promise<Caller | undefined> => {
     if (adminTenant === undefined) return undefined
     try {
@@ -101,11 +101,11 @@ export function createApiGuard({ authenticate, adminTenant, trail }: GuardOption
         const forOperators = accessOf(config) === operator
         const caller = forOperators ? await operatorOf(request) : await authenticate(request.headers.authorization)
         if (!caller) {
-          // The answer of a path that no route serves, by the handler that gives it.
+          // The client gets the very answer of a path that no route serves.
           reply.callNotFound()
           return reply
         }
-        // Before the role is looked at: an attempt to do what one may not is worth knowing.
+        // The entry is written before the role is checked: a forbidden attempt is worth recording, too.
         await audit?.begin(request, caller)
         const needed = neededRole(config)
         if (needed === undefined || !roleAtLeast(caller.role, needed)) throw forbidden()

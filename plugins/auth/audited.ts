@@ -3,7 +3,7 @@ import { accessOf, type App } from '#kernel'
 import { type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
 import type { Caller } from '#contracts/auth'
 
-/** True for what administrators do: any write that members may not do, and what names its action. */
+/** True for an administrative request: a write that members may not do, or a route that names its own audit action. */
 const isAudited = (method: string, config: unknown): boolean =>
   !['GET', 'HEAD', 'OPTIONS'].includes(method) &&
   (accessOf(config) !== 'member' || declaredAction(config) !== undefined)
@@ -37,14 +37,14 @@ export function auditScope(app: App, trail: AuditTrail) {
   app.addHook('onRoute', (route: RouteOptions) => {
     const item = /^(.+)\/:(\w+)$/.exec(route.url)
     if (item) keys.set(item[1]!, item[2]!)
-    // On these routes alone: what members do all day pays for nothing here.
+    // Only audited routes get the hooks, so the frequent requests of members cost nothing more.
     if (![route.method].flat().some((method) => isAudited(method, route.config))) return
     route.preSerialization = hooks(route.preSerialization, async (request: FastifyRequest, reply, payload: unknown) => {
       const id = reply.statusCode === 201 ? idOf(payload, keys.get(route.url)) : undefined
       if (id !== undefined) created.set(request, [targetOf(request), id].filter(Boolean).join('/'))
       return payload
     })
-    // Before the answer leaves, so that whoever has it also finds it in the log.
+    // The end is recorded before the answer leaves, so that a client that has its answer also finds the entry.
     route.onSend = hooks(route.onSend, async (request: FastifyRequest, reply, payload: unknown) => {
       await outcome(request, reply)
       return payload

@@ -12,8 +12,8 @@ import { createApiKeyService } from './keys.service.ts'
 import { createKeyLookup } from './keys.store.ts'
 
 /**
- * Who may call a conductor: tenants by their API keys, which are issued and revoked here, and gateways by their signatures. What
- * a gateway needs too are parts that role files list by themselves: `tokens` and `signing`. Specification 4.5 and 5.
+ * Who may call a conductor: tenants by their API keys, which are issued and revoked here, and gateways by their signatures.
+ * `tokens` and `signing` are plugins of their own in a role file, because a gateway needs them, too. Specification 4.5 and 5.
  */
 export default definePlugin({
   name: 'auth',

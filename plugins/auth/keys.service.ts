@@ -57,7 +57,7 @@ export function createApiKeyService(database: Database, tokens: Tokens) {
 }
 export type ApiKeyService = ReturnType<typeof createApiKeyService>
 
-// Other text cannot be an id of ours, and some of it PostgreSQL would refuse.
+// No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
 const keyIdForm = /^tak_[0-9a-z]{1,64}$/
 
 /** Members see and revoke only what they minted. Specification 2.3. */

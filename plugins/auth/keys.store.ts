@@ -69,7 +69,7 @@ export async function listKeys(
   return { keys: rows.map(toMetadata), total: count!.total }
 }
 
-/** False when there is no such key to the eyes of `createdBy`. Revoking twice keeps the first time. */
+/** False when `createdBy` can see no such key. Revoking twice keeps the first time. */
 export async function revokeKey(
   database: Database,
   tenantId: string,
@@ -136,7 +136,7 @@ export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger,
     },
   }
 
-  /** At most once a minute per key, and behind the request's back: the time is for people who look for unused keys. */
+  /** Records the last use, at most once a minute per key and without delaying the request: it only helps people find unused keys. */
   async function touch({ tenant_id, id }: FoundRow): Promise<void> {
     const update = {
       name: 'api_keys_touch',

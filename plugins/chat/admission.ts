@@ -29,7 +29,7 @@ export interface Caller {
   readonly keyId: string
   readonly agent: Agent
   /**
-   * Present when the caller was let in from memory: whatever is begun for it has to find the key and the agent unchanged. This
+   * Present when the caller was let in from memory: the statement that starts a run for it checks that key and agent are unchanged. This
    * reads them anew, and rejects as it would for a request with a key that is not valid.
    */
   readonly renew?: () => Promise<Caller>
@@ -75,11 +75,11 @@ const used = {
   text: `UPDATE published_agent_keys SET last_used_at = now() WHERE tenant_id = $1 AND id = ANY($2)`,
 }
 
-// Nothing else can name a tenant or a slug, and PostgreSQL refuses some texts outright.
+// No other text names a tenant or a slug, and PostgreSQL would refuse some of it with an error.
 const name = /^[A-Za-z0-9_.-]{1,128}$/
 const namesOf = (request: FastifyRequest) => request.params as { readonly tenant: string; readonly agent: string }
 
-/** Callers that are remembered, and for how long each: a withdrawn key is refused all the same, by the start of its run. */
+/** How many callers are remembered, and for how long. A revoked key is refused all the same, by the statement that starts its run. */
 const mostRemembered = 10_000
 const rememberMs = 60_000
 const recordEveryMs = 1_000
@@ -96,7 +96,7 @@ const allow = (reply: FastifyReply, origin: string): FastifyReply =>
   reply.header('access-control-allow-origin', origin).header('access-control-expose-headers', exposed)
 
 /**
- * While the gateway stops, or its database is away, nobody can look which origins are allowed. The answer says nothing but that,
+ * While the gateway stops, or its database is away, the allowed origins cannot be read. The answer says nothing but that,
  * so any script may read it: otherwise a browser shows its user a network failure, and the script cannot see `Retry-After`.
  */
 export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply: FastifyReply): void {
@@ -109,7 +109,7 @@ export class Admission {
   readonly #database: Database
   readonly #tokens: Tokens
   readonly #log: FastifyBaseLogger
-  /** Keys whose use has to be recorded, with their tenants: it may be known a second late, and so costs no request anything. */
+  /** Keys whose use has to be recorded, with their tenants. It is recorded in the background, so it delays no request. */
   readonly #used = new Map<string, string>()
   readonly #remembered = new Map<string, { readonly caller: Caller; readonly until: number }>()
   #timer: NodeJS.Timeout | undefined
@@ -135,7 +135,7 @@ export class Admission {
       request.setDecorator(caller, remembered ? { ...remembered, renew } : await renew())
     })
     if (from === 'database') return
-    // Nobody is refused by memory: whoever sends a key that is not valid any more is told so, whatever else is wrong.
+    // A caller from memory is read anew before it gets an error: if its key was revoked, it is told that first.
     app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
       const { renew } = request.getDecorator<Caller | null>(caller) ?? {}
       if (renew && !(Number(error.status) >= 500)) await renew()
@@ -143,7 +143,7 @@ export class Admission {
     })
   }
 
-  /** What a request shows of itself; undefined when that can be no key of ours. */
+  /** The tenant, slug and key hash of a request; undefined when its token cannot be a key of ours. */
   #shown(request: FastifyRequest): Shown | undefined {
     const { tenant: tenantId, agent: slug } = namesOf(request)
     const token = bearerForm.exec(request.headers.authorization ?? '')?.[1]
@@ -151,7 +151,10 @@ export class Admission {
     return { tenantId, slug, hash: this.#tokens.hash('ao:pub-key:v1', token) }
   }
 
-  /** Undefined as well where memory would refuse, and for a repeated request: it may begin nothing, so nothing would look at its key. */
+  /**
+   * The remembered caller. Undefined, so that the database decides, for an origin that memory does not allow, and for a request with
+   * an idempotency key: it may join a run and start none, and then no statement would check its key.
+   */
   #recall({ headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest, shown: Shown): Caller | undefined {
     const known = repeatable === undefined ? this.#remembered.get(memoryKey(shown)) : undefined
     if (!known || known.until < Date.now()) return undefined

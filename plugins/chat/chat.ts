@@ -26,9 +26,9 @@ export interface ChatParts {
   readonly idempotency: Idempotency
   readonly follower: Follower
   readonly log: FastifyBaseLogger
-  /** Tenants in which a run may be there: from here on a request counts. */
+  /** Tenants for which a run was accepted, or may have been: their requests are counted by the ingress meter. */
   readonly accepted: Set<string>
-  /** Tenants in which a run was stored that may never be begun. */
+  /** Tenants with a stored public run whose start is in doubt: the sweep has to look at them. */
   readonly doubtful: Set<string>
   readonly waits: SyncWaits
   readonly heartbeatMs: number
@@ -119,7 +119,7 @@ type Ids = Pick<PublicRun, 'conversationId' | 'publicRunId' | 'runId'>
 /** A chat that a request asks for, under the ids that it has, or will have once it is begun. */
 class Chat {
   readonly run: PublicRun & { replayed?: boolean }
-  /** Stops whatever reads the run. Not the request's own signal: a client that leaves while the run is being begun does not undo that. */
+  /** Stops reading the run. It is not the request's own signal: a client that leaves while its run is being started does not undo the start. */
   readonly left = new AbortController()
   readonly #parts: ChatParts
   #caller: Caller
@@ -148,12 +148,12 @@ class Chat {
     if (earlier) {
       this.#state = 'joined'
       this.run.replayed = true
-      // One whose begin is in doubt is begun again, under its ids.
+      // A run whose start is in doubt is started again under the same ids; the conductor starts it once.
       if (earlier.status !== 'dispatching') {
         const { outcome } = earlier
-        // It ended before the conductor had taken it: an answer, not a stream.
+        // It ended before the conductor had taken it: the client gets an error answer, not a stream.
         if (outcome && outcome.status !== 'ok' && outcome.seq === 0) throw noAnswer(this.run, outcome)
-        // A stream is repeated whole.
+        // A repeated stream is sent from its beginning, also when the end is known.
         return this.#frames(afterSeq, afterSeq === endingOnly ? { over: outcome } : {})
       }
     }
@@ -167,7 +167,7 @@ class Chat {
     }
   }
 
-  /** A caller from memory for whom nothing was begun is read anew, once: from then on it stands as the database has it. */
+  /** Starts the run. When nothing was started for a caller from memory, the caller is read from the database and tried once more. */
   async #begin(afterSeq: number): Promise<StartedRun> {
     const { dispatch } = this.#parts
     const start = () => dispatch.start(this.run.tenantId, this.#task(), afterSeq, this.left.signal)
@@ -182,7 +182,7 @@ class Chat {
     }
   }
 
-  /** Begins it, or joins it, and resolves to how it ended. */
+  /** Starts or joins the run, and resolves to how it ended. */
   async ended(): Promise<Told> {
     const frames = await this.start(endingOnly)
     if (this.#deserted) this.left.abort('client_gone')
@@ -192,7 +192,7 @@ class Chat {
     }
   }
 
-  /** Nobody waits for its end any longer. A client that is told so before the run was begun can ask for it: its ids are kept. */
+  /** The call stops waiting for the end. If the run was not started yet, its ids are stored, so that the client can ask for it later. */
   async leave(why: GaveUp): Promise<void> {
     this.#deserted = true
     if (this.#state !== 'new') this.left.abort('client_gone')
@@ -200,8 +200,8 @@ class Chat {
   }
 
   /**
-   * Called before the answer, so that whoever repeats the request finds its key free. Of a key that was used before, an
-   * earlier request may still be beginning the run.
+   * Releases the idempotency key; called before the answer, so that a client that repeats the request finds its key free. A refused
+   * request forgets its key, unless an earlier request has it, too, which may still be starting the run.
    */
   async settle(): Promise<void> {
     if (this.#state === 'refused' && !this.#attempt?.repeated) await this.#attempt?.forget()
@@ -264,7 +264,7 @@ class Chat {
   }
 }
 
-// Whatever is there already was written by the conductor's start, with everything else.
+// A row that exists was written by the conductor's start, in one commit with the run.
 const keep = {
   name: 'chat-keep',
   text: `WITH fresh AS (
@@ -300,7 +300,7 @@ export async function keepInDoubt(database: Database, run: PublicRun, body: Chat
   return rows.length > 0 || !continued
 }
 
-/** What the schema cannot say. PostgreSQL keeps no NUL. */
+/** Checks what the schema cannot express. PostgreSQL stores no NUL. */
 function check({ message, metadata, attachments, conversation_id: continued }: ChatBody): void {
   const noNul = (path: string, text = ''): void => {
     if (text.includes('\0')) throw invalidField(path, 'must not contain NUL characters')

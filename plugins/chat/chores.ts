@@ -109,7 +109,7 @@ export function createSweep(database: Database, log: FastifyBaseLogger) {
   let isBoot = true
   return createWalk(database, {
     everyMs: 5_000,
-    // A run in doubt is surely over so long after the doubt arose.
+    // So long after the doubt arose, the run has ended or was never started.
     lingerMs: 60_000,
     walkMs: 30_000,
     async visit(tenantId) {
@@ -165,11 +165,11 @@ export const createIngress = (database: Database, log: FastifyBaseLogger, now?: 
     database,
     {
       everyMs: 30_000,
-      // After a chat its minute has to be over, and late commits to be in.
+      // Long enough for the minute of a chat to be over, and for late commits to be visible.
       lingerMs: 3 * 60_000,
       walkMs: 10 * 60_000,
       visit: (tenantId) => database.batch(tenantId, [{ ...count, values: [tenantId] }]),
-      // Once for all tenants: when the database is away it is away for each of them.
+      // One line for all tenants: when the database is away, it is away for each of them.
       onTurn(_everybody, [err, ...more]) {
         if (err !== undefined) log.error({ err, failures: more.length + 1 }, 'ingress.flush_failed')
       },

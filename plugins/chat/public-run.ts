@@ -109,7 +109,7 @@ const delta = {
   tail: constant('","delta":true}\n'),
 }
 const frame = { id: constant('id: '), data: constant('\nevent: delta\ndata: {"text":"'), tail: constant('"}\n\n') }
-/** By then the text of a delta has begun; and more than a frame has before its text. */
+/** The text of a delta begins within this many bytes of its line, and so does that of a frame. */
 const headBytes = 512
 
 /**
@@ -271,7 +271,7 @@ export function createFollower({ database, dispatch, log, onEnded }: Dependencie
               const event = terminalEvent(chunk)
               afterSeq = lastSeqOf(chunk)
               if (event) {
-                // It was stored together with the public run and its message, so it is told as it comes.
+                // The terminal event was stored in one commit with the public run and its message, so it can be sent at once.
                 const outcome = outcomeOf(event, afterSeq)
                 onEnded(outcome)
                 yield encodeFrames(chunk, reading.exposeToolEvents, terminalFrame(run, outcome))

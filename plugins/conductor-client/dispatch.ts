@@ -9,7 +9,7 @@ import { ConductorLost, meaningOf, unexpected, upstream } from './peer.ts'
 /** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
 const defaultPatienceMs = 10_000
 const dispatchPauseMs = { first: 100, longest: 800 }
-/** For what has a short answer. */
+/** How long a question with a short answer may take. */
 const questionMs = 5_000
 
 /** Runs of a conductor in another process, over its signed internal listener. Specification 5.3. */
@@ -37,9 +37,9 @@ export function createDispatch(
         const failure = meaningOf(error)
         begun ||= !failure.retryable
         if (!failure.retryable && !(error instanceof ConductorLost)) throw failure
-        // A caller from memory is read anew before it is tried again: where the database is away that is known sooner.
+        // For a caller from memory the gateway tries again itself, after reading the caller anew: a database that is away shows sooner so.
         const hurry = body.chat?.admission !== undefined && !begun
-        // Once an attempt may have begun the run, none that follows can say that there is none.
+        // Once an attempt may have started the run, a later failure is no proof that there is none.
         if (hurry || performance.now() >= until) throw upstream({ cause: error, retryable: !begun })
       }
       await sleep(pause, undefined, { signal })
@@ -63,17 +63,17 @@ export function createDispatch(
     follow: (tenantId, runId, afterSeq, signal) => follow(conductor, { tenantId, runId, afterSeq, signal }),
     find,
     async cancel(tenant, id) {
-      // Unknown there: nothing runs.
+      // A run that the conductor does not know is not under way.
       await answered(conductor.ask(conductorWire.cancel, { tenant, params: { id }, timeoutMs: questionMs }))
     },
-    // A run that cannot exist: the answer proves the way there, the keys and the conductor's database in one question.
+    // It asks for a run that cannot exist: the answer proves the network, the keys and the conductor's database in one request.
     async ping() {
       await find('default', 'readiness')
     },
   }
 }
 
-/** A question whose answer is small; everything that is no answer is `upstream`. */
+/** Turns every failure of a request into what it means to a client of the gateway. */
 const answered = <T>(question: Promise<T>): Promise<T> =>
   question.catch((cause: unknown) => {
     throw isAppError(cause) ? meaningOf(cause) : upstream({ cause })
@@ -113,7 +113,7 @@ export async function* follow(conductor: Peer, options: FollowOptions): AsyncGen
         cursor += chunk.count
         stuckSince = undefined
         pause = followPauseMs.first
-        // Our reader leaves at the terminal event.
+        // The reader of this generator leaves at the terminal event.
         if (over) log.expectEnd()
         yield chunk
         if (over) return
@@ -123,7 +123,7 @@ export async function* follow(conductor: Peer, options: FollowOptions): AsyncGen
       if (!isTransient(error)) throw isAppError(error) ? meaningOf(error) : error
       failure = error
     }
-    // A stream that ended in order, because its conductor is stopping, or was only silent, is none that failed if it lasted.
+    // A stream that lasted, and then ended in order (its conductor is stopping) or was only silent, does not count as a failure.
     const now = performance.now()
     const quiet = failure === undefined || (failure instanceof ConductorLost && failure.silent)
     stuckSince = quiet && now - openedAt > followPauseMs.longest ? undefined : (stuckSince ?? now)

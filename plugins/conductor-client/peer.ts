@@ -3,12 +3,12 @@ import { signedHeaders, type SignedParts, type Signer, type SigningKey } from '#
 import { createPeers, type Identity, type Peers } from '#kit'
 
 const connectMs = 2_000
-/** Creating a session, or hydrating one, comes before the head of a new run. */
+/** A conductor creates or hydrates the session before it sends the response head of a new run. */
 const headMs = 30_000
-/** A silent stream over HTTP is opened anew after this: a peer that vanished without a word is found out. */
+/** A silent stream over HTTP is opened anew after this: its peer may have vanished without closing it. */
 const silentMs = 60_000
 
-/** The way to a conductor's signed internal listener. Every request is signed for itself, so a repeated one has a fresh nonce. */
+/** Connections to a conductor's signed internal listener. Every request is signed by itself, so a repeated one has a fresh nonce. */
 export const conductorPeers = (signer: Signer, options: { readonly links?: boolean } = {}): Peers =>
   createPeers({
     ...options,
@@ -52,7 +52,7 @@ export class ConductorLost extends AppError {
   }
 }
 
-/** An answer that is none of the wire's. */
+/** The error for an answer that the wire does not allow. */
 export const unexpected = ({ message, detail }: AppErrorOptions): AppError =>
   upstream({ message: message ?? `The conductor answered ${String(detail?.['status'])}.` })
 

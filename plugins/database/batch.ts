@@ -104,7 +104,7 @@ export class Batch {
         if (text !== null) row[names[i]!] = parsers[i]!(text!)
       }
     } catch (error) {
-      // Thrown here it would end the process: this runs inside the socket's data event.
+      // A throw here would end the process: this runs inside the socket's data event.
       this.#unreadable ??= error as Error
     }
     step.rows.push(row)
@@ -135,7 +135,7 @@ export class Batch {
     return this.#at
   }
 
-  /** What came back, once the callback was called without an error. */
+  /** The rows and the tag; to be called after the callback came without an error. */
   result(): BatchResult {
     if (this.#unreadable) throw this.#unreadable
     return { rows: this.#steps.map((step) => step.rows), tag: this.#tag }

@@ -25,7 +25,7 @@ export class Listener {
 
   readonly listen: Database['listen'] = async (channel, listener) => {
     const channels = this.#channels
-    // A function of its own for each call: the same listener may be given twice.
+    // Each call wraps its listener in a new function, because the same listener may be given twice.
     const own = (payload: string): void => listener(payload)
     const listeners = channels.get(channel) ?? new Set()
     channels.set(channel, listeners.add(own))
@@ -38,7 +38,7 @@ export class Listener {
       if (client && !channels.has(channel)) await this.#command(client, 'UNLISTEN', channel).catch(() => {})
     }
     try {
-      // Harmless when `open` has done it already; needed on a connection that was there before this channel.
+      // A connection that is older than this channel has to be told of it; after `open` a second LISTEN is harmless.
       await this.#command(await this.#connected(), 'LISTEN', channel)
     } catch (error) {
       if (!isAppError(error) && !isServerAway(error)) {

@@ -14,7 +14,7 @@ export async function migrate(dsn: string, migrations?: readonly Migration[]): P
   const client = new pg.Client({
     connectionString: dsn,
     connectionTimeoutMillis: 5_000,
-    // A server that was lost in silence is noticed; a migration that works for so long is not cut short by anything else.
+    // The only limit of a migration: it is there to notice a server that vanished without closing the connection.
     query_timeout: longestMs,
     keepAlive: true,
     application_name: 'agent-orc migrate',
@@ -34,7 +34,7 @@ export async function migrate(dsn: string, migrations?: readonly Migration[]): P
 async function createLedger(client: pg.Client): Promise<void> {
   const sql = `CREATE TABLE IF NOT EXISTS schema_migrations (
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())`
-  // IF NOT EXISTS looks before it leaps: of two first boots one may still collide in the catalog, and then it exists.
+  // IF NOT EXISTS is not atomic: two first boots may collide in the catalog, and then the table exists.
   await client.query(sql).catch((error: { code?: string }) => {
     if (!['23505', '42P07', '42710'].includes(error.code ?? '')) throw error
   })
@@ -98,7 +98,7 @@ async function checkSame(client: pg.Client, { plugin, number, name, checksum }: 
   )
 }
 
-/** A connection that was lost is no failure of the migration: the error is its own, and the migration may be tried again. */
+/** The error of a lost connection stays as it is, since the migration may be tried again; any other becomes `MigrationFailed`. */
 const describe = (error: unknown, m: Migration): unknown =>
   error instanceof MigrationFailed || isServerAway(error)
     ? error

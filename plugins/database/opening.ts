@@ -15,13 +15,13 @@ export interface OpeningOptions {
   readonly required: boolean
   readonly log: FastifyBaseLogger
   readonly stopping: AbortSignal
-  /** Told of a refusal that comes after the boot: this process must not go on. */
+  /** Called when an operator has to act after the boot is over: this process must not go on. */
   readonly onRefused: (error: Error) => void
 }
 
 /**
- * Tries to make the database usable, now and again until it is. Resolves when it is, or when the boot should go on without
- * it; rejects when an operator has to act. The gate opens once, for good: from then on connections tell.
+ * Tries to make the database usable, again and again until it is. Resolves when it is, or when the boot should go on without
+ * it; rejects when an operator has to act. The gate opens once, for good: an outage after that shows in each connection.
  */
 export async function openDatabase(options: OpeningOptions): Promise<Gate> {
   const { log, stopping, required } = options

@@ -10,7 +10,7 @@ const limits = {
   connectionTimeoutMillis: 5_000,
   statement_timeout: 30_000,
   idle_in_transaction_session_timeout: 60_000,
-  // Only met when the network swallows the answer: the server's own limit comes first.
+  // The server's own limit comes first; this one is for an answer that the network has lost.
   query_timeout: 35_000,
 }
 
@@ -35,11 +35,11 @@ export interface Gate {
 }
 
 export interface PoolOptions {
-  /** Told when a connection breaks that nobody uses. */
+  /** Called when an idle connection breaks. */
   readonly onError: (error: Error) => void
-  /** While it says why, no connection is lent. */
+  /** While it is closed, no connection is lent. */
   readonly gate: Gate
-  /** Whose connections they are; a command that listens nowhere has its own. */
+  /** The listener that owns the connections; undefined in a command that has no listener. */
   readonly listener?: App | undefined
 }
 

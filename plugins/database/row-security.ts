@@ -61,7 +61,7 @@ const tables = `
   WHERE c.relkind IN ('r', 'p') AND ${ownNamespace}
   ORDER BY 1`
 
-// Things that see rows with somebody else's eyes.
+// Objects that read rows with the rights of somebody else, and so past row security.
 const bypasses = `
   SELECT CASE c.relkind WHEN 'm' THEN 'materialized view ' WHEN 'f' THEN 'foreign table ' ELSE 'view ' END || c.oid::regclass ||
     CASE c.relkind WHEN 'v' THEN ' is not WITH (security_invoker = true)' ELSE ' has no row security' END AS problem

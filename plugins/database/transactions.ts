@@ -68,7 +68,7 @@ function interactive<T>(pool: Pool, opening: readonly Statement[], work: (query:
       await tx.finish(commit)
       return result
     } catch (error) {
-      // Where not even this comes through, the connection is closed, which rolls back as well.
+      // If the rollback cannot be sent, the connection is closed, which rolls back as well.
       await tx.finish(rollback).catch(discard)
       throw error
     }
@@ -94,7 +94,7 @@ function statementsInOrder(session: Session, opening: readonly Statement[]) {
   }
   return {
     query: query as Query,
-    /** Ends what was begun, once. */
+    /** Commits or rolls back, once. */
     async finish(statement: Statement): Promise<void> {
       if (!over) {
         over = true
@@ -174,8 +174,8 @@ export function createUnits(
       // An answer that never came says nothing about the units: each caller decides what a repetition means.
       if (group.length === 1 || sqlState(cause) === undefined) for (const one of group) one.reject(cause)
       else {
-        // The refused unit took the others with it, and nothing was committed. They are innocent and stay together; it runs
-        // alone, because it may have been refused for their sake (a deadlock, a row they had just written).
+        // The refused unit rolled back the others, too: nothing was committed. The others stay together and are sent again; it runs
+        // alone, because it may have been refused only because of them (a deadlock, a row that they had just written).
         const alone = unit < 0 ? group.splice(0) : group.splice(unit, 1)
         if (group.length > 0) await together(group)
         for (const one of alone) await together([one])

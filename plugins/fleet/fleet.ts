@@ -85,11 +85,11 @@ export class RunnerFleet implements Fleet {
   readonly onLive = (listener: Listener): (() => void) => this.#listen('live', listener)
   readonly onDraining = (listener: Listener): (() => void) => this.#listen('draining', listener)
 
-  /** The hash or the state of a runner may be another one. */
+  /** Called when the hash or the state of a runner may have changed. */
   changed(): void {
     this.#known = undefined
   }
-  /** What one listener throws is its own: the others and the probe go on. */
+  /** Calls the listeners. One that throws stops neither the others nor the probe. */
   tell(news: News, link: RunnerLink): void {
     for (const listener of this.#listeners[news]) {
       try {

@@ -11,10 +11,10 @@ const drainingMs = 250
 /** What is told of a runner: that it is live with an empty memory, or about to stop. */
 export type News = 'live' | 'draining'
 
-/** The fleet, as its members see it. */
+/** What a member needs of its fleet. */
 interface MemberFleet {
   readonly options: FleetOptions
-  /** The hash or the state of a runner may be another one. */
+  /** Called when the hash or the state of a runner may have changed. */
   changed(): void
   tell(news: News, link: RunnerLink): void
 }
@@ -28,11 +28,11 @@ export interface FleetOptions {
 /** A runner as this conductor knows it: whether it lives, what it can do, how busy it is. */
 export class Member {
   readonly link: CountedLink
-  /** '' for the runner of this process: there is nothing to reach, it lives as long as we do. */
+  /** '' for the runner of this process, which lives as long as the process does. */
   readonly url: string
   readonly #fleet: MemberFleet
   readonly #stopping = new AbortController()
-  /** What it said when it was last reached. */
+  /** Its answer to the last successful probe. */
   #known: RunnerInfo | undefined
   #reached = false
   #drained = false
@@ -42,7 +42,7 @@ export class Member {
   #timer: NodeJS.Timeout | undefined
 
   constructor(link: RunnerLink, url: string, fleet: MemberFleet) {
-    // Whether it is away is found out at once, not at the next probe: other runs are about to be sent there.
+    // After a refused run the runner is probed at once: other runs are about to be sent there.
     this.link = new CountedLink(link, () => void this.probe())
     this.url = url
     this.#fleet = fleet
@@ -118,7 +118,7 @@ export class Member {
     const stopping = this.#stopping.signal
     const ask = () => this.link.info(AbortSignal.any([stopping, AbortSignal.timeout(probeTimeoutMs)]))
     try {
-      // One lost answer is a hiccup, of a busy event loop perhaps: the runner is asked once more before it counts as away.
+      // One lost answer may only mean a busy event loop: the runner is asked once more before it counts as away.
       this.#learn(await ask().catch((error) => (this.#reached && !stopping.aborted ? ask() : Promise.reject(error))))
     } catch (error) {
       this.#miss(error)
@@ -126,7 +126,7 @@ export class Member {
   }
   #learn(info: RunnerInfo): void {
     const was = this.#reached
-    // One of another maker need not say which process it is: then coming back counts as a new one.
+    // A runner of another maker may not say which process it is: if it was away, it then counts as a new process.
     const fresh = this.#known?.instance !== info.instance || (!info.instance && !was)
     this.#known = info
     this.#reached = true

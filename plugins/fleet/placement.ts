@@ -5,7 +5,7 @@ import type { Member } from './member.ts'
 /** What a session needs of its runner. */
 export type Wanted = Pick<Homecoming, 'runtime' | 'pool' | 'substrate' | 'without'>
 
-/** Live members that may take a session; those that certainly can, or else those that do not know themselves. */
+/** Live members that may take a session: those that certainly can, or if there are none, those that do not say whether they can. */
 export function eligible({ runtime, pool, substrate, without }: Wanted, members: readonly Member[]): readonly Member[] {
   if (runtime !== undefined && pool?.runtimes && !pool.runtimes.includes(runtime)) return []
   const allowed = members.filter(
@@ -24,7 +24,7 @@ export function eligible({ runtime, pool, substrate, without }: Wanted, members:
 export const rendezvous = (sessionId: string, hash: string): string =>
   createHash('sha256').update(`${sessionId}\n${hash}`).digest('hex')
 
-/** What was asked for and what there is, in counts only: tenants see this sentence. */
+/** The sentence of a 503: what was asked for and what there is. Tenants read it, so it holds counts and no addresses. */
 export function whyNone({ runtime, pool, substrate }: Wanted, members: readonly Member[]): string {
   const inPool = pool ? ' in its pool' : ''
   const inSandbox =

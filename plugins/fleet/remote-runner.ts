@@ -15,10 +15,10 @@ const invalidRunnerUrl = appError('invalid_request', 400)
 const callTimeoutMs = 10_000
 const connectMs = 3_000
 
-/** Whatever else a runner says to it. */
+/** The answer has the stored pool, which no conductor needs. */
 const putPool = { ...runnerWire.putPool, reply: { status: 204 } } as const
 
-/** The way of one conductor to its runners. */
+/** How a conductor connects to its runners. */
 export const runnerPeers: PeersOptions = {
   identity: { tenantHeader },
   connectMs,
@@ -30,9 +30,9 @@ export const runnerPeers: PeersOptions = {
 }
 
 /**
- * A runner's base URL, without a slash at its end. Private and loopback addresses are what runners have: they live on the
- * network that operators keep closed, and only the signed plane and the configuration can name one. What an operator's
- * mistake could reach is held small all the same: one GET that follows no redirect and must answer as a runner does, and
+ * A runner's base URL, without a slash at its end. Runners usually have private or loopback addresses: they live on the
+ * network that operators keep closed, and only the signed plane and the configuration can name one. An operator's mistake
+ * can still reach little: one GET that follows no redirect and must be answered as a runner does, and
  * never a link-local address, where clouds keep their credentials.
  */
 export function checkRunnerUrl(text: string): string {
@@ -58,7 +58,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     async info(signal) {
       const said = await peer.ask(runnerWire.info, { signal })
       hash = said.hash
-      // One that leaves these out is older, and does not know. Specification 9.
+      // A runner of an older release leaves these out. Specification 9.
       return {
         ...said,
         instance: said.instance ?? '',
@@ -124,7 +124,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
   }
 }
 
-/** For a runner of another maker, which has no pages of changes and is told one by one. */
+/** Sends one change by itself: a runner of another maker takes no pages of changes. */
 function tell(peer: Peer, tenant: string, { kind, key, profile, pool }: BroadcastChange): Promise<unknown> {
   if (profile) return peer.ask(runnerWire.putProfile, { tenant, body: profile })
   if (pool) return peer.ask(putPool, { tenant, body: pool })
@@ -138,14 +138,14 @@ interface Reading {
   readonly signal: AbortSignal
 }
 
-/** A run that goes on without its reader: a closed connection does not end it, so a reader that wants it to end says so. */
+/** The stream of a run that its runner keeps: a closed connection does not end the run, so a reader that wants its end asks for it. */
 function keptRun(peer: Peer, { tenant, runId, signal }: Reading, open: () => Promise<LinesAnswer>) {
   let answer: LinesAnswer | undefined
   let cancelled = false
   const cancel = (): void => {
     if (cancelled || answer?.complete || signal.reason === leaving) return
     cancelled = true
-    // On a link the reset has said it.
+    // On a link the reset of the exchange has cancelled the run already.
     if (answer?.linked) return
     const query = isFailingStop(signal.reason) ? { reason: signal.reason } : {}
     peer.ask(runnerWire.cancelRun, { tenant, params: { runId }, query }).catch(() => undefined)

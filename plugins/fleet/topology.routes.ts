@@ -95,7 +95,7 @@ function entryOf({ member, healthy, latencyMs, topology }: Sight): Static<typeof
 const slotOf = ({ runtime, kind, state, observedInstances }: RunnerTopology['sidecars'][number]) => ({
   runtime,
   kind,
-  // A stub is configured to have nobody behind it, which is no fault.
+  // A stub is configured to have no sidecar behind it, which is no fault.
   state: state === 'stub' ? 'cold' : state,
   observedInstances:
     observedInstances?.map(({ instance, inflight, lastSeenAt }) => ({

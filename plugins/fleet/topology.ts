@@ -1,6 +1,6 @@
 import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/runner'
 
-/** A runner that takes longer is shown without what it would have said: one dead runner must not hold everybody's answer. */
+/** A runner that takes longer is shown without its figures: one dead runner must not delay the whole answer. */
 const probeTimeoutMs = 1_500
 
 /** What one probe of a runner gave. */
@@ -8,7 +8,7 @@ export interface Sight {
   readonly member: FleetMember
   /** The latest probe succeeded. */
   readonly healthy: boolean
-  /** Of that probe. Null: it failed, or was not made because the runner is away. */
+  /** How long that probe took. Null: it failed, or was not made because the runner is away. */
   readonly latencyMs: number | null
   readonly topology: RunnerTopology | null
 }

@@ -9,7 +9,7 @@ const listenerNames = (names: readonly string[], description: string) =>
   Type.Array(Type.String(), { default: [...names], description })
 
 /**
- * What those who operate a process ask it. `/healthz` says that it lives and touches nothing, `/readyz` asks every part that
+ * The endpoints for whoever operates a process. `/healthz` says that it lives and touches nothing, `/readyz` asks every part that
  * added a readiness check, `/metrics` shows its figures in the Prometheus text format.
  */
 export default definePlugin({

@@ -9,11 +9,11 @@ const keptMs = 1_000
 
 export interface Readiness {
   readonly ready: boolean
-  /** `ok`, or what is wrong, by the name of the check; a part that only limps is named in a process that is ready. */
+  /** `ok`, or what is wrong, by the name of the check. A part that is only degraded is named here and leaves the process ready. */
   readonly checks: Readonly<Record<string, string>>
 }
 
-/** Runs all checks at once. Probes meanwhile and a second after share the answer: a hanging database must not collect checks. */
+/** Runs all checks at once. Probes that come meanwhile or within a second share the answer, so that checks of a hanging database do not pile up. */
 export function createReadiness(
   checks: ReadonlyMap<string, ReadinessCheck>,
   stopping: AbortSignal,

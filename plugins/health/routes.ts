@@ -43,7 +43,7 @@ export const readinessRoutes =
       const { ready, checks } = await readiness()
       void reply.header('cache-control', 'no-store')
       if (ready) return reply.send({ ready: true, checks })
-      // Not thrown: a probe that fails every few seconds is no error of the request.
+      // The answer is sent and not thrown: a probe that fails every few seconds must not be logged as an error each time.
       return reply.code(503).send(errorBody(notReady({ detail: { ready, checks } }), request.id) as never)
     })
   }

@@ -16,7 +16,7 @@ const inFlight = appError(
   'A request with this Idempotency-Key is under way; repeat it when that one has ended.',
 )
 
-// The key of a process that died is free within 12 s; one that lives renews in time, three beats to a lease.
+// The key of a process that died is free within 12 s. A live process renews its keys three times within a lease.
 const beatMs = 4_000
 const leaseSeconds = 12
 const keptSeconds = 24 * 3_600
@@ -24,7 +24,7 @@ const cleanMs = 10 * 60_000
 const retryAfterSeconds = '2'
 
 export interface Keys extends Idempotency {
-  /** Keeps the keys of requests under way. */
+  /** Renews the leases of the keys whose requests are under way. */
   beat(): Promise<void>
   /** Deletes expired keys, tenant by tenant, because row security hides their rows from a statement without one. */
   clean(): Promise<number>
@@ -64,7 +64,7 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
   const keys: Keys = {
     async begin<P extends Plan>({ tenantId, scope, key, body, plan }: Parameters<Idempotency['begin']>[0]) {
       const claim = { tenantId, scope, key, fingerprint: fingerprint(body), plan, leaseSeconds, keptSeconds }
-      // A second look finds what a concurrent request has just written.
+      // The second statement finds what a concurrent request has just written.
       const row = (await claimKey(database, claim)) ?? (await claimKey(database, claim))
       if (row && !row.same) throw keyReused()
       if (row?.claimed) return attemptOf({ tenantId, scope, key, attempt: row.attempt }, row.plan as P, row.repeated)

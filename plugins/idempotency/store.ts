@@ -1,7 +1,7 @@
 import type { Database } from '#contracts/database'
 import type { Answer, Plan } from '#contracts/idempotency'
 
-/** A request's claim on a key. `attempt` fences it: writes of an older one change nothing. */
+/** A request's claim on a key. `attempt` is a fencing token: a write with an older one changes nothing. */
 export interface Held {
   readonly tenantId: string
   readonly scope: string
@@ -52,7 +52,7 @@ export interface NewClaim {
   readonly keptSeconds: number
 }
 
-/** Claims a key, or finds who has it. Undefined: it appeared during this statement; ask again. */
+/** Claims a key, or finds who has it. Undefined: a concurrent request wrote it during this statement, so ask again. */
 export async function claimKey(database: Database, claimed: NewClaim): Promise<ClaimRow | undefined> {
   const { tenantId, scope, key, fingerprint, plan, leaseSeconds, keptSeconds } = claimed
   const values = [tenantId, scope, key, fingerprint, JSON.stringify(plan), leaseSeconds, keptSeconds]

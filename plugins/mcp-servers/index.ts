@@ -33,7 +33,7 @@ export default definePlugin({
   setup: async ({ config }) => ({ servers: createServers(config.servers) }),
 })
 
-/** A part of the names of tools, which model servers take in these letters. */
+/** A server's name becomes part of its tools' names, which model servers accept in these characters. */
 const nameForm = /^[A-Za-z0-9_-]{1,64}$/
 
 function createServers(table: ServerTable): McpServers {

@@ -8,7 +8,7 @@ const patienceMs = 500
 /** After a failure the next look comes this soon, then after twice as long, up to the usual time between looks. */
 const firstRetryMs = 1_000
 
-/** What has changed, as the database has it. */
+/** The recorded changes of profiles and pools. */
 export interface ChangeLog {
   /** What changed after a revision; without one the newest change alone. `more`: that was not all. Undefined: nothing. */
   page(tenantId: string, after: number | undefined): Promise<{ page: BroadcastPage; more: boolean } | undefined>
@@ -23,7 +23,7 @@ export interface BroadcastOptions {
   readonly changes: ChangeLog
   /** Between two looks at what all runners have. */
   readonly everyMs: number
-  /** Ends all of it. */
+  /** Ends the watch and all deliveries. */
   readonly signal: AbortSignal
 }
 
@@ -34,14 +34,14 @@ interface Delivery {
 }
 
 /**
- * Brings every runner to the newest profiles and pools, and keeps nothing to do so: the database knows what changed and each
+ * Brings every runner to the newest profiles and pools. It keeps no state of its own: the database knows what changed and each
  * runner how far it has followed. What a runner missed, for whatever reason, it is told when it becomes live, with the next
  * change of the tenant, or at the next look, by this conductor or any other.
  */
 export class Broadcast {
   readonly #options: BroadcastOptions
   readonly #deliveries = new Map<RunnerLink, Map<string, Delivery>>()
-  /** Runners that could not be told. A runner that is away for a day is no news every half minute. */
+  /** Runners that could not be told. Each is logged once, and not every half minute while it is away. */
   readonly #failing = new Set<RunnerLink>()
   #retryMs = firstRetryMs
   #wake = new AbortController()
@@ -79,7 +79,7 @@ export class Broadcast {
     }
   }
 
-  /** Asks runners where they are behind, and tells them. False when one could not be told. */
+  /** Asks runners of which tenants they lack changes, and sends those. False when one runner could not be told. */
   async #look(links: readonly RunnerLink[]): Promise<boolean> {
     const { changes, log, signal } = this.#options
     const well = new Set(links)
@@ -154,7 +154,7 @@ export class Broadcast {
     }
   }
 
-  /** Said once, and tried again soon. */
+  /** Logs the first failure of a runner in a row. */
   #failed(link: RunnerLink, err: unknown): false {
     const { log, signal } = this.#options
     if (signal.aborted || this.#failing.has(link)) return false

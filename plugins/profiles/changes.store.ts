@@ -23,10 +23,10 @@ interface ChangeRow extends Pick<PoolRow, 'description' | 'runners' | 'runtimes'
   more: boolean
 }
 
-// Never null: a change that is small or a deletion must not pass one that the page has no room for.
+// Never null: otherwise a deletion or a small change could overtake one that the page has no room for.
 const size = 'coalesce(octet_length(p.document::text), 0)'
 
-// One statement, so that a change and what it changed are of one moment. A profile larger than a page is a page.
+// One statement, so that a change and the row it is about are read at one moment. A profile larger than a page is a page by itself.
 const readPage = {
   name: 'broadcast_page',
   text: `

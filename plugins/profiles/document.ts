@@ -8,7 +8,7 @@ const apart = ['name', 'id', 'version', 'createdAt', 'updatedAt', 'workerPlaceme
 /** The stored part of a profile: every other field. */
 export type ProfileDocument = Omit<Profile, (typeof apart)[number]>
 
-/** Takes from a body what is stored, with the schema's defaults for what it leaves out. A new field is not named here. */
+/** The stored part of a body, with the schema's defaults for fields that it leaves out. A new field of the schema needs no change here. */
 export function documentOf(input: ReplaceProfile): ProfileDocument {
   const filled = Value.Default(ProfileInput, { ...input }) as ReplaceProfile
   const written = Object.entries(filled).filter(([field]) => !apart.some((one) => one === field))

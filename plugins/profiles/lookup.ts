@@ -1,7 +1,7 @@
 import type { PlacedProfile, Profiles } from '#contracts/profiles'
 import { findProfileIn, type ProfileStore } from './store.ts'
 
-/** Some ten kilobytes each, in the worst case some hundreds. */
+/** A profile takes about ten kilobytes, in the worst case some hundreds. */
 const mostRemembered = 1_000
 
 /**
@@ -10,7 +10,7 @@ const mostRemembered = 1_000
  * that was read, and costs no round trip.
  */
 export function createProfileLookup(store: ProfileStore): Profiles {
-  // Insertion order is age: the one that was read first gives way.
+  // A Map keeps insertion order, so its first entry is the oldest: that one is dropped when the map is full.
   const known = new Map<string, PlacedProfile>()
   return {
     find: (tenantId, name) => store.find(tenantId, name),

@@ -12,7 +12,7 @@ const mostNames = 10_000
 /** Changes that a runner is told at a time. */
 const pageChanges = 200
 
-/** What became of a name last. */
+/** The newest state of a name. */
 interface Entry {
   readonly revision: number
   /** Goes on counting when the name is used again. */
@@ -87,7 +87,7 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
     const entries = [...(this.#tenants.get(tenantId)?.entries.values() ?? [])]
     return entries.flatMap(({ profile }) => (profile ? [profile] : []))
   }
-  /** The profile that is written over. */
+  /** The stored profile, if the write may replace it; throws otherwise. */
   #expect(tenantId: string, name: string, { id, versions }: Expected): Profile {
     const { profile, version } = this.#tenants.get(tenantId)?.entries.get(name) ?? {}
     if (!profile) throw unknownProfile()
@@ -95,7 +95,7 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
     if (versions && !versions.includes(version!)) throw preconditionFailed(version!)
     return profile
   }
-  /** Without a profile: it is deleted. */
+  /** Stores a profile, or without one deletes it. */
   #write(tenantId: string, name: string, made: Profile | undefined): Profile | undefined {
     const tenant = this.#tenants.get(tenantId) ?? { revision: 0, entries: new Map<string, Entry>() }
     this.#tenants.set(tenantId, tenant)

@@ -65,7 +65,7 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
-      // Other text is unknown, and some of it PostgreSQL would refuse.
+      // No other text is the id of a pool, and PostgreSQL would refuse some of it with an error.
       if (!isId('pool', request.params.id)) throw noSuchPool()
       await deletePool(database, tenantId, request.params.id)
       await broadcast.changed(tenantId)

@@ -13,7 +13,7 @@ export interface PoolRow {
 }
 
 const columns = 'id, name, description, runners, runtimes, created_at'
-/** Profiles that a refusal names: enough to begin with. */
+/** How many profiles a refusal names. */
 const namedProfiles = 5
 
 export const toPool = (row: PoolRow): Pool => ({
@@ -66,7 +66,7 @@ export async function insertPool(database: Database, tenantId: string, id: strin
   return toPool(rows[0]!)
 }
 
-/** Whether profiles name the pool is the foreign key's to say: a look beforehand would miss one that is written meanwhile. */
+/** The foreign key refuses a pool that profiles name: a check beforehand would miss a profile that is written meanwhile. */
 export async function deletePool(database: Database, tenantId: string, id: string): Promise<void> {
   const remove = { text: 'DELETE FROM pools WHERE tenant_id = $1 AND id = $2 RETURNING id', values: [tenantId, id] }
   const [rows] = await database.batch<[object[]]>(tenantId, [remove]).catch(async (error: unknown) => {

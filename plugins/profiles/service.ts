@@ -11,7 +11,7 @@ import type { ReplaceProfile } from './schema.ts'
 import type { Expected, ProfileStore, Writer } from './store.ts'
 import { findVersion } from './versions.store.ts'
 
-/** Where the names in a profile lead. A catalogue that this role leaves out has nothing. */
+/** The catalogues in which the names of a profile are looked up. One that this role leaves out knows no name. */
 export interface References {
   readonly skills: Skills | undefined
   readonly mcpServers: McpServers | undefined
@@ -24,7 +24,7 @@ export function createProfileService(
   broadcast: Broadcast,
   references: References,
 ) {
-  /** A pool that is deleted after this look is refused by the database. */
+  /** Refuses an unknown pool. If the pool is deleted after this check, the database refuses the profile. */
   const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
     if (pool === undefined) return
     const runtimes = isProfileName(pool) ? await runtimesOfPool(database, tenantId, pool) : undefined
@@ -80,7 +80,7 @@ export function createProfileService(
 }
 export type ProfileService = ReturnType<typeof createProfileService>
 
-/** Saying at once that a name is unknown is better than a run that goes without. Specification 4.3. */
+/** An unknown name is refused when the profile is written, not when a run lacks what it stands for. Specification 4.3. */
 async function checkReferences(
   { skills, mcpServers }: References,
   tenantId: string,

@@ -39,10 +39,10 @@ export interface Writer {
   readonly restoredFrom?: number
 }
 
-/** What of the stored profile a write insists on. */
+/** What the stored profile must be for a write to change it. */
 export interface Expected {
   readonly id?: string | undefined
-  /** Versions of which it must be one; any unless given. */
+  /** The versions that it may have; any unless given. */
   readonly versions?: readonly number[] | undefined
 }
 
@@ -191,7 +191,7 @@ export class PostgresProfileStore implements ProfileStore {
   }
 }
 
-/** Reads back what the same transaction wrote, with the pool; or, when it wrote nothing, what is in the way. */
+/** Reads back what the same transaction wrote, with the pool; or, when it wrote nothing, the row that prevented it. */
 const findWritten = (tenantId: string, name: string): Statement => ({
   text: `SELECT ${placedColumns} FROM ${withPool} WHERE p.tenant_id = $1 AND p.name = $2`,
   values: [tenantId, name],
@@ -200,7 +200,7 @@ const findWritten = (tenantId: string, name: string): Statement => ({
 const refused = (row: ProfileRow, { id }: Expected): Error =>
   id !== undefined && row.id !== id ? idChanged() : preconditionFailed(row.version)
 
-/** JSON may carry characters that jsonb cannot, and a pool may be gone since it was looked up; PostgreSQL says so with these states. */
+/** Translates two errors of PostgreSQL: jsonb cannot hold some characters of JSON, and a pool may be gone since it was looked up. */
 const readable = (error: unknown, { pool = '' }: ProfileDocument): unknown => {
   if (violatedConstraint(error) === 'profiles_pool') return unknownPool(pool)
   return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText({ cause: error }) : error

@@ -65,7 +65,7 @@ export async function listKeys(
   return agent && { keys: rows.map(toMetadata), total: count!.total }
 }
 
-/** False for a key that is none of this profile's, in any of its publications. Revoking twice keeps the first time. */
+/** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */
 export async function revokeKey(database: Database, tenantId: string, profile: string, id: string): Promise<boolean> {
   const update = {
     text: `UPDATE published_agent_keys k SET revoked_at = COALESCE(k.revoked_at, now())

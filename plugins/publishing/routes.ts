@@ -10,7 +10,7 @@ import type { PublishingService } from './service.ts'
 
 const tags = ['publishing']
 
-/** To publish a profile, and to end that. */
+/** Publishes a profile and unpublishes it. */
 export function publishingRoutes(app: App, guard: Guard, service: PublishingService): void {
   app.post(
     '/api/profiles/:name/publish',
@@ -105,7 +105,7 @@ export function publishedRoutes(app: App, guard: Guard, service: PublishingServi
   )
 }
 
-/** What its public requests came to. Only in roles that keep statistics. */
+/** The figures of an agent's public requests; only in roles that keep statistics. */
 export function metricsRoutes(app: App, guard: Guard, service: PublishingService, stats: PublishedStats): void {
   app.get(
     '/api/profiles/:name/metrics',

@@ -93,7 +93,7 @@ export function createPublishingService({ database, profiles, tokens, webhooks, 
 }
 export type PublishingService = ReturnType<typeof createPublishingService>
 
-// Other text cannot be an id of ours, and some of it PostgreSQL would refuse.
+// No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
 const keyIdForm = /^key_[0-9a-z]{1,64}$/
 
 function found<T>(value: T | undefined): T {
@@ -124,7 +124,7 @@ function checkOrigins(origins: readonly string[]): void {
 function serialized(origin: string): string | undefined {
   if (!URL.canParse(origin)) return undefined
   const { protocol, host } = new URL(origin)
-  // A wildcard would look like it worked; `new URL` accepts it as a host.
+  // `new URL` accepts a wildcard as a host, but no origin would ever match it.
   if (host === '' || host.includes('*')) return undefined
   return `${protocol}//${host}`
 }

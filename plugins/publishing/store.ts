@@ -42,7 +42,7 @@ export async function insertAgent(database: Database, tenantId: string, agent: N
     // The profile went away since it was looked up.
     if (sqlState(error) === '23503') throw unknownProfile()
     if (sqlState(error) !== '23505') throw error
-    // A profile that is published already meets its own slug first, and must not be told to choose another one.
+    // A profile that is published already violates the index of slugs first; it must not be told to choose another slug.
     throw violatedConstraint(error) === 'published_agents_active_slug' &&
       !(await findAgent(database, tenantId, agent.profile_name))
       ? slugTaken(agent.slug)

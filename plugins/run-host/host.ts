@@ -32,12 +32,12 @@ const nothingToExport = appError('not_found', 404, 'This session has no state he
 const emptyBundle = appError('invalid_state', 400, 'The body is empty.')
 
 const drainTickMs = 25
-/** How long a conductor may take to store what was fetched; until then this copy is the only one. */
+/** A conductor has stored a fetched conversation by then. Until then the copy here counts as the only one. */
 const storedMs = 1_000
-/** A sidecar that no runner has asked for this long waits for none to fetch what it has. Runners ask every few seconds. */
+/** Runners ask every few seconds. When none has asked for this long, a stopping sidecar waits for none to fetch its conversations. */
 const nobodyMs = 15_000
 
-/** What the HTTP routes and the in-process link share: one set of rules for both, and at most one run per session. */
+/** The runs of a sidecar, for the HTTP routes and the in-process link alike. A session has at most one run. */
 export class RunHost {
   readonly instance = randomUUID()
   readonly #mode: string
@@ -77,14 +77,14 @@ export class RunHost {
 
   health(): SidecarHealth {
     this.#lastAsked = Date.now()
-    // Looked up each time: what a runtime misses may be installed meanwhile.
+    // Computed for each request, because a package that a runtime lacks may be installed meanwhile.
     const missing = Object.fromEntries(
       [...this.#runtimes].flatMap(([name, { missing: why }]) => (why === undefined ? [] : [[name, why]])),
     )
     return {
       ok: true,
       runtime: this.#mode,
-      // A runner offers what its sidecar does: no new session comes to one that stops.
+      // A runner offers what its sidecars report, so a stopping sidecar reports none and gets no new session.
       runtimes: this.#draining ? [] : this.#names(),
       ...(Object.keys(missing).length > 0 ? { missing } : {}),
       instance: this.instance,
@@ -96,7 +96,7 @@ export class RunHost {
     }
   }
 
-  /** Throws `sidecar_draining` when it is about to stop: the run goes elsewhere, unless the conversation is only here. */
+  /** Throws `sidecar_draining` when this sidecar is about to stop, unless the conversation is only here: the run goes elsewhere then. */
   refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
     if (!this.#draining || this.#changes.has(sessionId)) return
     const stored = this.#restorable.has(profile.runtime) || Date.now() - this.#lastExport >= storedMs
@@ -116,7 +116,7 @@ export class RunHost {
     const run = new HostedRun(envelope, runtime, {
       log: this.#log,
       write: this.#write,
-      // The former run's answer is out, but its adapter may still be putting things away: this one starts after that.
+      // The former run has ended, but its adapter may still be cleaning up: this run starts after that.
       after: this.#sessions.get(sessionId)?.released,
       onEnd: (outcome) => {
         this.#inflight--

@@ -15,7 +15,7 @@ import {
 } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 
-/** How long an adapter may take to stop after its signal aborted, or to put things away after its last event. */
+/** How long an adapter may take to stop after its signal aborted, or to clean up after its last event. */
 const graceMs = 2_000
 /** Larger delays overflow the timer, and it fires at once. */
 const maxTimerMs = 2_147_483_647
@@ -50,7 +50,7 @@ interface HostOptions {
 /**
  * One run: whatever its adapter does, the stream ends with exactly one `result` or `error`, and it ends in time. It goes
  * `running`, perhaps `stopping` (the adapter was told to stop; what it used is still counted), `ended` (the terminal event is
- * written; the adapter puts its things away).
+ * written; the adapter cleans up).
  */
 export class HostedRun {
   readonly #envelope: RunEnvelope
@@ -62,12 +62,12 @@ export class HostedRun {
   #state: 'running' | 'stopping' | 'ended' = 'running'
   #why: Ending | undefined
   #encoder: EventEncoder
-  /** What a run used is counted once, however often an adapter that is being stopped says it. */
+  /** The usage of a run is counted once, however often an adapter that is being stopped reports it. */
   #counted = false
   #deadline: NodeJS.Timeout | undefined
   #grace: NodeJS.Timeout | undefined
   #unsubscribe: (() => void) | undefined
-  /** Lets an adapter go on that waits for room, because it has to stop. */
+  /** Wakes an adapter that waits for room, because it has to stop. */
   #goOn: (() => void) | undefined
 
   constructor(envelope: RunEnvelope, runtime: Runtime, options: HostOptions) {
@@ -94,7 +94,7 @@ export class HostedRun {
     if (signal.aborted) onAbort()
     const { timeoutMs, resume, attempt = 1 } = this.#envelope
     this.#deadline = setTimeout(() => this.abort('timeout'), Math.min(timeoutMs, maxTimerMs))
-    // Said at once: whoever holds the session's bundle waits to hear that it is not needed.
+    // This is the first event: a runner keeps the session's bundle until it learns that the sidecar has the conversation.
     if (resume) void this.#take({ type: 'progress', stage: 'resumed' })
     if (attempt > 1 && !this.#runtime.replays) void this.#take(repeated)
     void this.#drive()
@@ -136,7 +136,7 @@ export class HostedRun {
     try {
       await iterator?.return?.()
     } catch {
-      // The run has its last event: how its adapter fails to leave concerns nobody any more.
+      // The run has its last event, so an error of the adapter's clean-up changes nothing any more.
     }
     clearTimeout(this.#grace)
     this.#released.resolve()
@@ -159,7 +159,7 @@ export class HostedRun {
     for (const item of batch) room = (isTexts(item) ? this.#takeTexts(item) : this.#take(item)) ?? room
     return room
   }
-  /** Without a look at each as an event, when all are what a model streams. */
+  /** Writes short texts of a model's stream without checking each as an event. Returns what `#take` does. */
   #takeTexts(texts: Texts): Promise<void> | undefined {
     if (this.#state === 'running' && texts.every(isShort)) return this.#queue.push(this.#encoder.texts(texts))
     return this.#takeAll(eventsOf([texts]))
@@ -172,7 +172,7 @@ export class HostedRun {
     const line = this.#encode(event)
     return typeof line === 'string' ? this.#queue.push(line) : void this.#finish(line)
   }
-  /** A run that is being stopped says nothing more, but what it used is still counted. */
+  /** An event of a run that is being stopped: only its usage is still counted. */
   #takeLast(event: RuntimeEvent): Promise<void> {
     const line = event?.type === 'usage' && !this.#counted ? this.#encode(event) : undefined
     if (typeof line === 'string') {
@@ -196,7 +196,7 @@ export class HostedRun {
     this.#queue.close()
     this.#grace = setTimeout(this.#released.resolve, graceMs)
     this.#options.onEnd(last.type === 'result' ? 'ok' : last.code === 'cancelled' ? 'cancelled' : 'error')
-    // With a reason of its own: making the default one, an error with a stack, costs more than the rest of this.
+    // The reason is given, because making the default one, an error with a stack, costs more than the rest of this method.
     this.#stop.abort('over')
   }
   /** The event's line, or what to end the run with instead. */
@@ -212,7 +212,7 @@ export class HostedRun {
   }
 }
 
-/** Readers drop what they have of the run: all of it is said again. */
+/** The run begins again: readers drop the events that they have of it. */
 const repeated: RuntimeEvent = {
   type: 'progress',
   stage: 'repeated',
@@ -252,14 +252,14 @@ export function createEventWriter(): EventWriter {
   }
 }
 
-// The hot case: twenty of these for every other event.
+// The hot path: there are about twenty of these for each other event.
 const isDelta = (event: unknown): event is Extract<RuntimeEvent, { type: 'assistant' }> =>
   typeof event === 'object' &&
   event !== null &&
   (event as { type?: unknown }).type === 'assistant' &&
   typeof (event as { text?: unknown }).text === 'string'
 
-/** Its line is far from too large. */
+/** True for a text whose line is certainly not too large. */
 const isShort = (text: unknown): boolean => typeof text === 'string' && text.length < maxLineBytes / 16
 
 /** An adapter does not stamp its events: fields of those names would stand in the line twice. */

@@ -35,7 +35,7 @@ export class Broadcast {
     this.#revisions.set(tenantId, revision)
     return revision
   }
-  /** Those of the tenants that it is behind with. */
+  /** The tenants whose newest changes this runner lacks. */
   behind(newest: BroadcastRevisions): string[] {
     return Object.keys(newest).filter((tenantId) => (this.#revisions.get(tenantId) ?? 0) < newest[tenantId]!)
   }

@@ -14,7 +14,7 @@ import {
 } from './sessions.ts'
 
 /**
- * The conversations of this runner's sessions. Each is with whoever executes the session's runs, a sidecar of this runner or
+ * The conversations of this runner's sessions. Each is held by whatever executes the session's runs, a sidecar of this runner or
  * the worker in the session's own sandbox: it is brought there, fetched from there and forgotten there.
  */
 export class Conversations {
@@ -33,7 +33,7 @@ export class Conversations {
   forget(session: RunnerSession): void {
     this.#forgetting.begin(session)
   }
-  /** The conversation is not where it should be. Returns what to answer: the conductor hydrates it and asks again, perhaps elsewhere. */
+  /** Called when the executor lacks the conversation. Returns the answer, upon which the conductor hydrates it and asks again, perhaps elsewhere. */
   lost(session: LiveSession): AppError {
     // As if this runner had never had the session.
     this.#table.remove(session)
@@ -44,7 +44,7 @@ export class Conversations {
   readonly hydrate: RunnerLink['hydrate'] = async (tenantId, id, profile, bundle, replace = false) => {
     const table = this.#table
     const present = table.find(tenantId, id)
-    // Whoever comes second must not be told "ready" while the first one is still bringing the conversation.
+    // A second caller must not be told "ready" while the first one is still bringing the conversation.
     if (present && !replace) return present.hydrating
     if (table.draining) throw runnerDraining({ retryable: true })
     if (present) {
@@ -63,7 +63,7 @@ export class Conversations {
     if (!session) throw unknownSession()
     const { changes } = session
     const bundle = await linkOf(this.#executors, session).exportState(session.profile.runtime, id)
-    // A run that ended meanwhile is not in it, or not whole.
+    // The bundle may lack a run that ended meanwhile.
     session.exported = Math.max(session.exported, changes)
     session.exportedAt = Date.now()
     if (!bundle) return undefined
@@ -76,7 +76,7 @@ export class Conversations {
     return sessions.filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId }))
   }
 
-  /** Without a bundle an old conversation was here, and the newest one is empty. */
+  /** Gives the conversation to its executor. Without a bundle the newest conversation is empty, and an old one here is forgotten. */
   async #bring(session: LiveSession, bundle: StateBundle | undefined, told: Promise<void> | undefined): Promise<void> {
     const { runtime } = session.profile
     try {
@@ -86,7 +86,7 @@ export class Conversations {
       await link.hydrate(runtime, session.id, bundle)
       session.conversation = true
     } catch (error) {
-      // A session whose conversation could not be brought is not there.
+      // Without its conversation the session must not be used.
       this.#table.remove(session)
       throw error
     }
@@ -108,10 +108,10 @@ export class Conversations {
 const handleOf = ({ profile }: LiveSession, bundle: StateBundle | undefined): string | undefined =>
   restoredFromLog(profile.runtime) ? undefined : bundle?.runtimeSessionId
 
-/** A sweep lets go of all the sessions of a minute: told all at once, each would be a connection of its own. */
+/** A sweep drops all idle sessions of a minute at once: telling all executors at the same time would open a connection for each. */
 const atOnce = 16
 
-/** Whoever executed the runs of sessions that left memory here is told to forget them. */
+/** Tells the executors of sessions that left this runner's memory to forget them, too. */
 export class Forgetting {
   readonly #tell: (session: RunnerSession) => Promise<void>
   readonly #waiting = new Map<string, RunnerSession>()

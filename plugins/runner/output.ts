@@ -1,9 +1,9 @@
 import type { AttachRun, ExecuteRun } from '#contracts/runner'
 import { attemptSuperseded, runGap } from './errors.ts'
 
-/** What a run may have unread; then its sidecar waits. */
+/** Unread bytes of a run; beyond that its sidecar has to wait. */
 const highWater = 256 * 1024
-/** What was read is kept in pieces of about this size: a delta for itself would weigh more than its text. */
+/** Read bytes are kept in pieces of about this size: a delta as a piece of its own would take more memory than its text. */
 const pieceBytes = 8 * 1024
 const pieceParts = 32
 
@@ -20,7 +20,7 @@ interface Unread {
   readonly next: number
 }
 
-/** Whoever writes an output, and hears of its readers. */
+/** The writer of an output, which is told about its reader. */
 export interface OutputOwner {
   /** The reason is that of the reader's signal, or `client_gone` when it stopped reading. */
   readerGone(reason: unknown): void
@@ -34,7 +34,7 @@ export interface OutputOwner {
 export class RunOutput<Owner extends OutputOwner = OutputOwner> {
   readonly runId: string
   readonly keepMs: number
-  /** Who writes it; undefined once the owner has nothing left to hear. */
+  /** Undefined once the owner need not be told anything any more. */
   owner: Owner | undefined
   readonly #keepBytes: () => number
   #epoch: number
@@ -60,7 +60,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.owner = owner
   }
 
-  /** Of the claim of whoever may read it. */
+  /** The epoch of the claim under which it is read. */
   get epoch(): number {
     return this.#epoch
   }
@@ -95,7 +95,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     if (this.#state === 'withheld') this.#state = 'open'
     this.#reader?.serve()
   }
-  /** Nothing follows. With a failure it is as if nothing had been written. */
+  /** Ends the output. With a failure its readers get that, as if nothing had been written. */
   close(failure?: unknown): void {
     this.#state = 'closed'
     this.#failure = failure
@@ -103,7 +103,7 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.#reader?.serve()
   }
 
-  /** Reads on behind an event. The reader of before is cut off. */
+  /** A new reader, from behind an event on. The former reader is cut off. */
   attach({ afterSeq, epoch }: Pick<AttachRun, 'afterSeq' | 'epoch'>, signal: AbortSignal): AsyncIterator<Buffer> {
     if (epoch < this.#epoch) throw attemptSuperseded()
     const first = this.#kept[0]?.firstSeq ?? this.#readTo
@@ -113,13 +113,13 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
     this.owner?.readerCame()
     return (this.#reader = new Reader(this, this.#keptBehind(afterSeq), signal))
   }
-  /** The iteration of its reader ends here. */
+  /** Ends the iteration of the present reader. */
   cut(): void {
     this.#reader?.cut()
     this.#reader = undefined
   }
 
-  /** For its reader: what is unread; undefined: nothing yet, null: nothing any more. */
+  /** The unread bytes, for the reader. Undefined: there are none yet. Null: there will be none. */
   take(): Buffer | undefined | null {
     if (this.#state === 'withheld') return undefined
     if (this.#failure !== undefined) throw this.#failure
@@ -170,12 +170,12 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
 
 const join = (parts: Buffer[]): Buffer => (parts.length === 1 ? parts[0]! : Buffer.concat(parts))
 
-/** By hand: a generator costs each chunk three turns of the microtask queue. */
+/** Written by hand, because a generator costs each chunk three turns of the microtask queue. */
 class Reader implements AsyncIterator<Buffer> {
   readonly #output: RunOutput
   readonly #signal: AbortSignal
   readonly #onAbort = (): void => this.#output.owner?.readerGone(this.#signal.reason)
-  /** What it has missed. */
+  /** The kept bytes that it has to read first. */
   #missed: Buffer | undefined
   #waiting: Pick<PromiseWithResolvers<IteratorResult<Buffer>>, 'resolve' | 'reject'> | undefined
   #gone = false
@@ -199,7 +199,7 @@ class Reader implements AsyncIterator<Buffer> {
     if (early) this.#output.owner?.readerGone('client_gone')
     return { done: true, value: undefined }
   }
-  /** There may be something for whoever waits. */
+  /** Called when there may be something to read: settles a read that waits. */
   serve(): void {
     const waiting = this.#waiting
     if (!waiting) return

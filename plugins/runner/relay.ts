@@ -18,10 +18,10 @@ export interface Terminal {
 }
 
 /**
- * Watches one run's stream line by line without parsing its deltas. Lines that carry our stamps go on as the bytes they
- * came in; a sidecar that does not stamp (seen at its first line), or that is distrusted, has every line parsed and stamped
- * here. A sidecar counts its lines without knowing of those that tools put between them: from the first such line on every
- * line of it gets another stamp.
+ * Watches one run's stream line by line without parsing its deltas. Lines that carry our stamps (`seq`, `runId`) go on as the bytes they
+ * came in. The lines of a sidecar that does not stamp (its first line shows that), or that is distrusted, are all parsed and stamped
+ * here. A sidecar does not know of the lines that tools insert between its own: from the first inserted line on, each
+ * of its lines gets another `seq`.
  */
 export class Relay {
   readonly #runId: string
@@ -33,13 +33,13 @@ export class Relay {
   #stamped: boolean | undefined
   #terminal: Terminal | undefined
   #handle: string | undefined
-  /** Before which lines of the sidecar others were put in, in order. */
+  /** The sidecar's `seq` before which each inserted line stands, in order. */
   readonly #inserted: number[] = []
-  /** What an unstamped run said so far. */
+  /** The text of an unstamped run so far. */
   #answer: string[] = []
   #answerLength = 0
 
-  /** `distrusted`: it is a worker in a sandbox, which an agent may speak for. */
+  /** `distrusted`: the lines come from a worker in a sandbox, where the agent's own code could write them. */
   constructor(runId: string, sessionId: string, firstSeq: number, distrusted: boolean) {
     this.#runId = runId
     this.#sessionId = sessionId
@@ -53,7 +53,7 @@ export class Relay {
   get next(): number {
     return this.#next
   }
-  /** Once there is one, nothing may follow. */
+  /** The line that ended the run. Nothing may follow it. */
   get terminal(): Terminal | undefined {
     return this.#terminal
   }
@@ -84,7 +84,7 @@ export class Relay {
     if (!this.#stamped) return this.#restamp(chunk)
     return this.#passStamped(chunk)
   }
-  /** The line that ends a run which did not end itself. */
+  /** Makes the terminal line of a run that did not end itself. */
   end(reason: EndReason): Buffer {
     return this.fail(reason, endings[reason].message, 'lost' in endings[reason])
   }
@@ -128,14 +128,14 @@ export class Relay {
     }
     return shifted ? Buffer.concat(shifted) : chunk
   }
-  /** A line that is no delta, and says something to the runner perhaps. */
+  /** Reads a line that is no delta, for what the runner has to know. False: it is no valid event. */
   #sound(line: Buffer): boolean {
     const event = peekType(line) && parseLine(line)
     if (!event || !hasStamp(line, this.#runId, this.#due)) return false
     this.#saw(event)
     return true
   }
-  /** The line with the stamp it has for readers; undefined when it has not the stamp that is due. */
+  /** The line with the `seq` that readers see; undefined when it does not have the `seq` that is due. */
   #shifted(line: Buffer): Buffer | undefined {
     const seq = this.#due
     const start = line.indexOf(this.#head)
@@ -143,7 +143,7 @@ export class Relay {
     const from = start + this.#head.length
     const digits = String(seq)
     if (line.toString('latin1', from, from + digits.length + 1) !== `${digits},`) return undefined
-    // It names a line by its stamp. Rare, and so is all of this.
+    // `supersedes` names another line by its `seq`, which has to be mapped, too. This is rare, so it may be slow.
     if (line.includes('"supersedes":')) {
       const event = parseLine(line)
       if (event?.['type'] === 'progress' && typeof event['supersedes'] === 'number') {
@@ -154,7 +154,7 @@ export class Relay {
     const stamp = Buffer.from(String(this.#mapped(seq)))
     return Buffer.concat([line.subarray(0, from), stamp, line.subarray(from + digits.length)])
   }
-  /** The stamp that the sidecar's line `seq` has for readers. A worker decides how many are put in, and each of its lines asks. */
+  /** The `seq` that readers see for the sidecar's line `seq`. A binary search: a worker's tool calls decide how many lines are inserted. */
   #mapped(seq: number): number {
     let low = 0
     for (let high = this.#inserted.length; low < high;) {
@@ -173,7 +173,7 @@ export class Relay {
     }
     return Buffer.concat(out)
   }
-  /** The line as the event it says, with our stamp; undefined when it says none. */
+  /** Parses a line and stamps its event; undefined when it is no valid event. */
   #restamped(text: string): Buffer | undefined {
     const said = parseLine(Buffer.from(text))
     const event = said && readUnstamped(said, () => this.#answer.join(''))

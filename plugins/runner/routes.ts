@@ -15,9 +15,9 @@ import { linkOf } from './sessions.ts'
 const badState = appError('invalid_request', 400, 'stateB64 is not base64.')
 const noState = appError('no_state', 404, 'The session has no state to export.')
 const exportFailed = appError('state_export_failed', 500, 'The sidecar did not give the state out.')
-/** Of specification 7: a substrate that does not answer is a failure of the runner, whatever it calls it itself. */
+/** Specification 7: a substrate that does not answer is an upstream failure, whatever code the provider gave it. */
 const leaseUnreadable = appError('upstream', 502, 'The substrate of the sandbox does not answer; try again.')
-// The strings of specification 4.22.
+// Specification 4.22 gives these two strings.
 const noVfsSession = appError('no vfs session', 404)
 const noSandboxWorker = appError('no sandbox worker', 404)
 
@@ -63,7 +63,7 @@ export function runnerRoutes(app: App, runner: Runner): void {
   }))
   serve(app, runnerWire.behind, ({ body }) => ({ json: { tenants: broadcast.behind(body.revisions) } }))
 
-  // The answers for a VirtualFS without a manager, which is what a runner has here.
+  // This runner has no manager of VirtualFS leases, so these are the answers for that case.
   serve(app, runnerWire.vfsLeases, () => ({ json: [] }))
   serve(app, runnerWire.vfsLease, () => {
     throw noVfsSession()
@@ -162,7 +162,7 @@ export function runRoutes(app: App, runner: Runner, sessions: RunnerSessions, to
     return { json: { result: await sessions.invokeTool(session, body.name, body.input, signal) } }
   })
 
-  // Tool calls that wait for a run of another profile: a conductor reads of one in the run's events, starts it and answers.
+  // Tool calls that wait for a run of another profile: a conductor learns of one by the run's events, starts that run and answers.
   serve(app, runnerWire.delegations, async ({ headers, params }) => {
     const { id, tenantId } = sessionOf(runner, headers[tenantHeader], params.id)
     return { json: [...(await runner.delegations(tenantId, id))] }
@@ -181,7 +181,7 @@ function sessionOf({ table }: Runner, tenantId: string, id: string): RunnerSessi
   return session
 }
 
-/** Named one by one: a runner's session may hold more than is anybody's business. */
+/** Copies the fields of the wire one by one, because a runner's session holds more than callers may see. */
 function onWire(session: RunnerSession): Static<typeof WireSession> {
   const { id, tenantId, profile, tools, status, createdAt, lastUsedAt, runtimeSessionId, activeRunId } = session
   return {
@@ -202,7 +202,7 @@ function onWire(session: RunnerSession): Static<typeof WireSession> {
 const contentTypeOf = (profile: Profile): string =>
   profile.runtime === 'general' ? 'application/json' : 'application/gzip'
 
-/** Node skips what is not base64, so the text is checked first; both alphabets are taken, padding may be missing. */
+/** Node ignores characters that are not base64, so the text is checked first. Both alphabets are accepted, and padding may be missing. */
 function decode(text: string): Buffer {
   if (!/^[A-Za-z0-9+/_-]*={0,2}$/.test(text) || text.replace(/=+$/, '').length % 4 === 1) throw badState()
   return Buffer.from(text, 'base64')

@@ -12,22 +12,22 @@ import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, type LiveSession, linkOf, type SessionTable } from './sessions.ts'
 
-/** What the sidecar gets above its own deadline to end the run itself, with what it has said so far. */
+/** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
 const graceMs = 3_000
-/** How long a sidecar may take to unwind a run that is over, before it is left to its aborted signal. */
+/** How long a sidecar's stream is read on after the run has ended, before its connection is closed. */
 const unwindMs = 1_000
 /** How long a sidecar that should hold a conversation may take to say that it does not. It answers before it calls a model. */
 const stateMissingMs = 2_000
-/** How long a sidecar may refuse a session because it is still leaving the former run, or be away because it is being restarted. */
+/** How long the runner asks again while a sidecar is still busy with the session's former run, or is away because it restarts. */
 const busyMs = 3_000
 const busyRetryMs = 25
-/** How long one may be away when another runner can take the run. */
+/** The same for a sidecar that is away, when another runner can take the run. */
 const awayMs = 250
 /** Larger delays overflow the timer, and it fires at once. */
 const maxTimerMs = 2 ** 31 - 1
 /** Nothing of the run reached the sidecar. */
 const isAway = (error: AppError): boolean => error.code === 'sidecar_unreachable' && error.retryable
-/** The sidecar has no conversation of the session, or none that is not stored. */
+/** The sidecar refuses because it lacks the conversation, or drains and the conversation is stored elsewhere. */
 const lacksState = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
 
 /** The runs of a runner, as one of them sees them. */
@@ -40,7 +40,7 @@ export interface RunHost {
   readonly keepBytes: () => number
   /** Where sidecars reach the MCP endpoint of a session; known once the kernel listens. */
   mcpUrl(sessionId: string): string
-  /** Nothing of the run is left but what it has written. */
+  /** Called when the run is over: only its output is left. */
   over(run: Run): void
 }
 
@@ -66,11 +66,11 @@ export class Run implements OutputOwner {
   readonly over = this.#over.promise
   #state: 'preparing' | 'asking' | 'streaming' | 'ended' | 'over' = 'preparing'
   #source: AsyncIterator<Buffer> | undefined
-  /** Its stream is over. */
+  /** The sidecar's stream has ended. */
   #sourceOver = false
   #prepared: PreparedRun | undefined
   #deadline: NodeJS.Timeout | undefined
-  /** When it fires, nobody has come to read on. */
+  /** Ends the run when no other reader has come in time. */
   #readerDue: NodeJS.Timeout | undefined
   #unwound: NodeJS.Timeout | undefined
 
@@ -99,7 +99,7 @@ export class Run implements OutputOwner {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(order.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
     const reader = this.output.attach({ afterSeq: order.firstSeq - 1, epoch: this.output.epoch }, signal)
-    // The order is let go of with the sidecar's first line: a prompt may be long, and a run may take long.
+    // The order is not kept beyond the sidecar's first line: a prompt may be large, and a run may take long.
     void this.#begin(order).then(
       (first) => this.#carry(first),
       (error: unknown) => this.#broke(error),
@@ -113,12 +113,12 @@ export class Run implements OutputOwner {
   }
   end(reason: EndReason): void {
     if (this.ended) return
-    // The sidecar may have taken it.
+    // The sidecar may have started the run already, so the conversation counts as changed.
     if (this.#state === 'asking' && this.#source) this.session.changes++
     this.#close(this.#relay.end(reason))
   }
 
-  /** Ends it for the reason of whoever read it. */
+  /** Ends the run for the reason that its reader gave. */
   stop(reason: unknown): void {
     this.end(isFailingStop(reason) ? reason : 'cancelled')
   }
@@ -223,7 +223,7 @@ export class Run implements OutputOwner {
   readonly #accepted = (): void => {
     if (!this.session.conversation) this.output.show()
   }
-  /** Whatever becomes of a run that the sidecar took, the conversation is another one afterwards. */
+  /** Called once the sidecar has taken the run: however the run ends, the conversation has changed. */
   #answered(): void {
     if (this.#state !== 'asking') return
     this.#state = 'streaming'
@@ -241,7 +241,7 @@ export class Run implements OutputOwner {
   }
   #fail(error: unknown): void {
     if (isAppError(error)) {
-      // Nothing of the run has been seen, so it can be tried again.
+      // No reader has seen anything of the run yet, so it can be refused and tried again.
       if (this.output.withheld && (lacksState(error) || this.#canMove(error))) return this.#refuse(error)
       const { code, sentence, retryable } = error
       return this.#close(this.#relay.fail(code, sentence ?? endings.sidecar_lost.message, retryable))

@@ -11,7 +11,7 @@ import { canMove, type Executors, type SessionTable } from './sessions.ts'
 import { createTopology } from './topology.ts'
 
 const drainTickMs = 25
-/** A runner that no conductor has asked for this long waits for none to fetch what it has. */
+/** When no conductor has asked for this long, a stopping runner waits for none to fetch its conversations. */
 const nobodyMs = 10_000
 
 /** What a runner is made of. */
@@ -31,7 +31,7 @@ export interface RunnerParts {
 
 /** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
 export interface Runner extends RunnerLink, RunnerParts {
-  /** When somebody on the network last asked how this runner is. Whoever asks is waited for when it stops. */
+  /** When a conductor on the network last asked how this runner is: a stopping runner only waits for conductors that ask. */
   askedAt: number
   /** A session under an id of this runner's own. AppError 404 `unknown_profile` when the name was never broadcast. */
   createSession(tenantId: string, profileName: string): RunnerSession
@@ -74,7 +74,7 @@ export function createRunner(parts: RunnerParts): Runner {
       const profile = broadcast.profile(tenantId, name)
       if (!profile) throw unknownProfile()
       let id = newSessionId(runner.hash)
-      // 32 random bits do collide in a full table.
+      // 32 random bits collide now and then in a full table.
       while (table.any(id)) id = newSessionId(runner.hash)
       return table.create(tenantId, id, profile)
     },

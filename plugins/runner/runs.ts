@@ -6,7 +6,7 @@ import { Run, type RunHost } from './run.ts'
 import { canMove, keyOf, type LiveSession } from './sessions.ts'
 import { Ledgers } from './tool-calls.ts'
 
-/** What all runs together keep of what was read, how much of it one may have, and what each may have in any case. */
+/** Bytes that were read and are kept for another reader: of all runs together, of one run at most, and of one run in any case. */
 const keptInAll = 16 * 1024 * 1024
 const mostKept = 256 * 1024
 const leastKept = 16 * 1024
@@ -14,7 +14,7 @@ const leastKept = 16 * 1024
 const maxEnded = 4_096
 const maxEndedBytes = 32 * 1024 * 1024
 
-/** The runs of this runner: one under way in a session, and what has ended for as long as another reader may come for it. */
+/** The runs of this runner: at most one under way in a session, and the output of ended ones for as long as another reader may come. */
 export class Runs {
   readonly ledgers = new Ledgers()
   readonly #host: RunHost
@@ -38,7 +38,7 @@ export class Runs {
   get size(): number {
     return this.#runs.size
   }
-  /** A run is under way, or nobody has taken the end of one. */
+  /** True while a run is under way, or the end of one was not read yet. */
   get busy(): boolean {
     return this.#runs.size > 0 || [...this.#ended.keys()].some((key) => !this.#outputs.get(key)!.isRead)
   }
@@ -82,12 +82,12 @@ export class Runs {
     this.#host.table.occupy(session, order.runId)
     this.#runs.add(run)
     const key = keyOf(tenantId, session.id)
-    // Another run of the session means that somebody has the end of the former one.
+    // A conductor that starts another run of the session has read the end of the former one.
     this.#drop(key)
     this.#outputs.set(key, run.output)
     return run
   }
-  /** The session, free for this run. */
+  /** Returns the session when it is free for this run, and throws otherwise. */
   #claim(tenantId: string, order: ExecuteRun): LiveSession {
     const { table } = this.#host
     let session = table.find(tenantId, order.sessionId)
@@ -99,7 +99,7 @@ export class Runs {
     if (former && !former.ended) {
       const { epoch } = former.output
       if (order.epoch !== undefined && order.epoch < epoch) throw attemptSuperseded()
-      // Whoever held that run was given up, or has lost its claim. It may be frozen, and then nobody reads its stream to the end.
+      // A later attempt means that the former reader lost its claim. It may be frozen, and then nobody reads the former run to its end.
       const isLater = former.runId === order.runId && (order.attempt ?? 1) > former.attempt
       if (isLater || (order.epoch ?? 0) > epoch) former.end('cancelled')
     }

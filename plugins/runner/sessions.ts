@@ -5,7 +5,7 @@ import type { SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { SandboxWorkers } from '#contracts/workers'
 import { invalidSessionId, noSandboxSubstrate, runnerDraining, runnerFull, unknownSession } from './errors.ts'
 
-/** The one mutable view of a session; everybody else holds it as `RunnerSession`. */
+/** A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. */
 export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
   usedAt: number
   /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
@@ -19,14 +19,14 @@ export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[
   exportedAt?: number
 }
 
-/** Only this process has the newest conversation: it would be lost with the process. */
+/** True when only this process has the newest conversation: it would be lost with the process. */
 export const isUnsaved = ({ profile, status, changes, exported }: LiveSession): boolean =>
   changes > exported && !restoredFromLog(profile.runtime) && status !== 'running' && status !== 'shutdown'
 
-/** How long a conductor may take to store what it was given; until then this copy is the only one. */
+/** A conductor has stored an exported conversation by then. Until then the copy here counts as the only one. */
 const storedMs = 1_000
 
-/** The session can go on with another runner: what was exported has been stored by now. */
+/** True when another runner can take the session: its last export is whole, and stored by now. */
 export const canMove = (session: LiveSession, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
 
@@ -38,7 +38,7 @@ export interface Executors {
 }
 
 export const isWorker = ({ workerMode }: Profile): boolean => workerMode === 'sandbox'
-/** For its worker, or for its tools alone. */
+/** True for a profile whose worker runs in a sandbox, or only its tools do. */
 export const hasSandbox = (profile: Profile): boolean => isWorker(profile) || profile.sandbox !== undefined
 /** Whoever executes the runs of a session. Throws AppError 503 when this runner has neither. */
 export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSession): SidecarLink {
@@ -76,7 +76,7 @@ export class SessionTable {
     const session = this.#sessions.get(id)
     return session?.tenantId === tenantId ? session : undefined
   }
-  /** Whoever's it is. */
+  /** The session of any tenant. */
   any(id: string): LiveSession | undefined {
     return this.#sessions.get(id)
   }
@@ -137,7 +137,7 @@ export class SessionTable {
     if (this.#sessions.get(session.id) === session) this.#sessions.delete(session.id)
     session.status = 'shutdown'
   }
-  /** Lets go of sessions that were idle longer than their time. */
+  /** Evicts sessions that were idle for too long. */
   sweep(): void {
     const oldest = Date.now() - this.#options.idleTtlMs
     for (const session of this.#sessions.values()) {

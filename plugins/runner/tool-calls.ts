@@ -49,22 +49,22 @@ export const createToolCalls =
     })
   }
 
-/** All ledgers of a runner together; the one that rested longest goes first. */
+/** Bytes of all ledgers of a runner together; beyond that the least recently used one is dropped. */
 const maxBytes = 64 * 1024 * 1024
 
 interface Entry {
   readonly call: string
   readonly result: Promise<ToolResult | undefined>
   id: string | undefined
-  /** The attempt that knows of it. */
+  /** The newest attempt that knows of the call. */
   attempt: number
-  /** Its result came with the replay: whoever goes on behind it has it already. */
+  /** The result came with the replay, so a runtime that goes on behind the replay has it already. */
   replayed: boolean
 }
 
 interface Outcome {
   readonly result: ToolResult
-  /** False: it was stopped, and whether it has happened is not known. */
+  /** False: the call was stopped, and whether it had an effect is not known. */
   readonly finished: boolean
 }
 
@@ -75,7 +75,7 @@ interface Attempt {
   readonly replay?: Replay
 }
 
-/** The ledgers of runs that are tried again when they crash. Others have none, and pay nothing. */
+/** The ledgers of runs that are tried again after a crash. Other runs have none. */
 export class Ledgers {
   readonly #limit: number
   readonly #ledgers = new Map<string, Ledger>()
@@ -89,7 +89,7 @@ export class Ledgers {
   of({ tenantId, id }: SessionKey): Ledger | undefined {
     return this.#ledgers.get(keyOf(tenantId, id))
   }
-  /** Opens the next attempt of a run. Undefined when a later attempt of it was seen: this one comes from somebody who was given up. */
+  /** Opens the next attempt of a run. Undefined when a later attempt was seen: this order comes from a conductor that has lost its claim. */
   open({ tenantId, id }: SessionKey, { runId, attempt = 1, replay = [] }: Attempt): Ledger | undefined {
     const key = keyOf(tenantId, id)
     const former = this.#ledgers.get(key)
@@ -127,7 +127,7 @@ export class Ledger {
   readonly #entries: Entry[] = []
   /** The newest attempt. */
   attempt = 0
-  /** Of all results. */
+  /** The size of all its results. */
   bytes = 0
 
   constructor(runId: string, onGrow: (bytes: number) => void) {
@@ -171,7 +171,7 @@ export class Ledger {
       known.id = id
       const result = await known.result
       if (result) return result
-      // It was stopped before anybody knew how it went.
+      // The former call was stopped without a result, so this one is executed.
       this.#entries.splice(this.#entries.indexOf(known), 1)
     }
     const executing = execute()
@@ -202,7 +202,7 @@ const callOf = (name: string, input: unknown): string =>
     .update(JSON.stringify([name, sorted(input ?? {})]))
     .digest('base64')
 
-/** The same arguments in another order are the same. */
+/** Sorts the keys, so that the same arguments in another order are equal. */
 const sorted = (value: unknown): unknown => {
   if (Array.isArray(value)) return value.map(sorted)
   if (typeof value !== 'object' || value === null) return value

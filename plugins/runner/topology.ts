@@ -20,7 +20,7 @@ export function createTopology(sidecars: Sidecars, table: SessionTable): () => P
     const { instance, inflight } = seen.health
     return {
       state: health?.ok ? 'live' : 'degraded',
-      // A custom sidecar need not say which instance it is; then none was observed.
+      // A sidecar of another maker may not say which instance it is; then none was observed.
       observedInstances: instance === '' ? null : [{ instance, inflight, lastSeenAt: new Date(seen.at).toISOString() }],
     }
   }

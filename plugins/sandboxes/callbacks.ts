@@ -15,7 +15,7 @@ export interface CallbackOptions {
   readonly models: ReadonlyMap<string, ModelServer>
 }
 
-/** Mounts what workers call: for commands, events, state and tool results, and for their way out. Specification 4.22. */
+/** Mounts the routes that workers call: for commands, events, state, tool results and egress. Specification 4.22. */
 export function mountCallbacks(
   { routes, onStop }: Pick<PluginContext, 'routes' | 'onStop'>,
   { hub, served, models }: CallbackOptions,
@@ -25,7 +25,7 @@ export function mountCallbacks(
   onStop(egress.close)
   const newest = createNewestOfAll()
   const limits = { maxBytes: maxEventUploadBytes, maxMs: maxEventUploadMs }
-  // Workers reach the second alone: there is nothing else of the runner on it but the MCP endpoints of their sessions.
+  // Workers reach only the second listener: it has these routes and the MCP endpoints of their sessions, nothing else of the runner.
   for (const listener of ['runner', 'workers']) {
     routes(listener, async (app) => {
       const closing = new AbortController()

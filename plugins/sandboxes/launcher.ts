@@ -32,7 +32,7 @@ export interface Launcher {
   launch(request: LaunchRequest): Promise<Sandbox>
   /** Wakes a paused one and waits for its worker. AppError `sandbox_gone` when it is not there any more. */
   resume(sandbox: Sandbox, signal: AbortSignal): Promise<void>
-  /** Waits for the worker of a sandbox that is awake, until the signal aborts. AppError `sandbox_gone` as soon as that is seen. */
+  /** Waits until the worker of an awake sandbox polls. AppError `sandbox_gone` as soon as the sandbox is seen to be gone. */
   connected(sandbox: Sandbox, signal: AbortSignal): Promise<void>
 }
 
@@ -50,14 +50,14 @@ export interface LauncherOptions {
   readonly connectMs: number
 }
 
-/** A worker that cannot start ends at once, and its session need not wait for the limit. */
+/** How often the sandbox is looked at while its worker starts: when it has ended, the session need not wait for the limit. */
 const lookEveryMs = 500
 
 export function createLauncher(options: LauncherOptions): Launcher {
   const { hub, substrates, reaper, connectMs } = options
   const tooLate = (cause: unknown) =>
     sandboxStartFailed({ cause, retryable: true, message: `The sandbox was not ready within ${connectMs / 1_000} s.` })
-  /** Both a start and its worker's first poll are within the limit. */
+  /** One limit holds for the start and the worker's first poll together. */
   const withinLimit = async <T>(signal: AbortSignal, work: (bound: AbortSignal) => Promise<T>): Promise<T> => {
     const limit = AbortSignal.timeout(connectMs)
     try {
@@ -71,7 +71,7 @@ export function createLauncher(options: LauncherOptions): Launcher {
     substrateFor: (profile) => substrates.choose(requirementsOf(profile).provider),
     async launch({ tenantId, sessionId, profile, state, warm, signal }) {
       const substrate = launcher.substrateFor(profile)
-      // First of all: without a token for its worker no sandbox is started.
+      // This comes first: without a token for its worker no sandbox is started.
       const channel = await hub.open(tenantId, sessionId)
       // Without one nothing is set, so that the worker's first upload is the newest copy.
       if (state) channel.setState(state)
@@ -134,7 +134,7 @@ const command = [process.execPath, file('cli/agent-orc.js'), 'start', '--config'
 const letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
 const newSandboxName = (): string => `ao-${Array.from({ length: 16 }, () => letters[randomInt(36)]).join('')}`
 
-/** Tells a provider what to start. */
+/** The order for a provider. */
 function orderFor(
   { owner, runnerUrl, logLevel }: LauncherOptions,
   tenantId: string,
@@ -155,7 +155,7 @@ function orderFor(
   }
 }
 
-/** For a sandbox whose worker starts anew: it may have a session since, and its first token is old. */
+/** The order for a worker that starts anew in its sandbox: it may have got a session meanwhile, and its first token is old. */
 const renewed = async (order: LaunchOrder, channel: WorkerChannel): Promise<LaunchOrder> => ({
   ...order,
   env: { ...order.env, ...identityOf(channel, await channel.freshToken()) },

@@ -3,7 +3,7 @@ import type { SandboxState } from '#contracts/sandbox'
 import { type Sandbox, stateOf } from './sandbox.ts'
 import type { SessionWorker, WorkerTable } from './session-worker.ts'
 
-/** How long an answer of a substrate is shown. Its events make it stale sooner. */
+/** How long an answer of a substrate is shown, unless an event of the substrate makes it stale sooner. */
 const freshMs = 3_000
 
 /** The sandboxes of sessions as their substrates have them now. */

@@ -4,7 +4,7 @@ import type { Sandbox } from './sandbox.ts'
 import type { Substrate } from './substrates.ts'
 import { atMost } from './waiting.ts'
 
-/** How long a provider may take to end a sandbox before its caller goes on; it is tried again behind it. */
+/** How long a caller waits for a provider to end a sandbox; after that it is tried again in the background. */
 const destroyMs = 10_000
 /** After a failed attempt, doubled up to the second. */
 const firstRetryMs = 1_000
@@ -12,13 +12,13 @@ const lastRetryMs = 60_000
 
 type Doomed = Pick<Sandbox, 'substrate' | 'sandboxId'>
 
-/** Ends sandboxes, and keeps at it where a provider is away: one that is forgotten costs money for ever. */
+/** Ends sandboxes, and tries again while a provider is away: a forgotten sandbox would cost money for ever. */
 export interface Reaper {
-  /** A launch is under way. Its sandbox is this process's from the moment it is there, whoever waits for it. */
+  /** Registers a launch under way, so that its sandbox is destroyed on stop even when nobody waits for it any more. */
   expect(substrate: Substrate, launching: Promise<{ readonly sandboxId: string }>): void
   /** Never rejects. Resolves when it is destroyed, or is going to be tried again. */
   destroy(sandbox: Doomed): Promise<void>
-  /** Destroys what a former process of this owner left behind. Rejects when the provider does not tell. */
+  /** Destroys what a former process of this owner left behind. Rejects when the provider cannot list it. */
   sweep(substrate: Substrate, owner: string): Promise<number>
   /** Destroys all that this process launched: their handles are lost with it. */
   stop(): Promise<void>
@@ -68,7 +68,7 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
     destroy: (doomed) => atMost(destroyMs, attempt(doomed, firstRetryMs)),
     async sweep(substrate, owner) {
       const found = (await substrate.provider.list?.(owner)) ?? []
-      // One that was launched while the provider listed is not known to be ours before its launch has settled.
+      // The list may have sandboxes whose launch is still under way: only then is it known that they are this process's.
       await Promise.all(launches)
       const left = found.map((sandboxId) => ({ substrate, sandboxId })).filter((doomed) => !ours.has(keyOf(doomed)))
       await Promise.all(left.map((doomed) => attempt(doomed, firstRetryMs)))

@@ -11,7 +11,7 @@ export interface SandboxRequirements {
   readonly resources: SandboxResources
 }
 
-/** More than any machine has: it catches bytes that were meant as mebibytes. */
+/** The maxima are beyond any machine: they catch a number of bytes in a field of mebibytes. */
 const Resources = Type.Object(
   {
     memoryMb: Type.Optional(Type.Integer({ minimum: 16, maximum: 4_194_304 })),

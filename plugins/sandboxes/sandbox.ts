@@ -33,7 +33,7 @@ export async function stateOf(
   }
 }
 
-/** Whether its worker has a poll open in this moment. */
+/** True when its worker has a poll open at this moment. */
 export async function isPolling(channel: WorkerChannel): Promise<boolean> {
   const moment = new AbortController()
   const connected = channel.connected(moment.signal).then(

@@ -70,7 +70,7 @@ async function prepare(
   signal: AbortSignal,
   metrics: Metrics,
 ): Promise<PreparedRun> {
-  // Known before a sandbox is started in vain.
+  // The check comes before the start, so that no sandbox is started in vain.
   if (resume && !worker.sandbox && !worker.state) throw sessionStateMissing()
   const leave = worker.uses.use()
   try {
@@ -114,7 +114,7 @@ function prepared(
     over() {
       if (isOver) return
       isOver = true
-      // The time of a run is the run's.
+      // The awake time of a run is accounted for by the run itself.
       worker.awake.settle()
       leave()
     },
@@ -128,7 +128,7 @@ const sentences: Readonly<Record<Start, string | undefined>> = {
   running: undefined,
 }
 
-/** The way to the worker of a session, wherever that is and whether or not it is there yet. */
+/** The link to the worker of a session; its sandbox is started at first use. */
 const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher): SidecarLink => ({
   /** Starts nothing: a session without a sandbox is well when it can have one. */
   async health(signal) {
@@ -146,7 +146,7 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
       const { sandbox } = await unlessAborted(worker.ready(), signal)
       yield* sandbox.channel.run(envelope, signal, sandbox.runnerUrl)
     } catch (error) {
-      // A worker that answered is there. Any other may be gone: not all of its connections need have been missed yet.
+      // A worker that answered with 409 is alive. After any other failure it may be gone, even if a connection of it seems open.
       if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()
       throw error
     } finally {
@@ -155,7 +155,7 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
   },
   async exportState() {
     const worker = table.find(session.tenantId, session.id)
-    // One that sleeps is not woken: it has uploaded its state before.
+    // A paused worker is not woken: it uploaded its state before it was paused.
     if (!worker?.sandbox || worker.phase === 'paused') return worker?.state
     const leave = worker.uses.hold()
     try {

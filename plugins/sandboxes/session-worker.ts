@@ -26,7 +26,7 @@ export interface SessionWorkerDeps {
   readonly pools: WarmPools
 }
 
-/** The worker of one session: in a sandbox, in none yet, or in none any more. */
+/** The worker of one session, with or without a sandbox at the moment. */
 export class SessionWorker {
   readonly session: RunnerSession
   /** Runs, tools and exports. While there is one the sandbox is not put to sleep. */
@@ -42,7 +42,7 @@ export class SessionWorker {
   #paused = false
   #doubted = false
   #starting: Promise<Started> | undefined
-  /** Gone by itself. What its substrate keeps of it may be of use to the next one, and goes after it. */
+  /** A sandbox that ended by itself. It is destroyed after the next start, which may use what the substrate kept of it. */
   #remains: Sandbox | undefined
 
   constructor(session: RunnerSession, deps: SessionWorkerDeps) {
@@ -74,12 +74,12 @@ export class SessionWorker {
     }))
   }
 
-  /** Its provider said that it changed: what was seen of it before is not relied on. */
+  /** Called when its provider reports a change: its cached state is not trusted any more. */
   doubt(): void {
     this.#doubted = true
   }
 
-  /** Somebody has asked its provider how it is. */
+  /** Takes note of a state that its provider has reported. */
   observe(of: Sandbox, state: SandboxState): void {
     if (of !== this.#sandbox || this.uses.count > 0 || this.#starting) return
     if (state === 'gone') this.#lose()
@@ -114,7 +114,7 @@ export class SessionWorker {
     })
   }
 
-  /** Ends it all for this reason, a start under way included. */
+  /** Ends the worker and a start under way, for this reason. */
   async close(why: Error): Promise<void> {
     this.#closing.abort(why)
     await this.#oneAtATime(() => this.#discard())
@@ -153,7 +153,7 @@ export class SessionWorker {
       await this.#deps.launcher.resume(sleeping, this.#closing.signal)
     } catch (error) {
       if (isGone(error)) return void this.#lose()
-      // One that could not even be asked sleeps on.
+      // If the provider could not even be asked, the sandbox stays paused.
       if (isStartFailure(error)) await this.#discard()
       throw asStartFailure(error)
     }
@@ -176,7 +176,7 @@ export class SessionWorker {
 
   #take(next: Sandbox): void {
     this.#sandbox = this.#latest = next
-    // The channel has it from now on, in a newer version soon.
+    // From now on the channel has the state.
     this.#kept = undefined
     this.#paused = this.#doubted = false
     this.awake.woke()
@@ -187,7 +187,7 @@ export class SessionWorker {
     this.awake.slept()
   }
 
-  /** There is no sandbox any more. */
+  /** Forgets the sandbox, which is gone. */
   #lose(): void {
     if (!this.#sandbox) return
     this.#kept = this.state
@@ -210,7 +210,7 @@ export class SessionWorker {
   }
 }
 
-/** A poll of before says nothing any more: its worker may be started anew, or its connection be gone unnoticed. */
+/** Ends the open poll, so that a new one proves that the worker is alive: it may have been restarted, or its connection be dead. */
 async function renewPoll({ channel }: Sandbox): Promise<void> {
   channel.endPoll()
   await turn()

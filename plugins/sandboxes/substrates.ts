@@ -24,7 +24,7 @@ export interface SubstrateSettings {
   readonly byDefault: readonly string[]
 }
 
-/** Throws a sentence for a name that this runner does not have: an operator who asked for it wants to hear that at once. */
+/** Throws for a name that this runner does not have, so that the operator who configured it learns that at boot. */
 export function createSubstrates({ configured, offered, byDefault }: SubstrateSettings): Substrates {
   const names = [...new Set(offered.length > 0 ? offered : configured.keys())].toSorted()
   const missing = names.filter((name) => !configured.has(name))
@@ -34,7 +34,7 @@ export function createSubstrates({ configured, offered, byDefault }: SubstrateSe
     )
   }
   const first = byDefault.find((name) => names.includes(name))
-  // Several are what an operator would like; one is what he means.
+  // A list is a preference; a single name is a demand, so it must be there.
   if (byDefault.length === 1 && first === undefined) {
     throw new Error(
       `AGENT_ORC_SANDBOX_DEFAULT is ${byDefault[0]}, which this runner does not offer; it offers ${listed(names)}`,

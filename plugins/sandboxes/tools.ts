@@ -132,7 +132,7 @@ const createRunSkillScript = (skills: Skills | undefined): PlatformTool => ({
   timeoutMs: longestMs,
   async execute({ skill, script, args, timeoutSeconds: seconds }, context) {
     const name = String(skill)
-    // What the profile does not have is told as if it did not exist.
+    // A skill that the profile does not list is answered like one that does not exist.
     const mine = context.skills?.includes(name) ? await skills?.files(context.tenantId, name) : undefined
     if (!mine) {
       return failed(`There is no skill '${name}' in this session; it has: ${context.skills?.join(', ') || 'none'}.`)

@@ -7,11 +7,11 @@ import type { Substrate, Substrates } from './substrates.ts'
 import { atMost } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
 
-/** How long a stopping runner waits for its sandboxes to end. With the end of its runs before it, it is within the usual grace. */
+/** How long a stopping runner waits for its sandboxes to end. Together with the end of its runs it fits into the usual grace period. */
 const stopMs = 4_000
-/** Idle limits are minutes; a short one in a test or a demo is still kept well. */
+/** Between two checks for idle sandboxes. Limits are usually minutes. */
 const tickMs = 1_000
-/** After a pause that failed. */
+/** Before a failed pause is tried again. */
 const pauseRetryMs = 30_000
 /** Between looks at warm workers that wait. */
 const lookMs = 10_000
@@ -24,7 +24,7 @@ const lastSweepMs = 60_000
 export interface IdleLimits {
   /** An idle sandbox is put to sleep after this. */
   readonly pauseMs: number
-  /** One that slept so long is ended; the next use starts another one with the same conversation. */
+  /** A sandbox that was paused for this long is ended; the next use starts another one with the same conversation. */
   readonly destroyMs: number
 }
 

@@ -1,4 +1,4 @@
-/** Who needs a sandbox at this moment, and since when nobody does. */
+/** Counts who uses a sandbox at this moment, and knows since when nobody does. */
 export interface Uses {
   readonly count: number
   readonly lastAt: number
@@ -36,13 +36,13 @@ export function createUses(now: () => number = Date.now): Uses {
   }
 }
 
-/** How long a sandbox was awake that no run has accounted for: runs account for their own time. */
+/** Measures how long a sandbox was awake outside of runs, which account for their own time. */
 export interface AwakeMeter {
   woke(): void
   slept(): void
   /** Awake and not accounted for, in ms. */
   readonly ms: number
-  /** Somebody has accounted for the time until now: counts from 0 again. */
+  /** Called when the time until now was accounted for: starts from 0 again. */
   settle(): void
 }
 

@@ -1,4 +1,4 @@
-/** Rejects as soon as the signal aborts: what is waited for is shared, and goes on for the others. */
+/** Rejects as soon as the signal aborts. The work itself is shared and goes on for its other callers. */
 export function unlessAborted<T>(shared: Promise<T>, signal: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
     const leave = (): void => reject(signal.reason as Error)
@@ -18,7 +18,7 @@ export async function atMost(ms: number, work: Promise<unknown>): Promise<void> 
   clearTimeout(timer)
 }
 
-/** Work that is done one after the other. */
+/** A queue: each piece of work begins when the one before it has settled. */
 export function createTurnstile(): <T>(work: () => Promise<T>) => Promise<T> {
   let last: Promise<unknown> = Promise.resolve()
   return (work) => {

@@ -16,7 +16,7 @@ const firstRetryMs = 1_000
 const lastRetryMs = 60_000
 /** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
 const bindMs = 5_000
-/** The start of a process takes a core for a while: it must not be in the way of the run that took its predecessor. */
+/** The start of a worker takes a core for a while: it must not slow down the run that has just taken the former worker. */
 const refillAfterMs = 500
 
 export interface PoolSettings {
@@ -54,7 +54,7 @@ export const WarmPoolList = Type.Transform(
 
 /** The warm pools of a runner. */
 export interface WarmPools {
-  /** A prepared worker that now is the session's. Undefined: there is none. */
+  /** Gives a prepared worker to a session. Undefined: there is none. */
   take(request: BindRequest): Promise<Sandbox | undefined>
   follow(tenantId: string, name: string, profile: Profile | undefined): void
   /** From now on sandboxes may be launched. */
@@ -75,7 +75,7 @@ export interface WarmPoolDeps {
 export function createWarmPools(settings: readonly PoolSettings[], deps: WarmPoolDeps): WarmPools {
   const nameOf = (tenantId: string, name: string): string => `${tenantId}/${name}`
   const pools = new Map(settings.map((one) => [nameOf(one.tenant, one.profile), new WarmPool(one, deps)] as const))
-  /** Profiles that came before the runner could be called back. */
+  /** Profiles that were broadcast before workers could reach the runner. */
   const early = new Map<string, Profile | undefined>()
   let isOpen = false
   return {
@@ -137,7 +137,7 @@ class WarmPool {
     return undefined
   }
 
-  /** Lets go of those that died while they waited. */
+  /** Replaces workers that died while they waited. */
   async look(): Promise<void> {
     await Promise.all(
       this.#ready.map(async (sandbox) => {
@@ -196,7 +196,7 @@ class WarmPool {
     let channel: WorkerChannel | undefined
     try {
       channel = await sandbox.channel.bind(sessionId)
-      // Set at once, because the worker asks for its conversation as soon as it has heard of its session.
+      // The state is set at once, because the worker asks for it as soon as it learns its session id.
       if (state) channel.setState(state)
       const bound = { ...sandbox, channel }
       await launcher.connected(bound, AbortSignal.any([stopping, AbortSignal.timeout(bindMs)]))

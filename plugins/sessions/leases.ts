@@ -4,12 +4,12 @@ import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import type { Fleet, RunnerLink, VfsLease, WorkerLease } from '#contracts/runner'
 
-// The strings of specification 4.7. Also the answer for another tenant's session: a caller cannot tell them apart.
+// Specification 4.7 gives these strings. Another tenant's session has the same answer, so a caller cannot tell the cases apart.
 const noSandboxWorker = appError('no sandbox worker', 404, 'This session has no sandbox worker.')
 const noVfsSession = appError('no vfs session', 404, 'This session has no VirtualFS lease.')
 const runnerFailed = appError('upstream', 502, "The session's runner did not answer; try again.")
 
-/** How long the runners together may take: who has not answered by then is left out. Specification 4.7. */
+/** How long all runners together may take; one that has not answered by then is left out. Specification 4.7. */
 const windowMs = 2_000
 
 export interface LeaseService {
@@ -19,7 +19,7 @@ export interface LeaseService {
   vfsOf(tenantId: string, sessionId: string): Promise<VfsLease>
 }
 
-/** What sessions hold outside of the runners, as the runners tell it. */
+/** The sandbox workers and VFS leases of sessions, as the runners report them. */
 export function createLeaseService(
   store: Pick<RunStore, 'findSession'>,
   fleet: Fleet,
@@ -86,7 +86,7 @@ export async function leasesOfAll<T extends { readonly sessionId: string }>(
   return [...bySession.values()].toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1))
 }
 
-/** Rejects when the signal aborts, whether or not the one who was asked looks at it. */
+/** Rejects when the signal aborts, whether or not the asked runner's link observes it. */
 const within = <T>(answer: Promise<T>, signal: AbortSignal): Promise<T> =>
   new Promise((resolve, reject) => {
     signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true })

@@ -19,13 +19,13 @@ const SessionListQuery = Type.Composite([
 const SessionList = Type.Array(Session, { description: 'Live sessions, newest first.' })
 const SessionRuns = Type.Array(RunSummary, { description: 'Newest first.' })
 
-/** One listener's way of saying who may call. */
+/** How one listener authenticates its callers. */
 export interface Plane {
   readonly guard: Guard
   readonly who: { readonly read: string; readonly write: string }
 }
 
-/** What a gateway needs too: the same handlers on the public and on the signed listener. */
+/** The routes that gateways call, too: the same handlers on the public and on the signed listener. */
 export function sessionRoutes(app: App, service: SessionService, { guard, who }: Plane): void {
   app.get(
     '/api/sessions/:id',

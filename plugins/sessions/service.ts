@@ -24,7 +24,7 @@ export const createSessionService = (store: RunStore, fleet: Fleet, log: Fastify
     const state = isClientId(sessionId) ? await store.shutdownSession(tenantId, sessionId) : undefined
     if (state === undefined) throw unknownSession()
     if (state === 'running') throw sessionBusy()
-    // The row decides: no run starts in the session again. A runner that is away forgets it when it restarts.
+    // With this row no run can start in the session again, so a runner that cannot be told only keeps it until it restarts.
     const runner = (await store.findSession(tenantId, sessionId))?.runner
     await fleet
       .owner(sessionId, runner)

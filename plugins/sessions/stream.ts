@@ -77,7 +77,7 @@ async function* followSession(
   from: Cursor,
   signal: AbortSignal,
 ): AsyncGenerator<{ ordinal: number; chunk: LogChunk }> {
-  // The run of the cursor is read again, behind what was seen of it.
+  // The run of the cursor is read again, from behind the event of the cursor.
   let done = Math.max(0, from.ordinal - 1)
   let woken = false
   let resume: (() => void) | undefined
@@ -94,7 +94,7 @@ async function* followSession(
       for (const { runId, ordinal } of found?.runs ?? []) {
         const after = ordinal === from.ordinal ? from.seq : 0
         for await (const chunk of dispatch.follow(tenantId, runId, after, signal)) {
-          // The ending is told again to whoever is right behind it, and this reader has it.
+          // A log repeats its last event to a reader that has it already; this reader does.
           if (lastSeqOf(chunk) !== after) yield { ordinal, chunk }
         }
         if (signal.aborted) return

@@ -26,7 +26,7 @@ export interface Known {
 /** How long an answer of `/health` is believed; a failed probe is repeated sooner, since the sidecar may just be starting. */
 const freshMs = 5_000
 const retryMs = 1_000
-/** A sidecar that was silent for so long offers nothing: a runner that still announced its runtimes would draw runs and fail them. */
+/** A sidecar that was silent for this long offers nothing: a runner that still announced its runtimes would get runs and fail them. */
 const goneMs = 10_000
 
 /**
@@ -73,7 +73,7 @@ export function createSidecars(
       return names()
     },
     slots() {
-      // Not awaited: the caller gets what is known now, the next one what was found out.
+      // Not awaited: this caller gets what is known now, the next one the refreshed answer.
       void refresh()
       const slotOf = (runtime: string): SidecarSlot => {
         const override = own.get(runtime)
@@ -89,20 +89,20 @@ export function createSidecars(
   }
 }
 
-/** A health body that is longer is none. */
+/** A longer health body is refused. */
 const maxHealthBytes = 64 * 1024
 const healthMs = 2_000
 const connectMs = 5_000
-/** State operations may pack or unpack an archive; of a run this is for its head, which is answered at once. */
+/** State operations may pack or unpack an archive. For a run the limit is on the response head, which comes at once. */
 const answerMs = 60_000
 
-/** The way of one runner to its sidecars. */
+/** How a runner connects to its sidecars. */
 export const sidecarPeers: PeersOptions = {
   identity: { tenantHeader: 'x-tenant-id' },
   connectMs,
   timeoutMs: answerMs,
   faults: {
-    // What has no answer yet has begun nothing that its closed connection did not end.
+    // Without a response head the sidecar executes nothing: the closed connection has ended whatever it began.
     lost: ({ answered, cause }) => (answered ? sidecarLost({ cause }) : sidecarUnreachable({ cause, retryable: true })),
     failed: ({ message, detail }) =>
       sidecarRefused({
@@ -112,7 +112,7 @@ export const sidecarPeers: PeersOptions = {
   },
 }
 
-/** Read as bytes: a sidecar of another maker says little of what ours says, and some of it in a header. */
+/** Read as bytes and parsed leniently: a sidecar of another maker leaves out most fields, and puts some into a header. */
 const health = {
   ...sidecarWire.health,
   reply: { status: 200, bytes: { 'application/json': Type.Unknown() }, description: '' },
@@ -153,7 +153,7 @@ export function createRemoteSidecar(peer: Peer): SidecarLink {
       const seeded = runtimeSessionId === undefined ? {} : { [runtimeSessionIdHeader]: runtimeSessionId }
       const headers = { 'content-type': contentType, ...seeded }
       const taken = await peer.ask(sidecarWire.hydrate, { ...state(runtime, sessionId), headers, body: bytes })
-      // Of a hydration 404 means an unknown profile or session (specification 4.22), which this is not.
+      // A 404 of a hydration would mean an unknown profile or session (specification 4.22), and this is neither.
       if (!taken) throw noStateRoutes()
     },
     async forget(runtime, sessionId) {
@@ -169,7 +169,7 @@ export function createRemoteSidecar(peer: Peer): SidecarLink {
   }
 }
 
-/** With which the sidecar answered, whatever its answer was made to mean. */
+/** The status of the sidecar's own answer. */
 const statusOf = ({ detail, status }: AppError): number =>
   typeof detail['status'] === 'number' ? detail['status'] : status
 

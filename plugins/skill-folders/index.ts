@@ -4,7 +4,7 @@ import { Type } from '@sinclair/typebox'
 import { AppError, definePlugin, Settings } from '#kernel'
 import { type SkillFile, Skills } from '#contracts/skills'
 
-/** Skills as folders of this machine, the same for every tenant: `<dir>/<name>/SKILL.md`, and what belongs to it beside. */
+/** Skills as folders of this machine, the same for every tenant: `<dir>/<name>/SKILL.md` and the files beside it. */
 export default definePlugin({
   name: 'skill-folders',
   config: Settings({
@@ -27,7 +27,7 @@ const nameForm = /^[a-z0-9][a-z0-9-]{0,63}$/
 const maxBytes = 8 * 1024 * 1024
 const maxFiles = 500
 
-/** Read anew each time: a changed skill holds from the next call on. Links are left out, wherever they point. */
+/** Folders are read for each call, so a changed skill is used from the next call on. Links are left out, wherever they point. */
 export function createSkillFolders(dir: string | undefined): Skills {
   const folderOf = (name: string): string | undefined => (dir && nameForm.test(name) ? join(dir, name) : undefined)
   const has = async (name: string): Promise<boolean> => {

@@ -13,7 +13,7 @@ const orders: Readonly<Record<AgentSort, string>> = {
   sessions_desc: 'sessions DESC',
   name_asc: 'profile COLLATE "C"',
 }
-// Equal ones by name, in an order that no server's language changes: pages neither overlap nor leave anybody out.
+// Equal rows are sorted by name, in an order that does not depend on the server's locale, so that pages neither overlap nor have gaps.
 const ordered = (sort: AgentSort): string => `${orders[sort]}, profile COLLATE "C"`
 
 const counters = [

@@ -32,7 +32,7 @@ type Asked = Binned & { readonly meter: 'ingress'; readonly amount: number }
 type Requests = PublishedMetrics['requests']
 type Conversations = PublishedMetrics['conversations']
 
-/** Requests are counted where they are kept: the ingress meter is filled from there, some time later. */
+/** Requests are counted from their own table, because the ingress meter is filled from it some time later. */
 export async function readPublished(
   reader: Reader,
   tenantId: string,

@@ -1,9 +1,9 @@
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement } from '#contracts/database'
 
-/** Figures read much and hold a connection meanwhile: chats need the others. */
+/** Queries for figures that run at once: each reads much and holds a connection, and chats need the others. */
 const atOnce = 2
-/** More than these would be answered long after who asked has left. */
+/** Queries that may wait; a further one would be answered long after its client has left. */
 const mostWaiting = 50
 
 const busy = () =>
@@ -22,7 +22,7 @@ const limits: Statement = {
 }
 const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
 
-/** The way of all figures to the database: a few at a time, each bounded. */
+/** Runs the queries for figures: a few at a time, each with limits. */
 export interface Reader {
   /** What the database says the time is: rows carry its time, not that of this process. */
   now(): Promise<Date>
@@ -35,7 +35,7 @@ export function createReader(database: Database): Reader {
   const turn = async (): Promise<void> => {
     if (running < atOnce) return void running++
     if (waiting.length >= mostWaiting) throw busy()
-    // Whoever is done hands its place over.
+    // A finished query hands its place over to the first that waits.
     await new Promise<void>((resolve) => void waiting.push(resolve))
   }
   const done = (): void => {

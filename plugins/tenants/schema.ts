@@ -3,7 +3,7 @@ import { PageQuery } from '#contracts/paging'
 
 /** It stands in the URL of every published agent of the tenant. */
 const idPattern = '^[a-z0-9][a-z0-9_-]{0,62}$'
-/** False for text that cannot name a tenant, so that it is unknown without a look-up. Wider: some came in by SQL, before there was an API. */
+/** False for text that cannot be a tenant's id, so that it needs no look-up. Wider than `idPattern`: some tenants were inserted by SQL before there was an API. */
 export const isTenantId = (text: string): boolean => /^[A-Za-z0-9_.-]{1,128}$/.test(text)
 
 const Name = Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'For people.' })

@@ -18,7 +18,7 @@ const undeletable = (id: string, why: string) => conflict({ message: `The tenant
 /** The tenant that every installation has, and that the bootstrap key belongs to. Specification 4.2. */
 const firstTenant = 'default'
 
-/** `onDeleted` is told of a tenant whose keys no longer work, and whose work should end. */
+/** `onDeleted` is called with a tenant whose keys no longer work, and whose runs should end. */
 export function createTenantService(database: Database, onDeleted: (tenantId: string) => void) {
   return {
     list: (query: ListQuery) => listTenants(database, query),
@@ -38,7 +38,7 @@ export function createTenantService(database: Database, onDeleted: (tenantId: st
       if (!tenant) throw unknownTenant()
       return tenant
     },
-    /** Nothing is erased. From here on none of its keys is a key. `own` is the tenant of those who manage tenants. */
+    /** Marks the tenant as deleted and erases nothing. Its keys stop working. `own` is the caller's tenant, which cannot be deleted. */
     async remove(id: string, own: string): Promise<void> {
       if (id === firstTenant) throw undeletable(id, 'every installation has it')
       if (id === own) throw undeletable(id, 'tenants are managed from it')
@@ -64,7 +64,7 @@ export function createRunCanceller(
 ) {
   const under = new Set<Promise<void>>()
   const cancel = async (tenantId: string): Promise<void> => {
-    // What waits goes first: the end of a run that executes would let the next one begin.
+    // Waiting runs are cancelled first: the end of a running one would let the next one start.
     for (const status of runStatuses.filter((one) => !isTerminal(one))) {
       while (!stopping.aborted) {
         const { runs: open } = await store.listRuns(tenantId, { status, limit: together })

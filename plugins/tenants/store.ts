@@ -43,7 +43,7 @@ export async function listTenants(
   return { tenants: rows.map(toTenant), total: count!.total }
 }
 
-/** Undefined when the id was given before, though it be to a tenant that was deleted. */
+/** Undefined when the id was ever used, also by a tenant that was deleted. */
 export async function insertTenant(database: Database, id: string, name: string): Promise<Tenant | undefined> {
   const insert = {
     text: `INSERT INTO tenants (id, name) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING ${columns}`,

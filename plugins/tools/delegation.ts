@@ -4,7 +4,7 @@ import { type Delegation, type DelegationAnswer, type Delegations, delegationSta
 import type { ProgressEvent } from '#contracts/run-event'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
-/** A conductor looks as soon as it reads the event; one that never does knows no delegations. */
+/** A conductor takes a delegation as soon as it reads its event. If none does within this time, it does not support delegations. */
 const takenWithinMs = 30_000
 /** As long as a run may take: the deadline of the run that asks ends it sooner. */
 const timeoutMs = 24 * 60 * 60 * 1_000
@@ -12,7 +12,7 @@ const timeoutMs = 24 * 60 * 60 * 1_000
 interface Waiting {
   readonly delegation: Delegation
   readonly answer: (answer: DelegationAnswer) => void
-  /** Until somebody has taken it. */
+  /** Rejects the call when no conductor has taken the delegation in time. */
   readonly late: NodeJS.Timeout
 }
 
@@ -108,7 +108,7 @@ export const createDelegate = (waiting: WaitingDelegations, maxDepth: number): P
         delegation: { id, runId, profile, ...state },
       })
     const answer = waiting.wait(context, delegation)
-    // A conductor that reads this takes what waits.
+    // This event makes the conductor fetch the delegations that wait.
     tell(`A task is given to '${profile}'.`, { state: 'started' })
     const { ok, content, ...end } = await answer
     tell(`The task of '${profile}' is over.`, { state: 'ended', ok, ...end })

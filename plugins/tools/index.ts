@@ -6,7 +6,7 @@ import { createBuiltinTools } from './builtin.ts'
 import { createDelegate, WaitingDelegations } from './delegation.ts'
 import { createToolkit } from './toolkit.ts'
 
-/** The tools of a runner, its own and those of other plugins: input checked, time and output bounded, failures told in plain sentences. */
+/** The tools of a runner, its own and those of other plugins: input is checked, time and output are bounded, failures become plain sentences. */
 export default definePlugin({
   name: 'tools',
   config: Settings({

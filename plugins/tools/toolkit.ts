@@ -54,7 +54,7 @@ export function createToolkit(tools: ReadonlyMap<string, PlatformTool>, options:
   }
 }
 
-/** A tool that ignores its signal is left behind: the caller gets its answer in time all the same. */
+/** Calls the tool. The caller gets an answer in time, also when the tool ignores its signal. */
 async function attempt(
   tool: PlatformTool,
   name: string,
@@ -82,7 +82,7 @@ async function attempt(
     (result): [Outcome, ToolResult] => [result.ok ? 'ok' : 'failed', result],
     (err: unknown): [Outcome, ToolResult] => {
       if (!abort.signal.aborted) log.warn({ err, tool: name }, 'a tool threw')
-      // Only a sentence that was written for people leaves: an unknown exception may hold anything.
+      // Only the sentence of an AppError is shown: the text of an unknown exception may hold secrets.
       const sentence = isAppError(err) ? err.sentence : undefined
       return ['threw', { ok: false, content: sentence ?? `'${name}' failed.` }]
     },

@@ -35,12 +35,12 @@ export const createAttempt =
       'webhook-signature': secrets.sign(tenantId, versions, message.id, timestamp, body),
     }
     const answer = await send(policy, { url: message.url, headers, body }, timeoutMs, stop)
-    // It was this server that gave up: another one goes on at once.
+    // This process is stopping and gave the attempt up: another one may take the message at once.
     if (stop.aborted && !answer.taken) return { state: 'pending', status: undefined, error: undefined, inMs: 0 }
     return outcomeOf(answer, message, Math.random())
   }
 
-/** A result beyond this is cut: receivers read the whole of it from the run. */
+/** A longer result is cut: receivers read the whole of it from the run. */
 const maxResultLength = 64 * 1024
 
 /** The body of a message. The same run gives the same bytes, however often it is sent. */
@@ -67,7 +67,7 @@ interface Message {
 
 interface Answer {
   readonly taken: boolean
-  /** The receiver wants no more: another attempt is no use. */
+  /** The receiver answered 410: it is not tried again. */
   readonly gone: boolean
   readonly status: number | undefined
   readonly error: string | undefined

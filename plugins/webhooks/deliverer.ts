@@ -3,11 +3,11 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import type { Outbox, Settled, Taken } from './store.ts'
 
-/** Messages on their way at once, from this process. */
+/** Messages that this process delivers at once. */
 const abreast = 16
 /** Messages of one tenant taken at once: a tenant whose receiver is slow leaves room for others. */
 const perTenant = 4
-/** A message whose process died on the way is due again after this; longer than any attempt takes. */
+/** A message whose process died during an attempt is due again after this; longer than any attempt takes. */
 const leaseMs = 60_000
 /** Beyond this a wake-up is left to the next round. */
 const maxWaitMs = 10 * 60_000
@@ -39,7 +39,7 @@ export class Deliverer {
     this.#log = log
   }
 
-  /** Something of this tenant is due, or may be. */
+  /** Called when a message of this tenant may be due. */
   wake(tenantId: string): void {
     this.#due.add(tenantId)
     this.#pump()
@@ -99,7 +99,7 @@ export class Deliverer {
       if (how.state === 'pending') this.#later(tenantId, how.inMs)
       if (how.state === 'dead') this.#log.warn(of, 'a webhook was given up')
     } catch (err) {
-      // Its lease runs out, and it is sent again: receivers know it by its id.
+      // When its lease runs out it is sent again: receivers recognise a repeated message by its id.
       this.#log.warn({ err, ...of }, 'what became of a webhook could not be stored')
     }
   }
@@ -134,7 +134,7 @@ export class Deliverer {
   }
 }
 
-/** Between two rounds, and between two tenants of a round: it only finds what nobody was woken for. */
+/** Between two sweeps, and between two tenants of a sweep: a sweep only finds messages whose wake-up was lost. */
 const restMs = 30_000
 const stepMs = 20
 

@@ -24,7 +24,7 @@ export interface WebhookService {
   rotate(tenantId: string): Promise<Secret>
 }
 
-// Other text cannot be an id of ours, and some of it PostgreSQL would refuse.
+// No other text is the id of a message, and PostgreSQL would refuse some of it with an error.
 const idForm = /^msg_[0-9a-f]{32}$/
 
 export function createWebhookService({ database, outbox, secrets, wake }: WebhookServiceDeps): WebhookService {
@@ -38,7 +38,7 @@ export function createWebhookService({ database, outbox, secrets, wake }: Webhoo
     return delivery
   }
   return {
-    // Text that PostgreSQL cannot hold names no run.
+    // No run has an id that PostgreSQL cannot store.
     list: async (tenantId, filter) =>
       filter.runId?.includes('\0') ? { deliveries: [], total: 0 } : outbox.list(tenantId, filter),
     get,

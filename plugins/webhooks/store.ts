@@ -61,7 +61,7 @@ const soonest = {
   text: `SELECT (extract(epoch FROM min(next_at) - now()) * 1000)::float8 AS in_ms
          FROM webhook_deliveries WHERE tenant_id = $1 AND state = 'pending'`,
 }
-// Only the attempt that took it: one that was slower than its lease has been overtaken.
+// Only the attempt that holds the lease may settle the message: a slower one has been overtaken by another.
 const settle = {
   name: 'webhooks-settle',
   text: `

@@ -29,9 +29,9 @@ const mayRetry = (error: unknown): boolean => isAppError(error) && error.retryab
 
 /** When a worker gives up what it is doing. */
 export interface Lifetime {
-  /** It is to stop: what fails now is not tried again. */
+  /** Aborts when the worker is to stop: what fails from then on is not tried again. */
   readonly stopping: AbortSignal
-  /** Its time is over: what is still under way ends. */
+  /** Aborts when the worker's time is over: everything still under way ends. */
   readonly over: AbortSignal
 }
 

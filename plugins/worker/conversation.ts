@@ -5,7 +5,7 @@ import { type Lifetime, persist } from './backoff.ts'
 import type { Disk, DiskState } from './disk.ts'
 import { isRefusal, type RevisedState, type RunnerClient, stateTooLarge } from './runner-client.ts'
 
-/** How long an upload is tried when the runner is away; the copy on disk and the next one make up for it. */
+/** How long an upload is tried while the runner is away. After that the copy on disk and the next upload have to do. */
 const uploadMs = 60_000
 
 /** The conversation of one session between its runtime, the disk and the runner. All of it is best effort. */
@@ -36,7 +36,7 @@ export function createConversation(options: ConversationOptions): Conversation {
   let restored: Copy | undefined
   let runtime: string | undefined
   let rev = 0
-  /** There may be a conversation that this worker has not got: its runner's copy must not be replaced by nothing. */
+  /** True when the conversation could not be restored: the runner's copy must not be replaced by an empty one. */
   let lost = false
   let hydrating: Promise<void> = Promise.resolve()
   let saving: Promise<void> = Promise.resolve()
@@ -49,7 +49,7 @@ export function createConversation(options: ConversationOptions): Conversation {
       await link.hydrate(name, sessionId, bundle)
       runtime = name
     } catch (err) {
-      // No older copy in its place: a conversation that lacks its last turns looks like a whole one.
+      // An older copy is not used instead: a conversation that lacks its last turns looks like a whole one.
       lost = true
       log.warn({ err, rev }, 'the state cannot be restored')
     }
@@ -68,7 +68,7 @@ export function createConversation(options: ConversationOptions): Conversation {
     if (copy) await copies.store(copy)
     else if (asked && !lost) await copies.remove(++rev)
   }
-  /** One after the other: an older state must not arrive behind a newer one. */
+  /** Saves one at a time, because an older state must not arrive behind a newer one. */
   const inTurn = (work: () => Promise<void>): Promise<void> =>
     (saving = saving.then(work).catch((err: unknown) => {
       if (!life.over.aborted) log.warn({ err }, 'the state was not saved')
@@ -85,7 +85,7 @@ export function createConversation(options: ConversationOptions): Conversation {
         void inTurn(() => copies.upload(here))
       } else if (there?.bundle) restored = { rev, bundle: there.bundle, runtime: undefined }
       if (!restored) return
-      // A runtime unpacks it while nobody waits for it yet.
+      // The runtime unpacks it now, before a run waits for it.
       const name = restored.runtime ?? (await onlyRuntime(link))
       if (name !== undefined) await hydrate(name)
     },
@@ -104,7 +104,7 @@ async function onlyRuntime(link: SidecarLink): Promise<string | undefined> {
 }
 
 interface Copy extends RevisedState {
-  /** Not known of a runner's copy. */
+  /** Undefined for the runner's copy, which does not name the runtime. */
   readonly runtime: string | undefined
 }
 

@@ -61,7 +61,7 @@ function encode({ rev, runtime, bundle }: DiskState): readonly Uint8Array[] {
   return [Buffer.from(`${JSON.stringify(head)}\n`), bytes]
 }
 
-/** Undefined for what this version did not write, or not to its end. */
+/** Undefined for a file of another version, or one that is not complete. */
 function decode(file: Buffer): DiskState | undefined {
   const end = file.indexOf(0x0a)
   if (end < 0) return undefined
@@ -97,7 +97,7 @@ async function replace(file: string, parts: readonly Uint8Array[]): Promise<void
       await handle.close()
     }
     await rename(fresh, file)
-    // The new name is only safe with its folder.
+    // The folder has to be synced as well, or the new name could be lost.
     const folder = await open(dirname(file), 'r')
     await folder.sync().finally(() => folder.close())
   } catch (error) {

@@ -6,7 +6,7 @@ import { WorkerIdentity } from './identity/identity.ts'
 import { createTools } from './tools/tools.ts'
 import { createWorker } from './worker.ts'
 
-/** The sidecar of one session that nobody calls: it asks its runner for work. Specification 4.23, rule 3. */
+/** The sidecar of one session, which nobody can call: it polls its runner for work. Specification 4.23, rule 3. */
 export default definePlugin({
   name: 'worker',
   config: Settings({

@@ -7,7 +7,7 @@ import { maxStateBytes, type PollAnswer, stateRevHeader, workerPaths, workerProt
 import { exchange, readBody } from '#kit'
 import type { WorkerIdentity } from './identity/identity.ts'
 
-/** Nobody answered, or not now: the same request may be sent again. */
+/** There was no answer, or one that asks to come later: the same request may be sent again. */
 const runnerAway = appError('runner_unreachable', 503, 'The runner cannot be reached.')
 /** The runner answered, and will answer the same again. */
 const runnerRefused = appError('runner_refused', 502)
@@ -42,7 +42,7 @@ export interface RunnerClient {
 const connectMs = 5_000
 /** How much later than promised the answer to a poll may come. */
 const latePollMs = 15_000
-/** Anything else than a poll is answered as soon as it has arrived. */
+/** How long any other request than a poll may take. */
 const answerMs = 60_000
 /** The envelope of a run may have 24 MiB and more; what comes with it is small. */
 const maxPollBytes = 64 * 1024 * 1024
@@ -51,7 +51,7 @@ const maxSmallBytes = 64 * 1024
 export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
   const connection = connect(identity)
   const paths = () => workerPaths(identity.sessionId)
-  /** For requests whose answer says nothing but yes or no. */
+  /** Sends a request of whose answer only the status matters. */
   const tell = async (request: Request, signal: AbortSignal): Promise<void> => {
     const answer = await connection.ask(request, { signal })
     if (!succeeded(answer)) throw refusal(answer)
@@ -183,10 +183,10 @@ function refusal(answer: Answer): AppError {
   return passing.has(status) ? runnerAway({ message, retryable: true }) : runnerRefused({ message })
 }
 
-/** The statuses of a runner that boots, stops or has too much to do, and of what stands before it. */
+/** The statuses of a runner that boots, stops or is overloaded, and of a proxy before it. */
 const passing: ReadonlySet<number> = new Set([429, 502, 503, 504])
 
-/** How much of a runner's words goes to stderr. */
+/** How many characters of a runner's error go to stderr. */
 const maxWords = 500
 
 function wordsOf({ status, bytes }: Answer): string {

@@ -34,7 +34,7 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
       await deliver(run, envelope.runId)
     } catch (err) {
       if (!life.over.aborted) log.warn({ err, runId: envelope.runId }, 'a run could not be uploaded')
-      // Nobody is there to hear the rest.
+      // The runner does not take the rest of the events.
       stop.abort()
     } finally {
       await run.leave()
@@ -53,7 +53,7 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
         for (let line = await run.first; !line.done; line = await run.next()) {
           sent = true
           yield line.value
-          // A connection that is gone may pull once more; that line belongs to the next one.
+          // A dead connection may pull once more; the line would be lost to the next connection.
           if (over) return
         }
         timer = setTimeout(() => late.abort(), confirmMs)

@@ -19,9 +19,9 @@ export interface WorkerOptions {
   readonly log: FastifyBaseLogger
   /** A stopping worker lets its run end for this long. */
   readonly drainMs: number
-  /** The runner told it to end. */
+  /** Called when the runner told it to end. */
   onShutdown(): void
-  /** It must not go on. */
+  /** Called when the runner refuses this worker: it must not go on. */
   onRefused(error: Error): void
 }
 
@@ -55,7 +55,7 @@ export function createWorker(options: WorkerOptions): Worker {
   const bind = async ({ sessionId, token }: Extract<WorkerCommand, { kind: 'bind' }>): Promise<void> => {
     if (sessionId === identity.sessionId) return identity.renew(token)
     identity.bind(sessionId, token)
-    // Another session, another count.
+    // The commands of another session are numbered from 1 again.
     after = 0
     conversation = converse()
     await conversation.restore()
@@ -88,11 +88,11 @@ export function createWorker(options: WorkerOptions): Worker {
         const answer = await poll(after)
         if (answer?.token !== undefined) identity.renew(answer.token)
         for (const command of answer?.commands ?? []) {
-          // One that comes again was on its way while the poll that took it was.
+          // A command that comes a second time was sent again before the poll that acknowledged it arrived.
           if (command.id <= after || polling.signal.aborted) continue
           after = command.id
           await obey(command)
-          // What else came was for the worker as it was.
+          // Commands behind a `bind` were meant for the former session.
           if (command.kind === 'bind') break
         }
       }

@@ -17,11 +17,11 @@ export default defineModelProvider({
   }),
   async create({ apiKey, baseUrl }, { fetch, egress }) {
     if (!apiKey && !baseUrl && !egress) return undefined
-    // Loaded where it is offered.
+    // The package is loaded only in roles that offer the provider.
     const { createAnthropic } = await import('@ai-sdk/anthropic')
     const provider = createAnthropic({
       baseURL: egress?.baseUrl ?? versioned(baseUrl || 'https://api.anthropic.com'),
-      // Without one the package would look into the environment, which belongs to the role file alone.
+      // Without a key the package would read the environment, which only role files may do.
       apiKey: apiKey || 'none',
       fetch: egress?.fetch ?? fetch,
     })
@@ -29,7 +29,7 @@ export default defineModelProvider({
   },
 })
 
-// The vendor's own tools take the address without /v1, the provider package with it: one variable serves both.
+// The vendor's own clients take the address without /v1, this package takes it with /v1: one variable serves both.
 const versioned = (url: string): string => {
   const base = url.replace(/\/+$/, '')
   return base.endsWith('/v1') ? base : `${base}/v1`

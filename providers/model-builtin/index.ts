@@ -2,7 +2,7 @@ import { AppError } from '#kernel'
 import { defineModelProvider } from '#kit/models'
 import { demoModel } from './model.ts'
 
-/** `builtin/demo`: answers by rules, so that a fresh installation talks without any key. It says what it is. */
+/** `builtin/demo`: answers by rules, so that a fresh installation works without any key. Its answers say that they come from rules. */
 export default defineModelProvider({
   name: 'builtin',
   async create() {

@@ -31,7 +31,7 @@ export function demoModel(): DirectModel {
   }
 }
 
-/** Parts handed out together. */
+/** How many parts are handed out together. */
 const atOnce = 256
 
 async function doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts> {
@@ -73,7 +73,7 @@ function turn(options: LanguageModelV4CallOptions) {
   return { response, words, finishReason, usage: usage(options, words.length) }
 }
 
-/** An answer in the form that is asked for. It still says what it is, wherever the form has room for a text. */
+/** An answer in the requested JSON form. Where the form has a text, that still says that the answer comes from rules. */
 function inForm(response: Response, { responseFormat, prompt }: LanguageModelV4CallOptions): Response {
   if (responseFormat?.type !== 'json' || response.calls.length > 0) return response
   const value = sampleOf(responseFormat.schema ?? { type: 'object' }, response.text, lastOf(prompt))
@@ -101,7 +101,7 @@ function usage(options: LanguageModelV4CallOptions, output: number): LanguageMod
   }
 }
 
-/** The parts of a JSON Schema that the rules follow; what else it asks for may not be met. */
+/** The parts of a JSON Schema that the rules follow; others may be violated. */
 interface Schema {
   readonly type?: string | readonly string[]
   readonly const?: unknown
@@ -123,7 +123,7 @@ interface Schema {
   readonly maximum?: number
 }
 
-/** A schema may refer to itself. */
+/** A schema may refer to itself, so nesting is bounded. */
 const maxDepth = 8
 
 const formats: Readonly<Record<string, string>> = {

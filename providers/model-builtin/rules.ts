@@ -153,7 +153,7 @@ const nameOf = ({ filename, mediaType, data }: LanguageModelV4FilePart): string 
   return `${filename ?? 'a file'} (${mediaType}, ${bytes} bytes)`
 }
 
-/** What the rules look at of a message: some of the patterns are not linear. */
+/** Only so many characters of a message are matched, because some of the patterns are not linear. */
 const maxLooked = 2_000
 
 const userTexts = (prompt: LanguageModelV4Prompt): string[] =>

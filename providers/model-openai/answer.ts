@@ -10,7 +10,7 @@ type Part = ModelPart
 /** Reads one streamed answer: bytes in, parts of the provider specification out. */
 export interface AnswerReader {
   read(arrived: readonly Uint8Array[]): readonly Part[]
-  /** What is left to say behind the last byte. */
+  /** The parts that are left behind the last byte. */
   end(): readonly Part[]
 }
 
@@ -32,9 +32,9 @@ class Reader implements AnswerReader {
   readonly #valid: (value: unknown) => value is Chunk
   readonly #decoder = new StringDecoder('utf8')
   readonly #like = new LikeFrames()
-  /** For frames that are cut, or more than one line. Made when there is one: most short answers have none. */
+  /** Parses frames that are cut or have several lines. It is made for the first of them: most short answers have none. */
   #parser: EventSourceParser | undefined
-  /** The parser holds no beginning of a frame. */
+  /** True while the parser holds no incomplete frame. */
   #between = true
   #parts: Part[]
   #open: 'text' | 'reasoning' | undefined
@@ -67,7 +67,7 @@ class Reader implements AnswerReader {
   }
 
   /**
-   * Frames that need no parser are taken past it. Reading 20,000 deltas costs 4 to 5 ms of CPU so, and 17 to 18 ms when
+   * Frames that need no parser bypass it. Reading 20,000 deltas costs 4 to 5 ms of CPU so, and 17 to 18 ms when
    * `eventsource-parser` splits all of them and each is parsed as JSON.
    */
   #hear(read: string): void {
@@ -93,7 +93,7 @@ class Reader implements AnswerReader {
     this.#parser.feed(read)
   }
 
-  /** `whole`: it with the line that it is, and the empty one behind it. */
+  /** `whole`: the frame's bytes, that is its one line and the empty line behind it. */
   #frame(data: string, whole?: string): void {
     if (data === '[DONE]') return
     let value: unknown
@@ -133,7 +133,7 @@ class Reader implements AnswerReader {
     this.#sort((all) => calls.forEach(all.take))
   }
 
-  /** Pieces that belong to no call make the answer invalid. */
+  /** Runs work on tool calls; pieces that belong to no call make the answer invalid. */
   #sort(work: (calls: ToolCalls) => void): void {
     if (!this.#calls) return
     try {
@@ -172,7 +172,7 @@ class Reader implements AnswerReader {
     this.#say({ type: 'reasoning-delta', id: reasoningId, delta })
   }
 
-  /** Content in parts: `{type: 'text', text}` and `{type: 'thinking', thinking: [{type: 'text', text}]}`; others mean nothing. */
+  /** Content in parts: `{type: 'text', text}` and `{type: 'thinking', thinking: [{type: 'text', text}]}`; other parts are ignored. */
   #piece({ type, text, thinking }: { type: string; text?: unknown; thinking?: unknown }): void {
     if (type === 'text' && typeof text === 'string') this.#text(text)
     if (type !== 'thinking' || !Array.isArray(thinking)) return
@@ -223,7 +223,7 @@ class Reader implements AnswerReader {
   }
 }
 
-/** The chunk does nothing but add text. */
+/** True when the chunk only adds text. */
 function isTextAlone({ choices, usage }: Chunk): boolean {
   const [choice] = choices
   if (choices.length !== 1 || usage || isSet(choice!.finish_reason) || !choice!.delta) return false
@@ -233,16 +233,16 @@ function isTextAlone({ choices, usage }: Chunk): boolean {
 const isSet = (value: unknown): boolean => value !== null && value !== undefined
 
 /**
- * Frames that differ from one that was read in nothing but their text: parsing each again is most of what a delta costs. What
+ * Frames that differ from one that was read only in their text: parsing each again would be most of what a delta costs. What
  * stands between the same beginning, which ends inside the text's quotes, and the same end, which starts with the closing one,
  * is that text when it is the inside of a JSON string; every other frame is read as a whole.
  */
 class LikeFrames {
-  /** Where `take` has stopped: behind the last frame that it took. */
+  /** Where `take` stopped: behind the last frame that it took. */
   at = 0
   #begin = ''
   #end = ''
-  /** From one text to the next. */
+  /** The bytes between one text and the next. */
   #between = ''
   #left = lessons
 
@@ -259,7 +259,7 @@ class LikeFrames {
     this.#between = this.#end + begin
   }
 
-  /** The texts of such frames as stand in `read` from `from` on, one behind the other. */
+  /** The texts of such frames that stand one behind the other in `read`, starting at `from`. */
   take(read: string, from: number): string[] {
     const texts: string[] = []
     this.at = from
@@ -269,11 +269,11 @@ class LikeFrames {
       let stop = start
       let code = read.charCodeAt(stop)
       while (code >= 0x20 && code !== quote && code !== backslash) code = read.charCodeAt(++stop)
-      // A line break is none of JSON's characters: the frame ends before the next.
+      // JSON holds no line break, so the frame ends before the next one.
       if (code === backslash) stop = read.indexOf('\n', stop) - this.#end.indexOf('\n')
       else if (code !== quote) return texts
       if (stop < start) return texts
-      // A slice and a comparison: `startsWith` compares a character at a time.
+      // A slice and a comparison are faster than `startsWith`, which compares a character at a time.
       const goesOn = read.slice(stop, stop + this.#between.length) === this.#between
       if (!goesOn && read.slice(stop, stop + this.#end.length) !== this.#end) return texts
       const inside = read.slice(start, stop)
@@ -289,10 +289,10 @@ class LikeFrames {
 const contentKey = '"content":"'
 const quote = 0x22
 const backslash = 0x5c
-/** A server whose frames differ in more than their text each time is not learned from for ever. */
+/** How often a frame is learned. A server whose frames always differ in more than their text is parsed from then on. */
 const lessons = 16
 
-/** What the inside of a JSON string says; undefined: it is none. */
+/** The text that the inside of a JSON string stands for; undefined when it is no valid one. */
 function unescaped(inside: string): string | undefined {
   try {
     return JSON.parse(`"${inside}"`) as string

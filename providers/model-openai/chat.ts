@@ -14,7 +14,7 @@ export interface ChatServer {
   readonly post: ModelPost
 }
 
-/** What is kept of the body of a refusal. */
+/** How much of the body of an error answer is kept. */
 const maxRefusalBytes = 65_536
 
 /**
@@ -100,7 +100,7 @@ async function send(
 const present = (headers: Readonly<Record<string, string | undefined>>): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).filter((line): line is [string, string] => line[1] !== undefined))
 
-/** What an answer says, part by part. */
+/** The parts of a streamed answer. */
 function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelParts {
   let over = false
   return {
@@ -119,7 +119,7 @@ function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelP
   }
 }
 
-/** Of connections that broke without anybody's fault: the same call may work in a moment. */
+/** Error codes of broken connections: the same call may work a moment later. */
 const passing: ReadonlySet<unknown> = new Set([
   'ECONNREFUSED',
   'ECONNRESET',
@@ -131,7 +131,7 @@ const passing: ReadonlySet<unknown> = new Set([
   'UND_ERR_BODY_TIMEOUT',
 ])
 
-/** `status`: the answer had begun. */
+/** `status` is given when the answer had begun. */
 function broken(cause: unknown, url: string, message: string, status?: number): unknown {
   if (cause instanceof Error && cause.name === 'AbortError') return cause
   const { code, cause: inner } = (cause ?? {}) as { code?: unknown; cause?: { code?: unknown } }

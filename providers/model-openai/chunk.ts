@@ -5,19 +5,19 @@ import { type Static, Type } from '@sinclair/typebox'
 const maybe = <T extends Parameters<typeof Type.Optional>[0]>(schema: T) =>
   Type.Optional(Type.Union([schema, Type.Null()]))
 
-/** A piece of a tool call in a chunk. Servers leave out what they do not know yet, some the index. */
+/** A piece of a tool call in a chunk. Servers leave out fields that they do not know yet; some leave out the index. */
 const ToolCallDelta = Type.Object({
   index: maybe(Type.Number()),
   id: maybe(Type.String()),
   function: Type.Object({ name: maybe(Type.String()), arguments: maybe(Type.String()) }),
-  // Gemini signs what it thought, and wants it back with the call.
+  // Gemini signs its thoughts, and expects the signature back with the call.
   extra_content: maybe(Type.Object({ google: maybe(Type.Object({ thought_signature: maybe(Type.String()) })) })),
 })
 type ToolCallDelta = Static<typeof ToolCallDelta>
 
 const count = maybe(Type.Number())
 
-/** What is read of a chunk. Servers add what they like; other values than these in its place make the chunk invalid. */
+/** The fields that are read of a chunk. Servers may add others; a value of another type in one of these makes the chunk invalid. */
 export const Chunk = Type.Object({
   id: maybe(Type.String()),
   model: maybe(Type.String()),
@@ -26,9 +26,9 @@ export const Chunk = Type.Object({
     Type.Object({
       delta: maybe(
         Type.Object({
-          // Text, or parts of it: some servers send what they think between them.
+          // A text, or a list of parts: some servers send their thoughts as parts between texts.
           content: maybe(Type.Union([Type.String(), Type.Array(Type.Object({ type: Type.String() }))])),
-          // Servers send other things than a text here when nothing was refused.
+          // Some servers send something else than a text here when nothing was refused.
           refusal: Type.Optional(Type.Unknown()),
           reasoning_content: maybe(Type.String()),
           reasoning: maybe(Type.String()),
@@ -56,7 +56,7 @@ export interface ToolCalls {
   end(): void
 }
 
-/** The package sorts out which piece belongs to which call; it wants to know a call's name with its first piece. */
+/** The package assigns the pieces to their calls, but it needs the name of a call with the first piece. */
 export function createToolCalls(say: (part: LanguageModelV4StreamPart) => void): ToolCalls {
   const tracker = new StreamingToolCallTracker<ToolCallDelta>(
     { enqueue: (part) => part && say(part) },
@@ -70,7 +70,7 @@ export function createToolCalls(say: (part: LanguageModelV4StreamPart) => void):
     },
   )
   const named = new Set<number>()
-  /** By index, until their name is known. */
+  /** Calls whose name is not known yet, by index. */
   const nameless = new Map<number, ToolCallDelta>()
   return {
     take(delta) {
@@ -83,7 +83,7 @@ export function createToolCalls(say: (part: LanguageModelV4StreamPart) => void):
       tracker.processDelta(whole)
     },
     end() {
-      // Throws: a call without a name is none.
+      // This throws, because a call without a name is invalid.
       for (const call of nameless.values()) tracker.processDelta(call)
       tracker.flush()
     },

@@ -17,7 +17,7 @@ export default defineModelProvider({
   }),
   async create({ apiKey, baseUrl }, { fetch, post, egress }) {
     if (!apiKey && !baseUrl && !egress) return undefined
-    // Loaded where it is offered.
+    // The package is loaded only in roles that offer the provider.
     const { createChatModels } = await import('./chat.ts')
     const model = createChatModels({
       baseUrl: egress?.baseUrl ?? (baseUrl || 'https://api.openai.com/v1'),

@@ -21,7 +21,7 @@ export function commandOf(
   )
 }
 
-/** What the worker's environment is: as ordered, and where it finds itself. */
+/** The worker's environment: as ordered, with the folders and addresses that it has in its sandbox. */
 export const workerEnvironment = (
   order: LaunchOrder,
   runnerUrl: string,
@@ -35,7 +35,7 @@ export const workerEnvironment = (
   [workerVariables.runnerUrl]: runnerUrl,
 })
 
-/** Node asks for 512 MiB of address space for code, and for stacks of its threads, and uses next to nothing of it. */
+/** Node reserves 512 MiB of address space for code, and more for the stacks of its threads, but hardly uses any of it. */
 const reservedMb = 640
 
 /**

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 
 const prefix = 'agent-orc-sandboxes-'
-/** A socket that its owner listens at for as long as it lives: the kernel ends it, however the owner ends. */
+/** A socket on which the owner of the folder listens as long as it lives: the kernel closes it, however the owner ends. */
 const lifeSign = 'alive'
 /** `sockaddr_un.sun_path` is 104 bytes on macOS and 108 on Linux, the closing NUL included. */
 const longestSocketPath = 103
@@ -43,7 +43,7 @@ export async function openHome({ dir = tmpdir(), passable = false }: HomeOptions
   }
   await mkdir(parent, { recursive: true })
   await sweep(parent)
-  // It gets its name when the sign of life is there: another process that starts meanwhile must not sweep it away.
+  // The folder gets its final name once its socket listens: otherwise another process that starts meanwhile would remove it.
   const unfinished = await mkdtemp(join(parent, `.${prefix}`))
   const sign = createServer((socket) => socket.destroy())
   sign.listen(join(unfinished, lifeSign)).unref()
@@ -71,7 +71,7 @@ export async function openHome({ dir = tmpdir(), passable = false }: HomeOptions
   }
 }
 
-/** Removes what processes left behind that are gone. */
+/** Removes the folders of processes that have ended. */
 async function sweep(parent: string): Promise<void> {
   for (const name of await readdir(parent)) {
     const folder = join(parent, name)
@@ -94,14 +94,14 @@ const isAlive = (sign: string): Promise<boolean> =>
       socket.destroy()
       done(true)
     })
-    // Refused, or never made: nobody listens. Anything else leaves it alone.
+    // Only a refused connection or a missing socket proves that nobody listens.
     socket.once('error', ({ code }: NodeJS.ErrnoException) => done(code !== 'ECONNREFUSED' && code !== 'ENOENT'))
   })
 
-/** `rm` reaches what is nested deeper than any path may be long, which Node does not. */
+/** `rm` and not Node's own function, which fails on folders nested deeper than a path may be long. */
 async function removeTree(path: string): Promise<void> {
   if (await ran('rm', '-rf', '--', path)) return
-  // A worker may have taken the permissions away from folders of its own.
+  // A worker may have removed the permissions of its own folders.
   await ran('chmod', '-R', 'u+rwx', '--', path)
   if (!(await ran('rm', '-rf', '--', path)) && (await stat(path).catch(() => undefined))) {
     throw new Error(`${path} cannot be removed.`)

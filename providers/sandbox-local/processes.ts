@@ -2,7 +2,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import type { Readable } from 'node:stream'
 import { setTimeout as wait } from 'node:timers/promises'
 
-/** A fork bomb that is bounded stands still after a few rounds; one that is not never does. */
+/** A fork bomb with a limit of processes is stopped after a few rounds; one without would never be. */
 const mostRounds = 200
 
 /**
@@ -38,8 +38,8 @@ export function signalTree(pids: readonly number[], signal: NodeJS.Signals): voi
 }
 
 /**
- * Stops a process and all that descend from it, and resolves when none runs. Whoever was forking while we looked has a child
- * that we have not seen: we look again until there is nobody new, twice.
+ * Stops (SIGSTOP) a process and all that descend from it, and resolves when none runs. A process that forked while the list was
+ * read may have a child that is not in it, so the list is read again until it has shown nothing new twice.
  */
 export async function stopTree(root: number): Promise<void> {
   const stopped = new Set<number>()
@@ -68,7 +68,7 @@ function read(path: string): string {
   }
 }
 
-/** What is kept for the log: enough for the stack of an error. */
+/** How much output is kept for the log: enough for the stack of an error. */
 const keptBytes = 4 * 1024
 /** A worker that prints more has to wait: reading must not keep the runner busy. Its own log is far below. */
 const bytesPerSecond = 256 * 1024
@@ -86,7 +86,7 @@ export function tailOf(streams: readonly (Readable | null)[]): () => string {
       stream.pause()
       setTimeout(() => stream.resume(), 1_000).unref()
     })
-    // The other end may vanish in any way.
+    // A failure of the pipe only means that the process has ended.
     stream?.on('error', () => {})
   }
   return () => tail.toString('utf8').trim()

@@ -10,7 +10,7 @@ const nonceTtlMs = 125_000
 const maxBodyBytes = 1024 * 1024
 const minKeyBytes = 32
 
-// Exactly one well-formed value each: Node joins repeated headers with a comma, which no form allows.
+// Each header must have exactly one well-formed value: Node joins repeated headers with a comma, which no form allows.
 const forms = {
   signature: /^v1,[A-Za-z0-9+/]{43}=$/,
   timestamp: /^[1-9][0-9]{0,11}$/,
@@ -25,7 +25,7 @@ export interface SignerOptions {
   readonly current: Buffer
   readonly previous?: Buffer
   readonly kv: Kv
-  /** Told why a request was refused; the caller only ever learns `unauthorized`. */
+  /** Called with the reason of a refusal, for the log: the caller only ever learns `unauthorized`. */
   readonly onRefused: (reason: string, keyId: string | undefined) => void
   /** Milliseconds since the epoch; tests move it. */
   readonly now?: () => number

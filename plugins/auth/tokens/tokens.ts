@@ -10,7 +10,7 @@ const keyHashingUnavailable = appError(
 )
 
 const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
-/** 43 base62 characters carry 256 bits, so a fast hash is enough: there is nothing to guess. */
+/** 43 base62 characters carry 256 bits: nobody can guess that, so a fast hash is enough. */
 const secretLength = 43
 const checksumLength = 6
 /** The largest multiple of 62 in a byte: a byte from there on would favour the first characters. */

@@ -6,7 +6,7 @@ import { type AppError, isAppError, stream } from '#kernel'
 import { exchange } from '#kit'
 import { bodyTooLarge } from '../errors.ts'
 
-/** Prompts with images and files; a model server takes no more either. */
+/** Room for a prompt with images and files; model servers take no more either. */
 const maxRequestBytes = 32 * 1024 * 1024
 
 export interface Destination {
@@ -16,9 +16,9 @@ export interface Destination {
   readonly path: string
   readonly headers: Readonly<Record<string, string>>
   readonly signal: AbortSignal
-  /** It could not be reached, or its answer is cut before it begins. */
+  /** The error when it cannot be reached, or its answer is cut before it begins. */
   readonly unreachable: (options: { readonly cause: unknown }) => AppError
-  /** It does not take the runner's credentials. What it says of them is not for the worker. */
+  /** The error when it refuses the runner's credentials. Its own answer about them is not shown to the worker. */
   readonly refused: () => AppError
 }
 

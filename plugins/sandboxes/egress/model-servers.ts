@@ -5,7 +5,7 @@ const baseUrl = (description: string) =>
   Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', expects: 'an http or https URL', description }))
 const apiKey = Type.Optional(Type.String({ description: 'Stays in the runner.' }))
 
-/** The model servers that workers reach through the runner; each as the model provider of a sidecar has it. */
+/** The model servers that workers reach through the runner, with the same settings as the model providers of a sidecar. */
 export const ModelServers = Settings({
   openai: Type.Optional(
     Settings({
@@ -33,7 +33,7 @@ const openaiCalls =
   /^(POST (chat\/completions|completions|responses(\/compact|\/input_tokens)?|embeddings)|GET models(\/.+)?)$/
 const anthropicCalls = /^(POST messages(\/count_tokens)?|GET models(\/.+)?)$/
 
-/** Servers by the name of their provider. One with neither key nor URL is not there. */
+/** Servers by the name of their provider. One with neither key nor URL is left out. */
 export function modelServers({
   openai = {},
   anthropic = {},

@@ -27,7 +27,7 @@ export interface Egress {
   close(): Promise<void>
 }
 
-/** The way out of sandboxes: to model servers and to external MCP servers, with credentials that only the runner has. */
+/** Forwards requests out of sandboxes to model servers and external MCP servers, with credentials that only the runner has. */
 export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, ModelServer>): Egress {
   const agent = new Agent({
     // As many connections as there are open streams; an abort must close the socket, or the model goes on generating.
@@ -50,13 +50,13 @@ export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, Mode
   }
 }
 
-/** Vendor processes know no token: they send what they were given as their API key. */
+/** The worker's token. A vendor's process sends it as its API key, which is how it was given it. */
 function credentialOf({ headers }: FastifyRequest): string | undefined {
   const key = headers['x-api-key']
   return headers.authorization ?? (typeof key === 'string' ? `Bearer ${key}` : undefined)
 }
 
-/** Headers that go on to a model server. Those that name an organization or a project do not: the key's own holds. */
+/** Headers that go on to a model server. Those that name an organization or a project do not: the key decides these. */
 const modelRequestHeaders = [
   'accept',
   'accept-encoding',
@@ -110,7 +110,7 @@ function modelRoutes(
         const server = servers.get(request.params.provider)
         if (!server) throw unknownModelProvider()
         const below = pathBelow(request.raw.url ?? '', segmentsBefore)
-        // The tools of one vendor take the address without /v1, and add it themselves.
+        // One vendor's client is given the address without /v1 and adds that itself.
         const call = below?.path.replace(/^v1\//, '')
         if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw unknownModelCall()
         if (method === 'POST' && !worker.busy) throw noRunUnderWay()
@@ -134,8 +134,8 @@ const segment = /^(?!\.{1,2}$)[\w.~:@!$&'()*+,=-]+$/
 const query = /^(\?[\x21\x24-\x7e]*)?$/
 
 /**
- * What stands behind the first `skip` segments of a request's target, with its query; undefined when it is not surely below
- * whatever it is put behind.
+ * The rest of a request's target behind its first `skip` segments, with its query. Undefined when the rest could lead out of
+ * the path that it is appended to.
  */
 function pathBelow(target: string, skip: number): { readonly path: string; readonly query: string } | undefined {
   // An absolute-form target names a host of its own.
@@ -200,6 +200,6 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
   }
 }
 
-/** So that a configured header takes the place of the worker's, and does not stand beside it. */
+/** Names in lower case, so that a configured header replaces the worker's and is not sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))

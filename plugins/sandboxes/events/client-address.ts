@@ -13,8 +13,8 @@ function rangeOf(text: string): Range {
 }
 
 /**
- * Whom a request comes from. Behind a proxy that is trusted it is what the proxy says, and so on outwards: the first address
- * from the right that is no trusted proxy. Anybody can write what stands left of it.
+ * The client's address. If it is a trusted proxy's, the proxy's own word counts, and so on outwards: the result is the first address
+ * from the right that is no trusted proxy. Anybody can forge what stands left of that.
  */
 export function createClientAddress(trustedProxies: readonly string[]) {
   const ranges = trustedProxies.map(rangeOf)

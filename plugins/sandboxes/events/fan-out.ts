@@ -3,13 +3,13 @@ import type { Fleet } from '#contracts/runner'
 
 /** Specification 4.9. */
 const maxFanOuts = 32
-/** How long the runners may take. It is best effort: a state that is not dropped is asked for again by itself. */
+/** How long the runners may take. Best effort is enough: a cached state that is not dropped expires soon by itself. */
 const windowMs = 2_000
 
 export interface FanOutOptions {
   readonly fleet: Pick<Fleet, 'all'>
   readonly log: FastifyBaseLogger
-  /** Told how many cached states the runners dropped. */
+  /** Called with the number of cached states that the runners dropped. */
   onDropped(count: number): void
   readonly windowMs?: number
 }

@@ -33,7 +33,7 @@ export interface SandboxEventRoutes {
 
 export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promise<void> {
   const { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf } = options
-  /** The route is open to anybody: an address has its share of it. */
+  /** The route is open to anybody, so each address has a limit. */
   const limit = await rateLimit(app, {
     name: 'sandbox-events',
     keyOf: ({ ip, headers }) => `ao:sandbox-events:${countedAs(clientOf(ip, headers['x-forwarded-for']))}`,
@@ -45,7 +45,7 @@ export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes):
     },
   })
 
-  // Signatures are over the bytes, whatever they are said to be.
+  // Signatures are over the bytes, whatever the content type is.
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
   app.setErrorHandler((error: unknown) => {
@@ -104,7 +104,7 @@ function decode(
   }
 }
 
-// Fastify's own words for a body that it does not read to its end: too large, of another length than said, of no media type.
+// Fastify's codes for a body that it does not read to its end: too large, not as long as announced, without a valid media type.
 const unread = ['FST_ERR_CTP_BODY_TOO_LARGE', 'FST_ERR_CTP_INVALID_CONTENT_LENGTH', 'FST_ERR_CTP_INVALID_MEDIA_TYPE']
 const isUnread = (error: unknown): boolean => unread.includes(String((error as { code?: unknown } | null)?.code))
 

@@ -8,7 +8,7 @@ import type { Worker } from './worker.ts'
 export interface WorkerAuth {
   /** `credential` finds the header value with the token. */
   protect(app: App, credential?: (request: FastifyRequest) => string | undefined): void
-  /** Who calls. */
+  /** The worker that calls, with the expiry of its token. */
   of(request: FastifyRequest): Admitted
 }
 
@@ -38,7 +38,7 @@ export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal
   return AbortSignal.any([gone.signal, ...others])
 }
 
-/** One exchange of a kind with each worker: bodies of tens of MiB are held for it, and a worker can open hundreds of connections. */
+/** Allows one exchange of a kind with each worker: it may hold a body of tens of MiB, and a worker could open hundreds of connections. */
 interface Newest {
   /** Closes the connection of the former one, unless that is over. */
   begin(worker: Worker, reply: FastifyReply): void

@@ -5,7 +5,7 @@ import { createMailbox } from './mailbox.ts'
 import { issueToken, type WorkerClaims, type WorkerTokens } from './tokens.ts'
 import { type Continued, Worker, type WorkerChannel, type WorkerOptions } from './worker.ts'
 
-/** `randomInt` takes no more. */
+/** The largest range that `randomInt` takes. */
 const generations = 2 ** 48 - 1
 
 export interface Admitted {
@@ -21,7 +21,7 @@ export interface Hub extends WorkerHub {
    * `worker_token_failed` when that fails otherwise or gives nothing.
    */
   open(tenantId: string, sessionId: string): Promise<WorkerChannel>
-  /** Who calls a callback of the session's worker. AppError 401 unless it is the session's present worker. */
+  /** The worker that a callback comes from. AppError 401 unless it is the session's present worker. */
   admit(authorization: string | undefined, sessionId: string): Promise<Admitted>
   /** On stop. */
   close(): void
@@ -36,7 +36,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
   }
   const make = async (tenantId: string, options: Continued): Promise<Worker> => {
     const { sessionId } = options
-    // Drawn, not counted: a token of this session from another runner, or from before a restart, is of no present generation.
+    // Drawn at random and not counted, so that a token from another runner, or from before a restart, never has the present generation.
     const generation = randomInt(1, generations)
     const token = await issueToken(tokens, { tenantId, sessionId, generation })
     const former = workers.get(sessionId)
@@ -57,7 +57,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
     workers.set(sessionId, worker)
     return worker
   }
-  /** Until the worker has taken the command it is known by both names: an answer that is lost on its way is given again. */
+  /** Until the worker has taken the command it is known under both session ids, because a lost answer is sent again. */
   const bind: WorkerOptions['bind'] = async (from, options) => {
     const worker = await make(from.tenantId, options)
     const { sessionId, mailbox } = options

@@ -12,22 +12,22 @@ export interface Poll {
 }
 
 /**
- * What one worker is to do, in order. A command is in the answer of every poll until a poll comes after it: an answer that is lost on
- * its way is given again.
+ * The commands for one worker, in order. A command is in the answer of every poll until a poll acknowledges it: an answer that is
+ * lost on its way is sent again.
  */
 export interface Mailbox {
   push(command: Unnumbered<WorkerCommand>): number
-  /** No further answer has it. True when one had it already. */
+  /** Takes a command back: no further answer has it. True when an answer had it already. */
   withdraw(id: number): boolean
   /** Empty: nothing came within the time, or nobody waits any more. A newer poll ends an older one. */
   poll(poll: Poll): Promise<readonly WorkerCommand[]>
-  /** A poll that waits is answered with nothing. */
+  /** Answers an open poll with nothing. */
   endPoll(): void
-  /** Everything up to this command has been taken. */
+  /** Called when the worker has taken everything up to this command. */
   acknowledge(id: number): void
   /** Resolves when an answer with this command has left, and when `signal` aborts. */
   taken(id: number, signal: AbortSignal): Promise<void>
-  /** An answer has left. */
+  /** Called when an answer was sent. */
   left(commands: readonly WorkerCommand[]): void
   close(error: AppError): void
 }
@@ -48,7 +48,7 @@ export function createMailbox(): Mailbox {
   let closed: AppError | undefined
   const departures = new Map<number, () => void>()
 
-  /** Behind a `bind` the worker is another one: what follows is for it alone. */
+  /** The commands that an answer may have: none behind a `bind`, because after that the worker has another session. */
   const ready = (): readonly WorkerCommand[] => {
     const bind = queue.findIndex(({ kind }) => kind === 'bind')
     const commands = bind < 0 ? [...queue] : queue.slice(0, bind + 1)

@@ -1,10 +1,10 @@
-/** Whether a worker is there: it polls, or something of it came a moment ago. */
+/** Whether a worker is alive: it has a poll open, or sent something a moment ago. */
 export interface Presence {
   readonly lastPollAt: number | undefined
   readonly present: boolean
-  /** A poll of it is open until the returned function is called. */
+  /** Called when a poll opens; the returned function is called when it ends. */
   polls(): () => void
-  /** Something else came from it. */
+  /** Called when anything else came from the worker. */
   seen(): void
   /** Resolves once a poll is open. */
   connected(signal: AbortSignal): Promise<void>
@@ -59,7 +59,7 @@ export function createPresence(lostMs: number): Presence {
         signal.addEventListener('abort', leave)
       }),
     watch(onLost) {
-      // It counts from now on: before that nothing was asked of it.
+      // Silence counts from now on: before that the worker had no reason to answer.
       const since = performance.now()
       let timer: NodeJS.Timeout
       const look = (): void => {

@@ -23,7 +23,7 @@ const PollQuery = Type.Object({
   wait: Type.Integer({ minimum: 0, maximum: pollMs, default: pollMs, description: 'Milliseconds.' }),
 })
 
-/** `closing`: the listener is; polls are answered, so that it need not wait for them. */
+/** `closing` aborts when the listener closes: open polls are answered then, so that it need not wait for them. */
 export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll, closing: AbortSignal): void {
   app.get(
     '/runner/worker/:id/poll',

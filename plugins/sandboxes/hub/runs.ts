@@ -17,7 +17,7 @@ export interface Runs {
   readonly busy: boolean
   /** An external MCP server of the run under way, as its envelope named it. */
   mcpServer(name: string): McpServer | undefined
-  /** No run from now on. The worker's upload, if there is one, is answered so. */
+  /** Refuses all further runs. An upload under way is answered with this error. */
   close(answer: AppError): void
 }
 

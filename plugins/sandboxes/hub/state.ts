@@ -26,7 +26,7 @@ export function createStateCopy(rev = 0): StateCopy {
       return rev
     },
     set(given) {
-      // Workers count from the copy that they started with. A time is above any count of a sandbox that outlived a runner.
+      // Workers count on from the copy that they started with. A time in ms is larger than the count of any sandbox that outlived a runner.
       rev = Math.max(rev + 1, Date.now())
       bundle = given
     },

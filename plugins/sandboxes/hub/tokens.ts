@@ -32,7 +32,7 @@ interface Key {
   readonly secret: KeyObject
 }
 
-/** `previous` only verifies: tokens of before a rotation live on until they are renewed. */
+/** `previous` only verifies: tokens from before a rotation stay valid until they are renewed. */
 export function createWorkerTokens(current: Buffer | undefined, previous: Buffer | undefined): WorkerTokens {
   const signing = current && keyOf(current)
   const keys = [signing, previous && keyOf(previous)].filter((key) => key !== undefined)
@@ -73,7 +73,7 @@ export function createWorkerTokens(current: Buffer | undefined, previous: Buffer
   }
 }
 
-/** Named by what it is, so that a key keeps its name when it becomes the previous one. */
+/** The key id is derived from the key, so it stays the same when the key becomes the previous one. */
 function keyOf(bytes: Buffer): Key {
   const id = createHash('sha256').update('ao-worker-key\0').update(bytes).digest('hex').slice(0, 16)
   return { id, secret: createSecretKey(bytes) }

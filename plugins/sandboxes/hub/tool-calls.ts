@@ -3,7 +3,7 @@ import type { ToolResult } from '#contracts/tools'
 import type { Mailbox } from './mailbox.ts'
 import type { Presence } from './presence.ts'
 
-/** How much longer than the worker this side waits: the worker says better what took so long. */
+/** How much longer than the worker this side waits: the worker's own timeout gives the better error message. */
 const graceMs = 1_000
 
 export interface ToolCalls {

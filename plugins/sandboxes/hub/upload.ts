@@ -20,10 +20,10 @@ export interface Upload {
 /** How long a worker may go on sending after its upload was refused: it has to read the answer first. */
 const lingerMs = 5_000
 
-/** `onBytes` hears of everything that comes. */
+/** `onBytes` is called for every chunk that arrives. */
 export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits, onBytes: () => void): Upload {
   const over = Promise.withResolvers<void>()
-  // Whoever has the handler waits for it; before that nobody may.
+  // The handler of the route waits for it; until then a rejection must not count as unhandled.
   over.promise.catch(() => {})
   let state: 'open' | 'ended' | 'failed' = 'open'
   let failure: Error | undefined
@@ -84,7 +84,7 @@ export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits
   }
 }
 
-/** Reads what still comes and forgets it, for a while: closing at once would take the answer away from the worker. */
+/** Reads and drops what still arrives, for a while: closing at once would keep the worker from reading the answer. */
 function discard(body: IncomingMessage): void {
   if (body.destroyed) return
   const late = setTimeout(() => body.destroy(), lingerMs)

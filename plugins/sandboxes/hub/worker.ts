@@ -27,7 +27,7 @@ export interface WorkerChannel {
   readonly lastPollAt: number | undefined
   /** Resolves once a poll of this generation is open; rejects when `signal` aborts or the channel closes. */
   connected(signal: AbortSignal): Promise<void>
-  /** Answers an open poll with nothing: whoever polls then is alive, and not just a connection that nobody has missed yet. */
+  /** Answers an open poll with nothing. A worker that polls again is alive; a dead one only left an open connection behind. */
   endPoll(): void
   /**
    * Sends a run and yields what the worker uploads, as `SidecarLink.run` does. Aborting `signal` sends `cancel`. Ends early when
@@ -63,7 +63,7 @@ export interface PollRequest {
   readonly expiresAt: number
 }
 
-/** What stays of a worker when it gets another session. */
+/** What a worker keeps when it gets another session. */
 export interface Continued {
   readonly sessionId: string
   readonly mailbox: Mailbox
@@ -94,7 +94,7 @@ export class Worker implements WorkerChannel {
   readonly #toolCalls: ToolCalls
   readonly #closing = new AbortController()
   #takesTools: boolean
-  /** It was given to another session. */
+  /** True once it was given to another session. */
   #spent = false
 
   constructor(options: WorkerOptions) {
@@ -121,11 +121,11 @@ export class Worker implements WorkerChannel {
   get stateRev(): number {
     return this.#state.rev
   }
-  /** It has a run. */
+  /** True while it has a run. */
   get busy(): boolean {
     return this.#runs.busy
   }
-  /** Its callbacks are refused; the reason is what they are answered. */
+  /** Aborts when its callbacks are to be refused; the reason is their answer. */
   get closed(): AbortSignal {
     return this.#closing.signal
   }
@@ -190,7 +190,7 @@ export class Worker implements WorkerChannel {
     this.#options.onClose()
   }
 
-  /** The worker goes on under another name: this one is refused, and what the worker was given is that one's. */
+  /** Called when the worker goes on under another session id: callbacks under this one are refused, and its commands move to the other. */
   retire(): void {
     const answer: AppError = superseded()
     this.#runs.close(answer)

@@ -3,10 +3,10 @@ import { appError } from '#kernel'
 import type { PlatformTool } from '#contracts/tools'
 
 const maxExpression = 1_000
-/** Nesting beyond this is no calculation, and the parser is recursive. */
+/** The parser is recursive, so nesting is bounded. */
 const maxDepth = 50
 
-// Everything an expression may use costs constant time on numbers: no functions of its own, no ranges, no loops. So an
+// Everything an expression may use costs constant time on numbers: it cannot define functions, ranges or loops. So an
 // expression of bounded length is bounded work, without a thread to kill.
 const nodes = new Set([
   'ConstantNode',

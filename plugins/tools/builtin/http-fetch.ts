@@ -91,7 +91,7 @@ async function read(url: URL, dispatcher: Dispatcher, signal: AbortSignal): Prom
     }
     const type = String(headers['content-type'] ?? 'text/plain').toLowerCase()
     if (!isText(type)) refuse(`The answer is not text but ${type.split(';')[0]}.`)
-    // Unpacking could turn a small answer into a huge one, and nobody asked for it.
+    // The request asks for no compression, and unpacking could turn a small answer into a huge one.
     if (headers['content-encoding'] !== undefined && headers['content-encoding'] !== 'identity') {
       refuse('The answer is compressed, although that was not asked for.')
     }

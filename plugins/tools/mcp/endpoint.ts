@@ -10,7 +10,7 @@ const methodNotAllowed = appError('method_not_allowed', 405, 'This endpoint keep
 
 const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 
-// The SDK checks them, and answers mistakes in the way of its protocol.
+// The SDK checks messages, and answers invalid ones as its protocol demands.
 const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of them.' })
 const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
 

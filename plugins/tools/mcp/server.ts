@@ -23,7 +23,7 @@ export async function answer(
 ): Promise<FastifyReply> {
   const transport = new WebStandardStreamableHTTPServerTransport({ enableJsonResponse: true })
   const server = createSessionServer(sessions, session)
-  // Closing aborts the tool calls under way: their caller is gone.
+  // A closed connection means that the caller is gone: closing the server aborts the tool calls under way.
   reply.raw.once('close', () => void server.close())
   await server.connect(transport)
   const headers = Object.entries(request.headers).filter(
@@ -53,8 +53,8 @@ function withoutCancellations(body: unknown): unknown {
 const maxCallId = 256
 
 /**
- * For the client of runtime_a: results of more than 50,000 characters it would write to a file, which its model cannot read. The
- * most that it takes, and more than the toolkit lets a tool answer.
+ * The client of runtime_a would write a result of more than 50,000 characters to a file, which its model cannot read. This is the
+ * largest limit that it accepts, and more than the toolkit lets a tool answer.
  */
 const wholeResults = { 'anthropic/maxResultSizeChars': 500_000 }
 

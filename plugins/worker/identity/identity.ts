@@ -9,9 +9,9 @@ export interface WorkerIdentity {
   readonly runnerUrl: string
   readonly sessionId: string
   readonly token: string
-  /** The runner gave it a newer token. */
+  /** Called when the runner sent a newer token. */
   renew(token: string): void
-  /** A worker of a warm pool got its session. */
+  /** Called when a worker of a warm pool gets its session. */
   bind(sessionId: string, token: string): void
 }
 export const WorkerIdentity = capability<WorkerIdentity>('worker.identity')
@@ -43,10 +43,10 @@ export function createIdentity(given: Given): WorkerIdentity {
   }
 }
 
-/** The way to model servers: through the runner, with the token of the moment. */
+/** Sends model calls through the runner, with the present token. */
 export function createModelEgress(identity: WorkerIdentity, fetch: ModelFetch): ModelEgress {
   const root = (): string => identity.runnerUrl + workerPaths(identity.sessionId).models('')
-  // Model providers keep the address that they were set up with, also when a warm worker has got its session since.
+  // Model providers keep the address that they were set up with, even after a warm worker got another session id.
   const first = root()
   const present = (url: string): string => (url.startsWith(first) ? root() + url.slice(first.length) : url)
   return {

@@ -1,6 +1,6 @@
 import { AppError, isAppError } from '#kernel'
 
-// Every sentence is for a model.
+// These sentences are written for a model.
 export const outside = (path: string): AppError =>
   new AppError('outside_workspace', 403, { message: `'${path}' is not inside the workspace.` })
 export const refused = (message: string, cause?: unknown): AppError =>

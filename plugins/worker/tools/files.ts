@@ -124,7 +124,7 @@ export async function put(
   try {
     await mkdir(dirname(real), { recursive: true })
     const { O_WRONLY, O_CREAT, O_NOFOLLOW, O_NONBLOCK, O_APPEND } = constants
-    // What it leads to was resolved; a link that stands here since is not followed.
+    // Links were resolved before; one that was put here since is not followed.
     const handle = await open(real, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | (append ? O_APPEND : 0), mode)
     try {
       if (!(await handle.stat()).isFile()) throw refused(`'${path}' is no regular file.`)
@@ -158,7 +158,7 @@ export async function listFiles(
       const name = shown + entry.name
       if (entry.isDirectory()) {
         lines.push(`${name}/`)
-        // One that may not be read, or is gone meanwhile, is only named.
+        // A folder that cannot be read, or is gone meanwhile, is listed by its name alone.
         if (left > 1) await walk(real, `${name}/`, left - 1).catch(() => {})
       } else if (entry.isSymbolicLink()) lines.push(`${name} -> ${await readlink(real).catch(() => '?')}`)
       else lines.push(entry.isFile() ? `${name} (${await sizeOf(real)} bytes)` : name)

@@ -20,7 +20,7 @@ export interface Outcome {
 }
 
 export interface Processes {
-  /** Whatever it started ends with it. */
+  /** Runs a command; everything that it started ends with it. */
   execute(execution: Execution): Promise<Outcome>
 }
 
@@ -33,7 +33,7 @@ export const tailBytes = 40 * 1024
 export function createProcesses(env: Readonly<Record<string, string>>): Processes {
   const begin = (args: readonly string[], cwd: string): ChildProcess => {
     try {
-      // A group of its own, so that all of it can be killed.
+      // A process group of its own, so that all of it can be killed.
       return spawn('/bin/sh', args, { cwd, env, detached: true, stdio: ['ignore', 'pipe', 'ignore'] })
     } catch (cause) {
       const tooLong = (cause as NodeJS.ErrnoException).code === 'E2BIG'
@@ -88,7 +88,7 @@ function killGroup({ pid }: ChildProcess): void {
   try {
     if (pid !== undefined) process.kill(-pid, 'SIGKILL')
   } catch {
-    // Nobody is left of it.
+    // The group is empty already.
   }
 }
 
@@ -131,5 +131,5 @@ function createOutput(): Output {
   }
 }
 
-/** A cut may go through a character: its bytes become the usual sign for that. */
+/** A cut may split a character: its bytes become U+FFFD. */
 const decoded = (bytes: Buffer): string => bytes.toString('utf8')

@@ -81,7 +81,7 @@ export async function runScript(
   return resultOf(await processes.execute({ command, cwd, timeoutMs, signal: limits.signal }), timeoutMs)
 }
 
-/** Files that come with a script stay together: one of them cannot replace what the agent has made. */
+/** Resolves a path inside the script's own folder, so that its files cannot replace the agent's. */
 function within(folder: string, path: string): string {
   const joined = join(folder, path)
   if (relative(folder, joined).startsWith('..')) throw refused(`'${path}' is not inside the folder of the script.`)
@@ -116,7 +116,7 @@ async function firstLine(script: string): Promise<string> {
   }
 }
 
-/** A whole second less than the call has, so that its answer comes before nobody waits for it any more. */
+/** The process's time limit: a second less than the call's, so that its answer still arrives in time. */
 function timeFor(seconds: number | undefined, { timeoutMs }: Limits): number {
   const most = Math.max(timeoutMs - answerMs, timeoutMs / 2)
   return seconds === undefined ? most : Math.min(seconds * 1_000, most)

@@ -36,7 +36,7 @@ const tool = <S extends TSchema>(input: S, call: (input: Static<S>, limits: Limi
 
 export async function createTools(settings: ToolsSettings, log: FastifyBaseLogger): Promise<Tools> {
   const workspace = await createWorkspace(settings.workspace)
-  // All of the environment: a tool must not see the worker's token.
+  // This is the whole environment of a tool, which must not see the worker's token.
   const { path, lang, tmpDir } = settings
   const processes = createProcesses({ PATH: path, HOME: workspace.root, LANG: lang, TMPDIR: tmpDir })
   const machine = { workspace, processes }
@@ -57,7 +57,7 @@ export async function createTools(settings: ToolsSettings, log: FastifyBaseLogge
         await workspace.keep()
         return await found.call(input as never, limits)
       } catch (err) {
-        // Only a sentence that was written for people leaves: an unknown exception may hold anything.
+        // Only the sentence of an AppError is shown: the text of an unknown exception may hold anything.
         if (isAppError(err)) return failed(err.sentence ?? `'${name}' failed.`)
         log.warn({ err, tool: name }, 'a tool failed')
         return failed(`'${name}' failed.`)

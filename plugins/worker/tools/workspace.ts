@@ -47,7 +47,7 @@ export async function createWorkspace(folder: string): Promise<Workspace> {
           if (!inside(real)) throw outside(path)
           return join(real, relative(ancestor, absolute))
         }
-        // Something without a real path is a link to nowhere: writing to it would make what it points at.
+        // An entry without a real path is a dangling link: writing to it would create its target.
         if (await lstat(ancestor).catch(() => undefined)) throw refused(`'${path}' leads through a link to nothing.`)
         if (ancestor === root) return absolute
       }

@@ -12,55 +12,55 @@ import { runnerPort } from './relay.ts'
 
 export const entryFile = fileURLToPath(new URL('./inside/entry.js', import.meta.url))
 
-/** Numbers of the open files that bwrap gets beside the usual three. The channel of Node is 3. */
+/** The file descriptors that bwrap gets beside the usual three. Node's IPC channel is 3. */
 const infoFd = 4
 const filterFd = 5
 
 export interface End {
   readonly code: number | null
   readonly signal: NodeJS.Signals | null
-  /** It could not even be started. */
+  /** Set when the process could not even be started. */
   readonly error?: NodeJS.ErrnoException
 }
 
 export interface Bwrap {
   readonly child: ChildProcess
-  /** Its first process as this machine numbers it. Rejects when the sandbox ends before. */
+  /** The host's process id of its first process. Rejects when the sandbox ends before. */
   readonly init: Promise<number>
   /** A socket that listens inside. Rejects when the sandbox ends before. */
   readonly listening: Promise<Server>
-  /** Resolves when none of it runs. */
+  /** Resolves when none of its processes runs. */
   readonly ended: Promise<End>
-  /** Numbers of processes are only ours for as long as it lives: then they may be others'. */
+  /** True while it runs. Process ids may only be used then: afterwards they may belong to other processes. */
   lives(): boolean
   /** All processes inside but the first, which only waits for them. */
   processes(): number[]
-  /** Lets it become the worker, with this environment and no other. */
+  /** Replaces its first program with the worker, which gets this environment and nothing else. */
   become(command: readonly string[], env: Readonly<Record<string, string>>): void
   /** Kills its first process, and with it the kernel kills all others of its namespace. Resolves once the signal is sent. */
   kill(): Promise<void>
 }
 
 export interface BwrapOptions {
-  /** Up to the command. */
+  /** The arguments up to the command. */
   readonly args: readonly string[]
-  /** Put before our first program. */
+  /** A command prefix for the first program. */
   readonly limits: readonly string[]
   /** A file with the filter of system calls. */
   readonly filter: string
   readonly uid: number | undefined
 }
 
-/** Starts a sandbox with our own first program in it, which waits for a word before it becomes the worker. */
+/** Starts a sandbox with our own first program in it, which waits for a message before it becomes the worker. */
 export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
   const entry = [process.execPath, '--disable-warning=ExperimentalWarning', entryFile, String(runnerPort)]
   const own = ['--info-fd', String(infoFd), '--seccomp', String(filterFd)]
   const filterFile = openSync(filter, 'r')
   const child = spawn('bwrap', [...args, ...own, '--', ...limits, ...entry], {
     cwd: '/',
-    // What bwrap gets, its first process shows inside.
+    // The sandbox can read the environment of bwrap, so it has nothing but a PATH.
     env: { PATH: '/usr/bin:/bin' },
-    // What a terminal sends to the runner does not reach it.
+    // Signals that a terminal sends to the runner do not reach it.
     detached: true,
     stdio: ['ignore', 'pipe', 'pipe', 'ipc', 'pipe', filterFile],
     ...(uid === undefined ? {} : { uid, gid: uid }),
@@ -82,7 +82,7 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
   const lives = (): boolean => child.pid !== undefined && child.exitCode === null && child.signalCode === null
   const init = unlessEnded<number>((resolve) => {
     let text = ''
-    // Absent when it could not even be started.
+    // The stream is absent when the process could not even be started.
     const info = child.stdio[infoFd] as Readable | null
     info?.on('error', () => {})
     info?.on('data', (chunk: Buffer) => {
@@ -101,7 +101,7 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
     }),
     processes: () => (first === undefined || !lives() ? [] : treeOf(first).slice(1)),
     become(command, env) {
-      // A channel that broke is a sandbox that has ended.
+      // A broken channel means that the sandbox has ended, which is reported elsewhere.
       child.send({ command, env }, () => {})
     },
     async kill() {
@@ -115,14 +115,14 @@ export function startBwrap({ args, limits, filter, uid }: BwrapOptions): Bwrap {
 export interface View {
   /** Arguments for the operating system. */
   readonly system: readonly string[]
-  /** Paths that are there inside as they are outside, to be read. */
+  /** Paths that are readable inside as they are outside. */
   readonly read: readonly string[]
 }
 
-/** The places of a session as its worker sees them. */
+/** The folders of a session as its worker sees them. */
 export const places: Folders = { workspace: '/workspace', state: '/state' }
 
-/** Like containers have it; programs that need more shared memory take `/tmp`. */
+/** The usual size in containers; programs that need more shared memory use `/tmp`. */
 const sharedMemoryMb = 64
 
 /** Arguments of bwrap up to the command: namespaces, no rights, and a file system put together from nothing. */
@@ -140,7 +140,7 @@ export function bwrapArguments(view: View, folders: Folders, limits: Pick<Limits
     ...life,
     ...view.system,
     ...devices,
-    // Before what is bound: the package may be somewhere in /tmp.
+    // This comes before the bound folders, because the package may be somewhere in /tmp.
     ...temporary,
     ...read,
     ...own,
@@ -158,7 +158,7 @@ const tmpfs = (path: string, mb: number): string[] =>
 export const limitArguments = (limits: Pick<Limits, 'pids'> & { readonly memoryMb?: number }): string[] => [
   '/usr/bin/prlimit',
   `--nproc=${limits.pids}`,
-  // 1 and not 0: with it the kernel starts no handler of core dumps either, which would run outside.
+  // 1 and not 0: with 1 the kernel also starts no handler for core dumps, which would run outside of the sandbox.
   '--core=1',
   ...(limits.memoryMb === undefined ? [] : [dataLimit(limits.memoryMb)]),
   '--',

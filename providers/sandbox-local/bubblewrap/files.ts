@@ -2,7 +2,7 @@ import { lstat, mkdir, readFile, readlink, stat, writeFile } from 'node:fs/promi
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 
-/** The user and group that a worker is, to itself. */
+/** The user and group id of a worker inside its sandbox. */
 export const insideUser = 1000
 
 /** What programs look up in /etc: who they are, no name server, and which authorities to trust. */
@@ -51,7 +51,7 @@ const root = fileURLToPath(new URL('../../..', import.meta.url)).replace(/\/$/, 
 export async function packageFiles(): Promise<readonly string[]> {
   const { files } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8')) as { files: readonly string[] }
   const parts = files.filter((file) => file !== 'config' && !file.startsWith('!')).map((file) => join(root, file))
-  // Those of the package, and where it is installed as a dependency, those it is among.
+  // The package's own modules and, where it is installed as a dependency, those of the folders above it.
   const modules = ancestors(root).map((folder) => join(folder, 'node_modules'))
   const candidates = [process.execPath, join(root, 'package.json'), ...parts, ...modules]
   const there = await Promise.all(candidates.map(exists))

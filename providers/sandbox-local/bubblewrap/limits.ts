@@ -8,7 +8,7 @@ import { treeOf } from '../processes.ts'
 export interface Limits {
   readonly memoryMb: number
   readonly pids: number
-  /** Of `/tmp`. */
+  /** The size of `/tmp`. */
   readonly diskMb: number
   readonly cpus?: number
 }
@@ -26,7 +26,7 @@ export function limitsOf(
   canLimitCpus: boolean,
 ): Limits {
   const { memoryMb, pids, diskMb, cpus } = resources
-  // All of it is the machine's, also what is in /tmp: a profile is a tenant's.
+  // A tenant's profile may not ask for more than this machine's operator allows; `/tmp` takes memory, too.
   for (const name of ['memoryMb', 'pids', 'diskMb'] as const) {
     const allowed = Math.max(most[name], byDefault[name])
     if ((resources[name] ?? 0) <= allowed) continue
@@ -49,12 +49,12 @@ export function limitsOf(
 
 /** linux/magic.h: elsewhere, writing `memory.max` just makes a file. */
 const cgroup2 = 0x63677270
-/** A period of the CPU's time that is dealt out, in microseconds; the kernel's default. */
+/** The period of the CPU quota in microseconds; the kernel's default. */
 const periodUs = 100_000
 
 /** A cgroup that this runner may make children in: one for each sandbox. */
 export interface Cgroups {
-  /** Resolves to what takes it away again once nothing runs in it. */
+  /** Resolves to a function that removes the cgroup once nothing runs in it. */
   contain(name: string, pids: readonly number[], limits: Limits): Promise<() => Promise<void>>
 }
 
@@ -107,7 +107,7 @@ async function removed(child: string): Promise<void> {
   }
 }
 
-/** The kernel bounds each process at once; this is for many that keep below that together. */
+/** The kernel bounds each process by itself; this check is for many processes that each stay below that bound. */
 const everyMs = 1_000
 
 /**
@@ -118,7 +118,7 @@ export function watchMemory(root: number, limitMb: number, exceeded: () => void)
   const limitKb = limitMb * 1024
   const timer = setInterval(() => {
     const pids = treeOf(root)
-    // What processes share is counted for each of them here, and exactly only when it matters: that costs the kernel more.
+    // This cheap sum counts shared memory once for each process. Only when it is too large is the exact sum read, which costs the kernel more.
     if (sum(pids, 'status', /^Rss(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
     if (sum(pids, 'smaps_rollup', /^Pss_(?:Anon|Shmem):\s+(\d+) kB/gm) <= limitKb) return
     clearInterval(timer)
@@ -139,7 +139,7 @@ function readNow(path: string): string {
   try {
     return readFileSync(path, 'utf8')
   } catch {
-    // It has ended.
+    // The process has ended.
     return ''
   }
 }

@@ -8,7 +8,7 @@ import { packageFiles, systemFiles } from './files.ts'
 import { type Cgroups, openCgroups } from './limits.ts'
 import { filterFor } from './seccomp.ts'
 
-/** What this machine has for sandboxes. */
+/** What this machine offers for sandboxes. */
 export interface Machine {
   readonly view: View
   /** A file with the filter of system calls. */
@@ -26,12 +26,12 @@ export interface MachineSettings {
 /** Why there are no sandboxes here: a sentence for the operator. */
 export class CannotError extends Error {}
 
-/** A sandbox that has not even begun after this never will. */
+/** How long the trial sandbox may take to start. */
 const trialMs = 20_000
-/** Enough for Node and for what it becomes. */
+/** Enough for Node and for the trial command. */
 const trialLimits = { pids: 64, diskMb: 1 }
 
-/** Looks what this machine has, and tries a sandbox on it. */
+/** Finds out what this machine offers, and tries a sandbox on it. */
 export async function prepareMachine(home: Home, { cgroup, read }: MachineSettings): Promise<Machine> {
   const filter = filterFor(process.arch)
   if (!filter) throw new CannotError(`there is no filter of system calls for the architecture ${process.arch}`)
@@ -55,7 +55,7 @@ const cannot = (error: Error): never => {
 /** Everything that a launch needs, with a command that must not be able to start a process. */
 async function tryOut(home: Home, { view, filter, drawUser, cgroups }: Machine): Promise<void> {
   const uid = drawUser?.()
-  // Root of a user namespace may have no other user to give.
+  // In a user namespace even root may not have a second user id to give to the folders.
   const folders = await home.folders('trial', uid).catch(cannot)
   const args = bwrapArguments(view, folders, trialLimits)
   const bwrap = startBwrap({ args, limits: limitArguments(trialLimits), filter, uid })
@@ -89,16 +89,16 @@ const advice = (uid: number | undefined): string =>
     : '; Node and the package must be readable for everybody, since sandboxes of root are not root')
 
 /**
- * Nobody's: systemd's list of uid ranges calls them unused, and no distribution hands them out. The range of containers of
- * systemd-nspawn ends below it.
+ * User ids that belong to nobody: systemd's list of uid ranges calls them unused, and no distribution hands them out. The range of
+ * systemd-nspawn's containers ends below it.
  */
 const firstUser = 0x7000_0000
 const users = 2 ** 26
 
 /**
- * Draws the host's uid of a sandbox for a runner that is root: inside a user namespace root would stay root to the kernel,
- * which then counts no processes and lets it write `/proc/sys`. A runner that is an ordinary user needs none: its own is
- * what sandboxes are to the host.
+ * Draws a host user id for a sandbox when the runner is root: inside a user namespace root would stay root to the kernel,
+ * which then limits no processes and lets it write `/proc/sys`. A runner that is an ordinary user needs none: to the host,
+ * its sandboxes run as that user.
  */
 async function drawHostUser(): Promise<(() => number) | undefined> {
   if (process.getuid?.() !== 0) return undefined

@@ -1,15 +1,15 @@
 import { connect, type Server, type Socket } from 'node:net'
 import { invalidSandbox } from '#contracts/sandbox'
 
-/** Inside, where a runner usually listens; nothing else has a port there. */
+/** The port inside the sandbox: the one on which a runner usually listens. */
 export const runnerPort = 7060
 
 /** Far more than a worker and its programs hold open at once; each takes two of the runner's open files. */
 const mostConnections = 256
 
 /**
- * Carries bytes from a port inside a sandbox to the runner's listener for workers, and to nothing else. The socket listens in
- * the network of the sandbox and is ours to accept from: nothing of the host has to be visible inside.
+ * Copies bytes between a port inside a sandbox and the runner's listener for workers, and nothing else. The socket listens in
+ * the network namespace of the sandbox, but this process accepts from it: nothing of the host has to be visible inside.
  */
 export function relay(server: Server, runner: Address): () => void {
   const open = new Set<Socket>()
@@ -22,7 +22,7 @@ export function relay(server: Server, runner: Address): () => void {
     ] as const) {
       open.add(one)
       one.pipe(other)
-      // Either end may vanish in any way, and the other one goes with it: after an orderly end, once it has sent the rest.
+      // When one end fails, the other is destroyed; after an orderly end it first sends the rest.
       one.on('error', () => other.destroy())
       one.on('close', () => {
         open.delete(one)

@@ -1,14 +1,14 @@
 /**
- * A filter for system calls. Namespaces leave two ways open that this closes: address families that no network namespace
- * holds back (AF_VSOCK reaches the hypervisor of a virtual machine), and parts of the kernel that no worker needs and that
- * have let others out before.
+ * A filter for system calls. It closes two ways out that namespaces leave open: address families that no network namespace
+ * isolates (AF_VSOCK reaches the hypervisor of a virtual machine), and parts of the kernel that no worker needs and that
+ * had escapes before.
  */
 export function filterFor(arch: string): Buffer | undefined {
   const machine = machines[arch]
   if (!machine) return undefined
   const denied = Object.entries(calls).flatMap(([name, numbers]) => {
     const number = numbers[machine.column]
-    // Node and libuv look whether io_uring is there, and go on without it.
+    // libuv probes for io_uring and goes on without it.
     return number === undefined ? [] : [...on(number, refuse(name.startsWith('io_uring') ? ENOSYS : EPERM))]
   })
   const families = allowedFamilies.flatMap((family) => on(family, [ret(ALLOW)]))
@@ -18,7 +18,7 @@ export function filterFor(arch: string): Buffer | undefined {
     load(architecture),
     ...unless(machine.audit, [ret(KILL)]),
     load(callNumber),
-    // The other numbers of the same calls (x32) on x86-64.
+    // On x86-64 the same calls have a second range of numbers (x32).
     ...(arch === 'x64' ? [jump(JGE, x32Bit, 0, 1), ret(KILL)] : []),
     ...denied,
     ...machine.socket.flatMap((number) => on(number, socket)),
@@ -54,7 +54,7 @@ const calls: Readonly<Record<string, readonly [number | undefined, number | unde
   io_uring_setup: [425, 425],
   io_uring_enter: [426, 426],
   io_uring_register: [427, 427],
-  // Other namespaces and mounts, which need rights that nobody here has, and should need more than that.
+  // New namespaces and mounts need rights that no worker has; the filter refuses them even to one that got such rights.
   unshare: [272, 97],
   setns: [308, 268],
   mount: [165, 40],
@@ -126,8 +126,8 @@ const jump = (code: number, k: number, jt: number, jf: number): Buffer => instru
 /** Runs `then` when the loaded word is `value`. */
 const on = (value: number, then: readonly Buffer[]): Buffer[] => [jump(JEQ, value, 0, then.length), ...then]
 /**
- * The first process of a sandbox dies with bwrap outside, and all others with it. Whoever may trace it, as its user may,
- * could have it take that back, and go on when its sandbox has been destroyed.
+ * The first process of a sandbox dies with bwrap outside (PR_SET_PDEATHSIG), and all others with it. A process of the same user
+ * could trace it, make it unset that, and survive the end of its sandbox; so only SIGKILL may be set.
  */
 const onlyKill = [load(secondArgument), ...on(SIGKILL, [ret(ALLOW)])]
 const unless = (value: number, then: readonly Buffer[]): Buffer[] => [jump(JEQ, value, then.length, 0), ...then]

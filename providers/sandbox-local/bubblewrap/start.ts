@@ -72,7 +72,7 @@ export function createStarter({ machine, templates, limits: settings, log }: Sta
       asked = true
       await bwrap.kill()
       await ended
-      // What was taken after it had ended.
+      // This removes what was set up after the sandbox had ended.
       await cleanUp()
       signal.throwIfAborted()
       throw new Error(`The sandbox did not start: ${tail() || 'it says nothing'}`, { cause })
@@ -85,7 +85,7 @@ export function createStarter({ machine, templates, limits: settings, log }: Sta
 /** How long a worker may take to end by itself; its runner has asked it before. */
 const graceMs = 2_000
 
-/** The processes of a sandbox. `init` is its first one as this machine numbers it: what is inside descends from it. */
+/** The processes of a sandbox. `init` is the host's process id of its first one, from which all others descend. */
 function sandboxOf(
   bwrap: Bwrap,
   init: number,

@@ -13,7 +13,7 @@ export interface StarterOptions {
   readonly prlimit: boolean
 }
 
-/** The worker begins when it is told to; without a word, for the runner died, it never does. */
+/** The worker waits for a line on its standard input. If the runner dies before, the input closes and the worker never starts. */
 const gate = 'read -r go || exit 1; exec "$@" </dev/null'
 
 export function createStarter({ templates, log, prlimit }: StarterOptions): StartSandbox {
@@ -24,7 +24,7 @@ export function createStarter({ templates, log, prlimit }: StarterOptions): Star
     const child = spawn('/bin/sh', ['-c', gate, 'worker', ...command], {
       cwd: folders.workspace,
       env: workerEnvironment(order, order.runnerUrl, folders),
-      // A process group of its own: what a terminal sends to the runner does not reach it, and all of it can be signalled.
+      // A process group of its own: signals of the runner's terminal do not reach it, and all of it can be signalled at once.
       detached: true,
       stdio: ['pipe', 'pipe', 'pipe'],
     })
@@ -57,7 +57,7 @@ export function createStarter({ templates, log, prlimit }: StarterOptions): Star
 const endOf = (child: ChildProcess): Promise<{ code: number | null; signal: NodeJS.Signals | null }> =>
   new Promise((resolve) => {
     child.once('exit', (code, signal) => resolve({ code, signal }))
-    // It never was.
+    // The process was never started.
     child.once('error', () => resolve({ code: null, signal: null }))
   })
 
@@ -68,9 +68,9 @@ const graceMs = 2_000
 function sandboxOf(worker: ChildProcess, workerEnded: Promise<unknown>): LocalSandbox {
   const pid = worker.pid!
   let paused = false
-  // Its id may be another process's as soon as it has ended.
+  // As soon as it has ended, its process id may belong to another process.
   const lives = (): boolean => worker.exitCode === null && worker.signalCode === null
-  // What the worker left in its group goes with it.
+  // Processes that the worker left in its group are killed as well.
   const ended = workerEnded.then(() => signalTree([-pid], 'SIGKILL'))
   return {
     ended,
@@ -91,7 +91,7 @@ function sandboxOf(worker: ChildProcess, workerEnded: Promise<unknown>): LocalSa
         signalTree(known, 'SIGTERM')
         await Promise.race([ended, wait(graceMs, undefined, { ref: false })])
       }
-      // Also what has left the group, and is only known as a descendant of what is gone now.
+      // `known` has descendants that left the group, and whose parents may have ended meanwhile.
       signalTree([...(lives() ? [-pid, ...treeOf(pid)] : []), ...known], 'SIGKILL')
       await ended
     },
@@ -107,7 +107,7 @@ tree() { for pid in $(cat /proc/"$1"/task/*/children 2>/dev/null); do tree "$pid
 kill -KILL -"$1" $(tree "$1") 2>/dev/null`
 
 interface Guard {
-  /** The worker is gone: its id may be another process's soon. */
+  /** Called when the worker has ended: its process id may soon belong to another process. */
   end(): void
 }
 
@@ -136,7 +136,7 @@ export const canLimit = (): Promise<boolean> =>
   })
 
 /**
- * What is put before a command so that it keeps to its limits. Memory is bounded for each process by itself; a bound on
+ * The command prefix that sets the limits. Memory is bounded for each process by itself; a bound on the number of
  * processes would count all of the user's, so there is none.
  */
 function limited(resources: SandboxResources, prlimit: boolean): readonly string[] {
