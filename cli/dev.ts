@@ -4,7 +4,7 @@ import { BootError, type Entry } from '#kernel'
 import { environment, type Environment, loadPlugin, loadRole, root } from '../kernel/config.ts'
 import { devData, type DevSecrets, type ReadyLine } from './dev-data.ts'
 import { seed } from './dev-seed.ts'
-import { serve } from './serve.ts'
+import { serve } from './start.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
 interface DevOptions {

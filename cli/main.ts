@@ -10,15 +10,15 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   dev: async () => (await import('./dev.ts')).addDev,
   start: async () => (await import('./start.ts')).addStart,
   chat: async () => (await import('./chat.ts')).addChat,
-  key: async () => (await import('./key.ts')).addKey,
-  tenant: async () => (await import('./tenant.ts')).addTenant,
-  migrate: async () => (await import('./migrate.ts')).addMigrate,
+  key: async () => (await import('./tenants.ts')).addKey,
+  tenant: async () => (await import('./tenants.ts')).addTenant,
+  migrate: async () => (await import('./database.ts')).addMigrate,
   runners: async () => (await import('./runners.ts')).addRunners,
   'check-config': async () => (await import('./check-config.ts')).addCheckConfig,
   plugins: async () => (await import('./plugins.ts')).addPlugins,
   plugin: async () => (await import('./plugin.ts')).addPlugin,
   conformance: async () => (await import('./conformance.ts')).addConformance,
-  postgres: async () => (await import('./postgres.ts')).addPostgres,
+  postgres: async () => (await import('./database.ts')).addPostgres,
 }
 
 /** That command, or all of them: for help, and to say that there is none of that name. */

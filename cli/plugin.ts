@@ -2,8 +2,7 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { basename, relative, resolve } from 'node:path'
 import { type Command, Argument } from 'commander'
-import type { Kind } from './plugin/readme.ts'
-import { createPackage, kinds } from './plugin/scaffold.ts'
+import { createPackage, type Kind, kinds } from './scaffold.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
 /** What a package and a plugin may be called: tables are named after it, and PostgreSQL keeps 63 bytes of a name. */
