@@ -1,17 +1,17 @@
 import { randomUUID } from 'node:crypto'
+import type { Socket } from 'node:net'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
+import fp from 'fastify-plugin'
+import { createLinkHost, linkHostKey } from '../kit/link/host.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
 import type { App, TypeBox } from './app.ts'
-import { jsonBodies } from './bodies.ts'
-import { quietConnections } from './connections.ts'
+import { jsonBodies, parseJson } from './bodies.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
-import { allowedHosts } from './hosts.ts'
-import { peerLinks } from './links.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { requestArrival, requestLog } from './requests.ts'
-import { openStreams } from './streams.ts'
+import { allowedHosts, requestArrival, requestLog } from './requests.ts'
+import { openStreams, streamsOf } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
 const maxHeaderSize = 16 * 1024
@@ -94,3 +94,60 @@ async function listen(app: App, config: ListenerConfig): Promise<string> {
     throw new Error(`${host}:${port} ${reason}${remedy(origin)}`, { cause: error })
   }
 }
+
+/**
+ * When the listener closes, ends connections that carry no request: kept-alive ones, and those that never sent a whole
+ * request, which Node counts as busy for up to 72 s.
+ */
+const quietConnections = fp(
+  async (app) => {
+    const { server } = app
+    const quiet = new Set<Socket>()
+    server.on('connection', (socket: Socket) => {
+      quiet.add(socket)
+      socket.once('close', () => quiet.delete(socket))
+    })
+    // It is somebody else's from now on, who ends it.
+    server.on('upgrade', ({ socket }) => quiet.delete(socket))
+    server.on('request', ({ socket }, response) => {
+      quiet.delete(socket)
+      response.once('close', () => {
+        if (!socket.destroyed) quiet.add(socket)
+      })
+    })
+    const endAll = (): void => quiet.forEach((socket) => socket.destroy())
+    app.addHook('preClose', async () => {
+      endAll()
+      const sweep = setInterval(endAll, 50)
+      server.once('close', () => clearInterval(sweep))
+      if (!server.listening) clearInterval(sweep)
+    })
+  },
+  { name: 'agent-orc-connections' },
+)
+
+interface LinkOptions {
+  readonly leaving: AbortSignal
+  readonly logRequests: boolean
+}
+
+/** Links of peers (see kernel/kit/link), whose requests are checked and bounded as those over HTTP are. */
+const peerLinks = fp(
+  async (app, { leaving, logRequests }: LinkOptions) => {
+    const links = createLinkHost({
+      log: app.log,
+      streams: streamsOf(app),
+      compile: app.validatorCompiler!,
+      parse: parseJson,
+      logRequests,
+      bodyLimit: app.initialConfig.bodyLimit!,
+    })
+    app.decorate(linkHostKey, links)
+    // Whatever else asks for another protocol is answered as if it had not.
+    Object.assign(app.server, { shouldUpgradeCallback: links.wants })
+    app.server.on('upgrade', links.upgrade)
+    leaving.addEventListener('abort', links.leave)
+    app.addHook('preClose', () => links.end())
+  },
+  { name: 'agent-orc-links', dependencies: ['agent-orc-bodies', 'agent-orc-streams'] },
+)
