@@ -1,3 +1,4 @@
+// A real PostgreSQL from npm, for development and tests.
 import type { ChildProcess } from 'node:child_process'
 import { rm } from 'node:fs/promises'
 import { resolve } from 'node:path'

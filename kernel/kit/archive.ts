@@ -1,13 +1,90 @@
-import { mkdir, mkdtemp, rename, rm, writeFile } from 'node:fs/promises'
+// The files of a session as one gzip tar, for runtimes whose vendor keeps conversations in files.
+import { constants } from 'node:fs'
+import { mkdir, mkdtemp, open, rename, rm, writeFile } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { Readable, type Writable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
-import { createGunzip } from 'node:zlib'
-import { extract, type Header } from 'tar-stream'
-import { isAppError } from '#kernel'
-import { invalidState } from './errors.ts'
-import { type ArchiveLimits, archiveLimits } from './limits.ts'
-import { isEntryName } from './names.ts'
+import { createGunzip, createGzip } from 'node:zlib'
+import { extract, type Header, type Pack, pack as createTar } from 'tar-stream'
+import { appError, isAppError } from '#kernel'
+
+/** The archive came from outside: whatever is wrong with it is the sender's. */
+export const invalidState = appError('invalid_state', 400, 'The body is not a state bundle that this runtime wrote.')
+export const stateTooLarge = appError('state_too_large', 500, "The session's state is larger than a bundle may be.")
+
+export interface ArchiveLimits {
+  /** Bytes of the archive as it travels. */
+  readonly packedBytes: number
+  /** Bytes of the tar inside it. */
+  readonly unpackedBytes: number
+  readonly entries: number
+}
+
+export const archiveLimits: ArchiveLimits = {
+  // What a runner takes of one session (specification 4.22).
+  packedBytes: 64 * 1024 * 1024,
+  unpackedBytes: 256 * 1024 * 1024,
+  entries: 10_000,
+}
+
+/** A file of a folder, or what it begins with: the rest may be half written. */
+export type PackedFile = string | { readonly name: string; readonly bytes: number }
+
+/** Files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
+export async function pack(
+  folder: string,
+  files: readonly PackedFile[],
+  limits: ArchiveLimits = archiveLimits,
+): Promise<Uint8Array> {
+  const parts = files.map((file) => (typeof file === 'string' ? { name: file, bytes: Infinity } : file))
+  const wrong = parts.find(({ name }) => !isEntryName(name))
+  if (wrong) throw new Error(`not the name of a file in a state bundle: ${JSON.stringify(wrong.name)}`)
+  if (parts.length > limits.entries) throw stateTooLarge()
+  const tar = createTar()
+  const chunks: Buffer[] = []
+  const packed = pipeline(tar, createGzip(), async (source: AsyncIterable<Buffer>) => {
+    let size = 0
+    for await (const chunk of source) {
+      size += chunk.length
+      if (size > limits.packedBytes) throw stateTooLarge()
+      chunks.push(chunk)
+    }
+  })
+  const filled = fill(
+    tar,
+    folder,
+    parts.toSorted((a, b) => (a.name < b.name ? -1 : 1)),
+    limits,
+  )
+  // Both, so that no file is open any more; the reason is with the one that failed first.
+  filled.catch((error: Error) => tar.destroy(error))
+  const [result] = await Promise.allSettled([packed, filled])
+  if (result.status === 'rejected') throw result.reason
+  return Buffer.concat(chunks)
+}
+
+type Part = Exclude<PackedFile, string>
+
+async function fill(tar: Pack, folder: string, parts: readonly Part[], limits: ArchiveLimits): Promise<void> {
+  let total = 0
+  for (const { name, bytes } of parts) {
+    const file = await open(join(folder, name), constants.O_RDONLY | constants.O_NOFOLLOW)
+    try {
+      const stats = await file.stat()
+      if (!stats.isFile()) throw new Error(`not a regular file: ${name}`)
+      // A process may still append to it: what counts is what was there at first.
+      const size = Math.min(stats.size, bytes)
+      total += size
+      if (total > limits.unpackedBytes) throw stateTooLarge()
+      const header = { name, size, mode: 0o600, mtime: new Date(0) }
+      if (size === 0) await new Promise<void>((resolve) => void tar.entry(header, '', () => resolve()))
+      else await pipeline(file.createReadStream({ end: size - 1, autoClose: false }), tar.entry(header))
+    } finally {
+      await file.close()
+    }
+  }
+  tar.finalize()
+}
 
 /**
  * Makes `folder` hold exactly the files of an archive of `pack`; what it held before is gone. All or nothing: an archive with
@@ -115,3 +192,14 @@ const clashes: ReadonlySet<unknown> = new Set(['EEXIST', 'ENOTDIR', 'EISDIR', 'E
 /** A failing disk is no fault of the archive. */
 const isOurs = (error: unknown): boolean =>
   error instanceof Error && 'syscall' in error && !clashes.has((error as NodeJS.ErrnoException).code)
+
+const maxNameBytes = 255
+
+/** A relative path in normal form: what cannot leave the folder that it is unpacked into, on any file system. */
+function isEntryName(name: string): boolean {
+  if (name === '' || Buffer.byteLength(name) > maxNameBytes) return false
+  // U+FFFD stands for bytes that were no text: two such names could be one.
+  // oxlint-disable-next-line no-control-regex
+  if (/[\u0000-\u001f\u007f\\\ufffd]/.test(name)) return false
+  return name.split('/').every((part) => part !== '' && part !== '.' && part !== '..')
+}

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { isAppError } from '#kernel'
-import { archiveLimits, pack, unpack } from '../index.ts'
+import { archiveLimits, pack, unpack } from '../archive.ts'
 
 async function folderOf(t: Pick<TestContext, 'after'>, files: Readonly<Record<string, string>>): Promise<string> {
   const root = await mkdtemp(join(tmpdir(), 'state-archive-'))

@@ -6,7 +6,7 @@ import { test, type TestContext } from 'node:test'
 import { deflateRawSync, gzipSync } from 'node:zlib'
 import { type Header, pack as createTar } from 'tar-stream'
 import { isAppError } from '#kernel'
-import { archiveLimits, unpack } from '../index.ts'
+import { archiveLimits, unpack } from '../archive.ts'
 
 type Entry = Partial<Header> & { readonly name: string; readonly data?: string }
 
