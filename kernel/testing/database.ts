@@ -5,7 +5,6 @@ import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import type { Entry, Plugin } from '#kernel'
 import { startPostgres } from '#kit/postgres'
 
 /** A server with a migrated template database, as the test script hands it to every test process. */
@@ -101,8 +100,8 @@ async function createTemplate(dsn: string, template: string): Promise<void> {
   )
 }
 
-/** Loaded by address, not by import: the kernel depends on no plugin, only its test harness puts one to use. */
-const load = (path: string): Promise<unknown> => import(new URL(`../../${path}`, import.meta.url).href)
+/** Loads a file of a plugin by its address, not by an import: the kernel depends on no plugin, only its test harness uses some. */
+export const load = (path: string): Promise<unknown> => import(new URL(`../../${path}`, import.meta.url).href)
 
 // One server per process, whichever test asks first: with a bare `node --test file` nobody else can hold it.
 let ofThisProcess: Promise<TestServer> | undefined
@@ -140,10 +139,4 @@ async function drop(dsn: string, name: string): Promise<void> {
       await sleep(100)
     }
   }
-}
-
-/** The database plugin on a fresh database, for a test kernel. */
-export async function databasePlugin(dsn: string): Promise<Entry> {
-  const { default: plugin } = (await load('plugins/database/index.ts')) as { default: Plugin }
-  return { name: 'database', plugin, config: { dsn, migrate: false } }
 }

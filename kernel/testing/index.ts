@@ -1,10 +1,8 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
-export { idempotencyPlugin } from './idempotency.ts'
 export { entriesOf, fake, testKernel, type TestKernel } from './kernel.ts'
 export { testConductor, type TestCaller, type TestConductor, testRole } from './conductor.ts'
-export { databasePlugin, freshDatabase } from './database.ts'
-export { testProfile } from './profile.ts'
-export { runStorePlugin } from './run-store.ts'
+export { freshDatabase } from './database.ts'
+export { databasePlugin, idempotencyPlugin, runStorePlugin } from './plugins.ts'
 export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'
 export { type Proxy, startProxy, type Verdict } from './proxy.ts'
@@ -12,18 +10,17 @@ export { redisForTests } from './redis.ts'
 export type { ModelReply, ModelRequestBody } from './model-reply.ts'
 export { type ModelRequest, type ModelServer, type ModelServerOptions, startModelServer } from './model-server.ts'
 export type { ResponsesRequestBody } from './responses-wire.ts'
-export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, textOf } from './runs.ts'
+export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, testProfile, textOf } from './runs.ts'
 export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'
 export { bareSidecar, sidecarAt } from './sidecar-link.ts'
-export { modelScript, startScriptedModels } from './model-script.ts'
-export { type ModelScript, testModelProvider } from './model-suite.ts'
+export { type ModelScript, modelScript, startScriptedModels, testModelProvider } from './model-suite.ts'
 export { type StandInTool, startToolServer, type ToolServer } from './tool-server.ts'
 export { testToolContext, testToolProvider, type ToolCase, type ToolScript } from './tool-suite.ts'
 export { type ScriptedWorker, startScriptedWorker, type WorkerScript } from './scripted-worker.ts'
-export { processesWith } from './processes.ts'
 export {
   type Launches,
   openLaunches,
+  processesWith,
   sandboxProviderOf,
   type Started,
   suiteWorker,

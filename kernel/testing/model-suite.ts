@@ -4,6 +4,8 @@ import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4Stream
 import { isAppError } from '#kernel'
 import type { ModelProvider } from '#contracts/model'
 import { openerOf, singly } from '#kit/models'
+import type { ModelReply, ModelRequestBody } from './model-reply.ts'
+import { type ModelServer, startModelServer } from './model-server.ts'
 
 /** How to make the provider under test do what the suite looks at. What a script leaves out is not tested. */
 export interface ModelScript {
@@ -36,15 +38,34 @@ const look = {
   },
 }
 
+/** Declares a test with the model of the script. */
+type Check = (sentence: string, body: (model: LanguageModelV4, t: TestContext) => Promise<void>) => void
+
 /** The contract of a model provider as tests. `make` is called for each test. */
 export function testModelProvider(
   name: string,
   make: (t: TestContext) => Promise<ModelProvider> | ModelProvider,
   script: ModelScript,
 ): void {
-  const check = (sentence: string, body: (model: LanguageModelV4, t: TestContext) => Promise<void>): void =>
+  const check: Check = (sentence, body) =>
     void test(`${name}: ${sentence}`, { timeout }, async (t) => body((await make(t)).model(script.model), t))
+  testAnswers(check, script)
+  const { tool, hang, failure, unknownModel } = script
+  if (tool !== undefined) testToolCalls(check, tool)
+  if (hang !== undefined) testAbort(check, hang, script)
+  if (failure !== undefined) testFailure(check, failure)
+  if (unknownModel !== undefined) {
+    void test(`${name}: a model it does not serve is refused with 400 unknown_model`, { timeout }, async (t) => {
+      const provider = await make(t)
+      assert.throws(
+        () => provider.model(unknownModel),
+        (error) => isAppError(error) && error.status === 400 && error.code === 'unknown_model',
+      )
+    })
+  }
+}
 
+function testAnswers(check: Check, script: ModelScript): void {
   check('an answer is text in deltas and ends with one finish that counts tokens', async (model) => {
     const parts = await ask(model, script.say('marmalade'))
     assert.match(textOf(parts), /marmalade/)
@@ -86,77 +107,64 @@ export function testModelProvider(
       )
     }
   })
+}
 
-  const { tool, hang, failure, unknownModel } = script
-  if (tool !== undefined) {
-    check('a tool call names an offered tool with JSON arguments, and its result is answered', async (model) => {
-      const parts = await ask(model, tool, { tools: [look] })
-      const calls = parts.filter((part) => part.type === 'tool-call')
-      assert.ok(calls.length > 0, 'the prompt makes the model call a tool')
-      const [call] = calls
-      assert.equal(call!.toolName, 'look')
-      const input = JSON.parse(call!.input) as { at?: unknown }
-      assert.equal(typeof input.at, 'string')
-      assert.equal(new Set(calls.map(({ toolCallId }) => toolCallId)).size, calls.length, 'ids differ')
-      const after = await ask(model, tool, { tools: [look] }, [
-        { role: 'assistant', content: calls.map(({ toolCallId, toolName }) => asked(toolCallId, toolName, input)) },
-        { role: 'tool', content: calls.map(({ toolCallId, toolName }) => answered(toolCallId, toolName)) },
-      ])
-      assert.equal(after.at(-1)?.type, 'finish')
-      assert.notEqual(textOf(after), '', 'the result of the tool is answered with text')
-    })
-  }
+function testToolCalls(check: Check, tool: string): void {
+  check('a tool call names an offered tool with JSON arguments, and its result is answered', async (model) => {
+    const parts = await ask(model, tool, { tools: [look] })
+    const calls = parts.filter((part) => part.type === 'tool-call')
+    assert.ok(calls.length > 0, 'the prompt makes the model call a tool')
+    const [call] = calls
+    assert.equal(call!.toolName, 'look')
+    const input = JSON.parse(call!.input) as { at?: unknown }
+    assert.equal(typeof input.at, 'string')
+    assert.equal(new Set(calls.map(({ toolCallId }) => toolCallId)).size, calls.length, 'ids differ')
+    const after = await ask(model, tool, { tools: [look] }, [
+      { role: 'assistant', content: calls.map(({ toolCallId, toolName }) => asked(toolCallId, toolName, input)) },
+      { role: 'tool', content: calls.map(({ toolCallId, toolName }) => answered(toolCallId, toolName)) },
+    ])
+    assert.equal(after.at(-1)?.type, 'finish')
+    assert.notEqual(textOf(after), '', 'the result of the tool is answered with text')
+  })
+}
 
-  if (hang !== undefined) {
-    check('an answer stops when its signal aborts, and the provider stays usable', async (model) => {
-      const abort = new AbortController()
-      const { stream } = await model.doStream({ ...promptOf(hang), abortSignal: abort.signal })
-      const parts: LanguageModelV4StreamPart[] = []
-      try {
-        for await (const part of stream) {
-          parts.push(part)
-          if (part.type === 'text-delta') abort.abort()
-        }
-      } catch (error) {
-        assert.ok(abort.signal.aborted, `the answer failed before it was stopped: ${String(error)}`)
+function testAbort(check: Check, hang: string, script: ModelScript): void {
+  check('an answer stops when its signal aborts, and the provider stays usable', async (model) => {
+    const abort = new AbortController()
+    const { stream } = await model.doStream({ ...promptOf(hang), abortSignal: abort.signal })
+    const parts: LanguageModelV4StreamPart[] = []
+    try {
+      for await (const part of stream) {
+        parts.push(part)
+        if (part.type === 'text-delta') abort.abort()
       }
-      assert.ok(abort.signal.aborted, 'there was text before the answer was stopped')
-      assert.equal(
-        parts.some((part) => part.type === 'finish' && part.finishReason.unified === 'stop'),
-        false,
-        'a stopped answer is not complete',
-      )
-      await script.closed?.()
-      assert.match(textOf(await ask(model, script.say('after'))), /after/)
-    })
-  }
+    } catch (error) {
+      assert.ok(abort.signal.aborted, `the answer failed before it was stopped: ${String(error)}`)
+    }
+    assert.ok(abort.signal.aborted, 'there was text before the answer was stopped')
+    assert.equal(
+      parts.some((part) => part.type === 'finish' && part.finishReason.unified === 'stop'),
+      false,
+      'a stopped answer is not complete',
+    )
+    await script.closed?.()
+    assert.match(textOf(await ask(model, script.say('after'))), /after/)
+  })
+}
 
-  if (failure !== undefined) {
-    check('a failure is told: the call rejects, or the stream says so', async (model) => {
-      const told = await ask(model, failure).then(
-        (parts) => {
-          const finish = parts.find((part) => part.type === 'finish')
-          return (
-            parts.some((part) => part.type === 'error') ||
-            finish === undefined ||
-            finish.finishReason.unified === 'error'
-          )
-        },
-        (error: unknown) => error instanceof Error,
-      )
-      assert.ok(told, 'a failed answer must not look like a complete one')
-    })
-  }
-
-  if (unknownModel !== undefined) {
-    void test(`${name}: a model it does not serve is refused with 400 unknown_model`, { timeout }, async (t) => {
-      const provider = await make(t)
-      assert.throws(
-        () => provider.model(unknownModel),
-        (error) => isAppError(error) && error.status === 400 && error.code === 'unknown_model',
-      )
-    })
-  }
+function testFailure(check: Check, failure: string): void {
+  check('a failure is told: the call rejects, or the stream says so', async (model) => {
+    const told = await ask(model, failure).then(
+      (parts) => {
+        const finish = parts.find((part) => part.type === 'finish')
+        return (
+          parts.some((part) => part.type === 'error') || finish === undefined || finish.finishReason.unified === 'error'
+        )
+      },
+      (error: unknown) => error instanceof Error,
+    )
+    assert.ok(told, 'a failed answer must not look like a complete one')
+  })
 }
 
 const promptOf = (text: string): LanguageModelV4CallOptions => ({
@@ -181,3 +189,30 @@ const asked = (toolCallId: string, toolName: string, input: unknown) =>
   ({ type: 'tool-call', toolCallId, toolName, input }) as const
 const answered = (toolCallId: string, toolName: string) =>
   ({ type: 'tool-result', toolCallId, toolName, output: { type: 'text', value: 'It is blue.' } }) as const
+
+/** Answers what `testModelProvider` asks, for providers that speak to a model server. */
+const scripted = ({ messages }: ModelRequestBody): ModelReply => {
+  const asked = JSON.stringify(messages.find(({ role }) => role === 'user')?.content)
+  if (asked.includes('tool please')) {
+    const answered = messages.length > 1
+    return answered
+      ? { text: 'It is blue.' }
+      : { toolCalls: [{ id: 'call_1', name: 'look', arguments: { at: 'sky' } }] }
+  }
+  if (asked.includes('wait')) return { text: 'one two three', hangAfter: 1 }
+  if (asked.includes('fail')) return { text: 'one two', inBandError: 'overloaded' }
+  return { text: /say (\w+)/.exec(asked)?.[1] ?? 'hello' }
+}
+
+/** The model server of one test and the script that goes with it. */
+export async function startScriptedModels(t: Pick<TestContext, 'after'>): Promise<ModelServer> {
+  return startModelServer(t, { reply: scripted })
+}
+
+export const modelScript: ModelScript = {
+  model: 'stand-in',
+  say: (word) => `say ${word}`,
+  tool: 'tool please',
+  hang: 'wait',
+  failure: 'fail',
+}

@@ -22,8 +22,6 @@ export interface Proxy {
   stop(): Promise<void>
 }
 
-type State = 'open' | 'cut' | 'hung'
-
 const defaultPorts: Readonly<Record<string, number>> = {
   'postgres:': 5432,
   'postgresql:': 5432,
@@ -33,47 +31,103 @@ const defaultPorts: Readonly<Record<string, number>> = {
 
 /** Stands between clients and the server of `address`, on a free port of 127.0.0.1. Stopped after the test when `t` is given. */
 export async function startProxy(t: Pick<TestContext, 'after'> | undefined, address: string): Promise<Proxy> {
-  const url = new URL(address)
-  // A PostgreSQL server that only listens on a UNIX socket is addressed by its directory.
-  const directory = url.searchParams.get('host')
-  const port = Number(url.port) || (defaultPorts[url.protocol] ?? 80)
-  const open = (): Socket =>
-    directory === null ? connect(port, url.hostname.replace(/^\[|\]$/g, '')) : connect(`${directory}/.s.PGSQL.${port}`)
-  const sockets = new Set<Socket>()
-  let state: State = 'open'
-  let delayMs = 0
-  let look: ((bytes: Buffer, connection: object) => Verdict) | undefined
+  const proxy = new TcpProxy(new URL(address))
+  await proxy.listen()
+  t?.after(() => proxy.stop())
+  return proxy
+}
 
-  const server = createServer({ noDelay: true }, (client) => {
+class TcpProxy implements Proxy {
+  url = ''
+  readonly #address: URL
+  readonly #server = createServer({ noDelay: true }, (client) => this.#connect(client))
+  readonly #upstreams = new Set<Socket>()
+  #state: 'open' | 'cut' | 'hung' = 'open'
+  #delayMs = 0
+  #look: ((bytes: Buffer, connection: object) => Verdict) | undefined
+
+  constructor(address: URL) {
+    this.#address = address
+  }
+
+  async listen(): Promise<void> {
+    await once(this.#server.listen(0, '127.0.0.1', 1_024), 'listening')
+    const url = new URL(this.#address)
+    url.searchParams.delete('host')
+    // A host is needed before a port can be set.
+    url.hostname = '127.0.0.1'
+    url.port = String((this.#server.address() as { port: number }).port)
+    this.url = url.href
+  }
+
+  cut(): void {
+    this.#state = 'cut'
+    this.#resetAll()
+  }
+  hang(): void {
+    this.#state = 'hung'
+  }
+  delay(ms: number): void {
+    this.#delayMs = ms
+  }
+  heal(): void {
+    if (this.#state === 'hung') this.#resetAll()
+    this.#state = 'open'
+    this.#delayMs = 0
+  }
+  inspect(look: ((bytes: Buffer, connection: object) => Verdict) | undefined): void {
+    this.#look = look
+  }
+  async stop(): Promise<void> {
+    this.#resetAll()
+    await new Promise((resolve) => this.#server.close(resolve))
+  }
+
+  /** Closing one end of a pair resets the other; only TCP knows a reset. */
+  #resetAll(): void {
+    for (const socket of this.#upstreams) socket.destroy()
+  }
+
+  #open(): Socket {
+    const { searchParams, port: given, protocol, hostname } = this.#address
+    const port = Number(given) || (defaultPorts[protocol] ?? 80)
+    // A PostgreSQL server that only listens on a UNIX socket is addressed by its directory.
+    const directory = searchParams.get('host')
+    if (directory !== null) return connect(`${directory}/.s.PGSQL.${port}`)
+    return connect(port, hostname.replace(/^\[|\]$/g, ''))
+  }
+
+  #connect(client: Socket): void {
     client.on('error', () => {})
-    if (state === 'cut') return void client.resetAndDestroy()
-    const upstream = open()
+    if (this.#state === 'cut') return void client.resetAndDestroy()
+    const upstream = this.#open()
     let dropAnswer = false
     const drop = (): void => {
       client.resetAndDestroy()
       upstream.destroy()
     }
-    sockets.add(upstream)
+    this.#upstreams.add(upstream)
     upstream
       .on('error', () => {})
       .on('close', () => {
-        sockets.delete(upstream)
+        this.#upstreams.delete(upstream)
         drop()
       })
     client.on('close', drop)
-    carry(client, upstream, (bytes) => {
-      const verdict = look?.(bytes, client) ?? 'pass'
+    this.#carry(client, upstream, (bytes) => {
+      const verdict = this.#look?.(bytes, client) ?? 'pass'
       if (verdict === 'cut') drop()
       if (verdict === 'cut_answer') dropAnswer = true
       return verdict !== 'cut'
     })
-    carry(upstream, client, () => {
+    this.#carry(upstream, client, () => {
       if (dropAnswer) drop()
       return !dropAnswer
     })
-  })
+  }
+
   /** Byte order survives a change of the delay: each piece leaves after the one before it. */
-  const carry = (from: Socket, to: Socket, mayPass: (bytes: Buffer) => boolean): void => {
+  #carry(from: Socket, to: Socket, mayPass: (bytes: Buffer) => boolean): void {
     let free = 0
     const write = (bytes: Buffer): void => {
       if (to.destroyed || to.write(bytes)) return
@@ -81,49 +135,13 @@ export async function startProxy(t: Pick<TestContext, 'after'> | undefined, addr
       to.once('drain', () => from.resume())
     }
     from.on('data', (bytes: Buffer) => {
-      if (state === 'hung' || !mayPass(bytes)) return
+      if (this.#state === 'hung' || !mayPass(bytes)) return
       const now = performance.now()
-      const at = Math.max(free, now + delayMs)
+      const at = Math.max(free, now + this.#delayMs)
       if (at <= now) return write(bytes)
       free = at
       setTimeout(write, at - now, bytes)
     })
     from.on('end', () => void setTimeout(() => to.end(), Math.max(0, free - performance.now())))
-  }
-  const resetAll = (): void => {
-    // Closing one end of a pair resets the other; only TCP knows a reset.
-    for (const socket of sockets) socket.destroy()
-  }
-  await once(server.listen(0, '127.0.0.1', 1_024), 'listening')
-  const stop = async (): Promise<void> => {
-    resetAll()
-    await new Promise((resolve) => server.close(resolve))
-  }
-  t?.after(stop)
-  url.searchParams.delete('host')
-  // A host is needed before a port can be set.
-  url.hostname = '127.0.0.1'
-  url.port = String((server.address() as { port: number }).port)
-  return {
-    url: url.href,
-    cut() {
-      state = 'cut'
-      resetAll()
-    },
-    hang() {
-      state = 'hung'
-    },
-    delay(ms) {
-      delayMs = ms
-    },
-    heal() {
-      if (state === 'hung') resetAll()
-      state = 'open'
-      delayMs = 0
-    },
-    inspect(next) {
-      look = next
-    },
-    stop,
   }
 }

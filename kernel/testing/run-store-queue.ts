@@ -30,8 +30,8 @@ export function startedOf(outcome: NextOutcome): NextOutcome & { kind: 'started'
   return outcome as NextOutcome & { kind: 'started' }
 }
 
-/** Runs that wait for their session. */
-export function testQueue(open: OpenStore): void {
+/** Runs wait for their session in a line, and are claimed in its order. */
+export function testQueueOrder(open: OpenStore): void {
   test('runs that wait are claimed in their order, with what they were given, and numbered as they are claimed', async (t) => {
     const store = await open(t)
     const { claim, sessionId } = await begin(store)
@@ -108,7 +108,10 @@ export function testQueue(open: OpenStore): void {
     await store.finish(resultEnd(last, 1))
     assert.equal(heard.length, 2)
   })
+}
 
+/** The next run is claimed once, or cancelled once, whoever is first. */
+export function testQueueRaces(open: OpenStore): void {
   test('of 20 parallel claims exactly one takes the next run', async (t) => {
     const store = await open(t)
     const { claim, sessionId } = await begin(store)
@@ -151,7 +154,10 @@ export function testQueue(open: OpenStore): void {
       assert.equal((await again(store, sessionId)).kind, 'started')
     }
   })
+}
 
+/** An interrupt goes first, a line is bounded, and what cannot wait is refused with its reason. */
+export function testQueueLimits(open: OpenStore): void {
   test('an interrupt goes before all that wait, names the run that holds the session, and replaces an older one', async (t) => {
     const store = await open(t)
     const { claim, sessionId } = await begin(store)

@@ -1,9 +1,21 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { createEventEncoder } from '#contracts/run-event'
 import type { StartOutcome } from '#contracts/run-store'
-import { again, begin, type Begun, type OpenStore, resultEnd, stolen, unique } from './run-store-steps.ts'
+import {
+  again,
+  begin,
+  type Begun,
+  chunkOf,
+  type OpenStore,
+  profile,
+  readAll,
+  resultEnd,
+  stolen,
+  unique,
+} from './run-store-steps.ts'
 
-/** Lists, state bundles, and the wall between tenants. */
+/** Lists show what they are asked for, and a tenant is shown nothing of another. */
 export function testReads(open: OpenStore): void {
   test('lists are newest first, filtered, paged and counted', async (t) => {
     const store = await open(t)
@@ -41,6 +53,34 @@ export function testReads(open: OpenStore): void {
     assert.equal((await store.listSessions('acme', { q: '%' })).total, 0)
   })
 
+  test('one tenant sees and touches nothing of another, even under the same ids', async (t) => {
+    const store = await open(t)
+    const mine = await begin(store, 'acme')
+    assert.equal(await store.findRun('globex', mine.runId), undefined)
+    assert.equal(await store.readLog('globex', mine.runId, 0), undefined)
+    assert.equal(await store.findSession('globex', mine.sessionId), undefined)
+    assert.equal(await store.getSession('globex', mine.sessionId), undefined)
+    assert.equal(await store.shutdownSession('globex', mine.sessionId), undefined)
+    assert.equal(await store.steal('globex', mine.runId, 'cancelled', stolen), false)
+    assert.deepEqual(await again(store, mine.sessionId, unique('run'), 'writer', 'globex'), { kind: 'no_session' })
+    assert.equal((await store.listRuns('globex', {})).total, 0)
+    assert.equal((await store.listSessions('globex', {})).total, 0)
+    await store.saveState(
+      'globex',
+      mine.sessionId,
+      { bytes: Buffer.from('x'), contentType: 'text/plain' },
+      { runner: 'aaaaaaaa', epoch: 1 },
+    )
+    assert.equal(await store.loadState('globex', mine.sessionId), undefined)
+    const theirs = await begin(store, 'globex', mine.runId)
+    assert.equal(await store.finish(resultEnd({ ...mine.claim, tenantId: 'globex' }, 1)), true)
+    assert.equal((await store.findRun('acme', mine.runId))?.status, 'running')
+    assert.equal((await store.findRun('globex', theirs.runId))?.status, 'ok')
+  })
+}
+
+/** The newest copy of a conversation is kept. */
+export function testState(open: OpenStore): void {
   test('the newest state bundle of a session is kept and counted', async (t) => {
     const store = await open(t)
     const { claim, sessionId } = await begin(store)
@@ -106,29 +146,83 @@ export function testReads(open: OpenStore): void {
     assert.equal(await save('of a run that was taken away', third.claim.epoch), false)
     assert.equal((await store.findSession('acme', sessionId))?.stateRev, 1)
   })
+}
 
-  test('one tenant sees and touches nothing of another, even under the same ids', async (t) => {
+/** The event log of a run is read whole and in order. */
+export function testLogs(open: OpenStore): void {
+  test('a log is read from any event on, in order and whole', async (t) => {
     const store = await open(t)
-    const mine = await begin(store, 'acme')
-    assert.equal(await store.findRun('globex', mine.runId), undefined)
-    assert.equal(await store.readLog('globex', mine.runId, 0), undefined)
-    assert.equal(await store.findSession('globex', mine.sessionId), undefined)
-    assert.equal(await store.getSession('globex', mine.sessionId), undefined)
-    assert.equal(await store.shutdownSession('globex', mine.sessionId), undefined)
-    assert.equal(await store.steal('globex', mine.runId, 'cancelled', stolen), false)
-    assert.deepEqual(await again(store, mine.sessionId, unique('run'), 'writer', 'globex'), { kind: 'no_session' })
-    assert.equal((await store.listRuns('globex', {})).total, 0)
-    assert.equal((await store.listSessions('globex', {})).total, 0)
-    await store.saveState(
-      'globex',
-      mine.sessionId,
-      { bytes: Buffer.from('x'), contentType: 'text/plain' },
-      { runner: 'aaaaaaaa', epoch: 1 },
+    const { claim, runId } = await begin(store)
+    let seq = 1
+    const all: string[] = []
+    for (const count of [1, 7, 64, 2]) {
+      const chunk = chunkOf(claim, seq, count)
+      await store.append(claim, chunk)
+      all.push(...chunk.lines.toString().trimEnd().split('\n'))
+      seq += count
+    }
+    await store.finish(resultEnd(claim, seq))
+    for (const after of [0, 1, 2, 8, 9, 40, 71, 72, 73, 74, 75, 1_000]) {
+      const page = await store.readLog('acme', runId, after)
+      const first = page?.chunks[0]
+      if (after >= seq) assert.equal(first, undefined)
+      else assert.ok(first && first.firstSeq <= after + 1 && first.firstSeq + first.count > after + 1)
+    }
+    const { events } = await readAll(store, 'acme', runId)
+    assert.deepEqual(
+      events.slice(0, -1),
+      all.map((line) => JSON.parse(line)),
     )
-    assert.equal(await store.loadState('globex', mine.sessionId), undefined)
-    const theirs = await begin(store, 'globex', mine.runId)
-    assert.equal(await store.finish(resultEnd({ ...mine.claim, tenantId: 'globex' }, 1)), true)
-    assert.equal((await store.findRun('acme', mine.runId))?.status, 'running')
-    assert.equal((await store.findRun('globex', theirs.runId))?.status, 'ok')
+    assert.equal(await store.readLog('acme', unique('run'), 0), undefined)
+  })
+
+  test('another attempt is counted with the event that begins it, and refused to whoever lost the run', async (t) => {
+    const store = await open(t)
+    const { claim, runId } = await begin(store)
+    assert.equal((await store.findRun('acme', runId))?.attempt, 1)
+    await store.append(claim, chunkOf(claim, 1, 3))
+    const again = chunkOf(claim, 4, 1)
+    assert.equal(await store.retry(claim, 2, again), true)
+    assert.equal(await store.retry(claim, 2, again), true, 'a repeated call changes nothing')
+    assert.equal((await store.findRun('acme', runId))?.attempt, 2)
+    assert.equal((await readAll(store, 'acme', runId)).events.length, 4)
+    assert.equal(await store.retry({ ...claim, epoch: claim.epoch - 1 }, 3, chunkOf(claim, 5, 1)), false)
+    await store.finish(resultEnd(claim, 5))
+    assert.equal(await store.retry(claim, 3, chunkOf(claim, 6, 1)), false)
+    assert.equal((await store.findRun('acme', runId))?.attempt, 2)
+    assert.equal((await readAll(store, 'acme', runId)).events.length, 5)
+  })
+
+  test('one read of a log is bounded to about a megabyte', async (t) => {
+    const store = await open(t)
+    const { claim, runId } = await begin(store)
+    const line = createEventEncoder(claim.runId, claim.sessionId, 1)
+    for (let seq = 1; seq <= 6; seq++) {
+      const text = 'x'.repeat(400_000)
+      const lines = Buffer.from(line.line({ type: 'assistant', text, delta: true }))
+      await store.append(claim, { firstSeq: seq, count: 1, lines })
+    }
+    const page = await store.readLog('acme', runId, 0)
+    assert.ok(page!.chunks.length >= 2 && page!.chunks.length <= 4)
+    assert.equal((await readAll(store, 'acme', runId)).events.length, 6)
+  })
+
+  test('text that PostgreSQL has no form for does not keep a run from ending', async (t) => {
+    const store = await open(t)
+    const { sessionId } = await begin(store)
+    const nul = `a\0b\u2028\ud800`
+    const outcome = await store.start({
+      tenantId: 'acme',
+      runId: unique('run'),
+      sessionId: unique('sess'),
+      task: { profile: 'writer', prompt: nul, metadata: { note: nul } },
+      create: { profile: profile() },
+    })
+    assert.equal(outcome.kind, 'started')
+    if (outcome.kind !== 'started') return
+    const { claim } = outcome
+    assert.equal(await store.finish({ ...resultEnd(claim, 1), result: nul, runtimeSessionId: nul }), true)
+    assert.deepEqual((await store.findRun('acme', claim.runId))?.subTask.metadata, { note: nul })
+    assert.notEqual(claim.sessionId, sessionId)
   })
 }

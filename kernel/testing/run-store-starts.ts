@@ -13,7 +13,7 @@ import {
   unique,
 } from './run-store-steps.ts'
 
-/** How a run takes its session. */
+/** A run takes its session when it starts. */
 export function testStarts(open: OpenStore): void {
   test('a run without a session creates one and holds its claim until it ends', async (t) => {
     const store = await open(t)
@@ -84,7 +84,10 @@ export function testStarts(open: OpenStore): void {
     assert.equal((await store.getSession('acme', sessionId))?.status, 'shutdown')
     assert.equal((await store.findRun('acme', runId))?.status, 'ok')
   })
+}
 
+/** A run id and a session are taken once, however many ask for them at the same time. */
+export function testParallelStarts(open: OpenStore): void {
   test('a run id is taken once, whatever session it asks for', async (t) => {
     const store = await open(t)
     const { claim, sessionId, runId } = await begin(store)

@@ -5,7 +5,7 @@ import type { Profile } from '#contracts/profiles'
 import { createEventEncoder, type LogChunk, parseLine } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore, StartOutcome } from '#contracts/run-store'
 import type { RunStatus, RunSummary, SubTask } from '#contracts/runs'
-import { testProfile } from './profile.ts'
+import { testProfile } from './runs.ts'
 
 /** A store with the tenants `acme` and `globex`; called once per test. */
 export type OpenStore = (t: TestContext) => Promise<RunStore>

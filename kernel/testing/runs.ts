@@ -9,7 +9,24 @@ import { isTerminalType, parseLine, type RunEvent, RuntimeEvent } from '#contrac
 import { type Runtime, Runtimes } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import { entriesOf } from './kernel.ts'
-import { testProfile } from './profile.ts'
+
+/** A whole profile, with `fields` laid over it. */
+export const testProfile = (name: string, fields: Partial<Profile> = {}): Profile => ({
+  name,
+  id: `prof_${name}`,
+  runtime: 'general',
+  model: 'builtin/demo',
+  instructions: '',
+  tools: [],
+  skills: [],
+  mcpServers: [],
+  workerMode: 'static',
+  limits: {},
+  metadata: {},
+  createdAt: '2026-01-01T00:00:00.000Z',
+  updatedAt: '2026-01-01T00:00:00.000Z',
+  ...fields,
+})
 
 export type EnvelopeFields = Partial<Omit<RunEnvelope, 'profile'>> & { readonly profile?: Partial<Profile> }
 

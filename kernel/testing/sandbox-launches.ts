@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
+import { readdirSync, readFileSync } from 'node:fs'
 import type { TestContext } from 'node:test'
 import { setTimeout as wait } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
@@ -103,5 +104,25 @@ export async function until(holds: () => Promise<boolean>, what: string): Promis
   for (let attempt = 0; !(await holds()); attempt++) {
     assert.ok(attempt < 2_000, `never ${what}`)
     await wait(10)
+  }
+}
+
+/** Processes of this machine whose environment or command line holds `marker`, each as its id and its command. */
+export function processesWith(marker: string): string[] {
+  return readdirSync('/proc')
+    .filter((name) => /^\d+$/.test(name) && Number(name) !== process.pid)
+    .flatMap((pid) => {
+      const command = read(`/proc/${pid}/cmdline`)
+      const found = command.includes(marker) || read(`/proc/${pid}/environ`).includes(marker)
+      return found ? [`${pid} ${command.replaceAll('\0', ' ').slice(0, 200)}`] : []
+    })
+}
+
+/** It may end while we look, or be another user's. */
+function read(path: string): string {
+  try {
+    return readFileSync(path, 'utf8')
+  } catch {
+    return ''
   }
 }

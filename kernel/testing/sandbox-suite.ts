@@ -50,8 +50,7 @@ export function testSandboxProvider(
   options: SandboxSuiteOptions = {},
 ): void {
   const { cannot = {}, adds = [], remains, timeoutMs: timeout = defaultTimeoutMs } = options
-
-  const check = (sentence: string, body: (suite: Launches) => Promise<void>, part?: SandboxPart): void => {
+  const check: Check = (sentence, body, part) => {
     const reason = part && cannot[part]
     void test(`${name}: ${sentence}`, { timeout, ...(reason ? { skip: reason } : {}) }, async (t) => {
       const provider = await make(t)
@@ -64,13 +63,67 @@ export function testSandboxProvider(
       await until(async () => (await left()).length === 0, 'without remains')
     })
   }
+  testLaunch(check)
+  testIsolation(check, adds)
+  testPause(check, cannot)
+  testEnd(check, cannot)
+}
 
+/** Declares a test, which is skipped where the substrate cannot do that part. */
+type Check = (sentence: string, body: (suite: Launches) => Promise<void>, part?: SandboxPart) => void
+type Cannot = NonNullable<SandboxSuiteOptions['cannot']>
+
+function testLaunch(check: Check): void {
   check('a worker reaches the runner at the address it is given, with the token of its order', async ({ start }) => {
     const { order, session } = await start()
     assert.deepEqual([...new Set(session.polls.map(({ token }) => token))], [order.env[workerVariables.token]])
     assert.deepEqual([...new Set(session.polls.map(({ protocol }) => protocol))], [workerProtocol])
   })
 
+  check('a launched sandbox is starting or running, then running, and gone once it is destroyed', async (suite) => {
+    const { provider } = suite
+    const { sandboxId } = await suite.launch()
+    assert.ok(['starting', 'running'].includes(await provider.status(sandboxId)))
+    await suite.becomes(sandboxId, 'running')
+    await provider.destroy(sandboxId)
+    await suite.becomes(sandboxId, 'gone')
+  })
+
+  check('a launch that is aborted leaves nothing, whenever that happens', async (suite) => {
+    const other = await suite.start()
+    const aborted: LaunchOrder[] = []
+    // Before it begins, at once, and at moments between: the later ones may have been too late.
+    for (const delay of [undefined, 0, 2, 5, 10, 20, 40]) {
+      const order = suite.order()
+      const signal = delay === undefined ? AbortSignal.abort() : AbortSignal.timeout(delay)
+      const launched = await suite.provider.launch(order, signal).catch(() => undefined)
+      if (launched) await suite.provider.destroy(launched.sandboxId)
+      else aborted.push(order)
+    }
+    assert.ok(aborted.length >= 1)
+    await other.session.polled(undefined, 5)
+    const polls = (): number[] => aborted.map(({ sessionId }) => suite.session(sessionId).polls.length)
+    const before = polls()
+    await other.session.polled(undefined, 20)
+    assert.deepEqual(polls(), before)
+    assert.deepEqual((await suite.provider.list?.(other.order.owner)) ?? [other.sandboxId], [other.sandboxId])
+  })
+
+  check(
+    'a template that there is not is refused, and nothing is launched',
+    async (suite) => {
+      const order = suite.order({ template: 'no-such-template' })
+      await assert.rejects(
+        suite.provider.launch(order, new AbortController().signal),
+        (error) => isAppError(error) && error.code === 'invalid_sandbox' && error.status === 400,
+      )
+      assert.deepEqual((await suite.provider.list?.(order.owner)) ?? [], [])
+    },
+    'template',
+  )
+}
+
+function testIsolation(check: Check, adds: readonly string[]): void {
   check(
     'a worker has the environment that was ordered, and nothing of the runner’s',
     async ({ start }) => {
@@ -88,15 +141,18 @@ export function testSandboxProvider(
     'environment',
   )
 
-  check('a launched sandbox is starting or running, then running, and gone once it is destroyed', async (suite) => {
-    const { provider } = suite
-    const { sandboxId } = await suite.launch()
-    assert.ok(['starting', 'running'].includes(await provider.status(sandboxId)))
-    await suite.becomes(sandboxId, 'running')
-    await provider.destroy(sandboxId)
-    await suite.becomes(sandboxId, 'gone')
+  check('two sandboxes share neither files nor environment', async (suite) => {
+    const one = await suite.start({ env: { SUITE_SECRET: 'of the one' } })
+    const other = await suite.start()
+    await one.session.call('write_file', { path: 'mine.txt', content: 'of the one' })
+    assert.equal(await other.session.call('read_file', { path: 'mine.txt' }), 'ENOENT')
+    assert.doesNotMatch(JSON.stringify(await other.session.call('environment')), /of the one/)
+    assert.notEqual(one.sandboxId, other.sandboxId)
+    assert.match(one.sandboxId, /^[\w.-]{1,128}$/)
   })
+}
 
+function testPause(check: Check, cannot: Cannot): void {
   check(
     'a paused sandbox stands still with all of its processes, keeps its files and goes on',
     async (suite) => {
@@ -143,6 +199,19 @@ export function testSandboxProvider(
     'pause',
   )
 
+  check('a provider that lists names the sandboxes of an owner, paused ones included', async (suite) => {
+    if (!suite.provider.list) return
+    const owner = `own${randomBytes(4).toString('hex')}`
+    const mine = [await suite.start({ owner }), await suite.start({ owner })].map(({ sandboxId }) => sandboxId)
+    await suite.start()
+    if (!cannot.pause) await suite.provider.pause(mine[0]!)
+    assert.deepEqual([...(await suite.provider.list(owner))].sort(), [...mine].sort())
+    for (const id of mine) await suite.provider.destroy(id)
+    await until(async () => (await suite.provider.list!(owner)).length === 0, 'an empty list')
+  })
+}
+
+function testEnd(check: Check, cannot: Cannot): void {
   check('destroy ends the worker and its files, however often it is called', async (suite) => {
     const { order, session, sandboxId } = await suite.start()
     const other = await suite.start()
@@ -167,36 +236,6 @@ export function testSandboxProvider(
     await assert.rejects(provider.resume(unknown, testOrder('http://127.0.0.1:9')), isGone)
   })
 
-  check('a launch that is aborted leaves nothing, whenever that happens', async (suite) => {
-    const other = await suite.start()
-    const aborted: LaunchOrder[] = []
-    // Before it begins, at once, and at moments between: the later ones may have been too late.
-    for (const delay of [undefined, 0, 2, 5, 10, 20, 40]) {
-      const order = suite.order()
-      const signal = delay === undefined ? AbortSignal.abort() : AbortSignal.timeout(delay)
-      const launched = await suite.provider.launch(order, signal).catch(() => undefined)
-      if (launched) await suite.provider.destroy(launched.sandboxId)
-      else aborted.push(order)
-    }
-    assert.ok(aborted.length >= 1)
-    await other.session.polled(undefined, 5)
-    const polls = (): number[] => aborted.map(({ sessionId }) => suite.session(sessionId).polls.length)
-    const before = polls()
-    await other.session.polled(undefined, 20)
-    assert.deepEqual(polls(), before)
-    assert.deepEqual((await suite.provider.list?.(other.order.owner)) ?? [other.sandboxId], [other.sandboxId])
-  })
-
-  check('two sandboxes share neither files nor environment', async (suite) => {
-    const one = await suite.start({ env: { SUITE_SECRET: 'of the one' } })
-    const other = await suite.start()
-    await one.session.call('write_file', { path: 'mine.txt', content: 'of the one' })
-    assert.equal(await other.session.call('read_file', { path: 'mine.txt' }), 'ENOENT')
-    assert.doesNotMatch(JSON.stringify(await other.session.call('environment')), /of the one/)
-    assert.notEqual(one.sandboxId, other.sandboxId)
-    assert.match(one.sandboxId, /^[\w.-]{1,128}$/)
-  })
-
   check(
     'a sandbox whose worker ended is gone',
     async (suite) => {
@@ -212,30 +251,6 @@ export function testSandboxProvider(
     },
     'exit',
   )
-
-  check(
-    'a template that there is not is refused, and nothing is launched',
-    async (suite) => {
-      const order = suite.order({ template: 'no-such-template' })
-      await assert.rejects(
-        suite.provider.launch(order, new AbortController().signal),
-        (error) => isAppError(error) && error.code === 'invalid_sandbox' && error.status === 400,
-      )
-      assert.deepEqual((await suite.provider.list?.(order.owner)) ?? [], [])
-    },
-    'template',
-  )
-
-  check('a provider that lists names the sandboxes of an owner, paused ones included', async (suite) => {
-    if (!suite.provider.list) return
-    const owner = `own${randomBytes(4).toString('hex')}`
-    const mine = [await suite.start({ owner }), await suite.start({ owner })].map(({ sandboxId }) => sandboxId)
-    await suite.start()
-    if (!cannot.pause) await suite.provider.pause(mine[0]!)
-    assert.deepEqual([...(await suite.provider.list(owner))].sort(), [...mine].sort())
-    for (const id of mine) await suite.provider.destroy(id)
-    await until(async () => (await suite.provider.list!(owner)).length === 0, 'an empty list')
-  })
 }
 
 const isGone = (error: unknown): boolean => isAppError(error) && error.code === 'sandbox_gone' && error.status === 410

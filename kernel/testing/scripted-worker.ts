@@ -14,7 +14,7 @@ import {
 
 /** What a scripted worker does with the commands it gets. */
 export interface WorkerScript {
-  /** Its runs; text stands for a line as it is. Unless given, each answers `ok`. */
+  /** Executes a run. Text is sent as a line as it is. Unless given, each run answers `ok`. */
   readonly run?: (envelope: RunEnvelope, signal: AbortSignal) => AsyncIterable<RuntimeEvent | string>
   readonly tool?: (name: string, input: Readonly<Record<string, unknown>>, signal: AbortSignal) => Promise<ToolResult>
   readonly state?: () => StateBundle | undefined
@@ -23,13 +23,13 @@ export interface WorkerScript {
 /** The worker's end of the polling protocol, as small as it can be: for tests of what is on the other end. */
 export interface ScriptedWorker {
   readonly sessionId: string
-  /** The one it has now: it may have been given a newer one. */
+  /** The newest token that the runner has given it. */
   readonly token: string
   /** All commands so far, each once. */
   readonly commands: readonly WorkerCommand[]
   /** The rev of the state that it sent last. */
   readonly stateRev: number
-  /** Resolves when it was told to shut down, is refused, or was stopped: with the status of the refusal. */
+  /** Resolves when it was told to shut down, is refused, or was stopped; after a refusal to its status. */
   readonly left: Promise<number | undefined>
   /** Calls a path of the runner with its token. */
   call(path: string, init?: RequestInit): Promise<Response>
@@ -46,30 +46,91 @@ export interface WorkerIdentity {
 /** Starts polling at once, and stops after the test. */
 export function startScriptedWorker(
   t: Pick<TestContext, 'after'>,
-  { url, ...identity }: WorkerIdentity,
+  identity: WorkerIdentity,
   script: WorkerScript = {},
 ): ScriptedWorker {
-  let { sessionId, token } = identity
-  let after = 0
-  let rev = 0
-  const commands: WorkerCommand[] = []
-  const vanishing = new AbortController()
-  const runs = new Map<string, AbortController>()
-  const calls = new Map<string, AbortController>()
-  const paths = () => workerPaths(sessionId)
-  const call = (path: string, init: RequestInit = {}): Promise<Response> =>
-    fetch(url + path, {
-      ...init,
-      signal: vanishing.signal,
-      headers: { ...(init.headers as Record<string, string>), authorization: `Bearer ${token}` },
-    })
+  const worker = new PollingWorker(identity, script)
+  t.after(() => worker.stop())
+  return worker
+}
 
-  const upload = async (envelope: RunEnvelope): Promise<void> => {
+class PollingWorker implements ScriptedWorker {
+  sessionId: string
+  token: string
+  stateRev = 0
+  readonly commands: WorkerCommand[] = []
+  readonly left: Promise<number | undefined>
+  readonly #url: string
+  readonly #script: WorkerScript
+  readonly #vanishing = new AbortController()
+  readonly #runs = new Map<string, AbortController>()
+  readonly #calls = new Map<string, AbortController>()
+
+  constructor({ url, sessionId, token }: WorkerIdentity, script: WorkerScript) {
+    this.#url = url
+    this.sessionId = sessionId
+    this.token = token
+    this.#script = script
+    this.left = this.#poll().catch(() => undefined)
+  }
+
+  call(path: string, init: RequestInit = {}): Promise<Response> {
+    return fetch(this.#url + path, {
+      ...init,
+      signal: this.#vanishing.signal,
+      headers: { ...(init.headers as Record<string, string>), authorization: `Bearer ${this.token}` },
+    })
+  }
+
+  stop(): void {
+    this.#vanishing.abort()
+  }
+
+  get #paths() {
+    return workerPaths(this.sessionId)
+  }
+
+  async #poll(): Promise<number | undefined> {
+    let after = 0
+    for (;;) {
+      const query = new URLSearchParams({ after: String(after), ...(this.#script.tool ? { tools: '1' } : {}) })
+      const headers = { [workerProtocolHeader]: workerProtocol }
+      const reply = await this.call(`${this.#paths.poll}?${query}`, { headers })
+      if (reply.status === 204) continue
+      if (!reply.ok) return reply.status
+      const answer = (await reply.json()) as PollAnswer
+      this.token = answer.token ?? this.token
+      for (const command of answer.commands) {
+        if (command.id <= after) continue
+        after = command.id
+        this.commands.push(command)
+        if (command.kind === 'shutdown') return undefined
+        this.#obey(command)
+      }
+    }
+  }
+
+  #obey(command: WorkerCommand): void {
+    // The poll goes on while the command is carried out. When a connection is cut, the test has done it.
+    const start = (work: Promise<void>): void => void work.catch(() => {})
+    if (command.kind === 'run') start(this.#run(command.envelope))
+    if (command.kind === 'cancel') this.#runs.get(command.runId)?.abort(new Error('cancelled'))
+    if (command.kind === 'tool') start(this.#callTool(command))
+    if (command.kind === 'tool_cancel') this.#calls.get(command.callId)?.abort(new Error('cancelled'))
+    if (command.kind === 'export_state') start(this.#sendState())
+    if (command.kind === 'bind') {
+      this.sessionId = command.sessionId
+      this.token = command.token
+    }
+  }
+
+  /** Uploads the events of a run while it goes on. */
+  async #run(envelope: RunEnvelope): Promise<void> {
     const abort = new AbortController()
     const { runId } = envelope
-    runs.set(runId, abort)
+    this.#runs.set(runId, abort)
     const encoder = createEventEncoder(runId, envelope.sessionId, envelope.firstSeq)
-    const source = (script.run ?? saysOk)(envelope, abort.signal)[Symbol.asyncIterator]()
+    const source = (this.#script.run ?? saysOk)(envelope, abort.signal)[Symbol.asyncIterator]()
     const body = new ReadableStream<Uint8Array>({
       async pull(controller) {
         const { done, value } = await source.next()
@@ -78,76 +139,33 @@ export function startScriptedWorker(
       },
     })
     const query = new URLSearchParams({ runId })
-    const reply = await call(`${paths().events}?${query}`, { method: 'POST', body, duplex: 'half' } as RequestInit)
+    const init = { method: 'POST', body, duplex: 'half' } as RequestInit
+    const reply = await this.call(`${this.#paths.events}?${query}`, init)
     if (!reply.ok) abort.abort(new Error(`the upload was answered ${reply.status}`))
-    runs.delete(runId)
+    this.#runs.delete(runId)
   }
-  const answerTool = async ({ callId, name, input }: Extract<WorkerCommand, { kind: 'tool' }>): Promise<void> => {
+
+  async #callTool({ callId, name, input }: Extract<WorkerCommand, { kind: 'tool' }>): Promise<void> {
     const abort = new AbortController()
-    calls.set(callId, abort)
-    const result = (await script.tool?.(name, input, abort.signal)) ?? { ok: false, content: 'no such tool' }
-    calls.delete(callId)
-    await call(paths().tool(callId), {
+    this.#calls.set(callId, abort)
+    const result = (await this.#script.tool?.(name, input, abort.signal)) ?? { ok: false, content: 'no such tool' }
+    this.#calls.delete(callId)
+    await this.call(this.#paths.tool(callId), {
       method: 'PUT',
       body: JSON.stringify(result),
       headers: { 'content-type': 'application/json' },
     })
   }
-  const sendState = async (): Promise<void> => {
-    const bundle = script.state?.()
-    if (!bundle) return void (await call(paths().state, { method: 'DELETE' }))
+
+  async #sendState(): Promise<void> {
+    const bundle = this.#script.state?.()
+    if (!bundle) return void (await this.call(this.#paths.state, { method: 'DELETE' }))
     const headers = {
       'content-type': bundle.contentType,
-      [stateRevHeader]: String(++rev),
+      [stateRevHeader]: String(++this.stateRev),
       ...(bundle.runtimeSessionId === undefined ? {} : { [runtimeSessionIdHeader]: bundle.runtimeSessionId }),
     }
-    await call(paths().state, { method: 'PUT', body: Buffer.from(bundle.bytes), headers })
-  }
-  /** True when it is to go on. */
-  const obey = (command: WorkerCommand): boolean => {
-    // What it does takes as long as it takes; the poll goes on. A connection that is cut is the test's doing.
-    const start = (work: Promise<void>): void => void work.catch(() => {})
-    if (command.kind === 'run') start(upload(command.envelope))
-    if (command.kind === 'cancel') runs.get(command.runId)?.abort(new Error('cancelled'))
-    if (command.kind === 'tool') start(answerTool(command))
-    if (command.kind === 'tool_cancel') calls.get(command.callId)?.abort(new Error('cancelled'))
-    if (command.kind === 'export_state') start(sendState())
-    if (command.kind === 'bind') ({ sessionId, token } = command)
-    return command.kind !== 'shutdown'
-  }
-  const poll = async (): Promise<number | undefined> => {
-    for (;;) {
-      const query = new URLSearchParams({ after: String(after), ...(script.tool ? { tools: '1' } : {}) })
-      const reply = await call(`${paths().poll}?${query}`, { headers: { [workerProtocolHeader]: workerProtocol } })
-      if (reply.status === 204) continue
-      if (!reply.ok) return reply.status
-      const answer = (await reply.json()) as PollAnswer
-      token = answer.token ?? token
-      for (const command of answer.commands) {
-        if (command.id <= after) continue
-        after = command.id
-        commands.push(command)
-        if (!obey(command)) return undefined
-      }
-    }
-  }
-  const stop = (): void => vanishing.abort()
-  t.after(stop)
-  const left = poll().catch(() => undefined)
-  return {
-    get sessionId() {
-      return sessionId
-    },
-    get token() {
-      return token
-    },
-    get stateRev() {
-      return rev
-    },
-    commands,
-    left,
-    call,
-    stop,
+    await this.call(this.#paths.state, { method: 'PUT', body: Buffer.from(bundle.bytes), headers })
   }
 }
 

@@ -6,9 +6,9 @@ import {
   hasStamp,
   parseLine,
   peekType,
+  readUnstamped,
   type RuntimeEvent,
 } from '#contracts/run-event'
-import { readUnstamped } from '#contracts/unstamped-event'
 import type { EndReason } from './errors.ts'
 
 /** The line that ended a run, and the code in it when it is an `error`. */
