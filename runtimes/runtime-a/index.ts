@@ -1,12 +1,32 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { Settings } from '#kernel'
 import { createOutputSchemas } from '#contracts/output-schema'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
-import { RuntimeAConfig } from './config.ts'
 import { createConversations } from './conversations.ts'
 import { runtimeBusy } from './errors.ts'
 import { modelServer } from './options.ts'
 import { createRoot } from './root.ts'
 import { runTurn } from './run.ts'
 import { vendorPackage } from './vendor.ts'
+
+const RuntimeAConfig = Settings({
+  apiKey: Type.Optional(
+    Type.String({ description: 'Sent as x-api-key. In a sandbox worker the runner has it, here nobody.' }),
+  ),
+  baseUrl: Type.Optional(
+    Type.String({
+      pattern: '^(https?://.+)?$',
+      expects: 'an http or https URL',
+      description: 'With or without its final /v1; https://api.anthropic.com when only the key is set.',
+    }),
+  ),
+  maxProcesses: Type.Integer({
+    default: 32,
+    minimum: 1,
+    description: 'Runs at once: each is a process of about 100 MB, beside 50 MB that all of them share.',
+  }),
+})
+type RuntimeAConfig = Static<typeof RuntimeAConfig>
 
 /** The runtime `runtime_a`: the Claude Agent SDK, a process of its vendor for each run, with the session's tools and no others. */
 export default defineRuntime({ name: 'runtime_a', config: RuntimeAConfig, create: runtimeA })

@@ -12,13 +12,16 @@ export interface Root {
   remove(): Promise<void>
 }
 
+/** Removes a folder, again for five seconds while it fails: the vendor's process is killed at the same time, and may still write. */
+const removal = 'i=0; until /bin/rm -rf -- "$1" 2>/dev/null || [ "$i" -ge 50 ]; do i=$((i + 1)); /bin/sleep 0.1; done'
+
 export function createRoot(parent: string = tmpdir()): Root {
   const path = join(parent, `agent-orc-runtime-a-${randomUUID()}`)
   let release: (() => void) | undefined
   return {
     path,
     async folder(name = '.') {
-      release ??= afterwards('exec /bin/rm -rf -- "$1"', path)
+      release ??= afterwards(removal, path)
       const folder = join(path, name)
       await mkdir(folder, { recursive: true, mode: 0o700 })
       return folder
