@@ -5,11 +5,12 @@ import { spawnSync } from 'node:child_process'
 import { cpus } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { againstTable, barsOf, unquiet } from './against.ts'
+import { runCommand, say, withProcesses } from './command.ts'
 import { here } from './fleet.ts'
 import { createLoad, type RunJob } from './load-client.ts'
 import { measureBuiltin, measureSlow } from './measure.ts'
 import { type Options, readOptions, usage } from './options.ts'
-import { createProcesses, type Processes, usageOf } from './processes.ts'
+import { type Processes, usageOf } from './processes.ts'
 import { aims, table, type TargetResult } from './report.ts'
 import { measureRounds, warmUp } from './rounds.ts'
 import { startFour, startSingle } from './service.ts'
@@ -17,9 +18,6 @@ import { median, medianOf } from './statistics.ts'
 import { startModel, startProxy, type Target, type TargetName } from './targets.ts'
 
 const idleMs = 2_000
-const say = (text: string): void => {
-  process.stderr.write(`${text}\n`)
-}
 
 async function startTargets(processes: Processes, options: Options): Promise<Target[]> {
   const model = await startModel(processes, options.slowDeltas)
@@ -131,35 +129,12 @@ function commitOf(folder: string): string {
   return git('status', '--porcelain', '--untracked-files=no') === '' ? commit : `${commit}+`
 }
 
-async function main(options: Options): Promise<void> {
-  const processes = createProcesses()
-  let interrupted = false
-  const interrupt = (): void => {
-    interrupted = true
-    say('stopping')
-    void processes.stop().then(() => process.exit(130))
-  }
-  process.once('SIGINT', interrupt)
-  process.once('SIGTERM', interrupt)
-  const began = performance.now()
-  try {
+await runCommand(usage, readOptions, (options) =>
+  withProcesses(async (processes) => {
+    const began = performance.now()
     const run = createLoad(processes.fork(new URL('client.ts', import.meta.url).pathname))
     const targets = await startTargets(processes, options)
     const results = await measure(run, targets, options)
     print(results, options, Math.round((performance.now() - began) / 1000))
-  } catch (error) {
-    // What fails while everything is being stopped is not worth a word.
-    if (!interrupted) throw error
-  } finally {
-    await processes.stop()
-  }
-}
-
-let options: Options | undefined
-try {
-  options = readOptions(process.argv.slice(2))
-} catch (error) {
-  say(`${error instanceof Error ? error.message : String(error)}\n${usage}`)
-  process.exitCode = 2
-}
-if (options) await main(options)
+  }),
+)

@@ -8,7 +8,8 @@ import { askable, countCalls } from './asked.ts'
 import { type Fleet, here, type Role, startFleet } from './fleet.ts'
 import { createLoad, type RunJob } from './load-client.ts'
 import { complain } from './measure.ts'
-import { createProcesses } from './processes.ts'
+import { say, withProcesses } from './command.ts'
+import type { Processes } from './processes.ts'
 import { chatOf, environment } from './service.ts'
 import { startModel } from './targets.ts'
 import { type Entered, entered, type Window } from './entered.ts'
@@ -22,41 +23,32 @@ const settleMs = 2_500
 const bound = 60
 
 const roles: readonly Role[] = ['gateway', 'conductor', 'runner', 'sidecar']
-const say = (text: string): void => void process.stderr.write(`${text}\n`)
 
-async function main(): Promise<void> {
-  const processes = createProcesses()
-  process.once('SIGINT', () => void processes.stop().then(() => process.exit(130)))
-  try {
-    const run = createLoad(processes.fork(new URL('client.ts', import.meta.url).pathname))
-    const model = await startModel(processes, 0)
-    const fleet = await startFleet({
-      processes,
-      env: environment(model.url),
-      nodeArgs: () => askable,
-      ipc: true,
-    })
-    const agent = await publishAgent(fleet.urls('conductor')[0] ?? '', fleet.apiKey, 'tick-20')
-    const chat = chatOf(fleet.urls('gateway'), { ...agent, keys: agent.keys.slice(0, 1) }, false)
-    const talk = (count: number, betweenMs: number) => talkFor(run, chat, count, betweenMs)
-    say('warming up')
-    await talk(warmChats, 0)
-    await sleep(settleMs)
-    await take(fleet)
-    say(`${chats} chats`)
-    const began = performance.now()
-    await talk(chats, pauseMs)
-    await sleep(settleMs)
-    const busy = await take(fleet)
-    say('as long without chats')
-    await sleep(performance.now() - began)
-    const idle = await take(fleet)
-    print(
-      new Map(roles.map((role) => [role, entered({ busy: busy.get(role)!, idle: idle.get(role)!, chats, textOf })])),
-    )
-  } finally {
-    await processes.stop()
-  }
+async function measure(processes: Processes): Promise<void> {
+  const run = createLoad(processes.fork(new URL('client.ts', import.meta.url).pathname))
+  const model = await startModel(processes, 0)
+  const fleet = await startFleet({
+    processes,
+    env: environment(model.url),
+    nodeArgs: () => askable,
+    ipc: true,
+  })
+  const agent = await publishAgent(fleet.urls('conductor')[0] ?? '', fleet.apiKey, 'tick-20')
+  const chat = chatOf(fleet.urls('gateway'), { ...agent, keys: agent.keys.slice(0, 1) }, false)
+  const talk = (count: number, betweenMs: number) => talkFor(run, chat, count, betweenMs)
+  say('warming up')
+  await talk(warmChats, 0)
+  await sleep(settleMs)
+  await take(fleet)
+  say(`${chats} chats`)
+  const began = performance.now()
+  await talk(chats, pauseMs)
+  await sleep(settleMs)
+  const busy = await take(fleet)
+  say('as long without chats')
+  await sleep(performance.now() - began)
+  const idle = await take(fleet)
+  print(new Map(roles.map((role) => [role, entered({ busy: busy.get(role)!, idle: idle.get(role)!, chats, textOf })])))
 }
 
 async function talkFor(run: RunJob, chat: ReturnType<typeof chatOf>, count: number, betweenMs: number): Promise<void> {
@@ -100,4 +92,4 @@ function print(found: ReadonlyMap<Role, Entered>): void {
   process.stdout.write(`${JSON.stringify({ files: files.size, bound, met, lines, generators, byRole })}\n`)
 }
 
-await main()
+await withProcesses(measure)

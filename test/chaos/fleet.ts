@@ -15,11 +15,8 @@ const root = fileURLToPath(new URL('../..', import.meta.url))
 /** Below the ports that systems hand out: a process that restarts finds its own free. */
 const portsPerFleet = 16
 const lowestPort = 18_000
-
-interface Member {
-  child: ChildProcess | undefined
-  readonly env: Record<string, string>
-}
+/** Longer than the grace of any role. */
+const graceMs = 28_000
 
 /** Two of each role as real processes, each with its own way to PostgreSQL and to Redis. */
 export interface Fleet {
@@ -48,14 +45,31 @@ export async function startFleet(
 ): Promise<Fleet> {
   mkdirSync(folder, { recursive: true })
   const port = lowestPort + (process.pid % 900) * portsPerFleet
-  const portOf = (name: Name): number => port + names.indexOf(name)
-  const internalOf = (name: Name): number => port + names.length + names.indexOf(name)
-  const at = (number: number): string => `http://127.0.0.1:${number}`
-  const proxies = new Map<string, Proxy>()
+  const ports = {
+    of: (name: Name): number => port + names.indexOf(name),
+    internalOf: (name: Name): number => port + names.length + names.indexOf(name),
+  }
+  const ways = await openWays(servers)
+  // A deployment with two conductors has a balancer before them.
+  const conductors = names.filter((name) => name.startsWith('conductor'))
+  const balancer = await startBalancer(conductors.map(ports.internalOf), (port) =>
+    conductors.some((name) => ports.internalOf(name) === port && isReady(name)),
+  )
+  return new RoleProcesses(folder, ways, balancer, environments(ports, ways, model, balancer))
+}
+
+/** The ways of the stateful processes to their stores, and whose instances were seen on them. */
+interface Ways {
+  readonly proxies: ReadonlyMap<`${Store} ${Name}`, Proxy>
+  readonly instances: ReadonlyMap<string, Name>
+}
+
+async function openWays(servers: Servers): Promise<Ways> {
+  const proxies = new Map<`${Store} ${Name}`, Proxy>()
   const instances = new Map<string, Name>()
   for (const name of stateful) {
     const postgres = await startProxy(undefined, servers.dsn)
-    // Renewals and registrations name the instance; nobody else's do on this way.
+    // Renewals and registrations name the instance, and nobody else's pass here.
     postgres.inspect((bytes) => {
       if (bytes.includes('-renew') || bytes.includes('-register')) {
         for (const [id] of bytes.toString('latin1').matchAll(/inst_[a-z0-9]{8,}/g)) instances.set(id, name)
@@ -65,96 +79,119 @@ export async function startFleet(
     proxies.set(`postgres ${name}`, postgres)
     proxies.set(`redis ${name}`, await startProxy(undefined, servers.redisUrl))
   }
-  // What stands before the conductors of an installation that has two.
-  const conductors = names.filter((name) => name.startsWith('conductor'))
-  const balancer: Balancer = await startBalancer(conductors.map(internalOf), (port) =>
-    conductors.some((name) => internalOf(name) === port && isReady(name)),
-  )
-  const apiKey = `bootstrap-${randomBytes(16).toString('hex')}`
+  return { proxies, instances }
+}
+
+type Ports = Readonly<Record<'of' | 'internalOf', (name: Name) => number>>
+type Environment = Readonly<Record<string, string>>
+
+/** The variables of each process. */
+function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balancer: Balancer) {
   const shared = {
     PATH: process.env['PATH'] ?? '',
     HOME: process.env['HOME'] ?? '',
     AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
-    AGENT_ORC_BOOTSTRAP_KEY: apiKey,
+    AGENT_ORC_BOOTSTRAP_KEY: `bootstrap-${randomBytes(16).toString('hex')}`,
     LOG_LEVEL: 'info',
   }
-  const environment = (name: Name): Record<string, string> => {
+  const urlOf = (name: Name): string => at(ports.of(name))
+  const environment = (name: Name): Environment => {
     const [role, number] = name.split('-') as [string, string]
-    const own = { ...shared, PORT: String(portOf(name)) }
+    const own = { ...shared, PORT: String(ports.of(name)) }
     const stores = {
       POSTGRES_DSN: proxies.get(`postgres ${name}`)?.url ?? '',
       REDIS_URL: proxies.get(`redis ${name}`)?.url ?? '',
     }
     if (role === 'sidecar') return { ...own, OPENAI_API_KEY: 'stand-in', OPENAI_BASE_URL: model.url }
     if (role === 'runner') {
-      const url = at(portOf(name))
       return {
         ...own,
         RUNNER_PORT: own.PORT,
         AGENT_ORC_WORKER_PORT: '0',
-        RUNNER_BASE_URL: url,
-        SIDECAR_URL: at(portOf(`sidecar-${number}` as Name)),
+        RUNNER_BASE_URL: urlOf(name),
+        SIDECAR_URL: urlOf(`sidecar-${number}` as Name),
       }
     }
     if (role === 'conductor') {
-      const runners = [at(portOf('runner-1')), at(portOf('runner-2'))].join(',')
-      return { ...own, ...stores, INTERNAL_PORT: String(internalOf(name)), RUNNER_URLS: runners }
+      const runners = [urlOf('runner-1'), urlOf('runner-2')].join(',')
+      return { ...own, ...stores, INTERNAL_PORT: String(ports.internalOf(name)), RUNNER_URLS: runners }
     }
     return { ...own, ...stores, CONDUCTOR_INTERNAL_URL: balancer.url }
   }
-  const members = new Map<Name, Member>(names.map((name) => [name, { child: undefined, env: environment(name) }]))
+  return new Map(names.map((name) => [name, environment(name)]))
+}
 
-  const fleet: Fleet = {
-    apiKey,
-    url: (name) => at(portOf(name)),
-    ways: (store, on) => (on === 'all' ? stateful : [on]).map((name) => proxies.get(`${store} ${name}`)!),
-    kill: (name, signal) => void members.get(name)!.child?.kill(signal),
-    isUp(name) {
-      const { child } = members.get(name)!
-      return child !== undefined && child.exitCode === null && child.signalCode === null
-    },
-    async gone(name) {
-      if (fleet.isUp(name)) await once(members.get(name)!.child!, 'exit')
-    },
-    async start(name) {
-      const member = members.get(name)!
-      const role = name.split('-')[0]!
-      const args = ['cli/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`]
-      const child = spawn(process.execPath, args, { cwd: root, env: member.env, stdio: ['ignore', 'pipe', 'pipe'] })
-      member.child = child
-      child.stderr.pipe(createWriteStream(join(folder, `${name}.log`), { flags: 'a' }))
-      const ready = Promise.withResolvers<void>()
-      child.once('exit', (code) => ready.reject(new Error(`${name} ended at its start (${code}): see its log`)))
-      createInterface({ input: child.stdout }).once('line', () => ready.resolve())
-      await ready.promise
-    },
-    instancesOf: (name) => [...instances].filter(([, owner]) => owner === name).map(([id]) => id),
-    async unready() {
-      const asked = await Promise.all(
-        names.map(async (name) => {
-          const reply = await fetch(`${at(portOf(name))}/readyz`, { signal: AbortSignal.timeout(4_000) }).catch(
-            () => {},
-          )
-          await reply?.body?.cancel()
-          return reply?.status === 200 ? [] : [name]
-        }),
-      )
-      return asked.flat()
-    },
-    async stop() {
-      for (const name of names) {
-        fleet.kill(name, 'SIGCONT')
-        fleet.kill(name, 'SIGTERM')
-      }
-      const late = sleep(28_000, undefined, { ref: false }).then(() =>
-        names.forEach((name) => fleet.kill(name, 'SIGKILL')),
-      )
-      void late
-      await Promise.all(names.map((name) => fleet.gone(name)))
-      await balancer.stop()
-      await Promise.all([...proxies.values()].map((proxy) => proxy.stop()))
-    },
+const at = (port: number | string): string => `http://127.0.0.1:${port}`
+
+class RoleProcesses implements Fleet {
+  readonly apiKey: string
+  readonly #folder: string
+  readonly #ways: Ways
+  readonly #balancer: Balancer
+  readonly #environments: ReadonlyMap<Name, Environment>
+  readonly #children = new Map<Name, ChildProcess>()
+
+  constructor(folder: string, ways: Ways, balancer: Balancer, environments: ReadonlyMap<Name, Environment>) {
+    this.apiKey = environments.get('conductor-1')!['AGENT_ORC_BOOTSTRAP_KEY']!
+    this.#folder = folder
+    this.#ways = ways
+    this.#balancer = balancer
+    this.#environments = environments
   }
-  return fleet
+
+  url(name: Name): string {
+    return at(this.#environments.get(name)!['PORT']!)
+  }
+  ways(store: Store, on: Name | 'all'): readonly Proxy[] {
+    return (on === 'all' ? stateful : [on]).map((name) => this.#ways.proxies.get(`${store} ${name}`)!)
+  }
+  instancesOf(name: Name): readonly string[] {
+    return [...this.#ways.instances].filter(([, owner]) => owner === name).map(([id]) => id)
+  }
+
+  async start(name: Name): Promise<void> {
+    const role = name.split('-')[0]!
+    const args = ['cli/agent-orc.js', 'start', '--json', '--config', `config/${role}.yaml`]
+    const env = this.#environments.get(name)
+    const child = spawn(process.execPath, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] })
+    this.#children.set(name, child)
+    child.stderr.pipe(createWriteStream(join(this.#folder, `${name}.log`), { flags: 'a' }))
+    const ready = Promise.withResolvers<void>()
+    child.once('exit', (code) => ready.reject(new Error(`${name} ended at its start (${code}): see its log`)))
+    createInterface({ input: child.stdout }).once('line', () => ready.resolve())
+    await ready.promise
+  }
+  kill(name: Name, signal: NodeJS.Signals): void {
+    this.#children.get(name)?.kill(signal)
+  }
+  isUp(name: Name): boolean {
+    const child = this.#children.get(name)
+    return child !== undefined && child.exitCode === null && child.signalCode === null
+  }
+  async gone(name: Name): Promise<void> {
+    if (this.isUp(name)) await once(this.#children.get(name)!, 'exit')
+  }
+
+  async unready(): Promise<Name[]> {
+    const asked = await Promise.all(names.map(async (name) => ((await isReady(this.url(name))) ? [] : [name])))
+    return asked.flat()
+  }
+
+  async stop(): Promise<void> {
+    for (const name of names) {
+      this.kill(name, 'SIGCONT')
+      this.kill(name, 'SIGTERM')
+    }
+    void sleep(graceMs, undefined, { ref: false }).then(() => names.forEach((name) => this.kill(name, 'SIGKILL')))
+    await Promise.all(names.map((name) => this.gone(name)))
+    await this.#balancer.stop()
+    await Promise.all([...this.#ways.proxies.values()].map((proxy) => proxy.stop()))
+  }
+}
+
+async function isReady(url: string): Promise<boolean> {
+  const reply = await fetch(`${url}/readyz`, { signal: AbortSignal.timeout(4_000) }).catch(() => undefined)
+  await reply?.body?.cancel()
+  return reply?.status === 200
 }

@@ -4,6 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { runCommand, say } from '../bench/command.ts'
 import { publishAgents } from './agents.ts'
 import { check } from './checker.ts'
 import { injectFaults } from './faults.ts'
@@ -21,7 +22,6 @@ import { countOpen, readStored } from './stored.ts'
 const progressMs = 10_000
 /** What the service promises to need until it is whole again, and what it is watched for so that more can be measured. */
 const watchMs = 60_000
-const say = (text: string): void => void process.stderr.write(`${text}\n`)
 
 async function main(options: Options): Promise<boolean> {
   const folder = await mkdtemp(join(tmpdir(), 'agent-orc-chaos-'))
@@ -43,7 +43,7 @@ async function main(options: Options): Promise<boolean> {
     await Promise.all(names.map((name) => fleet.start(name)))
     await whole(fleet)
     const agents = await publishAgents(fleet.url('conductor-1'), fleet.apiKey)
-    const orphans = createOrphans(servers.dsn, fleet.instancesOf)
+    const orphans = createOrphans(servers.dsn, (name) => fleet.instancesOf(name))
 
     const random = createRandom(options.seed)
     const faults = schedule(random, options.minutes * 60_000).filter(
@@ -114,11 +114,6 @@ async function whole(fleet: { unready(): Promise<readonly string[]> }): Promise<
   }
 }
 
-let options: Options | undefined
-try {
-  options = readOptions(process.argv.slice(2))
-} catch (error) {
-  say(`${error instanceof Error ? error.message : String(error)}\n${usage}`)
-  process.exitCode = 2
-}
-if (options && !(await main(options))) process.exitCode = 1
+await runCommand(usage, readOptions, async (options) => {
+  if (!(await main(options))) process.exitCode = 1
+})

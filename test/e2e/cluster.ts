@@ -13,6 +13,8 @@ import { freshDatabase, type ModelServer, startModelServer } from '#testing'
 export type Form = 'single' | 'four'
 export const forms: readonly Form[] = ['single', 'four']
 export type RoleName = 'dev' | 'memory' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
+/** A role that the cluster has in either form. */
+type Part = Exclude<RoleName, 'dev'>
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
 
@@ -34,15 +36,15 @@ export interface Cluster {
   readonly bootstrap: string
   readonly dsn: string
   /** The process that plays a role: in the single form it is always the same one. */
-  pid(role: Exclude<RoleName, 'dev'>): number
+  pid(role: Part): number
   /** kill -9, and wait until it is gone. */
-  kill(role: Exclude<RoleName, 'dev'>): Promise<void>
+  kill(role: Part): Promise<void>
   /** SIGTERM, and wait until it is gone: its exit code, and how long that took in milliseconds. */
-  stop(role: Exclude<RoleName, 'dev'>): Promise<{ code: number | null; ms: number }>
+  stop(role: Part): Promise<{ code: number | null; ms: number }>
   /** Starts a killed role again on the port it had. `env` replaces settings of the first start. */
-  start(role: Exclude<RoleName, 'dev'>, env?: Record<string, string>): Promise<void>
+  start(role: Part, env?: Record<string, string>): Promise<void>
   /** Starts one more process of a role, on free ports. */
-  another(role: Exclude<RoleName, 'dev'>, env?: Record<string, string>): Promise<Process>
+  another(role: Part, env?: Record<string, string>): Promise<Process>
   /** Calls the conductor as the owner of tenant `default`. */
   api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }>
   /** Creates a profile on the stand-in model and publishes it. */
@@ -77,140 +79,171 @@ export async function startCluster(
 ): Promise<Cluster> {
   const dsn = await freshDatabase(t)
   const model = await startModelServer(t)
-  const signingKey = randomBytes(32)
-  const bootstrapKey = `bootstrap-${randomBytes(16).toString('hex')}`
-  const base: Record<string, string> = {
-    PATH: process.env.PATH ?? '',
-    HOME: process.env.HOME ?? '',
-    POSTGRES_DSN: dsn,
-    AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
-    AGENT_ORC_BOOTSTRAP_KEY: bootstrapKey,
-    CHAT_GATEWAY_SIGNING_KEY_CURRENT: signingKey.toString('base64'),
-    GATEWAY_RATE_LIMIT_BACKEND: 'memory',
-    OPENAI_API_KEY: 'stand-in',
-    OPENAI_BASE_URL: model.url,
-    LOG_LEVEL: 'warn',
-    AGENT_ORC_WORKER_PORT: '0',
-    ...extra,
+  const cluster = new RoleProcesses(form, dsn, model, extra, files)
+  t.after(() => cluster.killAll())
+  await cluster.startAll()
+  return cluster
+}
+
+class RoleProcesses implements Cluster {
+  readonly form: Form
+  readonly dsn: string
+  readonly model: ModelServer
+  readonly signingKey = randomBytes(32)
+  readonly bootstrap = `bootstrap-${randomBytes(16).toString('hex')}`
+  readonly #env: Readonly<Record<string, string>>
+  readonly #files: Partial<Record<RoleName, string>>
+  readonly #running = new Map<RoleName, Process>()
+  /** What each role was started with, and the ports that it got. */
+  readonly #settings = new Map<RoleName, Record<string, string>>()
+  readonly #others: Process[] = []
+
+  constructor(
+    form: Form,
+    dsn: string,
+    model: ModelServer,
+    extra: Record<string, string>,
+    files: Partial<Record<RoleName, string>>,
+  ) {
+    this.form = form
+    this.dsn = dsn
+    this.model = model
+    this.#files = files
+    this.#env = {
+      PATH: process.env.PATH ?? '',
+      HOME: process.env.HOME ?? '',
+      POSTGRES_DSN: dsn,
+      AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
+      AGENT_ORC_BOOTSTRAP_KEY: this.bootstrap,
+      CHAT_GATEWAY_SIGNING_KEY_CURRENT: this.signingKey.toString('base64'),
+      GATEWAY_RATE_LIMIT_BACKEND: 'memory',
+      OPENAI_API_KEY: 'stand-in',
+      OPENAI_BASE_URL: model.url,
+      LOG_LEVEL: 'warn',
+      AGENT_ORC_WORKER_PORT: '0',
+      ...extra,
+    }
   }
-  const running = new Map<RoleName, Process>()
-  const settings = new Map<RoleName, Record<string, string>>()
-  const others: Process[] = []
-  t.after(async () => {
-    const children = [...running.values(), ...others].map(({ child }) => child)
+
+  get conductorUrl(): string {
+    return this.#url('conductor', 'conductor')
+  }
+  get gatewayUrl(): string {
+    return this.#url('gateway', 'gateway')
+  }
+  get internalUrl(): string {
+    return this.#url('conductor', 'internal')
+  }
+  get runnerUrl(): string {
+    return this.#url('runner', 'runner')
+  }
+
+  async startAll(): Promise<void> {
+    if (this.form === 'single') {
+      const listeners = ['CONDUCTOR', 'GATEWAY', 'RUNNER', 'SIDECAR', 'INTERNAL']
+      await this.#launch('dev', Object.fromEntries(listeners.map((name) => [`AGENT_ORC_${name}_PORT`, '0'])))
+      return
+    }
+    const sidecar = await this.#launch('sidecar', { PORT: '0' })
+    const runner = await this.#launch('runner', { RUNNER_PORT: '0', SIDECAR_URL: sidecar.urls.sidecar! })
+    const env = { PORT: '0', INTERNAL_PORT: '0', RUNNER_URLS: runner.urls.runner! }
+    const conductor = await this.#launch('conductor', env)
+    await this.#launch('gateway', { PORT: '0', CONDUCTOR_INTERNAL_URL: conductor.urls.internal! })
+  }
+  async killAll(): Promise<void> {
+    const children = [...this.#running.values(), ...this.#others].map(({ child }) => child)
     for (const child of children) child.kill('SIGKILL')
     await Promise.all(children.map(gone))
-  })
+  }
 
-  const launch = async (role: RoleName, env: Record<string, string>): Promise<Process> => {
-    const started = await spawnRole(role, { ...base, ...env }, files[role])
-    running.set(role, started)
-    const ports: Record<string, string> = {}
-    for (const [listener, url] of Object.entries(started.urls)) ports[portVariable(role, listener)] = new URL(url).port
-    settings.set(role, { ...env, ...ports })
+  pid(role: Part): number {
+    return this.#childOf(role).pid!
+  }
+  async kill(role: Part): Promise<void> {
+    const child = this.#childOf(role)
+    child.kill('SIGKILL')
+    await gone(child)
+  }
+  async stop(role: Part): Promise<{ code: number | null; ms: number }> {
+    const child = this.#childOf(role)
+    const since = performance.now()
+    child.kill('SIGTERM')
+    await gone(child)
+    return { code: child.exitCode, ms: performance.now() - since }
+  }
+  async start(role: Part, env: Record<string, string> = {}): Promise<void> {
+    const name = this.#roleOf(role)
+    await this.#launch(name, { ...this.#settings.get(name), ...env })
+  }
+  async another(role: Part, env: Record<string, string> = {}): Promise<Process> {
+    const all = { ...this.#env, [portVariable(role, role)]: '0', ...env }
+    const started = await spawnRole(role, all, this.#files[role])
+    this.#others.push(started)
     return started
   }
 
-  if (form === 'single') {
-    const ports = Object.fromEntries(
-      ['CONDUCTOR', 'GATEWAY', 'RUNNER', 'SIDECAR', 'INTERNAL'].map((n) => [`AGENT_ORC_${n}_PORT`, '0']),
-    )
-    await launch('dev', ports)
-  } else {
-    const sidecar = await launch('sidecar', { PORT: '0' })
-    const runner = await launch('runner', { RUNNER_PORT: '0', SIDECAR_URL: sidecar.urls.sidecar! })
-    const conductor = await launch('conductor', { PORT: '0', INTERNAL_PORT: '0', RUNNER_URLS: runner.urls.runner! })
-    await launch('gateway', { PORT: '0', CONDUCTOR_INTERNAL_URL: conductor.urls.internal! })
+  async api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }> {
+    const response = await fetch(`${this.conductorUrl}${path}`, {
+      method,
+      headers: {
+        authorization: `Bearer ${this.bootstrap}`,
+        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      },
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+    })
+    const text = await response.text()
+    const json = response.headers.get('content-type')?.includes('application/json') ?? false
+    return { status: response.status, body: (json ? JSON.parse(text) : text) as T }
   }
-  const process_ = (role: Exclude<RoleName, 'dev'>): RoleName => (form === 'single' ? 'dev' : role)
-  const url = (role: Exclude<RoleName, 'dev'>, listener: string): string => running.get(process_(role))!.urls[listener]!
+  async agent(name: string, options: AgentOptions = {}): Promise<Agent> {
+    const { model = 'openai/stand-in', tools = [], limits, onCrash, publish } = options
+    await this.#create('/api/profiles', {
+      name,
+      model,
+      instructions: 'Be brief.',
+      tools,
+      ...(limits ? { limits } : {}),
+      ...(onCrash ? { onCrash } : {}),
+    })
+    const published = await this.#create(`/api/profiles/${name}/publish`, { rateLimitRpm: 10_000, ...publish })
+    const key = await this.#create(`/api/profiles/${name}/keys`, { label: 'test' })
+    return {
+      profile: name,
+      slug: published.slug!,
+      url: `${this.gatewayUrl}/v1/chat/default/${published.slug!}`,
+      key: key.token!,
+      keyId: key.id!,
+    }
+  }
+  async #create(path: string, body: unknown): Promise<Record<string, string>> {
+    const reply = await this.api<Record<string, string>>('POST', path, body)
+    if (reply.status !== 201) throw new Error(`POST ${path}: ${reply.status} ${JSON.stringify(reply.body)}`)
+    return reply.body
+  }
 
-  const cluster: Cluster = {
-    form,
-    model,
-    dsn,
-    signingKey,
-    bootstrap: bootstrapKey,
-    get conductorUrl() {
-      return url('conductor', 'conductor')
-    },
-    get gatewayUrl() {
-      return url('gateway', 'gateway')
-    },
-    get internalUrl() {
-      return url('conductor', 'internal')
-    },
-    get runnerUrl() {
-      return url('runner', 'runner')
-    },
-    pid: (role) => running.get(process_(role))!.child.pid!,
-    async kill(role) {
-      const { child } = running.get(process_(role))!
-      child.kill('SIGKILL')
-      await gone(child)
-    },
-    async stop(role) {
-      const { child } = running.get(process_(role))!
-      const since = performance.now()
-      child.kill('SIGTERM')
-      await gone(child)
-      return { code: child.exitCode, ms: performance.now() - since }
-    },
-    async start(role, env = {}) {
-      const name = process_(role)
-      await launch(name, { ...settings.get(name), ...env })
-    },
-    async another(role, env = {}) {
-      const started = await spawnRole(role, { ...base, [portVariable(role, role)]: '0', ...env }, files[role])
-      others.push(started)
-      return started
-    },
-    async api(method, path, body) {
-      const response = await fetch(`${cluster.conductorUrl}${path}`, {
-        method,
-        headers: {
-          authorization: `Bearer ${bootstrapKey}`,
-          ...(body === undefined ? {} : { 'content-type': 'application/json' }),
-        },
-        ...(body === undefined ? {} : { body: JSON.stringify(body) }),
-      })
-      const text = await response.text()
-      const json = response.headers.get('content-type')?.includes('application/json') ?? false
-      return { status: response.status, body: (json ? JSON.parse(text) : text) as never }
-    },
-    async agent(name, options = {}) {
-      const must = async (method: string, path: string, body: unknown): Promise<Record<string, string>> => {
-        const reply = await cluster.api<Record<string, string>>(method, path, body)
-        if (reply.status !== 201) throw new Error(`${method} ${path}: ${reply.status} ${JSON.stringify(reply.body)}`)
-        return reply.body
-      }
-      await must('POST', '/api/profiles', {
-        name,
-        model: options.model ?? 'openai/stand-in',
-        instructions: 'Be brief.',
-        tools: options.tools ?? [],
-        ...(options.limits ? { limits: options.limits } : {}),
-        ...(options.onCrash ? { onCrash: options.onCrash } : {}),
-      })
-      const published = await must('POST', `/api/profiles/${name}/publish`, {
-        rateLimitRpm: 10_000,
-        ...options.publish,
-      })
-      const key = await must('POST', `/api/profiles/${name}/keys`, { label: 'test' })
-      return {
-        profile: name,
-        slug: published.slug!,
-        url: `${cluster.gatewayUrl}/v1/chat/default/${published.slug!}`,
-        key: key.token!,
-        keyId: key.id!,
-      }
-    },
-    output: () =>
-      [...running, ...others.map((p, i) => [`another ${i + 1}`, p] as const)]
-        .map(([role, p]) => `--- ${role}\n${p.output.join('')}`)
-        .join('\n'),
+  output(): string {
+    return [...this.#running, ...this.#others.map((p, i) => [`another ${i + 1}`, p] as const)]
+      .map(([role, p]) => `--- ${role}\n${p.output.join('')}`)
+      .join('\n')
   }
-  return cluster
+
+  #roleOf(part: Part): RoleName {
+    return this.form === 'single' ? 'dev' : part
+  }
+  #childOf(part: Part): ChildProcess {
+    return this.#running.get(this.#roleOf(part))!.child
+  }
+  #url(part: Part, listener: string): string {
+    return this.#running.get(this.#roleOf(part))!.urls[listener]!
+  }
+  async #launch(role: RoleName, env: Record<string, string>): Promise<Process> {
+    const started = await spawnRole(role, { ...this.#env, ...env }, this.#files[role])
+    this.#running.set(role, started)
+    const ports: Record<string, string> = {}
+    for (const [listener, url] of Object.entries(started.urls)) ports[portVariable(role, listener)] = new URL(url).port
+    this.#settings.set(role, { ...env, ...ports })
+    return started
+  }
 }
 
 /** Role files in which the death of a conductor is noticed within a few seconds. */

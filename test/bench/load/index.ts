@@ -2,9 +2,10 @@
 // bring. One process per role on real PostgreSQL. See docs/performance.md for what the figures mean.
 import type { ChildProcess } from 'node:child_process'
 import { cpus } from 'node:os'
+import { runCommand, say, withProcesses } from '../command.ts'
 import { createLoad, type RunJob } from '../load-client.ts'
 import { measureCell } from '../measure.ts'
-import { createProcesses, type Processes, usageOf } from '../processes.ts'
+import { type Processes, usageOf } from '../processes.ts'
 import { startRedis } from '../redis.ts'
 import { medianOf } from '../statistics.ts'
 import { startModel } from '../targets.ts'
@@ -14,10 +15,6 @@ import { aims, type ChatsSample, type Entry, type Results, tables } from './repo
 import { measureRuns, type RunsSample } from './runs.ts'
 import { filesNeeded, measureStreams, modelOf } from './streams.ts'
 import { type LoadTarget, startPairs, startProxy, type Watched } from './targets.ts'
-
-const say = (text: string): void => {
-  process.stderr.write(`${text}\n`)
-}
 
 const shortChats = { name: 'stream x64', clients: 64, model: 'burst-20' } as const
 const warmUpMs = 4_000
@@ -167,34 +164,11 @@ function print(results: Results, options: Options, seconds: number): void {
   if (errors > 0) process.exitCode = 1
 }
 
-async function main(options: Options): Promise<void> {
-  const processes = createProcesses()
-  let interrupted = false
-  const interrupt = (): void => {
-    interrupted = true
-    say('stopping')
-    void processes.stop().then(() => process.exit(130))
-  }
-  process.once('SIGINT', interrupt)
-  process.once('SIGTERM', interrupt)
-  const began = performance.now()
-  try {
+await runCommand(usage, readOptions, (options) =>
+  withProcesses(async (processes) => {
+    const began = performance.now()
     const stand = await start(processes, options)
     const results = await measure(stand, options)
     print(results, options, Math.round((performance.now() - began) / 1000))
-  } catch (error) {
-    // What fails while everything is being stopped is not worth a word.
-    if (!interrupted) throw error
-  } finally {
-    await processes.stop()
-  }
-}
-
-let options: Options | undefined
-try {
-  options = readOptions(process.argv.slice(2))
-} catch (error) {
-  say(`${error instanceof Error ? error.message : String(error)}\n${usage}`)
-  process.exitCode = 2
-}
-if (options) await main(options)
+  }),
+)

@@ -1,7 +1,8 @@
 // `npm run soak`: the service under a steady mix of everything people do with it, to see whether anything grows that should
 // not. Fails on growth of memory or of handles, on anything left behind, and on any answer that is not the right one.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { createProcesses } from '../processes.ts'
+import { runCommand, say, withProcesses } from '../command.ts'
+import type { Processes } from '../processes.ts'
 import type { Member } from '../fleet.ts'
 import { startLoad } from './load.ts'
 import { type Options, readOptions, usage } from './options.ts'
@@ -12,11 +13,8 @@ import { startWatch } from './watch.ts'
 
 const sampleMs = 15_000
 const progressMs = 30_000
-const say = (text: string): void => {
-  process.stderr.write(`${text}\n`)
-}
 
-async function soak(options: Options, processes: ReturnType<typeof createProcesses>): Promise<Outcome> {
+async function soak(options: Options, processes: Processes): Promise<Outcome> {
   say('starting')
   const { fleet, usesRedis, world: worldOf } = await startService(processes)
   if (!usesRedis) say('no redis-server on the PATH: one gateway and one conductor, everything in memory')
@@ -94,33 +92,10 @@ async function unfinished(conductorUrl: string, apiKey: string): Promise<string[
   return found
 }
 
-async function main(options: Options): Promise<void> {
-  const processes = createProcesses()
-  let interrupted = false
-  const interrupt = (): void => {
-    interrupted = true
-    say('stopping')
-    void processes.stop().then(() => process.exit(130))
-  }
-  process.once('SIGINT', interrupt)
-  process.once('SIGTERM', interrupt)
-  try {
+await runCommand(usage, readOptions, (options) =>
+  withProcesses(async (processes) => {
     const outcome = await soak(options, processes)
     process.stdout.write(options.json ? `${JSON.stringify(outcome)}\n` : `\n${table(outcome)}\n\n${summary(outcome)}\n`)
     if (outcome.problems.length > 0) process.exitCode = 1
-  } catch (error) {
-    // What fails while everything is being stopped is not worth a word.
-    if (!interrupted) throw error
-  } finally {
-    await processes.stop()
-  }
-}
-
-let options: Options | undefined
-try {
-  options = readOptions(process.argv.slice(2))
-} catch (error) {
-  say(`${error instanceof Error ? error.message : String(error)}\n${usage}`)
-  process.exitCode = 2
-}
-if (options) await main(options)
+  }),
+)

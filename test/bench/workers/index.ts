@@ -1,8 +1,8 @@
 // `npm run bench:workers`: how long a session with a worker of its own waits for its first event, cold, warm, paused and awake,
 // by runtime and sandbox provider; what a tool call costs; what an idle worker holds. See docs/performance.md.
 import { parseArgs } from 'node:util'
-import { createProcesses } from '../processes.ts'
 import { startModelServer } from '#testing'
+import { say, withProcesses } from '../command.ts'
 import { measureMemory } from './memory.ts'
 import { measureMcp } from './mcp.ts'
 import { measurePauses } from './pause.ts'
@@ -14,11 +14,8 @@ const { values } = parseArgs({
   options: { rounds: { type: 'string', default: '5' }, json: { type: 'boolean', default: false } },
 })
 const rounds = Number(values.rounds)
-const say = (text: string): void => void process.stderr.write(`${text}\n`)
 
-const processes = createProcesses()
-process.once('SIGINT', () => void processes.stop().then(() => process.exit(130)))
-try {
+await withProcesses(async (processes) => {
   const model = await startModelServer(undefined, { record: false })
   processes.onStop(() => model.stop())
   const dev = await startDev(processes, model.url)
@@ -44,6 +41,4 @@ try {
   const results = { starts, mcp, memory, pauses, absent }
   if (!values.json) process.stdout.write(`${tables(results)}\n`)
   process.stdout.write(`${JSON.stringify({ node: process.version, rounds, ...results })}\n`)
-} finally {
-  await processes.stop()
-}
+})

@@ -4,6 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { runCommand, say } from '../../bench/command.ts'
 import { publishAgents } from '../agents.ts'
 import { type Fleet, startFleet } from '../fleet.ts'
 import { createRandom } from '../random.ts'
@@ -24,7 +25,6 @@ const redisAwayMs = 60_000
 const readyMs = 90_000
 /** The grace of every role is 25 s. */
 const goneMs = 30_000
-const say = (text: string): void => void process.stderr.write(`${text}\n`)
 
 async function main(options: Options): Promise<boolean> {
   const folder = await mkdtemp(join(tmpdir(), 'agent-orc-rolling-'))
@@ -132,11 +132,6 @@ async function untilReady(fleet: Fleet, wanted: readonly Name[]): Promise<boolea
   return false
 }
 
-let options: Options | undefined
-try {
-  options = readOptions(process.argv.slice(2))
-} catch (error) {
-  say(`${error instanceof Error ? error.message : String(error)}\n${usage}`)
-  process.exitCode = 2
-}
-if (options && !(await main(options))) process.exitCode = 1
+await runCommand(usage, readOptions, async (options) => {
+  if (!(await main(options))) process.exitCode = 1
+})
