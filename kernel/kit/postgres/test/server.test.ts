@@ -57,7 +57,7 @@ async function until(holds: () => boolean): Promise<void> {
 
 /** Another process that starts a server and then does nothing. */
 async function parent(t: TestContext, dataDir: string): Promise<ChildProcess> {
-  const library = new URL('../index.ts', import.meta.url).href
+  const library = import.meta.resolve('#kit/postgres')
   const script = `const { startPostgres } = await import('${library}')
     await startPostgres({ dataDir: ${JSON.stringify(dataDir)}, settings: { fsync: 'off' } })
     console.log('ready')`
