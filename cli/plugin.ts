@@ -1,8 +1,10 @@
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { basename, relative, resolve } from 'node:path'
+import { mkdir, readdir, readFile, symlink, writeFile } from 'node:fs/promises'
+import { basename, dirname, join, relative, resolve } from 'node:path'
 import { type Command, Argument } from 'commander'
-import { createPackage, type Kind, kinds } from './scaffold.ts'
+import { root } from '../kernel/config.ts'
+import manifest from '../package.json' with { type: 'json' }
 import { CliError, terminalOf } from './terminal.ts'
 
 /** What a package and a plugin may be called: tables are named after it, and PostgreSQL keeps 63 bytes of a name. */
@@ -47,4 +49,135 @@ export function addPlugin(program: Command): void {
         ].join('\n'),
       )
     })
+}
+
+/** An example of each kind: a new package begins as a copy of it, under another name than the one it is `called`. */
+export const kinds = {
+  runtime: { example: 'echo-runtime', called: 'echo' },
+  'sandbox-provider': { example: 'plain-sandbox', called: 'plain' },
+  'model-provider': { example: 'echo-model', called: 'echo' },
+  tool: { example: 'greeting-tool', called: 'greeting' },
+  capability: { example: 'notes', called: 'notes' },
+} as const
+type Kind = keyof typeof kinds
+
+/** Writes the package and returns its files. Refuses a folder that has something in it. */
+async function createPackage(kind: Kind, name: string, folder: string): Promise<string[]> {
+  await mkdir(folder, { recursive: true })
+  if ((await readdir(folder)).length > 0) throw new CliError(`${folder} is not empty`)
+  const { example, called } = kinds[kind]
+  const from = join(root, 'examples', example)
+  const copied: Record<string, string> = {}
+  for (const path of await readdir(from, { recursive: true })) {
+    if (path.startsWith('test') || !/\.(ts|sql)$/.test(path)) continue
+    copied[path.replace(called, tableOf(name))] = renamed(await readFile(join(from, path), 'utf8'), called, name)
+  }
+  const test = await readFile(join(from, `test/${called}.test.ts`), 'utf8')
+  const files: Record<string, string> = {
+    'package.json': `${JSON.stringify(packageOf(kind, name), undefined, 2)}\n`,
+    'tsconfig.json': `${JSON.stringify(tsconfig, undefined, 2)}\n`,
+    '.gitignore': 'node_modules/\ndist/\n.agent-orc/\n',
+    'README.md': readmeOf(kind, name),
+    ...copied,
+    'test/index.test.ts': renamed(test, called, name),
+  }
+  for (const [path, text] of Object.entries(files)) {
+    await mkdir(dirname(join(folder, path)), { recursive: true })
+    await writeFile(join(folder, path), text)
+  }
+  // The server that wrote the package is the one it is tried with, before anything is installed and without a network.
+  await mkdir(join(folder, 'node_modules'))
+  await symlink(root, join(folder, 'node_modules/agent-orc'), 'dir')
+  return Object.keys(files)
+}
+
+/** The tables of a plugin are named after it. */
+const tableOf = (name: string): string => name.replaceAll('-', '_')
+
+const renamed = (source: string, called: string, name: string): string =>
+  source
+    .replaceAll(`name: '${called}'`, `name: '${name}'`)
+    .replaceAll(`'${called}'`, `'${name}'`)
+    .replaceAll(`${called}/`, `${name}/`)
+    .replaceAll(`/api/${called}`, `/api/${name}`)
+    .replaceAll(`\`runtime: ${called}\``, `\`runtime: ${name}\``)
+    .replaceAll(`provider: ${called}`, `provider: ${name}`)
+    .replaceAll(new RegExp(`\\b(FROM|INTO|UPDATE|TABLE|ON) ${called}\\b`, 'g'), `$1 ${tableOf(name)}`)
+
+const cli = 'node node_modules/agent-orc/cli/agent-orc.js'
+
+// The compiler leaves SQL behind, and what is built looks for its migrations beside itself.
+const copyMigrations = `node -e "fs.cpSync('migrations', 'dist/migrations', { recursive: true })"`
+
+const packageOf = (kind: Kind, name: string) => ({
+  name,
+  version: '0.1.0',
+  type: 'module',
+  // Node strips types of your own project, not under node_modules: what is published is built.
+  exports: './dist/index.js',
+  files: ['dist'],
+  scripts: {
+    test: `${cli} plugin test`,
+    dev: `${cli} dev --with .`,
+    build: kind === 'capability' ? `tsc -p tsconfig.json && ${copyMigrations}` : 'tsc -p tsconfig.json',
+    prepack: 'npm run build',
+  },
+  peerDependencies: { 'agent-orc': `^${manifest.version}` },
+})
+
+const tsconfig = {
+  compilerOptions: {
+    target: 'es2024',
+    module: 'nodenext',
+    strict: true,
+    erasableSyntaxOnly: true,
+    rewriteRelativeImportExtensions: true,
+    skipLibCheck: true,
+    outDir: 'dist',
+  },
+  include: ['index.ts'],
+}
+
+/** What a profile, or the operator, does to use a plugin of the kind. */
+const uses = {
+  runtime: (name) => `A profile uses it with \`runtime: ${name}\`.`,
+  'sandbox-provider': (name) => `A profile uses it with \`workerMode: sandbox\` and \`sandbox: {provider: ${name}}\`.`,
+  'model-provider': (name) => `A profile uses it with \`model: ${name}/<model>\`.`,
+  tool: () => 'A profile uses its tools by their names, in `tools`.',
+  capability: (name) => `It adds \`/api/${name}\` to the conductor, and a table of its own to the database.`,
+} satisfies Readonly<Record<Kind, (name: string) => string>>
+
+/** What its tests are. */
+const suite = {
+  of: 'the contract that the bundled ones pass too',
+  change: 'give its script the prompts or calls that fit what yours does',
+}
+const ownTests = {
+  of: 'on a PostgreSQL of its own, in a whole conductor',
+  change: 'keep that tenants do not meet, that bad input is 400 and that an unknown id is 404',
+}
+
+function readmeOf(kind: Kind, name: string): string {
+  const tests = kind === 'capability' ? ownTests : suite
+  return `# ${name}
+
+A ${kind.replace('-', ' ')} for Agent Orc. ${uses[kind](name)}
+
+\`\`\`
+npm test         # ${tests.of}
+npm run dev      # Agent Orc on this machine, with this plugin in it
+\`\`\`
+
+Begin in \`index.ts\`: it works as it is, and does something simple. \`test/index.test.ts\` says what must stay true; ${tests.change}.
+The guide is docs/plugins.md of Agent Orc.
+
+\`node_modules/agent-orc\` is a link to the installation that wrote this package. Elsewhere, \`npm install <path or version of agent-orc>\`.
+To use it in a role file, add under \`plugins\`:
+
+\`\`\`yaml
+${name}: { use: /path/to/${name} }
+\`\`\`
+
+To publish it, \`npm install -D typescript\` and \`npm publish\`: Node does not strip types under node_modules, so \`prepack\` builds \`dist/\`.
+`
 }

@@ -1,8 +1,15 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
-export { entriesOf, fake, testKernel, type TestKernel } from './kernel.ts'
+export {
+  databasePlugin,
+  entriesOf,
+  fake,
+  idempotencyPlugin,
+  runStorePlugin,
+  testKernel,
+  type TestKernel,
+} from './kernel.ts'
 export { testConductor, type TestCaller, type TestConductor, testRole } from './conductor.ts'
 export { freshDatabase } from './database.ts'
-export { databasePlugin, idempotencyPlugin, runStorePlugin } from './plugins.ts'
 export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'
 export { type Proxy, startProxy, type Verdict } from './proxy.ts'

@@ -1,6 +1,8 @@
 import type { TestContext } from 'node:test'
 import { boot, type BootOptions, type Capability, definePlugin, type Entry, type Plugin, type Running } from '#kernel'
+import { RunStore } from '#contracts/run-store'
 import { createLogger } from '../kit/logger.ts'
+import { load } from './database.ts'
 
 export interface TestKernel extends Running {
   /** What was logged, as parsed JSON lines: for tests that promise something is or is not logged. */
@@ -71,5 +73,27 @@ export function fake<T, M extends 'one' | 'many'>(
     name: `fake-${token.id}-${++fakes}`,
     provides: { value: token as Capability<unknown, 'one'> },
     setup: async () => ({ value }),
+  })
+}
+
+/** The database plugin on a fresh database, for a test kernel. */
+export async function databasePlugin(dsn: string): Promise<Entry> {
+  const { default: plugin } = (await load('plugins/database/index.ts')) as { default: Plugin }
+  return { name: 'database', plugin, config: { dsn, migrate: false } }
+}
+
+/** Idempotency keys on the test's database, for a test kernel. */
+export async function idempotencyPlugin(): Promise<Entry> {
+  const { default: plugin } = (await load('plugins/idempotency/index.ts')) as { default: Plugin }
+  return { name: 'idempotency', plugin }
+}
+
+/** The run store in memory, for a test kernel without runs. */
+export async function runStorePlugin(): Promise<Plugin> {
+  const { MemoryRunStore } = (await load('plugins/runs/memory/store.ts')) as { MemoryRunStore: new () => RunStore }
+  return definePlugin({
+    name: 'run-store',
+    provides: { store: RunStore },
+    setup: async () => ({ store: new MemoryRunStore() }),
   })
 }
