@@ -1,8 +1,9 @@
 // How one role asks another, and a provider its service: HTTP without web streams, tables of routes, and the link.
 export { begun, lazily, readBody, readJson, type Reply } from './answer.ts'
-export { exchange } from './exchange.ts'
+export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './json.ts'
 export { createPeers } from './peer.ts'
 export type { Identity, LinesAnswer, Peer, Peers, PeersOptions } from './peer-types.ts'
+export { retry } from './retry.ts'
 export { runFrames } from './run-frames.ts'
 export { acceptLinks, type Admission, serve, trusted } from './serve.ts'

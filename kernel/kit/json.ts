@@ -1,7 +1,7 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { Dispatcher } from 'undici'
 import { readBody, type Reply } from './answer.ts'
 import { exchange, neverConnected } from './exchange.ts'
+import { retry } from './retry.ts'
 
 export interface JsonRequest {
   readonly method: Dispatcher.HttpMethod
@@ -75,8 +75,7 @@ export interface Patience {
   readonly signal?: AbortSignal | undefined
 }
 
-const firstWaitMs = 200
-const longestWaitMs = 5_000
+const waits = { firstMs: 200, longestMs: 5_000, spread: true }
 /** Failures that pass. 500 is among them: API servers answer it while they are being replaced. */
 const passing = new Set([500, 502, 503, 504])
 
@@ -86,25 +85,28 @@ const passing = new Set([500, 502, 503, 504])
  */
 export async function askPatiently(ask: () => Promise<JsonAnswer>, patience: Patience): Promise<JsonAnswer> {
   const { repeatable, withinMs, signal } = patience
-  const end = performance.now() + withinMs
-  for (let attempt = 0; ; attempt++) {
-    const outcome = await ask().catch((error: unknown) => {
-      if (error instanceof NoAnswer) return error
-      throw error
-    })
-    const backoff = Math.min(longestWaitMs, firstWaitMs * 2 ** attempt) * (0.5 + Math.random() / 2)
-    const wait = Math.max(backoff, outcome instanceof NoAnswer ? 0 : retryAfterMs(outcome))
-    if (!mayPass(outcome, repeatable) || performance.now() + wait > end) {
-      if (outcome instanceof NoAnswer) throw outcome
-      return outcome
-    }
-    await sleep(wait, undefined, signal ? { signal } : {})
+  const attempt = async (): Promise<JsonAnswer> => {
+    const answer = await ask()
+    if (answer.status === 429 || (repeatable && passing.has(answer.status))) throw new Refusal(answer)
+    return answer
+  }
+  const mayPass = (error: unknown): boolean | number =>
+    error instanceof Refusal ? retryAfterMs(error.answer) : error instanceof NoAnswer && (repeatable || !error.asked)
+  try {
+    return await retry(attempt, { ...waits, withinMs, signal, mayPass })
+  } catch (error) {
+    if (error instanceof Refusal) return error.answer
+    throw error
   }
 }
 
-function mayPass(outcome: JsonAnswer | NoAnswer, repeatable: boolean): boolean {
-  if (outcome instanceof NoAnswer) return repeatable || !outcome.asked
-  return outcome.status === 429 || (repeatable && passing.has(outcome.status))
+/** An answer that may be another one later. */
+class Refusal extends Error {
+  readonly answer: JsonAnswer
+  constructor(answer: JsonAnswer) {
+    super(`the server answered ${answer.status}`)
+    this.answer = answer
+  }
 }
 
 function retryAfterMs({ headers }: JsonAnswer): number {

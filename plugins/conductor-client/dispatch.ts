@@ -3,12 +3,12 @@ import { isAppError, linesOf } from '#kernel'
 import { hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { DispatchTask, RunDispatch, StartedRun } from '#contracts/runs'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
-import type { LinesAnswer, Peer } from '#kit'
+import { type LinesAnswer, type Peer, retry } from '#kit'
 import { ConductorLost, meaningOf, unexpected, upstream } from './peer.ts'
 
 /** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
 const defaultPatienceMs = 10_000
-const dispatchPauseMs = { first: 100, longest: 800 }
+const dispatchWaits = { firstMs: 100, longestMs: 800 }
 /** How long a question with a short answer may take. */
 const questionMs = 5_000
 
@@ -26,23 +26,26 @@ export function createDispatch(
     signal: AbortSignal,
   ): Promise<LinesAnswer> => {
     const query = after > 0 ? { after } : {}
-    const until = performance.now() + patienceMs
+    // Once an attempt may have started the run, a later failure is no proof that there is none.
     let begun = false
-    for (let pause = dispatchPauseMs.first; ; pause = Math.min(pause * 2, dispatchPauseMs.longest)) {
+    const attempt = async (): Promise<LinesAnswer> => {
       try {
         return await conductor.ask(conductorWire.start, { tenant, body, query, signal })
       } catch (error) {
-        signal.throwIfAborted()
-        if (!isAppError(error)) throw error
-        const failure = meaningOf(error)
-        begun ||= !failure.retryable
-        if (!failure.retryable && !(error instanceof ConductorLost)) throw failure
-        // For a caller from memory the gateway tries again itself, after reading the caller anew: a database that is away shows sooner so.
-        const hurry = body.chat?.admission !== undefined && !begun
-        // Once an attempt may have started the run, a later failure is no proof that there is none.
-        if (hurry || performance.now() >= until) throw upstream({ cause: error, retryable: !begun })
+        begun ||= isAppError(error) && !meaningOf(error).retryable
+        throw error
       }
-      await sleep(pause, undefined, { signal })
+    }
+    const passes = (error: unknown): boolean =>
+      error instanceof ConductorLost || (isAppError(error) && meaningOf(error).retryable)
+    // For a caller from memory the gateway tries again itself, after reading the caller anew: a database that is away shows sooner so.
+    const mayPass = (error: unknown): boolean => passes(error) && (begun || body.chat?.admission === undefined)
+    try {
+      return await retry(attempt, { ...dispatchWaits, withinMs: patienceMs, signal, mayPass })
+    } catch (error) {
+      signal.throwIfAborted()
+      if (passes(error)) throw upstream({ cause: error, retryable: !begun })
+      throw isAppError(error) ? meaningOf(error) : error
     }
   }
 

@@ -1,12 +1,12 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
+import { retry } from '#kit'
 import { databaseAway, schemaAway } from './errors.ts'
 import type { Gate } from './pool.ts'
 import { isFinal, NotYet } from './server.ts'
 
 /** The boot waits this long for a database that takes its time, e.g. for a long migration; it goes on behind the boot's back. */
 const bootMs = 10_000
-const pauseMs = { first: 250, longest: 2_000 }
+const waits = { firstMs: 250, longestMs: 2_000 }
 
 export interface OpeningOptions {
   /** One attempt; resolves to the migrations it applied. */
@@ -30,31 +30,28 @@ export async function openDatabase(options: OpeningOptions): Promise<Gate> {
     closed: () => (reason.cause === undefined ? schemaAway(reason) : databaseAway(reason)),
   }
   let booting = true
-  const attempts = async (onFailure: () => void): Promise<void> => {
-    for (let pause = pauseMs.first; ; pause = Math.min(pause * 2, pauseMs.longest)) {
-      try {
-        for (const name of await options.prepare()) log.info(`applied migration ${name}`)
-        if (!booting) log.info('the database can be used')
-        gate.closed = undefined
-        return
-      } catch (error) {
-        // While the boot waits, a wrong password ends it. Later only what could do harm, or can never pass, ends the process.
-        if (!(error instanceof NotYet) && (booting || isFinal(error))) throw error
-        const { message } = error as Error
-        if (reason.message !== message) log.warn(`waiting: ${message}`)
-        reason = error instanceof NotYet ? error : new NotYet(message, { cause: error })
-        onFailure()
-      }
-      await sleep(pause, undefined, { signal: stopping })
-    }
+  const attempt = async (): Promise<void> => {
+    for (const name of await options.prepare()) log.info(`applied migration ${name}`)
+    if (!booting) log.info('the database can be used')
+    gate.closed = undefined
   }
+  const mayPass = (error: unknown): boolean => {
+    // While the boot waits, a wrong password ends it. Later only what could do harm, or can never pass, ends the process.
+    if (!(error instanceof NotYet) && (booting || isFinal(error))) return false
+    const { message } = error as Error
+    if (reason.message !== message) log.warn(`waiting: ${message}`)
+    reason = error instanceof NotYet ? error : new NotYet(message, { cause: error })
+    if (!required) goOn()
+    return true
+  }
+  let goOn = (): void => {}
   await new Promise<void>((resolve, reject) => {
-    const goOn = (): void => {
+    goOn = () => {
       booting = false
       resolve()
     }
     const late = setTimeout(() => (required ? reject(reason) : goOn()), bootMs)
-    attempts(required ? () => {} : goOn)
+    retry(attempt, { ...waits, signal: stopping, mayPass })
       .then(resolve, (error: Error) => {
         if (booting) reject(error)
         else if (!stopping.aborted) options.onRefused(error)

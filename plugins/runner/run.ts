@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -6,6 +5,7 @@ import type { RuntimeEvent } from '#contracts/run-event'
 import { type ExecuteRun, isFailingStop, leaving } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/profiles'
 import type { PreparedRun } from '#contracts/workers'
+import { retry } from '#kit'
 import type { Conversations } from './conversations.ts'
 import type { EndReason } from './errors.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
@@ -180,7 +180,9 @@ export class Run implements OutputOwner {
     if (this.#state !== 'preparing') return undefined
     this.#state = 'asking'
     const envelope = this.#envelope(order, takenAt)
-    for (const askedAt = Date.now(); !this.ended; await sleep(busyRetryMs)) {
+    const askedAt = Date.now()
+    const ask = async (): Promise<IteratorResult<Buffer> | undefined> => {
+      if (this.ended) return undefined
       const link = linkOf(this.#host.executors, this.session)
       this.#source = link.run(envelope, this.#abort.signal, this.#accepted)[Symbol.asyncIterator]()
       const answerDue = setTimeout(() => this.output.show(), stateMissingMs)
@@ -188,13 +190,16 @@ export class Run implements OutputOwner {
         return await this.#source.next()
       } catch (error) {
         this.#source = undefined
-        if (!isAppError(error) || !(error.code === 'session_busy' || isAway(error))) throw error
-        if (Date.now() > askedAt + (this.#canMove(error) ? awayMs : busyMs)) throw error
+        throw error
       } finally {
         clearTimeout(answerDue)
       }
     }
-    return undefined
+    const mayPass = (error: unknown): boolean =>
+      isAppError(error) &&
+      (error.code === 'session_busy' || isAway(error)) &&
+      Date.now() <= askedAt + (this.#canMove(error) ? awayMs : busyMs)
+    return retry(ask, { firstMs: busyRetryMs, longestMs: busyRetryMs, mayPass })
   }
   /** What the sidecar is told of the run. */
   #envelope(order: ExecuteRun, takenAt: number): RunEnvelope {

@@ -1,7 +1,7 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { join, lastSeqOf, type LogChunk } from '#contracts/run-event'
+import { retry } from '#kit'
 import type { RunLog } from './log.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
@@ -10,7 +10,8 @@ const flushAfterMs = 100
 const flushBytes = 256 * 1024
 /** Beyond this the run stops pulling from its runner: the store is slower than the model. */
 const unstoredBytes = 2 * flushBytes
-const retryMs = [50, 200, 500, 1_000, 2_000] as const
+/** Between attempts to write. */
+const waits = { firstMs: 50, factor: 3, longestMs: 2_000 }
 
 /** A delta is a small part of what a link read at once: kept as it came, it would hold all of that in memory. */
 const owned = (lines: Buffer): Buffer => (lines.length * 4 < lines.buffer.byteLength ? Buffer.from(lines) : lines)
@@ -145,15 +146,10 @@ export class Recorder {
   /** A store that is away comes back, or takes the lease of this process with it: then `write` answers false. */
   async #persistently(write: () => Promise<boolean>): Promise<boolean> {
     const { givingUp, log } = this.#deps
-    for (let attempt = 0; ; attempt++) {
-      try {
-        return await write()
-      } catch (err) {
-        if (givingUp.aborted) return false
-        if (attempt === 0) log.warn({ err, runId: this.#claim.runId }, 'events could not be stored; trying again')
-        const wait = retryMs[Math.min(attempt, retryMs.length - 1)]!
-        await sleep(wait, undefined, { signal: givingUp }).catch(() => {})
-      }
+    const mayPass = (err: unknown, attempt: number): boolean => {
+      if (attempt === 1) log.warn({ err, runId: this.#claim.runId }, 'events could not be stored; trying again')
+      return true
     }
+    return retry(write, { ...waits, stopping: givingUp, mayPass }).catch(() => false)
   }
 }

@@ -1,10 +1,10 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { linesOf } from '#kernel'
 import { type Replay, type Turns, turnsContentType } from '#contracts/replay'
 import { lastSeqOf, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, PastRun, RunStore } from '#contracts/run-store'
 import type { StateBundle } from '#contracts/runtime'
+import { retry } from '#kit'
 import type { RunUsage } from './usage.ts'
 
 type Item = Replay[number]
@@ -29,17 +29,20 @@ export async function readReplay(
 ): Promise<ReplayReader | undefined> {
   const { store, log, givingUp } = deps
   const reader = new ReplayReader({ usage })
-  while (!givingUp.aborted) {
-    try {
+  const readOn = async (): Promise<ReplayReader> => {
+    for (;;) {
+      givingUp.throwIfAborted()
       const page = await store.readLog(tenantId, runId, reader.lastSeq)
       if (!page || page.chunks.length === 0) return reader
       for (const chunk of page.chunks) reader.read(chunk)
-    } catch (err) {
-      log.warn({ err, runId }, 'the log of a run could not be read; trying again')
-      await sleep(retryMs, undefined, { signal: givingUp }).catch(() => {})
     }
   }
-  return undefined
+  const mayPass = (err: unknown): boolean => {
+    log.warn({ err, runId }, 'the log of a run could not be read; trying again')
+    return true
+  }
+  // Rejects only when it is given up.
+  return retry(readOn, { firstMs: retryMs, longestMs: retryMs, signal: givingUp, mayPass }).catch(() => undefined)
 }
 
 /** More than any prompt holds: older turns are left out. */

@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import { retry } from '#kit'
 import { isGone } from './errors.ts'
 import type { Sandbox } from './sandbox.ts'
 import type { Substrate } from './substrates.ts'
@@ -6,9 +7,8 @@ import { atMost } from './waiting.ts'
 
 /** How long a caller waits for a provider to end a sandbox; after that it is tried again in the background. */
 const destroyMs = 10_000
-/** After a failed attempt, doubled up to the second. */
-const firstRetryMs = 1_000
-const lastRetryMs = 60_000
+/** After a failed attempt. */
+const waits = { firstMs: 1_000, longestMs: 60_000 }
 
 type Doomed = Pick<Sandbox, 'substrate' | 'sandboxId'>
 
@@ -28,30 +28,35 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
   const ours = new Map<string, Doomed>()
   const launches = new Set<Promise<void>>()
   const underWay = new Map<string, Promise<void>>()
-  const retries = new Set<NodeJS.Timeout>()
-  let stopped = false
+  const stopping = new AbortController()
   const keyOf = ({ substrate, sandboxId }: Doomed): string => `${substrate.name}\n${sandboxId}`
 
-  const attempt = (doomed: Doomed, retryMs: number): Promise<void> => {
+  /** Joins an attempt that is under way. */
+  const attempt = (doomed: Doomed): Promise<void> => {
     const key = keyOf(doomed)
-    const joined = underWay.get(key) ?? end(doomed, retryMs).finally(() => underWay.delete(key))
+    const joined = underWay.get(key) ?? end(doomed).finally(() => underWay.delete(key))
     underWay.set(key, joined)
     return joined
   }
-  const end = async (doomed: Doomed, retryMs: number): Promise<void> => {
+  const end = async (doomed: Doomed): Promise<void> => {
     const { substrate, sandboxId } = doomed
-    const failure = await substrate.provider.destroy(sandboxId).catch((error: unknown) => error ?? new Error('unknown'))
-    if (failure === undefined || isGone(failure)) return void ours.delete(keyOf(doomed))
-    log.warn({ err: failure, provider: substrate.name, sandboxId }, 'a sandbox could not be destroyed')
-    if (!stopped) again(doomed, retryMs)
+    try {
+      await substrate.provider.destroy(sandboxId)
+    } catch (err) {
+      if (!isGone(err)) {
+        log.warn({ err, provider: substrate.name, sandboxId }, 'a sandbox could not be destroyed')
+        throw err
+      }
+    }
+    ours.delete(keyOf(doomed))
   }
-  const again = (doomed: Doomed, retryMs: number): void => {
-    const timer = setTimeout(() => {
-      retries.delete(timer)
-      void attempt(doomed, Math.min(retryMs * 2, lastRetryMs))
-    }, retryMs).unref()
-    retries.add(timer)
-  }
+  /** Resolves after the first attempt. */
+  const destroy = (doomed: Doomed): Promise<void> =>
+    new Promise((resolve) => {
+      const attempts = retry(() => attempt(doomed).finally(resolve), { ...waits, stopping: stopping.signal })
+      // Given up on stop; it is in the log.
+      attempts.catch(() => {})
+    })
   return {
     expect(substrate, launching) {
       const settled: Promise<void> = launching
@@ -65,20 +70,19 @@ export function createReaper(log: FastifyBaseLogger): Reaper {
         .finally(() => launches.delete(settled))
       launches.add(settled)
     },
-    destroy: (doomed) => atMost(destroyMs, attempt(doomed, firstRetryMs)),
+    destroy: (doomed) => atMost(destroyMs, destroy(doomed)),
     async sweep(substrate, owner) {
       const found = (await substrate.provider.list?.(owner)) ?? []
       // The list may have sandboxes whose launch is still under way: only then is it known that they are this process's.
       await Promise.all(launches)
       const left = found.map((sandboxId) => ({ substrate, sandboxId })).filter((doomed) => !ours.has(keyOf(doomed)))
-      await Promise.all(left.map((doomed) => attempt(doomed, firstRetryMs)))
+      await Promise.all(left.map(destroy))
       return left.length
     },
     async stop() {
-      stopped = true
-      for (const timer of retries) clearTimeout(timer)
+      stopping.abort()
       await Promise.all(launches)
-      await Promise.all([...ours.values()].map((doomed) => attempt(doomed, 0)))
+      await Promise.allSettled([...ours.values()].map(attempt))
     },
   }
 }

@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
+import { retry } from '#kit'
 import { runnerStopping } from './errors.ts'
 import type { Reaper } from './reaper.ts'
 import type { SessionWorker, WorkerTable } from './session-worker.ts'
@@ -17,9 +18,8 @@ const pauseRetryMs = 30_000
 const lookMs = 10_000
 /** Until the runner knows its own address, which is when it listens. */
 const addressMs = 20
-/** Between attempts to ask a provider what was left behind; doubled up to the second. */
-const firstSweepMs = 1_000
-const lastSweepMs = 60_000
+/** Between attempts to ask a provider what was left behind. */
+const sweeps = { firstMs: 1_000, longestMs: 60_000 }
 
 export interface IdleLimits {
   /** An idle sandbox is put to sleep after this. */
@@ -63,16 +63,14 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
     }
   }
   const sweep = async (substrate: Substrate): Promise<void> => {
-    for (let waitMs = firstSweepMs; !stopping.signal.aborted; waitMs = Math.min(waitMs * 2, lastSweepMs)) {
-      try {
-        const count = await reaper.sweep(substrate, owner())
-        if (count > 0) log.info({ provider: substrate.name, count }, 'sandboxes of a former process were destroyed')
-        return
-      } catch (err) {
-        log.warn({ err, provider: substrate.name }, 'a sandbox provider did not say what was left behind')
-        await pause(waitMs)
-      }
+    const mayPass = (err: unknown): boolean => {
+      log.warn({ err, provider: substrate.name }, 'a sandbox provider did not say what was left behind')
+      return true
     }
+    const found = retry(async () => reaper.sweep(substrate, owner()), { ...sweeps, signal: stopping.signal, mayPass })
+    // Rejects only on stop.
+    const count = await found.catch(() => 0)
+    if (count > 0) log.info({ provider: substrate.name, count }, 'sandboxes of a former process were destroyed')
   }
   const begin = async (): Promise<void> => {
     while (!knowsItself()) {

@@ -1,19 +1,18 @@
 import { randomUUID } from 'node:crypto'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { StateBundle } from '#contracts/runtime'
 import { pollMs } from '#contracts/wire/worker'
+import { retry } from '#kit'
 import type { WorkerChannel } from './hub/worker.ts'
 import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
 
-/** Between launches that fail: a provider that is away is not asked in a loop. Doubled up to the second. */
-const firstRetryMs = 1_000
-const lastRetryMs = 60_000
+/** Between launches that fail: a provider that is away is not asked in a loop. */
+const waits = { firstMs: 1_000, longestMs: 60_000 }
 /** How long a worker that polls may take to come back under its session's id, before another one is launched instead. */
 const bindMs = 5_000
 /** The start of a worker takes a core for a while: it must not slow down the run that has just taken the former worker. */
@@ -170,25 +169,26 @@ class WarmPool {
   }
 
   async #launchAll(): Promise<void> {
-    const { launcher, log, stopping } = this.#deps
-    const { tenant: tenantId } = this.#settings
-    let retryMs = firstRetryMs
-    while (this.#isShort()) {
-      const { profile, key } = this.#wanted!
-      try {
-        const sessionId = `warm-${randomUUID()}`
-        const slot = { tenantId, sessionId, profile, state: undefined, warm: true, signal: stopping }
-        const sandbox = await launcher.launch(slot)
-        if (this.#wanted?.key === key) this.#ready.push(sandbox)
-        else this.#drop(sandbox)
-        retryMs = firstRetryMs
-      } catch (err) {
-        if (stopping.aborted) return
-        log.warn({ err, tenantId, profile: profile.name }, 'a warm worker could not be launched')
-        await sleep(retryMs, undefined, { signal: stopping }).catch(() => {})
-        retryMs = Math.min(retryMs * 2, lastRetryMs)
-      }
+    const { log, stopping } = this.#deps
+    const { tenant: tenantId, profile } = this.#settings
+    const mayPass = (err: unknown): boolean => {
+      log.warn({ err, tenantId, profile }, 'a warm worker could not be launched')
+      return true
     }
+    // Rejects only on stop.
+    while (this.#isShort()) await retry(() => this.#launch(), { ...waits, signal: stopping, mayPass }).catch(() => {})
+  }
+
+  async #launch(): Promise<void> {
+    const { launcher, stopping } = this.#deps
+    // The profile may have changed while a launch that failed was waited after.
+    if (!this.#isShort()) return
+    const { profile, key } = this.#wanted!
+    const sessionId = `warm-${randomUUID()}`
+    const slot = { tenantId: this.#settings.tenant, sessionId, profile, state: undefined, warm: true, signal: stopping }
+    const sandbox = await launcher.launch(slot)
+    if (this.#wanted?.key === key) this.#ready.push(sandbox)
+    else this.#drop(sandbox)
   }
 
   async #bind(sandbox: Sandbox, { sessionId, state }: BindRequest): Promise<Sandbox | undefined> {

@@ -2,7 +2,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { SidecarLink } from '#contracts/sidecar'
 import { type PollAnswer, pollMs, type WorkerCommand } from '#contracts/wire/worker'
-import { createBackoff, type Lifetime, persist } from './backoff.ts'
+import { retry } from '#kit'
+import { type Lifetime, persist, waits } from './backoff.ts'
 import { createConversation, type Conversation } from './conversation.ts'
 import type { Disk } from './disk.ts'
 import type { WorkerIdentity } from './identity/identity.ts'
@@ -119,29 +120,32 @@ export function createWorker(options: WorkerOptions): Worker {
 }
 
 /**
- * One poll for commands behind `after`. Undefined: there is nothing to do, or nobody there; the next poll may follow. Rejects when
- * the runner refuses this worker.
+ * One poll for commands behind `after`, as often as it takes. Undefined: there is nothing to do; the next poll may follow. Rejects
+ * when the runner refuses this worker.
  */
 function createPoll(runner: RunnerClient, log: FastifyBaseLogger, signal: AbortSignal) {
-  const backoff = createBackoff()
   let away = false
+  const mayPass = (err: unknown): boolean => {
+    if (isRefusal(err)) return false
+    if (!away) log.warn({ err }, 'the runner is away')
+    return (away = true)
+  }
   return async (after: number): Promise<PollAnswer | undefined> => {
-    const asked = performance.now()
+    let asked = 0
+    const poll = (): Promise<PollAnswer | undefined> => {
+      asked = performance.now()
+      return runner.poll({ after, wait: pollMs }, signal)
+    }
     try {
-      const answer = await runner.poll({ after, wait: pollMs }, signal)
-      backoff.reset()
+      const answer = await retry(poll, { ...waits, signal, mayPass })
       if (away) log.info('the runner is back')
       away = false
       const left = leastPollMs - (performance.now() - asked)
       if (!answer?.commands.length && left > 0) await sleep(left, undefined, { signal }).catch(() => {})
       return answer
-    } catch (err) {
-      if (isRefusal(err)) throw err
+    } catch (error) {
       if (signal.aborted) return undefined
-      if (!away) log.warn({ err }, 'the runner is away')
-      away = true
-      await backoff.pause(signal)
-      return undefined
+      throw error
     }
   }
 }

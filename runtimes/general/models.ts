@@ -1,9 +1,9 @@
-import { setTimeout } from 'node:timers/promises'
 import { APICallError, type LanguageModelV4CallOptions, type LanguageModelV4Usage } from '@ai-sdk/provider'
 import type { ModelPart, ModelParts, ModelProvider, OpenModel } from '#contracts/model'
+import { retry } from '#kit'
 import { openerOf } from '#kit/models'
 import type { GeneralConfig, ModelSettings } from './config.ts'
-import { modelFailure, reported, unknownModel } from './errors.ts'
+import { ModelFailure, modelFailure, reported, unknownModel } from './errors.ts'
 
 /** Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
@@ -58,7 +58,7 @@ export interface OpenCall {
   readonly rest: ModelParts
 }
 
-const backoffMs = [200, 800]
+const waits = { firstMs: 200, factor: 4, longestMs: 800, most: 2 }
 /** A server may ask for more patience than a waiting user has. */
 const maxRetryAfterMs = 5_000
 
@@ -71,7 +71,7 @@ export async function openCall(
   options: LanguageModelV4CallOptions,
   signal: AbortSignal,
 ): Promise<OpenCall> {
-  for (let attempt = 0; ; attempt++) {
+  const attempt = async (): Promise<OpenCall> => {
     let rest: ModelParts | undefined
     try {
       rest = await model(options)
@@ -82,12 +82,12 @@ export async function openCall(
       return { first, rest }
     } catch (error) {
       rest?.close()
-      const pause = backoffMs[attempt]
-      const failure = modelFailure(error)
-      if (signal.aborted || pause === undefined || !failure.transient) throw failure
-      await setTimeout(Math.max(pause, retryAfter(error)), undefined, { signal })
+      throw modelFailure(error)
     }
   }
+  const mayPass = (failure: unknown): boolean | number =>
+    failure instanceof ModelFailure && failure.transient && retryAfter(failure.cause)
+  return retry(attempt, { ...waits, signal, mayPass })
 }
 
 /** Other parts only announce something. Some reasoning has no text, only a signature. */

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { mkdir, readFile, rmdir, statfs, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import { setTimeout as wait } from 'node:timers/promises'
 import { invalidSandbox, type SandboxResources } from '#contracts/sandbox'
+import { retry } from '#kit'
 import { treeOf } from '../processes.ts'
 
 export interface Limits {
@@ -96,16 +96,13 @@ export async function openCgroups(folder: string): Promise<Cgroups> {
 }
 
 /** A process that has ended stays in its cgroup for a moment. */
-async function removed(child: string): Promise<void> {
-  for (let attempt = 0; attempt < 100; attempt++) {
-    const done = await rmdir(child).then(
-      () => true,
-      (error: NodeJS.ErrnoException) => error.code === 'ENOENT',
-    )
-    if (done) return
-    await wait(10)
-  }
-}
+const removed = (child: string): Promise<void> =>
+  retry(() => rmdir(child), {
+    firstMs: 10,
+    longestMs: 10,
+    most: 100,
+    mayPass: (error) => (error as NodeJS.ErrnoException).code !== 'ENOENT',
+  }).catch(() => {})
 
 /** The kernel bounds each process by itself; this check is for many processes that each stay below that bound. */
 const everyMs = 1_000

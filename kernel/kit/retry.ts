@@ -1,0 +1,76 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import pRetry from 'p-retry'
+
+export interface Retries {
+  /** Milliseconds before the second attempt; each later wait is `factor` times as long, up to `longestMs`. */
+  readonly firstMs: number
+  readonly longestMs: number
+  /** 2 unless given. */
+  readonly factor?: number
+  /** Attempts after the first; without end unless given. */
+  readonly most?: number
+  /** No attempt begins later than this after the first. */
+  readonly withinMs?: number
+  /** Waits are drawn from their upper half, so that those who failed together do not come back together. */
+  readonly spread?: boolean
+  /** Ends it: rejects with the signal's reason, even where an attempt succeeds after it. */
+  readonly signal?: AbortSignal | undefined
+  /** Instead of `signal`, where what succeeds counts: ends the waiting, and the attempt that follows at once is the last. */
+  readonly stopping?: AbortSignal
+  /** Whether another attempt may succeed; a number of milliseconds: not before them. */
+  readonly mayPass?: (error: unknown, attempt: number) => boolean | number
+}
+
+/** Tries again what may succeed later. Rejects with the last failure. */
+export async function retry<T>(attempt: () => Promise<T>, options: Retries): Promise<T> {
+  const { firstMs, longestMs, factor = 2, most = Infinity, withinMs = Infinity, spread = false } = options
+  const { signal, stopping, mayPass = () => true } = options
+  const end = performance.now() + withinMs
+  const hurry = new AbortController()
+  const stop = (): void => hurry.abort()
+  const waiting = stopping ? hurry.signal : signal
+  try {
+    return await pRetry(
+      async () => {
+        stopping?.removeEventListener('abort', stop)
+        try {
+          return await attempt()
+        } catch (error) {
+          throw new Failed(error)
+        }
+      },
+      {
+        retries: most,
+        minTimeout: spread ? firstMs / 2 : firstMs,
+        maxTimeout: longestMs,
+        factor,
+        randomize: spread,
+        maxRetryTime: withinMs,
+        ...(waiting ? { signal: waiting } : {}),
+        async shouldRetry({ error, attemptNumber, retryDelay }) {
+          const when = mayPass(error.cause, attemptNumber)
+          if (when === false || stopping?.aborted) return false
+          stopping?.addEventListener('abort', stop)
+          const longer = when === true ? 0 : when - retryDelay
+          if (longer <= 0) return true
+          if (performance.now() + longer > end) return false
+          await sleep(longer, undefined, { signal: waiting })
+          return true
+        },
+      },
+    )
+  } catch (error) {
+    if (error instanceof Failed) throw error.cause
+    if (hurry.signal.aborted) return attempt()
+    throw error
+  } finally {
+    stopping?.removeEventListener('abort', stop)
+  }
+}
+
+/** What an attempt failed with: p-retry itself judges errors by their class, and a `TypeError` ends it. */
+class Failed extends Error {
+  constructor(cause: unknown) {
+    super('an attempt failed', { cause })
+  }
+}
