@@ -1,8 +1,7 @@
-import { Agent } from 'undici'
 import { Type } from '@sinclair/typebox'
 import { Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
-import { createE2bApi } from './api.ts'
+import { E2bApi } from './api.ts'
 import { E2bProvider, createKeepAlive } from './provider.ts'
 import { WorkerProcesses } from './worker-process.ts'
 
@@ -20,7 +19,7 @@ export default defineSandboxProvider({
     template: Type.Optional(Type.String({ description: 'For profiles that name none.' })),
     command: Type.String({
       default: 'exec agent-orc start --config /opt/agent-orc/config/worker.yaml',
-      description: 'Starts the worker inside, by /bin/sh.',
+      description: 'Starts the worker inside, by a login shell of bash.',
     }),
     home: Type.String({ default: '/home/user', description: 'Of the user that it runs as.' }),
     timeout: Duration('10m', 'A sandbox that its runner no longer keeps alive is paused after this.'),
@@ -29,15 +28,29 @@ export default defineSandboxProvider({
   async create({ config, log, onStop }) {
     const { apiKey, domain, apiUrl, sandboxUrl, template, command, home, timeout, internet } = config
     if (!apiKey) return undefined
-    const dispatcher = new Agent()
-    onStop(() => dispatcher.destroy())
+    const e2b = await import('e2b').catch((cause: unknown) => {
+      throw new Error("the sandbox provider 'e2b' needs the package e2b, which is not installed: npm install e2b", {
+        cause,
+      })
+    })
+    // All that the package would otherwise take from the environment of this process.
+    const connection = {
+      apiKey,
+      validateApiKey: false,
+      debug: false,
+      domain,
+      apiUrl: apiUrl || `https://api.${domain}`,
+      ...(sandboxUrl ? { sandboxUrl } : {}),
+    }
+    const stopping = new AbortController()
+    onStop(async () => stopping.abort())
     const timeoutSeconds = Math.max(1, Math.ceil(timeout / 1_000))
-    const api = createE2bApi({ dispatcher, apiUrl: apiUrl || `https://api.${domain}`, apiKey })
+    const api = new E2bApi(new e2b.ApiClient(new e2b.ConnectionConfig(connection)), stopping.signal)
     const keepAlive = createKeepAlive({ api, timeoutSeconds, log })
     onStop(async () => keepAlive.stop())
     return new E2bProvider({
       api,
-      workers: new WorkerProcesses({ dispatcher, command, domain, sandboxUrl: sandboxUrl || undefined, log }),
+      workers: new WorkerProcesses({ e2b, connection, command, log }),
       keepAlive,
       rules: { template: template || undefined, timeoutSeconds, internet },
       home,

@@ -8,14 +8,13 @@ import {
   type SandboxState,
 } from '#contracts/sandbox'
 import { workerVariables } from '#contracts/wire/worker'
-import { NoAnswer } from '#kit'
+import { NoAnswer, retry } from '#kit'
 import { type E2bApi, E2bError, isConflict, isNotFound, type NewSandbox, type StartedSandbox } from './api.ts'
 import { checkLimits, hasLimits, labels, newSandbox, type OrderRules } from './order.ts'
 import type { WorkerProcesses } from './worker-process.ts'
 
 /** How long a sandbox may be on its way from one state to another. */
-const settleMs = 60_000
-const lookMs = 500
+const settling = { firstMs: 500, longestMs: 500, withinMs: 60_000 }
 
 interface E2bProviderOptions {
   readonly api: E2bApi
@@ -134,18 +133,12 @@ export class E2bProvider implements SandboxProvider {
 
   /** Does what a sandbox refuses while it changes its state; waits for that. */
   async #whenSettled<T>(sandboxId: string, act: () => Promise<T>): Promise<T> {
-    const end = performance.now() + settleMs
-    for (;;) {
-      try {
-        return await act()
-      } catch (error) {
-        if (isNotFound(error)) {
-          this.#leave(sandboxId)
-          throw sandboxGone(error)
-        }
-        if (!isConflict(error) || performance.now() + lookMs > end) throw error
-        await sleep(lookMs)
-      }
+    try {
+      return await retry(act, { ...settling, mayPass: isConflict })
+    } catch (error) {
+      if (!isNotFound(error)) throw error
+      this.#leave(sandboxId)
+      throw sandboxGone(error)
     }
   }
 
@@ -160,28 +153,21 @@ export class E2bProvider implements SandboxProvider {
 /** When to look for a sandbox whose creation was not answered: it may be there at once, or take as long as a start takes. */
 const looksMs = [0, 500, 1_500, 3_000]
 /** How long E2B is given to find room before it is asked again. */
-const roomMs = [500, 2_000]
+const roomWaits = { firstMs: 500, factor: 4, longestMs: 2_000, most: 2 }
 
 /**
  * Creates a sandbox, and never two: E2B takes no key for a repeated request, so one that may have been done is not repeated
  * but looked for by its name.
  */
 async function createOnce(api: E2bApi, sandbox: NewSandbox): Promise<StartedSandbox> {
-  for (let attempt = 0; ; attempt++) {
-    try {
-      return await api.create(sandbox)
-    } catch (error) {
-      const wait = roomMs[attempt]
-      if (isFull(error) && wait !== undefined) {
-        await sleep(wait)
-        continue
-      }
-      if (!mayBeDone(error)) throw error
-      const found = await findByName(api, sandbox.metadata[labels.name]!)
-      if (found === undefined) throw error
-      // Gives out the access token again.
-      return await api.connect(found, sandbox.timeout)
-    }
+  try {
+    return await retry(() => api.create(sandbox), { ...roomWaits, mayPass: isFull })
+  } catch (error) {
+    if (!mayBeDone(error)) throw error
+    const found = await findByName(api, sandbox.metadata![labels.name]!)
+    if (found === undefined) throw error
+    // Gives out the access token again.
+    return await api.connect(found, sandbox.timeout!)
   }
 }
 

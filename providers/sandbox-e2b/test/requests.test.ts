@@ -41,8 +41,8 @@ test('requests are as the documentation of E2B has them', async (t) => {
     headers: { ...inside, 'content-type': 'application/connect+json' },
     body: {
       process: {
-        cmd: '/bin/sh',
-        args: ['-c', `mkdir -p "$AGENT_ORC_WORKSPACE" && ${command}`],
+        cmd: '/bin/bash',
+        args: ['-l', '-c', `: agent-orc-worker; mkdir -p "$AGENT_ORC_WORKSPACE" && ${command}`],
         envs: {
           AGENT_ORC_WORKSPACE: '/home/user/workspace',
           AGENT_ORC_STATE_DIR: '/home/user/.agent-orc',
@@ -51,15 +51,10 @@ test('requests are as the documentation of E2B has them', async (t) => {
           AGENT_ORC_RUNNER_URL: 'https://runner.example.com/x',
         },
       },
-      tag: 'agent-orc-worker',
       stdin: false,
     },
   }
-  const kill = {
-    request: 'POST /process.Process/SendSignal',
-    headers: { ...inside, 'content-type': json },
-    body: { process: { tag: 'agent-orc-worker' }, signal: 'SIGNAL_SIGKILL' },
-  }
+  const list = { request: 'POST /process.Process/List', headers: { ...inside, 'content-type': json }, body: {} }
   const [before, after] = [fake.requests.slice(0, 8).map(shape), fake.requests.slice(8).map(shape)]
   assert.deepEqual(before, [
     {
@@ -82,9 +77,9 @@ test('requests are as the documentation of E2B has them', async (t) => {
     { request: `GET /sandboxes/${sandboxId}`, headers: api },
     start,
     { request: `GET /sandboxes/${sandboxId}`, headers: api },
-    { request: 'POST /process.Process/List', headers: { ...inside, 'content-type': json }, body: {} },
+    list,
     {
-      request: 'GET /v2/sandboxes?metadata=agent-orc-owner%3Da%2520b%2526c&state=running%2Cpaused&limit=100',
+      request: 'GET /v2/sandboxes?metadata=agent-orc-owner%3Da%252520b%252526c&state=running,paused&limit=100',
       headers: api,
     },
     { request: `POST /sandboxes/${sandboxId}/pause`, headers: api },
@@ -94,11 +89,14 @@ test('requests are as the documentation of E2B has them', async (t) => {
       body: { timeout: 600 },
     },
   ])
-  // The former worker is killed until it is gone.
-  assert.deepEqual(after[0], kill)
-  const [started, ended] = after.slice(after.findIndex(({ request }) => request !== kill.request))
-  assert.deepEqual(started, start)
-  assert.deepEqual(ended, { request: `DELETE /sandboxes/${sandboxId}`, headers: api })
+  // The former worker is killed, and looked for until it is gone.
+  assert.deepEqual(after[0], list)
+  const { request, headers, body } = after[1]!
+  assert.deepEqual([request, headers], ['POST /process.Process/SendSignal', list.headers])
+  assert.equal((body as { signal: string }).signal, 'SIGNAL_SIGKILL')
+  assert.deepEqual(after.at(-3), list)
+  assert.deepEqual(after.at(-2), start)
+  assert.deepEqual(after.at(-1), { request: `DELETE /sandboxes/${sandboxId}`, headers: api })
 })
 
 test('a sandbox reaches its runner by address or name alone, and more only where the operator says so', async (t) => {

@@ -11,8 +11,8 @@ testSandboxProvider(
     return (await providerOf(t, settingsFor(fake))).provider
   },
   {
-    // What E2B's agent gives to every process.
-    adds: ['USER', 'LOGNAME'],
+    // What E2B's agent gives to every process, and its shell.
+    adds: ['USER', 'LOGNAME', 'SHLVL'],
     remains: async () => {
       const all = [...fake!.sandboxes.values()]
       const pids = await Promise.all(all.map(({ machine }) => machine.pids()))

@@ -49,7 +49,7 @@ const malformed = refuse(400, 'invalid_argument', 'the message is not as documen
 
 /** As JSON has it, an empty list is left out. */
 const listOf = ({ processes }: FakeSandbox): object => {
-  const all = [...processes].map(([pid, { tag }]) => ({ pid, ...(tag === undefined ? {} : { tag }) }))
+  const all = [...processes].map(([pid, { config, tag }]) => ({ config, pid, ...(tag === undefined ? {} : { tag }) }))
   return all.length === 0 ? {} : { processes: all }
 }
 
@@ -69,7 +69,7 @@ function start({ machine, processes }: FakeSandbox, { process: wanted, tag }: ty
   const own = { PATH: process.env['PATH'] ?? '', HOME: '/home/user', USER: 'user', LOGNAME: 'user' }
   const child = machine.start({ command: [cmd, ...args], env: { ...own, ...envs } })
   const pid = child.pid!
-  processes.set(pid, { child, tag })
+  processes.set(pid, { child, config: wanted, tag })
   child.once('exit', () => processes.delete(pid))
   return {
     status: 200,

@@ -2,10 +2,12 @@ import type { ChildProcess } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import type { Static } from '@sinclair/typebox'
 import { createStandInMachine, type StandInMachine } from '#testing'
-import type { NewSandbox } from './documented.ts'
+import type { NewSandbox, StartRequest } from './documented.ts'
 
 export interface FakeProcess {
   readonly child: ChildProcess
+  /** What it was asked for with. */
+  readonly config: Static<typeof StartRequest>['process']
   readonly tag: string | undefined
 }
 
