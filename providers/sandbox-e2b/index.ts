@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
 import { E2bApi } from './api.ts'
-import { E2bProvider, createKeepAlive } from './provider.ts'
+import { E2bProvider } from './provider.ts'
 import { WorkerProcesses } from './worker-process.ts'
 
 const address = (description: string) =>
@@ -46,15 +46,14 @@ export default defineSandboxProvider({
     onStop(async () => stopping.abort())
     const timeoutSeconds = Math.max(1, Math.ceil(timeout / 1_000))
     const api = new E2bApi(new e2b.ApiClient(new e2b.ConnectionConfig(connection)), stopping.signal)
-    const keepAlive = createKeepAlive({ api, timeoutSeconds, log })
-    onStop(async () => keepAlive.stop())
-    return new E2bProvider({
+    const provider = new E2bProvider({
       api,
       workers: new WorkerProcesses({ e2b, connection, command, log }),
-      keepAlive,
       rules: { template: template || undefined, timeoutSeconds, internet },
       home,
       log,
     })
+    onStop(async () => provider.stop())
+    return provider
   },
 })

@@ -19,7 +19,6 @@ const settling = { firstMs: 500, longestMs: 500, withinMs: 60_000 }
 interface E2bProviderOptions {
   readonly api: E2bApi
   readonly workers: WorkerProcesses
-  readonly keepAlive: KeepAlive
   readonly rules: OrderRules
   /** Of the user that templates run as. */
   readonly home: string
@@ -30,11 +29,20 @@ interface E2bProviderOptions {
 export class E2bProvider implements SandboxProvider {
   readonly contract = 'sandbox/1'
   readonly #options: E2bProviderOptions
-  /** Those whose worker this process has started, and not put to sleep since. */
+  /** Those whose worker this process has started, and not put to sleep since: it puts off their end. */
   readonly #awake = new Map<string, StartedSandbox>()
+
+  readonly #timer: NodeJS.Timeout
 
   constructor(options: E2bProviderOptions) {
     this.#options = options
+    // Two may fail before the time is over. When this process dies, E2B pauses them at their time.
+    const everyMs = (options.rules.timeoutSeconds * 1_000) / 3
+    this.#timer = setInterval(() => this.#awake.forEach((_, id) => void this.#extend(id)), everyMs).unref()
+  }
+
+  stop(): void {
+    clearInterval(this.#timer)
   }
 
   async launch(order: LaunchOrder, signal: AbortSignal): Promise<{ sandboxId: string }> {
@@ -56,7 +64,7 @@ export class E2bProvider implements SandboxProvider {
       })
       throw error
     }
-    this.#woke(sandbox)
+    this.#awake.set(sandboxId, sandbox)
     return { sandboxId }
   }
 
@@ -80,7 +88,7 @@ export class E2bProvider implements SandboxProvider {
   }
 
   async pause(sandboxId: string): Promise<void> {
-    this.#leave(sandboxId)
+    this.#awake.delete(sandboxId)
     await this.#whenSettled(sandboxId, async () => {
       try {
         await this.#options.api.pause(sandboxId)
@@ -93,15 +101,15 @@ export class E2bProvider implements SandboxProvider {
 
   async resume(sandboxId: string, order: LaunchOrder): Promise<void> {
     const { api, rules, workers } = this.#options
-    this.#leave(sandboxId)
+    this.#awake.delete(sandboxId)
     const sandbox = await this.#whenSettled(sandboxId, () => api.connect(sandboxId, rules.timeoutSeconds))
     // The worker woke with its memory, and with the token it was started with, which may be too old by now.
     await workers.start(sandbox, this.#envOf(order))
-    this.#woke(sandbox)
+    this.#awake.set(sandboxId, sandbox)
   }
 
   async destroy(sandboxId: string): Promise<void> {
-    this.#leave(sandboxId)
+    this.#awake.delete(sandboxId)
     await this.#options.api.kill(sandboxId).catch((error: unknown) => {
       if (!isNotFound(error)) throw error
     })
@@ -111,14 +119,15 @@ export class E2bProvider implements SandboxProvider {
     return this.#options.api.find({ [labels.owner]: owner })
   }
 
-  #woke(sandbox: StartedSandbox): void {
-    this.#awake.set(sandbox.sandboxID, sandbox)
-    this.#options.keepAlive.add(sandbox.sandboxID)
-  }
-
-  #leave(sandboxId: string): void {
-    this.#awake.delete(sandboxId)
-    this.#options.keepAlive.delete(sandboxId)
+  async #extend(sandboxId: string): Promise<void> {
+    const { api, rules, log } = this.#options
+    try {
+      await api.setTimeout(sandboxId, rules.timeoutSeconds)
+    } catch (err) {
+      // Gone, or paused by somebody else. A sandbox that reached the longest life of its account is tried in vain until then.
+      if (isNotFound(err) || isConflict(err)) this.#awake.delete(sandboxId)
+      else log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
+    }
   }
 
   #envOf({ env, runnerUrl }: LaunchOrder): Record<string, string> {
@@ -137,7 +146,7 @@ export class E2bProvider implements SandboxProvider {
       return await retry(act, { ...settling, mayPass: isConflict })
     } catch (error) {
       if (!isNotFound(error)) throw error
-      this.#leave(sandboxId)
+      this.#awake.delete(sandboxId)
       throw sandboxGone(error)
     }
   }
@@ -185,38 +194,4 @@ async function findByName(api: E2bApi, name: string): Promise<string | undefined
     if (found[0] !== undefined) return found[0]
   }
   return undefined
-}
-
-interface KeepAlive {
-  /** This sandbox is used from now on. */
-  add(sandboxId: string): void
-  delete(sandboxId: string): void
-  stop(): void
-}
-
-interface KeepAliveOptions {
-  readonly api: Pick<E2bApi, 'setTimeout'>
-  readonly timeoutSeconds: number
-  readonly log: FastifyBaseLogger
-}
-
-/** Puts off the end of sandboxes while this process uses them. When it dies, E2B pauses them at their time. */
-export function createKeepAlive({ api, timeoutSeconds, log }: KeepAliveOptions): KeepAlive {
-  const used = new Set<string>()
-  const extend = async (sandboxId: string): Promise<void> => {
-    try {
-      await api.setTimeout(sandboxId, timeoutSeconds)
-    } catch (err) {
-      // Gone, or paused by somebody else. A sandbox that reached the longest life of its account is tried in vain until then.
-      if (isNotFound(err) || isConflict(err)) used.delete(sandboxId)
-      else log.warn({ err, sandboxId }, 'the time of a sandbox could not be extended')
-    }
-  }
-  // Two may fail before the time is over.
-  const timer = setInterval(() => used.forEach((id) => void extend(id)), (timeoutSeconds * 1_000) / 3).unref()
-  return {
-    add: (sandboxId) => void used.add(sandboxId),
-    delete: (sandboxId) => void used.delete(sandboxId),
-    stop: () => clearInterval(timer),
-  }
 }

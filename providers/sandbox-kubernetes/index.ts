@@ -2,8 +2,8 @@ import { access, constants } from 'node:fs/promises'
 import { Type } from '@sinclair/typebox'
 import { CommaList, Duration, Settings } from '#kernel'
 import { defineSandboxProvider } from '#contracts/sandbox'
-import { createClusterAccess, createKubernetesApi } from './api.ts'
-import { KubernetesProvider, createLifetimes } from './provider.ts'
+import { ClusterAccess, KubernetesApi } from './api.ts'
+import { KubernetesProvider } from './provider.ts'
 import { PodTemplate } from './objects.ts'
 
 /** What Kubernetes gives to a pod that asks for its service account. */
@@ -44,14 +44,11 @@ export default defineSandboxProvider({
       )
       return undefined
     }
-    const cluster = createClusterAccess({ token: token || undefined, tokenFile, caFile })
+    const cluster = new ClusterAccess({ token: token || undefined, tokenFile, caFile })
     onStop(() => cluster.dispatcher.destroy())
-    const api = createKubernetesApi({ cluster, apiUrl, namespace })
-    const lifetimes = createLifetimes({ api, lifetimeMs: lifetime, log })
-    onStop(async () => lifetimes.stop())
-    return new KubernetesProvider({
-      api,
-      lifetimes,
+    const provider = new KubernetesProvider({
+      api: new KubernetesApi(cluster, apiUrl, namespace),
+      lifetimeMs: lifetime,
       rules: {
         image: image || undefined,
         images: images ?? [],
@@ -61,6 +58,8 @@ export default defineSandboxProvider({
       },
       log,
     })
+    onStop(async () => provider.stop())
+    return provider
   },
 })
 

@@ -31,7 +31,8 @@ const nameForm = /^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/
 interface KubernetesProviderOptions {
   readonly api: KubernetesApi
   readonly rules: TemplateRules & VolumeRules
-  readonly lifetimes: Lifetimes
+  /** A sandbox that nobody puts off the end of for so long is deleted by Kubernetes. */
+  readonly lifetimeMs: number
   readonly log: FastifyBaseLogger
 }
 
@@ -39,15 +40,24 @@ interface KubernetesProviderOptions {
 export class KubernetesProvider implements SandboxProvider {
   readonly contract = 'sandbox/1'
   readonly #options: KubernetesProviderOptions
+  /** Those that this process uses, whose end it puts off. */
+  readonly #used = new Set<string>()
+  readonly #timer: NodeJS.Timeout
 
   constructor(options: KubernetesProviderOptions) {
     this.#options = options
+    // Two may fail before the time is over.
+    this.#timer = setInterval(() => this.#used.forEach((id) => void this.#renew(id)), options.lifetimeMs / 3).unref()
+  }
+
+  stop(): void {
+    clearInterval(this.#timer)
   }
 
   async launch(order: LaunchOrder, signal: AbortSignal): Promise<{ sandboxId: string }> {
     signal.throwIfAborted()
-    const { rules, lifetimes } = this.#options
-    const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, lifetimes.end())
+    const { rules } = this.#options
+    const manifest = sandboxManifest(order, templateOf(order.template, rules), rules, this.#end())
     // Not under the signal: what was begun must be known, or it could not be ended.
     const sandbox = await this.#create(order, manifest)
     try {
@@ -90,9 +100,8 @@ export class KubernetesProvider implements SandboxProvider {
 
   async destroy(sandboxId: string): Promise<void> {
     if (!nameForm.test(sandboxId)) return
-    const { api, lifetimes } = this.#options
-    lifetimes.delete(sandboxId)
-    await api.delete(sandboxId).catch((error: unknown) => {
+    this.#used.delete(sandboxId)
+    await this.#options.api.delete(sandboxId).catch((error: unknown) => {
       if (!isNotFound(error)) throw error
     })
     await this.#ended(sandboxId, (sandbox) => sandbox === undefined)
@@ -121,11 +130,25 @@ export class KubernetesProvider implements SandboxProvider {
 
   /** Gives the sandbox the environment of the order, and lets it run. */
   async #run(sandbox: SandboxObject, order: LaunchOrder): Promise<void> {
-    const { api, lifetimes } = this.#options
+    const { api } = this.#options
     const { name } = sandbox.metadata
     await api.applySecret(name, secretManifest({ ...order, name }, sandbox))
-    await api.patch(name, { operatingMode: 'Running', shutdownTime: lifetimes.end() })
-    lifetimes.add(name)
+    await api.patch(name, { operatingMode: 'Running', shutdownTime: this.#end() })
+    this.#used.add(name)
+  }
+
+  /** When a sandbox ends that is not renewed from now on; in whole seconds, as Kubernetes writes times. */
+  #end(): string {
+    return new Date(Date.now() + this.#options.lifetimeMs).toISOString().replace(/\.\d+Z$/, 'Z')
+  }
+
+  async #renew(sandboxId: string): Promise<void> {
+    try {
+      await this.#options.api.patch(sandboxId, { shutdownTime: this.#end() })
+    } catch (err) {
+      if (isNotFound(err)) this.#used.delete(sandboxId)
+      else this.#options.log.warn({ err, sandboxId }, 'the end of a sandbox could not be put off')
+    }
   }
 
   async #discard(sandboxId: string): Promise<void> {
@@ -166,40 +189,3 @@ export class KubernetesProvider implements SandboxProvider {
 }
 
 const goneOr = (error: unknown): unknown => (isNotFound(error) ? sandboxGone(error) : error)
-
-/** Sandboxes of this process, which Kubernetes deletes by itself some time after nobody puts that off any more. */
-interface Lifetimes {
-  /** When a sandbox ends that is not renewed from now on. */
-  end(): string
-  add(sandboxId: string): void
-  delete(sandboxId: string): void
-  stop(): void
-}
-
-interface LifetimeOptions {
-  readonly api: Pick<KubernetesApi, 'patch'>
-  readonly lifetimeMs: number
-  readonly log: FastifyBaseLogger
-}
-
-export function createLifetimes({ api, lifetimeMs, log }: LifetimeOptions): Lifetimes {
-  const ours = new Set<string>()
-  const renew = async (sandboxId: string): Promise<void> => {
-    try {
-      await api.patch(sandboxId, { shutdownTime: lifetimes.end() })
-    } catch (err) {
-      if (isNotFound(err)) ours.delete(sandboxId)
-      else log.warn({ err, sandboxId }, 'the end of a sandbox could not be put off')
-    }
-  }
-  // Two may fail before the time is over.
-  const timer = setInterval(() => ours.forEach((id) => void renew(id)), lifetimeMs / 3).unref()
-  const lifetimes: Lifetimes = {
-    // Whole seconds, as Kubernetes writes times.
-    end: () => new Date(Date.now() + lifetimeMs).toISOString().replace(/\.\d+Z$/, 'Z'),
-    add: (sandboxId) => void ours.add(sandboxId),
-    delete: (sandboxId) => void ours.delete(sandboxId),
-    stop: () => clearInterval(timer),
-  }
-  return lifetimes
-}
