@@ -30,10 +30,10 @@ export interface Kv {
    */
   hit(key: string, limit: number, windowSeconds: number, scope?: HitScope): Promise<Hit>
   /**
-   * Best effort wake-up of whoever subscribed, here and in other processes; the truth is elsewhere. It may be lost, come
-   * twice, or be folded into an equal one of the same twentieth of a second. At most 4 kB.
+   * Best effort wake-up of whoever subscribed to one of the channels, here and in other processes; the truth is elsewhere. It
+   * may be lost, come twice, or be folded into an equal one of the same twentieth of a second. At most 4 kB.
    */
-  publish(channel: string, message: string): void
+  publish(channels: readonly string[], message: string): void
   subscribe(channel: string, listener: (message: string) => void): () => void
 }
 

@@ -176,6 +176,44 @@ export function testLogs(open: OpenStore): void {
     assert.equal(await store.readLog('acme', unique('run'), 0), undefined)
   })
 
+  test('appends to many logs at once are each stored or refused by their own claim', async (t) => {
+    const store = await open(t)
+    const [mine, lost, over, long] = await Promise.all(['mine', 'lost', 'over', 'long'].map(() => begin(store)))
+    const foreign = { ...mine!.claim, tenantId: 'globex' }
+    await store.finish(resultEnd(over!.claim, 1))
+    const many = Array.from({ length: 150 }, () => begin(store))
+    const others = await Promise.all(many)
+    const encoder = createEventEncoder(long!.runId, long!.sessionId, 1)
+    const wide = [1, 2].map(() => encoder.line({ type: 'assistant', text: 'é\0"'.repeat(40_000), delta: true }))
+    const chunk = (seq: number) => ({ firstSeq: seq, count: 1, lines: Buffer.from(wide[seq - 1]!) })
+    const answers = await Promise.all([
+      store.append(mine!.claim, chunkOf(mine!.claim, 1, 3)),
+      store.append({ ...lost!.claim, epoch: lost!.claim.epoch + 1 }, chunkOf(lost!.claim, 1, 1)),
+      store.append(over!.claim, chunkOf(over!.claim, 2, 1)),
+      store.append(foreign, chunkOf(foreign, 1, 1)),
+      store.append(long!.claim, chunk(1)),
+      store.append(long!.claim, chunk(2)),
+      store.append(mine!.claim, chunkOf(mine!.claim, 1, 3)),
+    ])
+    assert.deepEqual(answers, [true, false, false, false, true, true, true])
+    assert.ok((await Promise.all(others.map(({ claim }) => store.append(claim, chunkOf(claim, 1, 2))))).every(Boolean))
+    const read = async (runId: string) => (await readAll(store, 'acme', runId)).events
+    assert.deepEqual(
+      (await read(mine!.runId)).map(({ seq, runId }) => [seq, runId]),
+      [1, 2, 3].map((seq) => [seq, mine!.runId]),
+    )
+    assert.deepEqual(await read(lost!.runId), [])
+    assert.equal((await read(over!.runId)).length, 1)
+    const same = (await read(long!.runId)).map((event) => JSON.stringify(event)).join('\n') === wide.join('').trimEnd()
+    assert.ok(same, 'long lines come back as they were')
+    for (const { runId } of others) {
+      assert.deepEqual(
+        (await read(runId)).map((event) => [event.seq, event.runId]),
+        [1, 2].map((seq) => [seq, runId]),
+      )
+    }
+  })
+
   test('another attempt is counted with the event that begins it, and refused to whoever lost the run', async (t) => {
     const store = await open(t)
     const { claim, runId } = await begin(store)

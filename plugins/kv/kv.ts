@@ -32,19 +32,20 @@ export function createKv(parts: KvParts): Kv {
 
 /** Wake-ups go over Redis while it is up, also to this process itself. Otherwise they are delivered here, and over PostgreSQL to others. */
 function createWakeUps({ channels, redis, notifications }: KvParts): Pick<Kv, 'publish' | 'subscribe'> {
-  const here = (channel: string, message: string): void => {
+  const here = (names: readonly string[], message: string): void => {
+    const heard = names.filter((name) => channels.has(name))
     // Delivered later, as with Redis: listeners never run inside the publisher's call.
-    if (channels.has(channel)) setImmediate(() => channels.deliver(channel, message))
+    if (heard.length > 0) setImmediate(() => heard.forEach((name) => channels.deliver(name, message)))
   }
   return {
-    publish(channel, message) {
+    publish(names, message) {
       // Notified also while Redis is up: another process may have lost it.
-      notifications?.publish(channel, message)
-      if (!redis?.failover.up) return here(channel, message)
-      redis.store.publish(channel, message).catch((cause: unknown) => {
+      notifications?.publish(names, message)
+      if (!redis?.failover.up) return here(names, message)
+      redis.store.publish(names, message).catch((cause: unknown) => {
         redis.failover.lost(cause)
-        here(channel, message)
-        notifications?.publish(channel, message)
+        here(names, message)
+        notifications?.publish(names, message)
       })
     },
     subscribe(channel, listener) {
@@ -119,7 +120,7 @@ export interface NotificationsOptions {
 /** Wake-ups between processes over PostgreSQL. */
 export interface Notifications {
   /** Wakes other processes, if one that listens needs to be woken this way. */
-  publish(channel: string, message: string): void
+  publish(channels: readonly string[], message: string): void
   /** Called when this process subscribes to a channel. */
   subscribed(): void
   /** Called when `away` changed. */
@@ -151,10 +152,10 @@ export class PostgresNotifications implements Notifications {
     this.#options = options
   }
 
-  publish(channel: string, message: string): void {
+  publish(channels: readonly string[], message: string): void {
     this.#start()
     if (performance.now() >= this.#listenersUntil || this.#pending.size >= mostPending) return
-    this.#pending.set(`${channel}\n${message}`, [channel, message])
+    for (const channel of channels) this.#pending.set(`${channel}\n${message}`, [channel, message])
     this.#schedule()
   }
   subscribed(): void {

@@ -54,7 +54,7 @@ interface Client extends Redis {
 
 /** Everything rejects, within a quarter of a second, while the server does not answer. */
 export interface RedisStore extends Store {
-  publish(channel: string, message: string): Promise<void>
+  publish(channels: readonly string[], message: string): Promise<void>
   /** Subscribes to a channel; its messages are delivered from a moment after the call. */
   watch(channel: string): void
   unwatch(channel: string): void
@@ -115,7 +115,10 @@ export function createRedisStore(url: string, { channels, listener, onLost }: Re
       const [allowed, count, retryAfterMs] = await inTime(client.aoHit(`ao:hit:${key}`, limit, windowSeconds))
       return { allowed: allowed === 1, count, retryAfterMs }
     },
-    publish: async (channel, message) => void (await inTime(client.publish(`ao:${channel}`, message))),
+    async publish(names, message) {
+      const sent = await inTime(client.pipeline(names.map((name) => ['publish', `ao:${name}`, message])).exec())
+      for (const [error] of sent ?? []) if (error) throw error
+    },
     watch(channel) {
       if (subscriber.status === 'ready') listenTo(channel)
       else if (subscriber.status === 'wait') subscriber.connect().catch(() => {})

@@ -13,11 +13,36 @@ const unstoredBytes = 2 * flushBytes
 /** Between attempts to write. */
 const waits = { firstMs: 50, factor: 3, longestMs: 2_000 }
 
+/**
+ * When the recorders of a process write. What is due within the same tenth of a second is written in one turn of the event loop,
+ * so that the store can write it together.
+ */
+export class FlushClock {
+  #due = new Set<() => void>()
+  #timer: NodeJS.Timeout | undefined
+
+  /** Calls `flush` once, at the next tick. */
+  add(flush: () => void): void {
+    this.#due.add(flush)
+    this.#timer ??= setTimeout(() => this.#tick(), flushAfterMs)
+  }
+  delete(flush: () => void): void {
+    this.#due.delete(flush)
+  }
+  #tick(): void {
+    const due = this.#due
+    this.#due = new Set()
+    this.#timer = undefined
+    for (const flush of due) flush()
+  }
+}
+
 /** A delta is a small part of what a link read at once: kept as it came, it would hold all of that in memory. */
 const owned = (lines: Buffer): Buffer => (lines.length * 4 < lines.buffer.byteLength ? Buffer.from(lines) : lines)
 
 export interface RecorderDeps {
   readonly store: RunStore
+  readonly flushes: FlushClock
   readonly log: FastifyBaseLogger
   /** Wakes watchers in other processes. */
   readonly announce: (claim: Claim) => void
@@ -35,7 +60,6 @@ export class Recorder {
   #bytes = 0
   /** Of the write under way. */
   #inFlight = 0
-  #timer: NodeJS.Timeout | undefined
   #flushing: Promise<void> | undefined
   #lost = false
   #hurry = false
@@ -100,14 +124,15 @@ export class Recorder {
   }
   /** Begins no write, and waits for the one under way. */
   async #rest(): Promise<void> {
-    clearTimeout(this.#timer)
+    this.#deps.flushes.delete(this.#due)
     while (this.#flushing) await this.#flushing
   }
   #schedule(): void {
     if (this.#flushing || this.#lost || this.#pending.length === 0) return
     if (this.#hurry || this.#bytes >= flushBytes) void this.#startFlush()
-    else this.#timer ??= setTimeout(() => void this.#startFlush(), flushAfterMs)
+    else this.#deps.flushes.add(this.#due)
   }
+  readonly #due = (): void => void this.#startFlush()
   #startFlush(): Promise<void> {
     return (this.#flushing ??= this.#flush().finally(() => {
       this.#flushing = undefined
@@ -139,8 +164,7 @@ export class Recorder {
     this.#pending = []
     this.#bytes = 0
     this.#hurry = false
-    clearTimeout(this.#timer)
-    this.#timer = undefined
+    this.#deps.flushes.delete(this.#due)
     return chunk
   }
   /** A store that is away comes back, or takes the lease of this process with it: then `write` answers false. */

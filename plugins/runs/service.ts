@@ -9,11 +9,13 @@ import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'
 import { endingOf, orphaned, policyOf, within } from './ending.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
+import { FlushClock } from './recorder.ts'
 import { type Executor, Run, type RunDeps, type RunOrder } from './run.ts'
 import { StateSaver } from './state-saver.ts'
 import { invalidRunId, Submission, type SubmissionDeps } from './submission.ts'
 
-export interface RunServiceDeps extends Omit<RunDeps, 'children' | 'announce' | 'givingUp'>, SubmissionDeps {
+export interface RunServiceDeps
+  extends Omit<RunDeps, 'children' | 'announce' | 'givingUp' | 'flushes'>, SubmissionDeps {
   readonly kv: Kv
   readonly drainMs: number
 }
@@ -46,11 +48,19 @@ export class RunService implements Executor {
 
   constructor(deps: RunServiceDeps) {
     const { store, kv, runners, log } = deps
+    const told = new Set<string>()
+    const tell = (): void => {
+      kv.publish([...told].map(runChannel), '')
+      told.clear()
+    }
+    // What was stored together is told together.
     const announce = ({ runId }: Claim): void => {
-      if (kv.backend !== 'memory') kv.publish(runChannel(runId), '')
+      if (kv.backend === 'memory') return
+      if (told.size === 0) setImmediate(tell)
+      told.add(runId)
     }
     this.#deps = deps
-    this.#running = { ...deps, children: this, givingUp: this.#givingUp.signal, announce }
+    this.#running = { ...deps, children: this, givingUp: this.#givingUp.signal, announce, flushes: new FlushClock() }
     this.#saver = new StateSaver(store, log)
     this.#logs = { store, kv, live: (tenantId, runId) => this.local(tenantId, runId)?.log }
     this.#cancellation = new Cancellation(store, this.#logs, this)
@@ -160,7 +170,7 @@ export class RunService implements Executor {
     this.#active.set(key, run)
     // Its start was under way when this process was told to stop.
     if (this.#closing) void this.#leaveToOthers(run)
-    this.#deps.kv.publish(`${sessionChannels}${tenantId}:${sessionId}`, '')
+    this.#deps.kv.publish([`${sessionChannels}${tenantId}:${sessionId}`], '')
     this.#wheel ??= setInterval(() => this.#turn(), deadlineTickMs).unref()
     void run.done.then((how) => {
       // This process may have taken the run back, under another claim.

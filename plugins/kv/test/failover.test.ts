@@ -82,9 +82,9 @@ test('wake-ups reach the other process while one of them, or both, are cut off f
   two.kv.subscribe('c', () => got.two++)
   const eachHearsTheOther = async (): Promise<void> => {
     got.two = 0
-    await until(() => (one.kv.publish('c', ''), got.two > 0))
+    await until(() => (one.kv.publish(['c'], ''), got.two > 0))
     got.one = 0
-    await until(() => (two.kv.publish('c', ''), got.one > 0))
+    await until(() => (two.kv.publish(['c'], ''), got.one > 0))
   }
   await eachHearsTheOther()
   ways[0]!.cut()

@@ -108,14 +108,14 @@ test('postgres: while the server is away every command is a 503, and wake-ups co
   const [one, two] = [await kvKernel(t, { dsn: between.url }), await kvKernel(t, { dsn: between.url })]
   let heard = 0
   two.kv.subscribe('c', () => heard++)
-  await until(() => (one.kv.publish('c', ''), heard > 0))
+  await until(() => (one.kv.publish(['c'], ''), heard > 0))
   between.cut()
   await assert.rejects(one.kv.claim('k', 60_000), unavailable)
   await assert.rejects(one.kv.hit('k', 1, 60), unavailable)
   between.heal()
   await until(async () => one.kv.claim('k', 60_000).catch(() => false))
   heard = 0
-  await until(() => (one.kv.publish('c', ''), heard > 0))
+  await until(() => (one.kv.publish(['c'], ''), heard > 0))
 })
 
 test('postgres: a process that is alone notifies nobody, and many wake-ups are few notifications', async (t) => {
@@ -130,15 +130,15 @@ test('postgres: a process that is alone notifies nobody, and many wake-ups are f
   const one = await kvKernel(t, { dsn })
   const own: string[] = []
   one.kv.subscribe('c', (message) => void own.push(message))
-  one.kv.publish('c', 'mine')
+  one.kv.publish(['c'], 'mine')
   await until(() => own.length > 0 && payloads.length > 0)
   assert.deepEqual([own, payloads.filter((payload) => payload.includes('wakes'))], [['mine'], []])
   const two = await kvKernel(t, { dsn })
   const got = new Set<string>()
   for (let i = 0; i < 300; i++) two.kv.subscribe(`channel ${i}`, () => void got.add(`channel ${i}`))
-  await until(() => (one.kv.publish('channel 0', ''), got.has('channel 0')))
+  await until(() => (one.kv.publish(['channel 0'], ''), got.has('channel 0')))
   payloads.length = 0
-  for (let round = 0; round < 20; round++) for (let i = 0; i < 300; i++) one.kv.publish(`channel ${i}`, '')
+  for (let round = 0; round < 20; round++) for (let i = 0; i < 300; i++) one.kv.publish([`channel ${i}`], '')
   await until(() => got.size === 300)
   const wakes = payloads.filter((payload) => payload.includes('wakes'))
   assert.ok(wakes.length <= 4, `${wakes.length} notifications`)

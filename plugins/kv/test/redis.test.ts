@@ -34,7 +34,7 @@ test('redis: without a database every command is a 503 while the server is away,
   await until(holds(check))
   assert.equal(await kv.claim('k', 60_000), false)
   await until(() => {
-    kv.publish(between.url, 'again')
+    kv.publish([between.url], 'again')
     return got.length > 0
   })
 })

@@ -112,13 +112,13 @@ export function testKv(driver: string, open: OpenClients): void {
     one!.subscribe(channel, () => assert.fail('a subscriber that throws disturbs nobody'))
     // A subscription takes effect a moment after the call, and a publication before that is lost: it is only a wake-up.
     await until(() => {
-      two!.publish(channel, 'ping')
+      two!.publish([channel], 'ping')
       return got.includes('one ping') && got.includes('two ping')
     })
     leave[0]!()
     got.length = 0
     await until(() => {
-      one!.publish(channel, 'pong')
+      one!.publish([channel], 'pong')
       return got.filter((line) => line === 'two pong').length >= 2
     })
     assert.equal(got.includes('one pong'), false)

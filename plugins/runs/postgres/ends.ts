@@ -3,36 +3,27 @@ import { toldOf } from '#contracts/endings'
 import { microcentsPerCent } from '#contracts/prices'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
-import { prepared, storable, storableOrNull } from './rows.ts'
+import { Appends } from './appends.ts'
+import { claimed, prepared, storable, storableOrNull } from './rows.ts'
 
-// `finished_at IS NULL` is `status IN ('queued', 'running')` by policy, and no claim has the epoch of a run that waits.
-// Written so, the planner cannot take the partial index of running runs, which on a table without statistics it prefers to the
-// primary key, and then reads every running run of the tenant. For the same reason `released` names its session by a
-// sub-select: a join read every session of the tenant, 300 rows a run after 9,000 runs, until the first ANALYZE.
-const owned = 'tenant_id = :tenant AND id = :run AND finished_at IS NULL AND claim_epoch = :epoch'
-
-const added = `
-  added AS (
-    INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
-    SELECT :tenant, :run, :firstSeq, :count, :lines FROM owned ON CONFLICT DO NOTHING
-  )
-  SELECT 1 FROM owned`
-
-// The share lock makes an append and the end of its run wait for each other, so nothing lands behind the terminal event.
-// A conflict is our own retry after a lost answer: only the holder of the epoch writes this log.
-const append = prepared('run-append', `WITH owned AS (SELECT 1 FROM runs WHERE ${owned} FOR SHARE), ${added}`)
+// A conflict is our own retry after a lost answer, as of an append.
 const retry = prepared(
   'run-retry',
-  `WITH owned AS (UPDATE runs SET attempt = :attempt WHERE ${owned} RETURNING 1), ${added}`,
+  `WITH owned AS (UPDATE runs SET attempt = :attempt WHERE ${claimed} RETURNING 1), added AS (
+     INSERT INTO run_events (tenant_id, run_id, first_seq, count, lines)
+     SELECT :tenant, :run, :firstSeq, :count, :lines FROM owned ON CONFLICT DO NOTHING
+   )
+   SELECT 1 FROM owned`,
 )
 
-// A run in a sandbox is added to its session's meter of the minute, with the change that only one end of the run can make.
+// `released` names its session by a sub-select: without statistics a join read every session of the tenant, 300 rows a run after
+// 9,000 runs, until the first ANALYZE. A run in a sandbox is added to its session's meter of the minute, with the change that only one end of the run can make.
 const ended = `
   ended AS (
     UPDATE runs
     SET status = :status, finished_at = clock_timestamp(), result = :result, error_code = :errorCode,
         error_message = :errorMessage, usage = :usage::json, input = CASE WHEN :keepInput::boolean THEN input END
-    WHERE ${owned}
+    WHERE ${claimed}
     RETURNING id, session_id, profile, started_at, finished_at, public_run
   ), meter AS (
     INSERT INTO run_meters (tenant_id, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens,
@@ -82,7 +73,7 @@ const finishes = {
 const discard = prepared(
   'run-discard',
   `WITH gone AS (
-     DELETE FROM runs WHERE ${owned} RETURNING id, session_id, public_run, ordinal
+     DELETE FROM runs WHERE ${claimed} RETURNING id, session_id, public_run, ordinal
    ), events AS (
      DELETE FROM run_events WHERE tenant_id = :tenant AND run_id = (SELECT id FROM gone)
    ), created AS (
@@ -115,7 +106,7 @@ const handOver = prepared(
   'run-hand-over',
   `WITH run AS (
      UPDATE runs SET claim_owner = '${handedOver}'
-     WHERE ${owned} RETURNING session_id
+     WHERE ${claimed} RETURNING session_id
    ), session AS (
      UPDATE sessions SET claim_owner = '${handedOver}'
      WHERE tenant_id = :tenant AND id = (SELECT session_id FROM run) AND claim_run = :run
@@ -181,7 +172,7 @@ export function createEnds(db: Database, onWanted: OnWanted) {
     return row !== undefined
   }
   return {
-    append: (claim, chunk) => write(claim, append({ ...of(claim), ...chunk }), chunk),
+    append: new Appends(db).append,
     retry: (claim, attempt, chunk) => write(claim, retry({ ...of(claim), ...chunk, attempt }), chunk),
     finish: (end) => write(end.claim, finishStatement(end), end.tail),
     discard: (claim) => write(claim, discard(of(claim))),

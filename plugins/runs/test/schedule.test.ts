@@ -6,6 +6,7 @@ import { createEventEncoder, isTerminalType, parseLine } from '#contracts/run-ev
 import type { Claim, RunStore } from '#contracts/run-store'
 import { type ExecuteRun, type Fleet, leaving, type RunnerLink } from '#contracts/runner'
 import { endingOf } from '../ending.ts'
+import { FlushClock } from '../recorder.ts'
 import { Run, type RunDeps, type RunState } from '../run.ts'
 import { meddling, profileNamed, result, text } from './stage.ts'
 import { MemoryRunStore } from '../memory/store.ts'
@@ -94,6 +95,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     delegation: { maxDepth: 0, maxChildren: 0 },
     onCrash: 'interrupt',
     announce() {},
+    flushes: new FlushClock(),
     givingUp: new AbortController().signal,
     deadlineGraceMs: 0,
     windDownMs: 20,

@@ -132,8 +132,10 @@ export function sharedKv(): Kv {
   return {
     ...memoryKv(),
     backend: 'redis',
-    publish: (channel, message) => {
-      for (const listener of listeners.get(channel) ?? []) queueMicrotask(() => listener(message))
+    publish: (channels, message) => {
+      for (const channel of channels) {
+        for (const listener of listeners.get(channel) ?? []) queueMicrotask(() => listener(message))
+      }
     },
     subscribe(channel, listener) {
       const set = listeners.get(channel) ?? new Set()
