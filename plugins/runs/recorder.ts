@@ -13,27 +13,40 @@ const unstoredBytes = 2 * flushBytes
 /** Between attempts to write. */
 const waits = { firstMs: 50, factor: 3, longestMs: 2_000 }
 
+/** Writes that fall due within it go together. */
+const tickMs = 25
+
 /**
- * When the recorders of a process write. What is due within the same tenth of a second is written in one turn of the event loop,
- * so that the store can write it together.
+ * When the recorders of a process write. What falls due at about the same time is written in one turn of the event loop, so that
+ * the store can write it together.
  */
 export class FlushClock {
-  #due = new Set<() => void>()
+  /** When each is due; in this order, since all wait equally long. */
+  readonly #due = new Map<() => void, number>()
   #timer: NodeJS.Timeout | undefined
 
-  /** Calls `flush` once, at the next tick. */
+  /** Calls `flush` once, in a tenth of a second or a tick later. */
   add(flush: () => void): void {
-    this.#due.add(flush)
-    this.#timer ??= setTimeout(() => this.#tick(), flushAfterMs)
+    if (this.#due.has(flush)) return
+    this.#due.set(flush, performance.now() + flushAfterMs)
+    this.#timer ??= setTimeout(this.#tick, flushAfterMs)
   }
   delete(flush: () => void): void {
     this.#due.delete(flush)
   }
-  #tick(): void {
-    const due = this.#due
-    this.#due = new Set()
+  readonly #tick = (): void => {
     this.#timer = undefined
-    for (const flush of due) flush()
+    const now = performance.now()
+    const due: (() => void)[] = []
+    for (const [flush, at] of this.#due) {
+      if (at > now) break
+      due.push(flush)
+    }
+    for (const flush of due) {
+      this.#due.delete(flush)
+      flush()
+    }
+    if (this.#due.size > 0) this.#timer ??= setTimeout(this.#tick, tickMs)
   }
 }
 
