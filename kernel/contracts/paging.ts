@@ -13,9 +13,14 @@ export interface Page {
   readonly offset?: number
 }
 
+/** The page that a query asks for. An offset without a limit is ignored: the list is whole then. */
+export const pageOf = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })
+
 /** Values for `LIMIT $a OFFSET $b`: PostgreSQL reads a null limit as none. */
-export const pageValues = ({ limit, offset = 0 }: Page): [limit: number | null, offset: number] =>
-  limit === undefined ? [null, 0] : [limit, offset]
+export function pageValues(query: Page): [limit: number | null, offset: number] {
+  const { limit = null, offset = 0 } = pageOf(query)
+  return [limit, offset]
+}
 
 /** `X-Total-Count`, and for a page the `Link` to its neighbours with every other query parameter kept. */
 export function pageHeaders(url: string, { limit, offset = 0 }: Page, total: number): Record<string, string> {

@@ -63,7 +63,11 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
     // A connection that breaks while lent out is reported to its statement; without a listener it would end the process.
     client.on('error', () => {})
   })
-  pool.on('error', onError)
+  pool.on('error', (error: Error & { client?: unknown }) => {
+    // pg attaches its client, with all its settings, which a log would print.
+    delete error.client
+    onError(error)
+  })
   return {
     async lease(work) {
       const { closed } = gate

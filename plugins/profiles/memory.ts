@@ -1,6 +1,6 @@
 import type { BroadcastChange, BroadcastRevisions } from '#contracts/broadcast'
 import type { TenantTx } from '#contracts/database'
-import type { Page } from '#contracts/paging'
+import { type Page, pageOf } from '#contracts/paging'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
 import type { ChangeLog } from './broadcast.ts'
 import type { ProfileDocument } from './document.ts'
@@ -40,11 +40,12 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
     const profile = await this.find(tenantId, name)
     return profile && { profile, revision: this.#tenants.get(tenantId)!.revision }
   }
-  async list(tenantId: string, q: string | undefined, { limit, offset = 0 }: Page) {
+  async list(tenantId: string, q: string | undefined, page: Page) {
     const wanted = q?.toLowerCase() ?? ''
     const profiles = this.#profiles(tenantId)
       .filter(({ name }) => name.toLowerCase().includes(wanted))
       .sort((a, b) => (a.name < b.name ? -1 : 1))
+    const { limit, offset = 0 } = pageOf(page)
     const end = limit === undefined ? undefined : offset + limit
     return { profiles: profiles.slice(offset, end), total: profiles.length }
   }

@@ -4,7 +4,7 @@ import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, u
 import type { Caller, Guard } from '#contracts/auth'
 import { type Idempotency, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { newId } from '#contracts/ids'
-import { pageHeaders, PageQuery, type Page } from '#contracts/paging'
+import { pageHeaders, type Page, pageOf, PageQuery } from '#contracts/paging'
 import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import { isTerminal, type RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
@@ -155,9 +155,7 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
 
 function listRoutes(app: App, store: RunStore, guard: Guard): void {
   const list = async (request: FastifyRequest, page: Page, filter: Omit<RunFilter, 'limit' | 'offset'>) => {
-    const { limit, offset = 0 } = page
-    const paged = limit === undefined ? {} : { limit, offset }
-    const { runs, total } = await store.listRuns(guard.callerOf(request).tenantId, { ...filter, ...paged })
+    const { runs, total } = await store.listRuns(guard.callerOf(request).tenantId, { ...filter, ...pageOf(page) })
     return { runs, headers: pageHeaders(request.url, page, total) }
   }
   app.get(

@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
+import { pageHeaders, pageOf, PageQuery } from '#contracts/paging'
 import type { RunStore } from '#contracts/run-store'
 import { RunSummary } from '#contracts/runs'
 import { Session } from '#contracts/sessions'
@@ -77,7 +77,7 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     },
     async (request, reply) => {
       const { q, ...page } = request.query
-      const filter = { ...paged(page), ...(q === undefined ? {} : { q }) }
+      const filter = { ...pageOf(page), ...(q === undefined ? {} : { q }) }
       const { sessions, total } = await store.listSessions(guard.callerOf(request).tenantId, filter)
       return reply.headers(pageHeaders(request.url, page, total)).send(sessions)
     },
@@ -98,11 +98,8 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { id: sessionId } = await service.get(tenantId, request.params.id)
-      const { runs, total } = await store.listRuns(tenantId, { sessionId, ...paged(request.query) })
+      const { runs, total } = await store.listRuns(tenantId, { sessionId, ...pageOf(request.query) })
       return reply.headers(pageHeaders(request.url, request.query, total)).send(runs)
     },
   )
 }
-
-/** An offset alone makes no page: without `limit` the list is whole. */
-const paged = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })
