@@ -1,7 +1,7 @@
 import type { BroadcastChange, BroadcastRevisions } from '#contracts/broadcast'
 import type { Database } from '#contracts/database'
 import type { ChangeLog } from './broadcast.ts'
-import { type PoolRow, toPool } from './pools.store.ts'
+import { type PoolRow, toPool } from './pools.ts'
 import { type ProfileRow, profileColumns, toProfile } from './store.ts'
 
 /** Changes of one page, and about how many bytes of profiles: what a conductor holds of them at a time, for each runner. */

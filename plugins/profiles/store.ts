@@ -1,6 +1,6 @@
 import { type Database, sqlState, type Statement, type TenantTx, violatedConstraint } from '#contracts/database'
 import { type Page, pageValues } from '#contracts/paging'
-import type { PlacedProfile, Profile } from '#contracts/profiles'
+import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
 import type { ProfileDocument } from './document.ts'
 import {
   idChanged,
@@ -204,4 +204,31 @@ const refused = (row: ProfileRow, { id }: Expected): Error =>
 const readable = (error: unknown, { pool = '' }: ProfileDocument): unknown => {
   if (violatedConstraint(error) === 'profiles_pool') return unknownPool(pool)
   return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText({ cause: error }) : error
+}
+
+/** A profile takes about ten kilobytes, in the worst case some hundreds. */
+const mostRemembered = 1_000
+
+/**
+ * Profiles for the plugins that run or publish them. Those that sessions were created from lately are remembered: whoever starts
+ * a run with one has the store compare its revision in the statement that starts it, so a profile from memory is as good as one
+ * that was read, and costs no round trip.
+ */
+export function createProfileLookup(store: ProfileStore): Profiles {
+  // A Map keeps insertion order, so its first entry is the oldest: that one is dropped when the map is full.
+  const known = new Map<string, PlacedProfile>()
+  return {
+    find: (tenantId, name) => store.find(tenantId, name),
+    findIn: findProfileIn,
+    async findPlaced(tenantId, name, fresh = false) {
+      const key = `${tenantId}\n${name}`
+      const remembered = fresh ? undefined : known.get(key)
+      if (remembered) return remembered
+      const found = await store.findPlaced(tenantId, name)
+      known.delete(key)
+      if (found) known.set(key, found)
+      if (known.size > mostRemembered) known.delete(known.keys().next().value!)
+      return found
+    },
+  }
 }

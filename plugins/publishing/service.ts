@@ -5,9 +5,18 @@ import type { Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
 import type { Webhooks } from '#contracts/webhooks'
 import { badOrigin, notPublished, slugFixed, unknownKey, unknownProfile, webhooksUnavailable } from './errors.ts'
-import { insertKey, listKeys, revokeKey } from './keys.store.ts'
+import {
+  type AgentRow,
+  findAgent,
+  insertAgent,
+  insertKey,
+  listAgents,
+  listKeys,
+  revokeKey,
+  unpublishAgent,
+  updateAgent,
+} from './store.ts'
 import type { IssuedKey, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
-import { type AgentRow, findAgent, insertAgent, listAgents, unpublishAgent, updateAgent } from './store.ts'
 
 const defaults = { rateLimitRpm: 60, syncMaxDurationSeconds: 60 }
 

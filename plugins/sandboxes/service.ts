@@ -1,14 +1,14 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
-import type { RunnerSession } from '#contracts/runner'
+import type { RunnerSession, WorkerLease } from '#contracts/runner'
+import type { SandboxState } from '#contracts/sandbox'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { ToolResult } from '#contracts/tools'
 import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
 import { sandboxUnreachable, sessionShutDown, sessionStateMissing } from './errors.ts'
 import type { Launcher } from './launcher.ts'
-import { createLeases } from './leases.ts'
 import type { Metrics } from './metrics.ts'
-import { stateOf } from './sandbox.ts'
+import { type Sandbox, stateOf } from './sandbox.ts'
 import type { SessionWorker, Start, Started, WorkerTable } from './session-worker.ts'
 import type { Substrates } from './substrates.ts'
 import { unlessAborted } from './waiting.ts'
@@ -167,3 +167,68 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
   hydrate: (_runtime, _sessionId, bundle) => table.of(session).replace(bundle),
   forget: async () => table.remove(session)?.close(sessionShutDown()),
 })
+
+/** How long an answer of a substrate is shown, unless an event of the substrate makes it stale sooner. */
+const freshMs = 3_000
+
+/** The sandboxes of sessions as their substrates have them now. */
+interface Leases {
+  list(tenantId: string | undefined, signal?: AbortSignal): Promise<WorkerLease[]>
+  one(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
+  invalidate(provider: string, sandboxId: string): number
+}
+
+function createLeases(table: WorkerTable, now: () => number = Date.now): Leases {
+  /** Undefined as a state: the substrate could not be asked. */
+  const seen = new WeakMap<Sandbox, { readonly state: SandboxState | undefined; readonly at: number }>()
+
+  const look = async (worker: SessionWorker, sandbox: Sandbox, signal?: AbortSignal): Promise<WorkerLease['state']> => {
+    const cached = seen.get(sandbox)
+    if (cached && now() - cached.at < freshMs) return cached.state ?? 'unknown'
+    const state = await stateOf(sandbox, signal)
+    seen.set(sandbox, { state, at: now() })
+    if (state) worker.observe(sandbox, state)
+    return state ?? 'unknown'
+  }
+  const leaseOf = async (worker: SessionWorker, signal?: AbortSignal): Promise<WorkerLease | undefined> => {
+    const { session, sandbox, latest, phase } = worker
+    if (phase === undefined) return undefined
+    const sessionId = session.id
+    const lastUsedAt = new Date(worker.uses.lastAt).toISOString()
+    if (phase === 'starting') return { sessionId, state: 'starting', lastUsedAt }
+    const shown = (sandbox ?? latest)!
+    const { template } = shown.order
+    return {
+      sessionId,
+      state: sandbox ? await look(worker, sandbox, signal) : 'gone',
+      provider: shown.substrate.name,
+      sandboxId: shown.sandboxId,
+      ...(template === undefined ? {} : { template }),
+      launchedAt: new Date(shown.launchedAt).toISOString(),
+      lastUsedAt,
+      ...(shown.warm ? { warm: true } : {}),
+    }
+  }
+  return {
+    async list(tenantId, signal) {
+      const wanted = table.all().filter(({ session }) => tenantId === undefined || session.tenantId === tenantId)
+      const leases = await Promise.all(wanted.map((worker) => leaseOf(worker, signal)))
+      return leases.filter((lease) => lease !== undefined)
+    },
+    async one(tenantId, sessionId, signal) {
+      const worker = table.find(tenantId, sessionId)
+      return worker && leaseOf(worker, signal)
+    },
+    invalidate(provider, sandboxId) {
+      let count = 0
+      for (const worker of table.all()) {
+        const { sandbox } = worker
+        if (sandbox?.substrate.name !== provider || sandbox.sandboxId !== sandboxId) continue
+        seen.delete(sandbox)
+        worker.doubt()
+        count++
+      }
+      return count
+    },
+  }
+}

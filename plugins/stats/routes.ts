@@ -3,12 +3,10 @@ import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders } from '#contracts/paging'
 import { SeriesQuery, Timeseries, WindowQuery } from '#contracts/stats'
-import { readAgents } from './agents.ts'
-import { readOverview } from './overview.ts'
+import { readAgents, readOverview, readUsage } from './figures.ts'
 import type { Reader } from './reader.ts'
 import { AgentsQuery, AgentStats, Overview, UsageTotals } from './schema.ts'
 import { readSeries } from './series.ts'
-import { readUsage } from './usage.ts'
 import { gridOf, type Range, rangeOf } from './window.ts'
 
 const tags = ['stats']

@@ -2,7 +2,10 @@ import { Type } from '@sinclair/typebox'
 import { Counter } from 'prom-client'
 import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { type PlatformTool, PlatformTools, Toolkit } from '#contracts/tools'
-import { createBuiltinTools } from './builtin.ts'
+import { createCalculate } from './builtin/calculate.ts'
+import { currentTime } from './builtin/current-time.ts'
+import { createHttpFetch } from './builtin/http-fetch.ts'
+import { createSearchDocs } from './builtin/search-docs.ts'
 import { createDelegate, WaitingDelegations } from './delegation.ts'
 import { createToolkit } from './toolkit.ts'
 
@@ -46,3 +49,19 @@ export default definePlugin({
     return { toolkit: createToolkit(tools, { timeoutMs: config.timeout, delegations, log, count }) }
   },
 })
+
+interface BuiltinToolSettings {
+  /** A folder with README.md and docs/; the one shipped unless given. */
+  readonly docs?: string | undefined
+  readonly httpFetchTimeout: number
+  /** Empty: any public host. */
+  readonly httpFetchHosts: readonly string[]
+}
+
+/** The tools that every runner has, by name. */
+export function createBuiltinTools({ docs, httpFetchTimeout, httpFetchHosts }: BuiltinToolSettings) {
+  const httpFetch = createHttpFetch({ timeoutMs: httpFetchTimeout, allowHosts: httpFetchHosts })
+  const all = [createCalculate(), currentTime, createSearchDocs(docs), httpFetch.tool]
+  const tools: Readonly<Record<string, PlatformTool>> = Object.fromEntries(all.map((tool) => [tool.name, tool]))
+  return { tools, close: httpFetch.close }
+}

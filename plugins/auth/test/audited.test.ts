@@ -6,7 +6,7 @@ import { ApiGuard, operator, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
-import { actionOf } from '../audited.ts'
+import { actionOf } from '../api-guard.ts'
 import auth from '../index.ts'
 
 const tokens: Tokens = { mint: () => '', wellFormed: () => true, hash: (_domain, token) => Buffer.from(token) }

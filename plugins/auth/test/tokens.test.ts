@@ -5,7 +5,7 @@ import { definePlugin } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { testKernel } from '#testing'
 import tokens from '../tokens/index.ts'
-import { createTokens } from '../tokens/tokens.ts'
+import { createTokens } from '../tokens/index.ts'
 
 const pepper = Buffer.alloc(32, 7)
 

@@ -5,7 +5,7 @@ import type { RunnerTopology, WorkerLease } from '#contracts/runner'
 import type { SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { SandboxWorkers } from '#contracts/workers'
 import { SessionTable } from '../sessions.ts'
-import { createTopology } from '../topology.ts'
+import { createTopology } from '../runner.ts'
 import { answer, execute, type Fixture, hang, profile, run, runnerOf, until } from './fixtures.ts'
 
 const well = { ok: true, runtime: 'all', runtimes: ['general'], instance: 'i-7', inflight: 2 }

@@ -1,8 +1,12 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import { Readable } from 'node:stream'
 import { Type } from '@sinclair/typebox'
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
-import { access, type App, failure } from '#kernel'
+import { access, type App, type AppError, failure, isAppError, stream } from '#kernel'
+import { exchange } from '#kit'
 import {
+  bodyTooLarge,
   mcpServerRefused,
   mcpServerUnreachable,
   modelKeyRefused,
@@ -14,7 +18,6 @@ import {
 } from '../errors.ts'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
 import { refusals, tags, takeStreams } from '../hub/routes.ts'
-import { forward, pick } from './forward.ts'
 import type { ModelServer } from './model-servers.ts'
 
 /** A model may think for minutes before its first byte; the run's own deadline ends it sooner. */
@@ -203,3 +206,90 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
 /** Names in lower case, so that a configured header replaces the worker's and is not sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))
+
+/** Room for a prompt with images and files; model servers take no more either. */
+const maxRequestBytes = 32 * 1024 * 1024
+
+interface Destination {
+  readonly dispatcher: Dispatcher
+  readonly origin: string
+  /** With its query. */
+  readonly path: string
+  readonly headers: Readonly<Record<string, string>>
+  readonly signal: AbortSignal
+  /** The error when it cannot be reached, or its answer is cut before it begins. */
+  readonly unreachable: (options: { readonly cause: unknown }) => AppError
+  /** The error when it refuses the runner's credentials. Its own answer about them is not shown to the worker. */
+  readonly refused: () => AppError
+}
+
+/** Sends a worker's request on and its answer back, both as streams that wait for their readers. */
+async function forward(request: FastifyRequest, reply: FastifyReply, to: Destination): Promise<void> {
+  const left = new AbortController()
+  const signal = AbortSignal.any([to.signal, left.signal])
+  const upstream = await exchange(
+    to.dispatcher,
+    {
+      origin: to.origin,
+      path: to.path,
+      method: request.method as Dispatcher.HttpMethod,
+      headers: { ...to.headers, ...lengthOf(request) },
+      body: bodyOf(request),
+    },
+    { signal, lost: (cause) => (isAppError(cause) ? cause : to.unreachable({ cause })) },
+  )
+  if (upstream.status === 401) {
+    left.abort()
+    throw to.refused()
+  }
+  const { 'content-type': type } = upstream.headers
+  const contentType = typeof type === 'string' ? type : 'application/octet-stream'
+  const headers = pick(upstream.headers, answerHeaders)
+  return stream(request, reply, { status: upstream.status, contentType, headers }, () => upstream.body)
+}
+
+function lengthOf({ headers }: FastifyRequest): Record<string, string> {
+  const length = headers['content-length']
+  if (length === undefined) return {}
+  if (Number(length) > maxRequestBytes) throw bodyTooLarge()
+  return { 'content-length': length }
+}
+
+function bodyOf({ method, headers, raw }: FastifyRequest): Readable | null {
+  const empty = headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0'
+  return method === 'GET' || empty
+    ? null
+    : Readable.from(bounded(raw.iterator({ destroyOnReturn: false })), { objectMode: false })
+}
+
+async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+  let size = 0
+  for await (const chunk of body) {
+    size += chunk.length
+    if (size > maxRequestBytes) throw bodyTooLarge()
+    yield chunk
+  }
+}
+
+/** Headers of an answer that reach the worker. Cookies and the name of the account are not the worker's. */
+const answerHeaders = [
+  'allow',
+  'content-encoding',
+  'mcp-session-id',
+  'request-id',
+  'retry-after',
+  'retry-after-ms',
+] as const
+
+/** The headers of these names that are set, once each. */
+function pick(
+  headers: IncomingHttpHeaders | Readonly<Record<string, string | string[] | undefined>>,
+  names: readonly string[],
+): Record<string, string> {
+  const picked: Record<string, string> = {}
+  for (const name of names) {
+    const value = headers[name]
+    if (typeof value === 'string') picked[name] = value
+  }
+  return picked
+}

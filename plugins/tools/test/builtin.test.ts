@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { PlatformTools } from '#contracts/tools'
 import { fake, testToolContext, testToolProvider } from '#testing'
-import { createBuiltinTools } from '../builtin.ts'
+import { createBuiltinTools } from '../index.ts'
 import { timeIn } from '../builtin/current-time.ts'
 
 const builtinOf = (t: TestContext, docs?: string) => {

@@ -1,7 +1,77 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, NoContent } from '#kernel'
+import type { Guard } from '#contracts/auth'
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import { isId, newId } from '#contracts/ids'
+import { type Page, pageHeaders, PageQuery, pageValues } from '#contracts/paging'
+import type { Broadcast } from './broadcast.ts'
 import { noSuchPool, poolInUse, poolNameTaken } from './errors.ts'
-import type { Pool, PoolInput } from './schema.ts'
+import { Pool, PoolInput } from './schema.ts'
+
+const tags = ['pools']
+
+/** Agent pools. Specification 4.6. */
+export function poolRoutes(app: App, guard: Guard, database: Database, broadcast: Broadcast): void {
+  app.get(
+    '/api/pools',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'List pools',
+        description: 'By name.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(Pool) },
+      },
+    },
+    async (request, reply) => {
+      const { pools, total } = await listPools(database, guard.callerOf(request).tenantId, request.query)
+      void reply.headers(pageHeaders(request.url, request.query, total))
+      return pools
+    },
+  )
+  app.post(
+    '/api/pools',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Create a pool',
+        description:
+          'A part of the fleet. New sessions of a profile that names it are placed on its live runners only. Broadcast to every runner; it never changes, so make another one and let profiles name that.',
+        body: PoolInput,
+        response: { 201: Pool },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const pool = await insertPool(database, tenantId, newId('pool'), request.body)
+      await broadcast.changed(tenantId)
+      return reply.code(201).send(pool)
+    },
+  )
+  app.delete(
+    '/api/pools/:id',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Delete a pool',
+        description: '409 `pool_in_use` while profiles name it. Existing sessions stay where they are.',
+        params: Type.Object({ id: Type.String() }),
+        response: { 204: NoContent },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      // No other text is the id of a pool, and PostgreSQL would refuse some of it with an error.
+      if (!isId('pool', request.params.id)) throw noSuchPool()
+      await deletePool(database, tenantId, request.params.id)
+      await broadcast.changed(tenantId)
+      return reply.code(204).send()
+    },
+  )
+}
 
 export interface PoolRow {
   id: string
@@ -25,11 +95,7 @@ export const toPool = (row: PoolRow): Pool => ({
   createdAt: row.created_at,
 })
 
-export async function listPools(
-  database: Database,
-  tenantId: string,
-  page: Page,
-): Promise<{ pools: Pool[]; total: number }> {
+async function listPools(database: Database, tenantId: string, page: Page): Promise<{ pools: Pool[]; total: number }> {
   const [rows, [count]] = await database.batch<[PoolRow[], { total: number }[]]>(tenantId, [
     {
       text: `SELECT ${columns} FROM pools WHERE tenant_id = $1 ORDER BY name LIMIT $2 OFFSET $3`,
@@ -53,7 +119,7 @@ export async function runtimesOfPool(
   return row?.runtimes
 }
 
-export async function insertPool(database: Database, tenantId: string, id: string, pool: PoolInput): Promise<Pool> {
+async function insertPool(database: Database, tenantId: string, id: string, pool: PoolInput): Promise<Pool> {
   const { name, description, runners, runtimes } = pool
   const insert = {
     text: `INSERT INTO pools (tenant_id, id, name, description, runners, runtimes)
@@ -67,7 +133,7 @@ export async function insertPool(database: Database, tenantId: string, id: strin
 }
 
 /** The foreign key refuses a pool that profiles name: a check beforehand would miss a profile that is written meanwhile. */
-export async function deletePool(database: Database, tenantId: string, id: string): Promise<void> {
+async function deletePool(database: Database, tenantId: string, id: string): Promise<void> {
   const remove = { text: 'DELETE FROM pools WHERE tenant_id = $1 AND id = $2 RETURNING id', values: [tenantId, id] }
   const [rows] = await database.batch<[object[]]>(tenantId, [remove]).catch(async (error: unknown) => {
     if (violatedConstraint(error) !== 'profiles_pool') throw error

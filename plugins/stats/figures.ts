@@ -1,0 +1,191 @@
+import type { Statement } from '#contracts/database'
+import { type Page, pageValues } from '#contracts/paging'
+import {
+  type AmountRow,
+  amountsIn,
+  amountTotals,
+  failedOf,
+  finishedIn,
+  meterColumns,
+  type MeterRow,
+  rangeValues,
+  toAmounts,
+  toMetered,
+  toRange,
+} from './meters.ts'
+import type { Reader } from './reader.ts'
+import type { AgentSort, AgentStats, Overview, UsageTotals } from './schema.ts'
+import type { Range } from './window.ts'
+
+const totals = `SELECT ${meterColumns},
+    percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY date_part('epoch', recorded_at - started_at)) AS seconds
+  FROM run_meters WHERE ${finishedIn}`
+// No run is older than its longest timeout, a day: the bound keeps this from reading all that the tenant ever ran.
+const now = `SELECT
+    (SELECT count(*)::int FROM runs
+     WHERE tenant_id = $1 AND started_at > now() - interval '25 hours' AND status = 'running') AS running,
+    (SELECT count(*)::int FROM run_queue WHERE tenant_id = $1) AS queued,
+    (SELECT count(*)::int FROM profiles WHERE tenant_id = $1) AS profiles,
+    (SELECT count(*)::int FROM published_agents WHERE tenant_id = $1 AND unpublished_at IS NULL) AS published`
+// The status of a session is not indexed, so that claims stay cheap: its creation is, and bounds what is read.
+const sessions = `SELECT status, count(*)::int AS count FROM sessions
+  WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3 GROUP BY status`
+
+type Totals = MeterRow & { readonly seconds: readonly [p50: number, p95: number] | null }
+interface Now {
+  readonly running: number
+  readonly queued: number
+  readonly profiles: number
+  readonly published: number
+}
+interface SessionCount {
+  readonly status: 'idle' | 'running' | 'errored' | 'shutdown'
+  readonly count: number
+}
+
+export async function readOverview(reader: Reader, tenantId: string, range: Range): Promise<Overview> {
+  const values = rangeValues(tenantId, range)
+  const statements: Statement[] = [
+    { text: totals, values },
+    { name: 'stats-now', text: now, values: [tenantId] },
+    { text: sessions, values },
+    amountTotals(tenantId, range),
+  ]
+  const [[total], [current], byStatus, amounts] = await reader.read<[Totals[], Now[], SessionCount[], AmountRow[]]>(
+    tenantId,
+    statements,
+  )
+  const { running, queued, profiles, published } = current!
+  const { runs, ...metered } = toMetered(total)
+  const failedRuns = failedOf(total)
+  const decided = runs.ok + failedRuns
+  const counted = Object.fromEntries(byStatus.map((row) => [row.status, row.count]))
+  const { idle = 0, running: busy = 0, errored = 0, shutdown = 0 } = counted
+  return {
+    ...toRange(range),
+    runs: { ...runs, running, queued },
+    failedRuns,
+    successRate: decided === 0 ? null : runs.ok / decided,
+    durationMs: total!.seconds && { p50: ms(total!.seconds[0]), p95: ms(total!.seconds[1]) },
+    ...metered,
+    ...toAmounts(amounts),
+    sessions: { total: idle + busy + errored + shutdown, idle, running: busy, errored, shutdown },
+    profiles,
+    publishedAgents: published,
+  }
+}
+
+const ms = (seconds: number): number => Math.round(seconds * 1_000)
+
+const toolCalls = `SELECT coalesce(sum(tool_calls), 0)::bigint AS tool_calls FROM run_meters WHERE ${finishedIn}`
+// A publication that has ended keeps its row, so its requests keep their name.
+const topPublished = `
+  SELECT top.id, agent.slug, agent.profile_name AS profile, agent.unpublished_at IS NULL AS active, top.amount
+  FROM (
+    SELECT subject AS id, sum(amount)::bigint AS amount FROM usage_meters
+    WHERE ${amountsIn} AND meter = 'ingress' GROUP BY subject ORDER BY amount DESC, subject LIMIT 10
+  ) top JOIN published_agents agent ON agent.tenant_id = $1 AND agent.id = top.id
+  ORDER BY top.amount DESC, top.id`
+
+interface TopRow {
+  readonly id: string
+  readonly slug: string
+  readonly profile: string
+  readonly active: boolean
+  readonly amount: number
+}
+
+export async function readUsage(reader: Reader, tenantId: string, range: Range): Promise<UsageTotals> {
+  const values = rangeValues(tenantId, range)
+  const [[calls], amounts, top] = await reader.read<[{ tool_calls: number }[], AmountRow[], TopRow[]]>(tenantId, [
+    { text: toolCalls, values },
+    amountTotals(tenantId, range),
+    { text: topPublished, values },
+  ])
+  return {
+    ...toRange(range),
+    totals: { toolCalls: calls!.tool_calls, ...toAmounts(amounts) },
+    topPublishedAgents: top.map(({ amount, ...agent }) => ({ ...agent, ingressRequests: amount })),
+  }
+}
+
+const orders: Readonly<Record<AgentSort, string>> = {
+  last_activity_desc: 'last_at DESC NULLS LAST',
+  tokens_desc: 'input_tokens + output_tokens DESC',
+  failures_desc: 'error + interrupted DESC',
+  runs_desc: 'total DESC',
+  sessions_desc: 'sessions DESC',
+  name_asc: 'profile COLLATE "C"',
+}
+// Equal rows are sorted by name, in an order that does not depend on the server's locale, so that pages neither overlap nor have gaps.
+const ordered = (sort: AgentSort): string => `${orders[sort]}, profile COLLATE "C"`
+
+const counters = [
+  'total',
+  'ok',
+  'error',
+  'cancelled',
+  'interrupted',
+  'input_tokens',
+  'output_tokens',
+  'cached_tokens',
+  'tool_calls',
+  'cost_microcents',
+  'unpriced',
+] as const
+
+// Sessions are told apart by 64 bits of their ids: a month may hold hundreds of thousands, and grouping the ids themselves
+// takes half as long again. `count(DISTINCT …)` would sort every row. A profile without runs has zeros; one that was
+// deleted is listed as long as its runs are, so that the rows add up to the totals.
+const listed = `
+  WITH used AS (
+    SELECT profile, max(recorded_at) AS last_at, ${meterColumns} FROM run_meters WHERE ${finishedIn} GROUP BY profile
+  ), lived AS (
+    SELECT profile, count(*) AS sessions
+    FROM (SELECT DISTINCT profile, hashtextextended(session_id, 0) FROM run_meters WHERE ${finishedIn}) session
+    GROUP BY profile
+  ), listed AS (
+    SELECT coalesce(existing.name, used.profile) AS profile, existing.name IS NULL AS deleted,
+      coalesce(lived.sessions, 0)::int AS sessions, used.last_at,
+      ${counters.map((counter) => `coalesce(used.${counter}, 0)::bigint AS ${counter}`).join(', ')}
+    FROM (SELECT name FROM profiles WHERE tenant_id = $1) existing
+    FULL JOIN used ON used.profile = existing.name
+    LEFT JOIN lived ON lived.profile = used.profile
+  )`
+
+const page = (sort: AgentSort): string => `${listed}
+  SELECT all_rows.count, page.*
+  FROM (SELECT count(*)::int AS count FROM listed) all_rows
+  LEFT JOIN (SELECT * FROM listed ORDER BY ${ordered(sort)} LIMIT $4 OFFSET $5) page ON true
+  ORDER BY ${ordered(sort)}`
+
+type AgentRow = MeterRow & {
+  readonly count: number
+  /** Null in the one row of a page behind the end. */
+  readonly profile: string | null
+  readonly deleted: boolean
+  readonly sessions: number
+  readonly last_at: string | null
+}
+
+export async function readAgents(
+  reader: Reader,
+  tenantId: string,
+  range: Range,
+  sort: AgentSort,
+  paging: Page,
+): Promise<{ agents: AgentStats[]; total: number }> {
+  const values = [...rangeValues(tenantId, range), ...pageValues(paging)]
+  const [rows] = await reader.read<[AgentRow[]]>(tenantId, [{ text: page(sort), values }])
+  const agents = rows.flatMap((row) => (row.profile === null ? [] : [toAgent(row, row.profile)]))
+  return { agents, total: rows[0]?.count ?? 0 }
+}
+
+const toAgent = (row: AgentRow, profile: string): AgentStats => ({
+  profile,
+  deleted: row.deleted,
+  sessions: row.sessions,
+  lastActivityAt: row.last_at,
+  failedRuns: failedOf(row),
+  ...toMetered(row),
+})
