@@ -7,7 +7,7 @@ import { Database, sqlState } from '#contracts/database'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import audit from '../index.ts'
 
-/** The caller is an owner of the tenant in the header; who may read is the guard's own test. */
+/** Every caller is an owner of the tenant in the header. The guard's own tests show who may read. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant']), role: 'owner', keyId: 'tak_boss' }),
@@ -94,7 +94,7 @@ test('lists are newest first, paged, and filtered by actor, action, target, text
   assert.deepEqual(await actions('?actor=tak_1'), ['a.create'])
   assert.deepEqual(await actions('?action=b.delete'), ['b.delete'])
   assert.deepEqual(await actions('?target=made_1'), ['a.create'])
-  // The underscore is no pattern.
+  // An underscore is searched for as it is, not as a pattern of LIKE.
   assert.deepEqual(await actions('?q=X_Y'), ['b.delete'])
   assert.deepEqual(await actions('?q=MADE'), ['a.create'])
   assert.deepEqual(await actions('?q=%25'), [])
@@ -142,7 +142,7 @@ test('the database refuses to change, delete or empty the log, also to the owner
     'DELETE FROM audit_entries',
     'TRUNCATE audit_outcomes',
     'TRUNCATE audit_entries CASCADE',
-    // Nothing is visible here, and yet it is refused.
+    // No row is visible here, and the statement is refused all the same.
     `UPDATE audit_entries SET action = 'nothing' WHERE false`,
     `INSERT INTO audit_outcomes (tenant_id, entry_id, status) SELECT tenant_id, entry_id, 200 FROM audit_outcomes
      ON CONFLICT (tenant_id, entry_id) DO UPDATE SET status = 204`,

@@ -8,7 +8,7 @@ import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
 import auth from '../index.ts'
 
-/** Without the signed plane: that is another test's. */
+/** The plugin without the signed plane, which another test covers. */
 const kernelOf = (t: TestContext, plugins: readonly (Entry | Plugin)[], listen = false) =>
   testKernel(t, [...plugins, fake(Signers, {})], { listen, listeners: ['conductor'] })
 
@@ -113,7 +113,7 @@ test('no key, an unknown key and a malformed header are all the same 401', async
     assert.deepEqual(Object.keys(reply.json()), ['error', 'request_id', 'message'])
     assert.equal(reply.headers['www-authenticate'], 'Bearer')
   }
-  // Only what could be a key of ours costs a look-up.
+  // Only a well-formed key costs a look-up.
   assert.equal(calls.length, 1)
 })
 

@@ -156,7 +156,7 @@ test('refusals, failures and bodies that make no sense end an entry like any oth
   ])
 })
 
-test('reads, what members do all day, and callers nobody knows leave nothing', async (t) => {
+test('reads, requests of members and unknown callers leave no entry', async (t) => {
   const { call, writes, handled } = await conductor(t)
   await call('acme.admin', 'GET', '/api/things')
   await call('acme.owner', 'POST', '/api/runs')

@@ -9,7 +9,7 @@ import { apiKeyRoutes } from '../keys.routes.ts'
 import { createApiKeyService, issueKey } from '../keys.service.ts'
 import { createKeyLookup } from '../keys.store.ts'
 
-/** The caller is who the test says; that keys become callers is the guard's own test. */
+/** Each test says who calls. The guard's own tests show how a key becomes a caller. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({
@@ -204,7 +204,7 @@ test('the first key of an installation needs no caller, but a tenant that exists
   })
 })
 
-// The look-up of a key by who authenticates.
+// The look-up by which a caller is authenticated.
 
 const hash = Buffer.alloc(32, 9)
 

@@ -36,7 +36,7 @@ test('a missing, malformed, unknown, revoked or misplaced key answers the same 4
     { method: 'GET', url: `${agent.url}/runs/prun_0123456789abcdefghjkmnpqr/stream` },
     { method: 'DELETE', url: `${agent.url}/runs/prun_0123456789abcdefghjkmnpqr` },
     { method: 'GET', url: `${agent.url}/conversations/conv_0123456789abcdefghjkmnpqr` },
-    // Nobody's tenant, nobody's agent, and names that cannot exist.
+    // An unknown tenant, an unknown agent, and names that cannot exist.
     { method: 'POST', url: '/v1/chat/nobody/helper', payload },
     { method: 'POST', url: '/v1/chat/acme%01/helper', payload },
     { method: 'POST', url: "/v1/chat/acme'--/helper", payload },

@@ -24,7 +24,7 @@ export interface TestKv extends Kv {
   scopes: (HitScope | undefined)[]
 }
 
-/** Counts for ever: no test lasts a window. */
+/** Counts without a window, because no test lasts for one. */
 export function testKv(backend: 'redis' | 'memory' = 'memory'): TestKv {
   const counts = new Map<string, number>()
   const kv: TestKv = {

@@ -26,7 +26,7 @@ const counts = async (database: Database) => {
   return row
 }
 const once = { runs: 1, conversations: 1, messages: 1 }
-/** As if the gateway whose request holds the key had died, and its lease had passed. */
+/** Makes the lease of the key run out, as if the gateway whose request holds it had died. */
 const expireLeases = (database: Database) =>
   sql(database, 'acme', `UPDATE idempotency_keys SET locked_until = now() - interval '1 second'`)
 
@@ -170,7 +170,7 @@ test('a start whose answer was lost is repeated into the same run, whether it ha
     }
   }
   assert.deepEqual(await counts(g.database), { runs: 4, conversations: 4, messages: 4 })
-  // One that was given up meanwhile is not begun again.
+  // A run that was given up as lost meanwhile is not started again.
   g.dispatch.cut = 'before'
   const lost = await chat(g, agent, 'lost', payload, '/stream')
   const { public_run_id } = lost.json()
@@ -246,7 +246,7 @@ test('after its gateway died a request is repeated into the same run, wherever i
   const agent = await publish(a.database)
   a.dispatch.script = (_task, run) => run().emit(say('on '))
 
-  // The run was under way: the first request still hangs in `a`, which is as good as dead once its lease is over.
+  // The run is under way and the first request hangs in `a`, which counts as dead once its lease has run out.
   const lost = chat(a, agent, 'under-way')
   lost.catch(() => {})
   await until(() => a.dispatch.runs.size === 1)

@@ -57,7 +57,7 @@ test('unknown and foreign runs answer the same 404 on every route', async (t) =>
   const chat = async (url: string, auth: { authorization: string }): Promise<string> =>
     (await app.inject({ method: 'POST', url, headers: auth, payload })).json().public_run_id
   const ended = [await chat(sibling.url, sibling.auth), await chat(stranger.url, stranger.auth)]
-  // One that is followed at the moment.
+  // A client is following this run.
   dispatch.script = (_task, run) => run().emit(say('…'))
   const open = app.inject({ method: 'POST', url: sibling.url, headers: sibling.auth, payload })
   await until(() => dispatch.runs.size === 3)

@@ -15,13 +15,13 @@ export interface ScriptedRun {
 }
 
 export interface ScriptedDispatch extends RunDispatch {
-  /** Those that have begun. */
+  /** The runs that were started. */
   readonly runs: Map<string, ScriptedRun>
   readonly started: DispatchTask[]
   readonly cancelled: string[]
   /** Called for every start, before the run begins: throws to refuse it, or writes events. */
   script: (task: DispatchTask, run: () => ScriptedRun) => void | Promise<void>
-  /** While set, nothing answers, and nothing begins. */
+  /** While set, no call is answered and no run starts. */
   away: boolean
   /** While set, the answer to a start is lost: `before` or `after` the run began. */
   cut: 'before' | 'after' | undefined
@@ -188,7 +188,7 @@ function createRun(tenantId: string, task: DispatchTask, database: () => Databas
         if (chunk) {
           next++
           over = endsLog(chunk)
-          // Whoever is past the end is told the ending all the same.
+          // A reader that is past the end gets the terminal event all the same.
           const rest = after(chunk, seq) ?? (over ? after(chunk, chunk.firstSeq + chunk.count - 2) : undefined)
           if (!rest) continue
           seq = rest.firstSeq + rest.count - 1

@@ -149,7 +149,7 @@ test('a client that leaves is followed no longer, whether its run has begun or n
     await until(() => dispatch.runs.size === before + 2 && dispatch.newest().followers === 1)
     late.socket.destroy()
     await until(async () => dispatch.newest().followers === 0 && (await nobody()))
-    // Its key is free, and joins the run.
+    // Its idempotency key is free, and a repeat joins the run.
     await until(async () => {
       const free = `SELECT FROM idempotency_keys WHERE key = $1 AND locked_until IS NULL`
       return (await sql(database, 'acme', free, headers['idempotency-key'])).length > 0
@@ -192,7 +192,7 @@ test('a stream resumed after any event is exactly the rest of the whole stream',
     const after = last === 8 ? 0 : last === 9 ? 99 : last
     assert.deepEqual(
       frames(client.text()),
-      // A reader who is past the end, as after a killed conductor, is told it all the same.
+      // A reader that is past the end, as after a killed conductor, gets the terminal event all the same.
       all.filter((frame) => Number(frame.id) > after || frame.event === 'done'),
       `Last-Event-ID ${last}`,
     )

@@ -123,7 +123,7 @@ export const task = { id: 'run_1', profile: 'p', prompt: 'Grüße' }
 export function client(t: TestContext, conductor: FakeConductor, signer = recordingSigner()): RunDispatch {
   const peers = conductorPeers(signer)
   t.after(() => peers.close())
-  // Enough for two repetitions; nobody waits here for a conductor that restarts.
+  // Enough for two repetitions: no test waits for a conductor that restarts.
   return createDispatch(peers.at(conductor.url), {}, 500)
 }
 

@@ -18,7 +18,7 @@ interface Served {
   readonly dispatch: RunDispatch
   readonly url: string
   readonly asked: string[]
-  /** Of every run. */
+  /** The events of every run. */
   log: readonly RuntimeEvent[]
   /** Closes the connection after so many events of an answer. */
   cutAfter: number | undefined
@@ -27,7 +27,7 @@ interface Served {
   stop(): Promise<void>
 }
 
-/** Signatures are not what is tested here. */
+/** Accepts every signature: other tests cover those. */
 const admitted: Admission = {
   admit: async () => {},
   callerOf: (_access, headers) => ({ tenantId: String(headers[signedHeaders.tenant]), role: 'admin', keyId: 'k' }),

@@ -73,7 +73,7 @@ test('an opening whose first statement fails is still one transaction', async (t
   )
   await assert.rejects(
     system(async (tx) => {
-      // Never sent: nothing has begun, and what follows must not run outside a transaction.
+      // The statement was never sent, so no transaction has begun: what follows must not run outside of one.
       await tx.query({ text: 'SELECT $1', values: [1n, { toJSON: () => assert.fail('unreadable') }] }).catch(() => {})
       await tx.query(insert(2))
       throw boom

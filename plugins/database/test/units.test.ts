@@ -65,7 +65,7 @@ test('a refused statement fails alone; an answer that never came fails the whole
     await Promise.all(held)
     const states = (await settled).map((s) => s.status === 'fulfilled')
     assert.deepEqual(states, [alive, false, alive])
-    // The innocent stay together; only the refused one is tried alone.
+    // The other units stay together; only the refused one is sent alone.
     if (alive)
       assert.deepEqual(
         sent.slice(2).map((s) => s.names),

@@ -91,7 +91,7 @@ test('a session with a sandbox goes where its substrate is, also when it moves',
   assert.deepEqual(placed(fleet, 20), hashes)
   const sessionId = 'sess-00000004-0000000a'
   assert.equal(fleet.home({ sessionId, substrate: 'vm', without: new Set(['00000004']) }).hash, '00000001')
-  // One that does not know what it has is better than none.
+  // A runner that does not know its substrates is better than none.
   vm!.away = true
   await probe()
   assert.deepEqual(placed(fleet, 20, { substrate: 'vm' }), ['00000003'])

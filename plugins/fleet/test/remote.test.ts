@@ -12,7 +12,7 @@ import { createRemoteRunner, runnerPeers } from '../remote-runner.ts'
 const run: ExecuteRun = { runId: 'r1', sessionId: 's1', prompt: 'x', firstSeq: 1, timeoutMs: 1_000, keepMs: 5_000 }
 const from = { sessionId: 's1', runId: 'r1', afterSeq: 3, epoch: 1 }
 
-/** A runner that holds every run until its reader leaves, and what it heard. */
+/** A runner that holds every run until its reader leaves, and records what it was asked. */
 async function remote(t: TestContext, links: boolean) {
   const heard: unknown[] = []
   let info: object = {}

@@ -38,7 +38,7 @@ const refusal = async (attempt: Promise<unknown>): Promise<string> => {
   assert.ok(isAppError(error), String(error))
   return `${error.status} ${error.code}`
 }
-/** As if the process of the request under way had died, and the time of its lease had passed. */
+/** Makes the lease of the key run out, as if the process of the request had died. */
 const expireLeases = (database: Database) =>
   database.batch('acme', [{ text: `UPDATE idempotency_keys SET locked_until = now() - interval '1 second'` }])
 

@@ -5,7 +5,7 @@ import { freshDatabase, type Proxy, redisForTests, startProxy } from '#testing'
 import { createFailover } from '../failover.ts'
 import { kvKernel, until } from './suite.ts'
 
-/** Two processes on one database, each with its own way to one Redis. */
+/** Two processes on one database, each with a connection of its own to one Redis. */
 async function twoProcesses(t: TestContext) {
   const url = await redisForTests(t)
   if (url === undefined) return undefined

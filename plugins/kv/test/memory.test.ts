@@ -31,7 +31,7 @@ test('memory: no window of any length and start holds more hits than the limit',
           const { allowed: ok, retryAfterMs } = await kv.hit('k', limit, seconds)
           if (ok) allowed.push(now)
           else {
-            // Told when to come back, a caller is not sent away again.
+            // A caller that comes back when it was told to is let in.
             now += retryAfterMs
             assert.equal((await kv.hit('k', limit, seconds)).allowed, true)
             allowed.push(now)

@@ -63,7 +63,7 @@ test('postgres: callers who ask at once for one key are answered as if one after
 
 test('postgres: the buckets of a window are those of the last seconds, and one more', async (t) => {
   const { store, run } = await open(t)
-  // Behind the second that has begun, so that none of the test's own moments is a border.
+  // The times are inside a second, so that no instant of the test falls on the border of a bucket.
   const hold = (seconds: number, hits: number) =>
     run(`INSERT INTO kv_windows SELECT 'k', ARRAY[floor(extract(epoch FROM clock_timestamp()))::bigint - ${seconds}], ARRAY[${hits}], now()
       ON CONFLICT (key) DO UPDATE SET seconds = excluded.seconds, hits = excluded.hits`)

@@ -9,7 +9,7 @@ import { Skills } from '#contracts/skills'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import profiles from '../index.ts'
 
-/** Any caller of any tenant: who may call what is the guard's own test. */
+/** Lets every caller of every tenant in. The guard's own tests show who may call what. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({
@@ -27,7 +27,7 @@ export interface ConductorOptions {
   readonly broadcastEvery?: string
 }
 
-/** What a catalogue of one says. */
+/** A catalogue that knows one name: answers with the names that it does not know. */
 const withoutThe =
   (known: string) =>
   async (_tenantId: string, names: readonly string[]): Promise<string[]> =>
@@ -66,10 +66,10 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
       headers: { tenant, ...headers },
       ...(body ? { body } : {}),
     })
-  /** What the fleet does when a runner becomes live with an empty memory. */
+  /** Calls the listeners as the fleet does when a runner becomes live with an empty memory. */
   const becomesLive = (link: RunnerLink): void => live.forEach((listener) => listener(link))
   const { database } = found[0]!
-  /** A pool without a broadcast, and with an id that a test knows: `pool_<name>`. */
+  /** Inserts a pool without a broadcast, under an id that a test knows: `pool_<name>`. */
   const addPool = (name: string, { runners, runtimes }: { runners?: string[]; runtimes?: string[] } = {}) =>
     database.batch('acme', [
       {

@@ -6,7 +6,7 @@ import type { RunnerLink } from '#contracts/runner'
 import type { Pool } from '../schema.ts'
 import { conductor } from './conductor.ts'
 
-/** With a runner that notes whose changes it is told. */
+/** A conductor with a runner that records of which tenants it is told changes. */
 async function telling(t: TestContext) {
   const told: string[] = []
   const runner = {

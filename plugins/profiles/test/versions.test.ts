@@ -52,7 +52,7 @@ test('a restored version is a new one that equals the old, and history stays as 
     [3, 2, 1],
   )
   assert.deepEqual((await call('GET', '/api/profiles/p/versions/1')).json(), before)
-  // The next write is nobody's restoration.
+  // The next write does not count as a restored version.
   await call('PUT', '/api/profiles/p', {})
   assert.equal((await call('GET', '/api/profiles/p/versions/4')).json<Entry>().restoredFrom, undefined)
 })
@@ -73,7 +73,7 @@ test('20 concurrent updates are 20 consecutive versions, none lost', async (t) =
     entries.map(({ version }) => version),
     [...expected.toReversed(), 1],
   )
-  // Whoever waited longest for the row wrote last, also by the clock.
+  // The writer that got the row last also has the latest time.
   assert.deepEqual(
     entries.map(({ createdAt }) => createdAt),
     entries.map(({ createdAt }) => createdAt).toSorted((a, b) => (a < b ? 1 : -1)),

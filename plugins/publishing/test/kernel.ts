@@ -7,7 +7,7 @@ import { type Profile, Profiles } from '#contracts/profiles'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import publishing from '../index.ts'
 
-/** The caller is who the test says; that keys become callers is the guard's own test. */
+/** Each test says who calls. The guard's own tests show how a key becomes a caller. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant']), role: 'admin', keyId: 'tak_test' }),

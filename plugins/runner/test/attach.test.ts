@@ -90,7 +90,7 @@ test('who attaches behind any event of a run under way gets exactly the rest, an
   await former.over
   assert.deepEqual(types(former.lines), ['assistant', 'result'])
   assert.deepEqual(types(first.lines), ['progress', 'assistant', 'assistant', 'assistant'], 'it was told no end')
-  // The run has ended; whoever has not stored all of it comes again.
+  // The run has ended, and a conductor that has not stored all of it attaches again.
   for (const afterSeq of [0, 3, 5, 6])
     assert.deepEqual(seqs(await attach(f, afterSeq)), [1, 2, 3, 4, 5, 6].slice(afterSeq))
 })
@@ -172,7 +172,7 @@ test('another tenant, another run and an unknown session are an unknown run', as
   await assert.rejects(collect(f.runner.attach('globex', from(0), never)), unknown)
   await assert.rejects(attach(f, 0, { runId: 'r2' }), unknown)
   await assert.rejects(attach(f, 0, { sessionId: 'other' }), unknown)
-  // The next run of the session means that somebody has the end of the former one.
+  // A conductor that starts the next run of the session has read the end of the former one.
   await collect(f.runner.execute('acme', kept({ runId: 'r2' }), never))
   await assert.rejects(attach(f, 0), unknown)
 })
@@ -295,7 +295,7 @@ test('however its events race, a run has one end, every reader sees a part of on
               assert.equal(event.runId, runId)
               assert.equal(event.seq, due ?? event.seq)
               due = event.seq + 1
-              // The same line for everybody.
+              // Every reader gets the same line.
               assert.equal(log.get(event.seq) ?? String(line), String(line))
               log.set(event.seq, String(line))
               if (event.type === 'result' || event.type === 'error') terminals.add(String(line))
@@ -338,7 +338,7 @@ test('however its events race, a run has one end, every reader sees a part of on
         assert.ok(['attempt_superseded', 'unknown_run'].includes(code!), String(failure))
       }
       assert.ok(terminals.size <= 1)
-      // Nobody need have come in time to see the end of a run that was superseded.
+      // No reader has to have seen the end of a run that was superseded.
       if (!superseded) assert.equal(terminals.size, 1)
       assert.deepEqual(
         [...log.keys()].toSorted((a, b) => a - b),

@@ -23,7 +23,7 @@ const bundle: StateBundle = { bytes: Buffer.from('{}'), contentType: 'applicatio
 const refusedAsDraining = (promise: Promise<unknown>) =>
   assert.rejects(promise, (e: AppError) => e.code === 'runner_draining' && e.status === 503 && e.retryable)
 const never = new AbortController().signal
-/** As a conductor asks over the network, which is waited for then. */
+/** Asks for the runner's state as a conductor on the network does, so that the stopping runner waits for it. */
 const stateOf = async ({ call }: Fixture) => (await call('GET', '/runner/info')).json<{ state: string }>().state
 /** Tells the runner to stop, and returns when it says so to conductors. */
 async function stopping(f: Fixture): Promise<{ over: Promise<void> }> {
@@ -84,7 +84,7 @@ test('a stopping runner takes no new session, lets runs end, and waits until eve
     collect(f.runner.execute('acme', { ...withoutProfile(), sessionId: 'sess-00000000-00000003' }, never)),
     (e: AppError) => e.code === 'unknown_session',
   )
-  // Its conversation is nowhere else: the run is taken.
+  // The run is taken, because its conversation is nowhere else.
   assert.equal(types(await execute(f, { runId: 'r2' })).at(-1), 'result')
   await f.runner.exportState('acme', first)
   await sleep(50)
@@ -107,7 +107,7 @@ test('once a conversation was fetched and stored, its next run is for another ru
   await until(() => f.signals.length === 2)
   t.mock.timers.enable({ apis: ['Date'], now: Date.now() })
   const { over } = await stopping(f)
-  // Until then it is taken: whoever fetched it may not have stored it.
+  // Until then the run is taken: the conductor that fetched the conversation may not have stored it yet.
   const refused = async (): Promise<boolean> => {
     try {
       await execute(f, { runId: 'r3' })

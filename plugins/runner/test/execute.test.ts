@@ -87,7 +87,7 @@ test('a sidecar that alone has a conversation is waited for while it is restarte
   })
   await execute(f)
   restarting = true
-  // Longer than a sidecar that is there may take to say that it has lost a conversation.
+  // Longer than a sidecar may take to answer that it has lost a conversation.
   await assert.rejects(execute(f, { runId: 'r2' }), (e: AppError) => e.code === 'unknown_session')
   assert.equal(asked, 61)
 })
@@ -368,7 +368,7 @@ test('a sidecar that ignores its deadline and its signal is cut off as timeout',
   t.mock.timers.tick(3_000)
   await until(() => lines.length === 3)
   assert.equal(codeOf(lines), 'timeout')
-  // The sidecar never unwinds: it is given a second, then left.
+  // The sidecar never ends its stream: the runner waits a second and then closes it.
   await until(() => {
     t.mock.timers.tick(1_000)
     return f.signals[0]!.aborted
@@ -417,7 +417,7 @@ test('a sidecar that lost a conversation makes the runner let go of the session,
     { code: 'unknown_session' },
   )
   assert.equal(fixture.envelopes[1]!.resume, true)
-  // Without a bundle nothing can be expected of the sidecar any more: the run goes ahead.
+  // Without a bundle the sidecar need not have a conversation, so the run goes ahead.
   await runner.hydrate('acme', next.sessionId, profile())
   const lines: string[] = []
   for await (const chunk of runner.execute('acme', next, signal)) lines.push(chunk.toString())

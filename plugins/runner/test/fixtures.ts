@@ -38,7 +38,7 @@ export const answer: Script = async function* (_envelope, events) {
   yield events.line({ type: 'result', text: 'hello', finishReason: 'stop' })
 }
 
-/** Says that it started, then waits for its signal. */
+/** Yields one event, then waits for its signal. */
 export const hang: Script = async function* (_envelope, events, signal) {
   yield events.line({ type: 'progress', stage: 'started' })
   if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve))
@@ -47,7 +47,7 @@ export const hang: Script = async function* (_envelope, events, signal) {
 type Reply = Awaited<ReturnType<TestKernel['listeners'][string]['inject']>>
 
 interface CallOptions {
-  /** '' to name none. */
+  /** '' leaves the header out. */
   readonly tenant?: string
   readonly body?: unknown
 }
@@ -61,7 +61,7 @@ export interface Fixture {
   readonly envelopes: RunEnvelope[]
   readonly signals: AbortSignal[]
   readonly forgotten: string[]
-  /** What a sidecar waits for before it forgets, and whether it is well. */
+  /** A promise that the sidecar waits for before it forgets, and its health. */
   readonly pace: { forget?: Promise<unknown>; health?: () => Promise<SidecarHealth> }
   readonly hydrated: string[]
   /** What was hydrated last. */

@@ -41,7 +41,7 @@ test('behind any event that is kept another reader gets each line once, however 
           Array.from({ length: next - 1 - afterSeq }, (_, i) => afterSeq + 1 + i),
         )
       }
-      // Only what is oldest is gone, and whoever has everything has it.
+      // Only the oldest lines are gone; a reader that has read everything lacks nothing.
       assert.deepEqual(
         refused,
         Array.from(refused, (_, i) => firstSeq - 1 + i),
@@ -64,7 +64,7 @@ test('what was read weighs no more than its bound, and a run that is not to be k
       await reader.next()
       assert.ok(output.bytes <= (keepMs > 0 ? limit : 0))
     }
-    // One line that is more than anybody may keep.
+    // One line that is larger than what may be kept.
     output.write(Buffer.from(lineOf(2_001, 1_000_000)), 2_002)
     await reader.next()
     assert.equal(output.bytes, 0)

@@ -11,7 +11,7 @@ import { answer, codeOf, execute, run, runnerOf, types, until } from './fixtures
 const profile = testProfile('p', { workerMode: 'sandbox', tools: ['calculate'] })
 const toolsOnly = testProfile('p', { tools: ['calculate'], sandbox: { provider: 'box' } })
 
-/** Sandboxes that say what they are asked, and answer each run from the sandbox. */
+/** Sandboxes that record what they are asked, and answer each run. */
 function sandboxes() {
   const calls: string[] = []
   const over = { count: 0 }
@@ -216,14 +216,14 @@ test('whatever a worker writes, the lines that go on are events of its run, one 
   const stamp = (of: object) => JSON.stringify({ runId: 'r1', sessionId: id, seq: 3, at: '1', ...of }).slice(1, -1)
   const delta = (of: object, text = '"a"') => `{"type":"assistant",${stamp(of)},"text":${text},"delta":true}`
   await execute(f, { runId: 'r0', create: { profile } })
-  // Only looked at from both ends, these would pass; the last one would end a line, and an event, for who reads a stream.
+  // A check of both ends alone would let these pass; the last one would end a line, and so an event, for the reader of a stream.
   for (const [i, text] of ['a', '1', '"a\rdata: {}\r\r"'].entries()) {
     const runId = `broken-${i}`
     pace.says = [delta({ runId }), delta({ runId, seq: 4 }, text)]
     const lines = await execute(f, { runId })
     assert.deepEqual([types(lines).slice(2), codeOf(lines)], [['assistant', 'error'], 'bad_event'], text)
   }
-  // What says that it is another run's, or another line, is this run's next one.
+  // A line that names another run or another `seq` is stamped as this run's next one.
   const foreign = { runId: 'other', sessionId: 'sess-other', seq: 77 }
   pace.says = [delta({}), delta(foreign), `{"type":"progress",${stamp(foreign)},"stage":"s"}`]
   const lines = await execute(f, { runId: 'r1' })
@@ -231,7 +231,7 @@ test('whatever a worker writes, the lines that go on are events of its run, one 
     lines.map(({ type, runId, sessionId, seq }) => [type, runId, sessionId, seq]),
     ['progress', 'progress', 'assistant', 'assistant', 'progress', 'result'].map((type, i) => [type, 'r1', id, i + 1]),
   )
-  // Of two types the one that readers see counts: nothing follows a result.
+  // Of two `type` fields the one that parsers see counts: nothing follows a result.
   pace.says = [
     `{"type":"progress",${stamp({ runId: 'two' })},"stage":"s","type":"result","text":"x","finishReason":"stop"}`,
   ]

@@ -238,7 +238,7 @@ test('a conversation that comes back is not brought before the sidecar has forgo
   const gate = Promise.withResolvers<void>()
   f.pace.forget = gate.promise
   await f.runner.hydrate('acme', sessionId, profile(), bundle('x'))
-  // There is room for one: this lets go of the first.
+  // There is room for one session: this one evicts the first.
   await f.runner.hydrate('acme', 'other', profile(), bundle('x'))
   assert.deepEqual(f.hydrated, [sessionId, 'other'])
   const comesBack = f.runner.hydrate('acme', sessionId, profile(), bundle('x'))

@@ -12,7 +12,7 @@ const replayed = (id: string, name: string, args: unknown, content: string): Rep
   { type: 'tool_result', id, name, ok: true, content },
 ]
 
-/** Calls `name` and says what it was answered, and `*` when it was executed. */
+/** Calls `name`; resolves to the answer, with a `*` when the tool was executed. */
 const asker = () => {
   let executed = 0
   const ask = async (ledger: Ledger | undefined, name: string, id?: string, input: unknown = {}, finished = true) => {

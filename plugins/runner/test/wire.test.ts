@@ -32,7 +32,7 @@ test('a refusal is a status, not a stream', async (t) => {
   assert.equal((await cancel('acme')).statusCode, 204)
 })
 
-/** A conductor's way to the runner: HTTP alone, or a link that stands. */
+/** How a conductor reaches the runner: over HTTP alone, or over a link. */
 async function peerOf(t: TestContext, url: string, links: boolean): Promise<Peer> {
   const peers = createPeers({
     links,
@@ -65,7 +65,7 @@ for (const links of [false, true]) {
     const cases = [
       [0, 'gone', links ? 'cancelled' : 'client_gone', 'over'],
       [60_000, leaving, links ? leaving : 'client_gone', 'goes on'],
-      // A closed connection says nothing: the run stays for whoever comes.
+      // A closed connection does not end the run: another reader may come.
       [60_000, 'gone', links ? 'cancelled' : 'client_gone', links ? 'over' : 'goes on'],
       [60_000, 'timeout', links ? 'timeout' : 'client_gone', links ? 'over' : 'goes on'],
     ] as const

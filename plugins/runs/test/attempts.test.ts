@@ -343,7 +343,7 @@ test('a tool call and its result are stored at once where they must not happen t
       await untilAborted(signal)
     }
     const id = runId()
-    // Nothing is stored because its time has come.
+    // No write happens because of a timer.
     t.mock.timers.enable({ apis: ['setTimeout'] })
     await s.dispatch.start('acme', { profile: 'writer', prompt: 'x', id }, 0, never)
     let stored = ''

@@ -20,7 +20,7 @@ const usage = (costCents: number): RuntimeEvent => ({
   costCents,
 })
 
-/** Holds what its tools wait for, as the real one does. */
+/** Holds the delegations that its tools wait for, as the real runner does. */
 class DelegatingRunner extends FakeRunner {
   readonly waiting: Delegation[] = []
   readonly answers = new Map<string, DelegationAnswer>()
@@ -46,7 +46,7 @@ class DelegatingRunner extends FakeRunner {
       this.waiting.push({ id, profile, parentRunId: run.runId, runId: `child-${id}-${run.runId}`, prompt: 'do it' })
     }
     yield told('child')
-    // Twice: a second look must not start it again.
+    // The second look must not start the child again.
     yield told('child')
     while (this.answers.size < this.tasks.length && !signal.aborted) await new Promise((go) => setTimeout(go, 1))
     if (!signal.aborted) yield result([...this.answers.values()].map(({ content }) => content).join('|'))

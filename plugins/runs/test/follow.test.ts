@@ -17,7 +17,7 @@ const ending = (seq: number): LogChunk => ({
   lines: Buffer.from(`{"type":"error","seq":${seq}}\n`),
 })
 
-/** A log in memory and the store behind it, which writes down who has to look there. */
+/** A log in memory, and a store behind it that records which readers had to ask it. */
 function staged(most?: number) {
   const stored: LogChunk[] = []
   const looked: number[] = []
@@ -118,7 +118,7 @@ test('a reader of a run that was taken away goes on where it is if the run does,
     const s = staged()
     s.append(2)
     const reader = s.follow(0)
-    // Shown, and not stored when the run was taken.
+    // This event was shown, and not yet stored when the run was taken over.
     s.log.append(delta(3))
     s.log.append(delta(4))
     assert.deepEqual(await read(reader, 4), [1, 2, 3, 4])

@@ -228,7 +228,7 @@ test('a cancel reaches the conductor that executes the run, and its runner is to
   assert.equal(a.runner.aborted, 1)
 })
 
-/** A conductor that dies between the end of a run and the start of the next hears of nothing any more. */
+/** A store that announces nothing to a conductor, as if that had died between the end of a run and the start of the next. */
 const deaf = (store: RunStore): RunStore => meddling(store, { onWaiting() {} })
 
 test('when the conductor that ended a run is gone, another one starts the next', async (t) => {
@@ -266,7 +266,7 @@ test('a run keeps its place in line while no runner could take it', async (t) =>
   await eventually('the session is free', async () => (await s.store.getSession('acme', sessionId))?.status === 'idle')
   assert.equal((await s.store.findRun('acme', next))?.status, 'queued')
   s.runner.away = false
-  // Whoever comes next finds the session as busy as before.
+  // The next request finds the session as busy as before.
   const last = (await post(s, { prompt: 'last', sessionId, whenBusy: 'enqueue' })).json().runId
   await gate.open('next')
   await gate.open('last')

@@ -63,7 +63,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
   const gate = Promise.withResolvers<void>()
   let handedOver = 0
   const store = meddling(inner, {
-    // Slower than what races with it.
+    // This must be slower than the step that it races with.
     async append(...chunk) {
       for (let i = 0; i < 5; i++) await new Promise((resolve) => setImmediate(resolve))
       return inner.append(...chunk)
@@ -155,7 +155,7 @@ async function check(w: World, story: string): Promise<void> {
   )
   assert.equal(w.run.state, how, story)
   if (how === 'ended') assert.ok(over, story)
-  // What nobody has ended is somebody else's to go on with: it was left, and its session is still claimed.
+  // A run that has not ended was left to another process: its session is still claimed.
   if (!over) assert.equal(how, 'left', story)
   const session = (await w.store.getSession('acme', stored.sessionId))!
   assert.equal(session.status === 'running', !over, story)

@@ -38,7 +38,7 @@ export const untilAborted = (signal: AbortSignal): Promise<void> =>
     else signal.addEventListener('abort', () => resolve(), { once: true })
   })
 
-/** Says one thing and then waits to be stopped. */
+/** Yields one event and then waits to be stopped. */
 export const endless: Script = async function* (_run, signal) {
   yield text('working')
   await untilAborted(signal)

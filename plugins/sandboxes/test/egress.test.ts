@@ -53,7 +53,7 @@ async function behind(t: TestContext, respond?: (seen: Seen) => void, path = '/b
   }
   const hub = await startHub(t, { models })
   const { channel } = await hub.open()
-  // Models are called in a run.
+  // Models may only be called during a run.
   const run = new AbortController()
   begin(channel, {}, run.signal)
     .next()

@@ -91,7 +91,7 @@ test('an address has its share of deliveries a minute, and hears when to go on',
   assert.equal(reply.json().error, 'rate_limited')
   assert.equal(reply.headers['retry-after'], '2')
   assert.equal(reply.headers['ratelimit-policy'], '"sandbox-events";q=2;w=60')
-  // Also for what would be refused anyway.
+  // The limit also counts deliveries that would be refused anyway.
   assert.equal((await post('hello', {}, 'nobody')).statusCode, 429)
   assert.equal(deliveries.length, 2)
 })

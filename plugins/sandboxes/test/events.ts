@@ -9,7 +9,7 @@ import sandboxEvents from '../events/index.ts'
 
 export type Tell = (provider: string, sandboxId: string) => Promise<number>
 
-/** Counts without a window: what is over the limit stays over it. */
+/** Counts without a window: a key over its limit stays over it. */
 export function countingKv() {
   const counts = new Map<string, number>()
   const kv: Partial<Kv> = {

@@ -214,7 +214,7 @@ test('an open poll of a closed channel is refused at once, and so is whoever wai
   await assert.rejects(given, /enough/)
 })
 
-// A poll that nobody ends lasts for longer than this test may.
+// A poll that is not ended outlasts the time limit of this test.
 test('a stopping runner does not wait for open polls', { timeout: pollMs - 2_000 }, async (t) => {
   const { open, kernel } = await startHub(t)
   const { channel, worker } = await open()

@@ -101,7 +101,7 @@ test('a worker that takes a run and is silent from then on ends it', async (t) =
   first.catch(() => {})
   assert.equal((await pollOf(urls['workers']!, channel)('wait=0')).status, 200)
   await assert.rejects(first, lost)
-  // Should it come back, it is told that nobody wants the run any more.
+  // If the worker comes back, it is told that the run is over.
   const { commands } = (await (await pollOf(urls['workers']!, channel)('after=1&wait=0')).json()) as {
     commands: { kind: string }[]
   }

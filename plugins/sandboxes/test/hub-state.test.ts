@@ -31,11 +31,11 @@ test("a worker finds the runner's copy at its start, and the runner keeps what i
     })
   assert.equal((await put('second', rev + 1)).status, 204)
   assert.deepEqual(channel.state, { bytes: Buffer.from('second'), contentType: 'application/gzip' })
-  // An answer that was lost makes it come again; one that was overtaken changes nothing.
+  // After a lost answer the worker uploads the copy again; a copy that was overtaken changes nothing.
   assert.equal((await put('second again', rev + 1)).status, 204)
   assert.equal((await put('older', rev)).status, 204)
   assert.equal(Buffer.from(channel.state!.bytes).toString(), 'second again')
-  // Nor does a worker that has none, because it could not restore it.
+  // A worker that could not restore the state, and so has none, changes nothing either.
   assert.equal((await fetch(url, { method: 'DELETE', headers: { authorization } })).status, 204)
   assert.ok(channel.state)
   const newest = { authorization, 'x-agent-orc-state-rev': String(rev + 2) }
@@ -64,14 +64,14 @@ test('an export asks the worker, and falls back on the copy that is here', async
   const { open } = await startHub(t)
   const { channel, worker } = await open()
   channel.setState(bundle('durable'))
-  // Nobody polls.
+  // The worker does not poll.
   assert.deepEqual(await channel.exportState(), bundle('durable'))
   let has = false
   const polling = worker({ state: () => (has ? { ...bundle('fresh') } : undefined) })
   await channel.connected(connected())
   assert.deepEqual(await channel.exportState(), bundle('durable'))
   has = true
-  // This worker counts from one: it never read the runner's copy. What it says is older, then.
+  // This worker never read the runner's copy, so it counts from one, and its copy counts as older.
   assert.deepEqual(await channel.exportState(), bundle('durable'))
   const asked = channel.exportState()
   polling.stop()

@@ -87,7 +87,7 @@ test('what is no token of this key, type, issuer and audience is refused, and th
   await assert.rejects(tokens.verify(''), refusal('missing'))
   const past = Math.floor(Date.now() / 1_000) - 1
   await assert.rejects(tokens.verify(`Bearer ${await forge({ payload: { exp: past } })}`), refusal('expired'))
-  // Its age is only said to whoever holds a real one.
+  // Only the holder of a genuine token is told that it has expired.
   const stranger = await forge({ payload: { exp: past }, key: randomBytes(32) })
   await assert.rejects(tokens.verify(`Bearer ${stranger}`), refusal('malformed'))
 })

@@ -117,7 +117,7 @@ test('what a slow reader does not take stays with the worker', async (t) => {
   const first = await chunks.next()
   const whole = 64 * mebi
   const writing = write(request, whole, answer).then(() => request.end())
-  // Until its socket takes nothing more.
+  // It writes until the socket takes nothing more.
   const sent = (): number => request.socket!.bytesWritten
   for (let still = 0, last = -1; still < 10; last = sent()) {
     still = sent() === last ? still + 1 : 0

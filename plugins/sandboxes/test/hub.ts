@@ -21,7 +21,7 @@ export interface HubOptions {
 
 export const listeners = ['runner', 'workers'] as const
 
-/** The hub of workers without sandboxes: whoever has it says where its workers are. */
+/** The hub without sandboxes: each test connects the workers itself. */
 export function hubPlugin(options: HubOptions = {}): { readonly hub: Hub; readonly plugin: Plugin } {
   const { tokens = plainTokens, lostMs = 15_000, models = {}, served = true } = options
   const hub = createHub(tokens, lostMs)

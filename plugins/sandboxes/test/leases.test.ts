@@ -52,7 +52,7 @@ test('a substrate that cannot be asked leaves the state unknown, and holds up no
   const states = Object.fromEntries((await workers.leases('acme')).map((lease) => [lease.sessionId, lease.state]))
   assert.deepEqual(states, { [here.id]: 'running', [there.id]: 'unknown' })
   cloud.away = false
-  // One that never answers is as good as away.
+  // A provider that never answers is treated like one that is away.
   Object.assign(cloud.provider, { status: () => new Promise(() => {}) })
   workers.invalidate('cloud', cloud.boxes[0]!.id)
   assert.equal((await workers.lease('acme', there.id))?.state, 'unknown')

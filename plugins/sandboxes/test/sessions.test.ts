@@ -116,7 +116,7 @@ test('a sandbox that died is replaced by one with the conversation, also one tha
   const lines = await play(workers, session, 'recall', { resume: true })
   assert.deepEqual([startOf(lines), answerOf(lines)], ['launched', 'marmalade'])
   const [, box] = substrate.boxes
-  // The substrate puts it to sleep by itself.
+  // The substrate pauses the sandbox by itself.
   box!.state = 'paused'
   box!.worker!.stop()
   assert.equal(workers.invalidate('box', box!.id), 1)

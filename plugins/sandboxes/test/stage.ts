@@ -22,11 +22,11 @@ export interface Stage {
 export interface StageOptions {
   readonly config?: Readonly<Record<string, unknown>>
   readonly substrate?: Substrate
-  /** More of them, by name. */
+  /** Further substrates, by name. */
   readonly others?: Readonly<Record<string, Substrate>>
-  /** No signing key for worker tokens. */
+  /** True for a runner without a signing key for worker tokens. */
   readonly keyless?: boolean
-  /** No sandbox provider. */
+  /** True for a runner without a sandbox provider. */
   readonly bare?: boolean
 }
 

@@ -20,15 +20,15 @@ export interface Box {
 export interface Substrate {
   readonly provider: SandboxProvider
   readonly boxes: Box[]
-  /** Not gone. */
+  /** The sandboxes that are not gone. */
   live(): Box[]
-  /** Waited for by each launch. */
+  /** A promise that each launch waits for. */
   gate: Promise<unknown> | undefined
-  /** Launches reject so. */
+  /** The error with which launches reject. */
   failure: Error | undefined
-  /** Nothing can be asked of it. */
+  /** While true, no question is answered. */
   away: boolean
-  /** Workers that are started now never call. */
+  /** While true, workers that are started never call back. */
   mute: boolean
   /** How often it was asked how a sandbox is. */
   asked: number

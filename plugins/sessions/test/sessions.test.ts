@@ -8,7 +8,7 @@ import type { Fleet, FleetMember, RunnerLink, VfsLease, WorkerLease } from '#con
 import { leasesOfAll } from '../leases.ts'
 import { stage } from './stage.ts'
 
-/** On one runner, which notes what it is told to forget and is away for sessions that say so. */
+/** A stage with one runner, which records the sessions that it is told to forget, and is away for some of them. */
 async function oneRunner(t: TestContext) {
   const deleted: string[] = []
   const runner = {
@@ -217,7 +217,7 @@ test('a runner that fails, is away or does not answer in time is left out', asyn
   c!.state = 'unreachable'
   const fleet = fleetOf([a!, b!, c!, d!])
   const ask = (link: RunnerLink): Promise<readonly WorkerLease[]> =>
-    // It never answers, and does not look at its signal either.
+    // This runner never answers, and ignores its signal.
     link.hash === d!.hash ? new Promise(() => {}) : link.workerLeases('acme')
   assert.deepEqual(await leasesOfAll(fleet, ask, pino({ level: 'silent' }), 20), [worker('s1')])
   assert.equal(c!.asked, 0)

@@ -44,7 +44,7 @@ const providers: Record<string, Provider> = {
     const sidecar = createFakeSidecar()
     const { url, requests } = await serveLinked(t, sidecar)
     const link = (await sidecarsOf(t, { url })).forRuntime('general')
-    // Until nothing goes over HTTP any more.
+    // It asks until no request goes over HTTP any more.
     for (let before = -1; before !== requests();) {
       before = requests()
       await link.health()

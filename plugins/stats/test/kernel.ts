@@ -6,7 +6,7 @@ import { PublishedStats } from '#contracts/stats'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import stats from '../index.ts'
 
-/** The caller is who the test says; that keys become callers is the guard's own test. */
+/** Each test says who calls. The guard's own tests show how a key becomes a caller. */
 const openGuard: Guard = {
   protect() {},
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant']), role: 'member', keyId: 'tak_test' }),
@@ -22,7 +22,7 @@ export interface Meter {
   readonly ms?: number
   readonly tokens?: readonly [input: number, output: number, cached: number]
   readonly toolCalls?: number
-  /** Null: unknown. */
+  /** Null when the cost is not known. */
   readonly microcents?: number | null
 }
 

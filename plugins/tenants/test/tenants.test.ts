@@ -9,7 +9,7 @@ import { RunDispatch } from '#contracts/runs'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import tenants from '../index.ts'
 
-/** The caller is an admin of `acme`, which is the admin tenant; who else may call is the guard's own test. */
+/** Every caller is an admin of `acme`, the admin tenant. The guard's own tests show who else may call. */
 const openGuard: Guard = {
   protect() {},
   callerOf: () => ({ tenantId: 'acme', role: 'admin', keyId: 'tak_boss' }),

@@ -33,7 +33,7 @@ test('one tenant with a slow receiver leaves room for the others', async () => {
   deliverer.wake('quick')
   while (!begun.includes('quick-0')) await turn()
   assert.equal(begun.filter((id) => id.startsWith('slow')).length, 4)
-  // What was let wait goes on as soon as there is room.
+  // Messages that had to wait are sent as soon as there is room.
   while (begun.length < 21) {
     held.shift()?.()
     await turn()

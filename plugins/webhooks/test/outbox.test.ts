@@ -180,7 +180,7 @@ test('a message of a process that died on the way is sent by another one', async
   const c = await conductor(t)
   const receiver = await startReceiver(t)
   await c.insert('r1', receiver.url)
-  // Taken by a process of which nothing more was heard: due again once its lease is over.
+  // A message whose process died is due again once its lease has run out.
   await c.database.batch('acme', [
     {
       text: `INSERT INTO webhook_deliveries (tenant_id, id, run_id, url, attempts, next_at)

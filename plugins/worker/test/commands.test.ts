@@ -41,7 +41,7 @@ test('a command that comes again is executed once', { timeout }, async (t) => {
   const runner = await startScriptedRunner(t)
   const { identity, link } = await startWorker(t, { url: runner.url })
   const envelope = testEnvelope({ sessionId: identity.sessionId })
-  // An old poll's answer that lists what this worker has taken.
+  // The answer of an old poll lists commands that this worker has taken already.
   let again = 2
   runner.intercept((request, response) => {
     if (!request.url!.includes('/poll') || again-- <= 0) return false
@@ -107,7 +107,7 @@ test('a warm worker goes on as the worker of its session', { timeout }, async (t
   runner.states.set(session, { bytes: Buffer.from('["before"]'), headers: { 'x-agent-orc-state-rev': '4' } })
   const { identity } = await startWorker(t, { url: runner.url, sessionId: 'slot-1' })
   runner.order('slot-1', { kind: 'bind', sessionId: session, token: 'token-of-session' })
-  // Its numbers may begin anew, and may go on.
+  // The numbers of the new session's commands may start anew or go on.
   const poll = await runner.until(() => runner.polls.find(({ path }) => path.includes(session)))
   assert.equal(poll.headers.authorization, 'Bearer token-of-session')
   assert.equal(poll.query.get('after'), '0')

@@ -123,7 +123,7 @@ test('a run that ended while the runner was away is uploaded when it is back', {
   runner.intercept((request, response) => {
     if (!request.url!.includes('/poll') || gone) return false
     const body = JSON.stringify({ commands: [{ id: 1, kind: 'run', envelope }] })
-    // Whoever reads this answer finds nobody there any more.
+    // The connection is gone by the time that this answer is read.
     response.writeHead(200, { 'content-type': 'application/json', connection: 'close' }).end(body)
     response.once('finish', () => (gone = runner.stop()))
     return true
@@ -179,7 +179,7 @@ test('a worker that stops lets its run end, or interrupts it', { timeout }, asyn
     await until(() => link.begun.length > 0, 'the run begins')
     await runner.until(() => runner.asked.find(({ path }) => path.endsWith('/events')))
     const stopped = kernel.stop()
-    // Not the end of the process: that of its own time.
+    // Here the lifetime of the worker ends, not its process.
     if (drain === '10s') link.release()
     const last = terminalOf(await runner.run(envelope.runId))
     assert.equal(last.type === 'error' && last.code, code)

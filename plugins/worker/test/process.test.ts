@@ -40,7 +40,7 @@ const variables = (url: string, sessionId: string, more: Readonly<Record<string,
   ...more,
 })
 
-/** Where a test's worker keeps its things. */
+/** The folders of a test's worker. */
 async function places(t: TestContext): Promise<Record<string, string>> {
   const path = await folder(t)
   return { [workerVariables.stateDir]: join(path, 'state'), [workerVariables.workspace]: join(path, 'workspace') }
@@ -171,7 +171,7 @@ test('tools act in the workspace, and know nothing of the worker', { timeout }, 
   const names = ['HOME', 'LANG', 'PATH', 'PWD', 'SHLVL', 'TMPDIR', '_']
   assert.ok(ok)
   assert.equal(content, ['hello', workspace, ...names, '[Exit code 0.]'].join('\n'))
-  // Nor by looking at the worker from the side.
+  // It cannot find it in the worker's entry in /proc either.
   const looked = await call('shell', {
     command: `tr '\\0' '\\n' < /proc/${child.pid}/environ | grep -c -e CANARY -e token-1`,
   })

@@ -11,7 +11,7 @@ type Distributed<T> = T extends unknown ? Omit<T, 'id'> : never
 /** A command without its number. */
 export type Order = Distributed<WorkerCommand>
 
-/** What a worker asked. */
+/** A request of the worker. */
 export interface Asked {
   readonly method: string
   readonly path: string
@@ -42,7 +42,7 @@ export interface ScriptedRunner {
   run(runId: string): Promise<RunEvent[]>
   /** Answers requests whose method and path match, before anything else does; returning false passes them on. */
   intercept(handler: ((request: IncomingMessage, response: ServerResponse) => boolean) | undefined): void
-  /** Resolves once this is true; looked at whenever something was asked. */
+  /** Resolves once the condition holds; it is checked after every request. */
   until<T>(condition: () => T | undefined | false): Promise<T>
   stop(): Promise<void>
   /** On the same port again, with everything that it knew. */
@@ -72,7 +72,7 @@ export async function startScriptedRunner(t: Pick<TestContext, 'after'>): Promis
   }
   const poll = async (sessionId: string, query: URLSearchParams, response: ServerResponse): Promise<void> => {
     const after = Number(query.get('after'))
-    // What was taken is not given to a later process of the session either.
+    // Commands that were acknowledged are not given to a later process of the session either.
     queues.set(
       sessionId,
       (queues.get(sessionId) ?? []).filter(({ id }) => id > after),

@@ -143,7 +143,7 @@ test(
     const worker = await startWorker(t, { url: runner.url, sessionId })
     assert.equal(await say(runner, worker, 'now', true), 'session_state_missing')
     const id = runner.order(sessionId, { kind: 'export_state' })
-    // A command behind it that is answered says that it was looked at.
+    // The answer to a later command proves that the worker has looked at this one.
     runner.order(sessionId, { kind: 'tool', callId: 'later', name: 'x', input: {}, timeoutMs: 1_000 })
     await runner.until(
       () => runner.results.has('later') && runner.polls.some(({ query }) => Number(query.get('after')) > id),
@@ -153,7 +153,7 @@ test(
       runner.asked.filter(({ path, method }) => path.endsWith('/state') && method !== 'GET'),
       [],
     )
-    // A conversation that begins anew is one.
+    // A conversation that begins anew is saved like any other.
     assert.equal(await say(runner, worker, 'anew'), 'anew')
     await runner.until(() => revOf(runner, sessionId) === '4')
   },

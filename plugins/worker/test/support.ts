@@ -79,7 +79,7 @@ export async function until(condition: () => boolean | Promise<boolean>, what: s
 }
 
 export interface Machine {
-  /** The folder around the workspace: what is in it besides is outside. */
+  /** The folder around the workspace; everything else in it is outside of the workspace. */
   readonly outside: string
   readonly workspace: string
   call(
@@ -89,7 +89,7 @@ export interface Machine {
   ): Promise<ToolResult>
 }
 
-/** The tools of a worker without one. */
+/** The tools of a worker, without the worker. */
 export async function startTools(t: TestContext): Promise<Machine> {
   const outside = await realpath(await folder(t))
   const workspace = join(outside, 'deep', 'workspace')
@@ -108,7 +108,7 @@ export const pidIn = (file: string): number => (existsSync(file) ? Number(readFi
 
 export const isAlive = (pid: number): boolean => {
   try {
-    // A zombie is no process any more; who inherits it may take its time to say so.
+    // A zombie counts as ended: its new parent may reap it only later.
     return !/^\d+ \(.*\) [ZX]/.test(readFileSync(`/proc/${pid}/stat`, 'utf8'))
   } catch {
     return false

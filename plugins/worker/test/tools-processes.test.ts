@@ -85,7 +85,7 @@ test('what a command leaves in the background ends with it, and is not waited fo
   assert.deepEqual([ok, content], [true, 'done\n[Exit code 0.]'])
   const pid = Number(readFileSync(join(workspace, 'child'), 'utf8'))
   await until(() => !isAlive(pid), 'it is gone')
-  // One that left the group holds the pipe open.
+  // A process that left the group holds the pipe open.
   const left = await call('shell', { command: 'setsid sleep 3 & echo done' }, { timeoutMs: 20_000 })
   assert.deepEqual(left, { ok: true, content: 'done\n[Exit code 0.]' })
 })

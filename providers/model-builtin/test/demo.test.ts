@@ -112,7 +112,7 @@ test('usage counts words, and maxOutputTokens cuts the answer', async () => {
 })
 
 test('a message of a million characters is quoted in part, and not worked through', async () => {
-  // What reads it all in square time does not end within the time that a test has.
+  // Reading all of it in quadratic time would exceed the time limit of the test.
   for (const letter of [' ', '1', '(']) {
     const said = await ask(letter.repeat(1_000_000))
     assert.match(said, /^I am the built-in demo responder, not a language model/)

@@ -33,7 +33,7 @@ async function partsOf(model: LanguageModelV4): Promise<unknown[]> {
   return all
 }
 
-/** `ids`: those that were made up are told by their order. */
+/** Generated ids are replaced by their order. */
 function plain(part: LanguageModelV4StreamPart, ids: Map<string, string>): unknown {
   const named = (id: string): string => {
     if (!ids.has(id)) ids.set(id, id.length < 16 ? id : `made up ${ids.size}`)
@@ -84,7 +84,7 @@ const delta = fc.oneof(
     weight: 1,
     arbitrary: fc.record({ reasoning_content: some, content: maybe(some) }, { requiredKeys: ['reasoning_content'] }),
   },
-  // Frames that could be taken for one that is text alone.
+  // Frames that could be mistaken for one that only adds text.
   { weight: 2, arbitrary: fc.constantFrom('a', 'b').map((content) => ({ reasoning: 'hm', content })) },
   { weight: 2, arbitrary: fc.constantFrom('a', 'b').map((content) => ({ content, reasoning: 'hm' })) },
   { weight: 2, arbitrary: fc.constantFrom('a', 'b').map((content) => ({ content, role: '' })) },
@@ -174,7 +174,7 @@ test('every answer has the parts that the package makes of it, however its bytes
 
 const isError = (part: unknown): boolean => (part as { type: string }).type === 'error'
 const failed = (parts: readonly unknown[]): boolean => parts.some(isError)
-/** Nobody reads on behind an error. */
+/** A reader stops at an error. */
 const upToError = (parts: readonly unknown[]): unknown[] => parts.slice(0, parts.findIndex(isError) + 1)
 
 test('frames that differ in their text alone are handed out together, whatever stands between them', async () => {
@@ -195,7 +195,7 @@ test('frames that differ in their text alone are handed out together, whatever s
     const taken = (await parts.next()) ?? []
     parts.close()
     const together = taken.flatMap((part) => (part.type === 'text-deltas' ? [part.deltas] : []))
-    // One frame is read to learn from; an empty text is part of what is alike.
+    // One frame is parsed to learn from it; an empty text is learned as part of the constant bytes.
     assert.deepEqual(together, [texts.slice(1), [...texts, ...texts]])
   }
 })

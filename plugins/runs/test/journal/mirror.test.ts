@@ -42,7 +42,7 @@ test('a start mends what a killed conductor left: torn tails, missing events and
   await first.stop()
   await truncate(pathOf(dir, 'torn'), (await readFile(pathOf(dir, 'torn'))).length - 7)
   await appendFile(pathOf(dir, 'lost'), '{"type":"assistant","runId":"lo')
-  // Another conductor went on with one and ended both.
+  // Another conductor continued one of the runs, and ended both.
   await truth.append(lost, chunk(lost, 2, [text('two')]))
   await finish(truth, lost, 2)
   await truth.steal('acme', 'torn', 'interrupted', { code: 'interrupted', message: 'It went away.' })

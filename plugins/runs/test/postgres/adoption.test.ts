@@ -97,7 +97,7 @@ test('a burst of orphans is taken in portions, by several processes, each run by
   await expireOwner(stores.db, claims[0]!)
   await Promise.all([b.sweepOrphans(), c.sweepOrphans()])
   assert.deepEqual([mine.length, yours.length], [20, 20])
-  // Long dead by now: its row must stay as long as anything is its.
+  // The owner is long dead, but its row must stay as long as it owns a run.
   await stores.db.systemBatch([{ text: `UPDATE instances SET lease_until = now() - interval '2 minutes' WHERE dead` }])
   await b.sweepOrphans()
   assert.equal(mine.length, 40)

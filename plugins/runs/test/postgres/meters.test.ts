@@ -17,7 +17,7 @@ async function begin(store: RunStore, tenantId: string, n: number): Promise<Clai
   return started.claim
 }
 
-/** As the conductor does it: the same end again until the store says whether it holds. */
+/** Repeats the same end until the store has answered it, as the conductor does. */
 async function finish(store: RunStore, claim: Claim, n: number): Promise<void> {
   const usage = {
     inputTokens: n,
@@ -113,7 +113,7 @@ test('however runs finish, are stolen or swept, and connections are cut, each ha
           dead,
         ])
         proxy.inspect(undefined)
-        // Whatever is left dies with its owner.
+        // The runs that are left end with their owner.
         await near.db.systemBatch([{ text: `UPDATE instances SET dead = true` }])
         await (await near.open()).sweepOrphans()
         const ids = runs.map(({ claim }) => claim.runId)

@@ -21,7 +21,7 @@ async function begin(store: RunStore, tenantId: string, id: string): Promise<Cla
   return outcome.kind === 'started' ? outcome.claim : assert.fail()
 }
 
-/** What being frozen past its lease does to the owner of a run. */
+/** Lets the lease of a run's owner run out, as if its process had been frozen. */
 async function expireOwner(db: Database, claim: Claim): Promise<void> {
   const [rows] = await db.batch<[{ claim_owner: string }[]]>(claim.tenantId, [
     { text: 'SELECT claim_owner FROM runs WHERE tenant_id = $1 AND id = $2', values: [claim.tenantId, claim.runId] },
@@ -86,7 +86,7 @@ test('a frozen process that wakes up after it was swept is fenced and comes back
     { text: `UPDATE instances SET dead = true WHERE id = (SELECT id FROM instances ORDER BY started_at LIMIT 1)` },
   ])
   await fenced
-  // Whoever sweeps first: the one that came back does so, too.
+  // Any process may sweep first, also the one that came back.
   await b.sweepOrphans()
   while ((await b.findRun('acme', claim.runId))?.status === 'running') await b.sweepOrphans()
   assert.equal((await b.findRun('acme', claim.runId))?.status, 'interrupted')

@@ -24,7 +24,7 @@ const enqueue = (store: RunStore, { sessionId }: Claim, runId: string, interrupt
 const finish = (store: RunStore, claim: Claim) =>
   store.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: chunkOf(claim, 1, 1) })
 
-/** Resolves once a store that looks often has told of the session. */
+/** Resolves once the store has announced the session; its sweeps are frequent in this test. */
 async function toldOf(stores: Awaited<ReturnType<typeof openStores>>, sessionId: string) {
   const store = await stores.open({ sweepMs: 20 })
   await new Promise<void>((resolve) => store.onWaiting((_tenant, session) => session === sessionId && resolve()))

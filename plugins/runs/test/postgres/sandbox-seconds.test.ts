@@ -53,7 +53,7 @@ test('runs in a sandbox add up to their own time and the idle time before them; 
   assert.deepEqual(await meters(stores.db), [])
   const end = { claim: await begin(store, 'run-2', false), ...ended, sandbox: { idleSeconds: 30, runSeconds: 0 } }
   assert.equal(await store.finish(end), true)
-  // Told again because the answer was lost: the run has ended once.
+  // The end is repeated, as after a lost answer: the run has ended only once.
   assert.equal(await store.finish(end), false)
   await store.finish({ claim: await begin(store, 'run-3', false), ...ended, sandbox: { idleSeconds: 12 } })
   const [meter] = await meters(stores.db)
