@@ -3,6 +3,7 @@ import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
 import { Listeners } from './http/listeners.ts'
 import { createLogger } from './kit/logger.ts'
+import { tablesOf } from './contracts/error-docs.ts'
 import { BootError, type Entry, plan, type Role, settings } from './plan.ts'
 import type { PluginContext } from './plugin.ts'
 
@@ -65,7 +66,7 @@ class Kernel {
     this.#order = order
     this.#options = options
     this.#log = options.log ?? createLogger(role.name, role.log?.level ?? 'info')
-    this.listeners = new Listeners(role.listeners)
+    this.listeners = new Listeners(role.listeners, tablesOf(order.map(({ plugin }) => plugin)))
   }
 
   async start(): Promise<void> {

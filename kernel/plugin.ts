@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { type StaticDecode, type TObject, type TSchema, Type } from '@sinclair/typebox'
 import type { Registry } from 'prom-client'
+import type { ErrorTable } from './contracts/errors.ts'
 import type { App } from './http/app.ts'
 
 type Mode = 'one' | 'maybe' | 'many'
@@ -85,6 +86,8 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
   readonly provides: P
   /** Folder of migrations that the plugin's tables need, `new URL('./migrations/', import.meta.url)`. Whoever migrates the database applies them after ours. */
   readonly migrations?: URL
+  /** What its callers may be told: its own table, and those of contracts that it answers with. */
+  readonly errors?: ErrorTable | readonly ErrorTable[]
   setup(ctx: PluginContext<StaticDecode<C>, R>): Promise<Provided<P>>
 }
 

@@ -72,7 +72,7 @@ test('the kernel and its contracts know no unit, and contracts know only the ker
   )
   assert.deepEqual(outside, [])
   // The words in which a contract is written: what a plugin is, what an error is, what a listener is.
-  const words = ['kernel/plugin.ts', 'kernel/errors.ts', 'kernel/http/app.ts', 'kernel/http/access.ts']
+  const words = ['kernel/plugin.ts', 'kernel/http/app.ts', 'kernel/http/access.ts']
   const inside = await offences(await sources('kernel/contracts/**/*.ts'), (file, specifier) => {
     const to = target(file, specifier)
     return specifier.startsWith('#') || (to !== undefined && !to.startsWith('kernel/contracts/') && !words.includes(to))

@@ -1,15 +1,19 @@
-import { AppError } from 'agent-orc/kernel'
+import { errorTable } from 'agent-orc/kernel'
 import { defineModelProvider } from 'agent-orc/kit/models'
+
+const errors = errorTable('echo', {
+  unknownModel: { status: 400, message: 'The provider has one model: parrot.' },
+})
 
 /** Says the last message back. A profile uses it with `model: echo/parrot`. Most providers wrap a package of the AI SDK instead. */
 export default defineModelProvider({
   name: 'echo',
+  errors,
   async create() {
     return {
       contract: 'model/1',
       model(modelId) {
-        if (modelId !== 'parrot')
-          throw new AppError('unknown_model', 400, { message: 'The provider has one model: parrot.' })
+        if (modelId !== 'parrot') throw errors.unknownModel()
         return parrot
       },
     }

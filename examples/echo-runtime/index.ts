@@ -1,10 +1,15 @@
 import { setTimeout } from 'node:timers/promises'
-import { AppError } from 'agent-orc/kernel'
+import { errorTable } from 'agent-orc/kernel'
 import { defineRuntime } from 'agent-orc/contracts/runtime'
+
+const errors = errorTable('echo', {
+  invalidState: { status: 400, message: 'This is not a state bundle of the echo runtime.' },
+})
 
 /** Says every prompt back, word by word, and recalls what it was told. A profile uses it with `runtime: echo`. */
 export default defineRuntime({
   name: 'echo',
+  errors,
   async create() {
     // What each session was told. A runtime for production bounds this.
     const sessions = new Map<string, string[]>()
@@ -45,5 +50,5 @@ function parse(text: string): string[] {
     const told: unknown = JSON.parse(text)
     if (Array.isArray(told) && told.every((item) => typeof item === 'string')) return told
   } catch {}
-  throw new AppError('invalid_state', 400, { message: 'This is not a state bundle of the echo runtime.' })
+  throw errors.invalidState()
 }

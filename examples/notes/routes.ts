@@ -1,7 +1,8 @@
-import { access, type App, NoContent, notFound, Type } from 'agent-orc/kernel'
+import { access, type App, failures, NoContent, Type } from 'agent-orc/kernel'
 import type { Guard } from 'agent-orc/contracts/auth'
 import { isId, newId } from 'agent-orc/contracts/ids'
 import { pageHeaders, PageQuery } from 'agent-orc/contracts/paging'
+import { errors } from './errors.ts'
 import { IdParams, Note, NoteInput } from './schema.ts'
 import type { NoteStore } from './store.ts'
 
@@ -43,11 +44,11 @@ export function noteRoutes(app: App, guard: Guard, store: NoteStore): void {
     '/api/notes/:id',
     {
       ...access('member'),
-      schema: { tags, summary: 'Get a note', params: IdParams, response: { 200: Note } },
+      schema: { tags, summary: 'Get a note', params: IdParams, response: { 200: Note, ...failures(errors.notFound) } },
     },
     async (request) => {
       const note = await store.find(guard.callerOf(request).tenantId, known(request.params.id))
-      if (!note) throw notFound()
+      if (!note) throw errors.notFound()
       return note
     },
   )
@@ -55,11 +56,16 @@ export function noteRoutes(app: App, guard: Guard, store: NoteStore): void {
     '/api/notes/:id',
     {
       ...access('admin'),
-      schema: { tags, summary: 'Delete a note', params: IdParams, response: { 204: NoContent } },
+      schema: {
+        tags,
+        summary: 'Delete a note',
+        params: IdParams,
+        response: { 204: NoContent, ...failures(errors.notFound) },
+      },
     },
     async (request, reply) => {
       const deleted = await store.remove(guard.callerOf(request).tenantId, known(request.params.id))
-      if (!deleted) throw notFound()
+      if (!deleted) throw errors.notFound()
       return reply.code(204).send()
     },
   )
@@ -67,6 +73,6 @@ export function noteRoutes(app: App, guard: Guard, store: NoteStore): void {
 
 /** Text that cannot be an id is unknown, and never reaches the database. */
 function known(id: string): string {
-  if (!isId('note', id)) throw notFound()
+  if (!isId('note', id)) throw errors.notFound()
   return id
 }

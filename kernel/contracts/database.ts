@@ -1,4 +1,4 @@
-import { appError } from '../errors.ts'
+import { errorTable } from './errors.ts'
 import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
 
@@ -70,11 +70,13 @@ export interface Database {
 
 export const Database = capability<Database>('core.database')
 
-export const databaseRequired = appError(
-  'database_required',
-  503,
-  'This server has no PostgreSQL database, which this needs: start the roles that have one, with POSTGRES_DSN set.',
-)
+export const databaseErrors = errorTable('database', {
+  databaseRequired: {
+    status: 503,
+    message:
+      'This server has no PostgreSQL database, which this needs: start the roles that have one, with POSTGRES_DSN set.',
+  },
+})
 
 /** For a scope whose routes all need the database. Where there is none each answers so, once it is known who asks. */
 export function needsDatabase(app: App, { absent }: Pick<Database, 'absent'>): void {
@@ -82,7 +84,7 @@ export function needsDatabase(app: App, { absent }: Pick<Database, 'absent'>): v
   // No request gets as far as the schemas of these routes, and compiling them is most of a start.
   app.setValidatorCompiler(() => () => true).setSerializerCompiler(() => JSON.stringify)
   app.addHook('onRequest', async () => {
-    throw databaseRequired()
+    throw databaseErrors.databaseRequired()
   })
 }
 

@@ -1,5 +1,18 @@
 import { Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
+import { errorTable } from './errors.ts'
+
+export const idempotencyErrors = errorTable('idempotency', {
+  idempotencyKeyReused: {
+    status: 422,
+    message: 'This Idempotency-Key was used with another request body; send a new key.',
+  },
+  idempotencyInFlight: {
+    status: 409,
+    retry: true,
+    message: 'A request with this Idempotency-Key is under way; repeat it when that one has ended.',
+  },
+})
 
 /** Headers of a route that takes an `Idempotency-Key`. Validated like a body: another form is 400 `invalid_request`. */
 export const IdempotencyHeaders = Type.Object({

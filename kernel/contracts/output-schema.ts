@@ -2,7 +2,8 @@ import { createContext, Script } from 'node:vm'
 import { Ajv, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import formats from 'ajv-formats'
-import { AppError } from '../errors.ts'
+import { type AppError, isAppError } from './errors.ts'
+import { runErrors } from './run-errors.ts'
 
 /** Schemas of answers, far below what a model follows. Their size bounds what compiling one costs. */
 const maxSchemaChars = 65_536
@@ -83,10 +84,9 @@ function bounded<T>(timeout: number, work: () => T): { readonly value: T } | und
     return { value }
   } catch (cause) {
     if ((cause as { code?: unknown } | undefined)?.code === 'ERR_SCRIPT_EXECUTION_TIMEOUT') return undefined
-    if (cause instanceof AppError) throw cause
+    if (isAppError(cause)) throw cause
     throw invalid('The schema cannot be compiled: it may refer to something that it does not hold.', cause)
   }
 }
 
-const invalid = (message: string, cause?: unknown): AppError =>
-  new AppError('invalid_response_format', 400, { message, cause })
+const invalid = (message: string, cause?: unknown): AppError => runErrors.invalidResponseFormat({ message, cause })

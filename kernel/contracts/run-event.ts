@@ -1,5 +1,6 @@
 import { type Static, type TObject, type TProperties, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
+import { sidecarErrors } from './sidecar-errors.ts'
 
 /** The event types of specification 2.8. */
 export const eventTypes = [
@@ -231,6 +232,8 @@ export function readUnstamped(line: Record<string, unknown>, answer: () => strin
   return Value.Check(RuntimeEvent, filled) ? filled : undefined
 }
 
+const unexplained = sidecarErrors.sidecarError.row
+
 /** Fields that such a sidecar may leave out, because the specification names only `type`. */
 const defaults: ReadonlyMap<string, Record<string, unknown>> = new Map([
   ['progress', { stage: 'sidecar' }],
@@ -239,7 +242,7 @@ const defaults: ReadonlyMap<string, Record<string, unknown>> = new Map([
   ['tool_result', { ok: true, name: '', content: '' }],
   ['usage', { inputTokens: 0, outputTokens: 0, model: '' }],
   ['result', { finishReason: 'stop' }],
-  ['error', { code: 'sidecar_error', message: 'The run failed.' }],
+  ['error', { code: unexplained.code, message: unexplained.message }],
 ])
 
 export const isTerminalType = (type: string | undefined): type is 'result' | 'error' =>

@@ -1,5 +1,4 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { appError } from '../errors.ts'
 import { capability } from '../plugin.ts'
 import { promptFields, promptInfoFields } from './prompt.ts'
 import { type LogChunk, UsageEvent } from './run-event.ts'
@@ -123,23 +122,6 @@ export const RunSummary = Type.Object({
   costCents: Type.Optional(Type.Number()),
 })
 export type RunSummary = Static<typeof RunSummary>
-
-/** Why a chat begins no run; the user is told the same. */
-export const conversationNotFound = appError(
-  'conversation_not_found',
-  404,
-  'This agent has no such conversation; leave conversation_id out to begin one.',
-)
-export const conversationBusy = appError(
-  'conversation_busy',
-  409,
-  'A run is under way in this conversation; wait until it has ended.',
-)
-export const conversationEnded = appError(
-  'conversation_ended',
-  409,
-  'This conversation was closed and cannot go on; leave conversation_id out to begin a new one.',
-)
 
 /**
  * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,

@@ -1,5 +1,6 @@
 import type { Static, TObject } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
+import type { ErrorTable } from './errors.ts'
 import { type Capability, definePlugin, maybe, type Plugin, slot } from '../plugin.ts'
 import { ModelEgress, type ModelProvider, Models } from './model.ts'
 import type { RunEnvelope } from './run-envelope.ts'
@@ -61,6 +62,8 @@ export interface RuntimeContext<C> {
 export function defineRuntime<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
+  /** Codes of its `error` events, too. */
+  readonly errors?: ErrorTable | readonly ErrorTable[]
   create(ctx: RuntimeContext<Static<C>>): Promise<Runtime>
 }): Plugin {
   return definePlugin<
@@ -70,6 +73,7 @@ export function defineRuntime<C extends TObject>(spec: {
   >({
     name: `runtime-${spec.name}`,
     ...(spec.config ? { config: spec.config } : {}),
+    ...(spec.errors ? { errors: spec.errors } : {}),
     requires: { models: Models, egress: maybe(ModelEgress) },
     provides: { runtimes: Runtimes },
     async setup(ctx) {

@@ -1,6 +1,6 @@
 import type { StaticDecode, TObject } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { AppError } from '../errors.ts'
+import { type AppError, type ErrorTable, errorTable } from './errors.ts'
 import { definePlugin, type Plugin, slot } from '../plugin.ts'
 
 /** What the substrate says of a sandbox. A lease adds `unknown`: the substrate could not be asked. Specification 2.12. */
@@ -71,9 +71,15 @@ export interface SandboxProvider {
 }
 export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
 
-export const sandboxGone = (cause?: unknown): AppError =>
-  new AppError('sandbox_gone', 410, { message: 'The sandbox is gone.', cause })
-export const invalidSandbox = (message: string): AppError => new AppError('invalid_sandbox', 400, { message })
+const sandboxProviderErrors = errorTable('sandbox-providers', {
+  sandboxGone: { status: 410, message: 'The sandbox is gone.' },
+  invalidSandbox: {
+    status: 400,
+    about: 'The provider cannot serve what the profile says under `sandbox`; the sentence names the setting.',
+  },
+})
+export const sandboxGone = (cause?: unknown): AppError => sandboxProviderErrors.sandboxGone({ cause })
+export const invalidSandbox = (message: string): AppError => sandboxProviderErrors.invalidSandbox({ message })
 
 export interface SandboxProviderContext<C> {
   readonly config: C
@@ -85,6 +91,8 @@ export interface SandboxProviderContext<C> {
 export function defineSandboxProvider<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
+  /** Besides those of every provider. */
+  readonly errors?: ErrorTable
   /** Undefined: not configured, or this machine cannot do it; the runner then does not offer it. */
   create(ctx: SandboxProviderContext<StaticDecode<C>>): Promise<SandboxProvider | undefined>
 }): Plugin {
@@ -92,6 +100,7 @@ export function defineSandboxProvider<C extends TObject>(spec: {
     name: `sandbox-${spec.name}`,
     ...(spec.config ? { config: spec.config } : {}),
     provides: { providers: SandboxProviders },
+    errors: [sandboxProviderErrors, ...(spec.errors ? [spec.errors] : [])],
     async setup(ctx) {
       const provider = await spec.create({
         config: ctx.config as StaticDecode<C>,

@@ -1,5 +1,11 @@
 import { capability } from '../plugin.ts'
+import { errorTable } from './errors.ts'
 import type { RunSummary } from './runs.ts'
+
+export const webhookErrors = errorTable('webhooks', {
+  invalidWebhook: { status: 400, about: 'The address may not be told of runs; the sentence says why.' },
+  webhooksUnavailable: { status: 503, message: 'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.' },
+})
 
 /** Whether ends of runs can be told at all, and where. The telling itself hangs on the run's row. */
 export interface Webhooks {

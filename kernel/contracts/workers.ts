@@ -1,3 +1,4 @@
+import { errorTable } from './errors.ts'
 import type { Static } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { Profile } from './profiles.ts'
@@ -5,6 +6,28 @@ import type { ProgressEvent } from './run-event.ts'
 import type { RunnerSession, WorkerLease } from './runner.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
+
+/** Specification 7: the text starts so, and says which case. */
+export const workerTokenErrors = errorTable('worker-tokens', {
+  missing: { code: 'invalid or missing worker token: missing', status: 401, about: 'Send the token of the worker.' },
+  malformed: { code: 'invalid or missing worker token: malformed', status: 401, about: 'This is no token of ours.' },
+  expired: { code: 'invalid or missing worker token: expired', status: 401, about: 'A poll gets a new one in time.' },
+  otherSession: {
+    code: 'invalid or missing worker token: other session',
+    status: 401,
+    about: "The token is another session's.",
+  },
+  otherTenant: {
+    code: 'invalid or missing worker token: other tenant',
+    status: 401,
+    about: "The token is another tenant's.",
+  },
+  superseded: {
+    code: 'invalid or missing worker token: superseded',
+    status: 401,
+    about: 'The session has another worker now, or none.',
+  },
+})
 
 /** The polling workers of a runner, as its other endpoints know them. */
 export interface WorkerHub {

@@ -1,4 +1,6 @@
 import { type TSchema, Type } from '@sinclair/typebox'
+import { shownCode, told } from '../contracts/error-docs.ts'
+import type { Listed } from '../contracts/errors.ts'
 
 // Response schemas of what is no JSON document, and of failures: they are there for the OpenAPI document.
 
@@ -25,6 +27,17 @@ export const negotiated = (description: string, forms: Readonly<Record<string, T
   content: Object.fromEntries(Object.entries(forms).map(([type, schema]) => [type, { schema }])),
 })
 
-/** A status of 400 or more that deserves words of its own; its body is that of every error. */
-export const failure = (description: string) =>
-  Type.Unsafe<never>({ type: 'object', additionalProperties: true, description })
+/**
+ * The failures that a route is known for, by status: `response: { 200: Run, ...failures(runErrors.queueFull) }`. Their body is
+ * that of every error. Typed as nothing, because they are thrown and never returned.
+ */
+export const failures = (...errors: readonly Listed[]): object =>
+  Object.fromEntries(
+    [...Map.groupBy(errors, ({ row }) => row.status)].map(([status, some]) => {
+      const description = some.map(told).join(' ')
+      return [
+        status,
+        { type: 'object', additionalProperties: true, description, 'x-errors': some.map(({ row }) => shownCode(row)) },
+      ]
+    }),
+  )

@@ -2,7 +2,7 @@ import type { FastifySchemaCompiler } from 'fastify'
 import fp from 'fastify-plugin'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
-import { AppError } from '../errors.ts'
+import { invalidRequest } from '../contracts/http-errors.ts'
 
 /** Bodies are JSON, within limits, and schemas hold for them as they are. */
 export const jsonBodies = fp(
@@ -34,12 +34,12 @@ export function parseJson(body: Buffer): unknown {
   if (body.length === 0) return undefined
   // Each level takes a byte to open it and one to close it.
   if (body.length > 2 * maxJsonDepth && jsonDepth(body) > maxJsonDepth) {
-    throw new AppError('invalid_request', 400, { message: `The body nests deeper than ${maxJsonDepth} levels.` })
+    throw invalidRequest({ message: `The body nests deeper than ${maxJsonDepth} levels.` })
   }
   try {
     return JSON.parse(body.toString('utf8'), guardPrototype(body))
   } catch {
-    throw new AppError('invalid_request', 400, { message: 'The body is not valid JSON.' })
+    throw invalidRequest({ message: 'The body is not valid JSON.' })
   }
 }
 

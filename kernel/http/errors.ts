@@ -8,18 +8,16 @@ import type {
   FastifySchemaValidationError,
 } from 'fastify'
 import fp from 'fastify-plugin'
-import { AppError, isAppError, notFound } from '../errors.ts'
+import { AppError, isAppError } from '../contracts/errors.ts'
+import { httpErrors, invalidRequest, notFound } from '../contracts/http-errors.ts'
 
 // Fastify's own failures, by code: what the caller did wrong and what to do about it.
-const known: Readonly<Record<string, { code: string; message: string }>> = {
-  FST_ERR_CTP_BODY_TOO_LARGE: {
-    code: 'body_too_large',
-    message: 'The request body is larger than this route accepts.',
-  },
-  FST_ERR_CTP_INVALID_MEDIA_TYPE: { code: 'unsupported_media_type', message: 'Send the body as application/json.' },
-  FST_ERR_CTP_INVALID_JSON_BODY: { code: 'invalid_request', message: 'The body is not valid JSON.' },
-  FST_ERR_BAD_URL: { code: 'invalid_request', message: 'The path is not valid percent-encoding.' },
-  FST_ERR_CTP_INVALID_CONTENT_LENGTH: { code: 'invalid_request', message: 'Content-Length does not match the body.' },
+const known: Readonly<Record<string, () => AppError>> = {
+  FST_ERR_CTP_BODY_TOO_LARGE: () => httpErrors.bodyTooLarge(),
+  FST_ERR_CTP_INVALID_MEDIA_TYPE: () => httpErrors.unsupportedMediaType(),
+  FST_ERR_CTP_INVALID_JSON_BODY: () => invalidRequest({ message: 'The body is not valid JSON.' }),
+  FST_ERR_BAD_URL: () => invalidRequest({ message: 'The path is not valid percent-encoding.' }),
+  FST_ERR_CTP_INVALID_CONTENT_LENGTH: () => invalidRequest({ message: 'Content-Length does not match the body.' }),
 }
 
 function asAppError(error: FastifyError | AppError): AppError | undefined {
@@ -27,17 +25,13 @@ function asAppError(error: FastifyError | AppError): AppError | undefined {
   if (error.validation) {
     const issues = issuesOf(error.validation, error.validationContext)
     const first = issues[0]
-    return new AppError('invalid_request', 400, {
-      message: first ? `${first.path} ${first.message}` : 'The request is invalid.',
-      detail: { issues },
-    })
+    return invalidRequest({ detail: { issues }, ...(first ? { message: `${first.path} ${first.message}` } : {}) })
   }
   const entry = known[error.code]
-  if (entry) return new AppError(entry.code, error.statusCode ?? 400, { message: entry.message })
-  if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500) {
-    return new AppError('invalid_request', error.statusCode)
-  }
-  return undefined
+  if (entry) return entry()
+  const { statusCode: status = 500 } = error
+  // Whatever else Fastify finds is the caller's doing, and has Fastify's status.
+  return status >= 400 && status < 500 ? new AppError(invalidRequest.row.code, status) : undefined
 }
 
 /** The body every failure answers with: the contract's `error` string first, then what helps a person. */
@@ -64,8 +58,7 @@ export interface Failed {
  */
 export function failureOf(error: unknown, { requestId, route, log }: Failed): AppError {
   const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
-  const app =
-    asAppError(raised as FastifyError) ?? new AppError('internal', 500, { message: 'Something went wrong here.' })
+  const app = asAppError(raised as FastifyError) ?? httpErrors.internal()
   const told = { request_id: requestId, route }
   if (app === raised && app.status > 500) {
     const { cause: err, code, sentence } = app
@@ -97,17 +90,9 @@ function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
 }
 
 // What the HTTP parser refuses before there is a request.
-const refused: Readonly<Record<string, { status: string; code: string; message: string }>> = {
-  HPE_HEADER_OVERFLOW: {
-    status: '431 Request Header Fields Too Large',
-    code: 'headers_too_large',
-    message: 'The request headers are larger than 16 KiB.',
-  },
-  ERR_HTTP_REQUEST_TIMEOUT: {
-    status: '408 Request Timeout',
-    code: 'request_timeout',
-    message: 'The request did not arrive in time.',
-  },
+const refused: Readonly<Record<string, () => AppError>> = {
+  HPE_HEADER_OVERFLOW: () => httpErrors.headersTooLarge(),
+  ERR_HTTP_REQUEST_TIMEOUT: () => httpErrors.requestTimeout(),
 }
 
 /** Answers on the raw socket what never became a request, in the same shape as every other error. */
@@ -117,14 +102,11 @@ export function handleClientError(error: Error & { code?: string }, socket: Sock
     socket.destroy(error)
     return
   }
-  const { status, code, message } = refused[error.code ?? ''] ?? {
-    status: '400 Bad Request',
-    code: 'invalid_request',
-    message: 'This is not valid HTTP.',
-  }
+  const told = refused[error.code ?? '']?.() ?? invalidRequest({ message: 'This is not valid HTTP.' })
+  const { status, code, sentence: message } = told
   const body = JSON.stringify({ error: code, message })
   socket.end(
-    `HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+    `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
   )
 }
 

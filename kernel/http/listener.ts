@@ -3,6 +3,7 @@ import type { Socket } from 'node:net'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import fp from 'fastify-plugin'
 import { createLinkHost, linkHostKey } from '../kit/link/host.ts'
+import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
 import type { App, TypeBox } from './app.ts'
@@ -23,6 +24,8 @@ const requestTimeout = 30_000
 export interface ListenerOptions {
   readonly log: FastifyBaseLogger
   readonly logRequests: boolean
+  /** For its OpenAPI document. */
+  readonly errors: readonly ErrorTable[]
 }
 
 export interface Listener {
@@ -40,7 +43,7 @@ export interface Listener {
 export async function createListener(
   name: string,
   config: ListenerConfig,
-  { log, logRequests }: ListenerOptions,
+  { log, logRequests, errors }: ListenerOptions,
 ): Promise<Listener> {
   const app = fastifyOf(log)
   const leave = new AbortController()
@@ -50,7 +53,7 @@ export async function createListener(
     .register(errorAnswers)
     .register(jsonBodies)
     .register(declaredAccess)
-    .register(openapiDocument, { listener: name })
+    .register(openapiDocument, { listener: name, errors })
     .register(quietConnections)
     .register(openStreams)
     .register(peerLinks, { leaving, logRequests })

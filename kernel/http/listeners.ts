@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
+import type { ErrorTable } from '../contracts/errors.ts'
 import type { App } from './app.ts'
 import type { Listener } from './listener.ts'
 import type { ListenerConfig } from './listener-config.ts'
@@ -7,11 +8,14 @@ import type { ListenerConfig } from './listener-config.ts'
 export class Listeners {
   readonly urls: Record<string, string> = {}
   readonly #declared: Readonly<Record<string, ListenerConfig>>
+  readonly #errors: readonly ErrorTable[]
   readonly #on = new Map<string, Listener>()
   readonly #closings: { readonly name: string; readonly fn: () => Promise<void> }[] = []
 
-  constructor(declared: Readonly<Record<string, ListenerConfig>>) {
+  /** `errors`: whatever the role's plugins may answer. */
+  constructor(declared: Readonly<Record<string, ListenerConfig>>, errors: readonly ErrorTable[]) {
     this.#declared = declared
+    this.#errors = errors
   }
 
   async create(log: FastifyBaseLogger, logRequests: boolean): Promise<void> {
@@ -19,7 +23,8 @@ export class Listeners {
       if (config.port === undefined) continue
       // Half of what the kernel loads; a role that opens no port is there sooner without it.
       const { createListener } = await import('./listener.ts')
-      this.#on.set(name, await createListener(name, config, { log: log.child({ listener: name }), logRequests }))
+      const options = { log: log.child({ listener: name }), logRequests, errors: this.#errors }
+      this.#on.set(name, await createListener(name, config, options))
     }
   }
 

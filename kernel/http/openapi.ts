@@ -1,12 +1,15 @@
 import swagger from '@fastify/swagger'
 import fp from 'fastify-plugin'
+import { listed } from '../contracts/error-docs.ts'
+import type { ErrorTable } from '../contracts/errors.ts'
 import { access, accessOf } from './access.ts'
 
 const about = `Every error is a Problem: match on \`error\`, show \`message\`, quote \`request_id\` (also the header
 \`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
 Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`Link\` to its neighbours.
 \`X-Total-Count\` counts them all. Times are ISO 8601 UTC, money is in cents.
-\`x-access\` says who may call an operation; there is none where anybody may.`.replaceAll('\n', ' ')
+\`x-access\` says who may call an operation; there is none where anybody may. \`x-errors\` lists every code that this
+server answers, and of a response those that the operation is known for.`.replaceAll('\n', ' ')
 
 // What every error body looks like; see errors.ts.
 const problem = {
@@ -80,6 +83,7 @@ interface Response {
   headers?: Record<string, unknown>
   content?: Readonly<Record<string, { schema?: object }>>
   $ref?: string
+  'x-errors'?: unknown
 }
 interface Operation {
   readonly 'x-access'?: string
@@ -92,17 +96,22 @@ interface Document {
   readonly components?: object
 }
 
+interface Documented {
+  readonly listener: string
+  readonly errors: readonly ErrorTable[]
+}
+
 /** The routes of a listener at /openapi.json: of those that are registered after this plugin. */
 export const openapiDocument = fp(
-  async (app, { listener }: { listener: string }) => {
-    await app.register(swagger, openapi(listener))
+  async (app, { listener, errors }: Documented) => {
+    await app.register(swagger, openapi(listener, errors))
     app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
   },
   { name: 'agent-orc-openapi', dependencies: ['agent-orc-access'] },
 )
 
 /** The OpenAPI document of one listener. Errors are described once, here; a route says only what is special about it. */
-const openapi = (name: string) =>
+const openapi = (name: string, errors: readonly ErrorTable[]) =>
   ({
     openapi: {
       openapi: '3.1.0',
@@ -130,7 +139,8 @@ const openapi = (name: string) =>
       const operations = Object.values(document.paths ?? {}).flatMap((path) => Object.values(path))
       operations.forEach(complete)
       const used = new Set(operations.flatMap(({ security = [] }) => security.flatMap((one) => Object.keys(one))))
-      return { ...document, components: { ...document.components, ...schemesOf(used) } } as Document
+      const known = errors.flatMap((table) => Object.values(table)).map(listed)
+      return { ...document, 'x-errors': known, components: { ...document.components, ...schemesOf(used) } } as Document
     },
   }) satisfies Parameters<typeof swagger>[1]
 
@@ -148,6 +158,7 @@ function complete(operation: Operation): void {
     // A failure that has a body of its own says what is in it.
     const own = response.content?.['application/json']?.schema ?? {}
     if (Number(status) >= 400 && !('properties' in own)) response.content = problemContent
+    if ('x-errors' in own) response['x-errors'] = own['x-errors']
   }
   const paged = ['limit', 'offset'].every((name) => parameters.some((one) => one.name === name && one.in === 'query'))
   if (paged && responses['200']) {

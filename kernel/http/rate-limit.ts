@@ -2,7 +2,7 @@ import { callbackify } from 'node:util'
 import type { FastifyRateLimitStore } from '@fastify/rate-limit'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Hit } from '#contracts/kv'
-import type { AppError, AppErrorOptions } from '../errors.ts'
+import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { App } from './app.ts'
 
 const windowSeconds = 60

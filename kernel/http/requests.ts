@@ -1,6 +1,7 @@
 import type { FastifyRequest, preHandlerHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
-import { AppError, appError, notFound, unavailable } from '../errors.ts'
+import type { AppError } from '../contracts/errors.ts'
+import { httpErrors, invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
 import { isUpload } from './access.ts'
 import { handleClientError } from './errors.ts'
 import { streamsOf } from './streams.ts'
@@ -54,16 +55,10 @@ export const allowedHosts = fp(
     if (!hosts) return
     const allowed = new Set(hosts.map((host) => host.toLowerCase()))
     app.addHook('onRequest', ({ hostname }, _reply, done) => {
-      done(allowed.has(hostname.toLowerCase()) ? undefined : unknownHost())
+      done(allowed.has(hostname.toLowerCase()) ? undefined : httpErrors.unknownHost())
     })
   },
   { name: 'agent-orc-hosts', dependencies: ['agent-orc-errors'] },
-)
-
-const unknownHost = appError(
-  'unknown_host',
-  421,
-  'This server is not asked under this host name; whoever runs it can add the name to `hosts` of its listener.',
 )
 
 const stopping = (): AppError =>
@@ -74,9 +69,7 @@ const requestLate = (): Error => Object.assign(new Error('late'), { code: 'ERR_H
 
 /** No id and no text of ours holds a NUL, and PostgreSQL has no form for one: it never gets further than here. */
 const withNul = (url: string): AppError =>
-  /^[^?]*%00/.test(url)
-    ? notFound()
-    : new AppError('invalid_request', 400, { message: 'The query holds a NUL character.' })
+  /^[^?]*%00/.test(url) ? notFound() : invalidRequest({ message: 'The query holds a NUL character.' })
 
 const hasBody = ({ headers }: FastifyRequest): boolean =>
   headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'

@@ -6,11 +6,13 @@ import { Readable, type Writable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import { createGunzip, createGzip } from 'node:zlib'
 import { extract, type Header, type Pack, pack as createTar } from 'tar-stream'
-import { appError, isAppError } from '#kernel'
+import { errorTable, isAppError } from '#kernel'
 
-/** The archive came from outside: whatever is wrong with it is the sender's. */
-export const invalidState = appError('invalid_state', 400, 'The body is not a state bundle that this runtime wrote.')
-export const stateTooLarge = appError('state_too_large', 500, "The session's state is larger than a bundle may be.")
+export const archiveErrors = errorTable('archive', {
+  /** The archive came from outside: whatever is wrong with it is the sender's. */
+  invalidState: { status: 400, message: 'The body is not a state bundle that this runtime wrote.' },
+  stateTooLarge: { status: 500, message: "The session's state is larger than a bundle may be." },
+})
 
 export interface ArchiveLimits {
   /** Bytes of the archive as it travels. */
@@ -39,14 +41,14 @@ export async function pack(
   const parts = files.map((file) => (typeof file === 'string' ? { name: file, bytes: Infinity } : file))
   const wrong = parts.find(({ name }) => !isEntryName(name))
   if (wrong) throw new Error(`not the name of a file in a state bundle: ${JSON.stringify(wrong.name)}`)
-  if (parts.length > limits.entries) throw stateTooLarge()
+  if (parts.length > limits.entries) throw archiveErrors.stateTooLarge()
   const tar = createTar()
   const chunks: Buffer[] = []
   const packed = pipeline(tar, createGzip(), async (source: AsyncIterable<Buffer>) => {
     let size = 0
     for await (const chunk of source) {
       size += chunk.length
-      if (size > limits.packedBytes) throw stateTooLarge()
+      if (size > limits.packedBytes) throw archiveErrors.stateTooLarge()
       chunks.push(chunk)
     }
   })
@@ -75,7 +77,7 @@ async function fill(tar: Pack, folder: string, parts: readonly Part[], limits: A
       // A process may still append to it: what counts is what was there at first.
       const size = Math.min(stats.size, bytes)
       total += size
-      if (total > limits.unpackedBytes) throw stateTooLarge()
+      if (total > limits.unpackedBytes) throw archiveErrors.stateTooLarge()
       const header = { name, size, mode: 0o600, mtime: new Date(0) }
       if (size === 0) await new Promise<void>((resolve) => void tar.entry(header, '', () => resolve()))
       else await pipeline(file.createReadStream({ end: size - 1, autoClose: false }), tar.entry(header))
@@ -96,14 +98,14 @@ export async function unpack(
   accepts: (name: string) => boolean,
   limits: ArchiveLimits = archiveLimits,
 ): Promise<void> {
-  if (archive.length > limits.packedBytes) throw invalidState()
+  if (archive.length > limits.packedBytes) throw archiveErrors.invalidState()
   const fresh = await mkdtemp(`${folder}.new-`)
   try {
     await extractInto(fresh, archive, accepts, limits)
     await replace(folder, fresh)
   } catch (error) {
     await rm(fresh, { recursive: true, force: true })
-    throw isAppError(error) || isOurs(error) ? error : invalidState({ cause: error })
+    throw isAppError(error) || isOurs(error) ? error : archiveErrors.invalidState({ cause: error })
   }
 }
 
@@ -123,10 +125,11 @@ async function extractInto(
   let announced = 0
   const take = async (header: Header, body: AsyncIterable<Uint8Array>): Promise<void> => {
     const { name, size } = header
-    if (!isOrdinary(header) || !isEntryName(name) || names.has(name) || !accepts(name)) throw invalidState()
+    if (!isOrdinary(header) || !isEntryName(name) || names.has(name) || !accepts(name))
+      throw archiveErrors.invalidState()
     names.add(name)
     announced += size
-    if (names.size > limits.entries || announced > limits.unpackedBytes) throw invalidState()
+    if (names.size > limits.entries || announced > limits.unpackedBytes) throw archiveErrors.invalidState()
     const path = join(folder, name)
     if (!folders.has(dirname(path))) await mkdir(dirname(path), { recursive: true, mode: 0o700 })
     folders.add(dirname(path))
@@ -149,7 +152,7 @@ async function extractInto(
       total += chunk.length
       // Counted here: a streaming gunzip knows no limit of its own, and tar-stream holds a whole PAX header in memory.
       const headers = slackBytes + names.size * overheadBytes
-      if (total > Math.min(limits.unpackedBytes, announced + headers)) throw invalidState()
+      if (total > Math.min(limits.unpackedBytes, announced + headers)) throw archiveErrors.invalidState()
       yield chunk
     }
   }
@@ -161,7 +164,7 @@ async function extractInto(
     await last.catch(() => {})
   }
   // gunzip stops in silence before what is not gzip.
-  if (names.size === 0 || gunzip.bytesWritten !== archive.length) throw invalidState()
+  if (names.size === 0 || gunzip.bytesWritten !== archive.length) throw archiveErrors.invalidState()
 }
 
 /** A regular file as `pack` writes it. A size that is not a count would make tar-stream wait for ever. */

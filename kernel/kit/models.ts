@@ -10,6 +10,7 @@ import {
   Models,
   type OpenModel,
 } from '#contracts/model'
+import type { ErrorTable } from '../contracts/errors.ts'
 import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
 import { createModelConnections, postBy } from './model-fetch.ts'
 
@@ -19,12 +20,14 @@ export { createModelConnections, type ModelConnections, postBy } from './model-f
 export function defineModelProvider<C extends TObject>(spec: {
   readonly name: string
   readonly config?: C
+  readonly errors?: ErrorTable
   /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
   create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
 }): Plugin {
   return definePlugin<TObject, { egress: Capability<ModelEgress, 'maybe'> }, { models: typeof Models }>({
     name: `model-${spec.name}`,
     ...(spec.config ? { config: spec.config } : {}),
+    ...(spec.errors ? { errors: spec.errors } : {}),
     requires: { egress: maybe(ModelEgress) },
     provides: { models: Models },
     async setup(ctx) {

@@ -11,7 +11,7 @@ import type {
   QueryOf,
   Route,
 } from '#contracts/wire/route'
-import type { AppError, AppErrorOptions } from '../errors.ts'
+import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { ReplyHeaders } from './answer.ts'
 
 /** What a wire calls its own failures. */

@@ -1,7 +1,7 @@
 import { Agent } from 'undici'
 import type { TSchema } from '@sinclair/typebox'
 import type { Route } from '#contracts/wire/route'
-import { AppError } from '../errors.ts'
+import { AppError } from '../contracts/errors.ts'
 import { readBody, readJson, type Reply } from './answer.ts'
 import { exchange, neverConnected } from './exchange.ts'
 import { connectLink, type LinkCaller, Refused } from './link/caller.ts'

@@ -13,7 +13,7 @@ import type {
   Route,
 } from '#contracts/wire/route'
 import { access } from '../http/access.ts'
-import { failure, jsonLines, negotiated, NoContent } from '../http/answers.ts'
+import { failures, jsonLines, negotiated, NoContent } from '../http/answers.ts'
 import type { App } from '../http/app.ts'
 import { ndjson, type StreamEnd } from '../http/streams.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
@@ -168,7 +168,7 @@ function schemaOf(route: Route): object {
     ...(bytes ? { consumes: Object.keys(bytes), body: { description: 'The bytes.' } } : {}),
     response: {
       [route.reply.status]: responseOf(route.reply),
-      ...Object.fromEntries(Object.entries(route.errors ?? {}).map(([status, text]) => [status, failure(text)])),
+      ...failures(...(route.errors ?? [])),
     },
   }
 }

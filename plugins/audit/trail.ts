@@ -1,4 +1,4 @@
-import { AppError, unavailable } from '#kernel'
+import { invalidField, unavailable } from '#kernel'
 import type { AuditedWrite, AuditEntry, AuditOutcome, AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
@@ -126,8 +126,4 @@ const notRecorded = (cause: unknown) =>
     retryable: true,
     cause,
   })
-export const noSuchTime = (name: string) => {
-  const message = 'must be a time that exists'
-  const detail = { issues: [{ path: `querystring/${name}`, message }] }
-  return new AppError('invalid_request', 400, { message: `querystring/${name} ${message}`, detail })
-}
+export const noSuchTime = (name: string) => invalidField(`querystring/${name}`, 'must be a time that exists')

@@ -10,6 +10,7 @@ import { createInternalGuard, linkAdmission } from './internal-guard.ts'
 import { apiKeyRoutes } from './keys.routes.ts'
 import { createApiKeyService } from './keys.service.ts'
 import { createKeyLookup } from './keys.store.ts'
+import { authErrors } from './errors.ts'
 
 /**
  * Who may call a conductor: tenants by their API keys, which are issued and revoked here, and gateways by their signatures.
@@ -32,6 +33,7 @@ export default definePlugin({
       }),
     ),
   }),
+  errors: authErrors,
   requires: { tokens: Tokens, signers: Signers, database: maybe(Database) },
   provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites },
   async setup({ config, deps: { tokens, signers, database }, listeners, log, routes, onStop }) {

@@ -1,9 +1,10 @@
 import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
-import { accessOf, type App, appError, forbidden, unauthorized } from '#kernel'
+import { accessOf, type App, forbidden, invalidRequest, unauthorized } from '#kernel'
 import { type Caller, type Guard, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
 import { signedHeaders, type Signer } from '#contracts/signing'
 import type { Admission } from '#kit'
+import { authErrors } from './errors.ts'
 
 /** What the gateway may do: everything an admin of the signed tenant may. */
 const serviceRole: TenantRole = 'admin'
@@ -73,9 +74,6 @@ function check(who: string): void {
 /** The signed plane's own limit, whatever a route's `bodyLimit` says: unverified bytes are held in memory. */
 const maxBytes = 1024 * 1024
 
-const bodyTooLarge = appError('body_too_large', 413, 'A signed request body may have at most 1 MiB.')
-const bodyCut = appError('invalid_request', 400, 'The request body ended early.')
-
 /** The whole body. On a failure the stream stays open, since its socket must still carry the answer. */
 function readBody(payload: Readable): Promise<Buffer> {
   return new Promise((resolve, reject) => {
@@ -91,10 +89,10 @@ function readBody(payload: Readable): Promise<Buffer> {
       if (size <= maxBytes) return
       payload.pause()
       // The rest is not read, so the connection cannot be used again.
-      finish(() => reject(bodyTooLarge({ headers: { connection: 'close' } })))
+      finish(() => reject(authErrors.bodyTooLarge({ headers: { connection: 'close' } })))
     }
     const onEnd = (): void => finish(() => resolve(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks, size)))
-    const onCut = (): void => finish(() => reject(bodyCut()))
+    const onCut = (): void => finish(() => reject(invalidRequest({ message: 'The request body ended early.' })))
     payload.on('data', onData).on('end', onEnd).on('error', onCut).on('close', onCut)
   })
 }

@@ -1,19 +1,15 @@
-import { AppError, forbidden, notFound } from '#kernel'
+import { forbidden, invalidField, notFound } from '#kernel'
 import { type Caller, roleAtLeast, type TenantRole, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { Page } from '#contracts/paging'
 import type { IssueBody, IssuedKey } from './keys.schema.ts'
 import { insertKey, listKeys, revokeKey } from './keys.store.ts'
+import { authErrors } from './errors.ts'
 
 const roleTooHigh = (role: string) => forbidden({ message: `A key may grant at most its own role, not '${role}'.` })
-export const unknownTenant = (id: string) =>
-  new AppError('unknown_tenant', 404, { message: `There is no tenant '${id}'.` })
-const expiryPassed = () => {
-  const message = 'must be a time in the future'
-  const detail = { issues: [{ path: 'body/expiresAt', message }] }
-  return new AppError('invalid_request', 400, { message: `body/expiresAt ${message}`, detail })
-}
+export const unknownTenant = (id: string) => authErrors.unknownTenant({ message: `There is no tenant '${id}'.` })
+const expiryPassed = () => invalidField('body/expiresAt', 'must be a time in the future')
 
 export interface KeyRequest {
   readonly tenantId: string

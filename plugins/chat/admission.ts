@@ -3,7 +3,7 @@ import { access, type App, rateLimit } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { HitScope, Kv } from '#contracts/kv'
-import { invalidKey, notPublished, originNotAllowed, rateLimited } from './errors.ts'
+import { invalidKey, chatErrors } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
 /** A published agent as the holder of one of its keys meets it. */
@@ -172,10 +172,10 @@ export class Admission {
     }
     if (origin !== undefined) {
       // Exact, as browsers serialise it: `null`, a longer host or a user part is another origin.
-      if (!found.agent.allowedOrigins.includes(origin)) throw originNotAllowed()
+      if (!found.agent.allowedOrigins.includes(origin)) throw chatErrors.originNotAllowed()
       allow(reply, origin)
     }
-    if (!found.agent.active) throw notPublished()
+    if (!found.agent.active) throw chatErrors.notPublished()
     this.#remember(shown, found)
     return found
   }
@@ -221,7 +221,7 @@ export class Admission {
         const { origin } = request.headers
         if (origin === undefined) return reply.code(204).header('allow', methods).send()
         // An unknown agent answers like one that does not list the origin.
-        if (!(await this.#admits(request, origin))) throw originNotAllowed()
+        if (!(await this.#admits(request, origin))) throw chatErrors.originNotAllowed()
         return allow(reply, origin)
           .code(204)
           .header('access-control-allow-methods', methods)
@@ -262,5 +262,5 @@ export const createKeyLimit = (app: App, kv: Pick<Kv, 'hit'>, scope: HitScope) =
     keyOf: (request) => `ao:chat-key:${callerOf(request).tenantId}:${callerOf(request).keyId}`,
     max: (request) => callerOf(request).agent.rateLimitRpm,
     hit: (key, max, windowSeconds) => kv.hit(key, max, windowSeconds, scope),
-    refused: rateLimited,
+    refused: chatErrors.rateLimited,
   })

@@ -1,12 +1,13 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, type AppError, failure, sse } from '#kernel'
+import { access, type App, type AppError, failures, sse, invalidField } from '#kernel'
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
 import { isBase64 } from '#contracts/prompt'
-import { conversationNotFound, type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
+import { runErrors } from '#contracts/run-errors'
+import { type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
 import { type Caller, callerOf } from './admission.ts'
-import { beganNothing, invalidField, noAnswer, refusal } from './errors.ts'
+import { chatErrors } from './errors.ts'
 import {
   bodyIds,
   findRun,
@@ -19,6 +20,7 @@ import {
 } from './public-run.ts'
 import { ChatBody, ChatParams, chatRefusals, ChatReply, EventStream } from './schema.ts'
 import type { GaveUp, SyncWaits } from './sync-waits.ts'
+import { beganNothing, noAnswer, refusal } from './refusal.ts'
 
 export interface ChatParts {
   readonly database: Database
@@ -54,11 +56,7 @@ export function chatRoutes(app: App, parts: ChatParts): void {
           'Without `conversation_id` a conversation begins. A client that leaves does not end the run: fetch it by `public_run_id`, which is in the header `X-Public-Run-Id`, too.',
         response: {
           200: ChatReply,
-          ...chatRefusals,
-          410: failure('`lost`: the run was lost in a restart; send the message again.'),
-          504: failure(
-            '`sync_timeout`: it takes longer than the agent lets such a call take; the run goes on. With `public_run_id` and `conversation_id`.',
-          ),
+          ...failures(...chatRefusals, chatErrors.lost, chatErrors.syncTimeout),
         },
       },
     },
@@ -85,7 +83,7 @@ export function chatRoutes(app: App, parts: ChatParts): void {
         summary: 'Send a message and stream the answer',
         description:
           'Without `conversation_id` a conversation begins; both ids are headers of the answer. After a cut, resume with the stream of the run.',
-        response: { 200: EventStream, ...chatRefusals },
+        response: { 200: EventStream, ...failures(...chatRefusals) },
       },
     },
     async (request, reply) => {
@@ -236,7 +234,7 @@ class Chat {
     })
     if (known) return
     this.#state = 'refused'
-    throw conversationNotFound()
+    throw runErrors.conversationNotFound()
   }
 
   #task(): DispatchTask {
@@ -310,5 +308,5 @@ function check({ message, metadata, attachments, conversation_id: continued }: C
   for (const [i, { data }] of (attachments ?? []).entries()) {
     if (!isBase64(data)) throw invalidField(`body/attachments/${i}/data`, 'must be base64')
   }
-  if (continued !== undefined && !isId('conv', continued)) throw conversationNotFound()
+  if (continued !== undefined && !isId('conv', continued)) throw runErrors.conversationNotFound()
 }

@@ -2,8 +2,9 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
-import { Idempotency } from '#contracts/idempotency'
+import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
+import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
 import { Admission, createKeyLimit } from './admission.ts'
 import { chatRoutes } from './chat.ts'
@@ -12,6 +13,7 @@ import { createMetrics } from './metrics.ts'
 import { createFollower } from './public-run.ts'
 import { conversationRoutes, runRoutes } from './runs.routes.ts'
 import { SyncWaits } from './sync-waits.ts'
+import { chatErrors } from './errors.ts'
 
 /** The public chat surface of published agents: everything of specification 4.21 but health and metrics. */
 export default definePlugin({
@@ -25,6 +27,7 @@ export default definePlugin({
     heartbeat: Duration('15s', 'Silence after which an open stream gets a `: ping`.'),
     drain: Duration('20s', 'What synchronous calls under way get to finish when the server stops.'),
   }),
+  errors: [chatErrors, runErrors, idempotencyErrors],
   requires: { database: Database, tokens: Tokens, kv: Kv, dispatch: RunDispatch, idempotency: Idempotency },
   async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
     const { database, tokens, kv, dispatch, idempotency } = deps

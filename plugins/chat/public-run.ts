@@ -6,6 +6,7 @@ import { toldOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
 import { endOf, lastSeqOf, type LogChunk, parseLine } from '#contracts/run-event'
 import type { RunDispatch } from '#contracts/runs'
+import { chatErrors } from './errors.ts'
 
 // A public run as its clients see it: its ids, its row, and its events as SSE frames. The conductor writes the row with the
 // run's start and with its end, in the same commits; the gateway reads it.
@@ -216,7 +217,11 @@ function outcomeOf(event: Readonly<Record<string, unknown>>, seq: number): Outco
 function terminalFrame(ids: RunIds, { status, message, seq }: Outcome): string {
   const id = seq > 0 ? seq : undefined
   if (status === 'ok') return sseFrame('done', JSON.stringify({ ...bodyIds(ids), message }), id)
-  return sseFrame('error', JSON.stringify({ code: 'upstream', message, public_run_id: ids.publicRunId }), id)
+  return sseFrame(
+    'error',
+    JSON.stringify({ code: chatErrors.upstream.row.code, message, public_run_id: ids.publicRunId }),
+    id,
+  )
 }
 
 /** Tells a client that the stream ended here and not the run: it resumes with `Last-Event-ID`. */

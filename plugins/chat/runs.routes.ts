@@ -1,9 +1,10 @@
-import { access, type App, failure, isAppError, lastEventId, NoContent, notFound, sse } from '#kernel'
+import { access, type App, failures, isAppError, lastEventId, NoContent, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
-import { conversationNotFound, type RunDispatch } from '#contracts/runs'
+import { runErrors } from '#contracts/run-errors'
+import { type RunDispatch } from '#contracts/runs'
 import { type Caller, callerOf } from './admission.ts'
-import { noAnswer } from './errors.ts'
+import { chatErrors } from './errors.ts'
 import { bodyIds, findRun, type Follower, idHeaders, type StoredRun } from './public-run.ts'
 import {
   ConversationParams,
@@ -15,6 +16,7 @@ import {
   RunParams,
   RunPending,
 } from './schema.ts'
+import { noAnswer } from './refusal.ts'
 
 interface Dependencies {
   readonly database: Database
@@ -29,7 +31,7 @@ const tags = ['chat']
 export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs }: Dependencies): void {
   const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
     const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
-    if (run?.publishedId !== agent.id) throw notFound()
+    if (run?.publishedId !== agent.id) throw chatErrors.notFound()
     return run
   }
 
@@ -45,9 +47,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
         response: {
           200: RunAnswer,
           202: RunPending,
-          ...refusals,
-          410: failure('`lost`: the run was lost in a restart; send the message again.'),
-          502: failure('`upstream`: the run failed. With `public_run_id` and `conversation_id`.'),
+          ...failures(...refusals, chatErrors.notFound, chatErrors.lost, chatErrors.upstream),
         },
       },
     },
@@ -69,7 +69,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
         description:
           'From its first event, or behind the one that `Last-Event-ID` names, to `done` or `error`. Of a run that has ended, that one event.',
         params: RunParams,
-        response: { 200: EventStream, ...refusals },
+        response: { 200: EventStream, ...failures(...refusals, chatErrors.notFound) },
       },
     },
     async (request, reply) => {
@@ -90,7 +90,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
         summary: 'Cancel a run',
         description: 'One that has ended stays as it is.',
         params: RunParams,
-        response: { 204: NoContent, ...refusals, 502: failure('`upstream`: the conductor cannot be reached.') },
+        response: { 204: NoContent, ...failures(...refusals, chatErrors.notFound, chatErrors.upstream) },
       },
     },
     async (request, reply) => {
@@ -116,8 +116,7 @@ export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'd
         querystring: HistoryQuery,
         response: {
           200: History,
-          ...refusals,
-          404: failure('`conversation_not_found`, or `not_published`: the agent is disabled.'),
+          ...failures(...refusals, runErrors.conversationNotFound),
         },
       },
     },
@@ -127,7 +126,7 @@ export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'd
       const { id } = request.params
       const options = { limit, withErrors: include === 'errors' }
       const history = isId('conv', id) ? await readHistory(database, tenantId, agent.id, id, options) : undefined
-      if (!history) throw conversationNotFound()
+      if (!history) throw runErrors.conversationNotFound()
       return history
     },
   )

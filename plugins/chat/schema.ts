@@ -1,6 +1,9 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { Attachment } from '#contracts/prompt'
-import { eventStream, failure } from '#kernel'
+import { eventStream, unauthorized } from '#kernel'
+import { idempotencyErrors } from '#contracts/idempotency'
+import { runErrors } from '#contracts/run-errors'
+import { chatErrors } from './errors.ts'
 
 export const ChatParams = Type.Object({ tenant: Type.String(), agent: Type.String() })
 export const RunParams = Type.Object({ tenant: Type.String(), agent: Type.String(), publicRunId: Type.String() })
@@ -72,24 +75,15 @@ export const EventStream = eventStream(
 )
 
 /** What any request of a key may be refused with. */
-export const refusals = {
-  401: failure('`unauthorized`: no key, or not one of this agent.'),
-  403: failure('`origin_not_allowed`: the agent may not be called from this `Origin`.'),
-  404: failure('`not_published`: the agent is disabled. Else what is asked for is unknown, or of another agent.'),
-}
+export const refusals = [unauthorized, chatErrors.originNotAllowed, chatErrors.notPublished] as const
 /** What a new message may be refused with, too. */
-export const chatRefusals = {
+export const chatRefusals = [
   ...refusals,
-  404: failure('`conversation_not_found`, or `not_published`: the agent is disabled.'),
-  409: failure(
-    '`conversation_busy`: a run is under way in this conversation. `conversation_ended`: it cannot go on; begin a new one. `idempotency_in_flight`.',
-  ),
-  422: failure('`idempotency_key_reused`.'),
-  429: failure(
-    '`rate_limited`: the key has used up its requests of the last minute; see `Retry-After` and `RateLimit`.',
-  ),
-  502: failure(
-    '`upstream`: the agent failed or cannot be reached. With `public_run_id` and `conversation_id`, unless nothing was begun.',
-  ),
-  503: failure('`unavailable`: nothing was begun; send the message again later.'),
-}
+  runErrors.conversationNotFound,
+  runErrors.conversationBusy,
+  runErrors.conversationEnded,
+  ...Object.values(idempotencyErrors),
+  chatErrors.rateLimited,
+  chatErrors.upstream,
+  chatErrors.unavailable,
+] as const

@@ -4,7 +4,7 @@ import { hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#c
 import type { DispatchTask, RunDispatch, StartedRun } from '#contracts/runs'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 import { type LinesAnswer, type Peer, retry } from '#kit'
-import { ConductorLost, meaningOf, unexpected, upstream } from './peer.ts'
+import { ConductorLost, meaningOf, unexpected, conductorErrors } from './peer.ts'
 
 /** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
 const defaultPatienceMs = 10_000
@@ -44,7 +44,7 @@ export function createDispatch(
       return await retry(attempt, { ...dispatchWaits, withinMs: patienceMs, signal, mayPass })
     } catch (error) {
       signal.throwIfAborted()
-      if (passes(error)) throw upstream({ cause: error, retryable: !begun })
+      if (passes(error)) throw conductorErrors.upstream({ cause: error, retryable: !begun })
       throw isAppError(error) ? meaningOf(error) : error
     }
   }
@@ -79,7 +79,7 @@ export function createDispatch(
 /** Turns every failure of a request into what it means to a client of the gateway. */
 const answered = <T>(question: Promise<T>): Promise<T> =>
   question.catch((cause: unknown) => {
-    throw isAppError(cause) ? meaningOf(cause) : upstream({ cause })
+    throw isAppError(cause) ? meaningOf(cause) : conductorErrors.upstream({ cause })
   })
 
 /** A conductor that restarts is waited for this long. */
@@ -130,7 +130,7 @@ export async function* follow(conductor: Peer, options: FollowOptions): AsyncGen
     const now = performance.now()
     const quiet = failure === undefined || (failure instanceof ConductorLost && failure.silent)
     stuckSince = quiet && now - openedAt > followPauseMs.longest ? undefined : (stuckSince ?? now)
-    if (stuckSince !== undefined && now - stuckSince >= patience) throw upstream({ cause: failure })
+    if (stuckSince !== undefined && now - stuckSince >= patience) throw conductorErrors.upstream({ cause: failure })
     await sleep(pause, undefined, { signal })
     pause = Math.min(pause * 2, followPauseMs.longest)
   }

@@ -5,7 +5,7 @@ import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
 import { conductorAddress } from './address.ts'
 import { createDispatch } from './dispatch.ts'
-import { conductorPeers } from './peer.ts'
+import { conductorPeers, conductorErrors } from './peer.ts'
 
 /** Submits and follows runs of a conductor in another process, over its signed internal listener. */
 export default definePlugin({
@@ -20,6 +20,7 @@ export default definePlugin({
       Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: the gateway itself is no private address either.' }),
     ),
   }),
+  errors: conductorErrors,
   requires: { signers: Signers },
   provides: { dispatch: RunDispatch, checks: ReadinessChecks },
   async setup({ config, deps, onStop }) {

@@ -1,4 +1,4 @@
-import { AppError, appError, type AppErrorOptions } from '#kernel'
+import { AppError, type AppErrorOptions, errorTable } from '#kernel'
 import { signedHeaders, type SignedParts, type Signer, type SigningKey } from '#contracts/signing'
 import { createPeers, type Identity, type Peers } from '#kit'
 
@@ -35,32 +35,37 @@ function signedBy(signer: Signer): Identity {
   }
 }
 
-export const upstream = appError('upstream', 502, 'The conductor cannot be reached.')
-const keysMismatched = appError(
-  'upstream',
-  502,
-  'The conductor refuses our signature: CHAT_GATEWAY_SIGNING_KEY_CURRENT must be the same on both services, and their clocks within a minute.',
-)
+export const conductorErrors = errorTable('conductor-client', {
+  upstream: {
+    status: 502,
+    retry: 'as-said',
+    message: 'The conductor cannot be reached.',
+    about: 'The conductor cannot be reached, or failed; the sentence says which.',
+  },
+})
+const keysMismatched =
+  'The conductor refuses our signature: CHAT_GATEWAY_SIGNING_KEY_CURRENT must be the same on both services, and their clocks within a minute.'
 
 /** The connection ended before its answer did, or there was none: the same question may be put again. */
 export class ConductorLost extends AppError {
   /** The stream was only silent for long. */
   readonly silent: boolean
   constructor({ asked, cause }: { readonly asked: boolean; readonly cause: Error }) {
-    super('upstream', 502, { message: 'The conductor cannot be reached.', retryable: !asked, cause })
+    const { code, status, message = code } = conductorErrors.upstream.row
+    super(code, status, { message, retryable: !asked, cause })
     this.silent = (cause as { code?: unknown }).code === 'UND_ERR_BODY_TIMEOUT'
   }
 }
 
 /** The error for an answer that the wire does not allow. */
 export const unexpected = ({ message, detail }: AppErrorOptions): AppError =>
-  upstream({ message: message ?? `The conductor answered ${String(detail?.['status'])}.` })
+  conductorErrors.upstream({ message: message ?? `The conductor answered ${String(detail?.['status'])}.` })
 
 /** What an error of the conductor means to whoever dispatches runs. Its own failures and ours are all `upstream`. */
 export function meaningOf(error: AppError): AppError {
   const { code, status, retryable } = error
   if (code === 'upstream') return error
-  if (status === 401) return keysMismatched()
+  if (status === 401) return conductorErrors.upstream({ message: keysMismatched })
   if (status !== 429 && status < 500) return error
-  return upstream({ message: `The conductor answered ${status}.`, retryable, cause: error })
+  return conductorErrors.upstream({ message: `The conductor answered ${status}.`, retryable, cause: error })
 }

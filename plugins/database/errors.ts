@@ -1,13 +1,5 @@
-import { type AppError, appError } from '#kernel'
+import { type AppError, unavailable } from '#kernel'
 import { sqlState } from '#contracts/database'
-
-const away = appError('unavailable', 503, 'The database does not answer; try again shortly.')
-const busy = appError('unavailable', 503, 'All database connections are in use; try again shortly.')
-const unprepared = appError(
-  'unavailable',
-  503,
-  'The database is not at the schema of this release yet; try again shortly.',
-)
 
 // Connection exceptions, shutdowns, too many connections.
 const awayStates = /^(08|57P0|53300)/
@@ -29,11 +21,16 @@ export function isConnectionFailure(error: unknown): boolean {
 export const isStalePlan = (error: unknown): boolean =>
   sqlState(error) === '0A000' && (error as Error).message.includes('cached plan must not change result type')
 
-export const databaseAway = (cause: unknown): AppError => away({ retryable: true, cause })
+const away = (message: string, cause: unknown): AppError => unavailable({ message, retryable: true, cause })
 
-export const schemaAway = (cause: unknown): AppError => unprepared({ retryable: true, cause })
+export const databaseAway = (cause: unknown): AppError =>
+  away('The database does not answer; try again shortly.', cause)
 
-export const poolExhausted = (cause: unknown): AppError => busy({ retryable: true, cause })
+export const schemaAway = (cause: unknown): AppError =>
+  away('The database is not at the schema of this release yet; try again shortly.', cause)
+
+export const poolExhausted = (cause: unknown): AppError =>
+  away('All database connections are in use; try again shortly.', cause)
 
 /** The place in its batch of the statement that was refused. */
 export const placeOf = (error: unknown): number | undefined => (error as { place?: number } | undefined)?.place

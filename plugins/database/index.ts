@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { Gauge } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
-import { Database, DatabaseServer } from '#contracts/database'
+import { Database, DatabaseServer, databaseErrors } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { dsnOf, dsnProblem } from './address.ts'
 import { Listener } from './listener.ts'
@@ -31,6 +31,7 @@ export default definePlugin({
     }),
     poolSize: Type.Integer({ minimum: 1, maximum: 1_000, default: 10 }),
   }),
+  errors: databaseErrors,
   requires: { server: maybe(DatabaseServer) },
   provides: { database: Database, readiness: ReadinessChecks },
   async setup({ config, deps, log, metrics, plugins, innermost, stopping, fail, onStop }) {

@@ -1,10 +1,8 @@
-import { appError } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
+import { fleetErrors } from '#contracts/run-errors'
 import type { Fleet, FleetMember, Homecoming, Placement, RunnerLink } from '#contracts/runner'
 import { Member, type FleetOptions, type News } from './member.ts'
 import { eligible, rendezvous, type Wanted, whyNone } from './placement.ts'
-
-const noRunner = appError('no_runner', 503)
 
 type Listener = (link: RunnerLink) => void
 
@@ -120,7 +118,7 @@ export class RunnerFleet implements Fleet {
     return () => void this.#listeners[news].delete(listener)
   }
   #refusal(order: Wanted): Error {
-    return noRunner({ retryable: true, message: whyNone(order, this.members()) })
+    return fleetErrors.noRunner({ message: whyNone(order, this.members()) })
   }
 }
 

@@ -3,6 +3,7 @@ import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
+import { fleetErrors } from '#contracts/run-errors'
 import { Fleet, LocalRunners } from '#contracts/runner'
 import { createPeers } from '#kit'
 import { createMembership } from './membership.ts'
@@ -32,6 +33,7 @@ export default definePlugin({
     }),
     topologyFreshFor: Duration('2s', 'How long GET /api/topology shows what a runner said before it is asked again.'),
   }),
+  errors: fleetErrors,
   requires: { local: LocalRunners, kv: Kv, api: ApiGuard, internal: InternalGuard },
   provides: { fleet: Fleet, readiness: ReadinessChecks },
   async setup({ config, deps: { local, kv, api, internal }, log, routes, onStart, onStop }) {

@@ -1,10 +1,9 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { access, type App, appError } from '#kernel'
+import { access, type App } from '#kernel'
+import { fleetErrors } from '#contracts/run-errors'
 import type { Membership, RunnerAddress } from './membership.ts'
 import { memberState, orNull } from './topology.routes.ts'
-
-const unknownRunner = appError('not_found', 404, 'No runner of this conductor has this hash.')
 
 const address = {
   url: Type.String({ description: 'Empty for a runner in the process of the conductor.' }),
@@ -44,7 +43,7 @@ const tags = ['topology']
 /** Changes of the fleet, on the signed plane. They are of this process: call each conductor. Specification 4.14. */
 export function membershipRoutes(app: App, membership: Membership, log: FastifyBaseLogger): void {
   const changed = <T extends RunnerAddress>(runner: T | undefined, said: string): T => {
-    if (!runner) throw unknownRunner()
+    if (!runner) throw fleetErrors.notFound()
     log.info<RunnerAddress, string>(runner, said)
     return runner
   }

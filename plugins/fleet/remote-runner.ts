@@ -1,15 +1,11 @@
-import { appError } from '#kernel'
+import { invalidRequest } from '#kernel'
 import type { BroadcastChange } from '#contracts/broadcast'
 import { runnerHash } from '#contracts/ids'
+import { fleetErrors } from '#contracts/run-errors'
 import { isFailingStop, leaving, type RunnerLink } from '#contracts/runner'
 import { decodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { lazily, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
-
-/** Retryable only when nothing of the request can have arrived. */
-const runnerUnreachable = appError('runner_unreachable', 503, 'The runner cannot be reached; try again.')
-const runnerFailed = appError('runner_failed', 502, 'The runner answered with an error.')
-const invalidRunnerUrl = appError('invalid_request', 400)
 
 /** How long a runner may take over anything but a run. */
 const callTimeoutMs = 10_000
@@ -24,8 +20,8 @@ export const runnerPeers: PeersOptions = {
   connectMs,
   timeoutMs: callTimeoutMs,
   faults: {
-    lost: ({ asked, cause }) => runnerUnreachable({ cause, retryable: !asked }),
-    failed: runnerFailed,
+    lost: ({ asked, cause }) => fleetErrors.runnerUnreachable({ cause, retryable: !asked }),
+    failed: fleetErrors.runnerFailed,
   },
 }
 
@@ -46,7 +42,7 @@ export function checkRunnerUrl(text: string): string {
 }
 
 const refuse = (text: string, why: string) =>
-  invalidRunnerUrl({ message: `The runner URL '${text.replace(/\/\/[^/]*@/, '//…@')}' ${why}.` })
+  invalidRequest({ message: `The runner URL '${text.replace(/\/\/[^/]*@/, '//…@')}' ${why}.` })
 
 /** The runner behind a URL. Its hash is what it reports itself; until it was asked, what its URL would give. */
 export function createRemoteRunner(url: string, peer: Peer): RunnerLink {

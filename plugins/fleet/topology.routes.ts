@@ -1,11 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { access, type App, appError, rateLimit } from '#kernel'
+import { access, type App, rateLimit } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
+import { fleetErrors } from '#contracts/run-errors'
 import { RunnerTopology } from '#contracts/runner'
 import type { Sight } from './topology.ts'
-
-const rateLimited = appError('rate_limited', 429, 'Too many readings of the topology; wait as Retry-After says.')
 
 const state = (...names: string[]) => Type.Union(names.map((name) => Type.Literal(name)))
 export const orNull = <T extends Parameters<typeof Type.Union>[0][number]>(schema: T, description: string) =>
@@ -55,7 +54,7 @@ export async function topologyRoutes(
     keyOf: (request) => `ao:topology:${guard.callerOf(request).tenantId}`,
     max: requestsPerMinute,
     hit: (...counted) => kv.hit(...counted),
-    refused: rateLimited,
+    refused: fleetErrors.rateLimited,
   })
   app.get(
     '/api/topology',

@@ -3,7 +3,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { createReadiness } from './readiness.ts'
-import { livenessRoutes, metricsRoutes, readinessRoutes } from './routes.ts'
+import { healthErrors, livenessRoutes, metricsRoutes, readinessRoutes } from './routes.ts'
 
 const listenerNames = (names: readonly string[], description: string) =>
   Type.Array(Type.String(), { default: [...names], description })
@@ -24,6 +24,7 @@ export default definePlugin({
       'Listeners without /metrics: code in a sandbox learns nothing of the process that it calls.',
     ),
   }),
+  errors: healthErrors,
   requires: { checks: ReadinessChecks },
   async setup({ config, deps, listeners, log, metrics, routes, stopping, onStop }) {
     collectDefaultMetrics({ register: metrics })

@@ -1,9 +1,11 @@
 import { Type } from '@sinclair/typebox'
 import type { Registry } from 'prom-client'
-import { access, type App, appError, errorBody, plainText } from '#kernel'
+import { access, type App, errorBody, errorTable, plainText } from '#kernel'
 import type { Readiness } from './readiness.ts'
 
-const notReady = appError('not_ready', 503)
+export const healthErrors = errorTable('health', {
+  notReady: { status: 503, retry: 'later', about: 'Something that this process needs is away, or it is stopping.' },
+})
 
 const Checks = Type.Record(Type.String(), Type.String(), { description: '`ok`, or what is wrong.' })
 const Ready = Type.Object({ ready: Type.Literal(true), checks: Checks })
@@ -44,7 +46,7 @@ export const readinessRoutes =
       void reply.header('cache-control', 'no-store')
       if (ready) return reply.send({ ready: true, checks })
       // The answer is sent and not thrown: a probe that fails every few seconds must not be logged as an error each time.
-      return reply.code(503).send(errorBody(notReady({ detail: { ready, checks } }), request.id) as never)
+      return reply.code(503).send(errorBody(healthErrors.notReady({ detail: { ready, checks } }), request.id) as never)
     })
   }
 

@@ -1,19 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { FastifyBaseLogger } from 'fastify'
-import { appError } from '#kernel'
 import type { Database } from '#contracts/database'
-import type { Answer, Attempt, Idempotency, Plan } from '#contracts/idempotency'
-
-const keyReused = appError(
-  'idempotency_key_reused',
-  422,
-  'This Idempotency-Key was used with another request body; send a new key.',
-)
-const inFlight = appError(
-  'idempotency_in_flight',
-  409,
-  'A request with this Idempotency-Key is under way; repeat it when that one has ended.',
-)
+import { type Answer, type Attempt, type Idempotency, idempotencyErrors, type Plan } from '#contracts/idempotency'
 
 // The key of a process that died is free within 12 s. A live process renews its keys three times within a lease.
 const beatMs = 4_000
@@ -65,9 +53,9 @@ export function createKeys(database: Database, log: FastifyBaseLogger): Keys {
       const claim = { tenantId, scope, key, fingerprint: fingerprint(body), plan, leaseSeconds, keptSeconds }
       // The second statement finds what a concurrent request has just written.
       const row = (await claimKey(database, claim)) ?? (await claimKey(database, claim))
-      if (row && !row.same) throw keyReused()
+      if (row && !row.same) throw idempotencyErrors.idempotencyKeyReused()
       if (row?.claimed) return attemptOf({ tenantId, scope, key, attempt: row.attempt }, row.plan as P, row.repeated)
-      if (!row?.answer) throw inFlight({ headers: { 'retry-after': retryAfterSeconds }, retryable: true })
+      if (!row?.answer) throw idempotencyErrors.idempotencyInFlight({ headers: { 'retry-after': retryAfterSeconds } })
       const nothing = async (): Promise<void> => {}
       return { plan: row.plan as P, repeated: true, answer: row.answer, end: nothing, forget: nothing }
     },

@@ -1,4 +1,4 @@
-import { appError } from '#kernel'
+import { type AppError, unavailable } from '#kernel'
 import type { Hit, Kv } from '#contracts/kv'
 
 /** What each store can do by itself; see `Kv` for the promises. */
@@ -19,10 +19,8 @@ export interface Channels {
   deliver(channel: string, message: string): void
 }
 
-const away = appError('unavailable', 503, 'The shared state of this service does not answer; try again shortly.')
-const full = appError('unavailable', 503, 'Too many requests are being remembered; try again shortly.')
-const forgot = appError('unavailable', 503, 'This was made before the memory of this service began; make it anew.')
-
-export const storeAway = (cause: unknown) => away({ retryable: true, cause })
-export const storeFull = () => full({ retryable: true })
-export const storeForgot = () => forgot({ retryable: true })
+const again = (message: string, cause?: unknown): AppError => unavailable({ message, retryable: true, cause })
+export const storeAway = (cause: unknown) =>
+  again('The shared state of this service does not answer; try again shortly.', cause)
+export const storeFull = () => again('Too many requests are being remembered; try again shortly.')
+export const storeForgot = () => again('This was made before the memory of this service began; make it anew.')

@@ -1,4 +1,17 @@
-import { AppError, appError, conflict, notFound } from '#kernel'
+import { conflict, errorTable, invalidRequest, notFound } from '#kernel'
+
+export const profileErrors = errorTable('profiles', {
+  /** Specification 4.4: the name is part of the string. */
+  unknownSkill: { named: true, status: 400, message: 'This installation has no skill of that name.' },
+  unknownPool: { named: true, status: 400, message: 'There is no pool of that name; create it first.' },
+  unknownMcpServer: { named: true, status: 400, message: 'This installation has no MCP server of that name.' },
+  poolWithoutRuntime: { status: 400, about: "The pool is not for profiles of this profile's runtime." },
+  poolInUse: { status: 409, about: 'Profiles name this pool; give them another one or none first.' },
+  preconditionFailed: {
+    status: 412,
+    about: 'The profile is at another version than `If-Match` says: read it again, and write with that ETag.',
+  },
+})
 
 export const unknownProfile = notFound
 export const unknownVersion = notFound
@@ -7,32 +20,24 @@ export const idTaken = (id: string) => conflict({ message: `Another profile has 
 export const idChanged = () => conflict({ message: 'The id of a profile cannot change; leave it out.' })
 export const tooManyProfiles = (most: number) =>
   conflict({ message: `Without a database a tenant has at most ${most} profiles; delete some first.` })
-export const nameMismatch = appError('invalid_request', 400, 'The name in the body is not the one in the path.')
-export const unstorableText = appError(
-  'invalid_request',
-  400,
-  'The profile holds text that cannot be stored: a NUL character or half of a surrogate pair.',
-)
-export const unknownSkill = (name: string) =>
-  new AppError(`unknown_skill: ${name}`, 400, { message: 'This installation has no skill of that name.' })
-export const unknownPool = (name: string) =>
-  new AppError(`unknown_pool: ${name}`, 400, { message: 'There is no pool of that name; create it first.' })
-export const poolWithoutRuntime = (pool: string, runtime: string) =>
-  new AppError('pool_without_runtime', 400, {
-    message: `The pool '${pool}' is not for profiles of runtime '${runtime}'.`,
+export const nameMismatch = () => invalidRequest({ message: 'The name in the body is not the one in the path.' })
+export const unstorableText = (cause: unknown) =>
+  invalidRequest({
+    cause,
+    message: 'The profile holds text that cannot be stored: a NUL character or half of a surrogate pair.',
   })
+export const poolWithoutRuntime = (pool: string, runtime: string) =>
+  profileErrors.poolWithoutRuntime({ message: `The pool '${pool}' is not for profiles of runtime '${runtime}'.` })
 export const preconditionFailed = (version: number) =>
-  new AppError('precondition_failed', 412, {
+  profileErrors.preconditionFailed({
     message: `The profile is at version ${version}: read it again, and write with that ETag.`,
     detail: { version },
   })
-export const unknownMcpServer = (name: string) =>
-  new AppError(`unknown_mcp_server: ${name}`, 400, { message: 'This installation has no MCP server of that name.' })
 
 export const noSuchPool = notFound
 export const poolNameTaken = (name: string) => conflict({ message: `There already is a pool named '${name}'.` })
 export const poolInUse = (profiles: readonly string[]) =>
-  new AppError('pool_in_use', 409, {
+  profileErrors.poolInUse({
     message: `Profiles name this pool (${profiles.join(', ')}); give them another one or none first.`,
     detail: { profiles },
   })

@@ -15,6 +15,7 @@ import { profileRoutes, profileWriteRoutes, type ViewOf } from './routes.ts'
 import { createProfileService } from './service.ts'
 import { versionRoutes } from './versions.routes.ts'
 import { workerPlacementOf } from './worker-placement.ts'
+import { profileErrors } from './errors.ts'
 
 /**
  * Profiles with their versions, the pools of runners that they name, and the broadcast by which every runner follows both.
@@ -27,6 +28,7 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
+  errors: profileErrors,
   requires: {
     guard: ApiGuard,
     database: Database,

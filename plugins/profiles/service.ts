@@ -5,7 +5,7 @@ import { isProfileName, type Profile, type ProfileInput } from '#contracts/profi
 import type { Skills } from '#contracts/skills'
 import type { Broadcast } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
-import { nameMismatch, poolWithoutRuntime, unknownMcpServer, unknownPool, unknownSkill } from './errors.ts'
+import { nameMismatch, poolWithoutRuntime, profileErrors } from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
 import type { ReplaceProfile } from './schema.ts'
 import type { Expected, ProfileStore, Writer } from './store.ts'
@@ -28,7 +28,7 @@ export function createProfileService(
   const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
     if (pool === undefined) return
     const runtimes = isProfileName(pool) ? await runtimesOfPool(database, tenantId, pool) : undefined
-    if (runtimes === undefined) throw unknownPool(pool)
+    if (runtimes === undefined) throw profileErrors.unknownPool({ name: pool })
     if (runtimes && !runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
   }
   const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
@@ -87,9 +87,9 @@ async function checkReferences(
   document: Pick<ProfileDocument, 'skills' | 'mcpServers'>,
 ): Promise<void> {
   const [skill] = await firstUnknown(skills, tenantId, document.skills)
-  if (skill !== undefined) throw unknownSkill(skill)
+  if (skill !== undefined) throw profileErrors.unknownSkill({ name: skill })
   const [server] = await firstUnknown(mcpServers, tenantId, document.mcpServers)
-  if (server !== undefined) throw unknownMcpServer(server)
+  if (server !== undefined) throw profileErrors.unknownMcpServer({ name: server })
 }
 
 const firstUnknown = async (

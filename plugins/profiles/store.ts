@@ -7,9 +7,9 @@ import {
   idTaken,
   nameTaken,
   preconditionFailed,
-  unknownPool,
   unknownProfile,
   unstorableText,
+  profileErrors,
 } from './errors.ts'
 
 /** The profiles of all tenants: in PostgreSQL, or in memory where there is no database. */
@@ -202,8 +202,8 @@ const refused = (row: ProfileRow, { id }: Expected): Error =>
 
 /** Translates two errors of PostgreSQL: jsonb cannot hold some characters of JSON, and a pool may be gone since it was looked up. */
 const readable = (error: unknown, { pool = '' }: ProfileDocument): unknown => {
-  if (violatedConstraint(error) === 'profiles_pool') return unknownPool(pool)
-  return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText({ cause: error }) : error
+  if (violatedConstraint(error) === 'profiles_pool') return profileErrors.unknownPool({ name: pool })
+  return ['22P05', '22P02', '22021'].includes(sqlState(error) ?? '') ? unstorableText(error) : error
 }
 
 /** A profile takes about ten kilobytes, in the worst case some hundreds. */

@@ -8,6 +8,7 @@ import { Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
 import { metricsRoutes, publishedRoutes, publishingRoutes } from './routes.ts'
 import { createPublishingService } from './service.ts'
+import { publishingErrors } from './errors.ts'
 
 export default definePlugin({
   name: 'publishing',
@@ -19,6 +20,7 @@ export default definePlugin({
       }),
     ),
   }),
+  errors: publishingErrors,
   requires: {
     guard: ApiGuard,
     database: Database,

@@ -4,7 +4,7 @@ import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
-import { notPublished, unknownProfile } from './errors.ts'
+import { unknownProfile, publishingErrors } from './errors.ts'
 import { NameParams, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 import type { PublishingService } from './service.ts'
 
@@ -130,6 +130,6 @@ export function metricsRoutes(app: App, guard: Guard, service: PublishingService
 
 /** A name that no profile can have is not published, and never reaches the database. */
 export function publishable(name: string): string {
-  if (!isProfileName(name)) throw notPublished()
+  if (!isProfileName(name)) throw publishingErrors.notPublished()
   return name
 }

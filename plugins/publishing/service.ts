@@ -4,7 +4,7 @@ import { newId } from '#contracts/ids'
 import type { Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
 import type { Webhooks } from '#contracts/webhooks'
-import { badOrigin, notPublished, slugFixed, unknownKey, unknownProfile, webhooksUnavailable } from './errors.ts'
+import { badOrigin, publishingErrors, slugFixed, unknownKey, unknownProfile } from './errors.ts'
 import {
   type AgentRow,
   findAgent,
@@ -34,7 +34,7 @@ interface PublishingOptions {
 export function createPublishingService({ database, profiles, tokens, webhooks, publicHost }: PublishingOptions) {
   const checkWebhook = (url: string | null | undefined): void => {
     if (typeof url !== 'string') return
-    if (!webhooks) throw webhooksUnavailable()
+    if (!webhooks) throw publishingErrors.webhooksUnavailable()
     webhooks.check(url)
   }
   const toAgent = (tenantId: string, row: AgentRow): PublishedAgent => ({
@@ -85,7 +85,7 @@ export function createPublishingService({ database, profiles, tokens, webhooks, 
       return toAgent(tenantId, found(await updateAgent(database, tenantId, profile, body)))
     },
     async unpublish(tenantId: string, profile: string): Promise<void> {
-      if (!(await unpublishAgent(database, tenantId, profile))) throw notPublished()
+      if (!(await unpublishAgent(database, tenantId, profile))) throw publishingErrors.notPublished()
     },
     async issueKey(tenantId: string, profile: string, label: string): Promise<IssuedKey> {
       const token = tokens.mint()
@@ -106,7 +106,7 @@ export type PublishingService = ReturnType<typeof createPublishingService>
 const keyIdForm = /^key_[0-9a-z]{1,64}$/
 
 function found<T>(value: T | undefined): T {
-  if (value === undefined) throw notPublished()
+  if (value === undefined) throw publishingErrors.notPublished()
   return value
 }
 

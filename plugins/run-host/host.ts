@@ -2,12 +2,13 @@ import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { type App, appError, BootError, whenRead } from '#kernel'
+import { type App, BootError, whenRead } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import { restoredFromLog } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { Runtime, StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
+import { sidecarErrors } from '#contracts/sidecar-errors'
 import {
   runtimeSessionIdHeader,
   sidecarWire,
@@ -16,20 +17,6 @@ import {
 } from '#contracts/wire/sidecar'
 import { acceptLinks, serve, trusted } from '#kit'
 import { createEventWriter, HostedRun, type RunOutcome } from './run.ts'
-
-const unknownRuntime = appError('unknown_runtime', 400)
-const runtimeRequired = appError('runtime_required', 400, 'Say which runtime: ?runtime=NAME.')
-const invalidSessionId = appError('invalid session id', 400)
-const sessionBusy = appError('session_busy', 409, 'A run of this session is still under way.')
-const stateMissing = appError(
-  'session_state_missing',
-  409,
-  'The conversation of this session is not here: hydrate it first.',
-)
-const sidecarDraining = appError('sidecar_draining', 503, 'The sidecar is about to stop and takes nothing new.')
-const noState = appError('state_not_supported', 400, 'This runtime keeps no state that could be taken over.')
-const nothingToExport = appError('not_found', 404, 'This session has no state here.')
-const emptyBundle = appError('invalid_state', 400, 'The body is empty.')
 
 const drainTickMs = 25
 /** A conductor has stored a fetched conversation by then. Until then the copy here counts as the only one. */
@@ -100,7 +87,7 @@ export class RunHost {
   refuseWhenStopping({ sessionId, profile }: RunEnvelope): void {
     if (!this.#draining || this.#changes.has(sessionId)) return
     const stored = this.#restorable.has(profile.runtime) || Date.now() - this.#lastExport >= storedMs
-    if (stored) throw sidecarDraining({ retryable: true })
+    if (stored) throw sidecarErrors.sidecarDraining()
   }
 
   /**
@@ -112,7 +99,7 @@ export class RunHost {
     const name = envelope.profile.runtime
     const runtime = this.#find(name, sessionId)
     this.#refuseBusy(sessionId)
-    if (envelope.resume && runtime.has?.(sessionId) === false) throw stateMissing()
+    if (envelope.resume && runtime.has?.(sessionId) === false) throw sidecarErrors.sessionStateMissing()
     const run = new HostedRun(envelope, runtime, {
       log: this.#log,
       write: this.#write,
@@ -147,8 +134,8 @@ export class RunHost {
 
   async hydrate(name: string | undefined, sessionId: string, bundle: StateBundle): Promise<void> {
     const runtime = this.#find(name, sessionId)
-    if (bundle.bytes.length === 0) throw emptyBundle()
-    if (!runtime.hydrate) throw noState()
+    if (bundle.bytes.length === 0) throw sidecarErrors.invalidState()
+    if (!runtime.hydrate) throw sidecarErrors.stateNotSupported()
     this.#refuseBusy(sessionId)
     await runtime.hydrate(sessionId, bundle)
     this.#changes.delete(sessionId)
@@ -183,17 +170,17 @@ export class RunHost {
     return this.#sessions.get(sessionId)?.ended === false
   }
   #refuseBusy(sessionId: string): void {
-    if (this.#busy(sessionId)) throw sessionBusy()
+    if (this.#busy(sessionId)) throw sidecarErrors.sessionBusy()
   }
   #find(name: string | undefined, sessionId: string): Runtime {
-    if (name === undefined && this.#mode === 'all') throw runtimeRequired()
+    if (name === undefined && this.#mode === 'all') throw sidecarErrors.runtimeRequired()
     const runtime = this.#runtimes.get(name ?? this.#mode)
     if (!runtime) {
-      throw unknownRuntime({
+      throw sidecarErrors.unknownRuntime({
         message: `This sidecar has no runtime '${name}'; it has: ${this.#names().join(', ') || 'none'}.`,
       })
     }
-    if (!isClientId(sessionId)) throw invalidSessionId()
+    if (!isClientId(sessionId)) throw sidecarErrors.invalidSessionId()
     return runtime
   }
 }
@@ -239,7 +226,7 @@ export function sidecarRoutes(app: App, host: RunHost): void {
 
   serve(app, sidecarWire.exportState, async ({ params, query }) => {
     const bundle = await host.exportState(query.runtime, params.sessionId)
-    if (!bundle) throw nothingToExport()
+    if (!bundle) throw sidecarErrors.notFound()
     const headers = { [runtimeSessionIdHeader]: bundle.runtimeSessionId ?? '' }
     return { headers, bytes: bundle.bytes, type: bundle.contentType }
   })

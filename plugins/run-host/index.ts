@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
+import { sidecarErrors } from '#contracts/sidecar-errors'
 import { localLink, RunHost, sidecarRoutes } from './host.ts'
 
 /** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
@@ -14,6 +15,7 @@ export default definePlugin({
       'A stopping sidecar lets its runs end, and runners fetch the conversations that changed, for this long.',
     ),
   }),
+  errors: sidecarErrors,
   requires: { runtimes: Runtimes },
   provides: { links: LocalSidecars },
   async setup(ctx) {

@@ -14,6 +14,7 @@ import {
   type Texts,
 } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
+import { sidecarErrors } from '#contracts/sidecar-errors'
 
 /** How long an adapter may take to stop after its signal aborted, or to clean up after its last event. */
 const graceMs = 2_000
@@ -34,7 +35,7 @@ const endings: Readonly<Record<Ending, ErrorEvent>> = {
   interrupted: { type: 'error', code: 'interrupted', message: 'The worker is stopping.', retryable: true },
 }
 
-const failed = (message: string): ErrorEvent => ({ type: 'error', code: 'runtime_error', message })
+const failed = (message: string): ErrorEvent => ({ type: 'error', code: sidecarErrors.runtimeError.row.code, message })
 const noTerminal = failed('The runtime stopped without a result.')
 const invalidEvent = failed('The runtime sent an event that is not valid.')
 const eventTooLarge = failed('The runtime sent an event that is too large.')

@@ -1,8 +1,8 @@
 import type { AppError } from '#kernel'
 import { restoredFromLog } from '#contracts/profiles'
 import type { RunnerLink, RunnerSession } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import type { StateBundle } from '#contracts/runtime'
-import { runnerDraining, sessionBusy, unknownSession } from './errors.ts'
 import {
   type Executors,
   hasSandbox,
@@ -39,16 +39,16 @@ export class Conversations {
     this.#table.remove(session)
     delete session.activeRunId
     if (this.#executors.sandboxes && hasSandbox(session.profile)) this.forget(session)
-    return unknownSession()
+    return runnerErrors.unknownSession()
   }
   readonly hydrate: RunnerLink['hydrate'] = async (tenantId, id, profile, bundle, replace = false) => {
     const table = this.#table
     const present = table.find(tenantId, id)
     // A second caller must not be told "ready" while the first one is still bringing the conversation.
     if (present && !replace) return present.hydrating
-    if (table.draining) throw runnerDraining({ retryable: true })
+    if (table.draining) throw runnerErrors.runnerDraining()
     if (present) {
-      if (present.status === 'running' || present.hydrating) throw sessionBusy()
+      if (present.status === 'running' || present.hydrating) throw runnerErrors.sessionBusy()
       table.remove(present)
     }
     const session = table.create(tenantId, id, profile)
@@ -60,7 +60,7 @@ export class Conversations {
   }
   readonly exportState: RunnerLink['exportState'] = async (tenantId, id) => {
     const session = this.#table.find(tenantId, id)
-    if (!session) throw unknownSession()
+    if (!session) throw runnerErrors.unknownSession()
     const { changes } = session
     const bundle = await linkOf(this.#executors, session).exportState(session.profile.runtime, id)
     // The bundle may lack a run that ended meanwhile.

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { LocalRunners, RunnerSessions } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
@@ -35,6 +36,7 @@ export default definePlugin({
     ),
     idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
   }),
+  errors: runnerErrors,
   requires: {
     sidecars: Sidecars,
     toolkit: Toolkit,

@@ -1,5 +1,5 @@
 import type { AttachRun, ExecuteRun } from '#contracts/runner'
-import { attemptSuperseded, runGap } from './errors.ts'
+import { runnerErrors } from '#contracts/runner-errors'
 
 /** Unread bytes of a run; beyond that its sidecar has to wait. */
 const highWater = 256 * 1024
@@ -105,9 +105,9 @@ export class RunOutput<Owner extends OutputOwner = OutputOwner> {
 
   /** A new reader, from behind an event on. The former reader is cut off. */
   attach({ afterSeq, epoch }: Pick<AttachRun, 'afterSeq' | 'epoch'>, signal: AbortSignal): AsyncIterator<Buffer> {
-    if (epoch < this.#epoch) throw attemptSuperseded()
+    if (epoch < this.#epoch) throw runnerErrors.attemptSuperseded()
     const first = this.#kept[0]?.firstSeq ?? this.#readTo
-    if (afterSeq < first - 1 || afterSeq >= this.#next) throw runGap()
+    if (afterSeq < first - 1 || afterSeq >= this.#next) throw runnerErrors.runGap()
     this.#epoch = epoch
     this.cut()
     this.owner?.readerCame()

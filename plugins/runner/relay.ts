@@ -1,5 +1,5 @@
 import { linesOf, maxLineBytes } from '#kernel'
-import { endings } from '#contracts/endings'
+import { endings, type EndingCode } from '#contracts/endings'
 import {
   createEventEncoder,
   type EventEncoder,
@@ -9,7 +9,12 @@ import {
   readUnstamped,
   type RuntimeEvent,
 } from '#contracts/run-event'
-import type { EndReason } from './errors.ts'
+import { type FailingStop } from '#contracts/runner'
+
+/** Why a run was ended here, as the code of its `error` event. */
+export type EndReason =
+  | FailingStop
+  | (EndingCode & ('cancelled' | 'runner_stopping' | 'session_shutdown' | 'sidecar_lost' | 'bad_event'))
 
 /** The line that ended a run, and the code in it when it is an `error`. */
 export interface Terminal {

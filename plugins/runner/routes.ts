@@ -1,25 +1,16 @@
 import type { Static } from '@sinclair/typebox'
-import { type App, appError, isAppError, notFound } from '#kernel'
+import { type App, isAppError, notFound, invalidRequest } from '#kernel'
 import { newId } from '#contracts/ids'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import type { Toolkit } from '#contracts/tools'
 import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { begun, serve } from '#kit'
-import { unknownProfile, unknownSession } from './errors.ts'
 import type { Runner } from './runner.ts'
 import { linkOf } from './sessions.ts'
-
-const badState = appError('invalid_request', 400, 'stateB64 is not base64.')
-const noState = appError('no_state', 404, 'The session has no state to export.')
-const exportFailed = appError('state_export_failed', 500, 'The sidecar did not give the state out.')
-/** Specification 7: a substrate that does not answer is an upstream failure, whatever code the provider gave it. */
-const leaseUnreadable = appError('upstream', 502, 'The substrate of the sandbox does not answer; try again.')
-// Specification 4.22 gives these two strings.
-const noVfsSession = appError('no vfs session', 404)
-const noSandboxWorker = appError('no sandbox worker', 404)
 
 /** What this runner is and can, what conductors tell it, and what its sessions hold outside of it. Counts are across tenants. */
 export function runnerRoutes(app: App, runner: Runner): void {
@@ -66,7 +57,7 @@ export function runnerRoutes(app: App, runner: Runner): void {
   // This runner has no manager of VirtualFS leases, so these are the answers for that case.
   serve(app, runnerWire.vfsLeases, () => ({ json: [] }))
   serve(app, runnerWire.vfsLease, () => {
-    throw noVfsSession()
+    throw runnerErrors.noVfsSession()
   })
 
   serve(app, runnerWire.workerLeases, async ({ headers }) => {
@@ -75,7 +66,7 @@ export function runnerRoutes(app: App, runner: Runner): void {
   })
   serve(app, runnerWire.workerLease, async ({ headers, params }) => {
     const lease = await readable(sandboxes?.lease(headers[tenantHeader], params.id))
-    if (!lease) throw noSandboxWorker()
+    if (!lease) throw runnerErrors.noSandboxWorker()
     return { json: lease }
   })
   serve(app, runnerWire.invalidateSandbox, async ({ body }) => ({
@@ -85,7 +76,7 @@ export function runnerRoutes(app: App, runner: Runner): void {
 
 const readable = async <T>(lease: Promise<T> | undefined): Promise<T | undefined> =>
   lease?.catch((cause: unknown) => {
-    throw isAppError(cause) && cause.status < 500 ? cause : leaseUnreadable({ cause })
+    throw isAppError(cause) && cause.status < 500 ? cause : runnerErrors.upstream({ cause })
   })
 
 /** Sessions in this runner's memory, and their state out of it and into it. */
@@ -114,7 +105,7 @@ export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: obje
   serve(app, runnerWire.hydrate, async ({ headers, body }) => {
     const tenantId = headers[tenantHeader]
     const profile = body.profile ?? runner.broadcast.profile(tenantId, body.profileName)
-    if (!profile || profile.name !== body.profileName) throw unknownProfile()
+    if (!profile || profile.name !== body.profileName) throw runnerErrors.unknownProfile()
     const bytes = body.stateB64 === undefined ? undefined : decode(body.stateB64)
     const bundle = bytes && {
       bytes,
@@ -128,11 +119,11 @@ export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: obje
     const bundle = await runner.exportState(headers[tenantHeader], id).catch((error: unknown) => {
       if (isAppError(error) && error.status === 404) throw error
       log.warn({ err: error, sessionId: id }, 'a state export failed')
-      throw exportFailed({ cause: error })
+      throw runnerErrors.stateExportFailed({ cause: error })
     })
-    if (!bundle) throw noState()
+    if (!bundle) throw runnerErrors.noState()
     if (bundle.bytes.byteLength > maxStateBytes) {
-      throw exportFailed({ message: "The session's state is larger than 64 MiB." })
+      throw runnerErrors.stateExportFailed({ message: "The session's state is larger than 64 MiB." })
     }
     const { bytes, contentType, runtimeSessionId: handle } = bundle
     return { bytes, type: contentType, headers: handle === undefined ? {} : { [runtimeSessionIdHeader]: handle } }
@@ -177,7 +168,7 @@ export function runRoutes(app: App, runner: Runner, sessions: RunnerSessions, to
 /** The session when it is the tenant's; otherwise the one answer for foreign and unknown ids. */
 function sessionOf({ table }: Runner, tenantId: string, id: string): RunnerSession {
   const session = table.find(tenantId, id)
-  if (!session) throw unknownSession()
+  if (!session) throw runnerErrors.unknownSession()
   return session
 }
 
@@ -204,6 +195,7 @@ const contentTypeOf = (profile: Profile): string =>
 
 /** Node ignores characters that are not base64, so the text is checked first. Both alphabets are accepted, and padding may be missing. */
 function decode(text: string): Buffer {
-  if (!/^[A-Za-z0-9+/_-]*={0,2}$/.test(text) || text.replace(/=+$/, '').length % 4 === 1) throw badState()
+  if (!/^[A-Za-z0-9+/_-]*={0,2}$/.test(text) || text.replace(/=+$/, '').length % 4 === 1)
+    throw invalidRequest({ message: 'stateB64 is not base64.' })
   return Buffer.from(text, 'base64')
 }

@@ -4,10 +4,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Delegations } from '#contracts/delegation'
 import { newSessionId, runnerHash } from '#contracts/ids'
 import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { Broadcast } from './broadcast.ts'
 import type { Conversations } from './conversations.ts'
-import { unknownProfile } from './errors.ts'
 import type { Runs } from './runs.ts'
 import { canMove, type Executors, type SessionTable } from './sessions.ts'
 
@@ -73,7 +73,7 @@ export function createRunner(parts: RunnerParts): Runner {
     behind: async (revisions) => broadcast.behind(revisions),
     createSession(tenantId, name) {
       const profile = broadcast.profile(tenantId, name)
-      if (!profile) throw unknownProfile()
+      if (!profile) throw runnerErrors.unknownProfile()
       let id = newSessionId(runner.hash)
       // 32 random bits collide now and then in a full table.
       while (table.any(id)) id = newSessionId(runner.hash)

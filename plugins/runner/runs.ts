@@ -1,6 +1,6 @@
 import { whenRead } from '#kernel'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
-import { attemptSuperseded, runnerDraining, sessionBusy, unknownRun, unknownSession } from './errors.ts'
+import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
 import { Run, type RunHost } from './run.ts'
 import { canMove, keyOf, type LiveSession } from './sessions.ts'
@@ -52,7 +52,7 @@ export class Runs {
     whenRead(() => {
       if (signal.aborted) return undefined
       const output = this.#outputs.get(keyOf(tenantId, from.sessionId))
-      if (output?.runId !== from.runId) throw unknownRun()
+      if (output?.runId !== from.runId) throw runnerErrors.unknownRun()
       return output.attach(from, signal)
     })
   /** Ends a run under way with an `error` event: of the reason when the run fails by it, else `cancelled`. Idempotent. */
@@ -92,21 +92,22 @@ export class Runs {
     const { table } = this.#host
     let session = table.find(tenantId, order.sessionId)
     if (!session) {
-      if (!order.create) throw unknownSession()
+      if (!order.create) throw runnerErrors.unknownSession()
       session = table.create(tenantId, order.sessionId, order.create.profile)
     }
     const former = this.of(session)
     if (former && !former.ended) {
       const { epoch } = former.output
-      if (order.epoch !== undefined && order.epoch < epoch) throw attemptSuperseded()
+      if (order.epoch !== undefined && order.epoch < epoch) throw runnerErrors.attemptSuperseded()
       // A later attempt means that the former reader lost its claim. It may be frozen, and then nobody reads the former run to its end.
       const isLater = former.runId === order.runId && (order.attempt ?? 1) > former.attempt
       if (isLater || (order.epoch ?? 0) > epoch) former.end('cancelled')
     }
-    if (session.status === 'running' || session.hydrating) throw sessionBusy()
+    if (session.status === 'running' || session.hydrating) throw runnerErrors.sessionBusy()
     // A session whose state is saved goes on elsewhere. One that is not saved yet goes on here, where its conversation is.
-    if (table.draining && canMove(session, Date.now())) throw runnerDraining({ retryable: true })
-    if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, order)) throw attemptSuperseded()
+    if (table.draining && canMove(session, Date.now())) throw runnerErrors.runnerDraining()
+    if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, order))
+      throw runnerErrors.attemptSuperseded()
     return session
   }
 

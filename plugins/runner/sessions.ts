@@ -1,9 +1,9 @@
 import { isClientId } from '#contracts/ids'
 import { type Profile, restoredFromLog } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { SandboxWorkers } from '#contracts/workers'
-import { invalidSessionId, noSandboxSubstrate, runnerDraining, runnerFull, unknownSession } from './errors.ts'
 
 /** A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. */
 export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
@@ -43,7 +43,7 @@ export const hasSandbox = (profile: Profile): boolean => isWorker(profile) || pr
 /** Whoever executes the runs of a session. Throws AppError 503 when this runner has neither. */
 export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSession): SidecarLink {
   if (!isWorker(session.profile)) return sidecars.forRuntime(session.profile.runtime)
-  if (!sandboxes) throw noSandboxSubstrate()
+  if (!sandboxes) throw runnerErrors.noSandboxSubstrate()
   return sandboxes.link(session)
 }
 
@@ -91,9 +91,9 @@ export class SessionTable {
   }
   /** Throws `unknown_session` when another tenant has the id: the same answer as for no session. */
   create(tenantId: string, id: string, profile: Profile): LiveSession {
-    if (this.draining) throw runnerDraining({ retryable: true })
-    if (!isClientId(id)) throw invalidSessionId()
-    if (this.#sessions.has(id)) throw unknownSession()
+    if (this.draining) throw runnerErrors.runnerDraining()
+    if (!isClientId(id)) throw runnerErrors.invalidSessionId()
+    if (this.#sessions.has(id)) throw runnerErrors.unknownSession()
     this.#makeRoom()
     const usedAt = Date.now()
     const session: LiveSession = {
@@ -154,7 +154,7 @@ export class SessionTable {
     for (const session of this.#sessions.values()) {
       if (session.status !== 'running') return this.#evict(session)
     }
-    throw runnerFull({ retryable: true })
+    throw runnerErrors.runnerFull()
   }
 }
 

@@ -1,9 +1,9 @@
 import { createHash } from 'node:crypto'
 import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
-import { toolNotAllowed } from './errors.ts'
 import { hasSandbox, keyOf } from './sessions.ts'
 import type { Run } from './run.ts'
 
@@ -19,7 +19,7 @@ export const createToolCalls =
   (toolkit: Toolkit, runs: RunsUnderWay, sandboxes: SandboxWorkers | undefined): RunnerSessions['invokeTool'] =>
   async (session, name, input, signal, callId) => {
     if (!session.tools.includes(name)) {
-      throw toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
+      throw runnerErrors.toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
     }
     const run = runs.of(session)
     const runId = session.activeRunId ?? ''

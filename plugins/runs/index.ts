@@ -2,11 +2,12 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Database } from '#contracts/database'
-import { Idempotency } from '#contracts/idempotency'
+import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { McpServers } from '#contracts/mcp-servers'
 import { Prices } from '#contracts/prices'
 import { onCrash, Profiles } from '#contracts/profiles'
+import { runErrors } from '#contracts/run-errors'
 import { RunStore } from '#contracts/run-store'
 import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
@@ -60,6 +61,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       }),
       drain: Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
     }),
+    errors: [runErrors, idempotencyErrors],
     requires: {
       database: maybe(Database),
       profiles: Profiles,

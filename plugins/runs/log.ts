@@ -1,5 +1,5 @@
-import { appError } from '#kernel'
 import type { Kv } from '#contracts/kv'
+import { runErrors } from '#contracts/run-errors'
 import { after, endsLog, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal } from '#contracts/runs'
@@ -124,7 +124,7 @@ export class RunLog {
   }
 }
 
-export const unknownRun = appError('not_found', 404, 'No such run.')
+export const unknownRun = () => runErrors.notFound({ message: 'No such run.' })
 
 /** How often the log of another process's run is looked at, and how often when that process wakes its readers. */
 const pollMs = 250

@@ -2,13 +2,13 @@ import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, unavailable } from '#kernel'
 import type { Caller, Guard } from '#contracts/auth'
-import { type Idempotency, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
+import { type Idempotency, idempotencyErrors, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { newId } from '#contracts/ids'
 import { pageHeaders, type Page, pageOf, PageQuery } from '#contracts/paging'
 import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import { isTerminal, type RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
-import { conductorWire, runIdHeader, RunParams, sessionIdHeader } from '#contracts/wire/conductor'
+import { conductorWire, runIdHeader, RunParams, sessionIdHeader, startErrors } from '#contracts/wire/conductor'
 import type { Wire } from '#contracts/wire/route'
 import { runFrames, serve } from '#kit'
 import { Terminated } from './cancellation.ts'
@@ -37,12 +37,7 @@ export const publicWire = {
     access: 'member',
     headers: IdempotencyHeaders,
     body: SubTask,
-    errors: {
-      ...conductorWire.start.errors,
-      404: '`not_found`: no such session, or it was shut down.',
-      409: '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken by another task. `idempotency_in_flight`.',
-      422: '`idempotency_key_reused`.',
-    },
+    errors: [...startErrors, ...Object.values(idempotencyErrors)],
   },
   find: { ...conductorWire.find, access: 'member' },
   events: {

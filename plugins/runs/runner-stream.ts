@@ -1,17 +1,16 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type AppError, appError, isAppError } from '#kernel'
+import { type AppError, isAppError } from '#kernel'
 import { delegationStage } from '#contracts/delegation'
 import { hashOfSession } from '#contracts/ids'
 import type { McpServers } from '#contracts/mcp-servers'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
+import { runErrors } from '#contracts/run-errors'
 import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
 import { type Ending, endingOf } from './ending.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
-
-const hydrationFailed = appError('hydration_failed', 503, 'The session could not be restored; try again.')
 
 /** The runner certainly did nothing: another one may be asked. */
 export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
@@ -165,7 +164,7 @@ export class RunnerStream {
       await link.hydrate(tenantId, sessionId, profile, bundle, replace)
     } catch (cause) {
       if (isAppError(cause) && cause.status < 500) throw cause
-      throw hydrationFailed({ cause, retryable: tookNothing(cause) })
+      throw runErrors.hydrationFailed({ cause, retryable: tookNothing(cause) })
     } finally {
       this.restoring = false
     }

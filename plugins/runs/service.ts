@@ -5,6 +5,7 @@ import { lastSeqOf, type LogChunk } from '#contracts/run-event'
 import type { Claim } from '#contracts/run-store'
 import { isTerminal, type RunAccepted, type RunDispatch, type RunSummary, type Task } from '#contracts/runs'
 import { restoredFromLog } from '#contracts/profiles'
+import { runErrors } from '#contracts/run-errors'
 import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'
 import { endingOf, orphaned, policyOf, within } from './ending.ts'
@@ -12,7 +13,7 @@ import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
 import { type Executor, Run, type RunDeps, type RunOrder } from './run.ts'
 import { StateSaver } from './state-saver.ts'
-import { invalidRunId, Submission, type SubmissionDeps } from './submission.ts'
+import { Submission, type SubmissionDeps } from './submission.ts'
 
 export interface RunServiceDeps
   extends Omit<RunDeps, 'children' | 'announce' | 'givingUp' | 'flushes'>, SubmissionDeps {
@@ -122,7 +123,7 @@ export class RunService implements Executor {
     if (!isTerminal(status)) await this.#cancellation.cancel(tenantId, runId, endingOf('cancelled'))
   }
   async terminate(tenantId: string, runId: string): Promise<Terminated> {
-    if (!isClientId(runId)) throw invalidRunId()
+    if (!isClientId(runId)) throw runErrors.invalidRunId()
     return this.#cancellation.terminate(tenantId, runId, endingOf('cancelled'))
   }
   /**

@@ -1,49 +1,20 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { AppError, appError, isAppError, unavailable } from '#kernel'
+import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
 import { createOutputSchemas } from '#contracts/output-schema'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
+import { runErrors } from '#contracts/run-errors'
 import { interruptedBy, type RunStore, type StartOutcome } from '#contracts/run-store'
 import type { Fleet, RunnerLink } from '#contracts/runner'
-import {
-  conversationBusy,
-  conversationEnded,
-  conversationNotFound,
-  type RunAccepted,
-  type RunSummary,
-  type Task,
-} from '#contracts/runs'
+import { type RunAccepted, type RunSummary, type Task } from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
 import type { Cancellation } from './cancellation.ts'
 import { within } from './ending.ts'
 import type { Executor, Run, RunOrder } from './run.ts'
 import { placementOf } from './runner-stream.ts'
 
-const idRule = '1-128 letters, digits, underscores and hyphens.'
-export const invalidRunId = appError('invalid run id', 400, `A run id is ${idRule}`)
-const invalidSessionId = appError('invalid session id', 400, `A session id is ${idRule}`)
-/** The name is part of the string that the specification shows. Specification 4.8. */
-const unknownProfile = (name: string): AppError =>
-  new AppError(`unknown_profile: ${name}`, 400, { message: 'There is no profile of this name; see GET /api/profiles.' })
-const attachmentsTooLarge = appError('attachments_too_large', 413, 'The attachments of a run may have 4 MiB together.')
-const invalidAttachment = (index: number): AppError =>
-  new AppError('invalid_attachment', 400, { message: `body/attachments/${index}/data is not base64.` })
-const runExists = appError('conflict', 409, 'A run with this id exists.')
-const sessionBusy = appError('session_busy', 409, 'The session is executing another run.')
-const queueFull = appError('queue_full', 429, 'As many runs wait for the session as may; try again later.')
-const profileMismatch = appError('session_profile_mismatch', 409, 'The session was created with another profile.')
-const unknownSession = appError('not_found', 404, 'No such session, or it was shut down.')
-const webhooksUnavailable = appError(
-  'webhooks_unavailable',
-  503,
-  'This installation has no webhooks; start the run without one.',
-)
-const admissionStale = appError(
-  'admission_stale',
-  409,
-  'The key or the agent of this chat has changed since it was read; read it again.',
-)
+const unknownSession = () => runErrors.notFound({ message: 'No such session, or it was shut down.' })
 
 /** How long a start waits to hear that a runner has the run, before it answers that it is accepted. */
 const takenWaitMs = 2_000
@@ -88,8 +59,8 @@ export class Submission {
    */
   async start(tenantId: string, task: Task): Promise<RunAccepted> {
     const { id: runId = newId('run'), sessionId, chat } = task
-    if (!isClientId(runId)) throw invalidRunId()
-    if (sessionId !== undefined && !isClientId(sessionId)) throw invalidSessionId()
+    if (!isClientId(runId)) throw runErrors.invalidRunId()
+    if (sessionId !== undefined && !isClientId(sessionId)) throw runErrors.invalidSessionId()
     this.#check(task)
     const asked = { tenantId, runId, task }
     if (chat?.continued) return this.#continueChat(asked)
@@ -119,12 +90,15 @@ export class Submission {
 
   /** Refuses what would only fail once a model is called. */
   #check({ attachments = [], responseFormat, webhook, chat }: Task): void {
-    if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars) throw attachmentsTooLarge()
-    for (const [i, { data }] of attachments.entries()) if (!isBase64(data)) throw invalidAttachment(i)
+    if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars)
+      throw runErrors.attachmentsTooLarge()
+    for (const [i, { data }] of attachments.entries()) {
+      if (!isBase64(data)) throw runErrors.invalidAttachment({ message: `body/attachments/${i}/data is not base64.` })
+    }
     if (responseFormat) this.#schemas(responseFormat.schema)
     // An agent's was checked when it was published: a chat does not fail for its webhook.
     if (!webhook || chat) return
-    if (!this.#deps.webhooks) throw webhooksUnavailable()
+    if (!this.#deps.webhooks) throw runErrors.webhooksUnavailable()
     this.#deps.webhooks.check(webhook.url)
   }
   /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
@@ -135,8 +109,9 @@ export class Submission {
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
       const { profile, revision } = placed
-      const runner = remembers && !restoredFromLog(profile.runtime) ? conversationEnded() : this.#placeOr(profile)
-      if (runner instanceof AppError) {
+      const runner =
+        remembers && !restoredFromLog(profile.runtime) ? runErrors.conversationEnded() : this.#placeOr(profile)
+      if (isAppError(runner)) {
         // What refuses it may be a profile from memory that has changed since.
         placed = await this.#profileOf(asked, true)
         if (placed.revision === revision) throw runner
@@ -147,7 +122,7 @@ export class Submission {
       const accepted = this.#begun(asked, outcome, { placed: runner, remembers })
       if (accepted) return accepted
       if (outcome.kind === 'stale_profile') placed = await this.#profileOf(asked, true)
-      else if (task.chat) throw conversationBusy()
+      else if (task.chat) throw runErrors.conversationBusy()
     }
     throw unavailable({ message: 'No session could be created; try again.', retryable: true })
   }
@@ -156,7 +131,7 @@ export class Submission {
     const outcome = await this.#deps.store.start({ ...asked, sessionId: '' })
     const accepted = this.#begun(asked, outcome)
     if (accepted) return accepted
-    if (outcome.kind !== 'no_session' && outcome.kind !== 'other_profile') throw conversationBusy()
+    if (outcome.kind !== 'no_session' && outcome.kind !== 'other_profile') throw runErrors.conversationBusy()
     return this.#startNew(asked, outcome.sessionId)
   }
   async #startIn(asked: Asked, sessionId: string): Promise<RunAccepted> {
@@ -165,14 +140,14 @@ export class Submission {
     const accepted = this.#begun(asked, outcome)
     if (accepted) return accepted
     if (outcome.kind !== 'busy') throw await this.#unusable(asked, outcome.kind)
-    if (whenBusy !== 'enqueue' && whenBusy !== 'interrupt') throw sessionBusy()
+    if (whenBusy !== 'enqueue' && whenBusy !== 'interrupt') throw runErrors.sessionBusy()
     return this.#enqueue(asked, sessionId, whenBusy === 'interrupt')
   }
   async #enqueue(asked: Asked, sessionId: string, interrupt: boolean): Promise<RunAccepted> {
     const { tenantId, runId } = asked
     const outcome = await this.#deps.store.enqueue({ ...asked, sessionId, interrupt })
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
-    if (outcome.kind === 'full') throw queueFull()
+    if (outcome.kind === 'full') throw runErrors.queueFull()
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
     // and may not have been seen to be over: one more look is sooner than the next sweep.
@@ -193,15 +168,15 @@ export class Submission {
   #begun(asked: Asked, outcome: StartOutcome, more: Partial<RunOrder> = {}): Promise<RunAccepted> | undefined {
     if (outcome.kind === 'started') return this.#taken(this.#executor.begin({ ...outcome, task: asked.task, ...more }))
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
-    if (outcome.kind === 'no_conversation') throw conversationNotFound()
-    if (outcome.kind === 'stale_admission') throw admissionStale()
+    if (outcome.kind === 'no_conversation') throw runErrors.conversationNotFound()
+    if (outcome.kind === 'stale_admission') throw runErrors.admissionStale()
     return undefined
   }
   async #taken(run: Run): Promise<RunAccepted> {
     const until = Date.now() + restoredWaitMs
     while (!(await within(run.dispatched, takenWaitMs))) if (!run.restoring || Date.now() > until) break
     const failure = await Promise.race([run.dispatched, undefined])
-    if (failure) throw new AppError(failure.code, 503, { message: failure.message, retryable: true, cause: failure })
+    if (failure) throw unbegun(failure)
     run.announce()
     const { runId, sessionId } = run.claim
     return { runId, sessionId, status: 'running' }
@@ -211,20 +186,20 @@ export class Submission {
       run.subTask.profile === task.profile &&
       run.subTask.prompt === task.prompt.replaceAll('\0', '\uFFFD') &&
       (task.sessionId === undefined || task.sessionId === run.sessionId)
-    if (!same) throw runExists()
+    if (!same) throw runErrors.conflict()
     const here = this.#executor.local(tenantId, run.runId)
     return here ? this.#taken(here) : { runId: run.runId, sessionId: run.sessionId, status: run.status }
   }
   async #profileOf({ tenantId, task }: Asked, fresh = false): Promise<PlacedProfile> {
     const name = task.profile
     const placed = isProfileName(name) ? await this.#deps.profiles.findPlaced(tenantId, name, fresh) : undefined
-    if (!placed) throw unknownProfile(name)
+    if (!placed) throw runErrors.unknownProfile({ name })
     return placed
   }
   /** A task that could never run is the client's mistake, whatever else is wrong with it. */
   async #unusable(asked: Asked, kind: StartOutcome['kind']): Promise<AppError> {
     await this.#profileOf(asked)
-    return kind === 'other_profile' ? profileMismatch() : unknownSession()
+    return kind === 'other_profile' ? runErrors.sessionProfileMismatch() : unknownSession()
   }
   /** The runner for a new session, or why there is none. */
   #placeOr(profile: PlacedProfile['profile']): RunnerLink | AppError {

@@ -4,7 +4,7 @@ import { runnerHash } from '#contracts/ids'
 import { SandboxProviders } from '#contracts/sandbox'
 import { Skills } from '#contracts/skills'
 import { PlatformTools } from '#contracts/tools'
-import { SandboxWorkers, WorkerHub } from '#contracts/workers'
+import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { mountCallbacks } from './callbacks.ts'
 import { ModelServers, modelServers } from './egress/model-servers.ts'
 import { createHub } from './hub/hub.ts'
@@ -18,6 +18,7 @@ import { createSubstrates } from './substrates.ts'
 import { createSandboxTools } from './tools.ts'
 import { createUpkeep } from './upkeep.ts'
 import { createWarmPools, WarmPoolList } from './warm-pools.ts'
+import { sandboxErrors } from './errors.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
@@ -52,6 +53,7 @@ export default definePlugin({
     ),
     models: Type.Optional(ModelServers),
   }),
+  errors: [sandboxErrors, workerTokenErrors],
   requires: { providers: SandboxProviders, skills: maybe(Skills) },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {

@@ -6,7 +6,7 @@ import type { Profile } from '#contracts/profiles'
 import type { StateBundle } from '#contracts/runtime'
 import { invalidSandbox, type LaunchOrder, sandboxGone, type SandboxResources } from '#contracts/sandbox'
 import { workerVariables } from '#contracts/wire/worker'
-import { asStartFailure, isGone, sandboxStartFailed } from './errors.ts'
+import { asStartFailure, isGone, sandboxErrors } from './errors.ts'
 import type { Hub } from './hub/hub.ts'
 import type { WorkerChannel } from './hub/worker.ts'
 import type { Reaper } from './reaper.ts'
@@ -57,7 +57,11 @@ const lookEveryMs = 500
 export function createLauncher(options: LauncherOptions): Launcher {
   const { hub, substrates, reaper, connectMs } = options
   const tooLate = (cause: unknown) =>
-    sandboxStartFailed({ cause, retryable: true, message: `The sandbox was not ready within ${connectMs / 1_000} s.` })
+    sandboxErrors.sandboxStartFailed({
+      cause,
+      retryable: true,
+      message: `The sandbox was not ready within ${connectMs / 1_000} s.`,
+    })
   /** One limit holds for the start and the worker's first poll together. */
   const withinLimit = async <T>(signal: AbortSignal, work: (bound: AbortSignal) => Promise<T>): Promise<T> => {
     const limit = AbortSignal.timeout(connectMs)
@@ -125,7 +129,11 @@ export function createLauncher(options: LauncherOptions): Launcher {
 }
 
 const endedAtOnce = (cause: unknown) =>
-  sandboxStartFailed({ cause, retryable: true, message: 'The sandbox ended before its worker was ready.' })
+  sandboxErrors.sandboxStartFailed({
+    cause,
+    retryable: true,
+    message: 'The sandbox ended before its worker was ready.',
+  })
 
 const file = (path: string): string => fileURLToPath(new URL(`../../${path}`, import.meta.url))
 

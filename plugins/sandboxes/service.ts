@@ -5,7 +5,6 @@ import type { SandboxState } from '#contracts/sandbox'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { ToolResult } from '#contracts/tools'
 import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
-import { sandboxUnreachable, sessionShutDown, sessionStateMissing } from './errors.ts'
 import type { Launcher } from './launcher.ts'
 import type { Metrics } from './metrics.ts'
 import { type Sandbox, stateOf } from './sandbox.ts'
@@ -13,6 +12,7 @@ import type { SessionWorker, Start, Started, WorkerTable } from './session-worke
 import type { Substrates } from './substrates.ts'
 import { unlessAborted } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
+import { sandboxErrors } from './errors.ts'
 
 export interface ServiceDeps {
   readonly table: WorkerTable
@@ -55,7 +55,7 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
     lease: leases.one,
     invalidate: leases.invalidate,
     async release(session) {
-      await table.remove(session)?.close(sessionShutDown())
+      await table.remove(session)?.close(sandboxErrors.sessionShutdown())
     },
     sawProfile: pools.follow,
   }
@@ -71,7 +71,7 @@ async function prepare(
   metrics: Metrics,
 ): Promise<PreparedRun> {
   // The check comes before the start, so that no sandbox is started in vain.
-  if (resume && !worker.sandbox && !worker.state) throw sessionStateMissing()
+  if (resume && !worker.sandbox && !worker.state) throw sandboxErrors.sessionStateMissing()
   const leave = worker.uses.use()
   try {
     const awakeMs = worker.awake.ms
@@ -134,7 +134,8 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
   async health(signal) {
     launcher.substrateFor(session.profile)
     const worker = table.find(session.tenantId, session.id)
-    if (worker?.sandbox && (await stateOf(worker.sandbox, signal)) === undefined) throw sandboxUnreachable()
+    if (worker?.sandbox && (await stateOf(worker.sandbox, signal)) === undefined)
+      throw sandboxErrors.sandboxUnreachable()
     const { runtime } = session.profile
     const instance = worker?.sandbox?.sandboxId ?? ''
     return { ok: true, runtime, runtimes: [runtime], instance, inflight: worker?.uses.count ? 1 : 0 }
@@ -165,7 +166,7 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
     }
   },
   hydrate: (_runtime, _sessionId, bundle) => table.of(session).replace(bundle),
-  forget: async () => table.remove(session)?.close(sessionShutDown()),
+  forget: async () => table.remove(session)?.close(sandboxErrors.sessionShutdown()),
 })
 
 /** How long an answer of a substrate is shown, unless an event of the substrate makes it stale sooner. */

@@ -1,5 +1,5 @@
 import type { SandboxProvider } from '#contracts/sandbox'
-import { noSandboxSubstrate } from './errors.ts'
+import { sandboxErrors } from './errors.ts'
 
 export interface Substrate {
   readonly name: string
@@ -51,11 +51,11 @@ export function createSubstrates({ configured, offered, byDefault }: SubstrateSe
           names.length === 0
             ? 'This runner has no sandboxes.'
             : `This runner has no default sandbox provider; name one as sandbox.provider: ${names.join(', ')}.`
-        throw noSandboxSubstrate({ message })
+        throw sandboxErrors.noSandboxSubstrate({ message })
       }
       const provider = names.includes(wanted) ? configured.get(wanted) : undefined
       if (!provider) {
-        throw noSandboxSubstrate({
+        throw sandboxErrors.noSandboxSubstrate({
           message: `This runner has no sandbox provider '${wanted}'; it has ${listed(names)}.`,
         })
       }

@@ -1,12 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { retry } from '#kit'
-import { runnerStopping } from './errors.ts'
 import type { Reaper } from './reaper.ts'
 import type { SessionWorker, WorkerTable } from './session-worker.ts'
 import type { Substrate, Substrates } from './substrates.ts'
 import { atMost } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
+import { sandboxErrors } from './errors.ts'
 
 /** How long a stopping runner waits for its sandboxes to end. Together with the end of its runs it fits into the usual grace period. */
 const stopMs = 4_000
@@ -88,8 +88,8 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
     },
     async stop() {
       for (const timer of timers) clearInterval(timer)
-      stopping.abort(runnerStopping())
-      for (const worker of table.all()) void worker.close(runnerStopping())
+      stopping.abort(sandboxErrors.runnerStopping())
+      for (const worker of table.all()) void worker.close(sandboxErrors.runnerStopping())
       await atMost(stopMs, reaper.stop())
     },
   }

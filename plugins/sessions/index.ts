@@ -9,6 +9,7 @@ import { leaseRoutes } from './leases.routes.ts'
 import { publicSessionRoutes, sessionRoutes } from './routes.ts'
 import { createSessionService } from './service.ts'
 import { sessionStreamRoutes } from './stream.ts'
+import { sessionErrors } from './errors.ts'
 
 /**
  * Sessions as their tenant sees them: list, look at, follow across their runs, end; and what they hold on the runners, sandbox
@@ -16,6 +17,7 @@ import { sessionStreamRoutes } from './stream.ts'
  */
 export default definePlugin({
   name: 'sessions',
+  errors: sessionErrors,
   requires: {
     api: ApiGuard,
     internal: InternalGuard,

@@ -1,13 +1,12 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyReply } from 'fastify'
-import { access, type App, failure } from '#kernel'
+import { access, type App, failures } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { type Page, pageHeaders, PageQuery } from '#contracts/paging'
 import { VfsLease, WorkerLease } from '#contracts/runner'
 import type { LeaseService } from './leases.ts'
 import { SessionParams } from './routes.ts'
-
-const runnerFailed = failure('`upstream`: the runner of the session did not answer.')
+import { sessionErrors } from './errors.ts'
 
 export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void {
   app.get(
@@ -34,9 +33,9 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         tags: ['sessions'],
         summary: 'Show the sandbox worker of a session',
         description:
-          '404 `no sandbox worker` for a session whose profile uses static workers, for an unknown one, and before its first run.',
+          'None for a session whose profile uses static workers, for an unknown one, and before its first run.',
         params: SessionParams,
-        response: { 200: WorkerLease, 502: runnerFailed },
+        response: { 200: WorkerLease, ...failures(sessionErrors.noSandboxWorker, sessionErrors.upstream) },
       },
     },
     async (request) => service.worker(guard.callerOf(request).tenantId, request.params.id),
@@ -62,9 +61,8 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
       schema: {
         tags: ['sessions'],
         summary: 'Show the VirtualFS lease of a session',
-        description: '404 `no vfs session` when it has none.',
         params: SessionParams,
-        response: { 200: VfsLease, 502: runnerFailed },
+        response: { 200: VfsLease, ...failures(sessionErrors.noVfsSession, sessionErrors.upstream) },
       },
     },
     async (request) => service.vfsOf(guard.callerOf(request).tenantId, request.params.id),

@@ -1,13 +1,8 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { appError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import type { Fleet, RunnerLink, VfsLease, WorkerLease } from '#contracts/runner'
-
-// Specification 4.7 gives these strings. Another tenant's session has the same answer, so a caller cannot tell the cases apart.
-const noSandboxWorker = appError('no sandbox worker', 404, 'This session has no sandbox worker.')
-const noVfsSession = appError('no vfs session', 404, 'This session has no VirtualFS lease.')
-const runnerFailed = appError('upstream', 502, "The session's runner did not answer; try again.")
+import { sessionErrors } from './errors.ts'
 
 /** How long all runners together may take; one that has not answered by then is left out. Specification 4.7. */
 const windowMs = 2_000
@@ -41,20 +36,20 @@ export function createLeaseService(
       return await question(link)
     } catch (cause) {
       log.warn({ err: cause, sessionId }, 'a runner did not answer for a lease')
-      throw runnerFailed({ cause, retryable: true })
+      throw sessionErrors.upstream({ cause })
     }
   }
   return {
     workers: (tenantId) => leasesOfAll(fleet, (link, signal) => link.workerLeases(tenantId, signal), log),
     async worker(tenantId, sessionId) {
       const lease = await ask(tenantId, sessionId, (link) => link.workerLease(tenantId, sessionId))
-      if (!lease) throw noSandboxWorker()
+      if (!lease) throw sessionErrors.noSandboxWorker()
       return lease
     },
     vfs: (tenantId) => leasesOfAll(fleet, (link, signal) => link.vfsLeases(tenantId, signal), log),
     async vfsOf(tenantId, sessionId) {
       const lease = await ask(tenantId, sessionId, (link) => link.vfsLease(tenantId, sessionId))
-      if (!lease) throw noVfsSession()
+      if (!lease) throw sessionErrors.noVfsSession()
       return lease
     },
   }

@@ -1,12 +1,9 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { appError } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
 import type { Fleet } from '#contracts/runner'
 import type { Session } from '#contracts/sessions'
-
-export const unknownSession = appError('not_found', 404, 'No such session.')
-const sessionBusy = appError('session_busy', 409, 'The session is executing a run; cancel the run first.')
+import { sessionErrors } from './errors.ts'
 
 export interface SessionService {
   get(tenantId: string, sessionId: string): Promise<Session>
@@ -17,13 +14,13 @@ export interface SessionService {
 export const createSessionService = (store: RunStore, fleet: Fleet, log: FastifyBaseLogger): SessionService => ({
   async get(tenantId, sessionId) {
     const session = isClientId(sessionId) ? await store.getSession(tenantId, sessionId) : undefined
-    if (!session) throw unknownSession()
+    if (!session) throw sessionErrors.notFound()
     return session
   },
   async shutdown(tenantId, sessionId) {
     const state = isClientId(sessionId) ? await store.shutdownSession(tenantId, sessionId) : undefined
-    if (state === undefined) throw unknownSession()
-    if (state === 'running') throw sessionBusy()
+    if (state === undefined) throw sessionErrors.notFound()
+    if (state === 'running') throw sessionErrors.sessionBusy()
     // With this row no run can start in the session again, so a runner that cannot be told only keeps it until it restarts.
     const runner = (await store.findSession(tenantId, sessionId))?.runner
     await fleet

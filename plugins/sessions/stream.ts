@@ -8,7 +8,7 @@ import type { RunDispatch } from '#contracts/runs'
 import { sessionChannels } from '#contracts/sessions'
 import { runFrames } from '#kit'
 import { SessionParams } from './routes.ts'
-import { unknownSession } from './service.ts'
+import { sessionErrors } from './errors.ts'
 
 interface Sources {
   readonly store: Pick<RunStore, 'runsOfSession'>
@@ -51,7 +51,7 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void
       const { tenantId } = guard.callerOf(request)
       const { id } = request.params
       const known = isClientId(id) && (await deps.store.runsOfSession(tenantId, id, lastOrdinal))
-      if (!known) throw unknownSession()
+      if (!known) throw sessionErrors.notFound()
       const cursor = readCursor(request.headers['last-event-id'])
       await sse(request, reply, (signal) => frames(followSession(deps, tenantId, id, cursor, signal)))
       return reply

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings, unavailable } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
+import { sidecarLinkErrors } from '#contracts/runner-errors'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { createPeers } from '#kit'
 import { createRemoteSidecar, createSidecars, type Known, sidecarPeers } from './sidecars.ts'
@@ -16,6 +17,7 @@ export default definePlugin({
     runtimeA: url('The sidecar of `runtime_a`, instead of the shared one.'),
     runtimeB: url('The sidecar of `runtime_b`, instead of the shared one.'),
   }),
+  errors: sidecarLinkErrors,
   requires: { local: LocalSidecars },
   provides: { sidecars: Sidecars, readiness: ReadinessChecks },
   async setup(ctx) {

@@ -1,17 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { type AppError, appError, isAppError } from '#kernel'
+import { type AppError, isAppError } from '#kernel'
+import { sidecarLinkErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars, SidecarSlot } from '#contracts/sidecar'
 import { maxBundleBytes, runtimeSessionIdHeader, sidecarWire, workerInstanceHeader } from '#contracts/wire/sidecar'
 import { lazily, type Peer, type PeersOptions } from '#kit'
-
-/** Nothing of the request was executed, so it may be sent again. */
-const sidecarUnreachable = appError('sidecar_unreachable', 503, 'The sidecar cannot be reached.')
-const sidecarLost = appError('sidecar_lost', 502, 'The connection to the sidecar was lost.')
-const sidecarRefused = appError('sidecar_refused', 502)
-const runtimeUnavailable = appError('runtime_unavailable', 503)
-/** A sidecar need not have the state routes, but then a state given to it must not be lost in silence. Specification 4.23, rule 2. */
-const noStateRoutes = appError('sidecar_keeps_no_state', 502, 'The sidecar has no routes for state.')
-const stateTooLarge = appError('state_too_large', 500, "The session's state is larger than 64 MiB.")
 
 /** Runtimes of a sidecar that says `all` and lists nothing: the specification's three. */
 const standardRuntimes = ['general', 'runtime_a', 'runtime_b'] as const
@@ -64,7 +56,9 @@ export function createSidecars(
     forRuntime(runtime) {
       const serving = own.get(runtime) ?? shared
       if (!serving) {
-        throw runtimeUnavailable({ message: `No sidecar is configured for the runtime '${runtime}'.` })
+        throw sidecarLinkErrors.runtimeUnavailable({
+          message: `No sidecar is configured for the runtime '${runtime}'.`,
+        })
       }
       return serving.link
     },
@@ -103,9 +97,12 @@ export const sidecarPeers: PeersOptions = {
   timeoutMs: answerMs,
   faults: {
     // Without a response head the sidecar executes nothing: the closed connection has ended whatever it began.
-    lost: ({ answered, cause }) => (answered ? sidecarLost({ cause }) : sidecarUnreachable({ cause, retryable: true })),
+    lost: ({ answered, cause }) =>
+      answered
+        ? sidecarLinkErrors.sidecarLost({ cause })
+        : sidecarLinkErrors.sidecarUnreachable({ cause, retryable: true }),
     failed: ({ message, detail }) =>
-      sidecarRefused({
+      sidecarLinkErrors.sidecarRefused({
         message: message ?? `The sidecar answered ${String(detail?.['status'])}.`,
         ...(detail && { detail }),
       }),
@@ -137,7 +134,7 @@ export function createRemoteSidecar(peer: Peer): SidecarLink {
         .ask(sidecarWire.exportState, { ...state(runtime, sessionId), maxBytes: maxBundleBytes })
         .catch((error: unknown) => {
           throw isAppError(error) && error.code === 'sidecar_refused' && statusOf(error) === 200
-            ? stateTooLarge()
+            ? sidecarLinkErrors.stateTooLarge()
             : error
         })
       if (!found) return undefined
@@ -154,7 +151,7 @@ export function createRemoteSidecar(peer: Peer): SidecarLink {
       const headers = { 'content-type': contentType, ...seeded }
       const taken = await peer.ask(sidecarWire.hydrate, { ...state(runtime, sessionId), headers, body: bytes })
       // A 404 of a hydration would mean an unknown profile or session (specification 4.22), and this is neither.
-      if (!taken) throw noStateRoutes()
+      if (!taken) throw sidecarLinkErrors.sidecarKeepsNoState()
     },
     async forget(runtime, sessionId) {
       try {
@@ -175,7 +172,7 @@ const statusOf = ({ detail, status }: AppError): number =>
 
 function healthOf(said: Record<string, unknown> | undefined, header: unknown): SidecarHealth {
   if (said?.['ok'] !== true || typeof said['runtime'] !== 'string') {
-    throw sidecarUnreachable({ message: 'The sidecar answers, but not as a sidecar: check its URL.' })
+    throw sidecarLinkErrors.sidecarUnreachable({ message: 'The sidecar answers, but not as a sidecar: check its URL.' })
   }
   const listed = said['runtimes']
   const runtimes = Array.isArray(listed)

@@ -1,8 +1,12 @@
 import { lstat, readdir, readFile } from 'node:fs/promises'
 import { join, relative, sep } from 'node:path'
 import { Type } from '@sinclair/typebox'
-import { AppError, definePlugin, Settings } from '#kernel'
+import { type AppError, definePlugin, errorTable, Settings } from '#kernel'
 import { type SkillFile, Skills } from '#contracts/skills'
+
+const skillErrors = errorTable('skill-folders', {
+  skillTooLarge: { status: 500, about: 'The skill is larger than 8 MiB or has more than 500 files.' },
+})
 
 /** Skills as folders of this machine, the same for every tenant: `<dir>/<name>/SKILL.md` and the files beside it. */
 export default definePlugin({
@@ -10,6 +14,7 @@ export default definePlugin({
   config: Settings({
     dir: Type.Optional(Type.String({ description: 'Folder of skill folders; there are none unless given.' })),
   }),
+  errors: skillErrors,
   provides: { skills: Skills },
   async setup(ctx) {
     return { skills: createSkillFolders(ctx.config.dir) }
@@ -17,9 +22,7 @@ export default definePlugin({
 })
 
 const skillTooLarge = (name: string): AppError =>
-  new AppError('skill_too_large', 500, {
-    message: `The skill '${name}' is larger than 8 MiB or has more than 500 files.`,
-  })
+  skillErrors.skillTooLarge({ message: `The skill '${name}' is larger than 8 MiB or has more than 500 files.` })
 
 /** The form that the Agent Skills convention gives names. */
 const nameForm = /^[a-z0-9][a-z0-9-]{0,63}$/

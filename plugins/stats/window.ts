@@ -1,5 +1,5 @@
 import { Value } from '@sinclair/typebox/value'
-import { AppError, Duration } from '#kernel'
+import { type AppError, Duration, invalidRequest } from '#kernel'
 import type { BucketName, SeriesQuery } from '#contracts/stats'
 
 const minute = 60_000
@@ -26,7 +26,7 @@ const fitting: readonly (readonly [window: number, bucket: BucketName])[] = [
 const mostBuckets = 1_500
 
 const invalid = (field: string, message: string): AppError =>
-  new AppError('invalid_request', 400, {
+  invalidRequest({
     message: `${field} ${message}`,
     detail: { issues: [{ path: `querystring/${field}`, message }] },
   })

@@ -8,6 +8,7 @@ import { createHttpFetch } from './builtin/http-fetch.ts'
 import { createSearchDocs } from './builtin/search-docs.ts'
 import { createDelegate, WaitingDelegations } from './delegation.ts'
 import { createToolkit } from './toolkit.ts'
+import { toolErrors } from './errors.ts'
 
 /** The tools of a runner, its own and those of other plugins: input is checked, time and output are bounded, failures become plain sentences. */
 export default definePlugin({
@@ -26,6 +27,7 @@ export default definePlugin({
       description: 'How many delegations may lead to one another; 0 allows none.',
     }),
   }),
+  errors: toolErrors,
   requires: { added: PlatformTools },
   provides: { toolkit: Toolkit },
   async setup(ctx) {

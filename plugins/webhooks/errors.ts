@@ -1,7 +1,7 @@
-import { appError, notFound } from '#kernel'
+import { notFound } from '#kernel'
+import { webhookErrors } from '#contracts/webhooks'
 import type { Refusal } from '#kit/outbound'
 
-const invalid = appError('invalid_webhook', 400)
 const sentences: Readonly<Record<Refusal, string>> = {
   not_a_url: 'The webhook address is not a URL.',
   scheme: 'A webhook address begins with https://.',
@@ -9,10 +9,5 @@ const sentences: Readonly<Record<Refusal, string>> = {
   address: 'The webhook address is not a public one.',
   host: 'The webhook host is not allowed here.',
 }
-export const invalidWebhook = (why: Refusal) => invalid({ message: sentences[why] })
-export const webhooksUnavailable = appError(
-  'webhooks_unavailable',
-  503,
-  'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.',
-)
+export const invalidWebhook = (why: Refusal) => webhookErrors.invalidWebhook({ message: sentences[why] })
 export const unknownDelivery = notFound

@@ -2,11 +2,10 @@ import { Counter } from 'prom-client'
 import { Type } from '@sinclair/typebox'
 import { Base64Secret, CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
-import { Database, databaseRequired, needsDatabase } from '#contracts/database'
-import { type FindRun, Webhooks } from '#contracts/webhooks'
+import { Database, databaseErrors, needsDatabase } from '#contracts/database'
+import { type FindRun, Webhooks, webhookErrors } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
 import { Deliverer, startRounds } from './deliverer.ts'
-import { webhooksUnavailable } from './errors.ts'
 import { createPolicy } from './policy.ts'
 import { deliveryRoutes, secretRoutes } from './routes.ts'
 import { createSecrets } from './secrets.ts'
@@ -25,6 +24,7 @@ export default definePlugin({
     ),
     timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
   }),
+  errors: [webhookErrors, databaseErrors],
   requires: { guard: ApiGuard, database: Database },
   provides: { webhooks: Webhooks },
   async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
@@ -85,8 +85,8 @@ export default definePlugin({
     return {
       webhooks: {
         check(url) {
-          if (database.absent) throw databaseRequired()
-          if (!secrets) throw webhooksUnavailable()
+          if (database.absent) throw databaseErrors.databaseRequired()
+          if (!secrets) throw webhookErrors.webhooksUnavailable()
           policy.check(url)
         },
         readRuns(find) {

@@ -1,6 +1,7 @@
 import type { Database } from '#contracts/database'
 import type { Page } from '#contracts/paging'
-import { unknownDelivery, webhooksUnavailable } from './errors.ts'
+import { webhookErrors } from '#contracts/webhooks'
+import { unknownDelivery } from './errors.ts'
 import type { Delivery, DeliveryState, Secret } from './schema.ts'
 import { currentVersion, rotate, type Secrets, type SecretVersion } from './secrets.ts'
 import type { Outbox } from './store.ts'
@@ -29,7 +30,7 @@ const idForm = /^msg_[0-9a-f]{32}$/
 
 export function createWebhookService({ database, outbox, secrets, wake }: WebhookServiceDeps): WebhookService {
   const shown = (tenantId: string, { version, previousUntil }: SecretVersion): Secret => {
-    if (!secrets) throw webhooksUnavailable()
+    if (!secrets) throw webhookErrors.webhooksUnavailable()
     return { secret: secrets.secret(tenantId, version), version, previousUntil }
   }
   const get = async (tenantId: string, id: string): Promise<Delivery> => {
@@ -49,7 +50,7 @@ export function createWebhookService({ database, outbox, secrets, wake }: Webhoo
     },
     secret: async (tenantId) => shown(tenantId, await currentVersion(database, tenantId)),
     async rotate(tenantId) {
-      if (!secrets) throw webhooksUnavailable()
+      if (!secrets) throw webhookErrors.webhooksUnavailable()
       return shown(tenantId, await rotate(database, tenantId))
     },
   }

@@ -3,7 +3,8 @@ import type { SidecarLink } from '#contracts/sidecar'
 import { maxStateBytes } from '#contracts/wire/worker'
 import { type Lifetime, persist } from './backoff.ts'
 import type { Disk, DiskState } from './disk.ts'
-import { isRefusal, type RevisedState, type RunnerClient, stateTooLarge } from './runner-client.ts'
+import { isRefusal, type RevisedState, type RunnerClient } from './runner-client.ts'
+import { workerErrors } from './errors.ts'
 
 /** How long an upload is tried while the runner is away. After that the copy on disk and the next upload have to do. */
 const uploadMs = 60_000
@@ -142,7 +143,7 @@ function createCopies({ sessionId, runner, disk, log, life }: ConversationOption
     },
     upload,
     async store(copy) {
-      if (copy.bundle.bytes.length > maxStateBytes) throw stateTooLarge()
+      if (copy.bundle.bytes.length > maxStateBytes) throw workerErrors.stateTooLarge()
       if (disk && copy.runtime !== undefined) {
         const onDisk = { ...copy, runtime: copy.runtime }
         await disk

@@ -5,6 +5,7 @@ import { createDisk } from './disk.ts'
 import { WorkerIdentity } from './identity/identity.ts'
 import { createTools } from './tools/tools.ts'
 import { createWorker } from './worker.ts'
+import { workerErrors } from './errors.ts'
 
 /** The sidecar of one session, which nobody can call: it polls its runner for work. Specification 4.23, rule 3. */
 export default definePlugin({
@@ -19,6 +20,7 @@ export default definePlugin({
     lang: Type.String({ default: 'C.UTF-8', description: 'LANG of what the tools start.' }),
     tmpDir: Type.String({ default: '/tmp', description: 'TMPDIR of what the tools start.' }),
   }),
+  errors: workerErrors,
   requires: { identity: WorkerIdentity, links: LocalSidecars },
   async setup(ctx) {
     const link = ctx.deps.links.get('local')

@@ -1,20 +1,14 @@
 import { Client, type Dispatcher, Pool } from 'undici'
-import { type AppError, appError, isAppError } from '#kernel'
+import { type AppError, isAppError } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
 import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, type PollAnswer, stateRevHeader, workerPaths, workerProtocol } from '#contracts/wire/worker'
 import { exchange, readBody } from '#kit'
 import type { WorkerIdentity } from './identity/identity.ts'
+import { workerErrors } from './errors.ts'
 
-/** There was no answer, or one that asks to come later: the same request may be sent again. */
-const runnerAway = appError('runner_unreachable', 503, 'The runner cannot be reached.')
-/** The runner answered, and will answer the same again. */
-const runnerRefused = appError('runner_refused', 502)
-/** The runner does not want this worker any more, or speaks another protocol: it must end. */
-const workerRefused = appError('worker_refused', 401)
 export const isRefusal = (error: unknown): boolean => isAppError(error) && error.code === 'worker_refused'
-export const stateTooLarge = appError('state_too_large', 413, "The session's state is larger than 64 MiB.")
 
 /** A state with its count of uploads: the higher one is the newer. */
 export interface RevisedState {
@@ -64,11 +58,11 @@ export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
       const answer = await connection.ask({ method: 'GET', path, headers }, limits)
       if (answer.status === 204) return undefined
       if (answer.status === 400)
-        throw workerRefused({ message: `The runner does not take this worker: ${wordsOf(answer)}` })
+        throw workerErrors.workerRefused({ message: `The runner does not take this worker: ${wordsOf(answer)}` })
       if (answer.status !== 200) throw refusal(answer)
       const said = jsonOf(answer.bytes)
       if (!Array.isArray(said?.['commands']))
-        throw runnerAway({ message: 'What answers is no runner.', retryable: true })
+        throw workerErrors.runnerUnreachable({ message: 'What answers is no runner.' })
       return said as unknown as PollAnswer
     },
     async upload(runId, lines, signal) {
@@ -128,7 +122,7 @@ function connect(identity: WorkerIdentity): Connection {
   const prefix = identity.runnerUrl.slice(origin.length)
   const pool = new Pool(origin, { connections: null, pipelining: 1, connect: { timeout: connectMs } })
   const uploads = new Set<Client>()
-  const lost = (cause: Error): Error => runnerAway({ cause, retryable: true })
+  const lost = (cause: Error): Error => workerErrors.runnerUnreachable({ cause })
   const exchanged = async (
     dispatcher: Dispatcher,
     request: Request,
@@ -151,7 +145,7 @@ function connect(identity: WorkerIdentity): Connection {
       try {
         return await exchanged(pool, request, AbortSignal.any([signal, limit]), maxBytes)
       } catch (cause) {
-        throw limit.aborted ? runnerAway({ cause, retryable: true }) : cause
+        throw limit.aborted ? workerErrors.runnerUnreachable({ cause }) : cause
       }
     },
     async send(request, signal) {
@@ -178,9 +172,9 @@ const succeeded = ({ status }: Answer): boolean => status >= 200 && status <= 29
 function refusal(answer: Answer): AppError {
   const { status } = answer
   const words = wordsOf(answer)
-  if (status === 401) return workerRefused({ message: `The runner refuses this worker: ${words}` })
+  if (status === 401) return workerErrors.workerRefused({ message: `The runner refuses this worker: ${words}` })
   const message = `The runner answers ${status}: ${words}`
-  return passing.has(status) ? runnerAway({ message, retryable: true }) : runnerRefused({ message })
+  return passing.has(status) ? workerErrors.runnerUnreachable({ message }) : workerErrors.runnerRefused({ message })
 }
 
 /** The statuses of a runner that boots, stops or is overloaded, and of a proxy before it. */
@@ -215,7 +209,7 @@ function revOf(answer: Answer): number {
 }
 
 function bundleOf(answer: Answer): StateBundle {
-  if (!answer.bytes) throw stateTooLarge()
+  if (!answer.bytes) throw workerErrors.stateTooLarge()
   const runtimeSessionId = header(answer, runtimeSessionIdHeader)
   return {
     bytes: answer.bytes,

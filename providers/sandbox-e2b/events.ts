@@ -1,11 +1,13 @@
 import { createHash, timingSafeEqual } from 'node:crypto'
 import { type Static, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
-import { appError, definePlugin, Settings } from '#kernel'
+import { definePlugin, errorTable, Settings } from '#kernel'
 import { type SandboxDelivery, SandboxEventDecoders } from '#contracts/sandbox'
 
-const unreadableEvent = appError('unreadable_event', 400, 'This is not a delivery of E2B.')
-const wrongSignature = appError('signature_invalid', 401, 'The signature of this delivery is missing or wrong.')
+const e2bEventErrors = errorTable('sandbox-e2b-events', {
+  unreadableEvent: { status: 400, message: 'This is not a delivery of E2B.' },
+  signatureInvalid: { status: 401, message: 'The signature of this delivery is missing or wrong.' },
+})
 
 /** A delivery as E2B documents it; of its fields only these matter here. */
 const Delivery = Type.Object({
@@ -25,13 +27,14 @@ export default definePlugin({
       }),
     ),
   }),
+  errors: e2bEventErrors,
   provides: { decoders: SandboxEventDecoders },
   async setup({ config: { secret } }) {
     return {
       decoders: {
         e2b: {
           decode(delivery) {
-            if (secret && !isSigned(delivery, secret)) throw wrongSignature()
+            if (secret && !isSigned(delivery, secret)) throw e2bEventErrors.signatureInvalid()
             const { type = '', sandboxId } = parse(delivery.body) ?? {}
             if (!type.startsWith('sandbox.lifecycle.')) return undefined
             return sandboxId !== undefined && sandboxIdForm.test(sandboxId) ? { sandboxId } : undefined
@@ -58,6 +61,6 @@ function parse(body: Buffer): Static<typeof Delivery> | undefined {
     const value: unknown = JSON.parse(body.toString('utf8'))
     return Value.Check(Delivery, value) ? value : undefined
   } catch (cause) {
-    throw unreadableEvent({ cause })
+    throw e2bEventErrors.unreadableEvent({ cause })
   }
 }

@@ -3,10 +3,10 @@ import { Value } from '@sinclair/typebox/value'
 import { withoutCycles } from '#contracts/circular'
 import { Turns, turnsContentType } from '#contracts/replay'
 import type { StateBundle } from '#contracts/runtime'
-import { corruptState } from './errors.ts'
 import type { RestoredTurn, Turn } from './conversation.ts'
 import { type Message, OpenTurn } from './messages.ts'
 import { replayInto } from './calls.ts'
+import { generalErrors } from './errors.ts'
 
 const closed = { additionalProperties: false }
 const text = Type.Object({ type: Type.Literal('text'), text: Type.String() }, closed)
@@ -85,14 +85,14 @@ function jsonOf(bytes: Uint8Array): unknown {
     // Also cuts what nests too deep to be written again.
     return withoutCycles(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes)))
   } catch (cause) {
-    throw corruptState({ cause })
+    throw generalErrors.invalidState({ cause })
   }
 }
 
 function turnsOfBundle(value: unknown): RestoredTurn[] {
   if (Value.Check(Bundle1, value)) return value.turns.map((messages) => ({ messages: messages as Message[] }))
   if (Value.Check(Bundle2, value)) return value.turns as RestoredTurn[]
-  throw corruptState()
+  throw generalErrors.invalidState()
 }
 
 /**
@@ -100,7 +100,7 @@ function turnsOfBundle(value: unknown): RestoredTurn[] {
  * that tools returned, and that a tool was called through the catalogue.
  */
 function turnsOfRuns(value: unknown): RestoredTurn[] {
-  if (!Value.Check(Turns, value)) throw corruptState()
+  if (!Value.Check(Turns, value)) throw generalErrors.invalidState()
   return value.turns.flatMap(({ runId, model, replay, ...run }) => {
     const turn = new OpenTurn(run)
     replayInto(turn, replay)

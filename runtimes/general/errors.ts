@@ -1,16 +1,15 @@
 import { APICallError, UnsupportedFunctionalityError } from '@ai-sdk/provider'
-import { appError, isAppError } from '#kernel'
+import { errorTable, isAppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
 
-export const unknownModel = appError('unknown_model', 400)
-export const maxStepsReached = appError('max_steps', 422)
-export const toolServerUnavailable = appError(
-  'tool_server_unavailable',
-  503,
-  "The session's tool server cannot be reached.",
-)
-export const invalidOutput = appError('invalid_output', 422)
-export const corruptState = appError('invalid_state', 400, 'The body is not a state bundle of the general runtime.')
+export const generalErrors = errorTable('general', {
+  unknownModel: { status: 400, about: 'No model provider of this server has the model that the profile names.' },
+  invalidState: { status: 400, message: 'The body is not a state bundle of the general runtime.' },
+  maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
+  invalidOutput: { status: 422, about: 'The model gave no answer that fits the response format.' },
+  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
+  toolServerUnavailable: { status: 503, retry: true, message: "The session's tool server cannot be reached." },
+})
 
 interface FailureOptions {
   /** A client may try the run again. */
@@ -108,7 +107,12 @@ export function errorEvent(
 ): Extract<RuntimeEvent, { type: 'error' }> {
   if (error instanceof ModelFailure) {
     log({ reason: error.message, ...error.details })
-    return { type: 'error', code: 'model_error', message: error.message, retryable: error.retryable }
+    return {
+      type: 'error',
+      code: generalErrors.modelError.row.code,
+      message: error.message,
+      retryable: error.retryable,
+    }
   }
   if (!isAppError(error)) throw error
   const retryable = error.retryable ? { retryable: true } : {}

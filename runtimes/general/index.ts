@@ -8,11 +8,13 @@ import { createHistory } from './conversation.ts'
 import { createCatalog } from './models.ts'
 import { createOutputForm } from './output.ts'
 import { createTurns } from './run.ts'
+import { generalErrors } from './errors.ts'
 
 /** The runtime `general`: our own step loop over any model provider, with tools of the session and of MCP servers, and a bounded history. */
 export default defineRuntime({
   name: 'general',
   config: GeneralConfig,
+  errors: generalErrors,
   async create({ config, models, log, onStop }): Promise<Runtime> {
     const history = createHistory()
     const connections = createModelConnections()

@@ -3,7 +3,7 @@ import type { ModelPart, ModelParts, ModelProvider, OpenModel } from '#contracts
 import { retry } from '#kit'
 import { openerOf } from '#kit/models'
 import type { GeneralConfig, ModelSettings } from './config.ts'
-import { ModelFailure, modelFailure, reported, unknownModel } from './errors.ts'
+import { ModelFailure, modelFailure, reported, generalErrors } from './errors.ts'
 
 /** Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
@@ -26,7 +26,7 @@ export function createCatalog(
     if (known) return known
     const slash = name.indexOf('/')
     const provider = slash < 0 ? undefined : providers.get(name.slice(0, slash))
-    if (!provider) throw unknownModel({ message: sentence(name, [...providers.keys()]) })
+    if (!provider) throw generalErrors.unknownModel({ message: sentence(name, [...providers.keys()]) })
     const model = { open: openerOf(provider.model(name.slice(slash + 1))), settings: settingsOf(name) }
     if (cached.size >= maxCached) cached.clear()
     cached.set(name, model)

@@ -6,7 +6,7 @@ import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { createCallIds, execute, paragraph, type PendingCall, pendingCall, replayInto } from './calls.ts'
 import { type ContextWindow, createContext, type Fitted, type History } from './conversation.ts'
-import { errorEvent, invalidOutput, maxStepsReached, ModelFailure, modelFailure, reported } from './errors.ts'
+import { errorEvent, ModelFailure, modelFailure, reported, generalErrors } from './errors.ts'
 import { type FilePart, OpenTurn } from './messages.ts'
 import { type Model, type OpenCall, openCall, usageOf } from './models.ts'
 import type { OutputForm } from './output.ts'
@@ -219,7 +219,9 @@ class Run {
     if (this.#calls.length === 0) return this.#answered(finish.finishReason.unified)
     const { maxSteps = defaultMaxSteps } = limits
     if (this.#steps >= maxSteps) {
-      throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
+      throw generalErrors.maxSteps({
+        message: `The run reached its limit of ${maxSteps} model calls before an answer.`,
+      })
     }
     this.#state = 'calling'
   }
@@ -234,7 +236,8 @@ class Run {
       this.#state = 'ended'
       return
     }
-    if (this.#complained) throw invalidOutput({ message: 'The model gave no answer that fits the response format.' })
+    if (this.#complained)
+      throw generalErrors.invalidOutput({ message: 'The model gave no answer that fits the response format.' })
     this.#complained = true
     this.#answer = ''
     this.#turn.complains(read.problem)

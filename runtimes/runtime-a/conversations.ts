@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { isClientId } from '#contracts/ids'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
-import { invalidState, pack, unpack } from '#kit/archive'
+import { archiveErrors, pack, unpack } from '#kit/archive'
 import type { Root } from './root.ts'
 
 /** A conversation for the length of one run. */
@@ -89,7 +89,7 @@ export function createConversations(root: Root): Conversations {
       return { bytes, contentType: 'application/gzip', runtimeSessionId: session.id }
     },
     async hydrate(sessionId, bundle) {
-      if (!isClientId(sessionId)) throw invalidState()
+      if (!isClientId(sessionId)) throw archiveErrors.invalidState()
       await root.folder('sessions')
       const incoming = await mkdtemp(join(root.path, 'incoming-'))
       try {
@@ -99,7 +99,7 @@ export function createConversations(root: Root): Conversations {
         const id = idOf(found[0]!)!
         const file = join(arrived, fileOf(id))
         const { size } = await stat(file)
-        if (size === 0 || (await lastTurn(file, 0)) !== size) throw invalidState()
+        if (size === 0 || (await lastTurn(file, 0)) !== size) throw archiveErrors.invalidState()
         await remove(sessionId)
         await rename(arrived, folderOf(sessionId))
         sessions.set(sessionId, { id, bytes: size })

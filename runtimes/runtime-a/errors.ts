@@ -1,45 +1,56 @@
-import { appError, isAppError } from '#kernel'
+import { errorTable, isAppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { Result } from './sdk.ts'
 
-export const notInstalled = appError('runtime_not_installed', 503)
-export const unknownModel = appError('unknown_model', 400)
-export const unsupportedAttachment = appError('unsupported_attachment', 400)
-export const unsafeCredential = appError(
-  'unsupported_mcp_credential',
-  400,
-  "The session's MCP address or token contains ${, which runtime_a cannot pass on.",
-)
-export const runtimeBusy = appError(
-  'runtime_busy',
-  503,
-  'This sidecar executes as many runs of runtime_a at once as it may.',
-)
-export const toolServerUnavailable = appError(
-  'tool_server_unavailable',
-  503,
-  "The session's tool server cannot be reached.",
-)
-export const maxStepsReached = appError('max_steps', 422)
-export const invalidOutput = appError('invalid_output', 422, 'The model gave no answer that fits the response format.')
-export const modelError = appError('model_error', 502)
-export const answerCut = appError('model_error', 502, 'The connection to the model server broke.')
-export const processFailed = appError('runtime_error', 502, "The runtime's process ended before its answer.")
-export const processSilent = appError('runtime_error', 502, "The runtime's process did not start in time.")
+export const runtimeAErrors = errorTable('runtime_a', {
+  runtimeNotInstalled: {
+    status: 503,
+    about: 'The package of the vendor is not installed here; the sentence says how.',
+  },
+  unknownModel: { status: 400, about: 'The profile names a model that this runtime cannot run.' },
+  unsupportedAttachment: { status: 400, about: 'The model takes no attachment of this type.' },
+  unsupportedMcpCredential: {
+    status: 400,
+    message: "The session's MCP address or token contains ${, which runtime_a cannot pass on.",
+  },
+  runtimeBusy: {
+    status: 503,
+    retry: true,
+    message: 'This sidecar executes as many runs of runtime_a at once as it may.',
+  },
+  toolServerUnavailable: { status: 503, retry: true, message: "The session's tool server cannot be reached." },
+  maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
+  invalidOutput: { status: 422, message: 'The model gave no answer that fits the response format.' },
+  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
+  runtimeError: {
+    status: 502,
+    retry: 'as-said',
+    message: "The runtime's process ended before its answer.",
+    about: "The runtime's process ended before its answer, or did not start in time.",
+  },
+})
+
+/** What the model server and the process did, in sentences of their own. */
+export const answerCut = () =>
+  runtimeAErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
+export const processSilent = () =>
+  runtimeAErrors.runtimeError({ message: "The runtime's process did not start in time.", retryable: true })
 
 /** What a result says that is none. The vendor's own text stays out: it quotes the model server, which may quote keys. */
 export function failureOf({ subtype, api_error_status: status, api_error: kind }: Result, maxSteps: number): Error {
   if (subtype === 'error_max_turns') {
-    return maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
+    return runtimeAErrors.maxSteps({
+      message: `The run reached its limit of ${maxSteps} model calls before an answer.`,
+    })
   }
-  if (subtype === 'error_max_structured_output_retries') return invalidOutput()
-  if (subtype !== 'success') return processFailed()
+  if (subtype === 'error_max_structured_output_retries') return runtimeAErrors.invalidOutput()
+  if (subtype !== 'success') return runtimeAErrors.runtimeError()
   if (typeof status === 'number') {
-    return modelError({ message: `The model server answered ${status}.`, retryable: mayPass(status) })
+    return runtimeAErrors.modelError({ message: `The model server answered ${status}.`, retryable: mayPass(status) })
   }
   return kind === 'connection_failed'
-    ? modelError({ message: 'The model server cannot be reached.', retryable: true })
-    : modelError({ message: 'The call of the model failed.' })
+    ? runtimeAErrors.modelError({ message: 'The model server cannot be reached.', retryable: true })
+    : runtimeAErrors.modelError({ message: 'The call of the model failed.' })
 }
 
 const mayPass = (status: number): boolean => status === 408 || status === 409 || status === 429 || status >= 500

@@ -2,12 +2,13 @@ import { type Static, Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
 import { createOutputSchemas } from '#contracts/output-schema'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
+import { archiveErrors } from '#kit/archive'
 import { createConversations } from './conversations.ts'
-import { runtimeBusy } from './errors.ts'
 import { modelServer } from './options.ts'
 import { createRoot } from './root.ts'
 import { runTurn } from './run.ts'
 import { vendorPackage } from './vendor.ts'
+import { runtimeAErrors } from './errors.ts'
 
 const RuntimeAConfig = Settings({
   apiKey: Type.Optional(
@@ -29,7 +30,12 @@ const RuntimeAConfig = Settings({
 type RuntimeAConfig = Static<typeof RuntimeAConfig>
 
 /** The runtime `runtime_a`: the Claude Agent SDK, a process of its vendor for each run, with the session's tools and no others. */
-export default defineRuntime({ name: 'runtime_a', config: RuntimeAConfig, create: runtimeA })
+export default defineRuntime({
+  name: 'runtime_a',
+  config: RuntimeAConfig,
+  errors: [runtimeAErrors, archiveErrors],
+  create: runtimeA,
+})
 
 type Context = Pick<RuntimeContext<RuntimeAConfig>, 'config' | 'egress' | 'log' | 'onStop'>
 
@@ -54,7 +60,7 @@ async function runtimeA({ config, egress, log, onStop }: Context): Promise<Runti
       return vendor.missing
     },
     async *run(envelope, signal) {
-      if (running >= config.maxProcesses) throw runtimeBusy({ retryable: true })
+      if (running >= config.maxProcesses) throw runtimeAErrors.runtimeBusy()
       running++
       try {
         yield* runTurn(envelope, signal, deps)

@@ -2,10 +2,10 @@ import type { ModelEgress } from '#contracts/model'
 import type { Profile } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { type Conversation, projectName } from './conversations.ts'
-import { unknownModel } from './errors.ts'
 import type { Scratch } from './root.ts'
 import type { Options } from './sdk.ts'
 import type { ToolServers } from './tool-servers.ts'
+import { runtimeAErrors } from './errors.ts'
 
 interface Place {
   readonly model: string
@@ -113,7 +113,7 @@ export function modelServer(
 ): ModelServer {
   if (egress) return { baseUrl: unversioned(egress.baseUrl(provider)), apiKey: egress.token() }
   if (!apiKey && !baseUrl) {
-    throw unknownModel({
+    throw runtimeAErrors.unknownModel({
       message: 'runtime_a has no model server here: set ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL or both.',
     })
   }
@@ -125,7 +125,7 @@ export function modelServer(
 export function modelId(name: string): string {
   const id = name.startsWith(`${provider}/`) ? name.slice(provider.length + 1) : ''
   if (id === '' || id.startsWith('-')) {
-    throw unknownModel({ message: `runtime_a runs models ${provider}/<name>, not '${name}'.` })
+    throw runtimeAErrors.unknownModel({ message: `runtime_a runs models ${provider}/<name>, not '${name}'.` })
   }
   return id
 }

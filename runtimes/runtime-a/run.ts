@@ -4,7 +4,7 @@ import type { Attachment } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { Conversations } from './conversations.ts'
-import { errorEvent, notInstalled, processFailed, processSilent, unsupportedAttachment } from './errors.ts'
+import { errorEvent, processSilent, runtimeAErrors } from './errors.ts'
 import { modelId, type ModelServer, optionsOf } from './options.ts'
 import { vendorProcess, type VendorProcess } from './process.ts'
 import { openScratch, type Root } from './root.ts'
@@ -47,7 +47,7 @@ async function* answer(
   signal: AbortSignal,
   { vendor, conversations, root, schemas, server }: RunDeps,
 ): AsyncGenerator<RuntimeEvent, RuntimeEvent | undefined> {
-  if (vendor.missing !== undefined) throw notInstalled({ message: vendor.missing })
+  if (vendor.missing !== undefined) throw runtimeAErrors.runtimeNotInstalled({ message: vendor.missing })
   const prompt = promptBlocks(envelope)
   const tools = toolServers(envelope)
   const place = { model: modelId(envelope.profile.model), server: server() }
@@ -95,7 +95,7 @@ export async function* converse(
     void stop()
   }
   const onAbort = (): void => void stop()
-  const silence = setTimeout(() => fail(processSilent({ retryable: true })), startMs)
+  const silence = setTimeout(() => fail(processSilent()), startMs)
   let linger: NodeJS.Timeout | undefined
   try {
     if (signal.aborted) onAbort()
@@ -116,7 +116,7 @@ export async function* converse(
         fail(error)
       }
     }
-    if (failure === undefined && !turn.over) failure = processFailed({ retryable: true })
+    if (failure === undefined && !turn.over) failure = runtimeAErrors.runtimeError({ retryable: true })
   } finally {
     clearTimeout(silence)
     clearTimeout(linger)
@@ -159,7 +159,7 @@ function blockOf({ mediaType, data, name }: Attachment): PromptBlock {
     const content = Buffer.from(data, 'base64').toString('utf8')
     return { type: 'text', text: `File ${name ?? 'without a name'} (${mediaType}):\n${content}` }
   }
-  throw unsupportedAttachment({
+  throw runtimeAErrors.unsupportedAttachment({
     message: `runtime_a takes images (PNG, JPEG, GIF, WebP), PDF and text, not ${mediaType}.`,
   })
 }

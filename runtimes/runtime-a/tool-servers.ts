@@ -1,6 +1,6 @@
 import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
-import { unsafeCredential } from './errors.ts'
 import type { HttpServer, Init } from './sdk.ts'
+import { runtimeAErrors } from './errors.ts'
 
 export interface ToolServers {
   readonly config: Readonly<Record<string, HttpServer>>
@@ -47,7 +47,7 @@ export function toolServers(
   }
   if (sessionMcpUrl !== undefined) {
     const headers = sessionMcpToken === undefined ? {} : { authorization: `Bearer ${sessionMcpToken}` }
-    if (!add(own, sessionMcpUrl, headers)) throw unsafeCredential()
+    if (!add(own, sessionMcpUrl, headers)) throw runtimeAErrors.unsupportedMcpCredential()
   }
   for (const { name, url, headers = {} } of mcpServers) {
     const key = vendorName(name, config)

@@ -1,7 +1,7 @@
 import type { OutputSchemas } from '#contracts/output-schema'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
-import { answerCut, failureOf, invalidOutput, toolServerUnavailable } from './errors.ts'
+import { answerCut, failureOf, runtimeAErrors } from './errors.ts'
 import { maxStepsOf } from './options.ts'
 import type { Assistant, Init, Message, ModelTotals, Result, StreamEvent, Tokens, User } from './sdk.ts'
 import type { ToolServers } from './tool-servers.ts'
@@ -68,7 +68,7 @@ export class Turn {
 
   *#begin(init: Init): Generator<RuntimeEvent> {
     // The vendor goes on without: its model would then answer as if it had no tools.
-    if (!this.#tools.connected(init)) throw toolServerUnavailable({ retryable: true })
+    if (!this.#tools.connected(init)) throw runtimeAErrors.toolServerUnavailable()
     yield { type: 'session_init', runtimeSessionId: init.session_id }
     for (const server of this.#tools.unavailable(init)) {
       const message = `The MCP server '${server}' cannot be used; the run goes on without its tools.`
@@ -96,7 +96,7 @@ export class Turn {
 
   /** The vendor asks again for an answer that broke off; what a client has read of it cannot be taken back. */
   #refuseCut(): void {
-    if (this.#streamed !== '' && this.#stopReason === null) throw answerCut({ retryable: true })
+    if (this.#streamed !== '' && this.#stopReason === null) throw answerCut()
   }
 
   *#say(delta: string): Generator<RuntimeEvent> {
@@ -137,7 +137,7 @@ export class Turn {
     if (responseFormat) {
       const value = last.structured_output
       if (value === undefined || this.#schemas(responseFormat.schema).problem(value) !== undefined)
-        throw invalidOutput()
+        throw runtimeAErrors.invalidOutput()
       yield* this.#say(JSON.stringify(value))
       this.#result = { type: 'result', text: this.#answer, finishReason: 'stop', output: value }
       return

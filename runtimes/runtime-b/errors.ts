@@ -1,28 +1,33 @@
-import { appError, type AppError } from '#kernel'
+import { type AppError, errorTable } from '#kernel'
 import { RpcClosed, RpcRefused, RpcTimeout, RpcViolation } from './json-rpc.ts'
 import type { TurnError } from './protocol.ts'
 
-export const notInstalled = appError('runtime_not_installed', 503)
-export const unknownModel = appError('unknown_model', 400)
-export const unsupportedAttachment = appError('unsupported_attachment', 400)
-export const unsupportedLimit = appError('unsupported_limit', 400)
-export const runtimeBusy = appError(
-  'runtime_busy',
-  503,
-  'This sidecar executes as many runs of runtime_b at once as it may.',
-)
-const toolServerUnavailable = appError(
-  'tool_server_unavailable',
-  503,
-  "The session's tool server cannot be reached, or refuses its token.",
-)
-export const maxStepsReached = appError('max_steps', 422)
-export const invalidOutput = appError('invalid_output', 422)
-export const corruptState = appError('invalid_state', 400, 'The body is not a state bundle of runtime_b.')
-/** What the model server did; the sentence says what. */
-export const modelError = appError('model_error', 502)
-/** What Codex did; the sentence says what. */
-export const codexFailed = appError('runtime_error', 502)
+export const runtimeBErrors = errorTable('runtime_b', {
+  runtimeNotInstalled: {
+    status: 503,
+    about: 'The package of the vendor is not installed here; the sentence says how.',
+  },
+  unknownModel: { status: 400, about: 'The profile names a model that this runtime cannot run.' },
+  unsupportedAttachment: { status: 400, about: 'The model takes no attachment of this type.' },
+  unsupportedLimit: { status: 400, about: 'The runtime cannot keep a limit of the profile; the sentence names it.' },
+  invalidState: { status: 400, message: 'The body is not a state bundle of runtime_b.' },
+  runtimeBusy: {
+    status: 503,
+    retry: true,
+    message: 'This sidecar executes as many runs of runtime_b at once as it may.',
+  },
+  toolServerUnavailable: {
+    status: 503,
+    retry: true,
+    message: "The session's tool server cannot be reached, or refuses its token.",
+  },
+  maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
+  invalidOutput: { status: 422, about: 'The model gave no answer that fits the response format.' },
+  /** What the model server did; the sentence says what. */
+  modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
+  /** What Codex did; the sentence says what. */
+  runtimeError: { status: 502, retry: 'as-said', about: 'Codex failed; the sentence says how.' },
+})
 
 /** Statuses that may be others in a moment. */
 const transient = (status: number): boolean => status >= 500 || status === 429 || status === 408
@@ -42,22 +47,28 @@ const words: Readonly<Record<string, { readonly message: string; readonly retrya
 export function turnFailure({ message, codexErrorInfo: info }: TurnError): AppError {
   const word = typeof info === 'string' ? info : Object.keys(info ?? {})[0]
   const known = word === undefined ? undefined : words[word]
-  if (known) return modelError(known)
+  if (known) return runtimeBErrors.modelError(known)
   if (typeof info === 'object' && info !== null) {
     const status = Object.values(info)[0]?.httpStatusCode
     if (typeof status === 'number') {
-      return modelError({ message: `The model server answered ${status}.`, retryable: transient(status) })
+      return runtimeBErrors.modelError({
+        message: `The model server answered ${status}.`,
+        retryable: transient(status),
+      })
     }
-    return modelError({ message: 'The model server cannot be reached.', retryable: true })
+    return runtimeBErrors.modelError({ message: 'The model server cannot be reached.', retryable: true })
   }
   // The vendor's own words for these are all there is.
   if (/^stream disconnected before completion: (?:Transport error|stream closed|idle timeout)/i.test(message)) {
-    return modelError({ message: 'The connection to the model server broke.', retryable: true })
+    return runtimeBErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
   }
   if (message.startsWith('stream disconnected before completion')) {
-    return modelError({ message: 'The model server reported an error while it answered.', retryable: true })
+    return runtimeBErrors.modelError({
+      message: 'The model server reported an error while it answered.',
+      retryable: true,
+    })
   }
-  return modelError({ message: `The model server refused the request${reason(message)}.` })
+  return runtimeBErrors.modelError({ message: `The model server refused the request${reason(message)}.` })
 }
 
 /** The code in an error body, e.g. ` (invalid_request_error)`: a plain word says what to fix and cannot carry a key. */
@@ -77,14 +88,15 @@ function reason(body: string): string {
 export function rpcFailure(error: unknown): AppError | undefined {
   if (error instanceof RpcRefused) {
     return /required MCP servers failed/i.test(error.message)
-      ? toolServerUnavailable({ cause: error, retryable: true })
-      : codexFailed({ cause: error, message: 'Codex could not open the conversation.' })
+      ? runtimeBErrors.toolServerUnavailable({ cause: error })
+      : runtimeBErrors.runtimeError({ cause: error, message: 'Codex could not open the conversation.' })
   }
   if (error instanceof RpcTimeout)
-    return codexFailed({ cause: error, retryable: true, message: 'Codex does not answer.' })
+    return runtimeBErrors.runtimeError({ cause: error, retryable: true, message: 'Codex does not answer.' })
   if (error instanceof RpcViolation) {
-    return codexFailed({ cause: error, message: 'Codex wrote something that is not its protocol.' })
+    return runtimeBErrors.runtimeError({ cause: error, message: 'Codex wrote something that is not its protocol.' })
   }
-  if (error instanceof RpcClosed) return codexFailed({ cause: error, retryable: true, message: 'Codex stopped.' })
+  if (error instanceof RpcClosed)
+    return runtimeBErrors.runtimeError({ cause: error, retryable: true, message: 'Codex stopped.' })
   return undefined
 }

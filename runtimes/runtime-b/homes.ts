@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { StateBundle } from '#contracts/runtime'
 import { pack, unpack } from '#kit/archive'
-import { corruptState } from './errors.ts'
+import { runtimeBErrors } from './errors.ts'
 
 /** The folder of one session: nothing of another one, and nothing of the machine's user. */
 interface Home {
@@ -96,7 +96,7 @@ export class Homes {
       let files = 0
       await unpack(bytes, join(entry.folder, conversations), (name) => isRolloutName(name) && ++files === 1)
       await this.#measure(entry)
-      if (!(await isRolloutOf(pathOf(entry), threadIdOf(entry.rollout!)))) throw corruptState()
+      if (!(await isRolloutOf(pathOf(entry), threadIdOf(entry.rollout!)))) throw runtimeBErrors.invalidState()
     } catch (error) {
       this.#resize(entry, 0)
       await rm(entry.folder, { recursive: true, force: true })

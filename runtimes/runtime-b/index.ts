@@ -1,14 +1,20 @@
 import { createOutputSchemas } from '#contracts/output-schema'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
+import { archiveErrors } from '#kit/archive'
 import { RuntimeBConfig } from './config.ts'
-import { runtimeBusy } from './errors.ts'
 import { Homes } from './homes.ts'
 import { codexProgram } from './package.ts'
 import { runTurn } from './run.ts'
 import { type Patience, patience as usualPatience } from './thread.ts'
+import { runtimeBErrors } from './errors.ts'
 
 /** The runtime `runtime_b`: Codex, one `codex app-server` process for each run, without any tool of this machine. */
-export default defineRuntime({ name: 'runtime_b', config: RuntimeBConfig, create: (ctx) => runtimeB(ctx) })
+export default defineRuntime({
+  name: 'runtime_b',
+  config: RuntimeBConfig,
+  errors: [runtimeBErrors, archiveErrors],
+  create: (ctx) => runtimeB(ctx),
+})
 
 export interface RuntimeBOptions {
   /** Another program than the installed one. */
@@ -32,7 +38,7 @@ export async function runtimeB(
       return command ? undefined : program.missing
     },
     async *run(envelope, signal) {
-      if (running >= config.maxProcesses) throw runtimeBusy({ retryable: true })
+      if (running >= config.maxProcesses) throw runtimeBErrors.runtimeBusy()
       running++
       try {
         const deps = { config, egress, log, homes, schemas, command: command ?? [program.path()], patience }

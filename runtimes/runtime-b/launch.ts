@@ -3,7 +3,7 @@ import type { ModelEgress } from '#contracts/model'
 import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
 import type { Launch } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
-import { unknownModel } from './errors.ts'
+import { runtimeBErrors } from './errors.ts'
 
 /** The only provider whose wire Codex speaks. */
 const provider = 'openai'
@@ -68,7 +68,7 @@ const providerId = 'agent-orc'
 function modelOf(name: string): string {
   const slash = name.indexOf('/')
   if (name.slice(0, slash) !== provider) {
-    throw unknownModel({
+    throw runtimeBErrors.unknownModel({
       message: `runtime_b runs models of ${provider}, written ${provider}/model, and not '${name}'.`,
     })
   }
@@ -78,7 +78,9 @@ function modelOf(name: string): string {
 function modelServer({ apiKey, baseUrl }: Pick<RuntimeBConfig, 'apiKey' | 'baseUrl'>, egress: ModelEgress | undefined) {
   if (egress) return { url: egress.baseUrl(provider), key: egress.token() }
   if (apiKey || baseUrl) return { url: baseUrl || officialUrl, key: apiKey }
-  throw unknownModel({ message: 'runtime_b has no model server: set OPENAI_API_KEY or OPENAI_BASE_URL.' })
+  throw runtimeBErrors.unknownModel({
+    message: 'runtime_b has no model server: set OPENAI_API_KEY or OPENAI_BASE_URL.',
+  })
 }
 
 function mcpServers(

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { dirname, join } from 'node:path'
-import { notInstalled } from './errors.ts'
+import { runtimeBErrors } from './errors.ts'
 
 const name = '@openai/codex'
 /** Which tools exist and how each is switched off differs between lines: another one has to be read first. */
@@ -38,11 +38,14 @@ function find(from: URL): string {
   const manifest = resolve(from, `${name}/package.json`)
   const { version } = JSON.parse(readFileSync(manifest, 'utf8')) as { version: string }
   if (!version.startsWith(`${line}.`)) {
-    throw notInstalled({ message: `runtime_b works with ${name} ${line}, and ${version} is installed: ${how}` })
+    throw runtimeBErrors.runtimeNotInstalled({
+      message: `runtime_b works with ${name} ${line}, and ${version} is installed: ${how}`,
+    })
   }
   const platform = `${process.platform}-${process.arch}`
   const target = targets[platform]
-  if (target === undefined) throw notInstalled({ message: `runtime_b does not run on ${platform}.` })
+  if (target === undefined)
+    throw runtimeBErrors.runtimeNotInstalled({ message: `runtime_b does not run on ${platform}.` })
   return join(dirname(resolve(manifest, `${name}-${platform}/package.json`)), 'vendor', target, 'bin', 'codex')
 }
 
@@ -57,6 +60,6 @@ function resolve(from: URL | string, path: string): string {
   try {
     return createRequire(from).resolve(path)
   } catch (cause) {
-    throw notInstalled({ cause, message: `runtime_b needs the package ${name}: ${how}` })
+    throw runtimeBErrors.runtimeNotInstalled({ cause, message: `runtime_b needs the package ${name}: ${how}` })
   }
 }

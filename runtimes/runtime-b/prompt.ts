@@ -1,8 +1,8 @@
 import type { OutputSchema, OutputSchemas } from '#contracts/output-schema'
 import type { Attachment, ResponseFormat } from '#contracts/prompt'
 import { isStrictSchema } from '#contracts/strict-schema'
-import { invalidOutput, unsupportedAttachment } from './errors.ts'
 import type { UserInput } from './protocol.ts'
+import { runtimeBErrors } from './errors.ts'
 
 /** What vendors' models look at; of another image Codex would tell the model only that there was one. */
 const image = /^image\/(?:png|jpeg|gif|webp)$/
@@ -23,7 +23,7 @@ function attached({ mediaType, data, name }: Attachment): UserInput {
     const content = Buffer.from(data, 'base64').toString('utf8')
     return textInput(`File ${name ?? 'without a name'} (${mediaType}):\n${content}`)
   }
-  throw unsupportedAttachment({
+  throw runtimeBErrors.unsupportedAttachment({
     message: `runtime_b takes texts and images (PNG, JPEG, GIF, WebP) as attachments, and not ${mediaType}.`,
   })
 }
@@ -54,10 +54,11 @@ export function createForm({ schema }: ResponseFormat, schemas: OutputSchemas): 
       try {
         output = JSON.parse(unfenced(answer))
       } catch (cause) {
-        throw invalidOutput({ cause, message: 'The answer is not JSON.' })
+        throw runtimeBErrors.invalidOutput({ cause, message: 'The answer is not JSON.' })
       }
       const problem = checked.problem(output)
-      if (problem !== undefined) throw invalidOutput({ message: `The answer does not fit its form. ${problem}` })
+      if (problem !== undefined)
+        throw runtimeBErrors.invalidOutput({ message: `The answer does not fit its form. ${problem}` })
       return output
     },
   }

@@ -6,7 +6,7 @@ import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
 import { type AppServer, startAppServer } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
-import { rpcFailure, unsupportedLimit } from './errors.ts'
+import { rpcFailure, runtimeBErrors } from './errors.ts'
 import { Turn } from './turn.ts'
 import { createForm, inputOf } from './prompt.ts'
 import type { Homes } from './homes.ts'
@@ -35,7 +35,7 @@ export async function* runTurn(
   const { runId, sessionId, profile, responseFormat } = envelope
   const { homes, patience } = deps
   if (profile.limits.maxOutputTokens !== undefined) {
-    throw unsupportedLimit({
+    throw runtimeBErrors.unsupportedLimit({
       message: 'runtime_b cannot bound the output of a model call: remove limits.maxOutputTokens.',
     })
   }

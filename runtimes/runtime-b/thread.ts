@@ -1,11 +1,11 @@
 import type { AppError } from '#kernel'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { AppServer } from './app-server.ts'
-import { codexFailed, modelError } from './errors.ts'
 import type { Notification, RpcClient } from './json-rpc.ts'
 import { mcpStartSeconds, type RunLaunch } from './launch.ts'
 import type { McpServerReported, ThreadOpened, TurnStarted, UserInput } from './protocol.ts'
 import type { Turn } from './turn.ts'
+import { runtimeBErrors } from './errors.ts'
 
 /** Takes up the conversation of that id, or begins one. Resolves to its id. */
 export async function openThread(
@@ -72,11 +72,11 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
   const whoIsSilent = (): Promise<AppError> =>
     server.rpc.request('thread/loaded/list', {}, answerMs).then(
       () =>
-        modelError({
+        runtimeBErrors.modelError({
           message: `The model server said nothing for ${Math.round(silenceMs / 1_000)} s.`,
           retryable: true,
         }),
-      () => codexFailed({ message: 'Codex does not answer any more.', retryable: true }),
+      () => runtimeBErrors.runtimeError({ message: 'Codex does not answer any more.', retryable: true }),
     )
   return async (waitsForTool = () => false) => {
     // Only while we wait: a reader who takes his time is nobody's silence.
@@ -86,7 +86,10 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
     }, silenceMs)
     const { done, value } = await notifications.next().finally(() => clearTimeout(timer))
     if (!done) return value
-    throw (await silence) ?? codexFailed({ message: 'Codex stopped in the middle of the turn.', retryable: true })
+    throw (
+      (await silence) ??
+      runtimeBErrors.runtimeError({ message: 'Codex stopped in the middle of the turn.', retryable: true })
+    )
   }
 }
 

@@ -1,5 +1,5 @@
 import type { RuntimeEvent } from '#contracts/run-event'
-import { codexFailed, maxStepsReached, turnFailure } from './errors.ts'
+import { turnFailure, runtimeBErrors } from './errors.ts'
 import type { Notification } from './json-rpc.ts'
 import type { ItemReported, McpToolCall, MessageDelta, ThreadItem, TurnCompleted, UsageReported } from './protocol.ts'
 
@@ -96,7 +96,8 @@ export class Turn {
   }
 
   #started(item: ThreadItem): RuntimeEvent[] {
-    if (hostItems.has(item.type)) throw codexFailed({ message: 'Codex began to use a tool of this machine.' })
+    if (hostItems.has(item.type))
+      throw runtimeBErrors.runtimeError({ message: 'Codex began to use a tool of this machine.' })
     if (item.type === 'agentMessage') this.#begins = true
     if (item.type === 'contextCompaction') this.#repeats = this.#totalTokens === undefined
     if (item.type !== 'mcpToolCall') return []
@@ -127,14 +128,16 @@ export class Turn {
     const { inputTokens, outputTokens, cachedInputTokens: cachedTokens } = last
     yield { type: 'usage', inputTokens, outputTokens, ...(cachedTokens > 0 ? { cachedTokens } : {}), model }
     if (++this.#steps > maxSteps || (this.#steps === maxSteps && this.#calledSinceUsage)) {
-      throw maxStepsReached({ message: `The run reached its limit of ${maxSteps} model calls before an answer.` })
+      throw runtimeBErrors.maxSteps({
+        message: `The run reached its limit of ${maxSteps} model calls before an answer.`,
+      })
     }
     this.#calledSinceUsage = false
   }
 
   #end({ status, error }: TurnCompleted['turn']): void {
     if (status !== 'completed') {
-      throw error ? turnFailure(error) : codexFailed({ message: 'Codex ended the turn early.' })
+      throw error ? turnFailure(error) : runtimeBErrors.runtimeError({ message: 'Codex ended the turn early.' })
     }
     this.#completed = true
   }

@@ -1,6 +1,9 @@
 import { Type } from '@sinclair/typebox'
 import { eventTypes } from '../run-event.ts'
 import { ChatOf, RunAccepted, RunSummary, SubTask } from '../runs.ts'
+import { bodyTooLarge, invalidRequest, unavailable } from '../http-errors.ts'
+import { fleetErrors, runErrors } from '../run-errors.ts'
+import { webhookErrors } from '../webhooks.ts'
 import type { Wire } from './route.ts'
 
 // What a gateway asks of a conductor, on its signed internal listener. The public listener serves the same paths; it takes rows
@@ -52,6 +55,30 @@ export const SignedTask = Type.Object(
   { additionalProperties: false },
 )
 
+/** Why a run is not begun, whoever asks. */
+export const startErrors = [
+  invalidRequest,
+  runErrors.unknownProfile,
+  runErrors.invalidRunId,
+  runErrors.invalidSessionId,
+  runErrors.invalidAttachment,
+  runErrors.invalidResponseFormat,
+  webhookErrors.invalidWebhook,
+  runErrors.notFound,
+  runErrors.sessionBusy,
+  runErrors.sessionProfileMismatch,
+  runErrors.conflict,
+  runErrors.attachmentsTooLarge,
+  bodyTooLarge,
+  runErrors.queueFull,
+  fleetErrors.runnerFailed,
+  fleetErrors.noRunner,
+  fleetErrors.runnerUnreachable,
+  runErrors.hydrationFailed,
+  runErrors.webhooksUnavailable,
+  unavailable,
+] as const
+
 export const conductorWire = {
   start: {
     method: 'POST',
@@ -65,15 +92,13 @@ export const conductorWire = {
     body: SignedTask,
     bodyLimit: maxRunBytes,
     reply: { status: 202, json: RunAccepted, lines: EventLine, description: 'Accepted.' },
-    errors: {
-      400: '`unknown_profile: <name>`, `invalid run id`, `invalid session id`, `invalid_webhook`, `invalid_attachment`, `invalid_response_format`, `invalid_request`.',
-      404: '`not_found`: no such session, or it was shut down. `conversation_not_found`.',
-      409: '`session_busy`: see `whenBusy`. `session_profile_mismatch`: the session is of another profile. `conflict`: the run id is taken. `conversation_busy`, `conversation_ended`. `admission_stale`: the key or the agent of the chat has changed since the gateway read it.',
-      413: '`attachments_too_large`: 4 MiB together. `body_too_large`.',
-      429: '`queue_full`: as many runs wait for the session as may.',
-      502: '`runner_failed`: the session could not be restored on its runner.',
-      503: '`no_runner`, `runner_unreachable`, `hydration_failed`, `unavailable`: nothing was begun, and the same call may be made again, when `retryable` is true.',
-    },
+    errors: [
+      ...startErrors,
+      runErrors.conversationNotFound,
+      runErrors.conversationBusy,
+      runErrors.conversationEnded,
+      runErrors.admissionStale,
+    ],
   },
   find: {
     method: 'GET',

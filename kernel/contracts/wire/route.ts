@@ -1,4 +1,5 @@
 import type { Static, TObject, TSchema } from '@sinclair/typebox'
+import type { Listed } from '../errors.ts'
 
 /** Media types, and what OpenAPI says of each. */
 export type Forms = Readonly<Record<string, TSchema>>
@@ -47,8 +48,8 @@ export interface Route {
   /** Bytes; 1 MiB unless given. */
   readonly bodyLimit?: number
   readonly reply: JsonReply | NoReply | BytesReply | LinesReply
-  /** Statuses that deserve words of their own. */
-  readonly errors?: Readonly<Record<number, string>>
+  /** What it is known to refuse with. */
+  readonly errors?: readonly Listed[]
   /** To the client 404 is no failure: its call resolves to undefined. */
   readonly absent?: true
 }

@@ -3,6 +3,7 @@ import { BroadcastPage, BroadcastRevisions } from '../broadcast.ts'
 import { Delegation, DelegationAnswer } from '../delegation.ts'
 import { Profile, profileName } from '../profiles.ts'
 import { ExecuteRun, RunnerTopology, UnsavedSession, VfsLease, WorkerLease } from '../runner.ts'
+import { runnerErrors, sidecarLinkErrors } from '../runner-errors.ts'
 import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
@@ -150,7 +151,7 @@ export const runnerWire = {
     headers: bodies.tenant,
     body: Type.Object({ profileName }, { additionalProperties: false }),
     reply: { status: 201, json: bodies.WireSession },
-    errors: { 404: '`unknown_profile`: it was never broadcast.' },
+    errors: [runnerErrors.unknownProfile],
   },
   getSession: {
     ...of('sessions'),
@@ -188,10 +189,12 @@ export const runnerWire = {
     body: bodies.Hydrate,
     bodyLimit: bodies.maxHydrateBytes,
     reply: done,
-    errors: {
-      404: '`unknown_profile`, or `unknown_session`: another tenant has a session of this id.',
-      502: '`sidecar_lost` or `sidecar_keeps_no_state`: the sidecar did not take the state.',
-    },
+    errors: [
+      runnerErrors.unknownProfile,
+      runnerErrors.unknownSession,
+      sidecarLinkErrors.sidecarLost,
+      sidecarLinkErrors.sidecarKeepsNoState,
+    ],
   },
   unsaved: {
     ...of('sessions'),
@@ -209,10 +212,7 @@ export const runnerWire = {
     description: 'The bundle as its sidecar gave it out, at most 64 MiB; `X-Runtime-Session-Id` belongs to it.',
     ...ofSession,
     reply: { status: 200, bytes: bundleForms, description: 'The bundle, in the form of its runtime.' },
-    errors: {
-      404: '`unknown_session`, or `no_state`.',
-      500: '`state_export_failed`: the sidecar failed, or the bundle is too large.',
-    },
+    errors: [runnerErrors.unknownSession, runnerErrors.noState, runnerErrors.stateExportFailed],
     absent: true,
   },
 
@@ -227,11 +227,13 @@ export const runnerWire = {
     body: ExecuteRun,
     bodyLimit: bodies.maxRunBytes,
     reply: runLines,
-    errors: {
-      404: '`unknown_session`: it is not in the memory of this runner; hydrate it.',
-      409: '`session_busy`, or `attempt_superseded`: a later attempt of this run was begun.',
-      503: '`runner_full` or `runner_draining`: nothing was begun; ask another runner.',
-    },
+    errors: [
+      runnerErrors.unknownSession,
+      runnerErrors.sessionBusy,
+      runnerErrors.attemptSuperseded,
+      runnerErrors.runnerFull,
+      runnerErrors.runnerDraining,
+    ],
   },
   attach: {
     ...of('runs'),
@@ -243,11 +245,7 @@ export const runnerWire = {
     headers: bodies.tenant,
     body: bodies.Attach,
     reply: runLines,
-    errors: {
-      404: '`unknown_run`.',
-      409: '`attempt_superseded`: its present reader has a higher `epoch`.',
-      410: '`run_gap`: what follows `afterSeq` is not kept any more.',
-    },
+    errors: [runnerErrors.unknownRun, runnerErrors.attemptSuperseded, runnerErrors.runGap],
   },
   cancelRun: {
     ...of('runs'),
@@ -287,7 +285,7 @@ export const runnerWire = {
     ...ofSession,
     body: bodies.InvokeTool,
     reply: { status: 200, json: bodies.InvokeResult },
-    errors: { 403: '`tool_not_allowed`: it is not in the toolkit of the session.' },
+    errors: [runnerErrors.toolNotAllowed],
   },
   delegations: {
     ...of('tools'),
@@ -312,7 +310,7 @@ export const runnerWire = {
   workerLeases: {
     ...leases('List sandbox workers', WorkerLease),
     path: '/runner/worker/leases',
-    errors: { 502: 'A substrate could not be read.' },
+    errors: [runnerErrors.upstream],
   },
   vfsLease: {
     ...of('leases'),
@@ -320,7 +318,7 @@ export const runnerWire = {
     path: '/runner/sessions/:id/vfs-lease',
     summary: 'Show the VirtualFS lease of a session',
     ...ofSession,
-    errors: { 404: '`no vfs session`.' },
+    errors: [runnerErrors.noVfsSession],
     absent: true,
   },
   workerLease: {
@@ -329,7 +327,7 @@ export const runnerWire = {
     path: '/runner/sessions/:id/worker',
     summary: 'Show the sandbox worker of a session',
     ...ofSession,
-    errors: { 404: '`no sandbox worker`.', 502: 'Its substrate could not be read.' },
+    errors: [runnerErrors.noSandboxWorker, runnerErrors.upstream],
     absent: true,
   },
   invalidateSandbox: {

@@ -1,6 +1,8 @@
 import { Type } from '@sinclair/typebox'
 import { maxReplayBytes } from '../replay.ts'
 import { RunEnvelope } from '../run-envelope.ts'
+import { invalidRequest } from '../http-errors.ts'
+import { sidecarErrors } from '../sidecar-errors.ts'
 import type { Wire } from './route.ts'
 
 // What runners ask of a sidecar. Specification 4.23; `SVC` is `Agent-Orc`.
@@ -76,10 +78,14 @@ export const sidecarWire = {
       lines: Type.String(),
       description: 'RunEvents, one a line; the last one is `result` or `error`.',
     },
-    errors: {
-      400: '`invalid_request`, `invalid session id` or `unknown_runtime`.',
-      409: '`session_busy`, or `session_state_missing`: hydrate the session first.',
-    },
+    errors: [
+      invalidRequest,
+      sidecarErrors.invalidSessionId,
+      sidecarErrors.unknownRuntime,
+      sidecarErrors.sessionBusy,
+      sidecarErrors.sessionStateMissing,
+      sidecarErrors.sidecarDraining,
+    ],
   },
   exportState: {
     ...state,
@@ -87,7 +93,7 @@ export const sidecarWire = {
     summary: 'Export the state of a session',
     description: 'Opaque to everybody but the runtime. The header `X-Runtime-Session-Id` belongs to it.',
     reply: { status: 200, bytes: bundleForms, description: 'The bundle, in the form of its runtime.' },
-    errors: { 404: '`not_found`: the session has no state here.' },
+    errors: [sidecarErrors.notFound],
     absent: true,
   },
   hydrate: {
@@ -98,7 +104,7 @@ export const sidecarWire = {
     bytes: bundleForms,
     bodyLimit: maxBundleBytes,
     reply: { status: 204 },
-    errors: { 400: '`invalid_state`: the bundle is empty or cannot be read.' },
+    errors: [sidecarErrors.invalidState, sidecarErrors.stateNotSupported],
     absent: true,
   },
   forget: {

@@ -1,13 +1,14 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Type } from '@sinclair/typebox'
-import { access, appError, definePlugin, forbidden } from '#kernel'
+import { access, definePlugin, errorTable, forbidden } from '#kernel'
 import { testKernel } from '#testing'
 
-const checkout = appError('payment_required', 402, 'Buy credit first.')
+const errors = errorTable('failing', { paymentRequired: { status: 402, message: 'Buy credit first.' } })
 
 const failing = definePlugin({
   name: 'failing',
+  errors,
   async setup(ctx) {
     ctx.routes('conductor', async (app) => {
       const body = Type.Object(
@@ -21,7 +22,7 @@ const failing = definePlugin({
         { additionalProperties: false },
       )
       app.get('/known', access('public'), async () => {
-        throw checkout({ detail: { checkout_path: '/pay' }, headers: { 'retry-after': '3' } })
+        throw errors.paymentRequired({ detail: { checkout_path: '/pay' }, headers: { 'retry-after': '3' } })
       })
       app.get('/plain', access('public'), async () => {
         throw forbidden()

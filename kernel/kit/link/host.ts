@@ -1,6 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { Duplex } from 'node:stream'
-import { type AppError, appError } from '../../errors.ts'
+import type { AppError } from '../../contracts/errors.ts'
+import { unavailable } from '../../contracts/http-errors.ts'
 import { errorBody, failureOf } from '../../http/errors.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
 import type { Admission, ServedRoute } from '../call.ts'
@@ -25,8 +26,8 @@ export interface LinkHost {
 export const linkHostKey = Symbol('agent-orc.links')
 
 const maxLinks = 1_024
-const stopping = appError('unavailable', 503, 'This server is stopping; try again.')
-const tooMany = appError('unavailable', 503, 'This server has as many links as it may.')
+const stopping = (): AppError => unavailable({ message: 'This server is stopping; try again.', retryable: true })
+const tooMany = (): AppError => unavailable({ message: 'This server has as many links as it may.', retryable: true })
 
 export function createLinkHost(options: LinkHostOptions): LinkHost {
   const routes = new LinkRoutes(options)
@@ -54,10 +55,10 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       // Nobody else listens until there is a link; a caller that goes meanwhile is no failure.
       socket.on('error', () => socket.destroy())
       const admitted = async (admitting: Admission): Promise<void> => {
-        if (leaving) throw stopping({ retryable: true })
-        if (links.size >= maxLinks) throw tooMany({ retryable: true })
+        if (leaving) throw stopping()
+        if (links.size >= maxLinks) throw tooMany()
         await admitting.admit(request)
-        if (leaving) throw stopping({ retryable: true })
+        if (leaving) throw stopping()
         socket.write(`HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: ${linkProtocol}\r\n\r\n`)
         if ('setNoDelay' in socket && typeof socket.setNoDelay === 'function') socket.setNoDelay(true)
         const closed = (link: ServedLink): void => void links.delete(link)

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger, FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import type { Route } from '#contracts/wire/route'
-import { appError, notFound } from '../../errors.ts'
+import { bodyTooLarge, notFound } from '../../contracts/http-errors.ts'
 import type { StreamRegistry } from '../../http/streams.ts'
 import type { AnyCall, ServedRoute } from '../call.ts'
 import type { RequestLine } from './caller.ts'
@@ -15,8 +15,6 @@ export interface LinkHostOptions {
   /** Of routes that name none. */
   readonly bodyLimit: number
 }
-
-const tooLarge = appError('body_too_large', 413, 'The request body is larger than this route accepts.')
 
 export type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
 
@@ -42,7 +40,7 @@ export class LinkRoutes {
   /** The call's parts, checked as over HTTP. Throws an AppError or what Fastify throws. */
   read({ route }: ServedRoute, line: RequestLine, bytes: Buffer): Parts {
     const { parse, bodyLimit } = this.#options
-    if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw tooLarge()
+    if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw bodyTooLarge()
     return {
       params: this.#check(route, 'params', route.params, line.params ?? {}),
       query: this.#check(route, 'querystring', route.query, line.query ?? {}),

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import type { Duplex } from 'node:stream'
 import type { Caller } from '#contracts/auth'
-import { notFound } from '../../errors.ts'
+import { notFound } from '../../contracts/http-errors.ts'
 import { errorBody, failureOf } from '../../http/errors.ts'
 import type { OpenStream, StreamEnd } from '../../http/streams.ts'
 import type { Admission, AnyCall, Answered } from '../call.ts'

@@ -4,7 +4,7 @@ import type { TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { Type } from '@sinclair/typebox'
 import { pino } from 'pino'
-import { AppError, appError, definePlugin } from '#kernel'
+import { AppError, definePlugin, errorTable } from '#kernel'
 import type { Wire } from '#contracts/wire/route'
 import { testKernel } from '#testing'
 import { acceptLinks, createPeers, type Peer, serve, trusted } from '#kit'
@@ -78,7 +78,7 @@ export const wire = {
   secret: { ...of, access: 'member', method: 'GET', path: '/secret', reply: { status: 204 } },
 } as const satisfies Wire
 
-const tooMuch = appError('too_much', 429, 'Not so much.')
+const { tooMuch } = errorTable('peer', { tooMuch: { status: 429, message: 'Not so much.' } })
 
 /** What the served side has seen. */
 export interface Seen {

@@ -1,8 +1,16 @@
 import { createHmac, createSecretKey, randomBytes } from 'node:crypto'
 import { crc32 } from 'node:zlib'
 import { Type } from '@sinclair/typebox'
-import { appError, Base64Secret, definePlugin, Settings } from '#kernel'
+import { Base64Secret, definePlugin, errorTable, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
+
+const tokenErrors = errorTable('tokens', {
+  keyHashingUnavailable: {
+    status: 503,
+    message:
+      'Keys cannot be issued or checked: set AGENT_API_KEY_PEPPER (base64 of at least 32 random bytes) and restart.',
+  },
+})
 
 /** Mints tokens and hashes them: for a conductor, which issues and checks keys, and for a gateway, which checks those of published agents. */
 export default definePlugin({
@@ -15,15 +23,10 @@ export default definePlugin({
       description: 'AGENT_ORC_ENV: the second part of a token, so that a leaked one says where it belongs.',
     }),
   }),
+  errors: tokenErrors,
   provides: { tokens: Tokens },
   setup: async ({ config }) => ({ tokens: createTokens(config.env, config.pepper) }),
 })
-
-const keyHashingUnavailable = appError(
-  'key_hashing_unavailable',
-  503,
-  'Keys cannot be issued or checked: set AGENT_API_KEY_PEPPER (base64 of at least 32 random bytes) and restart.',
-)
 
 const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'
 /** 43 base62 characters carry 256 bits: nobody can guess that, so a fast hash is enough. */
@@ -44,7 +47,7 @@ export function createTokens(env: string, pepper: Buffer | undefined): Tokens {
     wellFormed: (token) =>
       form.test(token) && checksum(token.slice(0, -checksumLength)) === token.slice(-checksumLength),
     hash(domain, token) {
-      if (!key) throw keyHashingUnavailable()
+      if (!key) throw tokenErrors.keyHashingUnavailable()
       return createHmac('sha256', key).update(`${domain}\0${token}`).digest()
     },
   }

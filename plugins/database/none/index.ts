@@ -1,13 +1,14 @@
 import { definePlugin } from '#kernel'
-import { Database, databaseRequired } from '#contracts/database'
+import { Database, databaseErrors } from '#contracts/database'
 
 const refuse = async (): Promise<never> => {
-  throw databaseRequired()
+  throw databaseErrors.databaseRequired()
 }
 
 /** Says that a role has no database: what can keeps its state in memory, what cannot answers 503 `database_required`. */
 export default definePlugin({
   name: 'no-database',
+  errors: databaseErrors,
   provides: { database: Database },
   setup: async () => ({
     database: {

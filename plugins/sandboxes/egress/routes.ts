@@ -3,22 +3,12 @@ import { Readable } from 'node:stream'
 import { Type } from '@sinclair/typebox'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
-import { access, type App, type AppError, failure, isAppError, stream } from '#kernel'
+import { access, type App, type AppError, failures, isAppError, stream } from '#kernel'
 import { exchange } from '#kit'
-import {
-  bodyTooLarge,
-  mcpServerRefused,
-  mcpServerUnreachable,
-  modelKeyRefused,
-  modelServerUnreachable,
-  noRunUnderWay,
-  unknownMcpServer,
-  unknownModelCall,
-  unknownModelProvider,
-} from '../errors.ts'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
 import { refusals, tags, takeStreams } from '../hub/routes.ts'
 import type { ModelServer } from './model-servers.ts'
+import { sandboxErrors } from '../errors.ts'
 
 /** A model may think for minutes before its first byte; the run's own deadline ends it sooner. */
 const firstByteMs = 300_000
@@ -95,11 +85,15 @@ function modelRoutes(
     params: ModelParams,
     response: {
       200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
-      ...refusals,
-      404: failure('`unknown_model_provider`: this runner has none of this name; or `unknown_model_call`.'),
-      409: failure('`no_run_under_way`: models can be listed at any time, and called in a run.'),
-      413: failure('`body_too_large`: more than 32 MiB.'),
-      502: failure('`model_server_unreachable`, or `model_key_refused`.'),
+      ...failures(
+        ...refusals,
+        sandboxErrors.unknownModelProvider,
+        sandboxErrors.unknownModelCall,
+        sandboxErrors.noRunUnderWay,
+        sandboxErrors.bodyTooLarge,
+        sandboxErrors.modelServerUnreachable,
+        sandboxErrors.modelKeyRefused,
+      ),
     },
   }
   const options = { ...access('worker'), exposeHeadRoute: false, schema }
@@ -111,12 +105,12 @@ function modelRoutes(
       async handler(request, reply) {
         const { worker } = auth.of(request)
         const server = servers.get(request.params.provider)
-        if (!server) throw unknownModelProvider()
+        if (!server) throw sandboxErrors.unknownModelProvider()
         const below = pathBelow(request.raw.url ?? '', segmentsBefore)
         // One vendor's client is given the address without /v1 and adds that itself.
         const call = below?.path.replace(/^v1\//, '')
-        if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw unknownModelCall()
-        if (method === 'POST' && !worker.busy) throw noRunUnderWay()
+        if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw sandboxErrors.unknownModelCall()
+        if (method === 'POST' && !worker.busy) throw sandboxErrors.noRunUnderWay()
         const path = `${server.base.pathname.replace(/\/+$/, '')}/${call}${below.query}`
         return forward(request, reply, {
           dispatcher,
@@ -124,8 +118,8 @@ function modelRoutes(
           path,
           headers: { ...pick(request.headers, modelRequestHeaders), ...server.headers },
           signal: whileCalled(reply, worker.closed),
-          unreachable: modelServerUnreachable,
-          refused: modelKeyRefused,
+          unreachable: sandboxErrors.modelServerUnreachable,
+          refused: sandboxErrors.modelKeyRefused,
         })
       },
     })
@@ -172,10 +166,13 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
     params: McpParams,
     response: {
       200: { description: 'As the MCP server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
-      ...refusals,
-      404: failure('`unknown_mcp_server`: the run under way has none of this name.'),
-      413: failure('`body_too_large`: more than 32 MiB.'),
-      502: failure('`mcp_server_unreachable`, or `mcp_server_refused`: it does not take the credentials.'),
+      ...failures(
+        ...refusals,
+        sandboxErrors.unknownMcpServer,
+        sandboxErrors.bodyTooLarge,
+        sandboxErrors.mcpServerUnreachable,
+        sandboxErrors.mcpServerRefused,
+      ),
     },
   }
   const options = { ...access('worker'), exposeHeadRoute: false, schema }
@@ -187,7 +184,7 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
       async handler(request, reply) {
         const { worker } = auth.of(request)
         const server = worker.mcpServer(request.params.name)
-        if (!server || !URL.canParse(server.url)) throw unknownMcpServer()
+        if (!server || !URL.canParse(server.url)) throw sandboxErrors.unknownMcpServer()
         const url = new URL(server.url)
         return forward(request, reply, {
           dispatcher,
@@ -195,8 +192,8 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
           path: url.pathname + url.search,
           headers: { ...pick(request.headers, mcpRequestHeaders), ...lowerCased(server.headers) },
           signal: whileCalled(reply, worker.closed),
-          unreachable: mcpServerUnreachable,
-          refused: mcpServerRefused,
+          unreachable: sandboxErrors.mcpServerUnreachable,
+          refused: sandboxErrors.mcpServerRefused,
         })
       },
     })
@@ -251,7 +248,7 @@ async function forward(request: FastifyRequest, reply: FastifyReply, to: Destina
 function lengthOf({ headers }: FastifyRequest): Record<string, string> {
   const length = headers['content-length']
   if (length === undefined) return {}
-  if (Number(length) > maxRequestBytes) throw bodyTooLarge()
+  if (Number(length) > maxRequestBytes) throw sandboxErrors.bodyTooLarge()
   return { 'content-length': length }
 }
 
@@ -266,7 +263,7 @@ async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   let size = 0
   for await (const chunk of body) {
     size += chunk.length
-    if (size > maxRequestBytes) throw bodyTooLarge()
+    if (size > maxRequestBytes) throw sandboxErrors.bodyTooLarge()
     yield chunk
   }
 }

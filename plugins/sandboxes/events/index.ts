@@ -6,6 +6,7 @@ import { SandboxEventDecoders } from '#contracts/sandbox'
 import { createClientAddress } from './client-address.ts'
 import { createFanOut } from './fan-out.ts'
 import { createEventMetrics, sandboxEventRoutes } from './routes.ts'
+import { sandboxEventErrors } from './errors.ts'
 
 /** Passes what sandbox providers say of their sandboxes on to the runners. Specification 4.9. */
 export default definePlugin({
@@ -21,6 +22,7 @@ export default definePlugin({
       CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
     ),
   }),
+  errors: sandboxEventErrors,
   requires: { fleet: Fleet, kv: Kv, decoders: SandboxEventDecoders },
   async setup({ config, deps: { fleet, kv, decoders }, log, metrics: registry, routes }) {
     const { requestsPerMinute, trustedProxies = [] } = config

@@ -1,14 +1,11 @@
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { access, type App, appError, failure, rateLimit } from '#kernel'
+import { access, type App, failures, rateLimit } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import type { SandboxEventDecoder } from '#contracts/sandbox'
 import { countedAs } from './client-address.ts'
 import type { FanOut } from './fan-out.ts'
-
-const unknownProvider = appError('not_found', 404, 'No sandbox provider of this name sends events here.')
-const unreadableEvent = appError('unreadable_event', 400, 'The body cannot be read, or is larger than 64 KiB.')
-const rateLimited = appError('rate_limited', 429, 'Too many deliveries from this address; wait as Retry-After says.')
+import { sandboxEventErrors } from './errors.ts'
 
 /** Specification 4.9. */
 const bodyLimit = 64 * 1024
@@ -41,7 +38,7 @@ export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes):
     hit: (...counted) => kv.hit(...counted),
     refused(when) {
       metrics.count('limited')
-      return rateLimited(when)
+      return sandboxEventErrors.rateLimited(when)
     },
   })
 
@@ -49,7 +46,7 @@ export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes):
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', { parseAs: 'buffer', bodyLimit }, async (_request: unknown, body: Buffer) => body)
   app.setErrorHandler((error: unknown) => {
-    throw isUnread(error) ? unreadableEvent({ cause: error }) : error
+    throw isUnread(error) ? sandboxEventErrors.unreadableEvent({ cause: error }) : error
   })
 
   app.post(
@@ -67,16 +64,14 @@ export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes):
         params: Params,
         response: {
           202: Receipt,
-          400: failure('`unreadable_event`: no delivery of this provider, or more than 64 KiB.'),
-          401: failure('`signature_invalid`: the provider signs, and this is not signed with its secret.'),
-          404: failure('`not_found`: nobody reads events of this provider here.'),
+          ...failures(...Object.values(sandboxEventErrors)),
         },
       },
     },
     async (request, reply) => {
       const { provider } = request.params
       const decoder = decoders.get(provider)
-      if (!decoder) throw unknownProvider()
+      if (!decoder) throw sandboxEventErrors.notFound()
       const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0)
       void reply.code(202)
       const event = decode(decoder, { headers: request.headers, body }, metrics)

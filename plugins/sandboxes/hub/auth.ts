@@ -1,8 +1,8 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '#kernel'
-import { callerLeft, dynamicWorkersUnavailable } from '../errors.ts'
 import type { Admitted, Hub } from './hub.ts'
 import type { Worker } from './worker.ts'
+import { sandboxErrors } from '../errors.ts'
 
 /** Lets workers in to the routes of a scope, each to those of its own session. */
 export interface WorkerAuth {
@@ -18,7 +18,7 @@ export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
   return {
     protect(app, credential = ({ headers }) => headers.authorization) {
       app.addHook('onRequest', async (request) => {
-        if (!served) throw dynamicWorkersUnavailable()
+        if (!served) throw sandboxErrors.dynamicWorkersUnavailable()
         const { id } = request.params as { id: string }
         admitted.set(request, await hub.admit(credential(request), id))
       })
@@ -34,7 +34,7 @@ export function createWorkerAuth(hub: Hub, served: boolean): WorkerAuth {
 /** Aborts when the caller has left, and with `others`. */
 export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal[]): AbortSignal {
   const gone = new AbortController()
-  reply.raw.once('close', () => gone.abort(callerLeft()))
+  reply.raw.once('close', () => gone.abort(sandboxErrors.callerLeft()))
   return AbortSignal.any([gone.signal, ...others])
 }
 

@@ -1,6 +1,6 @@
 import { randomInt } from 'node:crypto'
+import { workerTokenErrors } from '#contracts/workers'
 import type { WorkerHub } from '#contracts/workers'
-import { otherSession, otherTenant, superseded } from '../errors.ts'
 import { createMailbox } from './mailbox.ts'
 import { issueToken, type WorkerClaims, type WorkerTokens } from './tokens.ts'
 import { type Continued, Worker, type WorkerChannel, type WorkerOptions } from './worker.ts'
@@ -72,9 +72,9 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
   }
   const find = ({ tenantId, generation }: WorkerClaims, sessionId: string): Worker => {
     const worker = workers.get(sessionId)
-    if (!worker) throw superseded()
-    if (worker.tenantId !== tenantId) throw otherTenant()
-    if (worker.generation !== generation) throw superseded()
+    if (!worker) throw workerTokenErrors.superseded()
+    if (worker.tenantId !== tenantId) throw workerTokenErrors.otherTenant()
+    if (worker.generation !== generation) throw workerTokenErrors.superseded()
     arrivals.get(worker)?.()
     return worker
   }
@@ -84,13 +84,13 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
     },
     async authorize(authorization, tenantId, sessionId) {
       const claims = await tokens.verify(authorization)
-      if (claims.sessionId !== sessionId) throw otherSession()
-      if (claims.tenantId !== tenantId) throw otherTenant()
+      if (claims.sessionId !== sessionId) throw workerTokenErrors.otherSession()
+      if (claims.tenantId !== tenantId) throw workerTokenErrors.otherTenant()
       find(claims, sessionId)
     },
     async admit(authorization, sessionId) {
       const claims = await tokens.verify(authorization)
-      if (claims.sessionId !== sessionId) throw otherSession()
+      if (claims.sessionId !== sessionId) throw workerTokenErrors.otherSession()
       return { worker: find(claims, sessionId), expiresAt: claims.expiresAt }
     },
     close() {

@@ -1,6 +1,6 @@
 import type { AppError } from '#kernel'
 import type { WorkerCommand } from '#contracts/wire/worker'
-import { pollSuperseded } from '../errors.ts'
+import { sandboxErrors } from '../errors.ts'
 
 type Unnumbered<C> = C extends WorkerCommand ? Omit<C, 'id'> : never
 
@@ -71,7 +71,7 @@ export function createMailbox(): Mailbox {
     },
     async poll({ after, waitMs, signal }) {
       if (closed) throw closed
-      waiting?.refuse(pollSuperseded())
+      waiting?.refuse(sandboxErrors.pollSuperseded())
       acknowledge(after)
       if (queue.length > 0 || waitMs === 0 || signal.aborted) return ready()
       const mine = hold(waitMs, signal, () => {

@@ -1,8 +1,18 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, type AppError, failure, NoContent, uploadAccess } from '#kernel'
+import {
+  access,
+  type App,
+  type AppError,
+  failures,
+  invalidRequest,
+  NoContent,
+  unavailable,
+  uploadAccess,
+} from '#kernel'
 import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { PollAnswer, pollMs, workerProtocol } from '#contracts/wire/worker'
-import { listenerStopping, unknownCall, unsupportedProtocol, workerLost } from '../errors.ts'
+import { workerTokenErrors } from '#contracts/workers'
+import { sandboxErrors } from '../errors.ts'
 import { type NewestOfAll, whileCalled, type WorkerAuth } from './auth.ts'
 import { receive, type UploadLimits } from './upload.ts'
 
@@ -10,12 +20,7 @@ export const tags = ['workers']
 export const SessionParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
 
 /** Any callback of a worker may be answered so. */
-export const refusals = {
-  401: failure(
-    '`invalid or missing worker token: …`: missing, malformed, expired, other session, other tenant or superseded.',
-  ),
-  503: failure('`dynamic_workers_unavailable`: this runner starts no sandbox workers.'),
-}
+export const refusals = [...Object.values(workerTokenErrors), sandboxErrors.dynamicWorkersUnavailable] as const
 
 const PollQuery = Type.Object({
   after: Type.Integer({ minimum: 0, default: 0, description: 'Every command up to this one has been taken.' }),
@@ -41,14 +46,17 @@ export function pollRoutes(app: App, auth: WorkerAuth, { answers }: NewestOfAll,
         response: {
           200: PollAnswer,
           204: NoContent,
-          400: failure('`unsupported_worker_protocol`, or `invalid_request`.'),
-          ...refusals,
-          409: failure('`poll_superseded`: by a newer poll of this worker.'),
+          ...failures(
+            ...refusals,
+            sandboxErrors.unsupportedWorkerProtocol,
+            invalidRequest,
+            sandboxErrors.pollSuperseded,
+          ),
         },
       },
     },
     async (request, reply) => {
-      if (request.headers[workerProtocolHeader] !== workerProtocol) throw unsupportedProtocol()
+      if (request.headers[workerProtocolHeader] !== workerProtocol) throw sandboxErrors.unsupportedWorkerProtocol()
       const { worker, expiresAt } = auth.of(request)
       const { after, tools, wait } = request.query
       const signal = whileCalled(reply, closing)
@@ -74,12 +82,12 @@ export function toolRoutes(app: App, auth: WorkerAuth): void {
         summary: 'Answer a tool call',
         params: ToolParams,
         body: ToolResult,
-        response: { 204: NoContent, ...refusals, 404: failure('`unknown_call`: nobody waits for it any more.') },
+        response: { 204: NoContent, ...failures(...refusals, sandboxErrors.unknownCall) },
       },
     },
     async (request, reply) => {
       const { worker } = auth.of(request)
-      if (!worker.takeToolResult(request.params.callId, request.body)) throw unknownCall()
+      if (!worker.takeToolResult(request.params.callId, request.body)) throw sandboxErrors.unknownCall()
       return reply.code(204).send()
     },
   )
@@ -111,18 +119,22 @@ export const eventRoutes = (auth: WorkerAuth, limits: UploadLimits, closing: Abo
         body: Type.Unknown({ description: 'Lines of JSON.' }),
         response: {
           204: NoContent,
-          400: failure('`invalid_events`: a line is too long; or `invalid_request`.'),
-          ...refusals,
-          404: failure('`unknown_run`: it is over, was cancelled, or its events are taken already.'),
-          408: failure('`event_upload_timeout`: it took longer than 4 hours.'),
-          413: failure('`event_upload_too_large`: more than 256 MiB.'),
+          ...failures(
+            ...refusals,
+            sandboxErrors.invalidEvents,
+            invalidRequest,
+            sandboxErrors.unknownRun,
+            sandboxErrors.eventUploadTimeout,
+            sandboxErrors.eventUploadTooLarge,
+          ),
         },
       },
     },
     async (request, reply) => {
       const { worker } = auth.of(request)
       const upload = receive(request.raw, limits, () => worker.seen())
-      const stop = (): void => upload.end(listenerStopping(), workerLost({ retryable: true }))
+      const stop = (): void =>
+        upload.end(unavailable({ message: 'This server is stopping; try again.' }), sandboxErrors.sidecarLost())
       closing.addEventListener('abort', stop)
       try {
         worker.takeEvents(request.query.runId, upload)

@@ -3,11 +3,11 @@ import type { McpServer } from '#contracts/mcp-servers'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { parseLine, peekType } from '#contracts/run-event'
 import { workerPaths } from '#contracts/wire/worker'
-import { sessionBusy, sessionStateMissing, unknownRun, workerLost, workerUnreachable } from '../errors.ts'
 import type { Mailbox } from './mailbox.ts'
 import type { Presence } from './presence.ts'
 import type { IssuedToken } from './tokens.ts'
 import type { Upload } from './upload.ts'
+import { sandboxErrors } from '../errors.ts'
 
 /** The runs of one worker, one at a time. */
 export interface Runs {
@@ -35,8 +35,8 @@ export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedTo
     async *run(envelope, signal, runnerUrl) {
       // The last token of a worker that slept for a day may have expired.
       const credential = await token.fresh()
-      if (closed) throw workerUnreachable({ retryable: true })
-      if (current) throw sessionBusy()
+      if (closed) throw sandboxErrors.sidecarUnreachable()
+      if (current) throw sandboxErrors.sessionBusy()
       signal.throwIfAborted()
       const { runId, mcpServers = [] } = envelope
       const events = awaitEvents(runId, envelope.resume === true)
@@ -45,7 +45,7 @@ export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedTo
       current = { events, mcpServers, withdraw }
       const abort = (): void => events.end(signal.reason as Error)
       signal.addEventListener('abort', abort)
-      const stopWatching = presence.watch(() => events.end(workerLost({ retryable: true })))
+      const stopWatching = presence.watch(() => events.end(sandboxErrors.sidecarLost()))
       let whole = false
       try {
         yield* events.read()
@@ -58,7 +58,7 @@ export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedTo
       }
     },
     take(runId, upload) {
-      if (current?.events.runId !== runId) throw unknownRun()
+      if (current?.events.runId !== runId) throw sandboxErrors.unknownRun()
       current.events.take(upload)
     },
     get busy() {
@@ -68,8 +68,8 @@ export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedTo
     close(answer) {
       closed = true
       if (!current) return
-      const error = current.withdraw() ? workerLost : workerUnreachable
-      current.events.end(error({ retryable: true }), answer)
+      const error = current.withdraw() ? sandboxErrors.sidecarLost : sandboxErrors.sidecarUnreachable
+      current.events.end(error(), answer)
     },
   }
 }
@@ -90,7 +90,7 @@ function awaitEvents(runId: string, resume: boolean): RunEvents {
   arrival.promise.catch(() => {})
   let upload: Upload | undefined
   let over = false
-  const end = (thrown: Error, answer: AppError = unknownRun()): void => {
+  const end = (thrown: Error, answer: AppError = sandboxErrors.unknownRun()): void => {
     if (over) return
     over = true
     arrival.reject(thrown)
@@ -99,7 +99,7 @@ function awaitEvents(runId: string, resume: boolean): RunEvents {
   return {
     runId,
     take(arrived) {
-      if (over || upload) throw unknownRun()
+      if (over || upload) throw sandboxErrors.unknownRun()
       upload = arrived
       arrival.resolve(arrived)
     },
@@ -115,7 +115,7 @@ function awaitEvents(runId: string, resume: boolean): RunEvents {
         }
         over = true
       } finally {
-        end(unknownRun())
+        end(sandboxErrors.unknownRun())
       }
     },
   }
@@ -126,8 +126,8 @@ function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
   const [line] = linesOf(chunk)
   if (!line || peekType(line) !== 'error') return undefined
   const code = parseLine(line)?.['code']
-  if (code === 'session_busy') return sessionBusy()
-  return code === 'session_state_missing' && resume ? sessionStateMissing() : undefined
+  if (code === 'session_busy') return sandboxErrors.sessionBusy()
+  return code === 'session_state_missing' && resume ? sandboxErrors.sessionStateMissing() : undefined
 }
 
 /** The envelope as its worker gets it: every address is the runner's, as the worker sees it, and every credential its own token. */

@@ -1,12 +1,12 @@
 import type { IncomingHttpHeaders } from 'node:http'
 import { Type } from '@sinclair/typebox'
-import { access, type App, failure, negotiated, NoContent } from '#kernel'
+import { access, type App, failures, httpErrors, negotiated, NoContent } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, stateRevHeader } from '#contracts/wire/worker'
-import { noStateHere } from '../errors.ts'
 import type { NewestOfAll, WorkerAuth } from './auth.ts'
 import { refusals, SessionParams, tags } from './routes.ts'
+import { sandboxErrors } from '../errors.ts'
 
 const url = '/runner/worker/:id/state'
 const bytes = Type.String({ format: 'binary' })
@@ -35,8 +35,7 @@ export const stateRoutes =
           params: SessionParams,
           response: {
             200: negotiated('The bundle, in the form of its runtime.', bundleForms),
-            ...refusals,
-            404: failure('`no_state`: since `X-Agent-Orc-State-Rev` there is none.'),
+            ...failures(...refusals, sandboxErrors.noState),
           },
         },
       },
@@ -44,7 +43,7 @@ export const stateRoutes =
         const { worker } = auth.of(request)
         const { state, stateRev } = worker
         // The worker has to count on from this revision, or its first copy would seem older than the deletion.
-        if (!state) throw noStateHere({ headers: { [stateRevHeader]: String(stateRev) } })
+        if (!state) throw sandboxErrors.noState({ headers: { [stateRevHeader]: String(stateRev) } })
         downloads.begin(worker, reply)
         if (state.runtimeSessionId !== undefined) void reply.header(runtimeSessionIdHeader, state.runtimeSessionId)
         return reply
@@ -69,7 +68,7 @@ export const stateRoutes =
           params: SessionParams,
           headers: PutHeaders,
           body: Type.Unknown({ description: 'A bundle.' }),
-          response: { 204: NoContent, ...refusals, 413: failure('`body_too_large`: more than 64 MiB.') },
+          response: { 204: NoContent, ...failures(...refusals, httpErrors.bodyTooLarge) },
         },
       },
       async (request, reply) => {
@@ -88,7 +87,7 @@ export const stateRoutes =
           description: 'The answer to `export_state` of a worker that has none. A newer copy stays.',
           params: SessionParams,
           headers: DeleteHeaders,
-          response: { 204: NoContent, ...refusals },
+          response: { 204: NoContent, ...failures(...refusals) },
         },
       },
       async (request, reply) => {

@@ -1,7 +1,8 @@
 import { createHash, createSecretKey, type KeyObject, randomUUID } from 'node:crypto'
 import { errors, type JWTPayload, type JWTVerifyGetKey, jwtVerify, SignJWT } from 'jose'
 import { isAppError } from '#kernel'
-import { expiredToken, malformedToken, missingToken, workerTokenFailed, workerTokenUnavailable } from '../errors.ts'
+import { workerTokenErrors } from '#contracts/workers'
+import { sandboxErrors } from '../errors.ts'
 
 /** Who a worker is. `docs/security.md` has the whole token. */
 export interface WorkerClaims {
@@ -43,7 +44,7 @@ export function createWorkerTokens(current: Buffer | undefined, previous: Buffer
   }
   return {
     async mint({ tenantId, sessionId, generation }) {
-      if (!signing) throw workerTokenUnavailable()
+      if (!signing) throw sandboxErrors.workerTokenUnavailable()
       const issuedAt = Math.floor(Date.now() / 1_000)
       const expiresAt = issuedAt + lifetimeMs / 1_000
       const token = await new SignJWT({ tid: tenantId, sid: sessionId, gen: generation })
@@ -66,7 +67,7 @@ export function createWorkerTokens(current: Buffer | undefined, previous: Buffer
         audience,
         requiredClaims: required,
       }).catch((cause: unknown) => {
-        throw cause instanceof errors.JWTExpired ? expiredToken() : malformedToken({ cause })
+        throw cause instanceof errors.JWTExpired ? workerTokenErrors.expired() : workerTokenErrors.malformed({ cause })
       })
       return claimsOf(verified.payload)
     },
@@ -80,15 +81,15 @@ function keyOf(bytes: Buffer): Key {
 }
 
 function bearerOf(authorization: string | undefined): string {
-  if (authorization === undefined || authorization === '') throw missingToken()
+  if (authorization === undefined || authorization === '') throw workerTokenErrors.missing()
   const token = /^Bearer +([\w-]+\.[\w-]+\.[\w-]+)$/i.exec(authorization)?.[1]
-  if (token === undefined) throw malformedToken()
+  if (token === undefined) throw workerTokenErrors.malformed()
   return token
 }
 
 function claimsOf({ sub, tid, sid, gen, exp }: JWTPayload): WorkerClaims & { readonly expiresAt: number } {
   const sound = typeof tid === 'string' && typeof sid === 'string' && sub === sid && Number.isSafeInteger(gen)
-  if (!sound) throw malformedToken()
+  if (!sound) throw workerTokenErrors.malformed()
   return { tenantId: tid, sessionId: sid, generation: gen as number, expiresAt: exp! * 1_000 }
 }
 
@@ -122,8 +123,8 @@ export async function issueToken(tokens: WorkerTokens, claims: WorkerClaims): Pr
 /** Specification 4.22: a run without a token for its worker is refused by the name of what failed. */
 async function mint(tokens: WorkerTokens, claims: WorkerClaims): ReturnType<WorkerTokens['mint']> {
   const minted = await tokens.mint(claims).catch((cause: unknown) => {
-    throw isAppError(cause) ? cause : workerTokenFailed({ cause })
+    throw isAppError(cause) ? cause : sandboxErrors.workerTokenFailed({ cause })
   })
-  if (minted.token === '') throw workerTokenFailed()
+  if (minted.token === '') throw sandboxErrors.workerTokenFailed()
   return minted
 }

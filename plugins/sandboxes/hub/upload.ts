@@ -1,6 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import { type AppError, OversizedLineError, wholeLines } from '#kernel'
-import { eventsCut, eventsTooLarge, eventsTooLong, workerLost } from '../errors.ts'
+import { sandboxErrors } from '../errors.ts'
 
 export interface UploadLimits {
   readonly maxBytes: number
@@ -47,10 +47,10 @@ export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits
     over.resolve()
   }
   const news = (): void => wake?.()
-  const cut = (): void => end(workerLost({ retryable: true }))
-  const late = setTimeout(() => end(eventsTooLong()), maxMs)
+  const cut = (): void => end(sandboxErrors.sidecarLost())
+  const late = setTimeout(() => end(sandboxErrors.eventUploadTimeout()), maxMs)
   body.on('readable', news).on('end', finish).on('error', cut).on('close', cut)
-  if (Number(body.headers['content-length'] ?? 0) > maxBytes) end(eventsTooLarge())
+  if (Number(body.headers['content-length'] ?? 0) > maxBytes) end(sandboxErrors.eventUploadTooLarge())
   else if (body.destroyed) cut()
 
   async function* chunks(): AsyncGenerator<Buffer> {
@@ -66,7 +66,7 @@ export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits
       }
       onBytes()
       size += chunk.length
-      if (size > maxBytes) end(eventsTooLarge())
+      if (size > maxBytes) end(sandboxErrors.eventUploadTooLarge())
       else yield chunk
     }
   }
@@ -75,7 +75,7 @@ export function receive(body: IncomingMessage, { maxBytes, maxMs }: UploadLimits
       try {
         yield* wholeLines(chunks())
       } catch (error) {
-        if (error instanceof OversizedLineError) end(eventsCut(), error)
+        if (error instanceof OversizedLineError) end(sandboxErrors.invalidEvents(), error)
         throw error
       }
     },

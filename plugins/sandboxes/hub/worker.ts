@@ -4,7 +4,7 @@ import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
 import type { PollAnswer } from '#contracts/wire/worker'
-import { superseded, workerUnreachable } from '../errors.ts'
+import { workerTokenErrors } from '#contracts/workers'
 import type { Mailbox } from './mailbox.ts'
 import { createPresence } from './presence.ts'
 import { createRuns } from './runs.ts'
@@ -12,6 +12,7 @@ import { askForState, createStateCopy, type StateCopy } from './state.ts'
 import type { IssuedToken } from './tokens.ts'
 import { createToolCalls, type ToolCalls } from './tool-calls.ts'
 import type { Upload } from './upload.ts'
+import { sandboxErrors } from '../errors.ts'
 
 const shutdownMs = 1_000
 
@@ -136,7 +137,7 @@ export class Worker implements WorkerChannel {
 
   async connected(signal: AbortSignal): Promise<void> {
     await this.#presence.connected(AbortSignal.any([signal, this.closed])).catch((error: unknown) => {
-      throw signal.aborted ? error : workerUnreachable({ retryable: true })
+      throw signal.aborted ? error : sandboxErrors.sidecarUnreachable()
     })
   }
 
@@ -163,7 +164,7 @@ export class Worker implements WorkerChannel {
   }
 
   async bind(sessionId: string): Promise<Worker> {
-    if (this.#spent || this.closed.aborted) throw workerUnreachable({ retryable: true })
+    if (this.#spent || this.closed.aborted) throw sandboxErrors.sidecarUnreachable()
     this.#spent = true
     try {
       const { mailbox } = this.#options
@@ -186,13 +187,13 @@ export class Worker implements WorkerChannel {
   close(): void {
     if (this.#spent || this.closed.aborted) return
     this.retire()
-    this.#options.mailbox.close(superseded())
+    this.#options.mailbox.close(workerTokenErrors.superseded())
     this.#options.onClose()
   }
 
   /** Called when the worker goes on under another session id: callbacks under this one are refused, and its commands move to the other. */
   retire(): void {
-    const answer: AppError = superseded()
+    const answer: AppError = workerTokenErrors.superseded()
     this.#runs.close(answer)
     this.#toolCalls.close()
     this.#closing.abort(answer)

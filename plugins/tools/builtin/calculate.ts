@@ -1,6 +1,6 @@
 import type { MathNode } from 'mathjs'
-import { appError } from '#kernel'
 import type { PlatformTool } from '#contracts/tools'
+import { toolErrors } from '../errors.ts'
 
 const maxExpression = 1_000
 /** The parser is recursive, so nesting is bounded. */
@@ -31,9 +31,8 @@ const operators = new Set(
 )
 const constants = new Set('pi e tau phi PI E LN2 LN10 LOG2E LOG10E SQRT2 SQRT1_2 Infinity true false'.split(' '))
 
-const refused = appError('calculation', 400)
 const refuse = (message: string): never => {
-  throw refused({ message })
+  throw toolErrors.calculation({ message })
 }
 
 interface Calculator {

@@ -1,7 +1,5 @@
-import { appError } from '#kernel'
 import type { PlatformTool } from '#contracts/tools'
-
-const unknownZone = appError('unknown_time_zone', 400)
+import { toolErrors } from '../errors.ts'
 
 /** The clock of the runner, in any IANA time zone. */
 export const currentTime: PlatformTool = {
@@ -53,6 +51,6 @@ function partsOf(timeZone: string, now: Date): Record<string, string> {
     })
     return Object.fromEntries(format.formatToParts(now).map(({ type, value }) => [type, value]))
   } catch {
-    throw unknownZone({ message: `There is no time zone of that name; use an IANA name such as Europe/Berlin.` })
+    throw toolErrors.unknownTimeZone()
   }
 }

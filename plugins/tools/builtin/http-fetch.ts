@@ -1,5 +1,5 @@
 import { Agent, type Dispatcher, request } from 'undici'
-import { appError, isAppError } from '#kernel'
+import { isAppError } from '#kernel'
 import type { PlatformTool } from '#contracts/tools'
 import {
   ForbiddenAddressError,
@@ -10,11 +10,11 @@ import {
   type Resolve,
   systemResolve,
 } from '#kit/outbound'
+import { toolErrors } from '../errors.ts'
 
 const maxBytes = 1024 * 1024
-const refused = appError('http_fetch', 400)
 const refuse = (message: string): never => {
-  throw refused({ message })
+  throw toolErrors.httpFetch({ message })
 }
 
 export interface HttpFetchOptions {

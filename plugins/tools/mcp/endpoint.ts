@@ -1,12 +1,10 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, appError, failure } from '#kernel'
+import { access, type App, failures } from '#kernel'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
+import { workerTokenErrors } from '#contracts/workers'
 import type { WorkerHub } from '#contracts/workers'
 import type * as McpServer from './server.ts'
-
-const unknownSession = appError('unknown_session', 404)
-const noWorkers = appError('invalid or missing worker token: superseded', 401)
-const methodNotAllowed = appError('method_not_allowed', 405, 'This endpoint keeps no streams: send POST.')
+import { sessionMcpErrors } from './errors.ts'
 
 const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
 
@@ -26,11 +24,11 @@ export const admission =
   async (authorization, id) => {
     const session = sessions.get(id)
     // Specification 3.1: the endpoint exists only while the session is idle or running.
-    if (session?.status !== 'idle' && session?.status !== 'running') throw unknownSession()
+    if (session?.status !== 'idle' && session?.status !== 'running') throw sessionMcpErrors.unknownSession()
     if (session.profile.workerMode === 'sandbox') {
-      if (!hub) throw noWorkers()
+      if (!hub) throw workerTokenErrors.superseded()
       await hub.authorize(authorization, session.tenantId, id)
-    } else if (sandboxesOnly) throw unknownSession()
+    } else if (sandboxesOnly) throw sessionMcpErrors.unknownSession()
     return session
   }
 
@@ -49,8 +47,7 @@ export function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit
     response: {
       200: Answer,
       202: Type.Unsafe<undefined>({ type: 'null', description: 'Only notifications: there is nothing to answer.' }),
-      401: failure('`invalid or missing worker token: …`: the session has a sandbox, whose worker alone may ask.'),
-      404: failure('`unknown_session`: it is none of this runner, has failed or was shut down.'),
+      ...failures(...Object.values(workerTokenErrors), sessionMcpErrors.unknownSession),
     },
   }
   // The SDK is loaded with the first call of a tool: no runner waits for it to be ready.
@@ -62,7 +59,7 @@ export function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
   const refuse = async (): Promise<never> => {
-    throw methodNotAllowed({ headers: { allow: 'POST' } })
+    throw sessionMcpErrors.methodNotAllowed({ headers: { allow: 'POST' } })
   }
   app.get('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
   app.delete('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)

@@ -8,11 +8,9 @@ import {
   McpError,
   type Tool,
 } from '@modelcontextprotocol/sdk/types.js'
-import { appError, isAppError } from '#kernel'
+import { invalidRequest, isAppError } from '#kernel'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import { callIdMeta } from '#contracts/tools'
-
-const emptyBatch = appError('invalid_request', 400, 'The batch is empty.')
 
 /** The SDK's web-standard transport gives its answer as a value, so the reply stays the kernel's: no hijacking. */
 export async function answer(
@@ -45,7 +43,7 @@ export async function answer(
  */
 function withoutCancellations(body: unknown): unknown {
   if (!Array.isArray(body)) return body
-  if (body.length === 0) throw emptyBatch()
+  if (body.length === 0) throw invalidRequest({ message: 'The batch is empty.' })
   return body.filter((message: { method?: unknown } | null) => message?.method !== 'notifications/cancelled')
 }
 

@@ -1,10 +1,10 @@
-import { AppError, isAppError } from '#kernel'
+import { type AppError, isAppError } from '#kernel'
+import { workerErrors } from '../errors.ts'
 
 // These sentences are written for a model.
 export const outside = (path: string): AppError =>
-  new AppError('outside_workspace', 403, { message: `'${path}' is not inside the workspace.` })
-export const refused = (message: string, cause?: unknown): AppError =>
-  new AppError('tool_refused', 400, { message, cause })
+  workerErrors.outsideWorkspace({ message: `'${path}' is not inside the workspace.` })
+export const refused = (message: string, cause?: unknown): AppError => workerErrors.toolRefused({ message, cause })
 
 const reasons: Readonly<Record<string, string>> = {
   ENOENT: 'is not there',

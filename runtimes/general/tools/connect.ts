@@ -1,10 +1,10 @@
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { toolServerUnavailable } from '../errors.ts'
 import { connect, type Connection } from './connection.ts'
 import { isTimeout, whyUnavailable } from './mcp.ts'
 import { createToolSet, type ExternalServer, type ToolSet } from './toolset.ts'
+import { generalErrors } from '../errors.ts'
 
 /** An external server whose tools a run goes without. */
 export interface Unavailable {
@@ -61,7 +61,7 @@ async function connectSession(
   try {
     return await connect(fetch, { url: sessionMcpUrl!, own: true, ...headers }, signal)
   } catch (cause) {
-    throw toolServerUnavailable({ cause, retryable: true })
+    throw generalErrors.toolServerUnavailable({ cause })
   }
 }
 

@@ -1,0 +1,33 @@
+import type { ErrorRow, ErrorTable, Listed } from './errors.ts'
+import { httpErrors } from './http-errors.ts'
+
+// How OpenAPI documents and docs/errors.md show the rows of tables.
+
+/** All tables of these plugins, each once; what any route may answer comes first. */
+export function tablesOf(plugins: readonly { readonly errors?: ErrorTable | readonly ErrorTable[] }[]): ErrorTable[] {
+  return [...new Set([httpErrors, ...plugins.flatMap(({ errors = [] }) => [errors].flat())])]
+}
+
+/** `unknown_profile: NAME`. */
+export const shownCode = ({ code, named }: ErrorRow): string => (named ? `${code}: NAME` : code)
+
+/** As `x-errors` list it: what a generator of clients reads. `retryable` is `as-said` where the answer tells, and `later` where a client should not repeat by itself. */
+export const listed = ({ row }: Listed): object => ({
+  code: shownCode(row),
+  status: row.status,
+  message: row.about,
+  retryable: row.retryable,
+  subsystem: row.subsystem,
+})
+
+const retries: Readonly<Record<`${ErrorRow['retryable']}`, string>> = {
+  true: ' A retry may help.',
+  later: ' A retry may help later.',
+  'as-said': ' A retry may help if `retryable` is true.',
+  false: '',
+}
+
+/** One error in a sentence or two. */
+export function told({ row }: Listed): string {
+  return `\`${shownCode(row)}\`: ${row.about}${retries[`${row.retryable}`]}`
+}

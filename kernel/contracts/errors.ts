@@ -1,0 +1,125 @@
+export interface AppErrorOptions {
+  /** A sentence for people; never the text of an unknown exception. */
+  readonly message?: string
+  /** Fields merged into the error body, e.g. `checkout_path`. */
+  readonly detail?: Readonly<Record<string, unknown>>
+  readonly headers?: Readonly<Record<string, string>>
+  /** The same request may succeed later; by its row unless said, never guessed from text. */
+  readonly retryable?: boolean
+  readonly cause?: unknown
+}
+
+/** An error that a caller of the service sees. `code` is the string on the wire. Match by `code`, not `instanceof`. */
+export class AppError extends Error {
+  readonly code: string
+  readonly status: number
+  readonly detail: Readonly<Record<string, unknown>>
+  readonly headers: Readonly<Record<string, string>>
+  readonly retryable: boolean
+  readonly sentence: string | undefined
+  constructor(code: string, status: number, options: AppErrorOptions = {}) {
+    super(options.message ?? code, { cause: options.cause })
+    this.name = 'AppError'
+    this.code = code
+    this.status = status
+    this.detail = options.detail ?? {}
+    this.headers = options.headers ?? {}
+    this.retryable = options.retryable ?? false
+    this.sentence = options.message
+  }
+}
+
+/** One error, as its subsystem writes it down. */
+export type ErrorKind = {
+  /** The string on the wire; the key in snake case unless given. */
+  readonly code?: string
+  /** On the wire a name follows the code, as the specification shows: `unknown_profile: NAME`. */
+  readonly named?: true
+  readonly status: number
+  /**
+   * `true`: the same request may succeed later, and the answer says so. `'as-said'`: it depends, and the answer's `retryable`
+   * tells. `'later'`: not before something has changed, which no client can wait for by itself. Unless given no retry helps.
+   */
+  readonly retry?: true | 'later' | 'as-said'
+} & (
+  | {
+      /** The sentence for people, where the throw has none of its own. */
+      readonly message: string
+      /** What the documentation says instead, where the message is not all there is to know. */
+      readonly about?: string
+    }
+  | { readonly about: string; readonly message?: never }
+)
+
+/** One error as everybody reads it: throws, OpenAPI and the documentation. */
+export interface ErrorRow {
+  readonly subsystem: string
+  readonly code: string
+  readonly named: boolean
+  readonly status: number
+  /** Answered unless the throw has a sentence of its own. */
+  readonly message: string | undefined
+  /** For the documentation. */
+  readonly about: string
+  /** Whether a retry helps. */
+  readonly retryable: boolean | 'later' | 'as-said'
+}
+
+/** What has a row: all that schemas and documents need of an error. */
+export interface Listed {
+  readonly row: ErrorRow
+}
+
+interface NamedOptions extends AppErrorOptions {
+  /** Follows the code. */
+  readonly name: string
+}
+type OptionsOf<K> = K extends { readonly named: true } ? [options: NamedOptions] : [options?: AppErrorOptions]
+
+/** Makes the error of a row: `throw runErrors.queueFull()`. */
+export interface ErrorFactory<K = ErrorKind> extends Listed {
+  (...options: OptionsOf<K>): AppError
+}
+
+/** The errors of one subsystem. */
+export type ErrorTable = Readonly<Record<string, Listed>>
+
+/**
+ * The errors of a subsystem, each once: `errorTable('runs', { queueFull: { status: 429, message: 'As many …' } })`. Throws,
+ * OpenAPI and docs/errors.md read the same rows; the plugin that answers them hands the table over as its `errors`. ADR 41.
+ */
+export function errorTable<const T extends Readonly<Record<string, ErrorKind>>>(
+  subsystem: string,
+  kinds: T,
+): { readonly [K in keyof T]: ErrorFactory<T[K]> } {
+  const factories = Object.entries(kinds).map(([key, kind]) => [key, factoryOf(rowOf(subsystem, key, kind))])
+  return Object.freeze(Object.fromEntries(factories)) as { readonly [K in keyof T]: ErrorFactory<T[K]> }
+}
+
+const rowOf = (subsystem: string, key: string, kind: ErrorKind): ErrorRow => ({
+  subsystem,
+  code: kind.code ?? key.replaceAll(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
+  named: kind.named ?? false,
+  status: kind.status,
+  message: kind.message,
+  about: kind.about ?? kind.message ?? '',
+  retryable: kind.retry ?? false,
+})
+
+function factoryOf(row: ErrorRow): Listed {
+  const make = (options: Partial<NamedOptions> = {}): AppError => {
+    const { name, ...said } = options
+    const code = row.named ? `${row.code}: ${name}` : row.code
+    const message = said.message ?? row.message
+    const retryable = said.retryable ?? row.retryable === true
+    return new AppError(code, row.status, { ...said, retryable, ...(message === undefined ? {} : { message }) })
+  }
+  return Object.freeze(Object.assign(make, { row }))
+}
+
+/** A failure that began nothing, in its own words: whatever its status was, the caller may ask again. */
+export const unbegun = (cause: AppError): AppError =>
+  new AppError(cause.code, 503, { message: cause.message, retryable: true, cause })
+
+export const isAppError = (error: unknown): error is AppError =>
+  error instanceof Error && error.name === 'AppError' && 'status' in error && 'code' in error

@@ -1,0 +1,82 @@
+import { errorTable } from './errors.ts'
+
+const idRule = '1-128 letters, digits, underscores and hyphens.'
+
+/** Why no run is begun, or none is found. A gateway tells its user the same of a conversation. */
+export const runErrors = errorTable('runs', {
+  invalidRunId: { code: 'invalid run id', status: 400, message: `A run id is ${idRule}` },
+  invalidSessionId: { code: 'invalid session id', status: 400, message: `A session id is ${idRule}` },
+  /** The name is part of the string that the specification shows. Specification 4.8. */
+  unknownProfile: {
+    named: true,
+    status: 400,
+    message: 'There is no profile of this name; see GET /api/profiles.',
+  },
+  invalidAttachment: { status: 400, about: 'The data of an attachment is not base64.' },
+  attachmentsTooLarge: { status: 413, message: 'The attachments of a run may have 4 MiB together.' },
+  invalidResponseFormat: {
+    status: 400,
+    about:
+      'The schema of `responseFormat` is none, is too large, or cannot be compiled; the sentence says what is wrong.',
+  },
+  notFound: { status: 404, about: 'No such run; or no such session, or it was shut down.' },
+  conflict: { status: 409, message: 'A run with this id exists.' },
+  sessionBusy: {
+    status: 409,
+    retry: 'later',
+    message: 'The session is executing another run.',
+    about: 'The session is executing another run; see `whenBusy`.',
+  },
+  sessionProfileMismatch: { status: 409, message: 'The session was created with another profile.' },
+  admissionStale: {
+    status: 409,
+    message: 'The key or the agent of this chat has changed since it was read; read it again.',
+  },
+  queueFull: {
+    status: 429,
+    retry: 'later',
+    message: 'As many runs wait for the session as may; try again later.',
+  },
+  webhooksUnavailable: {
+    status: 503,
+    message: 'This installation has no webhooks; start the run without one.',
+  },
+  hydrationFailed: {
+    status: 503,
+    retry: 'as-said',
+    message: 'The session could not be restored; try again.',
+    about: 'The session could not be restored.',
+  },
+  conversationNotFound: {
+    status: 404,
+    message: 'This agent has no such conversation; leave conversation_id out to begin one.',
+  },
+  conversationBusy: {
+    status: 409,
+    retry: 'later',
+    message: 'A run is under way in this conversation; wait until it has ended.',
+  },
+  conversationEnded: {
+    status: 409,
+    message: 'This conversation was closed and cannot go on; leave conversation_id out to begin a new one.',
+  },
+})
+
+/** What goes wrong between a conductor and its runners. */
+export const fleetErrors = errorTable('fleet', {
+  noRunner: { status: 503, retry: true, about: 'No runner can execute the run; the sentence says what is missing.' },
+  /** Retryable only when nothing of the request can have arrived. */
+  runnerUnreachable: {
+    status: 503,
+    retry: 'as-said',
+    message: 'The runner cannot be reached; try again.',
+    about: 'The runner cannot be reached.',
+  },
+  runnerFailed: { status: 502, message: 'The runner answered with an error.' },
+  notFound: { status: 404, message: 'No runner of this conductor has this hash.' },
+  rateLimited: {
+    status: 429,
+    retry: true,
+    message: 'Too many readings of the topology; wait as Retry-After says.',
+  },
+})

@@ -1,0 +1,23 @@
+import { errorTable } from './errors.ts'
+
+/** What the host of runtimes answers to runners. A run that has begun is told of them by its `error` event. */
+export const sidecarErrors = errorTable('run-host', {
+  unknownRuntime: { status: 400, about: 'This sidecar does not serve the runtime.' },
+  runtimeRequired: { status: 400, message: 'Say which runtime: ?runtime=NAME.' },
+  invalidSessionId: { code: 'invalid session id', status: 400, about: 'The session id is not one of ours.' },
+  stateNotSupported: { status: 400, message: 'This runtime keeps no state that could be taken over.' },
+  invalidState: {
+    status: 400,
+    message: 'The body is empty.',
+    about: 'The bundle is empty, or is none that the runtime can read.',
+  },
+  notFound: { status: 404, message: 'This session has no state here.' },
+  sessionBusy: { status: 409, retry: 'later', message: 'A run of this session is still under way.' },
+  sessionStateMissing: {
+    status: 409,
+    message: 'The conversation of this session is not here: hydrate it first.',
+  },
+  sidecarDraining: { status: 503, retry: true, message: 'The sidecar is about to stop and takes nothing new.' },
+  runtimeError: { status: 502, about: 'The runtime failed, or sent something that is no event; the log says more.' },
+  sidecarError: { status: 502, message: 'The run failed.', about: 'The sidecar ended the run without saying why.' },
+})

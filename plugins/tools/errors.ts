@@ -1,0 +1,11 @@
+import { errorTable } from '#kernel'
+
+/** Why a tool did not do what it was asked; the model is told the sentence, as the tool's result. */
+export const toolErrors = errorTable('tools', {
+  calculation: { status: 400, about: 'The expression cannot be computed; the sentence says why.' },
+  unknownTimeZone: {
+    status: 400,
+    message: 'There is no time zone of that name; use an IANA name such as Europe/Berlin.',
+  },
+  httpFetch: { status: 400, about: 'The page cannot be read; the sentence says why.' },
+})

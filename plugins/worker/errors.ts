@@ -1,0 +1,14 @@
+import { errorTable } from '#kernel'
+
+/** In a sandbox: what its worker is told by the runner, and the model by the tools. */
+export const workerErrors = errorTable('worker', {
+  /** Nobody answered, or not now: the same request may be sent again. */
+  runnerUnreachable: { status: 503, retry: true, message: 'The runner cannot be reached.' },
+  /** The runner answered, and will answer the same again. */
+  runnerRefused: { status: 502, about: 'The runner refuses what the worker sent; the sentence has its words.' },
+  /** The runner does not want this worker any more, or speaks another protocol: it must end. */
+  workerRefused: { status: 401, about: 'The runner does not want this worker any more: it ends.' },
+  stateTooLarge: { status: 413, message: "The session's state is larger than 64 MiB." },
+  outsideWorkspace: { status: 403, about: 'A path of a tool call is not inside the workspace.' },
+  toolRefused: { status: 400, about: 'A tool did not do what it was asked; the sentence says why.' },
+})
