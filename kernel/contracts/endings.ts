@@ -33,6 +33,7 @@ export const endings = {
     told: 'The agent took too long to answer.',
   },
   budget_exceeded: { status: 'error', message: 'The run has cost more than it may.' },
+  unavailable: { status: 'error', message: 'The log of the run could not be written.' },
   runner_protocol: { status: 'error', message: 'The runner sent a line that is no event, or one out of its place.' },
   bad_event: { status: 'error', message: 'The sidecar sent something that is not a run event.' },
   runner_lost: { status: 'error', message: 'The runner went away before the run ended.', lost: true },

@@ -1,4 +1,5 @@
 import { linesOf, unavailable } from '#kernel'
+import { endings } from '#contracts/endings'
 import { createEventEncoder, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, EndReason, FinishRun, StartRun } from '#contracts/run-store'
 import type { TerminalRunStatus } from '#contracts/runs'
@@ -7,11 +8,8 @@ import type { JournalFolder, RunKey } from '../journal/folder.ts'
 import { complete, endingOf, headerOf, keyOf } from '../journal/mirror.ts'
 import { MemoryRunStore, mostKept } from './store.ts'
 
-const interrupted: EndReason = {
-  code: 'interrupted',
-  message: 'The server that executed this run went away before it ended.',
-}
-const unwritten: EndReason = { code: 'unavailable', message: 'The log of the run could not be written.' }
+const interrupted: EndReason = { code: 'interrupted', message: endings.interrupted.message }
+const unwritten: EndReason = { code: 'unavailable', message: endings.unavailable.message }
 
 /** A store whose runs outlive its process: each write is in the run's file before memory has it. */
 export class KeptRunStore extends MemoryRunStore {
