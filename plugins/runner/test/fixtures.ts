@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict'
 import type { TestContext } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { capability, definePlugin, linesOf } from '#kernel'
@@ -190,3 +191,42 @@ export const execute = (fixture: Fixture, over: Partial<ExecuteRun> = {}, signal
 
 export const types = (lines: readonly Line[]): unknown[] => lines.map((line) => line['type'])
 export const codeOf = (lines: readonly Line[]): unknown => lines.at(-1)!['code']
+
+/** The plugin on a sidecar whose run yields the lines that the test gives to `say`, one at a time; `end` ends it. */
+export async function paced(t: TestContext, config: object = {}) {
+  let woken = Promise.withResolvers<void>()
+  const told: string[] = []
+  const f = await runnerOf(
+    t,
+    async function* (_envelope, events, signal) {
+      const stopped = new Promise<void>((resolve) => signal.addEventListener('abort', () => resolve()))
+      for (;;) {
+        for (const text of told.splice(0)) {
+          if (text === 'end') return yield events.line({ type: 'result', text, finishReason: 'stop' })
+          yield events.line({ type: 'assistant', text, delta: true })
+        }
+        if (signal.aborted) return
+        if (told.length > 0) continue
+        woken = Promise.withResolvers<void>()
+        await Promise.race([woken.promise, stopped])
+      }
+    },
+    config,
+  )
+  const say = (...texts: string[]): void => {
+    told.push(...texts)
+    woken.resolve()
+  }
+  return { f, say }
+}
+
+/** Asserts that `seq` counts up from `first`, and that the only terminal line is the last one. */
+export const consecutive = (lines: readonly Line[], first = 1): void => {
+  assert.deepEqual(
+    lines.map((line) => line['seq']),
+    lines.map((_, i) => first + i),
+  )
+  const terminals = lines.filter((line) => line['type'] === 'result' || line['type'] === 'error')
+  assert.equal(terminals.length, 1)
+  assert.equal(lines.at(-1), terminals[0])
+}
