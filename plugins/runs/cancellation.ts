@@ -8,13 +8,13 @@ import type { Executor } from './run.ts'
 /** How long a caller waits for a run to be over before it goes on without. Specification 4.8. */
 export const drainWaitMs = 2_000
 
-/** What came of ending a run. */
+/** The result of cancelling a run. */
 interface Cancelled {
-  /** Somebody executed it and was given time; not so a run that waited in a queue, or was over. */
+  /** A process executed the run and was given time to end it. False for a run that waited in a queue, or was over. */
   readonly waited: boolean
-  /** Its claim was released by whoever held it. */
+  /** The holder of the claim released it. */
   readonly drained: boolean
-  /** It was taken from whoever held it, or from its queue. */
+  /** The run was taken from the holder of its claim, or from its queue. */
   readonly stolen: boolean
 }
 
@@ -32,7 +32,7 @@ export const Terminated = Type.Object({
 })
 export type Terminated = Static<typeof Terminated>
 
-/** Ends runs wherever they execute: whoever does is asked first, so that its runner is told, and gets 2 seconds. */
+/** Ends runs wherever they execute. The executing process is asked first, so that it stops its runner; it gets 2 seconds. */
 export class Cancellation {
   readonly #store: RunStore
   readonly #logs: Logs
@@ -66,7 +66,7 @@ export class Cancellation {
     return { waited, drained, stolen }
   }
 
-  /** Cancel, wait for the claim to drain, steal it if it does not, mark the row. Every step that fails is told, none stops the next. */
+  /** Cancels, waits for the claim to be released, steals it if it is not, and marks the row. The answer has every step that failed; none stops the next. */
   async terminate(tenantId: string, runId: string, reason: Stop): Promise<Terminated> {
     const cancelled = this.#executor.local(tenantId, runId) !== undefined
     const warnings = cancelled ? [] : ['not_executing_here']

@@ -8,9 +8,9 @@ import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
 import type { RunUsage } from './usage.ts'
 
 export interface DelegationLimits {
-  /** A run that this many delegations led to delegates nothing. */
+  /** A run at this depth of delegation may not delegate. */
   readonly maxDepth: number
-  /** Child runs of one run. */
+  /** How many child runs one run may have. */
   readonly maxChildren: number
 }
 
@@ -58,18 +58,18 @@ export class Delegations {
     this.#onExceeded = onExceeded
   }
 
-  /** The runner of the run says that a tool waits. */
+  /** Called when an event of the run's runner says that a tool waits. */
   look(link: RunnerLink): void {
-    // However often a worker says so while one is under way: what that one misses, one more finds.
+    // Further calls during a look cause one more look, however many there are: a worker can repeat that event as often as it likes.
     this.#wanted = link
     if (!this.#looking) void this.#lookOn()
   }
-  /** The run is over: children that are still under way are cancelled. */
+  /** Called when the run is over: cancels the children that are still under way. */
   close(): void {
     this.#over.abort('the run is over')
   }
 
-  /** One after the other: a second look must not start what the first is about to. */
+  /** Looks one at a time: a second look must not start a child that the first one is about to start. */
   async #lookOn(): Promise<void> {
     this.#looking = true
     for (let link = this.#wanted; link && !this.#over.signal.aborted; link = this.#wanted) {
@@ -94,7 +94,7 @@ export class Delegations {
     if (this.#over.signal.aborted) return
     await link
       .answerDelegation(tenantId, sessionId, delegation.id, answer)
-      // Its runner is gone: then this run ends too, or is tried again and asks anew.
+      // If the runner is gone, this run ends too, or is tried again and delegates again.
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
   }
   #refusal({ profile }: Delegation): string | undefined {
@@ -121,14 +121,14 @@ export class Delegations {
       return { ok: false, content: 'The task could not be started.' }
     }
   }
-  /** The child run's last word. */
+  /** Starts the child run and resolves to its summary at its end. */
   async #runOf({ runId: id, profile, prompt }: Delegation): Promise<RunSummary> {
     const { children } = this.#deps
     const { tenantId, runId } = this.#claim
     const { signal } = this.#over
     const { left } = this.#usage
     const parent = { runId, depth: this.#depth + 1, ...(left === undefined ? {} : { budgetCents: left }) }
-    // A call that is repeated finds the run that the first one has started.
+    // A repeated call joins the run that the first one has started.
     await children.start(tenantId, { id, profile, prompt, parent })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})
     signal.addEventListener('abort', leave, { once: true })

@@ -29,7 +29,7 @@ export const eventOf = ({ runId, sessionId }: Claim, seq: number, event: Runtime
   count: 1,
   lines: Buffer.from(createEventEncoder(runId, sessionId, seq).line(event)),
 })
-/** That the run is tried again. The text from `supersedes` on is done again, too. */
+/** The event that says that the run is tried again. The text from event `supersedes` on will be generated again. */
 export const retryOf = (
   claim: Claim,
   seq: number,
@@ -55,18 +55,18 @@ export function terminalLine(claim: Claim, seq: number, ending: Ending): LogChun
 
 const defaultAttempts = 3
 const defaultTimeoutSeconds = 600
-/** Before the second, third, … attempt: a process that is started again needs a moment, and more of them need longer. */
+/** The pauses before the second, third, … attempt: a restarted process needs a moment, and a restarting fleet needs longer. */
 const backoffMs = [500, 2_000, 5_000] as const
 
 /** How long a run of a profile may take, how often it may be begun, and when again. */
 export interface AttemptPolicy {
-  /** For all attempts together. */
+  /** The limit for all attempts together. */
   readonly timeoutMs: number
-  /** Attempts in all. */
+  /** The largest number of attempts. */
   readonly most: number
-  /** A conductor that dies costs it nothing: another one reads on. */
+  /** Another conductor may continue the run when this one dies. */
   readonly resumes: boolean
-  /** Milliseconds to wait after `attempt` came to this; undefined: it was the last one, or is an answer. */
+  /** Milliseconds to wait after `attempt` ended so. Undefined: it was the last attempt, or the ending is final. */
   waitAfter(attempt: number, ending: Ending, remainingMs: number): number | undefined
 }
 
@@ -85,7 +85,7 @@ export function policyOf({ onCrash, limits }: Profile, unlessSaid: OnCrash): Att
   }
 }
 
-/** What people read when the last attempt is lost too: how often it was tried. */
+/** The ending when the last attempt was lost, too: its sentence says how often the run was tried. */
 export function afterAttempts(last: Ending, attempt: number): Ending {
   if (last.status === 'ok' || attempt === 1 || !isLost(last.code)) return last
   const { line, ...told } = last
@@ -94,7 +94,7 @@ export function afterAttempts(last: Ending, attempt: number): Ending {
 }
 const tried = (message: string, attempt: number): string => `${message} It was tried ${attempt} times.`
 
-/** Why a run of a dead owner that may not go on is ended. */
+/** The reason that ends the run of a dead owner when it may not be continued. */
 export const orphaned = (attempt: number): EndReason => {
   const { message } = endings.interrupted
   return { code: 'interrupted', message: attempt === 1 ? message : tried(message, attempt) }

@@ -105,7 +105,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
           runRoutes(app, service, { guard: internal, rows: conductorWire, idempotency: undefined })
         })
       }
-      // While it drains, whoever reads a run here goes on reading.
+      // Readers of a run stay connected while this process drains.
       for (const listener of ['gateway', 'conductor', 'internal']) {
         if (ctx.listeners.includes(listener)) ctx.beforeClose(listener, () => service.drain())
       }

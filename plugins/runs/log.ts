@@ -5,16 +5,16 @@ import type { RunStore } from '#contracts/run-store'
 import { isTerminal } from '#contracts/runs'
 
 /**
- * What a run under way keeps in memory of what is stored already, beside what a reader still lacks. It is for a reader that
- * comes at this moment: everybody else reads the store, and with thousands of streams open this is most of what each holds.
+ * How much a run under way keeps in memory of what is stored already, beside what a reader still lacks. It serves a reader that
+ * comes at this moment; a later one reads the store. With thousands of open streams this is most of the memory of each.
  */
 const keptBytes = 4 * 1024
 const mostBytes = 1024 * 1024
-/** The objects around a chunk: a delta alone is smaller than they are. */
+/** The size of the objects around a chunk, which is more than that of a delta. */
 const chunkOverhead = 400
 const weightOf = ({ lines }: LogChunk): number => lines.length + chunkOverhead
 
-/** One who follows: where, and how to be woken. */
+/** A reader's place in the log, and how to wake it. */
 export interface Cursor {
   seq: number
   wake(): void
@@ -46,7 +46,7 @@ export class RunLog {
   get storedSeq(): number {
     return this.#storedSeq
   }
-  /** The run was taken from this process: what follows is in the store, and not from here. */
+  /** True when the run was taken from this process: later events are in the store only. */
   get detached(): boolean {
     return this.#state === 'detached'
   }
@@ -96,7 +96,7 @@ export class RunLog {
   #find(seq: number): LogChunk | undefined {
     let low = 0
     let high = this.#held.length
-    // Nearly everybody wants the newest.
+    // Nearly every reader is at the newest chunk.
     if (high > 1 && lastSeqOf(this.#held[high - 2]!) <= seq) low = high - 1
     while (low < high) {
       const middle = (low + high) >> 1
@@ -186,7 +186,7 @@ class Follower implements Cursor {
     try {
       this.#turnTo(held)
       while (!signal.aborted) {
-        // It may begin to execute here after it waited, or was left by another process.
+        // The run may start to execute here, after it waited or was left by another process.
         if (!this.#live) this.#turnTo(this.#logs.live(this.#tenantId, this.#runId))
         if (this.#live?.detached) {
           this.seq = await this.#whereItGoesOn(this.#live)

@@ -19,8 +19,8 @@ interface ReplayDeps {
 }
 
 /**
- * Reads the log of a run and sorts out what is finished, again until it can be read. Undefined: that was given up. `usage` is
- * added what the log says of it.
+ * Reads the log of a run, trying until it succeeds, and returns what is finished. Undefined: the reading was given up. `usage` is
+ * updated with what the log says about it.
  */
 export async function readReplay(
   deps: ReplayDeps,
@@ -45,7 +45,7 @@ export async function readReplay(
   return retry(readOn, { firstMs: retryMs, longestMs: retryMs, signal: givingUp, mayPass }).catch(() => undefined)
 }
 
-/** More than any prompt holds: older turns are left out. */
+/** More than any prompt holds: turns beyond it are left out, the oldest first. */
 const mostTurnBytes = 2 * 1024 * 1024
 /** What came with the prompts: as much as one run may bring, twice. */
 const mostInputBytes = 12 * 1024 * 1024
@@ -88,16 +88,16 @@ function turnOf({ runId, status, prompt, input, metadata, model, log }: PastRun)
 
 type Parsed = Record<string, unknown>
 
-/** What the stored log of a run says to those who go on with it. */
+/** Reads from the stored log of a run what the next attempt has to know. */
 export class ReplayReader {
   lastSeq = 0
-  /** Of what the replay holds, about. */
+  /** The approximate size of the replay. */
   bytes = 0
-  /** The first of the trailing texts: what said it was cut off and is done again. */
+  /** The `seq` of the first trailing text: it was cut off and will be generated again. */
   cutFrom: number | undefined
   readonly #isTurn: boolean
   readonly #usage: RunUsage | undefined
-  /** Of a runtime that did the turn again: what it has not come to again is finished all the same. */
+  /** Items before a runtime started the turn again: those that it has not repeated yet are finished all the same. */
   #earlier: Item[] = []
   #items: Item[] = []
   #text = ''
@@ -125,7 +125,7 @@ export class ReplayReader {
     },
   }
 
-  /** `isTurn`: of a run that is over. Its answers that were refused are no part of the conversation; what it said before is. */
+  /** `isTurn`: the run is over. Its refused answers are no part of the conversation; the texts before them are. */
   constructor({ isTurn = false, usage }: { isTurn?: boolean; usage?: RunUsage | undefined }) {
     this.#isTurn = isTurn
     this.#usage = usage
@@ -134,7 +134,7 @@ export class ReplayReader {
   get replay(): Replay {
     return [...this.#items, ...this.#earlier]
   }
-  /** What was said last, before the run ended; a runtime need not have streamed it. */
+  /** The last text before the run's end, which a runtime need not have streamed. */
   get rest(): string {
     return this.#text || this.#answer
   }
@@ -154,7 +154,7 @@ export class ReplayReader {
     this.lastSeq = lastSeqOf(chunk)
   }
 
-  /** What was said before a tool call is finished: the call ends its step. */
+  /** Adds an item. A text before a tool call is finished, because the call ends its step. */
   #keep(item: Item): void {
     if (this.#text !== '') this.#items.push({ type: 'assistant', text: this.#text, delta: true })
     this.#items.push(item)
@@ -168,7 +168,7 @@ export class ReplayReader {
     if (stage !== 'retrying' && stage !== 'output_invalid' && stage !== 'repeated') return
     this.#cut()
     const done = this.#items.filter(({ type }) => type !== 'assistant')
-    // What was said is no part of the answer; what was done is done.
+    // The refused text is no part of the answer; the tool calls before it stay.
     if (stage === 'output_invalid' && !this.#isTurn) this.#items = done
     if (stage !== 'repeated') return
     this.#earlier = [...this.#earlier, ...done]

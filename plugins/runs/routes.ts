@@ -49,14 +49,14 @@ export const publicWire = {
   cancel: { ...conductorWire.cancel, access: 'member' },
 } as const satisfies Wire
 
-/** One listener's way of serving runs. */
+/** How one listener serves runs. */
 export interface Plane {
   readonly guard: Guard
   readonly rows: typeof conductorWire | typeof publicWire
   readonly idempotency: Idempotency | undefined
 }
 
-/** What gateways and tenants' own programs ask alike, over HTTP or a link. */
+/** The routes that gateways and tenants' own programs share, over HTTP or a link. */
 export function runRoutes(app: App, service: RunService, { guard, rows, idempotency }: Plane): void {
   const { start, find, events, cancel } = rows as typeof publicWire
   const log = async (tenantId: string, runId: string, after = 0, signal: AbortSignal) => {
@@ -203,7 +203,7 @@ export async function startOnce(
   key: string | undefined,
 ): Promise<{ readonly accepted: RunAccepted; readonly replayed: boolean }> {
   if (key === undefined) return { accepted: await service.start(tenantId, task), replayed: false }
-  // To ignore the key would be to start a second run for a request that was repeated in good faith.
+  // If the key were ignored, a repeated request would start a second run.
   if (!idempotency) throw unavailable({ message: 'This server keeps no Idempotency-Keys: it has no database.' })
   const plan = { runId: task.id ?? newId('run') }
   const attempt = await idempotency.begin({ tenantId, scope: `${keyId} runs`, key, body: task, plan })
@@ -221,7 +221,7 @@ export async function startOnce(
   }
 }
 
-/** The log as bytes. By hand: a generator costs each chunk three turns of the microtask queue. */
+/** The log as bytes. Written by hand, because a generator costs each chunk three turns of the microtask queue. */
 function linesOfChunks(chunks: AsyncIterable<LogChunk>): AsyncIterable<Buffer> {
   return {
     [Symbol.asyncIterator]() {

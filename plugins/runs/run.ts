@@ -48,7 +48,7 @@ const next: Readonly<Record<RunState, readonly RunState[]>> = {
 export interface RunDeps extends RecorderDeps, RunnerStreamDeps, DelegationsDeps {
   /** Undefined: what runs cost is not known, unless their runtime says so. */
   readonly prices: Prices | undefined
-  /** Of profiles that do not say. */
+  /** The policy for profiles that name none. */
   readonly onCrash: OnCrash
   readonly deadlineGraceMs: number
   /** How long a stopped runner stream may take to end before the run ends without it. */
@@ -61,9 +61,9 @@ export interface RunOrder {
   readonly session: DurableSession
   /** The runner that the new session was placed on. Absent: the session exists. */
   readonly placed?: RunnerLink
-  /** The session is new, but its conversation is not. */
+  /** The session is new, but its conversation goes on from an earlier one. */
   readonly remembers?: boolean
-  /** Its caller was told already that it is accepted: it cannot be taken back any more. */
+  /** Its caller was already answered that it is accepted, so it cannot be taken back any more. */
   readonly announced?: boolean
   /** It was taken over from a process that died or left it: how often it was begun, and how long ago for the first time. */
   readonly orphan?: { readonly attempt: number; readonly elapsedMs: number; readonly handedOver: boolean }
@@ -99,10 +99,10 @@ export class Run {
   readonly #stream: RunnerStream
   readonly #recorder: Recorder
   readonly #usage: RunUsage
-  /** Once it delegates. */
+  /** Undefined until the run delegates. */
   #delegations: Delegations | undefined
   readonly #taken = Promise.withResolvers<AppError | undefined>()
-  /** What the run comes to: the first to know decides. */
+  /** How the run ends: the first decision stands. */
   readonly #decided = Promise.withResolvers<Ending>()
   #state: RunState = 'dispatching'
   #announced: boolean
@@ -140,7 +140,7 @@ export class Run {
   get runner(): RunnerLink | undefined {
     return this.#stream.runner
   }
-  /** Its session is being restored: whoever waits for the runner waits for that first. */
+  /** True while its session is being restored, which comes before a runner takes the run. */
   get restoring(): boolean {
     return this.#stream.restoring
   }
@@ -148,7 +148,7 @@ export class Run {
   get resumes(): boolean {
     return this.#policy.resumes
   }
-  /** Its caller is told that it is accepted: from now on it ends, whatever comes. */
+  /** Called when its caller is answered that it is accepted: from now on it cannot be taken back. */
   announce(): void {
     this.#announced = true
   }
@@ -160,7 +160,7 @@ export class Run {
     const late = setTimeout(() => this.abandon(), this.#deps.windDownMs)
     void this.#decided.promise.then(() => clearTimeout(late))
   }
-  /** Does not wait for the runner of a stopped run any longer. */
+  /** Stops waiting for the runner of a stopped run. */
   abandon(): void {
     if (this.#stopped) this.#decided.resolve(this.#stopped)
   }
@@ -175,11 +175,11 @@ export class Run {
   async handOver(): Promise<boolean> {
     await this.dispatched
     if (this.#isDecided || this.#stopped || !this.#to('left')) return false
-    // Whatever its runner sends from now on is for the next reader.
+    // Events that its runner sends from now on are for the next reader.
     this.#abort.abort(leaving)
     if (await this.#recorder.flush()) {
       await this.#deps.store.handOver(this.claim).catch((err: unknown) => {
-        // Its row says that it is ours, and we are gone soon: then it is found by whoever sweeps.
+        // Its row still names this process, which ends soon: then a sweep of another one finds the run.
         this.#deps.log.warn({ err, runId: this.claim.runId }, 'a run could not be handed over')
       })
     }
@@ -188,11 +188,11 @@ export class Run {
     return true
   }
 
-  /** How it ends is known, or is nothing that this process decides: no reason changes it any more. */
+  /** True when the ending is known, or is not this process's to decide: no reason changes it any more. */
   get #isDecided(): boolean {
     return this.#state === 'ending' || this.#state === 'refused' || next[this.#state].length === 0
   }
-  /** False: that is no transition, and changes nothing; somebody else was first. */
+  /** False: this is no valid transition, because another one came first; nothing has changed. */
   #to(state: RunState): boolean {
     const leads = next[this.#state].includes(state)
     if (leads) this.#state = state
@@ -264,7 +264,7 @@ export class Run {
   /** Another process had the run: its runner may still execute it. */
   async #readOn(handedOver: boolean): Promise<Ending> {
     const ending = await this.#consume(this.#stream.attach(this.log.lastSeq), this.log.lastSeq + 1)
-    // What no runner has any more: it was never begun, or has been lost with its runner.
+    // No runner has the run: it was never started, or was lost with its runner.
     if (this.#state !== 'dispatching') return ending
     if (handedOver && this.log.lastSeq <= 1) return this.#execute({ ...this.#first(), firstSeq: this.log.lastSeq + 1 })
     return endingOf('interrupted')
@@ -283,7 +283,7 @@ export class Run {
         if (read.delegates && this.runner) this.#children().look(this.runner)
         const wait = read.passed && this.#recorder.add(read.passed, read.tools && this.#policy.resumes)
         if (read.ending) {
-          // Nothing that happens from now on changes an end which stands; one that was lost may be followed by another attempt.
+          // A final ending is decided here. A lost attempt may still be followed by another one.
           if (read.ending.status === 'ok' || !isLost(read.ending.code)) this.#decided.resolve(read.ending)
           return read.ending
         }
@@ -298,7 +298,7 @@ export class Run {
       return endingOf('runner_lost')
     }
   }
-  /** No runner took it. Where nobody has been told of the run yet, it never was. */
+  /** No runner took the run. If its caller was not answered yet, it is taken back. */
   async #refused(error: AppError): Promise<Ending> {
     const ending: Ending = { status: 'error', code: error.code, message: error.message }
     const certain = tookNothing(error) || error.code === 'hydration_failed' || error.code === 'no_runner'
@@ -308,7 +308,7 @@ export class Run {
     this.#taken.resolve(error)
     return ending
   }
-  /** Tells everybody that the run is tried again, and waits. Undefined: it was stopped, or has done too much for another attempt. */
+  /** Announces another attempt and waits. Undefined: the run was stopped, or its replay is too large for another attempt. */
   async #prepare(attempt: number, last: Ending, wait: number): Promise<ExecuteRun | undefined> {
     const past = (await this.#recorder.flush()) ? await readReplay(this.#deps, this.claim) : undefined
     if (!past || this.#stopped || past.bytes > maxReplayBytes) return undefined

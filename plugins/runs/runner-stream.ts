@@ -12,10 +12,10 @@ import { type Ending, endingOf } from './ending.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
 
-/** The runner certainly did nothing: another one may be asked. */
+/** True when the runner certainly did nothing, so that another one may be asked. */
 export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
 
-/** The runner is there. */
+/** True when the runner answered and only its sidecar is away. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>
   code === 'sidecar_unreachable' || (isAppError(cause) && cause.code === 'sidecar_unreachable')
 
@@ -121,13 +121,13 @@ export class RunnerStream {
         }
         if (this.runner === link) return
       } catch (error) {
-        // One that is away, or never had it, tells nothing of the others.
+        // Another runner may have the run when this one is away or never had it.
         if (this.runner === link || this.#signal.aborted || !isAppError(error)) throw error
       }
     }
   }
 
-  /** Any other runner than this one has an old copy of the conversation, or none. */
+  /** The runner with the newest conversation; any other one has an old copy, or none. */
   get #newestAt(): string | undefined {
     return this.#session.runner ?? hashOfSession(this.#session.id)
   }
@@ -139,7 +139,7 @@ export class RunnerStream {
     if (this.#placed) return without.size === 0 ? this.#placed : runners.place({ ...order, without })
     return runners.home({ sessionId, ...order, ...(runner === undefined ? {} : { runner }), without })
   }
-  /** When there is none, what lacks only its sidecar is asked again; what a runner said tells more than that there is no second one. */
+  /** Another runner. If there is none, runners that only lack their sidecar are asked again; in the end `error` says more than "no runner". */
   async #another(tried: Set<string>, error: AppError, until: number): Promise<RunnerLink> {
     try {
       return this.#route(tried)
@@ -169,7 +169,7 @@ export class RunnerStream {
       this.restoring = false
     }
   }
-  /** Looked up for each attempt: what a server is sent may have changed, and is stored nowhere with the run. */
+  /** MCP servers are looked up for each attempt: their headers may have changed, and are never stored with the run. */
   async #withServers(body: ExecuteRun): Promise<ExecuteRun> {
     const { mcpServers } = this.#deps
     const names = this.#session.profile.mcpServers
@@ -182,7 +182,7 @@ export class RunnerStream {
 interface Read {
   readonly passed: LogChunk | undefined
   readonly ending: Ending | undefined
-  /** A tool call or its result is in it: what must not happen twice. */
+  /** It holds a tool call or a result, which must not happen twice. */
   readonly tools: boolean
   /** A tool waits for a run of another profile: the runner knows which. */
   readonly delegates: boolean
@@ -214,7 +214,7 @@ export class RunnerEvents {
     let delegates = false
     let ending: Ending | undefined
     while (start < bytes.length) {
-      // Twenty of these for every other line: nothing has to be remembered of a delta.
+      // There are about twenty deltas for each other line, and nothing of a delta has to be remembered.
       if (this.#seq > this.#firstSeq && this.#usage.isPastSandbox(this.#seq)) start = this.#skipDeltas(bytes, start)
       if (start === bytes.length) break
       const end = bytes.indexOf(newline, start)
@@ -254,7 +254,7 @@ export class RunnerEvents {
     const { text, code, message } = event
     const withEnd = Buffer.from(line.buffer, line.byteOffset, line.length + 1)
     if (type === 'result') return { status: 'ok', result: textOf(text), line: withEnd }
-    // The log has all of it; a summary is in lists.
+    // The log has the whole text; the summary appears in lists, so it is cut.
     const told = { code: textOf(code, 'runtime').slice(0, maxCode), message: textOf(message).slice(0, maxMessage) }
     return { status: 'error', ...told, line: withEnd }
   }

@@ -28,7 +28,7 @@ const deadlineTickMs = 250
 
 const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId}`
 
-/** The runs of this process, and the way to all others. */
+/** The runs of this process, and access to those of other processes. */
 export class RunService implements Executor {
   readonly #deps: RunServiceDeps
   /** What each run here needs of this process. */
@@ -92,12 +92,12 @@ export class RunService implements Executor {
   async handleOf(tenantId: string, runId: string): Promise<string> {
     const { sessionId } = await this.find(tenantId, runId)
     const session = await this.#deps.store.findSession(tenantId, sessionId)
-    // An earlier release stored one for every runtime.
+    // An earlier release stored a handle for every runtime.
     return session && !restoredFromLog(session.profile.runtime) ? (session.runtimeSessionId ?? '') : ''
   }
   /** The events so far, as they are in this instant. `ended`: the caller has seen that the run is over, and its last event is among them. */
   async *events(tenantId: string, runId: string, ended: boolean): AsyncIterable<LogChunk> {
-    // Its end is in the store before it is in memory.
+    // The end of a run is in the store before it is in memory.
     const last = ended ? undefined : this.local(tenantId, runId)?.log.lastSeq
     if (last === undefined) {
       for (let cursor = 0; ;) {
@@ -137,7 +137,7 @@ export class RunService implements Executor {
   async close(): Promise<void> {
     await this.drain()
     for (const run of this.#active.values()) {
-      // Whoever is there next reads on in what may go on.
+      // Runs that may be continued are left for another conductor.
       if (run.resumes) run.leave()
       else run.stop(endingOf('interrupted', 'The server that executed this run was stopped.'))
     }
@@ -164,12 +164,12 @@ export class RunService implements Executor {
     const { claim, session } = order
     const { tenantId, sessionId, runId } = claim
     const key = keyOf(tenantId, runId)
-    // What is restored from its log has nothing to be saved.
+    // A conversation that is restored from its log needs no saved state.
     const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
     const waiting = saver?.busy(tenantId, sessionId)
     const run = new Run(this.#running, order)
     this.#active.set(key, run)
-    // Its start was under way when this process was told to stop.
+    // The start was under way when this process was told to stop.
     if (this.#closing) void this.#leaveToOthers(run)
     this.#deps.kv.publish([`${sessionChannels}${tenantId}:${sessionId}`], '')
     this.#wheel ??= setInterval(() => this.#turn(), deadlineTickMs).unref()
@@ -177,7 +177,7 @@ export class RunService implements Executor {
       // This process may have taken the run back, under another claim.
       if (this.#active.get(key) === run) this.#active.delete(key)
       const link = run.runner ?? waiting
-      // Of a run that goes on elsewhere the runner has half a turn.
+      // When the run goes on elsewhere, this runner has only half a turn.
       if (link && how === 'ended') saver?.rest(claim, link)
       if (this.#active.size > 0) return
       clearInterval(this.#wheel)
@@ -186,7 +186,7 @@ export class RunService implements Executor {
     return run
   }
 
-  /** What the store has to tell this process. */
+  /** Subscribes to the notifications of the store. */
   #listen(): void {
     const { store, onCrash } = this.#deps
     store.onFenced(() => {
@@ -219,7 +219,7 @@ export class RunService implements Executor {
   }
   async #drain(): Promise<void> {
     const left = [...this.#active.values()].map((run) => this.#leaveToOthers(run))
-    // What they begin is left to others as well: let run to its end, it would hold up the stop for as long as it takes.
+    // The runs that they start are left to others as well: waiting for their end would delay the stop for as long as they take.
     const begun = Promise.allSettled([...this.#starting, ...left])
     await within(
       begun.then(() => this.#over()),

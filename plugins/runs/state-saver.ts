@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, RunStore } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 
-/** A session that rests this long is saved: a conversation under way would be saved again after each answer. */
+/** A session is saved when it was idle for this long, so that a lively conversation is not saved after each answer. */
 const restMs = 1_000
 const concurrency = 4
 /** Sessions waiting to be saved; beyond it the oldest are only as safe as their runner. */
@@ -12,7 +12,7 @@ interface Waiting {
   readonly tenantId: string
   readonly sessionId: string
   readonly link: RunnerLink
-  /** Of the last claim that this process knows of; unless it executed the session's last run, the store is asked. */
+  /** The epoch of the session's last claim. Undefined when this process did not execute the last run: then the store is asked. */
   readonly epoch: number | undefined
   readonly due: number
 }
@@ -51,7 +51,7 @@ export class StateSaver {
     this.#waiting.delete(key)
     return link
   }
-  /** Saves at once what a runner that is about to stop still has to itself, whichever conductor brought it there. Never rejects. */
+  /** Saves at once the conversations that only this runner has, because it is about to stop. Never rejects. */
   async evacuate(link: RunnerLink): Promise<void> {
     const unsaved = await link.unsaved().catch((err: unknown) => {
       this.#log.warn({ err, runner: link.hash }, 'a stopping runner did not say which sessions are unsaved')
@@ -101,7 +101,7 @@ export class StateSaver {
       const bundle = await link.exportState(tenantId, sessionId)
       if (bundle) await this.#store.saveState(tenantId, sessionId, bundle, { runner: link.hash, epoch: known })
     } catch (err) {
-      // The next run of the session brings another chance; until then its runner still has the conversation.
+      // It is tried again after the session's next run; until then the runner still has the conversation.
       this.#log.warn({ err, sessionId }, 'the state of a session could not be saved')
     }
   }

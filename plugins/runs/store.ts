@@ -5,9 +5,9 @@ import type { RunStore } from '#contracts/run-store'
 
 export interface StoreOptions {
   readonly config: {
-    /** Where runs are written to files as well. */
+    /** The folder in which runs are written to files as well. */
     readonly dir?: string
-    /** Of this process's claims, in milliseconds. */
+    /** How often the lease of this process is renewed, in milliseconds. */
     readonly heartbeat: number
     readonly lease: number
     readonly sweep: number

@@ -20,7 +20,7 @@ const unknownSession = () => runErrors.notFound({ message: 'No such session, or 
 const takenWaitMs = 2_000
 /** The same while the session is being restored: a failure of that is told with its own status. Specification 4.8, rule 3. */
 const restoredWaitMs = 20_000
-/** What the end of a run takes, and more. */
+/** A little longer than the end of a run takes. */
 const lookAgainMs = 100
 
 export interface SubmissionDeps {
@@ -38,13 +38,13 @@ interface Asked {
   readonly task: Task
 }
 
-/** How runs come to be executed: begun at once, or when those before them in the line of their session have ended. */
+/** Starts runs: at once, or when those before them in the line of their session have ended. */
 export class Submission {
   readonly #deps: SubmissionDeps
   readonly #executor: Executor
   readonly #cancellation: Cancellation
   readonly #schemas = createOutputSchemas()
-  /** Sessions whose line is looked at now; true when there was another call meanwhile. */
+  /** Sessions whose line is being advanced; true when another call came meanwhile. */
   readonly #looking = new Map<string, boolean>()
 
   constructor(deps: SubmissionDeps, executor: Executor, cancellation: Cancellation) {
@@ -68,8 +68,8 @@ export class Submission {
   }
 
   /**
-   * Starts whatever is first in a session's line, if the session is free, and frees it for an interrupt. Called whenever that
-   * may be so, by every conductor; the store lets one of them do it.
+   * Starts the first run in a session's line if the session is free, and frees the session for an interrupt. Called whenever that
+   * may be possible, by every conductor; the store lets one of them do it.
    */
   readonly advance = (tenantId: string, sessionId: string): void => {
     const key = `${tenantId}\n${sessionId}`
@@ -81,14 +81,14 @@ export class Submission {
       } while (this.#looking.get(key))
     }
     round()
-      // Every conductor's sweep comes back to it.
+      // The sweep of every conductor tries it again.
       .catch((err: unknown) =>
         this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet'),
       )
       .finally(() => this.#looking.delete(key))
   }
 
-  /** Refuses what would only fail once a model is called. */
+  /** Refuses a task that would only fail when a model is called. */
   #check({ attachments = [], responseFormat, webhook, chat }: Task): void {
     if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars)
       throw runErrors.attachmentsTooLarge()
@@ -96,7 +96,7 @@ export class Submission {
       if (!isBase64(data)) throw runErrors.invalidAttachment({ message: `body/attachments/${i}/data is not base64.` })
     }
     if (responseFormat) this.#schemas(responseFormat.schema)
-    // An agent's was checked when it was published: a chat does not fail for its webhook.
+    // The webhook of an agent was checked when it was published: a chat must not fail because of it.
     if (!webhook || chat) return
     if (!this.#deps.webhooks) throw runErrors.webhooksUnavailable()
     this.#deps.webhooks.check(webhook.url)
@@ -112,7 +112,7 @@ export class Submission {
       const runner =
         remembers && !restoredFromLog(profile.runtime) ? runErrors.conversationEnded() : this.#placeOr(profile)
       if (isAppError(runner)) {
-        // What refuses it may be a profile from memory that has changed since.
+        // The refusal may be due to a profile from memory that has changed since.
         placed = await this.#profileOf(asked, true)
         if (placed.revision === revision) throw runner
         continue
@@ -164,7 +164,7 @@ export class Submission {
     }
   }
 
-  /** Undefined: there is no run, for reasons that are the caller's to tell. */
+  /** Undefined: no run was started, and the caller has to say why. */
   #begun(asked: Asked, outcome: StartOutcome, more: Partial<RunOrder> = {}): Promise<RunAccepted> | undefined {
     if (outcome.kind === 'started') return this.#taken(this.#executor.begin({ ...outcome, task: asked.task, ...more }))
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
@@ -196,7 +196,7 @@ export class Submission {
     if (!placed) throw runErrors.unknownProfile({ name })
     return placed
   }
-  /** A task that could never run is the client's mistake, whatever else is wrong with it. */
+  /** The error for a refused task. A task that could never run is reported first, as the client's mistake. */
   async #unusable(asked: Asked, kind: StartOutcome['kind']): Promise<AppError> {
     await this.#profileOf(asked)
     return kind === 'other_profile' ? runErrors.sessionProfileMismatch() : unknownSession()

@@ -2,16 +2,16 @@ import { microcentsPerCent, type Prices } from '#contracts/prices'
 import { type EventType, parseLine, type Usage } from '#contracts/run-event'
 import type { SandboxUse } from '#contracts/run-store'
 
-/** What a single call may report. No call comes near it. */
+/** The most tokens that a single call may report; no real call comes near it. */
 const mostTokens = 1e12
 const mostCents = 1e9
-/** What a run may add up to, of however many calls: sums stay exact, and the meters within what PostgreSQL counts. */
+/** The most tokens of a run: sums stay exact, and meters within PostgreSQL's bigint. */
 const mostTokensOfRun = 1e15
 const mostMicrocentsOfRun = mostCents * microcentsPerCent
-/** An idle sandbox is paused long before; it keeps the meter within what can be. */
+/** The most idle seconds that are counted; an idle sandbox is paused long before. */
 const mostIdleSeconds = 7 * 24 * 3_600
 
-/** Runtimes of others report what they like, and a count that cannot be stored would keep its run from ending. */
+/** A count between 0 and `most`: a runtime of another maker may report anything, and a run could not end with a count that cannot be stored. */
 const whole = (value: unknown, most: number): number =>
   typeof value === 'number' && value > 0 ? Math.min(Math.round(value), most) : 0
 const cents = (value: unknown): number | undefined =>
@@ -29,9 +29,9 @@ export class RunUsage {
   readonly #prices: Prices | undefined
   readonly #limit: number | undefined
   #calls: Usage | undefined
-  /** Of all calls, in whole millionths: a thousand small costs add up without drift. Undefined: one of them has no known cost. */
+  /** The cost of all calls in whole millionths of a cent, so that many small costs add up exactly. Undefined: the cost of one is not known. */
   #microcents: number | undefined = 0
-  /** What runs that this one delegated to have cost. What has no known price costs nothing here. */
+  /** The cost of delegated runs; one whose price is not known counts as nothing. */
   #delegated = 0
   #acceptedAt = Infinity
   #sandboxIsKnown = false
@@ -51,26 +51,26 @@ export class RunUsage {
   get sandbox(): SandboxUse | undefined {
     return this.#sandbox
   }
-  /** What it may still cost; undefined: there is no limit. */
+  /** How much the run may still cost; undefined when there is no limit. */
   get left(): number | undefined {
     return this.#limit === undefined ? undefined : Math.max(0, this.#limit - this.#spent)
   }
-  /** It has cost more than it may. */
+  /** True when it has cost more than it may. */
   get exceeded(): boolean {
     return this.#limit !== undefined && this.#spent > this.#limit
   }
   get #spent(): number {
     return this.#delegated + (this.#calls?.costCents ?? 0)
   }
-  /** A run that it delegated to has cost this. */
+  /** Adds the cost of a run that it delegated to. */
   delegated(costCents = 0): void {
     this.#delegated += costCents
   }
-  /** From `seq` on deltas say nothing of it: they may be left out. */
+  /** True when deltas from `seq` on cannot change the usage, so that they need not be read. */
   isPastSandbox(seq: number): boolean {
     return this.#sandboxIsKnown || seq > this.#acceptedAt + 1
   }
-  /** Reads the run's lines in their order. False: this one should say something, and is no JSON object. */
+  /** Reads the next line of the run. False: a line of this type must be a JSON object, and is not. */
   read(type: EventType | undefined, line: Buffer, seq: number): boolean {
     if (!this.#sandboxIsKnown) this.#readSandbox(type, line, seq)
     if (type === 'tool_call') this.toolCalls++
@@ -105,7 +105,7 @@ export class RunUsage {
     }
   }
   /**
-   * A worker writes events too, and would be believed: so only the line behind the first `runner_accepted` counts, which no
+   * A worker writes events, too, and could lie about its sandbox: so only the line behind the first `runner_accepted` counts, which no
    * worker can write.
    */
   #readSandbox(type: EventType | undefined, line: Buffer, seq: number): void {

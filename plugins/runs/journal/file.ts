@@ -33,7 +33,7 @@ const finishStart = '{"type":"finish",'
 export class JournalFile {
   readonly header: JournalHeader
   readonly #handle: FileHandle
-  /** Bytes that make sense; whatever is behind them is written over. */
+  /** The length of the valid part; bytes behind it are overwritten. */
   #size = 0
   #eventsFrom = 0
   #eventsTo = 0
@@ -82,7 +82,7 @@ export class JournalFile {
     return file
   }
 
-  /** Of the last event that the file holds; 0 when it holds none. */
+  /** The `seq` of the last event in the file; 0 when there is none. */
   get lastSeq(): number {
     return this.#lastSeq
   }
@@ -96,7 +96,7 @@ export class JournalFile {
     await this.#handle.read(lines, 0, lines.length, this.#eventsFrom)
     return this.#lastSeq === 0 ? undefined : { firstSeq: 1, count: this.#lastSeq, lines }
   }
-  /** Adds what of a chunk the file does not hold yet. A chunk that leaves a gap is a mistake of the caller. */
+  /** Appends the events of a chunk that the file does not hold yet. Throws when the chunk would leave a gap. */
   async append(chunk: LogChunk): Promise<void> {
     const part = after(chunk, this.#lastSeq)
     if (!part) return
@@ -125,7 +125,7 @@ export class JournalFile {
       }
       this.#size += bytes.length
     } catch (error) {
-      // A full disk takes half a line: without it the next attempt begins where this one did.
+      // A full disk may have taken half a line; it is removed, so that the next attempt starts at the same place.
       await this.#handle.truncate(this.#size).catch(() => {})
       throw error
     }
@@ -143,7 +143,7 @@ export async function readStart(path: string): Promise<string | undefined> {
   }
 }
 
-/** Whether the last line is a whole finish line, from the end of the file alone: most files of a start are finished. */
+/** True when the last line is a whole finish line. It only reads the end of the file, because at a start most files are finished. */
 export async function isFinished(path: string): Promise<boolean> {
   const handle = await open(path, 'r')
   try {

@@ -8,7 +8,7 @@ export interface RunKey {
 }
 
 const ending = '.jsonl'
-/** Files looked at at once: a start finds tens of thousands. */
+/** How many files are read at once: a start may find tens of thousands. */
 const abreast = 16
 
 // A tenant's id is not a path: nothing of it may lead out of the folder.
@@ -39,12 +39,12 @@ export class JournalFolder {
       return await JournalFile.create(path, header)
     } catch (error) {
       if (!hasCode(error, 'EEXIST')) throw error
-      // Of a database that is no longer used: what was written is kept, under a name that is no run's.
+      // The file belongs to a database that is no longer used. It is kept, under a name that no run has.
       await rename(path, `${path}.${Date.now()}.old`)
       return JournalFile.create(path, header)
     }
   }
-  /** Undefined when there is no such file, or none that makes sense: that one is put aside. */
+  /** Undefined when there is no such file, or no valid one: an invalid file is renamed. */
   async reopen(run: RunKey): Promise<JournalFile | undefined> {
     const path = this.#path(run)
     try {
@@ -56,7 +56,7 @@ export class JournalFolder {
       throw error
     }
   }
-  /** Of a run that was taken back. */
+  /** Removes the file of a run that was taken back. */
   async remove(file: JournalFile): Promise<void> {
     await file.close()
     await rm(this.#path(file.header), { force: true })
@@ -86,7 +86,7 @@ export class JournalFolder {
   #path({ tenantId, runId }: RunKey): string {
     return join(this.#of(tenantId), `${runId}${ending}`)
   }
-  /** Every file there is, and what `look` finds in it. */
+  /** Every file, with the result of `look`. */
   async *#look<T>(look: (path: string) => Promise<T>): AsyncGenerator<{ readonly run: RunKey; readonly found: T }> {
     for (const entry of await readdir(this.#dir, { withFileTypes: true })) {
       if (!entry.isDirectory()) continue

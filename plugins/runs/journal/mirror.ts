@@ -5,12 +5,12 @@ import type { RunSummary, TerminalRunStatus } from '#contracts/runs'
 import type { JournalFile, JournalFinish, JournalHeader } from './file.ts'
 import type { JournalFolder, RunKey } from './folder.ts'
 
-/** How often files that are behind their store are looked at: a run that was taken from this process ends elsewhere. */
+/** How often incomplete files are completed from the store: a run that was taken from this process ends elsewhere. */
 const mendMs = 2_000
 
 export const keyOf = ({ tenantId, runId }: RunKey): string => `${tenantId}\n${runId}`
 
-/** Whose files are written: what they are made and completed from. */
+/** The store from which files are made and completed. */
 type Source = Pick<RunStore, 'getSession' | 'findSession' | 'readLog'>
 
 /** The header of a run that the store knows; the snapshot goes with the run that created the session. */
@@ -69,7 +69,7 @@ export class JournalMirror {
   #timer: NodeJS.Timeout | undefined
   #mending: Promise<void> | undefined
 
-  /** `truth` is a plain object: its methods are taken over. */
+  /** `truth` must be a plain object, because its methods are copied. */
   constructor(truth: RunStore, folder: JournalFolder, log: FastifyBaseLogger) {
     this.#truth = truth
     this.#folder = folder
@@ -82,7 +82,7 @@ export class JournalMirror {
       finish: (run) => this.#written(run.claim, truth.finish(run), run.tail, run),
     }
   }
-  /** Completes the files that an earlier process left, and goes on to mend what falls behind. */
+  /** Completes the files that an earlier process left, then again and again those that fall behind. */
   start(): void {
     this.#turn(async () => {
       for await (const run of this.#folder.unfinished()) {
@@ -97,7 +97,7 @@ export class JournalMirror {
     await Promise.all([...this.#open.values()].map(async (file) => (await file)?.close())).catch(() => {})
   }
 
-  /** Follows a write that the store has accepted; the claim of one that it has not is another's. */
+  /** Writes to the file what the store has accepted. When the store refused, the claim is another process's. */
   async #written(claim: Claim, accepted: Promise<boolean>, chunk?: LogChunk, end?: FinishRun): Promise<boolean> {
     const owned = await accepted
     if (!owned) this.#giveUp(claim)

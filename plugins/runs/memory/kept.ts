@@ -31,7 +31,7 @@ export class KeptRunStore extends MemoryRunStore {
     return store
   }
 
-  /** Leaves runs under way to the next start. */
+  /** Leaves runs under way for the next start to end. */
   async close(): Promise<void> {
     for (const file of this.#open.values()) await file.close().catch(() => {})
     this.#open.clear()
@@ -79,14 +79,14 @@ export class KeptRunStore extends MemoryRunStore {
       const file = this.#open.get(keyOf({ tenantId, runId }))
       const run = stolen && file && (await this.findRun(tenantId, runId))
       if (!run) return stolen
-      // The former holder finds no file any more: its late result cannot stand behind this end.
+      // The former holder of the claim finds no file any more, so it cannot write a late result behind this end.
       this.#open.delete(keyOf({ tenantId, runId }))
       await complete(this, this.#folder, file, run)
       return true
     })
   }
 
-  /** One write of a run after the other, so that an end that is being written cannot be overtaken by another one. */
+  /** Writes of one run wait for each other, so that an end that is being written cannot be overtaken. */
   #inTurn<T>(run: RunKey, work: () => Promise<T>): Promise<T> {
     const key = keyOf(run)
     const turn = (this.#turns.get(key) ?? Promise.resolve()).then(work, work)
@@ -127,7 +127,7 @@ export class KeptRunStore extends MemoryRunStore {
   }
 }
 
-/** The ending that the last event tells. Where that is not a terminal one, one is added. */
+/** The ending in the last event of the file. If that is no terminal event, one is appended. */
 async function endOf(file: JournalFile): Promise<JournalFinish> {
   const lines = (await file.events())?.lines
   const event = lines && parseLine(lines.subarray(lines.lastIndexOf(0x0a, lines.length - 2) + 1))

@@ -12,7 +12,7 @@ export interface RunRow {
   epoch: number
   /** 0 until the run is claimed. */
   ordinal: number
-  /** What goes to whoever executes it and is in no summary; kept until the run has ended. */
+  /** The parts of the prompt that the executor needs and no summary has; kept until the run has ended. */
   input: PromptFields | undefined
   readonly log: LogChunk[]
 }
@@ -24,14 +24,14 @@ export interface SessionRow {
   claimRun: string | undefined
   epoch: number
   stateRev: number
-  /** What may be missing: where the conversation is, in the words of `DurableSession`. */
+  /** Where the conversation is, with the optional fields of `DurableSession`. */
   where: Pick<DurableSession, 'runtimeSessionId' | 'runner'>
   state: StateBundle | undefined
   /** Runs that wait for the session, first in line first. */
   waiting: { readonly runId: string; readonly front: boolean }[]
 }
 
-/** What whoever executes the run is given. */
+/** What the executor of the run is given. */
 export const taskOf = ({ summary, input }: RunRow): Task => {
   const { attachments: _, responseFormat: __, ...task } = summary.subTask
   return { ...(task as SubTask), ...input, ...(summary.parent ? { parent: summary.parent } : {}) }
@@ -83,7 +83,7 @@ const keyOf = (tenantId: string, id: string): string => `${tenantId}\n${id}`
 const ofTenant = <T extends { readonly tenantId: string }>(all: ReadonlyMap<string, T>, tenantId: string): T[] =>
   [...all.values()].filter((one) => one.tenantId === tenantId)
 
-/** All rows, as many as may be kept: the oldest finished runs and the sessions that rest longest give way. */
+/** All rows, up to a limit: beyond it the oldest finished runs and the sessions that were idle longest are dropped. */
 export class Rows {
   // Insertion order is age: of runs since they were claimed, of finished ones since they ended, of sessions since they were
   // last used.
@@ -125,7 +125,7 @@ export class Rows {
   deleteRun({ tenantId, summary }: RunRow): void {
     this.#runs.delete(keyOf(tenantId, summary.runId))
   }
-  /** From now on it may give way. */
+  /** Marks a run as finished: from now on it may be dropped. */
   finished({ tenantId, summary }: RunRow): void {
     this.#finished.add(keyOf(tenantId, summary.runId))
     for (const oldest of this.#finished) {

@@ -33,7 +33,7 @@ const now = (): string => new Date().toISOString()
 const pageOf = <T>(all: readonly T[], { offset = 0, limit = all.length }: Page): T[] =>
   all.slice(offset, offset + limit)
 const lastSeqIn = ({ log }: RunRow): number => (log.length > 0 ? lastSeqOf(log.at(-1)!) : 0)
-/** The same chunk again is a repeated call. */
+/** Adds a chunk. One that is there already is ignored: the call was repeated. */
 const add = (run: RunRow, chunk: LogChunk): void => {
   if (chunk.firstSeq > lastSeqIn(run)) run.log.push(chunk)
 }
@@ -222,7 +222,7 @@ export class MemoryRunStore implements RunStore {
     return this.#rows.session(tenantId, sessionId)?.state
   }
 
-  // Claims die with the only process that can hold them: there is nobody to hand over to, to sweep or to fence.
+  // Claims end with this process, the only one that can hold any: there is no other to hand over to, to sweep or to fence.
   async handOver(): Promise<boolean> {
     return false
   }
@@ -246,7 +246,7 @@ export class MemoryRunStore implements RunStore {
     const { tenantId, sessionId, create } = run
     const session =
       this.#rows.session(tenantId, sessionId) ?? (create && newSession(tenantId, sessionId, create.profile, startedAt))
-    // Its session was older than what is kept.
+    // The session was dropped already.
     if (!session) return
     const row = newRun(run)
     this.#claim(row, session, startedAt)
@@ -257,7 +257,7 @@ export class MemoryRunStore implements RunStore {
     const run = this.#rows.run(tenantId, runId)
     return run?.summary.status === 'running' && run.epoch === epoch ? run : undefined
   }
-  /** The session that a run is for, or why it can have no place there. */
+  /** The session of a new run, or why the run cannot have it. */
   #placeOf({ tenantId, runId, task }: StartRun, session: SessionRow | undefined) {
     const taken = this.#rows.run(tenantId, runId)
     if (taken) return { kind: 'exists', run: taken.summary } as const

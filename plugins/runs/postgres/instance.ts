@@ -4,7 +4,7 @@ import { newId } from '#contracts/ids'
 import type { EndReason, RunStore } from '#contracts/run-store'
 import { leftTo } from './ends.ts'
 
-// A conflict is our own row, when an earlier answer was lost.
+// A conflict means that an earlier insert committed and its answer was lost.
 const register = {
   name: 'instance-register',
   text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() + $2 * interval '1 millisecond')
@@ -14,7 +14,7 @@ const renew = {
   name: 'instance-renew',
   text: `UPDATE instances SET lease_until = now() + $2 * interval '1 millisecond' WHERE id = $1 AND NOT dead RETURNING id`,
 }
-// Both in one statement: of two that stop at once, at most one finds the other still there.
+// One statement does both: of two processes that stop at once, at most one finds the other still there.
 const retreat = {
   name: 'instance-retreat',
   text: `WITH self AS (UPDATE instances SET stopping = true WHERE id = $1)
@@ -56,7 +56,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
     const before = self.id
     self.id = newId('inst')
     enrolled = false
-    // Listeners first: whatever this process still runs belongs to nobody, even if enrolling fails and is tried again.
+    // The listeners are told first: this process has lost its runs, also when registering fails and is tried again.
     for (const listener of fenced) listener()
     log.warn({ instance: before, successor: self.id }, 'this process was declared dead; its runs were given up')
     await enrol()
@@ -71,7 +71,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
     for (const listener of listeners) listener(tenantId, runId, { code, message })
   }
   const self = {
-    /** Changes when the process was fenced: it comes back as another owner. */
+    /** Another id after the process was fenced: it comes back as another owner. */
     id: newId('inst'),
     beat,
     /** Registers this process, now or as soon as the database is there. */
@@ -79,10 +79,10 @@ export function createInstance(db: Database, options: InstanceOptions) {
       const renewed = (): Promise<void> =>
         beat().catch((err: unknown) => log.warn({ err }, 'the lease could not be renewed'))
       timer = setInterval(renewed, heartbeatMs).unref()
-      // A database that is away is no reason not to boot: the next beat, or the first run, enrols this process.
+      // The boot goes on without the database: the next beat, or the first run, registers this process.
       await renewed()
     },
-    /** Begins to listen to the others, unless it does already. Rejects while the database is away. */
+    /** Starts to listen to the other conductors, unless it does already. Rejects while the database is away. */
     async listen(onLeft: (tenantId: string) => void): Promise<void> {
       if (stops.length === 0) stops.push(await db.listen(asks, asked))
       if (stops.length === 1) stops.push(await db.listen(leftTo, onLeft))
@@ -92,7 +92,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
     },
     onAsked: (listener: (typeof listeners)[number]) => void listeners.push(listener),
     onFenced: (listener: () => void) => void fenced.push(listener),
-    /** Says that this process takes nothing over any more. True: another one does. */
+    /** Declares that this process takes over no runs any more. True: another process does. */
     async retreat(): Promise<boolean> {
       const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [self.id] }])
       return others.length > 0

@@ -4,9 +4,9 @@ import type { EndReason, RunStore } from '#contracts/run-store'
 import type { Instance } from './instance.ts'
 import { prepared, read } from './rows.ts'
 
-/** How long after a lost answer its statement may still be carried out by the server. */
+/** How long after a lost answer the server may still execute the statement. */
 const doubtMs = 60_000
-/** How long a run may be claimed before whoever claimed it begins to execute it. */
+/** How long a claimed run may be without an executor before it counts as lost. */
 const begunMs = 5_000
 
 const listOwn = prepared(
@@ -26,7 +26,7 @@ const lost: EndReason = {
 export function createLostClaims(db: Database, instance: Instance, steal: RunStore['steal'], waitMs = begunMs) {
   /** Tenants with an answer that was lost, and until when to look. */
   const doubts = new Map<string, number>()
-  /** Since when a run was seen without anybody executing it. */
+  /** Since when each claimed run was seen without an executor. */
   const seen = new Map<string, number>()
   let executes: Parameters<RunStore['executing']>[0] | undefined
 
@@ -44,7 +44,7 @@ export function createLostClaims(db: Database, instance: Instance, steal: RunSto
     }
   }
   return {
-    /** A claim has failed like this: it may have been made without anybody knowing. Throws the error on. */
+    /** Called when a claim failed with this error, and may have been committed all the same. Rethrows the error. */
     doubt(tenantId: string, error: unknown): never {
       if (isAppError(error) && error.status === 503) doubts.set(tenantId, Date.now() + doubtMs)
       throw error
@@ -52,7 +52,7 @@ export function createLostClaims(db: Database, instance: Instance, steal: RunSto
     executing(check: Parameters<RunStore['executing']>[0]): void {
       executes = check
     },
-    /** Ends what this process owns and does not execute, where it may own something unawares. */
+    /** Ends the runs that this process owns and does not execute, in tenants with a lost answer. */
     async sweep(): Promise<void> {
       const now = Date.now()
       for (const [tenantId, until] of doubts) {

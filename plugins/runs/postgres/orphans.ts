@@ -56,7 +56,7 @@ const takeOrphans = prepared(
   `WITH ${taking(`id IN (
      SELECT id FROM runs WHERE ${ofOwner} AND NOT ${goesOn} LIMIT ${sweepSize} FOR UPDATE SKIP LOCKED)`)} ${asTaken}`,
 )
-// Picked on their own: as a sub-select the limit may be applied again for each row.
+// The runs are picked in a CTE: in a sub-select the limit may be applied again for each row.
 const takeToGoOn = prepared(
   'run-take-to-go-on',
   `WITH picked AS MATERIALIZED (
@@ -71,7 +71,7 @@ const takeToGoOn = prepared(
 )
 
 interface OrphanRow extends TaskRow {
-  /** Raised by whoever took it; the session is as it was before. */
+  /** The epoch that the taker has raised; the columns of the session are as before. */
   readonly run_epoch: number
   readonly attempt: number
   readonly elapsed: number | string
@@ -94,7 +94,7 @@ const toOrphan = (tenantId: string, row: OrphanRow, owner: string): Orphan => ({
   task: toTask(row),
 })
 
-// Conductors only: a gateway of an earlier release has rows too, which are its own to sweep.
+// Only conductors: a gateway of an earlier release has rows, too, and sweeps them itself.
 const overdue = 'NOT dead AND lease_until < now()'
 const markDead = prepared(
   'instance-mark-dead',
@@ -117,12 +117,12 @@ interface OrphanDeps {
   readonly db: Database
   readonly instance: Instance
   readonly onWanted: OnWanted
-  /** What the runs cost that are ended for somebody else; not known without. */
+  /** Prices for the runs that are ended for another process; without them their cost is not known. */
   readonly prices: Prices | undefined
   readonly log: FastifyBaseLogger
 }
 
-/** The runs of processes that died, and of those that left theirs to others. */
+/** The runs of processes that died, and of those that handed theirs over. */
 export class Orphans {
   readonly #deps: OrphanDeps
   readonly #sweptOnce = new Set<string>()
@@ -144,7 +144,7 @@ export class Orphans {
     }))
   }
 
-  /** Takes over what was left to others in one tenant, now. */
+  /** Takes over the runs of one tenant that were handed over, now. */
   async takeOver(tenantId: string): Promise<void> {
     await this.#adopt([{ id: tenantId }], [handedOver])
   }
@@ -156,10 +156,10 @@ export class Orphans {
     return alive.length > 0 ? 0 : this.#endThose(tenantId, owner)
   }
 
-  /** Takes one run from whoever holds it, or from its queue, and ends it. */
+  /** Takes one run from the holder of its claim, or from its queue, and ends it. */
   async steal(tenantId: string, runId: string, status: TerminalRunStatus, reason: EndReason): Promise<boolean> {
     const { db, instance, prices } = this.#deps
-    // One transaction: a failure leaves the owner in its rights.
+    // One transaction: after a failure the owner still has its claim.
     const { taken, wanted } = await db.tenant(tenantId, async (tx) => {
       const values = { tenant: tenantId, run: runId, self: instance.id }
       // In this order: a run goes from its queue to an owner and never back.
@@ -175,7 +175,7 @@ export class Orphans {
     const { db, log } = this.#deps
     const [, dead] = await db.systemBatch<[object[], { id: string; settled: boolean }[]]>([markDead, listDead])
     const due = dead.filter((row) => row.settled || !this.#sweptOnce.has(row.id))
-    // Whoever stopped in good order told everybody at once; a telling that was lost is made good while its row is there.
+    // A process that stops notifies all others at once; a lost notification is made up for while its row is there.
     if (due.length === 0 && dead.length === 0) return 0
     const [tenants] = await db.systemBatch<[{ id: string }[]]>([listTenants])
     let total = 0
@@ -210,7 +210,7 @@ export class Orphans {
     const adopter = this.#adopter
     if (!adopter) return left
     let room = adopter.room()
-    // Another tenant is the first each time: many orphans of one keep nobody else's waiting.
+    // Each sweep starts with another tenant, so that many orphans of one tenant do not keep those of others waiting.
     const first = this.#round++ % Math.max(tenants.length, 1)
     for (const tenant of [...tenants.slice(first), ...tenants.slice(0, first)]) {
       for (const owner of owners) {
@@ -273,7 +273,7 @@ export async function endTaken(
   const next = new Map(seqs.map((row) => [row.run_id, row.next]))
   for (const run of taken) {
     const firstSeq = next.get(run.id) ?? 1
-    // What nobody began has used nothing.
+    // A run that was never started has used nothing.
     const used = next.has(run.id) ? await tallyOf(tx, run.id, prices) : {}
     const line = createEventEncoder(run.id, run.session_id, firstSeq).line({ type: 'error', ...reason })
     const [row] = await tx.query<EndedRow>(
@@ -304,7 +304,7 @@ const telling = prepared(
    ORDER BY first_seq`,
 )
 
-/** What a run has used, from its stored log: whoever executed it is gone and tells no more. */
+/** What a run has used, from its stored log, because its executor is gone. */
 async function tallyOf(
   tx: TenantTx,
   runId: string,

@@ -42,7 +42,7 @@ const shutdown = prepared(
   'session-shutdown',
   `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = :tenant AND id = :session`,
 )
-// What waits for nobody's session is nobody's: no owner, epoch 0.
+// A waiting run has no owner, and epoch 0.
 const insert = prepared(
   'queue-insert',
   `WITH run AS (
@@ -107,7 +107,7 @@ interface LockedRow {
 }
 
 const listTenants = prepared('queue-tenants', 'SELECT tenant_id, stamp::text AS stamp FROM run_queue_tenants')({})
-// What nobody may be about to start: the free sessions, and those that a waiting interrupt wants for itself.
+// Sessions whose line no process may be advancing: the free ones, and those that a waiting interrupt is for.
 const listWanted = prepared(
   'queue-wanted',
   `SELECT q.session_id, bool_or(q.front) OR s.status <> 'running' AS wanted
@@ -175,8 +175,8 @@ export function createQueue({ db, instance, lostClaims, onWanted }: QueueDeps) {
         return 'shutdown'
       }),
     /**
-     * Tells of every session that runs wait for and nobody executes in. A conductor may die between the end of one run and the
-     * start of the next, or between an interrupt and what it is for: then all the others hear of it here.
+     * Announces every session that runs wait for and in which none executes. A conductor may die between the end of one run and the
+     * start of the next, or between an interrupt and its run: the others learn of the session here.
      */
     async sweepQueues(): Promise<void> {
       const [tenants] = await db.systemBatch<[{ tenant_id: string; stamp: string }[]]>([listTenants])

@@ -22,7 +22,7 @@ import {
 const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($3::text IS NULL OR session_id = $3)
   AND ($4::text IS NULL OR status = $4) AND ($5::timestamptz IS NULL OR started_at >= $5)
   AND ($6::timestamptz IS NULL OR started_at < $6) AND ($7::text IS NULL OR parent ->> 'runId' = $7)`
-// Unnamed: planned with the values, so that the filter that is there picks its index.
+// Not a named statement, so that it is planned with its values and the filter at hand decides the index.
 const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $8 OFFSET $9`
 const countRuns = `SELECT count(*)::int AS total FROM runs WHERE ${runMatches}`
 
@@ -69,7 +69,7 @@ const sessionById = prepared(
   'session-by-id',
   `SELECT ${sessionColumns} FROM sessions WHERE tenant_id = :tenant AND id = :session`,
 )
-// "Live session records": what was shut down is history.
+// The specification lists "live session records": without sessions that were shut down.
 const sessionMatches = `tenant_id = $1 AND status <> 'shutdown' AND ($2::text IS NULL
   OR position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0)`
 const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatches}

@@ -28,12 +28,12 @@ export const storableOrNull = (text: string | undefined): string | null => (text
 /** The row of `runs` that a claim holds. */
 export const claimed = 'tenant_id = :tenant AND id = :run AND finished_at IS NULL AND claim_epoch = :epoch'
 
-/** The rows of one statement, in a transaction of its own: what may be large keeps no unit of work waiting. */
+/** The rows of one statement in a transaction of its own, so that a large answer keeps no other unit of work waiting. */
 export async function read<Row extends object>(db: Database, tenantId: string, statement: Statement): Promise<Row[]> {
   return (await db.batch<[Row[]]>(tenantId, [statement]))[0]
 }
 
-/** What a row is made into, as PostgreSQL tells it: with null for what is not there. Columns bear the names of the fields. */
+/** A row as PostgreSQL returns it: with null for absent fields. Columns are named like the fields. */
 type Row<T> = {
   readonly [Field in keyof T]-?: undefined extends T[Field] ? Exclude<T[Field], undefined> | null : T[Field]
 }
@@ -103,13 +103,13 @@ export interface ChunkRow {
 }
 export const toChunk = (row: ChunkRow): LogChunk => ({ firstSeq: row.first_seq, count: row.count, lines: row.lines })
 
-/** A claimed run as whoever executes it needs it, with its session. */
+/** A claimed run with its session, as its executor needs it. */
 export interface TaskRow extends DurableRow {
   readonly run_id: string
   readonly prompt: string
   readonly metadata: Record<string, unknown> | null
   readonly input: PromptFields | null
-  /** Absent of what waited: only a new session's run was delegated. */
+  /** Absent for a run that waited: only the run of a new session can be a delegated one. */
   readonly parent?: Task['parent'] | null
 }
 export const toTask = ({ run_id, id, profile, prompt, metadata, input, parent }: TaskRow): Task => ({
@@ -128,7 +128,7 @@ export interface Taken {
   readonly session_id: string
   readonly epoch: number
   readonly public_run?: string | null | undefined
-  /** Of its session; absent of what was never begun. */
+  /** The runtime of its session; absent for a run that was never started. */
   readonly runtime?: string
 }
 export const claimOf = (tenantId: string, { id, session_id, epoch, public_run }: Taken): Claim => ({

@@ -12,10 +12,10 @@ import { type DurableRow, durableColumns, prepared, type RunRow, runById, storab
 const ownerLives = 'EXISTS (SELECT 1 FROM instances WHERE id = :owner AND NOT dead)'
 const isFresh = `(:revision::bigint IS NULL
   OR EXISTS (SELECT 1 FROM tenants WHERE id = :tenant AND broadcast_revision = :revision AND deleted_at IS NULL))`
-// A public run that was given up as lost before its run came to be stays so.
+// A public run that was given up as lost before its run was stored stays lost.
 const isOpen = `NOT EXISTS (SELECT 1 FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun AND status <> 'dispatching')`
 
-// A gateway remembers whom it has let in: what it remembers begins nothing once the key is revoked or its agent has changed.
+// A gateway may let a caller in from memory, so the start checks that the key is not revoked and its agent has not changed.
 const isAdmitted = `(:key::text IS NULL OR EXISTS (
   SELECT 1 FROM published_agent_keys k
   JOIN published_agents a ON a.tenant_id = k.tenant_id AND a.id = k.published_id
@@ -23,7 +23,7 @@ const isAdmitted = `(:key::text IS NULL OR EXISTS (
   WHERE k.tenant_id = :tenant AND k.id = :key AND k.revoked_at IS NULL AND a.xmin::text = :agentRevision))`
 const mayBegin = `${isOpen} AND ${isAdmitted}`
 
-/** The user's side of a chat, written `FROM` what proves that its run begins. */
+/** Inserts the user's message of a chat, selected `FROM` the rows that prove that its run starts. */
 const chatFrom = (begun: string): string => `
   public AS (
     INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, status, end_user_id)
@@ -66,7 +66,7 @@ const startChat = prepared(
    ), ${chatFrom('run')} ${newSession}`,
 )
 
-/** Of two continuations that find the session gone, one goes on. */
+/** When two continuations find the session gone, only one of them starts a new one. */
 const startAnew = prepared(
   'run-start-anew',
   `WITH conversation AS (
@@ -156,7 +156,7 @@ function startStatement(run: StartRun, owner: string): Statement {
     endUser: chat?.endUserId,
     key: chat?.admission?.keyId,
     agentRevision: chat?.admission?.revision,
-    // What a conversation shows of them: their content is the run's.
+    // A conversation shows their names; the content belongs to the run.
     attachments:
       task.attachments?.length && chat
         ? JSON.stringify(task.attachments.map(({ name, mediaType }) => ({ name, mediaType })))
@@ -197,7 +197,7 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
   const { tenantId, runId, task, create } = run
   const bytes = (task.attachments ?? []).reduce((sum, { data }) => sum + data.length, task.prompt.length)
   const order = task.chat?.conversationId ?? run.sessionId
-  // A refused start is looked at again when its reason is gone by then: a dead owner, or a run that has just ended.
+  // A refused start is tried again when its reason may be gone: a dead owner, or a run that has just ended.
   for (let attempt = 0; attempt < 4; attempt++) {
     const started = await deps.db
       .unit<DurableRow>(tenantId, startStatement(run, deps.instance.id), { order, bytes })
@@ -205,7 +205,7 @@ async function startRun(deps: StartDeps, run: StartRun): Promise<StartOutcome> {
     if (started === 'busy') return (await existing(deps.db, run)) ?? { kind: 'busy' }
     const row = started[0]
     if (row) {
-      // What is in a new session nobody knows better than whoever made it.
+      // A session that this start created need not be read back.
       const session: DurableSession = create
         ? { id: run.sessionId, profile: create.profile, status: 'running', epoch: 1, stateRev: 0 }
         : { ...toDurable(row), status: 'running' }
@@ -242,7 +242,7 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
     const values = { tenant: tenantId, conversation: chat.conversationId, published: chat.publishedId }
     const [conversation] = await db.unit<{ session_id: string | null }>(tenantId, findConversation(values))
     if (!conversation) return { kind: 'no_conversation' }
-    // Somebody else gave the conversation a session meanwhile: its run is under way.
+    // Another request gave the conversation a session meanwhile, and its run is under way.
     if (create && conversation.session_id !== (create.insteadOf ?? null)) return { kind: 'busy' }
     if (!create && conversation.session_id === null) return { kind: 'no_session' }
     if (!create) sessionId = conversation.session_id!

@@ -27,7 +27,7 @@ const load = prepared(
 )
 
 const pageRuns = 16
-/** No conversation is restored further back: a turn is at least two messages, and more than 400 are no model's prompt. */
+/** How many earlier runs are read to restore a conversation: a turn is at least two messages, and no model takes a prompt of more than 400. */
 const mostRuns = 208
 
 // A conversation may have been in several sessions: its runs are then found by its messages.
@@ -60,7 +60,7 @@ interface PastRow {
   readonly model: string | null
 }
 
-/** The finished runs of a conversation with their logs, newest first. Whoever has enough stops reading. */
+/** The finished runs of a conversation with their logs, newest first. The reader stops when it has enough. */
 async function* readPastRuns(
   db: Database,
   { tenantId, sessionId, publicRunId }: Claim,

@@ -11,7 +11,7 @@ import { createStarts } from './starts.ts'
 import { createState } from './state.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
-  /** What the runs cost that are ended for somebody else; not known without. */
+  /** Prices for the runs that are ended for another process; without them their cost is not known. */
   readonly prices?: Prices | undefined
   readonly sweepMs: number
   /** How long a claimed run may be without anybody executing it, where that can be. */
@@ -21,7 +21,7 @@ export interface PostgresRunStoreOptions extends InstanceOptions {
 export interface PostgresRunStore extends RunStore {
   /** Registers this process as an owner and begins to look for dead ones. */
   open(): Promise<void>
-  /** Gives the instance up: what it still claims is for others to sweep. */
+  /** Signs this process off: others sweep the runs that it still owns. */
   close(): Promise<void>
 }
 
