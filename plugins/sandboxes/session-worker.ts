@@ -1,4 +1,5 @@
 import { setImmediate as turn } from 'node:timers/promises'
+import pLimit from 'p-limit'
 import type { RunnerSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { SandboxState } from '#contracts/sandbox'
@@ -7,7 +8,6 @@ import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
 import { createAwakeMeter, createUses } from './usage.ts'
-import { createTurnstile } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
 
 /** How long the worker of a sandbox that was awake may be silent, between two polls or while its network is away, before it is given up. */
@@ -33,7 +33,7 @@ export class SessionWorker {
   readonly uses = createUses()
   readonly awake = createAwakeMeter()
   readonly #deps: SessionWorkerDeps
-  readonly #oneAtATime = createTurnstile()
+  readonly #oneAtATime = pLimit(1)
   readonly #closing = new AbortController()
   #sandbox: Sandbox | undefined
   #latest: Sandbox | undefined

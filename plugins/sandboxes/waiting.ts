@@ -17,13 +17,3 @@ export async function atMost(ms: number, work: Promise<unknown>): Promise<void> 
   await Promise.race([work.catch(() => {}), late])
   clearTimeout(timer)
 }
-
-/** A queue: each piece of work begins when the one before it has settled. */
-export function createTurnstile(): <T>(work: () => Promise<T>) => Promise<T> {
-  let last: Promise<unknown> = Promise.resolve()
-  return (work) => {
-    const done = last.then(work)
-    last = done.catch(() => {})
-    return done
-  }
-}

@@ -1,3 +1,4 @@
+import pLimit from 'p-limit'
 import { unavailable } from '#kernel'
 import { type Database, sqlState, type Statement } from '#contracts/database'
 
@@ -30,33 +31,19 @@ export interface Reader {
 }
 
 export function createReader(database: Database): Reader {
-  let running = 0
-  const waiting: (() => void)[] = []
-  const turn = async (): Promise<void> => {
-    if (running < atOnce) return void running++
-    if (waiting.length >= mostWaiting) throw busy()
-    // A finished query hands its place over to the first that waits.
-    await new Promise<void>((resolve) => void waiting.push(resolve))
-  }
-  const done = (): void => {
-    const next = waiting.shift()
-    if (next) next()
-    else running--
-  }
+  const limit = pLimit(atOnce)
   return {
     async now() {
       const [[row]] = await database.systemBatch<[{ now: string }[]]>([clock])
       return new Date(row!.now)
     },
     async read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows> {
-      await turn()
+      if (limit.pendingCount >= mostWaiting) throw busy()
       try {
-        const [, ...rows] = await database.batch<object[][]>(tenantId, [limits, ...statements])
+        const [, ...rows] = await limit(() => database.batch<object[][]>(tenantId, [limits, ...statements]))
         return rows as Rows
       } catch (error) {
         throw sqlState(error) === '57014' ? tooMuch(error) : error
-      } finally {
-        done()
       }
     },
   }
