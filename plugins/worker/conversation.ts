@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { SidecarLink } from '#contracts/sidecar'
 import { maxStateBytes } from '#contracts/wire/worker'
-import { type Lifetime, persist } from './backoff.ts'
+import { type Lifetime, persist } from './persist.ts'
 import type { Disk, DiskState } from './disk.ts'
 import { isRefusal, type RevisedState, type RunnerClient } from './runner-client.ts'
 import { workerErrors } from './errors.ts'

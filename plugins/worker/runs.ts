@@ -3,7 +3,7 @@ import { isAppError } from '#kernel'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder } from '#contracts/run-event'
 import type { SidecarLink } from '#contracts/sidecar'
-import { type Lifetime, persist } from './backoff.ts'
+import { type Lifetime, persist } from './persist.ts'
 import type { Conversation } from './conversation.ts'
 import type { RunnerClient } from './runner-client.ts'
 

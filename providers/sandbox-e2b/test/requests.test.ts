@@ -122,4 +122,7 @@ test('a list longer than a page is read to its end', async (t) => {
     body: [{ sandboxID: ids[0] }],
   })
   assert.deepEqual(await provider.list!(orderOf().owner), ids)
+  // Labels are found whatever is in them.
+  const { sandboxId } = await launch({ owner: 'a b&c=d%' })
+  assert.deepEqual(await provider.list!('a b&c=d%'), [sandboxId])
 })
