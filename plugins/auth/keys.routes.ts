@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures, invalidRequest, forbidden, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
@@ -38,7 +38,7 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
         description:
           'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one.',
         body: IssueBody,
-        response: { 201: IssuedKey },
+        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden) },
       },
     },
     async (request, reply) => {
@@ -56,7 +56,7 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
         description:
           'Effective with its very next request. Keys that it created stay valid. Members revoke the keys that they created, admins and owners any key.',
         params: IdParams,
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(notFound) },
       },
     },
     async (request, reply) => {

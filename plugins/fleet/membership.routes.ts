@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
-import { access, type App } from '#kernel'
+import { access, type App, failures } from '#kernel'
 import { fleetErrors } from '#contracts/run-errors'
 import type { Membership, RunnerAddress } from './membership.ts'
 import { memberState, orNull } from './topology.routes.ts'
@@ -77,7 +77,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         summary: 'Give a runner no new sessions',
         description: 'Its sessions go on. 404 `not_found` for an unknown hash.',
         body: HashBody,
-        response: { 200: Address },
+        response: { 200: Address, ...failures(fleetErrors.notFound) },
       },
     },
     async (request) => changed(membership.drain(request.body.hash), 'a runner is drained'),
@@ -91,7 +91,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         summary: 'Give a drained runner sessions again',
         description: '404 `not_found` for an unknown hash.',
         body: HashBody,
-        response: { 200: Address },
+        response: { 200: Address, ...failures(fleetErrors.notFound) },
       },
     },
     async (request) => changed(membership.undrain(request.body.hash), 'a runner is drained no longer'),
@@ -106,7 +106,7 @@ export function membershipRoutes(app: App, membership: Membership, log: FastifyB
         description:
           'Drain it first and wait until it has no sessions. 404 `not_found` for an unknown hash. A later reconcile with its URL adds it again.',
         body: HashBody,
-        response: { 200: Removed },
+        response: { 200: Removed, ...failures(fleetErrors.notFound) },
       },
     },
     async (request) => changed(await membership.remove(request.body.hash), 'a runner was removed'),

@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { access, type App, rateLimit } from '#kernel'
+import { access, type App, rateLimit, failures } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
 import { fleetErrors } from '#contracts/run-errors'
@@ -67,7 +67,7 @@ export async function topologyRoutes(
         description:
           'In registry order, as this conductor sees them. Null means not measured, never zero. Counts are of whole processes, ' +
           'across tenants. 429 `rate_limited` beyond the readings per minute of a tenant.',
-        response: { 200: Type.Array(TopologyEntry) },
+        response: { 200: Type.Array(TopologyEntry), ...failures(fleetErrors.rateLimited) },
       },
     },
     async () => (await observe()).map(entryOf),

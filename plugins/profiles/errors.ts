@@ -13,6 +13,15 @@ export const profileErrors = errorTable('profiles', {
   },
 })
 
+/** Why a profile is not stored, whatever it was before. */
+export const unfit = [
+  invalidRequest,
+  profileErrors.poolWithoutRuntime,
+  profileErrors.unknownPool,
+  profileErrors.unknownSkill,
+  profileErrors.unknownMcpServer,
+] as const
+
 export const unknownProfile = notFound
 export const unknownVersion = notFound
 export const nameTaken = (name: string) => conflict({ message: `There already is a profile named '${name}'.` })

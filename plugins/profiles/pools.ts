@@ -1,11 +1,11 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures, invalidRequest, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
 import { type Page, pageHeaders, PageQuery, pageValues } from '#contracts/paging'
 import type { Broadcast } from './broadcast.ts'
-import { noSuchPool, poolInUse, poolNameTaken } from './errors.ts'
+import { noSuchPool, poolInUse, poolNameTaken, profileErrors } from './errors.ts'
 import { Pool, PoolInput } from './schema.ts'
 
 const tags = ['pools']
@@ -40,7 +40,7 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
         description:
           'A part of the fleet. New sessions of a profile that names it are placed on its live runners only. Broadcast to every runner; it never changes, so make another one and let profiles name that.',
         body: PoolInput,
-        response: { 201: Pool },
+        response: { 201: Pool, ...failures(invalidRequest, conflict) },
       },
     },
     async (request, reply) => {
@@ -59,7 +59,7 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
         summary: 'Delete a pool',
         description: '409 `pool_in_use` while profiles name it. Existing sessions stay where they are.',
         params: Type.Object({ id: Type.String() }),
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(notFound, profileErrors.poolInUse) },
       },
     },
     async (request, reply) => {

@@ -1,9 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders } from '#contracts/paging'
 import { isProfileName, type Profile } from '#contracts/profiles'
-import { unknownProfile } from './errors.ts'
+import { unknownProfile, profileErrors, unfit } from './errors.ts'
 import {
   CreateProfile,
   etagOf,
@@ -54,7 +54,7 @@ export function profileRoutes(app: App, guard: Guard, store: ProfileStore, viewO
         description:
           'Its latest version. Write with the `ETag` of this answer as `If-Match` to overwrite nothing unseen.',
         params: NameParams,
-        response: { 200: ProfileView },
+        response: { 200: ProfileView, ...failures(notFound) },
       },
     },
     async (request, reply) => {
@@ -79,7 +79,7 @@ export function profileWriteRoutes(app: App, guard: Guard, service: ProfileServi
         description:
           'Stored as version 1, or the next one if the name was in use before, then broadcast to every runner.',
         body: CreateProfile,
-        response: { 201: ProfileView },
+        response: { 201: ProfileView, ...failures(...unfit, conflict) },
       },
     },
     async (request, reply) => {
@@ -100,7 +100,7 @@ export function profileWriteRoutes(app: App, guard: Guard, service: ProfileServi
         params: NameParams,
         headers: WriteHeaders,
         body: ReplaceProfile,
-        response: { 200: ProfileView },
+        response: { 200: ProfileView, ...failures(...unfit, notFound, conflict, profileErrors.preconditionFailed) },
       },
     },
     async (request, reply) => {
@@ -123,7 +123,7 @@ export function profileWriteRoutes(app: App, guard: Guard, service: ProfileServi
           'Removes it from every runner; existing sessions keep their snapshot. Its versions stay, and go on counting if the name is used again.',
         params: NameParams,
         headers: WriteHeaders,
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(notFound) },
       },
     },
     async (request, reply) => {

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { pageHeaders, PageQuery } from '#contracts/paging'
@@ -16,6 +16,7 @@ import {
 } from './schema.ts'
 import type { ProfileService } from './service.ts'
 import { findVersion, listVersions } from './versions.store.ts'
+import { profileErrors, unfit } from './errors.ts'
 
 const tags = ['profiles']
 
@@ -36,7 +37,7 @@ export function versionRoutes(
         description: 'Newest first, without the profiles themselves.',
         params: NameParams,
         querystring: PageQuery,
-        response: { 200: Type.Array(VersionEntry) },
+        response: { 200: Type.Array(VersionEntry), ...failures(notFound) },
       },
     },
     async (request, reply) => {
@@ -55,7 +56,7 @@ export function versionRoutes(
         summary: 'Get one version of a profile',
         description: 'The profile as it was then, and who wrote it.',
         params: VersionParams,
-        response: { 200: ProfileVersion },
+        response: { 200: ProfileVersion, ...failures(notFound) },
       },
     },
     async (request) => {
@@ -73,7 +74,7 @@ export function versionRoutes(
         description: 'Stores the old state as a new version, and broadcasts it. The history stays as it is.',
         params: VersionParams,
         headers: WriteHeaders,
-        response: { 200: ProfileView },
+        response: { 200: ProfileView, ...failures(...unfit, notFound, profileErrors.preconditionFailed) },
       },
     },
     async (request, reply) => {

@@ -1,4 +1,5 @@
-import { conflict, errorTable, invalidField, notFound } from '#kernel'
+import { conflict, errorTable, invalidField, notFound, invalidRequest } from '#kernel'
+import { webhookErrors } from '#contracts/webhooks'
 
 export const publishingErrors = errorTable('publishing', {
   notPublished: { status: 404, message: 'This profile is not published.' },
@@ -7,6 +8,9 @@ export const publishingErrors = errorTable('publishing', {
     message: 'This installation has no webhooks; publish without one.',
   },
 })
+
+/** What may be wrong with how an agent is to be published. */
+export const unfit = [invalidRequest, webhookErrors.invalidWebhook, publishingErrors.webhooksUnavailable] as const
 
 export const unknownProfile = notFound
 export const unknownKey = notFound

@@ -4,7 +4,7 @@ import { ApiGuard, Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
-import { Webhooks } from '#contracts/webhooks'
+import { webhookErrors, Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
 import { metricsRoutes, publishedRoutes, publishingRoutes } from './routes.ts'
 import { createPublishingService } from './service.ts'
@@ -20,7 +20,7 @@ export default definePlugin({
       }),
     ),
   }),
-  errors: publishingErrors,
+  errors: [publishingErrors, webhookErrors],
   requires: {
     guard: ApiGuard,
     database: Database,

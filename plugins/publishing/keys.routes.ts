@@ -1,9 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures, invalidRequest, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
-import { unknownKey } from './errors.ts'
+import { unknownKey, publishingErrors } from './errors.ts'
 import { publishable } from './routes.ts'
 import { IssuedKey, KeyBody, KeyMetadata, KeyParams, NameParams } from './schema.ts'
 import type { PublishingService } from './service.ts'
@@ -22,7 +22,7 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
         description: 'Active and revoked ones, newest first; never a token.',
         params: NameParams,
         querystring: PageQuery,
-        response: { 200: Type.Array(KeyMetadata) },
+        response: { 200: Type.Array(KeyMetadata), ...failures(publishingErrors.notPublished) },
       },
     },
     async (request, reply) => {
@@ -43,7 +43,7 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
           'The token is in this answer and never again. 503 `key_hashing_unavailable` without AGENT_API_KEY_PEPPER.',
         params: NameParams,
         body: KeyBody,
-        response: { 201: IssuedKey },
+        response: { 201: IssuedKey, ...failures(invalidRequest, publishingErrors.notPublished) },
       },
     },
     async (request, reply) => {
@@ -61,7 +61,7 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
         summary: 'Revoke a key',
         description: 'The next request with it is refused. Keys of a former publication can be revoked, too.',
         params: KeyParams,
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(notFound, publishingErrors.notPublished) },
       },
     },
     async (request, reply) => {

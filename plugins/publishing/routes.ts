@@ -1,10 +1,10 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
-import { unknownProfile, publishingErrors } from './errors.ts'
+import { unknownProfile, publishingErrors, unfit } from './errors.ts'
 import { NameParams, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 import type { PublishingService } from './service.ts'
 
@@ -22,7 +22,7 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
         description: '409 `conflict` when it is published already, or another agent has the slug.',
         params: NameParams,
         body: PublishBody,
-        response: { 201: PublishedAgent },
+        response: { 201: PublishedAgent, ...failures(...unfit, notFound, conflict) },
       },
       // Every field is optional, and so is the body.
       preValidation: async (request) => void (request.body ??= {}),
@@ -42,7 +42,7 @@ export function publishingRoutes(app: App, guard: Guard, service: PublishingServ
         summary: 'Unpublish a profile',
         description: 'Its keys stop working and its slug is free at once; its conversations are kept.',
         params: NameParams,
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(publishingErrors.notPublished) },
       },
     },
     async (request, reply) => {
@@ -81,7 +81,7 @@ export function publishedRoutes(app: App, guard: Guard, service: PublishingServi
         summary: 'Show how a profile is published',
         description: '404 `not_published` when it is not.',
         params: NameParams,
-        response: { 200: PublishedAgent },
+        response: { 200: PublishedAgent, ...failures(publishingErrors.notPublished) },
       },
     },
     async (request) => service.find(guard.callerOf(request).tenantId, publishable(request.params.name)),
@@ -96,7 +96,7 @@ export function publishedRoutes(app: App, guard: Guard, service: PublishingServi
         description: 'What is left out stays as it is. It holds from the next chat request on.',
         params: NameParams,
         body: PatchBody,
-        response: { 200: PublishedAgent },
+        response: { 200: PublishedAgent, ...failures(...unfit, publishingErrors.notPublished, conflict) },
       },
     },
     async (request) => {
@@ -117,7 +117,7 @@ export function metricsRoutes(app: App, guard: Guard, service: PublishingService
         description: 'Of the publication that is active now: 404 `not_published` when there is none.',
         params: NameParams,
         querystring: SeriesQuery,
-        response: { 200: PublishedMetrics },
+        response: { 200: PublishedMetrics, ...failures(publishingErrors.notPublished) },
       },
     },
     async (request) => {

@@ -1,11 +1,12 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders, pageOf, PageQuery } from '#contracts/paging'
 import type { RunStore } from '#contracts/run-store'
 import { RunSummary } from '#contracts/runs'
 import { Session } from '#contracts/sessions'
 import type { SessionService } from './service.ts'
+import { sessionErrors } from './errors.ts'
 
 const tags = ['sessions']
 
@@ -36,7 +37,7 @@ export function sessionRoutes(app: App, service: SessionService, { guard, who }:
         summary: 'Get a session',
         description: 'Also one that was shut down.',
         params: SessionParams,
-        response: { 200: Session },
+        response: { 200: Session, ...failures(sessionErrors.notFound) },
       },
     },
     async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
@@ -51,7 +52,7 @@ export function sessionRoutes(app: App, service: SessionService, { guard, who }:
         description:
           'For good: no run starts in it again, and runs that wait for it are cancelled. 409 `session_busy` while it executes one: cancel that first.',
         params: SessionParams,
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(sessionErrors.notFound, sessionErrors.sessionBusy) },
       },
     },
     async (request, reply) => {

@@ -1,4 +1,4 @@
-import { access, type App, NoContent } from '#kernel'
+import { access, type App, NoContent, failures, invalidRequest, conflict, notFound } from '#kernel'
 import { type Guard, operator } from '#contracts/auth'
 import { pageHeaders } from '#contracts/paging'
 import { ChangeTenant, CreateTenant, FindQuery, IdParams, ListQuery, Tenant, TenantList } from './schema.ts'
@@ -35,7 +35,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
         summary: 'Create a tenant',
         description: `${operators} Its first key: \`agent-orc key issue --tenant <id> --role owner\`.`,
         body: CreateTenant,
-        response: { 201: Tenant },
+        response: { 201: Tenant, ...failures(invalidRequest, conflict) },
       },
     },
     async (request, reply) => reply.code(201).send(await service.create(request.body)),
@@ -50,7 +50,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
         description: operators,
         params: IdParams,
         querystring: FindQuery,
-        response: { 200: Tenant },
+        response: { 200: Tenant, ...failures(notFound) },
       },
     },
     async (request) => service.find(request.params.id, request.query.includeDeleted ?? false),
@@ -65,7 +65,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
         description: operators,
         params: IdParams,
         body: ChangeTenant,
-        response: { 200: Tenant },
+        response: { 200: Tenant, ...failures(invalidRequest, notFound) },
       },
     },
     async (request) => service.change(request.params.id, request.body),
@@ -79,7 +79,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
         summary: 'Delete a tenant',
         description: `${operators} Nothing is erased: its keys stop working with their next request, and what it has running is cancelled.`,
         params: IdParams,
-        response: { 204: NoContent },
+        response: { 204: NoContent, ...failures(notFound, conflict) },
       },
     },
     async (request, reply) => {

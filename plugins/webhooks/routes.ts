@@ -1,7 +1,8 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App } from '#kernel'
+import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders } from '#contracts/paging'
+import { webhookErrors } from '#contracts/webhooks'
 import { Delivery, DeliveryParams, DeliveryQuery, Secret } from './schema.ts'
 import type { WebhookService } from './service.ts'
 
@@ -35,7 +36,7 @@ export function deliveryRoutes(app: App, guard: Guard, service: WebhookService):
         summary: 'Get a webhook message',
         description: 'How its delivery stands: attempts, the last status, when it is tried next.',
         params: DeliveryParams,
-        response: { 200: Delivery },
+        response: { 200: Delivery, ...failures(notFound) },
       },
     },
     async (request) => service.get(guard.callerOf(request).tenantId, request.params.id),
@@ -49,7 +50,7 @@ export function deliveryRoutes(app: App, guard: Guard, service: WebhookService):
         summary: 'Send a webhook message again',
         description: 'Under the same id, and with all its attempts. One that is still on its way stays as it is.',
         params: DeliveryParams,
-        response: { 202: Delivery },
+        response: { 202: Delivery, ...failures(notFound, webhookErrors.webhooksUnavailable) },
       },
     },
     async (request, reply) => {
@@ -68,7 +69,7 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
         tags,
         summary: 'Read the signing secret',
         description: 'What receivers of this tenant verify messages with; see standardwebhooks.com.',
-        response: { 200: Secret },
+        response: { 200: Secret, ...failures(webhookErrors.webhooksUnavailable) },
       },
     },
     async (request, reply) => {
@@ -84,7 +85,7 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
         tags,
         summary: 'Replace the signing secret',
         description: 'For 24 hours messages carry the signatures of both secrets.',
-        response: { 200: Secret },
+        response: { 200: Secret, ...failures(webhookErrors.webhooksUnavailable) },
       },
     },
     async (request, reply) => {
