@@ -20,15 +20,15 @@ export interface BootOptions {
   /** False: set up and mount everything, open no port (tests use `inject`). */
   readonly listen?: boolean
   readonly log?: FastifyBaseLogger
-  /** Told what begins: the name of each entry before its setup, then `routes`, `start` and `listen`. For progress and timing. */
+  /** Called when a step begins: with the name of each entry before its setup, then `routes`, `start` and `listen`. For progress and timing. */
   readonly onStep?: (step: string) => void
-  /** Told when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
+  /** Called when a plugin finds out, after the boot, that this role must not go on; stop it then. Unless given, the process ends. */
   readonly onFailure?: (error: BootError) => void
-  /** Told when a plugin says that this role is done; stop it then. Unless given, the role stops by itself. */
+  /** Called when a plugin says that this role is done; stop it then. Unless given, the role stops by itself. */
   readonly onEnd?: () => void
 }
 
-/** Setup in order, then mount routes, then start loops, and listen last; on failure everything already started is stopped. */
+/** Sets up in order, then mounts routes, then starts loops, and listens last. After a failure it stops everything that has started. */
 export async function boot(role: Role, options: BootOptions = {}): Promise<Running> {
   const kernel = new Kernel(role, plan(role), options)
   try {
@@ -41,7 +41,7 @@ export async function boot(role: Role, options: BootOptions = {}): Promise<Runni
   return { role: role.name, listeners: apps as never, urls, stop: () => kernel.stop() }
 }
 
-/** What a plugin does later, in its turn. */
+/** A function that a plugin registered to run later, in its turn. */
 type Task = readonly [plugin: string, run: () => unknown]
 
 class Kernel {
@@ -51,11 +51,11 @@ class Kernel {
   readonly #options: BootOptions
   readonly #log: FastifyBaseLogger
   readonly #metrics = new Registry()
-  /** By the id of the capability; of a slot, its entries. */
+  /** What is provided, by the id of the capability. A slot has the map of its entries. */
   readonly #provided = new Map<string, unknown>()
   readonly #mounts: Task[] = []
   readonly #starts: Task[] = []
-  /** Of a role without listeners. */
+  /** The stop functions of a role without listeners. */
   readonly #stops: (() => Promise<void>)[] = []
   readonly #stopping = new AbortController()
   readonly #failures: unknown[] = []
@@ -87,7 +87,7 @@ class Kernel {
     }
   }
 
-  /** Says where it failed. */
+  /** Runs a step, and names it in the error when it fails. */
   async #do(what: string, run: () => unknown): Promise<void> {
     try {
       await run()
@@ -153,7 +153,7 @@ class Kernel {
     const stop = async (): Promise<void> => {
       for (const fn of stops.toReversed()) await fn().catch(this.#failed)
     }
-    // As Fastify does: what came last goes first.
+    // In Fastify's order: what was registered last stops first.
     if (this.listeners.innermost) this.listeners.innermost.addHook('onClose', stop)
     else this.#stops.unshift(stop)
     return (fn) => void stops.push(fn)
@@ -172,7 +172,7 @@ class Kernel {
   readonly #failed = (error: unknown): void => void this.#failures.push(error)
 }
 
-/** Out of every promise, where nobody can catch it by accident. */
+/** Throws outside of every promise, where nobody can catch it by accident. */
 function throwLater(error: Error): void {
   setImmediate(() => {
     throw error

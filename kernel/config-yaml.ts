@@ -15,7 +15,7 @@ export type Environment = Readonly<Record<string, string | undefined>>
 const reference = /\$\$\{|\$\{([^}]*)\}/g
 const form = /^([A-Za-z_][A-Za-z0-9_]*(?:\|[A-Za-z_][A-Za-z0-9_]*)*)(?::-(.*))?$/s
 
-/** What a key dropped by an empty substitution leaves behind. */
+/** Stands for a key that an empty substitution has dropped. */
 const dropped = Symbol('dropped')
 
 /**

@@ -68,14 +68,14 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   const document = readRoleDocument(text, shown, options.env)
   if (document.problems.length > 0) throw new BootError(shown, document.problems)
   const other = options.instead ? insteadOf(document.value, options.env) : undefined
-  // Of the other file this is not asked again: two files could name each other.
+  // The other file's own `instead` is not followed: two files could name each other.
   if (other !== undefined) return loadRole(resolve(dirname(path), other), { env: options.env })
   const value = Value.Default(RoleFile, Value.Convert(RoleFile, document.value))
   const problems = problemsOf('', RoleFile, value, document.where)
   const plugins = (value as Partial<Static<typeof RoleFile>>).plugins ?? {}
   const entries: RoleEntry[] = []
   for (const [name, given] of Object.entries(plugins)) {
-    // Already reported as no map.
+    // It was already reported that this is no map.
     if (typeof given !== 'object' || given === null) continue
     const { use, ...config } = given
     const where = (pointer: string): Origin => document.where(`/plugins/${escapePointer(name)}${pointer}`)

@@ -31,7 +31,7 @@ export class BootError extends Error {
   }
 }
 
-/** Coerces strings from the environment, fills defaults, and leaves anything wrong for `plan` to report. */
+/** Converts strings from the environment, fills in defaults, and leaves anything wrong for `plan` to report. */
 export function settings(entry: Entry): unknown {
   const { plugin, config } = entry
   return Value.Default(plugin.config, Value.Convert(plugin.config, structuredClone(config ?? {})))

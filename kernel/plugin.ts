@@ -50,11 +50,11 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   readonly metrics: Registry
   /** Aborts when the kernel begins to stop, before any listener closes: pass it into loops, and stop reporting readiness. */
   readonly stopping: AbortSignal
-  /** Ends the role, and the process with it: for what must not go on and was only found out after the boot. In setup, throw. */
+  /** Ends the role, and the process with it, after a problem that was only found after the boot. During setup, throw instead. */
   fail(error: Error): void
-  /** Ends the role, and the process with it, in good order: what it was there for is done. */
+  /** Ends the role, and the process with it, in good order, because its work is done. */
   end(): void
-  /** What the plugins of this role say of themselves, in the order in which they are set up; this one is among them. */
+  /** The plugins of this role, this one included, in the order in which they are set up. */
   readonly plugins: readonly Pick<Plugin, 'name' | 'migrations'>[]
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
@@ -70,8 +70,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   /** Runs after every plugin is set up and mounted, before the listeners accept connections. */
   onStart(fn: () => Promise<void>): void
   /**
-   * Runs on stop before a named listener closes, while it still answers: for what others must be let end or fetch. Whoever
-   * registers it bounds it. Of a listener that is switched off it never runs.
+   * Runs on stop before a named listener closes, while it still answers, so that others can finish or fetch what they need.
+   * The function bounds its own time. It never runs for a listener that is switched off.
    */
   beforeClose(listener: string, fn: () => Promise<void>): void
   /** Runs on stop, in reverse order of registration, after the listeners closed. Register it right after acquiring. */

@@ -10,14 +10,14 @@ export interface AuditedWrite {
     /** The role of the key; `operator` for a command, which acts on the database itself. */
     readonly role: string
   }
-  /** What was asked for, e.g. `profiles.create`. */
+  /** The action that was requested, e.g. `profiles.create`. */
   readonly action: string
-  /** What it was asked of, as far as the path says it. What was created is only known afterwards. */
+  /** The thing it acts on, as far as the path names it. The id of a created thing is only known afterwards. */
   readonly target?: string
   /** Absent for a command. */
   readonly request?: {
     readonly method: string
-    /** As sent, without the query. */
+    /** The path as it was sent, without the query. */
     readonly path: string
     readonly id: string
     readonly remoteAddress: string
@@ -25,13 +25,13 @@ export interface AuditedWrite {
 }
 
 export interface AuditOutcome {
-  /** Of the HTTP answer, or the one that a command would have got. */
+  /** The status of the HTTP answer, or the one that a command would have got. */
   readonly status: number
-  /** What was created. */
+  /** The id of the thing that was created. */
   readonly target?: string
 }
 
-/** Where administrative writes are put on record. Append-only, in two steps, so that no crash loses the trace of a write. */
+/** The record of administrative writes. It only grows, and in two steps, so that no crash loses the trace of a write. */
 export interface AuditTrail {
   /** Resolves to the entry once it is durable; rejects `unavailable` (503) when it cannot be: then the write must not be done. */
   begin(write: AuditedWrite): Promise<AuditEntry>
@@ -43,7 +43,7 @@ export interface AuditEntry {
   readonly id: string
 }
 
-/** Provided by the guard of the public listener, so that a route is audited because it is protected, not because somebody thought of it. */
+/** Provided by the guard of the public listener, so that a route is audited because it is protected, without a line of its own. */
 export interface AuditedWrites {
   /** Called in setup, before any route is mounted. Turned around like this because the trail's own route needs the guard. */
   recordOn(trail: AuditTrail): void
@@ -58,7 +58,7 @@ export const auditedAccess = (who: string, action: string): ReturnType<typeof ac
   config: { ...access(who).config, action } as ReturnType<typeof access>['config'],
 })
 
-/** What a route declared with `auditedAccess`. */
+/** The action that a route declared with `auditedAccess`. */
 export const declaredAction = (config: unknown): string | undefined => {
   const action = (config as { action?: unknown } | undefined)?.action
   return typeof action === 'string' ? action : undefined

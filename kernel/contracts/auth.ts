@@ -13,7 +13,7 @@ export const roleAtLeast = (role: TenantRole, needed: TenantRole): boolean =>
  */
 export const operator = 'operator'
 
-/** Who makes a request: found by the guard, never taken from what the client claims. */
+/** Who makes a request. The guard finds it out; it is never taken from what the client claims. */
 export interface Caller {
   readonly tenantId: string
   readonly role: TenantRole

@@ -3,9 +3,9 @@ import { Profile } from './profiles.ts'
 
 const revision = Type.Integer({ minimum: 0 })
 
-/** One profile or pool as it is now, or that it is gone. */
+/** A profile or pool as it is now, or the fact that it was deleted. */
 export const BroadcastChange = Type.Object({
-  /** Counts the changes of one tenant in the order of their commits. */
+  /** The number of this change: a tenant's changes are counted in the order of their commits. */
   revision,
   kind: Type.Union([Type.Literal('profile'), Type.Literal('pool')]),
   key: Type.String({ description: 'Name of the profile, id of the pool.' }),
@@ -15,12 +15,12 @@ export const BroadcastChange = Type.Object({
 export type BroadcastChange = Static<typeof BroadcastChange>
 
 /**
- * Everything of one tenant that changed after `after`, up to and with `revision`. Only who has all up to `after` may take it:
- * then it has all up to `revision`, whoever else sends it pages too.
+ * Everything of one tenant that changed after `after`, up to and with `revision`. Only a runner that has everything up to
+ * `after` may take it; it then has everything up to `revision`, even when several conductors send it pages.
  */
 export const BroadcastPage = Type.Object({ after: revision, revision, changes: Type.Array(BroadcastChange) })
 export type BroadcastPage = Static<typeof BroadcastPage>
 
-/** Revision of each tenant. */
+/** The revision of each tenant, by its id. */
 export const BroadcastRevisions = Type.Record(Type.String(), revision)
 export type BroadcastRevisions = Static<typeof BroadcastRevisions>

@@ -1,4 +1,4 @@
-/** Deeper than any honest value; what is below is cut, because writing it would overflow the stack. */
+/** More levels than any honest value has. Deeper parts are cut, because writing them would overflow the stack. */
 const maxDepth = 64
 
 /**

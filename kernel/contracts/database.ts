@@ -29,14 +29,14 @@ export interface SystemTx extends Transaction {
 }
 
 export interface UnitOptions {
-  /** Names the rows that the unit locks: all units that may lock a row give the same text. Keeps transactions from deadlocking. */
+  /** Names the rows that the unit locks: all units that may lock a row give the same text. It prevents deadlocks. */
   readonly order?: string
-  /** About how much it writes, for units that write much. */
+  /** About how many bytes it writes, for units that write many. */
   readonly bytes?: number
 }
 
 /**
- * The one door to PostgreSQL. Failures of the connection itself are thrown as AppError `unavailable` (503, retryable);
+ * The only access to PostgreSQL. Failures of the connection itself are thrown as AppError `unavailable` (503, retryable);
  * a statement's own failure keeps its SQLSTATE in `code`.
  */
 export interface Database {
@@ -59,12 +59,12 @@ export interface Database {
    * that the server refuses fails alone: the others are run again.
    */
   unit<Row extends object>(tenantId: string, statement: Statement, options?: UnitOptions): Promise<Row[]>
-  /** The same as `batch` without a tenant, e.g. the key lookup that finds out the tenant. `settings` are made local to the transaction. */
+  /** As `batch`, without a tenant: e.g. the look-up of a key, which finds out the tenant. `settings` hold for the transaction only. */
   systemBatch<Rows extends object[][]>(
     statements: readonly Statement[],
     settings?: Readonly<Record<string, string>>,
   ): Promise<Rows>
-  /** Listens to a NOTIFY channel; the listener gets the payload. While the server is away it waits for it; notifications are lost meanwhile. */
+  /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server was away; notifications sent meanwhile are lost. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
 }
 
@@ -78,17 +78,17 @@ export const databaseErrors = errorTable('database', {
   },
 })
 
-/** For a scope whose routes all need the database. Where there is none each answers so, once it is known who asks. */
+/** For a scope whose routes all need the database. In a role without one each of them answers 503, after the guard has let its caller in. */
 export function needsDatabase(app: App, { absent }: Pick<Database, 'absent'>): void {
   if (!absent) return
-  // No request gets as far as the schemas of these routes, and compiling them is most of a start.
+  // No request reaches the schemas of these routes, and compiling them takes most of the start.
   app.setValidatorCompiler(() => () => true).setSerializerCompiler(() => JSON.stringify)
   app.addHook('onRequest', async () => {
     throw databaseErrors.databaseRequired()
   })
 }
 
-/** Undefined in a role without a database, whether it says so or lists none. */
+/** The database; undefined in a role without one, whether it lists `plugins/database/none` or no database at all. */
 export const presentDatabase = (database: Database | undefined): Database | undefined =>
   database?.absent ? undefined : database
 

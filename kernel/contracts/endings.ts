@@ -1,13 +1,13 @@
 import type { TerminalRunStatus } from './runs.ts'
 
-/** What one way of ending is: for the log, for people, and for whoever decides whether the run is tried again. */
+/** One way in which the service ends a run: its status, its sentences, and whether the run may be retried. */
 export interface EndingKind {
   readonly status: Exclude<TerminalRunStatus, 'ok'>
-  /** For the tenant who started the run. */
+  /** The sentence for the tenant who started the run. */
   readonly message: string
   /** For the person who chats; unless given, that the agent could not answer. */
   readonly told?: string
-  /** Whatever executed the run is gone or was not there: nothing is wrong with the run, and another attempt may succeed. */
+  /** The process that executed the run is gone or was not there. Nothing is wrong with the run, so another attempt may succeed. */
   readonly lost?: true
 }
 
@@ -51,7 +51,7 @@ export type EndingCode = keyof typeof endings
 
 const byCode: Readonly<Record<string, EndingKind>> = endings
 
-/** True when another attempt may succeed. Anything that a runtime says itself is an answer, and is kept. */
+/** True when another attempt may succeed. An error that a runtime reported itself is an answer, and is kept. */
 export const isLost = (code: string): boolean => byCode[code]?.lost === true
 
 /** What the person who chats is told. Any other text of an error may name providers, addresses or sessions, and stays inside. */

@@ -25,7 +25,7 @@ export const IdempotencyHeaders = Type.Object({
   ),
 })
 
-/** On answers that an earlier request of the same key has earned. */
+/** The header of an answer that was already given to an earlier request with the same key. */
 export const replayedHeader = { 'idempotency-replayed': 'true' } as const
 
 /** Ids of what a request is about to begin, chosen before it begins anything. */
@@ -43,17 +43,17 @@ export interface IdempotentCall<P extends Plan> {
   readonly key: string
   /** The parsed body: members in another order are the same body. */
   readonly body: unknown
-  /** Kept with the key unless an earlier request of the same key has chosen. */
+  /** Stored with the key, unless an earlier request with the same key has stored its own. */
   readonly plan: P
 }
 
 /** One request of a key, alone with it until it calls `end` or `forget`, or its process dies. */
 export interface Attempt<P extends Plan> {
-  /** What was chosen the first time. */
+  /** The plan of the first request with this key. */
   readonly plan: P
   /** An earlier request may have begun what `plan` names: join it if it is there. */
   readonly repeated: boolean
-  /** What was answered, for answers that are on record here. */
+  /** The answer to an earlier request, if one was stored. */
   readonly answer: Answer | undefined
   /** Lets the next request of the key in; it gets `answer`, or joins what was begun. */
   end(answer?: Answer): Promise<void>

@@ -20,7 +20,7 @@ export function newId(prefix: string): string {
   return `${prefix}_${head}${uuid.slice(0, 8)}${uuid.slice(9, 13)}${uuid.slice(24)}`
 }
 
-/** True for text of the form that `newId` gives: spares a look-up for anything else. */
+/** True for text that `newId` could have made: other text needs no look-up. */
 export const isId = (prefix: string, text: string): boolean =>
   text.startsWith(`${prefix}_`) && /^[0-9a-z]{33}$/.test(text.slice(prefix.length + 1))
 

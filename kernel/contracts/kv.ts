@@ -8,7 +8,7 @@ export interface Hit {
   readonly retryAfterMs: number
 }
 
-/** Who counts together: all processes that share the state, or this one alone. */
+/** Which processes count hits together: all that share the state, or this one alone. */
 export type HitScope = 'shared' | 'process'
 
 /**
@@ -16,7 +16,7 @@ export type HitScope = 'shared' | 'process'
  * a single process. Specification 1.1, ADR 31. Failures of the state itself are AppError `unavailable` (503, retryable).
  */
 export interface Kv {
-  /** What it is made of, for good: while PostgreSQL stands in for Redis it is still `redis`. With `memory` no other process shares it. */
+  /** The configured store. It stays `redis` while PostgreSQL stands in for Redis. With `memory` no other process shares the state. */
   readonly backend: 'redis' | 'postgres' | 'memory'
   /**
    * True for the first caller of `key` within `ttlMs`, in any process, whatever becomes of Redis. `madeAt`, in milliseconds
@@ -30,8 +30,8 @@ export interface Kv {
    */
   hit(key: string, limit: number, windowSeconds: number, scope?: HitScope): Promise<Hit>
   /**
-   * Best effort wake-up of whoever subscribed to one of the channels, here and in other processes; the truth is elsewhere. It
-   * may be lost, come twice, or be folded into an equal one of the same twentieth of a second. At most 4 kB.
+   * Wakes up the subscribers of any of these channels, here and in other processes, with a message of at most 4 kB. The message
+   * may be lost, come twice, or be merged with an equal one of the same 50 ms, so the state it is about is stored elsewhere.
    */
   publish(channels: readonly string[], message: string): void
   subscribe(channel: string, listener: (message: string) => void): () => void

@@ -11,7 +11,7 @@ export interface ModelProvider {
   model(modelId: string): LanguageModelV4
 }
 
-/** Deltas of one text that arrived together: as many `text-delta` parts, without an object for each. None is empty. */
+/** Deltas of one text that arrived together. They mean as many `text-delta` parts, without an object for each. None is empty. */
 export interface TextDeltas {
   readonly type: 'text-deltas'
   readonly id: string
@@ -21,15 +21,15 @@ export type ModelPart = LanguageModelV4StreamPart | TextDeltas
 
 /** The parts of one answer, as many together as have arrived: a reader that is slow holds up the model server. */
 export interface ModelParts {
-  /** At least one. Undefined at the end. Rejects with what cut the answer short, behind all parts that came before it. */
+  /** Resolves to at least one part, or to undefined at the end. After all parts that arrived, it rejects with the error that cut the answer short. */
   next(): Promise<readonly ModelPart[] | undefined>
-  /** Ends the call and its connection, wherever it is. Nothing when it is over. */
+  /** Ends the call and its connection at any point. Does nothing when the call is over. */
   close(): void
 }
 
 /** A model may offer its parts without a web stream around them, which costs more than a short answer itself. */
 export interface DirectModel extends LanguageModelV4 {
-  /** As `doStream`: the same parts, the same rejections; ends when `abortSignal` aborts. */
+  /** Gives the same parts and rejections as `doStream`, and ends when `abortSignal` aborts. */
   doOpen(options: LanguageModelV4CallOptions): Promise<ModelParts>
 }
 
@@ -42,7 +42,7 @@ export const Models = slot<ModelProvider>('sidecar.models')
 export interface ModelProviderContext {
   /** Keep-alive connections to model servers, closed when the role stops: pass it to the provider package. */
   readonly fetch: ModelFetch
-  /** For a provider that reads answers itself; in a sandbox worker it goes the way of `egress`. */
+  /** For a provider that reads answers itself. In a sandbox worker its requests go through `egress`. */
   readonly post: ModelPost
   /** Set in a sandbox worker: calls go to this address with this fetch, and the runner adds the key. */
   readonly egress: { readonly baseUrl: string; readonly fetch: ModelFetch } | undefined
@@ -52,7 +52,7 @@ export interface ModelProviderContext {
 /** `fetch` as a provider package of the AI SDK wants it: one POST with a text body, answered by a stream. */
 export type ModelFetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>
 
-/** The same without web streams, for providers that read an answer themselves. Rejects with what kept the answer from beginning. */
+/** As `ModelFetch` without web streams, for providers that read an answer themselves. It rejects when no answer began. */
 export type ModelPost = (url: URL, request: ModelRequest) => Promise<ModelAnswer>
 
 export interface ModelRequest {
@@ -61,13 +61,13 @@ export interface ModelRequest {
   readonly signal?: AbortSignal | undefined
 }
 
-/** An answer whose head has arrived. Its reader is waited for: a few reads of the socket are held, then it is paused. */
+/** An answer whose head has arrived. A few reads of the socket are buffered for a slow reader, then the socket is paused. */
 export interface ModelAnswer {
   readonly status: number
   readonly headers: Readonly<Record<string, string>>
-  /** All bytes that have arrived, at least one. Undefined at the end. Rejects with what cut the answer short. */
+  /** Resolves to all bytes that have arrived, at least one, or to undefined at the end. Rejects with the error that cut the answer short. */
   read(): Promise<readonly Uint8Array[] | undefined>
-  /** Ends the answer wherever it is, and then its connection, too. */
+  /** Ends the answer at any point, and its connection with it. */
   close(): void
 }
 
@@ -76,9 +76,9 @@ export interface ModelAnswer {
  * static sidecar.
  */
 export interface ModelEgress {
-  /** Stands for the provider's API root, `/v1` included. */
+  /** The address that stands for the provider's API root, `/v1` included. */
   baseUrl(provider: string): string
-  /** The worker's token of now: what vendor processes send as their API key. */
+  /** The worker's current token, which vendor processes send as their API key. */
   token(): string
   /** Adds the token by itself. */
   readonly fetch: ModelFetch

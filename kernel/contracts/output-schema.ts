@@ -5,11 +5,11 @@ import formats from 'ajv-formats'
 import { type AppError, isAppError } from './errors.ts'
 import { runErrors } from './run-errors.ts'
 
-/** Schemas of answers, far below what a model follows. Their size bounds what compiling one costs. */
+/** The longest schema of an answer. It bounds what compiling costs, and no model follows a schema of that size. */
 const maxSchemaChars = 65_536
-/** A client's schema may be slow on purpose; an honest one takes milliseconds, on a machine that is busy some more. */
+/** The longest that a schema may take. A client's schema can be slow on purpose; an honest one takes milliseconds, and more on a busy machine. */
 const maxMs = { compile: 2_000, check: 1_000 } as const
-/** Compiled schemas kept: the same few are used again and again. */
+/** How many compiled schemas are kept: the same few are used again and again. */
 const maxCached = 100
 
 /** What an answer must fit. */
@@ -47,7 +47,7 @@ const options: Options = {
 
 function compile(schema: Readonly<Record<string, unknown>>): ValidateFunction {
   if ('$async' in schema) throw invalid('An asynchronous schema cannot be checked here.')
-  // One instance for one schema: what a client's `$id` names is nobody else's.
+  // Each schema has its own instance, so that the `$id` of one client cannot be seen by another.
   const ajv = ajvOf(schema['$schema'])
   formats.default(ajv)
   const checked = bounded(maxMs.compile, () => {
@@ -77,7 +77,7 @@ function problemOf(validate: ValidateFunction, value: unknown): string | undefin
   return `${first?.instancePath || 'The value'} ${first?.message ?? 'does not fit'}.`
 }
 
-/** Undefined: it took too long. The virtual machine can stop what it runs, a backtracking pattern too. */
+/** Runs `work` for at most `timeout` ms; undefined when it took longer. A `vm` can stop anything it runs, even a backtracking pattern. */
 function bounded<T>(timeout: number, work: () => T): { readonly value: T } | undefined {
   try {
     const value = new Script('work()').runInContext(createContext({ work }), { timeout }) as T

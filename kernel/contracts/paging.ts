@@ -22,7 +22,7 @@ export function pageValues(query: Page): [limit: number | null, offset: number] 
   return [limit, offset]
 }
 
-/** `X-Total-Count`, and for a page the `Link` to its neighbours with every other query parameter kept. */
+/** The headers of a list: `X-Total-Count`, and for a page the `Link` to its neighbours, which keeps every other query parameter. */
 export function pageHeaders(url: string, { limit, offset = 0 }: Page, total: number): Record<string, string> {
   const count = { 'x-total-count': String(total) }
   if (limit === undefined) return count

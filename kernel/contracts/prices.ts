@@ -6,7 +6,7 @@ export const microcentsPerCent = 1_000_000
 
 /** What model calls cost, from the operator's price table. */
 export interface Prices {
-  /** Cents, to a millionth, of one model call's usage. Undefined: no price is known for its model, which is not the same as free. */
+  /** The cost of one model call in cents, exact to a millionth. Undefined when no price is known for its model, which does not mean that it is free. */
   costCents(usage: Usage): number | undefined
 }
 export const Prices = capability<Prices>('conductor.prices')

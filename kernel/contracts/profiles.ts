@@ -121,8 +121,8 @@ export const Profile = Type.Object({
   metadata: Type.Record(Type.String(), Type.Unknown()),
   pool: Type.Optional(Type.String()),
   /**
-   * What the pool allows, an absent list being any. Only in snapshots: a session stays in the pool it was created in, also
-   * when it moves to another runner.
+   * The runners and runtimes that the pool allows; an absent list allows all. Only snapshots have it: a session stays in the
+   * pool in which it was created, also when it moves to another runner.
    */
   placement: Type.Optional(
     Type.Object({
@@ -130,7 +130,7 @@ export const Profile = Type.Object({
       runtimes: Type.Optional(Type.Array(Type.String())),
     }),
   ),
-  /** Absent only in what a release without versions wrote: its sessions' snapshots, and what its processes send. */
+  /** Absent only in snapshots and messages that were written by a release without versions. */
   version: Type.Optional(Type.Integer({ minimum: 1, description: 'Counts what was ever stored under this name.' })),
   createdAt: Type.String({ format: 'date-time' }),
   updatedAt: Type.String({ format: 'date-time' }),
@@ -151,23 +151,23 @@ export function substrateOf({
 }
 
 /**
- * Its conversation is what the logs of its session's runs say: whoever has them restores it, so nothing of it is lost with the
- * process that holds it. It has no vendor's handle either. Vendor runtimes keep archives that only they can read. By name, as
- * specification 4.23 has the forms of bundles.
+ * True for a runtime whose conversation can be restored from the logs of the session's runs, so that nothing is lost with the
+ * process that holds it. It has no vendor's handle either. Vendor runtimes keep archives that only they can read. The runtime
+ * is recognized by its name, as specification 4.23 defines the forms of bundles by name.
  */
 export const restoredFromLog = (runtime: string): boolean => runtime === 'general'
 
 /** A profile with its `placement`, as a session is created from it. */
 export interface PlacedProfile {
   readonly profile: Profile
-  /** Of the tenant's profiles and pools when it was read: whoever starts a run with it has the store compare. */
+  /** The revision of the tenant's profiles and pools when the profile was read. The store compares it when a run starts. */
   readonly revision: number
 }
 
 /** Read access to profiles, for the plugins that run or publish them. */
 export interface Profiles {
   find(tenantId: string, name: string): Promise<Profile | undefined>
-  /** May be from memory, and out of date, unless `fresh`. */
+  /** Finds a profile. Unless `fresh`, it may come from memory and be out of date. */
   findPlaced(tenantId: string, name: string, fresh?: boolean): Promise<PlacedProfile | undefined>
   /** The same inside a transaction the caller already has. */
   findIn(tx: TenantTx, name: string): Promise<Profile | undefined>

@@ -10,7 +10,7 @@ export const Attachment = Type.Object(
       pattern: '^[a-z]+/[a-zA-Z0-9.+-]{1,100}$',
       description: 'e.g. `image/png`, `application/pdf`.',
     }),
-    // No bounds of length: Ajv counts the characters of megabytes for them, at every hop.
+    // It has no bounds of length: for them Ajv would count the characters of megabytes at every hop.
     data: Type.String({
       pattern: '^[A-Za-z0-9+/]',
       description: 'Base64; 4 MiB of content in all attachments together.',
@@ -22,10 +22,10 @@ export const Attachment = Type.Object(
 export type Attachment = Static<typeof Attachment>
 
 const base64 = /^[A-Za-z0-9+/]+={0,2}$/
-/** Asked once, where a run comes in. */
+/** Checked once, where a run is submitted. */
 export const isBase64 = (data: string): boolean => data.length % 4 === 0 && base64.test(data)
 
-/** What form the answer of a run must have. */
+/** The form that the answer of a run must have. */
 export const ResponseFormat = Type.Object(
   {
     type: Type.Literal('json_schema'),
@@ -44,7 +44,7 @@ export const promptFields = {
 }
 export type PromptFields = { attachments?: Attachment[]; responseFormat?: ResponseFormat }
 
-/** What a summary shows of them: it is listed by the hundred. */
+/** The same fields as a summary shows them, without content: summaries are listed by the hundred. */
 export const promptInfoFields = {
   attachments: Type.Optional(
     Type.Array(Type.Object({ mediaType: Type.String(), name: Type.Optional(Type.String()), bytes: Type.Integer() }), {

@@ -14,9 +14,9 @@ export const maxReplayBytes = 16 * 1024 * 1024
 
 /** Fields of a run that is tried again, on its way to whoever executes it. */
 export const attemptFields = {
-  /** 1 for the first one, which is also meant when it is left out. */
+  /** The number of the attempt, from 1; absent means 1. */
   attempt: Type.Optional(Type.Integer({ minimum: 1 })),
-  /** Absent in the first attempt. */
+  /** What the former attempts finished; absent in the first one. */
   replay: Type.Optional(Replay),
 }
 
@@ -32,15 +32,14 @@ export const RunTurn = Type.Object(
     prompt: Type.String(),
     attachments: Type.Optional(Type.Array(Attachment)),
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
-    /** As the profile named it. */
+    /** The model as the profile named it. */
     model: Type.Optional(Type.String({ maxLength: 200 })),
     /**
-     * Of the whole run: also the text behind its last tool result, which is its answer, or what was said of it before the run was
-     * cut. Of an answer that was refused (`output_invalid`) only that answer's text is left out: what was said before a tool call
-     * stays.
+     * The events of the whole run, with the text after its last tool result, which is its answer, or the beginning of it when
+     * the run was cut. The text of an answer that was refused (`output_invalid`) is left out; text before a tool call stays.
      */
     replay: Replay,
-    /** It ended as something else than `ok`. */
+    /** True when the run did not end as `ok`. */
     error: Type.Optional(Type.Literal(true)),
   },
   open,

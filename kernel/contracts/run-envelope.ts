@@ -4,7 +4,7 @@ import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 
-/** What a sidecar gets to execute one run: the body of `POST /run`. Specification 4.23. */
+/** Everything a sidecar needs to execute one run: the body of `POST /run`. Specification 4.23. */
 export const RunEnvelope = Type.Object(
   {
     runId: Type.String(),
@@ -37,7 +37,7 @@ export const RunEnvelope = Type.Object(
 )
 export type RunEnvelope = Static<typeof RunEnvelope>
 
-/** Where the tools of the session are; undefined when it has none, and connecting would only cost time. */
+/** The address of the session's tools; undefined when it has none, because connecting would only cost time. */
 export const toolsUrlOf = ({
   profile,
   sessionMcpUrl,

@@ -23,16 +23,16 @@ export const ProgressEvent = open({
   type: Type.Literal('progress'),
   stage: Type.String(),
   message: Type.Optional(Type.String()),
-  /** With `retrying`: the attempt that begins. */
+  /** In stage `retrying`: the number of the attempt that begins. */
   attempt: Type.Optional(Type.Integer()),
-  /** Text from this seq on, up to here, is not part of the answer: what said it was cut off, and says it again. */
+  /** Text from this seq up to this event is not part of the answer: the attempt or step that wrote it was cut off, and writes it again. */
   supersedes: Type.Optional(Type.Integer()),
-  /** With `mcp_server_unavailable`: whose tools the run goes without. */
+  /** In stage `mcp_server_unavailable`: the server whose tools the run does without. */
   server: Type.Optional(Type.String()),
-  /** With `context_trimmed`: what was left out of the prompt, and what was cut. */
+  /** In stage `context_trimmed`: how many turns were left out of the prompt, and how many results were cut. */
   droppedTurns: Type.Optional(Type.Integer()),
   cutResults: Type.Optional(Type.Integer()),
-  /** With `delegation`: the run of another profile that a tool of this run has asked for, and how it ended. */
+  /** In stage `delegation`: the run of another profile that a tool of this run has started, and how it ended. */
   delegation: Type.Optional(
     Type.Object({
       id: Type.String(),
@@ -74,10 +74,10 @@ export const ResultEvent = open({
   type: Type.Literal('result'),
   text: Type.String(),
   finishReason: Type.String(),
-  /** With `responseFormat`: the value that the answer holds. */
+  /** The value that the answer holds, for a task with `responseFormat`. */
   output: Type.Optional(Type.Unknown()),
 })
-/** Unrecoverable. Ends the run as `error` (or `cancelled`, `interrupted` when the conductor wrote it for that reason). */
+/** A failure that ends the run as `error` (or as `cancelled` or `interrupted`, when the conductor wrote it for that reason). */
 export const ErrorEvent = open({
   type: Type.Literal('error'),
   code: Type.String(),
@@ -99,9 +99,9 @@ export const RuntimeEvent = Type.Union([
 export type RuntimeEvent = Static<typeof RuntimeEvent>
 export type Usage = Omit<Static<typeof UsageEvent>, 'type'>
 
-/** Events that came together, at least one. */
+/** Events that arrived together, at least one. */
 export type EventBatch = readonly (RuntimeEvent | Texts)[]
-/** As many `assistant` events, without an object for each. */
+/** The texts of as many `assistant` events, without an object for each. */
 export type Texts = readonly string[]
 
 export const isTexts = (item: RuntimeEvent | Texts): item is Texts => Array.isArray(item)
@@ -109,7 +109,7 @@ export const isTexts = (item: RuntimeEvent | Texts): item is Texts => Array.isAr
 export const eventsOf = (batch: EventBatch): RuntimeEvent[] =>
   batch.flatMap((item) => (isTexts(item) ? item.map((text) => ({ type: 'assistant', text, delta: true })) : [item]))
 
-/** What travels and is stored: `type, runId, sessionId, seq, at`, then the payload. `seq` counts from 1 within a run. */
+/** The stamp of an event that is sent and stored: `type, runId, sessionId, seq, at`, then the payload. `seq` counts from 1 within a run. */
 export interface EventStamp {
   readonly runId: string
   readonly sessionId: string
@@ -126,7 +126,7 @@ export type RunEvent = RuntimeEvent & EventStamp
 export interface EventEncoder {
   readonly next: number
   line(event: RuntimeEvent): string
-  /** The lines of as many `assistant` events. */
+  /** The lines of one `assistant` event for each text. */
   texts(texts: Texts): string
 }
 
@@ -157,7 +157,7 @@ export function createEventEncoder(
     line(event) {
       if (event.type === 'assistant') return this.texts([event.text])
       const { type, ...payload } = event
-      // Before the stamp is taken: a payload that cannot be written must not leave a gap.
+      // Written before the stamp is taken: a payload that cannot be written must not leave a gap.
       const body = JSON.stringify(payload)
       const head = `{"type":"${type}${middle}${seq++},"at":"${stamp()}"`
       return body === '{}' ? `${head}}\n` : `${head},${body.slice(1)}\n`
@@ -165,7 +165,7 @@ export function createEventEncoder(
     texts(texts) {
       const before = `,"at":"${stamp()}","text":"`
       let lines = ''
-      // The hot case is written by hand, of few pieces: each is an object until all of it is made bytes.
+      // The hot case is joined by hand from few pieces, because each piece of a string is an object until it becomes bytes.
       for (const text of texts) lines += (lines === '' ? textHead : nextText) + seq++ + before + quoted(text)
       return lines === '' ? '' : lines + textEnd
     },
@@ -173,7 +173,7 @@ export function createEventEncoder(
 }
 const textEnd = '","delta":true}\n'
 
-/** A text as JSON has it between its quotes. Most deltas are short and stand there as they are. */
+/** A text as JSON writes it between quotes. Most deltas are short and need no escapes. */
 function quoted(text: string): string {
   for (let i = 0; i < text.length; i++) {
     const code = text.charCodeAt(i)
@@ -182,7 +182,7 @@ function quoted(text: string): string {
   }
   return text
 }
-/** Of longer texts the engine is faster. */
+/** For longer texts JSON.stringify is faster. */
 const longScan = 64
 
 const prefix = Buffer.from('{"type":"')
@@ -221,8 +221,8 @@ export function parseLine(line: Buffer): Record<string, unknown> | undefined {
 }
 
 /**
- * An event of a sidecar that does not stamp its lines: what the specification leaves open is filled in. Undefined: it is
- * none. `answer` is what the run has said so far: the text of a `result` that carries none.
+ * Reads an event of a sidecar that does not stamp its lines, and fills in the fields that the specification lets it leave out.
+ * Undefined when the line is no event. `answer` gives the text of the run so far, for a `result` without text.
  */
 export function readUnstamped(line: Record<string, unknown>, answer: () => string): RuntimeEvent | undefined {
   const { runId: _run, sessionId: _session, seq: _seq, at: _at, ...event } = line
@@ -257,7 +257,7 @@ export interface LogChunk {
 
 export const lastSeqOf = (chunk: LogChunk): number => chunk.firstSeq + chunk.count - 1
 
-/** The part of a chunk behind `seq`, without copying; undefined when nothing is. */
+/** The part of a chunk after `seq`, without copying; undefined when nothing is after it. */
 export function after(chunk: LogChunk, seq: number): LogChunk | undefined {
   const skip = seq + 1 - chunk.firstSeq
   if (skip <= 0) return chunk

@@ -12,14 +12,14 @@ export interface Claim {
   readonly sessionId: string
   readonly runId: string
   readonly epoch: number
-  /** The public run that ends with it, in the same statement. */
+  /** The public run that ends with this run, in the same statement. */
   readonly publicRunId?: string
 }
 
 export interface StartRun {
   readonly tenantId: string
   readonly runId: string
-  /** Of a chat that is continued: the session that its conversation goes on in when it has none of its own any more. */
+  /** For a continued chat: the session to use when the conversation's own session is gone. */
   readonly sessionId: string
   readonly task: Task
   /** Present when the session is new: its snapshot is stored with it, unless the tenant's profiles have changed since `revision`. */
@@ -28,9 +28,9 @@ export interface StartRun {
 
 export interface NewSession {
   readonly profile: Profile
-  /** Of the tenant's profiles and pools when the profile was read; not compared unless given. */
+  /** The revision of the tenant's profiles and pools when the profile was read; not compared unless given. */
   readonly revision?: number
-  /** The conversation of a chat goes on in this session instead of that one, which is gone. */
+  /** The session, now gone, in whose place the conversation of a chat goes on in this one. */
   readonly insteadOf?: string
 }
 
@@ -39,12 +39,12 @@ export type StartOutcome =
   /** The run id is taken: the caller attaches to it or answers 409, as its contract says. */
   | { readonly kind: 'exists'; readonly run: RunSummary }
   | { readonly kind: 'busy' }
-  /** Of a continued chat: `sessionId` is the one that its conversation was in. */
+  /** For a continued chat `sessionId` is the session in which its conversation was. */
   | { readonly kind: 'no_session'; readonly sessionId?: string }
   | { readonly kind: 'other_profile'; readonly profile: string; readonly sessionId?: string }
   /** The agent has no conversation of that id. */
   | { readonly kind: 'no_conversation' }
-  /** Key or agent of the chat have changed since the gateway read them. */
+  /** The key or the agent of the chat has changed since the gateway read it. */
   | { readonly kind: 'stale_admission' }
   /** The profile was read before the last change of the tenant's profiles: read it again. */
   | { readonly kind: 'stale_profile' }
@@ -53,7 +53,7 @@ export type StartOutcome =
 export const maxQueued = 100
 
 export interface EnqueueRun extends Omit<StartRun, 'create'> {
-  /** Goes before all that wait. An interrupt that waits already is cancelled for it. */
+  /** It goes before all waiting runs. Another interrupt that waits already is cancelled. */
   readonly interrupt: boolean
 }
 
@@ -69,7 +69,7 @@ export type NextOutcome =
   | { readonly kind: 'started'; readonly claim: Claim; readonly session: DurableSession; readonly task: Task }
   /** The first in line is an interrupt, and another run still holds the session. */
   | { readonly kind: 'held'; readonly runId: string; readonly interrupt: string }
-  /** Nobody waits, or somebody else has taken the session. */
+  /** No run waits, or another process has taken the session. */
   | { readonly kind: 'none' }
 
 /** Why somebody other than its runner ends a run. */
@@ -93,21 +93,21 @@ export interface Orphan {
   readonly claim: Claim
   readonly task: Task
   readonly session: DurableSession
-  /** How often it was begun. */
+  /** The number of its latest attempt, from 1. */
   readonly attempt: number
   /** Its owner stopped in good order and left it for others to go on with. */
   readonly handedOver: boolean
-  /** Since it was first begun, in the store's time. */
+  /** Milliseconds since it first began, in the store's time. */
   readonly elapsedMs: number
 }
 
-/** Goes on with orphans in this process. Without one they all end as `interrupted`. */
+/** Decides which orphans this process goes on with. Without an adopter all orphans end as `interrupted`. */
 export interface Adopter {
-  /** What a profile that says nothing has done with the runs of a dead owner. */
+  /** The `onCrash` of profiles that have none. */
   readonly onCrash: OnCrash
-  /** How many it takes now: a burst of orphans is spread over several sweeps, and over all conductors. */
+  /** How many orphans it takes now: a burst is spread over several sweeps, and over all conductors. */
   room(): number
-  /** Asked inside the transaction that takes the run from its owner. With a reason the run ends, as `interrupted`. */
+  /** Called inside the transaction that takes the run from its owner. When it returns a reason, the run ends as `interrupted`. */
   wants(orphan: Orphan): true | EndReason
   /** The run belongs to this process. */
   adopt(orphan: Orphan): void
@@ -118,11 +118,11 @@ export interface DurableSession {
   readonly profile: Profile
   readonly status: Session['status']
   readonly runtimeSessionId?: string
-  /** Epoch of its last claim. */
+  /** The epoch of its last claim. */
   readonly epoch: number
   /** Count of saved state bundles; 0 means none yet. */
   readonly stateRev: number
-  /** Hash of the runner that took the session's last run: its copy of the conversation is the newest. Absent before the first run ended. */
+  /** Hash of the runner that took the session's last run; it has the newest copy of the conversation. Absent before the first run ended. */
   readonly runner?: string
 }
 
@@ -136,9 +136,9 @@ export interface CopiedState {
 
 /** What a run used of its sandbox. */
 export interface SandboxUse {
-  /** Awake before the run and not accounted for. */
+  /** Seconds awake before the run that no earlier run was charged for. */
   readonly idleSeconds: number
-  /** Of the run; all the time until its end unless given. */
+  /** Seconds of the run; all the time until its end unless given. */
   readonly runSeconds?: number
 }
 
@@ -148,21 +148,21 @@ export interface FinishRun {
   readonly sessionStatus: 'idle' | 'errored'
   readonly result?: string
   readonly error?: { readonly code: string; readonly message: string }
-  /** What the run used, all its model calls together; `costCents` when a price is known. Metered by the same write that ends the run. */
+  /** What all model calls of the run used, with `costCents` when a price is known. It is metered by the same write that ends the run. */
   readonly usage?: Usage
   readonly toolCalls?: number
-  /** The run had a sandbox; its own duration is added to what is here. */
+  /** Present when the run had a sandbox; the run's own duration is added. */
   readonly sandbox?: SandboxUse
   readonly runtimeSessionId?: string
-  /** Hash of the runner that took the run. Absent: none did, and the conversation is where it was. */
+  /** Hash of the runner that took the run. Absent when none did: then the conversation stays where it was. */
   readonly runner?: string
-  /** Whether what came with the prompt is kept: the conversation is restored from it. */
+  /** Whether the attachments of the prompt are kept, because the conversation is restored from them. */
   readonly keepInput?: boolean
-  /** Events not stored yet, the terminal one included: made durable in the same transaction, before anyone sees it. */
+  /** Events that are not stored yet, the terminal one included. They are stored in the same transaction, before anyone sees the ending. */
   readonly tail: LogChunk | undefined
 }
 
-/** A finished run of a conversation, as its restoration needs it. */
+/** A finished run of a conversation, with what is needed to restore it. */
 export interface PastRun {
   readonly runId: string
   readonly status: TerminalRunStatus
@@ -185,9 +185,9 @@ export interface RunStore {
    * False: the claim was lost.
    */
   discard(claim: Claim): Promise<boolean>
-  /** Leaves a run under way to whichever process takes it next. Nothing is written under this claim any more. False: it was lost. */
+  /** Leaves a running run to the process that takes it next. Nothing more is written under this claim. False: the claim was lost. */
   handOver(claim: Claim): Promise<boolean>
-  /** This process takes no runs over any more. True: there is another one that does. */
+  /** This process stops taking over runs. True when another process still does. */
   retreat(): Promise<boolean>
   /** Appends consecutive events. False: the claim was lost; stop writing. */
   append(claim: Claim, chunk: LogChunk): Promise<boolean>
@@ -205,15 +205,15 @@ export interface RunStore {
   /** Claims the session for the first run in its queue, both in one statement. */
   claimNext(tenantId: string, sessionId: string): Promise<NextOutcome>
   /**
-   * Called when runs wait for a session that is free, or an interrupt for one that is not: at once in the process whose write
-   * freed it, and again in every process until somebody has claimed the next.
+   * Called when runs wait for a session that is free, or an interrupt waits for one that is not: at once in the process whose
+   * write freed it, and again in every process until one has claimed the next run.
    */
   onWaiting(listener: (tenantId: string, sessionId: string) => void): void
-  /** Asks whichever process executes the run to end it. Nobody may hear it: whoever must be sure waits, then steals. */
+  /** Asks the process that executes the run to end it. The request may get lost: a caller that must be sure waits, then steals the run. */
   ask(tenantId: string, runId: string, reason: EndReason): Promise<void>
   onAsked(listener: (tenantId: string, runId: string, reason: EndReason) => void): void
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
-  /** Newest first. */
+  /** Lists runs, newest first. */
   listRuns(tenantId: string, filter: RunFilter): Promise<{ runs: RunSummary[]; total: number }>
   /** Stored chunks that contain events after `afterSeq`, oldest first, at most about 1 MiB; `status` as of the same instant. */
   readLog(
@@ -234,7 +234,7 @@ export interface RunStore {
   listSessions(tenantId: string, filter: Page & { q?: string }): Promise<{ sessions: Session[]; total: number }>
   /** idle or errored -> shutdown, cancelling what waits. 'running' when a run is under way, undefined when unknown. */
   shutdownSession(tenantId: string, sessionId: string): Promise<'shutdown' | 'running' | undefined>
-  /** Keeps a copy of the conversation. False: the session was claimed since then, or another runner has it; the copy is old. */
+  /** Stores a copy of the conversation. False: the copy is old, because the session was claimed since then or another runner has it. */
   saveState(tenantId: string, sessionId: string, bundle: StateBundle, of: CopiedState): Promise<boolean>
   loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
   /** Finished runs of a session, or of the whole conversation that `runId` belongs to, before that run, newest first, in pages. */
@@ -250,7 +250,7 @@ export interface RunStore {
    * ended as `interrupted`: nobody would execute it.
    */
   executing(check: (tenantId: string, runId: string) => boolean): void
-  /** Called when this process's own claims were lost (it was frozen past its lease): abort every run of these ids. */
+  /** Called when this process has lost its own claims, because it was frozen past its lease: it must abort every run. */
   onFenced(listener: () => void): void
 }
 
@@ -262,7 +262,7 @@ export interface RunFilter extends Page {
   readonly profile?: string
   readonly sessionId?: string
   readonly status?: RunStatus
-  /** Only runs that this one has delegated. */
+  /** Only runs that this run has delegated. */
   readonly parent?: string
   /** Bounds of `startedAt`, as ISO times; `from` included, `to` not. */
   readonly from?: string

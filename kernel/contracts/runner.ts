@@ -25,7 +25,7 @@ export const ExecuteRun = Type.Object(
     mcpServers: Type.Optional(Type.Array(McpServer)),
     /** How many delegations led here; 0 unless given. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
-    /** Of the claim: a run under a higher one takes the session from a run whose owner has lost it. */
+    /** The epoch of the claim. A run under a higher epoch takes the session from a run whose owner has lost it. */
     epoch: Type.Optional(Type.Integer({ minimum: 0 })),
     /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 unless given: it ends with its connection. */
     keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
@@ -65,7 +65,7 @@ export interface BroadcastPool {
   readonly [more: string]: unknown
 }
 
-/** What a runner does and what it sees of its sidecars; counts are of its process, across tenants. Null: not measured. Specification 4.22. */
+/** What a runner does and what it sees of its sidecars. Counts are for its process, across tenants; null means not measured. Specification 4.22. */
 export const RunnerTopology = Type.Object({
   process: Type.Object({
     allocBytes: Type.Integer({ description: 'Live JavaScript heap.' }),
@@ -157,7 +157,7 @@ export interface RunnerLink {
    * then: less than `page.after` when something in between is missing, more when somebody else has told it more.
    */
   takeBroadcast(tenantId: string, page: BroadcastPage): Promise<number>
-  /** Those of the tenants of which the runner has less than that. */
+  /** Returns the tenants of which the runner has an older revision than these. */
   behind(revisions: BroadcastRevisions): Promise<string[]>
   getSession(tenantId: string, sessionId: string): Promise<RunnerSession | undefined>
   /** Shuts the session down, and its MCP endpoint with it. Idempotent. */
@@ -173,7 +173,7 @@ export interface RunnerLink {
   topology(signal?: AbortSignal): Promise<RunnerTopology>
   /** Sandbox workers of a tenant's sessions. */
   workerLeases(tenantId: string, signal?: AbortSignal): Promise<readonly WorkerLease[]>
-  /** Undefined: the session has none. */
+  /** Undefined when the session has no worker. */
   workerLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
   /** A provider said that this sandbox changed. Resolves to how many cached states the runner dropped. */
   invalidateSandbox(provider: string, sandboxId: string): Promise<number>
@@ -181,7 +181,7 @@ export interface RunnerLink {
   vfsLease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined>
   /** Tool calls of a session that wait for a run of another profile. */
   delegations(tenantId: string, sessionId: string): Promise<readonly Delegation[]>
-  /** Nothing happens when nobody waits for it any more. */
+  /** Does nothing when the tool call does not wait any more. */
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
@@ -207,13 +207,13 @@ export type FailingStop = (typeof failingStops)[number]
 export const isFailingStop = (reason: unknown): reason is FailingStop =>
   (failingStops as readonly unknown[]).includes(reason)
 
-/** From where another conductor reads on. */
+/** Where another conductor reads on. */
 export interface AttachRun {
   readonly sessionId: string
   readonly runId: string
   /** The last event that is stored. */
   readonly afterSeq: number
-  /** Of the reader's claim. One that is lower than that of the present reader is refused with 409 `attempt_superseded`. */
+  /** The epoch of the reader's claim. A lower one than the present reader's is refused with 409 `attempt_superseded`. */
   readonly epoch: number
 }
 
@@ -225,9 +225,9 @@ export interface Placement {
   readonly runtime: string
   /** Runner hashes and runtimes that the pool allows; an absent list allows all. */
   readonly pool?: { readonly runners?: readonly string[]; readonly runtimes?: readonly string[] }
-  /** Where its sandbox is: a substrate by name, or true for the runner's default. Unless given, it has none. */
+  /** The substrate of its sandbox by name, or true for the runner's default. Absent when it has no sandbox. */
   readonly substrate?: string | true
-  /** Hashes of runners that were tried in vain. */
+  /** Hashes of runners that have already failed to take it. */
   readonly without?: ReadonlySet<string>
 }
 
@@ -236,7 +236,7 @@ export interface Homecoming extends Omit<Placement, 'runtime'> {
   readonly sessionId: string
   /** Hash of the runner with its newest conversation; the one in its id unless given. */
   readonly runner?: string
-  /** Unless given, any runner will do. */
+  /** The runtime it needs; any runner will do unless given. */
   readonly runtime?: string
 }
 

@@ -11,19 +11,19 @@ export type TerminalRunStatus = Exclude<RunStatus, 'queued' | 'running'>
 export const isTerminal = (status: RunStatus): status is TerminalRunStatus =>
   status !== 'queued' && status !== 'running'
 
-/** What becomes of a run whose session is busy: a run executes there, or waits. */
+/** What to do with a run whose session is busy, because another run executes there or waits. */
 export const whenBusy = ['reject', 'enqueue', 'interrupt'] as const
 export type WhenBusy = (typeof whenBusy)[number]
 
 export const webhookUrl = Type.String({
   minLength: 1,
   maxLength: 2_048,
-  // What PostgreSQL text cannot hold is no URL either.
+  // A NUL, which PostgreSQL text cannot hold, is not part of any URL.
   pattern: '^[^\\u0000-\\u0020]*$',
   description: 'A public https address. Signed messages are posted to it as Standard Webhooks describes.',
 })
 
-/** Tells somebody when a run has ended. */
+/** The address that is told when a run has ended. */
 export const WebhookTarget = Type.Object({ url: webhookUrl }, { additionalProperties: false })
 export type WebhookTarget = Static<typeof WebhookTarget>
 
@@ -51,7 +51,7 @@ export const SubTask = Type.Object(
 )
 export type SubTask = Static<typeof SubTask>
 
-/** The run that delegated a task, and what it left for it. */
+/** The run that delegated a task, and the limits that it left for it. */
 export const ParentRun = Type.Object({
   runId: Type.String(),
   depth: Type.Integer({ minimum: 1, description: 'How many delegations led to this run.' }),
@@ -67,7 +67,7 @@ export const ChatOf = Type.Object({
   /** The conversation exists: the run goes on in its session. */
   continued: Type.Boolean(),
   endUserId: Type.Optional(Type.String()),
-  /** Its caller was let in by what the gateway remembers: the run begins only if the key and its agent are still that. */
+  /** The key and agent as the gateway remembers them. The run begins only if they have not changed since. */
   admission: Type.Optional(Type.Object({ keyId: Type.String(), revision: Type.String() })),
 })
 export type ChatOf = Static<typeof ChatOf>
@@ -75,7 +75,7 @@ export type ChatOf = Static<typeof ChatOf>
 /** A task as it is started: a client can say neither that it was delegated nor that it answers a chat. */
 export type Task = SubTask & { readonly parent?: ParentRun; readonly chat?: ChatOf }
 
-/** Behind every event: whoever follows from here is told the ending and nothing else. */
+/** A sequence number after every event: a reader that follows from here is told the ending and nothing else. */
 export const endingOnly = 2 ** 30
 
 /** The `202` of `POST /api/runs`. */
@@ -146,7 +146,7 @@ export interface RunDispatch {
   find(tenantId: string, runId: string): Promise<RunSummary | undefined>
   /** Idempotent. A finished run keeps its status. */
   cancel(tenantId: string, runId: string): Promise<void>
-  /** Rejects when dispatch is not possible now: for readiness. */
+  /** Rejects when dispatch is not possible now. The readiness check calls it. */
   ping(): Promise<void>
   /** Fields for the gateway's `chat-gateway.ready` line, e.g. `conductor_internal_url`. Absent when dispatch is in process. */
   readonly about?: Readonly<Record<string, unknown>>

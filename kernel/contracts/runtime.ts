@@ -25,16 +25,16 @@ export interface StateBundle {
 export interface Runtime {
   readonly contract: 'runtime/1'
   /**
-   * It goes on with an envelope's `replay` instead of doing the turn again: it forgets what a former attempt of the run left in
+   * True when the runtime goes on with an envelope's `replay` instead of doing the turn again: it forgets what a former attempt of the run left in
    * the session, repeats neither the replayed text nor the finished calls, executes the calls without a result, and names
    * each call to the session's tools by its id (`callIdMeta`).
    */
   readonly replays?: boolean
-  /** Why no run can be executed here, as a sentence: a package has to be installed, say. The host then does not offer it. */
+  /** A sentence that says why no run can be executed here, e.g. because a package has to be installed. The host then does not offer the runtime. */
   readonly missing?: string | undefined
   /** Yields events until the run is over. Must stop, and close its model connection, soon after `signal` aborts. */
   run(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<RuntimeEvent>
-  /** The events of `run`, those that came together in one batch: a host takes them so where it can. */
+  /** Yields the events of `run` in batches of those that arrived together. A host prefers it to `run`. */
   batches?(envelope: RunEnvelope, signal: AbortSignal): AsyncIterable<EventBatch>
   /** The session's state, or undefined when there is none. */
   exportState?(sessionId: string): Promise<StateBundle | undefined>

@@ -12,7 +12,7 @@ export interface SandboxResources {
   readonly cpus?: number
   /** Processes and threads at once. */
   readonly pids?: number
-  /** Of `/tmp` and the like; the workspace is bounded by its volume. */
+  /** Size of `/tmp` and the like; the workspace is bounded by its volume. */
   readonly diskMb?: number
 }
 
@@ -23,7 +23,7 @@ export interface LaunchOrder {
   /** The runner's hash: with it a restarted runner finds what its former process left. */
   readonly owner: string
   readonly tenantId: string
-  /** The session, or the slot of a warm pool that no session has yet. Names the workspace. */
+  /** The session, or the slot of a warm pool that no session has yet. The workspace is named after it. */
   readonly sessionId: string
   /** `sandbox.template` of the profile: an image, a template, a named command; the provider's own default unless given. */
   readonly template?: string
@@ -60,13 +60,13 @@ export interface SandboxProvider {
   launch(order: LaunchOrder, signal: AbortSignal): Promise<Launched>
   /** Asked live. An id that the substrate does not know is `gone`. */
   status(sandboxId: string, signal?: AbortSignal): Promise<SandboxState>
-  /** It uses no CPU from then on, and keeps its files; whether it keeps its memory is the substrate's. */
+  /** Stops it using CPU; its files are kept. Whether its memory is kept depends on the substrate. */
   pause(sandboxId: string): Promise<void>
-  /** `order` for a substrate that starts the worker anew: its environment has a fresh token. */
+  /** A substrate that starts the worker anew does it with `order`, whose environment has a fresh token. */
   resume(sandboxId: string, order: LaunchOrder): Promise<void>
-  /** Ends it and its files. */
+  /** Ends the sandbox and removes its files. */
   destroy(sandboxId: string): Promise<void>
-  /** Those of an owner, paused ones included; needed where they outlive the runner's process. */
+  /** Lists the sandboxes of an owner, paused ones included. Needed where sandboxes outlive the runner's process. */
   list?(owner: string): Promise<readonly string[]>
 }
 export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
@@ -115,13 +115,13 @@ export function defineSandboxProvider<C extends TObject>(spec: {
 /** A delivery of a provider to `POST /api/sandbox-events/{provider}`. */
 export interface SandboxDelivery {
   readonly headers: Readonly<Record<string, string | string[] | undefined>>
-  /** As it came, at most 64 KiB. */
+  /** The body as it arrived, at most 64 KiB. */
   readonly body: Buffer
 }
 
 /** Reads a provider's deliveries in the conductor. It only ever invalidates what a runner has cached of a sandbox. */
 export interface SandboxEventDecoder {
-  /** Undefined: nothing about a sandbox. AppError 400 for what cannot be read, 401 for a signature that is wrong. */
+  /** Undefined when the delivery is not about a sandbox. AppError 400 when it cannot be read, 401 for a wrong signature. */
   decode(delivery: SandboxDelivery): { readonly sandboxId: string } | undefined
 }
 export const SandboxEventDecoders = slot<SandboxEventDecoder>('conductor.sandbox-event-decoders')

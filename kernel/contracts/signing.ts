@@ -2,7 +2,7 @@ import { slot } from '../plugin.ts'
 
 export type SigningFamily = 'chat-gateway' | 'vfs'
 
-/** Which of two keys, as the key-id header says it. */
+/** One of the two keys of a family, as the key-id header names it. */
 export type SigningKey = 'CURRENT' | 'PREVIOUS'
 
 export interface SignedParts {

@@ -9,9 +9,9 @@ export interface SkillFile {
 
 /** The skills that a tenant may attach to profiles. */
 export interface Skills {
-  /** Which of the names there are none of. */
+  /** Returns the names of skills that do not exist. */
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
-  /** Everything in its folder. Undefined: there is no such skill. */
+  /** Returns every file in the skill's folder; undefined when there is no such skill. */
   files(tenantId: string, name: string): Promise<readonly SkillFile[] | undefined>
 }
 export const Skills = capability<Skills>('core.skills')

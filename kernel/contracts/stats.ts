@@ -1,7 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 
-/** What was counted over some time; what each figure means is told where it is served. */
+/** A count over some time. The route that serves a figure says what it means. */
 const count = (description?: string) => Type.Integer({ minimum: 0, ...(description ? { description } : {}) })
 
 export const bucketNames = ['1m', '5m', '15m', '1h', '6h', '1d'] as const

@@ -1,4 +1,4 @@
-/** What OpenAI takes in a schema that a model is held to word by word; with anything else it refuses the request. */
+/** The keywords that OpenAI takes in a strict schema; it refuses a request with any other. */
 const strictWords: ReadonlySet<string> = new Set([
   'type',
   'properties',

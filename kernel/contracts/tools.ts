@@ -3,7 +3,7 @@ import { capability, slot } from '../plugin.ts'
 import type { Delegations } from './delegation.ts'
 import type { ProgressEvent } from './run-event.ts'
 
-/** Who calls a tool, from the runner's own records: a model cannot choose any of it. */
+/** Who calls a tool. It comes from the runner's own records: a model cannot choose any of it. */
 export interface ToolContext {
   readonly tenantId: string
   readonly sessionId: string
@@ -62,9 +62,9 @@ export const PlatformTools = slot<PlatformTool>('runner.tools')
 
 /** Every platform tool of this runner, validated and bounded in time and output. */
 export interface Toolkit {
-  /** All tools, or those of `names` that exist, sorted by name. */
+  /** Returns all tools, or those of `names` that exist, sorted by name. */
   specs(names?: readonly string[]): ToolSpec[]
-  /** The calls of the tool `delegate` that wait. */
+  /** The waiting calls of the tool `delegate`. */
   readonly delegations: Delegations
   /** Never rejects for a tool's own failure. An unknown tool or input against its schema is `{ok: false}`. */
   invoke(name: string, input: unknown, context: ToolContext): Promise<ToolResult>

@@ -11,7 +11,7 @@ export const webhookErrors = errorTable('webhooks', {
 export interface Webhooks {
   /** AppError 400 `invalid_webhook` for an address that may not be asked, 503 `webhooks_unavailable` without a signing key. */
   check(url: string): void
-  /** How a run that has ended is read, from whoever has the runs. Nothing is told before. */
+  /** Gives the deliverer a way to read runs that have ended. Nothing is delivered before this call. */
   readRuns(find: FindRun): void
 }
 export type FindRun = (tenantId: string, runId: string) => Promise<RunSummary | undefined>

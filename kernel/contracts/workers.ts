@@ -40,7 +40,7 @@ export const WorkerHub = capability<WorkerHub>('runner.worker-hub')
 export type SandboxEvent = Static<typeof ProgressEvent> & {
   readonly stage: 'sandbox'
   readonly provider: string
-  /** `running`: it was there. */
+  /** `running`: the sandbox was running already. */
   readonly start: 'launched' | 'warm' | 'resumed' | 'running'
   /** How long the start took. */
   readonly startMs: number
@@ -50,9 +50,9 @@ export type SandboxEvent = Static<typeof ProgressEvent> & {
 
 /** A run whose sandbox is ready. */
 export interface PreparedRun {
-  /** What its readers are told: which sandbox, how it started, and what it used since the former run. */
+  /** Tells the run's readers which sandbox it has, how it started, and what it used since the former run. */
   readonly event: SandboxEvent
-  /** The run is over: from now on the sandbox is idle. */
+  /** Called when the run is over: from now on the sandbox is idle. */
   over(): void
 }
 

@@ -19,7 +19,7 @@ export const uploadAccess = (who: string): { config: FastifyContextConfig } => (
   config: { ...access(who).config, upload: true } as FastifyContextConfig,
 })
 
-/** What a route declared with `access`. */
+/** The access that a route declared; undefined when it declared none. */
 export const accessOf = (config: unknown): string | undefined => {
   const who = (config as RouteConfig | undefined)?.access
   return typeof who === 'string' ? who : undefined
@@ -31,7 +31,7 @@ export const isUpload = (config: unknown): boolean => (config as RouteConfig | u
 export const declaredAccess = fp(
   async (app) => {
     app.addHook('onRoute', ({ method, url, config }) => {
-      // Fastify adds one for each GET.
+      // Fastify adds a HEAD route for each GET.
       if ([method].flat().every((one) => one === 'HEAD') || accessOf(config) !== undefined) return
       throw new Error(`route ${String(method)} ${url} does not say who may call it; add access('...')`)
     })

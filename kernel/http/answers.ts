@@ -2,9 +2,9 @@ import { type TSchema, Type } from '@sinclair/typebox'
 import { shownCode, told } from '../contracts/error-docs.ts'
 import type { Listed } from '../contracts/errors.ts'
 
-// Response schemas of what is no JSON document, and of failures: they are there for the OpenAPI document.
+// Response schemas for answers that are no JSON documents, and for failures. The OpenAPI document shows them.
 
-/** 204. */
+/** 204 without a body. */
 export const NoContent = Type.Unsafe<undefined>({ type: 'null', description: 'Done.' })
 
 const media =

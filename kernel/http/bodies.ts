@@ -4,11 +4,11 @@ import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
 import { invalidRequest } from '../contracts/http-errors.ts'
 
-/** Bodies are JSON, within limits, and schemas hold for them as they are. */
+/** Request bodies are JSON within limits, and are checked against their schemas without conversion. */
 export const jsonBodies = fp(
   async (app) => {
     app.setValidatorCompiler(validators())
-    // Text is no body of ours: a route that takes one says so with a parser of its own, any other answers 415.
+    // Routes take no text unless they add a parser for it: any other answers 415.
     app.removeContentTypeParser(['application/json', 'text/plain'])
     app.addContentTypeParser('application/json', { parseAs: 'buffer' }, async (_request: unknown, body: Buffer) =>
       parseJson(body),

@@ -45,7 +45,7 @@ export function errorBody(error: AppError, requestId: string): Record<string, un
   }
 }
 
-/** Where a failure came to light. */
+/** The request in which something failed. */
 export interface Failed {
   readonly requestId: string
   readonly route: string | undefined
@@ -53,8 +53,8 @@ export interface Failed {
 }
 
 /**
- * What a caller is told of a failure. Anything that is not an AppError is a bug: logged whole, answered as `internal`. A 502,
- * 503 or 504 that a plugin raised is the state of something else: its cause tells more than where it was noticed.
+ * The error that a caller is told. Anything that is not an AppError is a bug: it is logged whole and answered as `internal`.
+ * A 502, 503 or 504 that a plugin raised is about another system: its cause is logged, because it tells more than our stack.
  */
 export function failureOf(error: unknown, { requestId, route, log }: Failed): AppError {
   const raised = error instanceof Error ? error : new Error(`a thrown ${typeof error}`, { cause: error })
@@ -67,7 +67,7 @@ export function failureOf(error: unknown, { requestId, route, log }: Failed): Ap
   return app
 }
 
-/** Every failure is answered in one shape. What comes before a request has a route is in the options of a listener. */
+/** Answers every failure in one shape. Failures before a request has a route are handled by the options of the listener. */
 export const errorAnswers = fp(
   async (app) => {
     app.setErrorHandler(handleError)
@@ -83,7 +83,7 @@ export function handleError(error: unknown, request: FastifyRequest, reply: Fast
   send(request, reply, app)
 }
 
-/** Same shape for a path that no route serves. */
+/** Answers a path that no route serves, in the same shape. */
 function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
   void reply.code(404)
   send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
@@ -95,7 +95,7 @@ const refused: Readonly<Record<string, () => AppError>> = {
   ERR_HTTP_REQUEST_TIMEOUT: () => httpErrors.requestTimeout(),
 }
 
-/** Answers on the raw socket what never became a request, in the same shape as every other error. */
+/** Answers on the raw socket when the bytes never became a request, in the same shape as every other error. */
 export function handleClientError(error: Error & { code?: string }, socket: Socket): void {
   // A reset peer or a response that has begun cannot be answered.
   if (error.code === 'ECONNRESET' || !socket.writable || socket.bytesWritten > 0) {
@@ -132,12 +132,12 @@ interface Issue {
   readonly message: string
 }
 
-/** The sender's own text, of which an answer repeats only as much as helps. */
+/** An answer repeats at most so many characters of a name that the sender chose. */
 const longestName = 100
 
-/** What is wrong with a request and where, for whoever wrote it: Ajv's own words tell about the schema. */
+/** Says what is wrong with a request and where, in words for its sender; Ajv's own messages are about the schema. */
 function issuesOf(errors: readonly FastifySchemaValidationError[], context = 'body'): Issue[] {
-  // What the branches of a union found comes before the union's own error, and says little alone.
+  // The errors of a union's branches come before the union's own error, and say little alone.
   const unions = errors.filter(({ keyword }) => keyword === 'anyOf')
   const inside = (one: FastifySchemaValidationError, union: FastifySchemaValidationError): boolean =>
     one !== union && one.schemaPath.startsWith(`${union.schemaPath}/`)
@@ -146,7 +146,7 @@ function issuesOf(errors: readonly FastifySchemaValidationError[], context = 'bo
     .map((one) => {
       if (one.keyword !== 'anyOf') return issueOf(one, context)
       const branches = errors.filter((other) => inside(other, one) && other.keyword !== 'anyOf')
-      // A branch that looked deeper into the value was the one that was meant.
+      // The branch that got deeper into the value is the one that the sender meant.
       const deeper = branches.find(({ instancePath }) => instancePath.length > one.instancePath.length)
       return deeper ? issueOf(deeper, context) : { path: context + one.instancePath, message: either(branches) }
     })
@@ -169,7 +169,7 @@ function issueOf(error: FastifySchemaValidationError, context: string): Issue {
   }
 }
 
-/** `must be one of: reject, enqueue`, `must be string or must be null`. */
+/** Joins what the branches of a union ask for: `must be one of: reject, enqueue`, `must be string or must be null`. */
 function either(branches: readonly FastifySchemaValidationError[]): string {
   const values = branches.flatMap(({ keyword, params }): unknown[] =>
     keyword === 'const' ? [params['allowedValue']] : keyword === 'enum' ? (params['allowedValues'] as unknown[]) : [],

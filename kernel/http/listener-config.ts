@@ -2,7 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { Settings } from '../kit/settings.ts'
 import type { Origin } from '../problems.ts'
 
-/** As in a URL: an IPv6 address is in brackets. */
+/** A host as it stands in a URL: an IPv6 address is in brackets. */
 const hostPattern = '^([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])$'
 
 /** A listener as it stands in a role file. */

@@ -33,13 +33,13 @@ export interface Listener {
   /** Opens the port, and resolves to the base URL. */
   listen(): Promise<string>
   /**
-   * From now on nothing new is begun on links, and each answer is the last on its connection: whoever asks again is led to a
-   * process that stays, if there is one behind this address. Until the listener closes it answers whatever comes all the same.
+   * From now on nothing new is begun on links, and each answer is the last on its connection, so that the next request of a
+   * client reaches a process that stays, if there is one behind this address. Requests are answered until the listener closes.
    */
   leave(): void
 }
 
-/** Builds one listener with everything that cuts across plugins. What closes it in order is in the order of this list. */
+/** Builds one listener with everything that all plugins share. It closes in the order of this list. */
 export async function createListener(
   name: string,
   config: ListenerConfig,
@@ -76,7 +76,7 @@ const fastifyOf = (log: FastifyBaseLogger): App =>
     genReqId: () => `req_${randomUUID().slice(24)}`,
     requestIdHeader: false,
     routerOptions: { maxParamLength: 1024 },
-    // Their default bodies have another shape than every other error of ours.
+    // The default bodies of the next three have another shape than our errors.
     return503OnClosing: false,
     frameworkErrors: handleError,
     clientErrorHandler: handleClientError,
@@ -110,7 +110,7 @@ const quietConnections = fp(
       quiet.add(socket)
       socket.once('close', () => quiet.delete(socket))
     })
-    // It is somebody else's from now on, who ends it.
+    // Whoever took over the upgraded connection ends it.
     server.on('upgrade', ({ socket }) => quiet.delete(socket))
     server.on('request', ({ socket }, response) => {
       quiet.delete(socket)
@@ -146,7 +146,7 @@ const peerLinks = fp(
       bodyLimit: app.initialConfig.bodyLimit!,
     })
     app.decorate(linkHostKey, links)
-    // Whatever else asks for another protocol is answered as if it had not.
+    // A request for any other protocol is answered as plain HTTP.
     Object.assign(app.server, { shouldUpgradeCallback: links.wants })
     app.server.on('upgrade', links.upgrade)
     leaving.addEventListener('abort', links.leave)

@@ -4,7 +4,7 @@ import type { App } from './app.ts'
 import type { Listener } from './listener.ts'
 import type { ListenerConfig } from './listener-config.ts'
 
-/** The listeners of a role, in the order that it declares them: outermost first. One that is switched off is none. */
+/** The listeners of a role that are switched on, in the order in which it declares them: outermost first. */
 export class Listeners {
   readonly urls: Record<string, string> = {}
   readonly #declared: Readonly<Record<string, ListenerConfig>>
@@ -21,7 +21,7 @@ export class Listeners {
   async create(log: FastifyBaseLogger, logRequests: boolean): Promise<void> {
     for (const [name, config] of Object.entries(this.#declared)) {
       if (config.port === undefined) continue
-      // Half of what the kernel loads; a role that opens no port is there sooner without it.
+      // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
       const { createListener } = await import('./listener.ts')
       const options = { log: log.child({ listener: name }), logRequests, errors: this.#errors }
       this.#on.set(name, await createListener(name, config, options))
@@ -59,7 +59,7 @@ export class Listeners {
     this.urls[name] = await this.#on.get(name)!.listen()
   }
   async close(failed: (error: unknown) => void): Promise<void> {
-    // All at once, before anything is let end: nobody goes on to ask a process that may refuse what is new for long.
+    // All leave before any of them closes: clients then stop asking a process that may refuse new work for a long time.
     for (const { leave } of this.#on.values()) leave()
     // One after the other: a request under way in one may still need the next to finish.
     for (const [name, { app }] of this.#on) {

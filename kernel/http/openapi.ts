@@ -11,7 +11,7 @@ Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`L
 \`x-access\` says who may call an operation; there is none where anybody may. \`x-errors\` lists every code that this
 server answers, and of a response those that the operation is known for.`.replaceAll('\n', ' ')
 
-// What every error body looks like; see errors.ts.
+// The schema of every error body; see errors.ts.
 const problem = {
   type: 'object',
   required: ['error', 'request_id'],
@@ -171,7 +171,7 @@ function complete(operation: Operation): void {
   responses['503'] ??= { $ref: '#/components/responses/Unavailable' }
 }
 
-/** `getApiRunsById`: what generated clients call it. */
+/** The name of an operation in generated clients, e.g. `getApiRunsById`. */
 const operationId = (method: string, url: string): string =>
   method.toLowerCase() +
   url

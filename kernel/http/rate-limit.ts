@@ -9,14 +9,14 @@ const windowSeconds = 60
 
 /** How many requests somebody may send in any minute. */
 export interface Limit {
-  /** In the headers `RateLimit` and `RateLimit-Policy`. */
+  /** The name of the limit in the headers `RateLimit` and `RateLimit-Policy`. */
   readonly name: string
   readonly max: number | ((request: FastifyRequest) => number)
-  /** Who shares the limit. What it is for is part of the key: others count in the same store. */
+  /** Callers with the same key share the limit. The key also names its purpose, because other limits count in the same store. */
   keyOf(request: FastifyRequest): string
-  /** Counts a request where it is counted for all, such as `kv.hit`; one that is refused is not counted. */
+  /** Counts a request in the store that all processes share, e.g. `kv.hit`. A refused request is not counted. */
   hit(key: string, max: number, windowSeconds: number): Promise<Hit>
-  /** Makes the error of a request that is one too many; the options say when to come again. */
+  /** Makes the error for a request over the limit; the options say when to retry. */
   refused(options: AppErrorOptions): AppError
 }
 
@@ -39,13 +39,13 @@ export async function rateLimit(app: App, limit: Limit) {
       return this
     }
   }
-  // Here, because most of what imports the kernel has no limits.
+  // Loaded here, because most of what imports the kernel has no limits.
   const { default: plugin } = await import('@fastify/rate-limit')
   await app.register(plugin, { global: false, store: HitStore })
   const check = app.createRateLimit({ timeWindow: windowSeconds * 1_000, keyGenerator: keyOf, max })
   return async (request: FastifyRequest, reply: FastifyReply): Promise<void> => {
     const result = await check(request)
-    // The plugin's name for an allow-listed key; there is no such list here.
+    // `isAllowed` means that the key is allow-listed; there is no such list here.
     if (result.isAllowed) return
     const seconds = Math.max(1, result.ttlInSeconds)
     void reply

@@ -6,7 +6,7 @@ import { isUpload } from './access.ts'
 import { handleClientError } from './errors.ts'
 import { streamsOf } from './streams.ts'
 
-/** Its id, and what is refused before anybody looks at it. One hook for all of it: every request pays for each. */
+/** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(
   async (app, { leaving }: { leaving: AbortSignal }) => {
     const streams = streamsOf(app)
@@ -15,7 +15,7 @@ export const requestArrival = fp(
     app.addHook('onRoute', (route) => {
       if (!isUpload(route.config)) return
       uploads = true
-      // Node's own limit holds for a whole server; from here on there is one for each request.
+      // Node's limit is for a whole server; from here on each request has its own.
       app.server.requestTimeout = 0
       route.preHandler = [deadlines.lift, ...[route.preHandler ?? []].flat()]
     })
@@ -46,9 +46,9 @@ export const requestLog = fp(
 )
 
 /**
- * Refuses requests that ask for another host than these. A page that has its own name lead to this machine may have its
- * visitor's browser send requests here, and read the answers: but the browser names the page's host in them. Requests over a
- * link of peers are not looked at, because no browser can open one.
+ * Refuses requests for other hosts than these, against DNS rebinding: a web page whose own name resolves to this machine can
+ * make its visitor's browser send requests here and read the answers, but the browser names the page's host in them. Requests
+ * over a link of peers are not checked, because no browser can open one.
  */
 export const allowedHosts = fp(
   async (app, { hosts }: { hosts: readonly string[] | undefined }) => {
@@ -64,17 +64,17 @@ export const allowedHosts = fp(
 const stopping = (): AppError =>
   unavailable({ headers: { 'retry-after': '1' }, message: 'This server is stopping; try again.', retryable: true })
 
-/** As Node's own. */
+/** The same error as Node's own. */
 const requestLate = (): Error => Object.assign(new Error('late'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' })
 
-/** No id and no text of ours holds a NUL, and PostgreSQL has no form for one: it never gets further than here. */
+/** PostgreSQL cannot store a NUL and no id holds one, so a URL with one is refused here. */
 const withNul = (url: string): AppError =>
   /^[^?]*%00/.test(url) ? notFound() : invalidRequest({ message: 'The query holds a NUL character.' })
 
 const hasBody = ({ headers }: FastifyRequest): boolean =>
   headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
 
-/** By when the body of a request has to be there. Who is late is told so, and its connection is closed. */
+/** Bounds the time in which the body of a request arrives. A client that is late gets 408, and its connection is closed. */
 function createDeadlines(limitMs: number) {
   const limits = new WeakMap<FastifyRequest, NodeJS.Timeout>()
   const late = ({ raw }: FastifyRequest): void => handleClientError(requestLate(), raw.socket)

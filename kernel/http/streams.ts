@@ -19,7 +19,7 @@ export const ping = ': ping\n\n'
 
 export interface OpenStream {
   readonly abort: AbortController
-  /** `destroy` cuts it; `write` is only asked for heartbeats. */
+  /** `destroy` cuts the stream; `write` is only called for heartbeats. */
   readonly raw: { destroy(): unknown; write(chunk: Chunk): unknown }
   readonly heartbeat: string | undefined
   readonly heartbeatMs: number
@@ -84,7 +84,7 @@ export function createStreamRegistry(): StreamRegistry {
     add(stream) {
       open.add(stream)
       wheel ??= setInterval(turn, 1_000).unref()
-      // Its request was under way when the end came: it gets the same terms as those that were open.
+      // Its request was under way when `end` was called: it is ended like the streams that were open.
       const late = ending ? finish(stream) : undefined
       return () => {
         clearTimeout(late)
@@ -115,7 +115,7 @@ export interface StreamOptions {
   /** Written when nothing else was for `heartbeatMs` (15 s unless given). */
   readonly heartbeat?: string
   readonly heartbeatMs?: number
-  /** Whose signal the source is to have, when its owner had to know of the client before there was a stream. */
+  /** The controller whose signal the source gets, for an owner that needed it before the stream began. */
   readonly abort?: AbortController
 }
 
@@ -142,7 +142,7 @@ export function stream(
   }
   const status = options.status ?? 200
   if (request.method === 'HEAD') {
-    // To follow the source to its end, and hold the connection until then, would be to say nothing for a long time.
+    // HEAD has no body, so the source is not followed to its end.
     raw.writeHead(status, headers).end()
     return Promise.resolve()
   }
@@ -158,17 +158,17 @@ export function stream(
   const gone = (): void => {
     if (!raw.writableFinished) open.abort.abort('client_gone' satisfies StreamEnd)
   }
-  // A client may have left while the handler was still deciding: its 'close' has been and gone.
+  // A client may have left while the handler was still deciding: then 'close' was emitted before.
   if (raw.destroyed) gone()
   else raw.once('close', gone)
   raw.writeHead(status, headers)
-  // With the first bytes where they come at once: a write of its own costs as much as all that is in it.
+  // Headers leave with the first bytes where those come at once: each write costs a system call.
   const alone = setTimeout(() => raw.flushHeaders(), headersMs)
   const remove = registry.add(open)
   open.done = pump(open, source)
     .catch((err: unknown) => {
       if (!open.abort.signal.aborted) request.log.error({ err, request_id: request.id }, 'stream failed')
-      // What was written in this turn has not left yet, and belongs to the reader.
+      // Bytes written in this turn of the event loop have not left yet, and the reader must get them.
       setImmediate(() => raw.destroy())
     })
     .finally(() => {
@@ -195,7 +195,7 @@ async function pump(open: Open, source: (signal: AbortSignal) => AsyncIterable<C
   })
 }
 
-// A client that goes away emits 'close' and never 'drain'. Shutdown does not end the wait: a full socket takes no last words.
+// A client that goes away emits 'close' and never 'drain'. Shutdown does not end the wait: a full socket takes no last frame.
 const drained = (raw: ServerResponse): Promise<void> =>
   new Promise((resolve) => {
     const done = (): void => {

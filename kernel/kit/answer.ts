@@ -6,11 +6,11 @@ export type ReplyHeaders = Readonly<Record<string, string | string[] | undefined
 export interface Reply {
   readonly status: number
   readonly headers: ReplyHeaders
-  /** One reader. Reading it to its end keeps the connection for the next request; leaving it early ends the exchange. */
+  /** The body, for one reader. Reading it to its end keeps the connection for the next request; leaving early ends the exchange. */
   readonly body: AsyncIterableIterator<Buffer>
-  /** Only the end of the answer is still to come: whoever leaves now leaves nothing open. */
+  /** Says that only the end of the answer is still to come, so that a reader may leave without cutting the exchange. */
   expectEnd(): void
-  /** The peer has ended it in order. */
+  /** True once the peer has ended the answer in order. */
   readonly complete: boolean
   /** From now on `body` gives whole lines; a last one without its newline is dropped, and one over 4 MiB fails the reader. */
   splitLines(): void
@@ -27,20 +27,20 @@ export interface ExchangeOptions {
 
 /** The connection's side of an answer. */
 export interface Source {
-  /** What was held back is taken: so many bytes more may come. */
+  /** The reader took what was held back: so many bytes more may come. */
   resume(bytes: number): void
-  /** Nobody reads the rest. `reason`: that of the caller's signal, when it was that. */
+  /** The rest will not be read. `reason` is that of the caller's signal, when that ended it. */
   abort(error: Error, reason?: unknown): void
 }
 
 /** How long an answer whose reader has left may take to end. */
 const endMs = 1_000
-/** A chunk that is not joined with what came before it. */
+/** Bytes from which on a chunk is not copied to join it with what came before. */
 const largeChunk = 8 * 1024
-/** Parts of a line that are held before they are joined: a peer may send a byte at a time. */
+/** How many parts of a line are held before they are joined: a peer may send a byte at a time. */
 const maxParts = 1_024
 
-/** The answer did not come in its time. */
+/** The answer did not come in time. */
 export class Late extends Error {
   readonly code = 'LATE'
   constructor(ms: number) {
@@ -96,11 +96,11 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
   get body(): this {
     return this
   }
-  /** Nothing more is wanted: what still comes may be dropped. */
+  /** True when nothing more is wanted: bytes that still come may be dropped. */
   get over(): boolean {
     return this.#state === 'ended' || this.#state === 'left'
   }
-  /** A reader stands waiting: what comes is taken at once. */
+  /** True when a reader waits, so that the next bytes are taken at once. */
   get awaited(): boolean {
     return this.#reader !== undefined
   }
@@ -114,7 +114,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     this.#began(this)
   }
 
-  /** Answers how many bytes are held back from the reader. */
+  /** Adds a chunk; returns how many bytes the reader has not taken yet. */
   push(chunk: Buffer): number {
     if (this.#state !== 'open') return 0
     this.#unread.push(chunk)
@@ -134,13 +134,13 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     this.#finish(undefined)
   }
 
-  /** The connection failed. */
+  /** Called when the connection failed. */
   fail(cause: Error): void {
     if (this.#state === 'ended') return
     this.#finish(this.#state === 'left' ? undefined : this.#options.lost(cause, this.#state === 'open'))
   }
 
-  /** The caller does not want it any more. */
+  /** Called when the caller does not want the answer any more. */
   abort(error: Error, reason?: unknown): void {
     if (this.#state === 'ended') return
     this.#finish(error)
@@ -179,7 +179,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     return Promise.resolve({ done: true, value: undefined })
   }
 
-  /** All that may be given to the reader now. */
+  /** Everything that may be given to the reader now. */
   #take(): Buffer | undefined {
     if (this.#size === 0) return undefined
     if (this.#byLine && !this.#hasLine) {
@@ -258,7 +258,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
 export function lazily(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterableIterator<Buffer> {
   let chunks: AsyncIterator<Buffer> | undefined
   let left = false
-  // Let go of when it is open, with all that was asked: the stream may go on for long.
+  // Released once the stream is open, with the request it holds: the stream may go on for long.
   let opening: typeof open | undefined = open
   const all: AsyncIterableIterator<Buffer> = {
     [Symbol.asyncIterator]: () => all,

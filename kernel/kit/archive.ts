@@ -23,13 +23,13 @@ export interface ArchiveLimits {
 }
 
 export const archiveLimits: ArchiveLimits = {
-  // What a runner takes of one session (specification 4.22).
+  // A runner takes no more of one session (specification 4.22).
   packedBytes: 64 * 1024 * 1024,
   unpackedBytes: 256 * 1024 * 1024,
   entries: 10_000,
 }
 
-/** A file of a folder, or what it begins with: the rest may be half written. */
+/** A file of a folder, or its first bytes when the rest may be half written. */
 export type PackedFile = string | { readonly name: string; readonly bytes: number }
 
 /** Files of a folder as a gzip tar. The same files give the same bytes. Rejects when one of them is not a regular file. */
@@ -58,7 +58,7 @@ export async function pack(
     parts.toSorted((a, b) => (a.name < b.name ? -1 : 1)),
     limits,
   )
-  // Both, so that no file is open any more; the reason is with the one that failed first.
+  // Waits for both, so that no file stays open; the one that failed first has the reason.
   filled.catch((error: Error) => tar.destroy(error))
   const [result] = await Promise.allSettled([packed, filled])
   if (result.status === 'rejected') throw result.reason
@@ -74,7 +74,7 @@ async function fill(tar: Pack, folder: string, parts: readonly Part[], limits: A
     try {
       const stats = await file.stat()
       if (!stats.isFile()) throw new Error(`not a regular file: ${name}`)
-      // A process may still append to it: what counts is what was there at first.
+      // A process may still append to it: only the bytes that were there at first are packed.
       const size = Math.min(stats.size, bytes)
       total += size
       if (total > limits.unpackedBytes) throw archiveErrors.stateTooLarge()
@@ -109,9 +109,9 @@ export async function unpack(
   }
 }
 
-/** Tar spends at most this on an entry of ours: its header, its padding, and a PAX header for a long name. */
+/** Bytes that tar adds to one of our entries at most: its header, its padding, and a PAX header for a long name. */
 const overheadBytes = 2_048
-/** The end of a tar, its padding, and what is on its way through the streams. */
+/** Bytes for the end of a tar, its padding, and what is on its way through the streams. */
 const slackBytes = 1024 * 1024
 
 async function extractInto(
@@ -139,12 +139,12 @@ async function extractInto(
   const tar = extract()
   let last: Promise<void> = Promise.resolve()
   tar.on('entry', (header, body, release) => {
-    // Its failure is the tar's; without a listener it would end the process.
+    // The tar reports the same failure; without a listener this one would end the process.
     body.on('error', () => {})
     last = take(header, body as unknown as AsyncIterable<Uint8Array>)
     last.then(() => release(), release)
   })
-  // A pipeline does not hear what a tar says after its last byte: that it is torn.
+  // A pipeline misses the error that a torn tar emits after its last byte.
   const whole = new Promise<void>((resolve, reject) => void tar.on('error', reject).on('close', resolve))
   const bounded = async function* (source: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
     let total = 0
@@ -175,7 +175,7 @@ const isOrdinary = ({ type, size, linkname, pax }: Header): boolean =>
   !linkname &&
   Object.keys((pax as object | null | undefined) ?? {}).every((key) => key === 'path')
 
-/** Of a stop in between the worst is a session without its files, and whoever has the archive brings it again. */
+/** If the process stops in between, the session is without files, and the sender of the archive sends it again. */
 async function replace(folder: string, fresh: string): Promise<void> {
   const old = `${fresh}.old`
   const moved = await rename(folder, old).then(
@@ -189,10 +189,10 @@ async function replace(folder: string, fresh: string): Promise<void> {
   if (moved) await rm(old, { recursive: true, force: true })
 }
 
-/** The archive's fault: `a` and `a/b`, or names that are one on this file system. */
+/** Errors that are the archive's fault: it has `a` and `a/b`, or two names that are one on this file system. */
 const clashes: ReadonlySet<unknown> = new Set(['EEXIST', 'ENOTDIR', 'EISDIR', 'ENAMETOOLONG', 'EILSEQ'])
 
-/** A failing disk is no fault of the archive. */
+/** True for a failing disk, which is not the archive's fault. */
 const isOurs = (error: unknown): boolean =>
   error instanceof Error && 'syscall' in error && !clashes.has((error as NodeJS.ErrnoException).code)
 

@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http'
 import type { Caller } from '#contracts/auth'
 import type { Route } from '#contracts/wire/route'
 
-/** What a route answers with: one of JSON, bytes and lines, or nothing. */
+/** What a handler answers with: JSON, bytes, lines or nothing. */
 export interface Answered {
   readonly headers?: Readonly<Record<string, string>>
   readonly json?: unknown
@@ -15,7 +15,7 @@ export interface Answered {
 
 /** One request as a handler sees it, whichever way it came. */
 export interface AnyCall {
-  /** Who makes it; throws where nobody is told apart. */
+  /** Who makes the call; throws on a listener that does not authenticate. */
   readonly caller: Caller
   readonly params: unknown
   readonly query: unknown
@@ -23,7 +23,7 @@ export interface AnyCall {
   readonly body: unknown
   /** Aborts when the caller is gone (`client_gone`; on a link the reason of its signal: `leaving`, a `FailingStop`, else `cancelled`) or the server stops (`shutdown`). */
   readonly signal: AbortSignal
-  /** The caller reads lines. */
+  /** True when the caller reads lines. */
   readonly wantsLines: boolean
 }
 
@@ -32,13 +32,13 @@ export interface ServedRoute {
   readonly handle: (call: AnyCall) => Promise<Answered | void> | Answered | void
 }
 
-/** Who may have a link to a listener, and who speaks on it. */
+/** Decides who may have a link to a listener, and who the caller of an exchange is. */
 export interface Admission {
   /** Rejects with an AppError. */
   admit(request: IncomingMessage): Promise<void>
-  /** Throws an AppError when this access is not for whoever has the link. Absent: nobody is told apart, and what is open to the network is served. */
+  /** Returns the caller; throws an AppError when it lacks this access. Absent on a listener that does not authenticate: then only routes open to the network are served. */
   callerOf?(access: string, headers: AnyCall['headers']): Caller
 }
 
-/** On a network whose callers are trusted, as they are over HTTP. */
+/** Admits everybody, on a network whose callers are trusted over HTTP, too. */
 export const trusted: Admission = { admit: async () => {} }

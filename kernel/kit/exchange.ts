@@ -4,7 +4,7 @@ import { Answer, type ExchangeOptions, type Reply } from './answer.ts'
 /** Unread bytes of one answer beyond which its socket is paused. */
 const highWater = 256 * 1024
 
-/** No connection was made, or the peer began nothing: what is lost on a connection that stood may have arrived. */
+/** True when no connection was made, or the peer began nothing. A request that is lost on an open connection may have arrived. */
 export const neverConnected = (cause: unknown): boolean => unasked.has(String((cause as { code?: unknown }).code))
 
 const unasked = new Set([

@@ -1,4 +1,4 @@
-// How one role asks another, and a provider its service: HTTP without web streams, tables of routes, and the link.
+// Calls between roles and to the services of providers: HTTP without web streams, tables of routes, and the link.
 export { begun, lazily, readBody, readJson, type Reply } from './answer.ts'
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './json.ts'

@@ -20,10 +20,10 @@ export interface JsonAnswer extends Pick<Reply, 'status' | 'headers'> {
   readonly body: unknown
 }
 
-/** A page of a list is the longest answer. */
+/** The longest answer; a page of a list comes close to it. */
 const maxAnswerBytes = 8 * 1024 * 1024
 
-/** There is no whole answer. */
+/** No whole answer arrived. */
 export class NoAnswer extends Error {
   /** False: there was no connection, so nothing was asked. Else the server may have done it. */
   readonly asked: boolean
@@ -42,7 +42,7 @@ export async function askJson(dispatcher: Dispatcher, request: JsonRequest): Pro
   const { method, origin, path, headers, body, timeoutMs, signal } = request
   const lost = (cause: Error): Error => {
     const { code } = cause as { code?: unknown }
-    // The asking side is over; nothing is lost.
+    // Our own dispatcher was closed; nothing is lost.
     if (code === 'UND_ERR_DESTROYED' || code === 'UND_ERR_CLOSED') return cause
     return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected(cause), cause)
   }
@@ -76,7 +76,7 @@ export interface Patience {
 }
 
 const waits = { firstMs: 200, longestMs: 5_000, spread: true }
-/** Failures that pass. 500 is among them: API servers answer it while they are being replaced. */
+/** Statuses of failures that pass. 500 is among them: API servers answer it while they are being replaced. */
 const passing = new Set([500, 502, 503, 504])
 
 /**

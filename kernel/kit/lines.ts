@@ -1,4 +1,4 @@
-/** What a hop may hold of a stream that its reader does not take: then the writer waits. */
+/** Unread bytes of a stream above which its writer waits. */
 const highWater = 256 * 1024
 
 /**
@@ -124,7 +124,7 @@ export class OversizedLineError extends Error {
   }
 }
 
-/** Parts of a line that are held before they are joined: a peer may send a byte at a time. */
+/** How many parts of a line are held before they are joined: a peer may send a byte at a time. */
 const maxParts = 1_024
 
 /**

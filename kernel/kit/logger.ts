@@ -1,6 +1,6 @@
 import { type DestinationStream, type Logger, pino } from 'pino'
 
-// Names under which credentials travel. Redaction is by key, so log objects, never strings that hold a header.
+// Keys under which credentials are sent. Redaction goes by key, so log objects, never strings that hold a header.
 const secretKeys = ['authorization', 'apiKey', 'token', 'password', 'secret', 'pepper', 'cookie', 'dsn']
 
 /** The kernel's logger: JSON lines on stderr, because stdout belongs to what a command prints. */

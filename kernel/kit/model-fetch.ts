@@ -36,7 +36,7 @@ export function createModelConnections(): ModelConnections {
   }
 }
 
-/** A fetch that goes another way than straight to the model server, as `post`. */
+/** Makes a `post` out of a fetch that does not go straight to the model server. */
 export const postBy =
   (fetch: ModelFetch): ModelPost =>
   async (url, { headers, body, signal = null }) => {
@@ -115,7 +115,7 @@ class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
     if (chunk.length === 0) return
     this.#arrived.push(chunk)
     if (this.#arrived.length >= readsAhead) this.#exchange!.pause()
-    // Behind what else the same read of the socket holds: one answer in one packet is taken in one go.
+    // Handed over after everything else of the same read of the socket: an answer in one packet is taken at once.
     if (this.#reader && this.#arrived.length === 1) queueMicrotask(this.#hand)
   }
 

@@ -14,7 +14,7 @@ import type { ErrorTable } from '../contracts/errors.ts'
 import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
 import { createModelConnections, postBy } from './model-fetch.ts'
 
-// What every model provider and everybody who calls a model needs: connections, the shortest way in, a plugin around it.
+// For model providers and for the code that calls models: connections, the cheapest call, and the plugin around a provider.
 export { createModelConnections, type ModelConnections, postBy } from './model-fetch.ts'
 
 export function defineModelProvider<C extends TObject>(spec: {
@@ -45,7 +45,7 @@ export function defineModelProvider<C extends TObject>(spec: {
   })
 }
 
-/** The shortest way to call a model that it offers. */
+/** The cheapest way to call a model that the model offers. */
 export function openerOf(model: LanguageModelV4): OpenModel {
   return 'doOpen' in model ? (model as DirectModel).doOpen.bind(model) : (options) => openStream(model, options)
 }
@@ -54,7 +54,7 @@ async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOp
   const { stream } = await model.doStream(options)
   const reader = stream.getReader()
   const { abortSignal } = options
-  // Also for a provider that does not watch the signal itself: a cancelled reader ends at once.
+  // Cancelling the reader also ends the call of a provider that does not watch the signal.
   const close = (): void => {
     abortSignal?.removeEventListener('abort', close)
     reader.cancel().catch(() => {})
@@ -69,11 +69,11 @@ async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOp
   }
 }
 
-/** What a part is in the provider specification. */
+/** The parts of the provider specification that a part of ours stands for. */
 export const singly = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
   part.type === 'text-deltas' ? part.deltas.map((delta) => ({ type: 'text-delta', id: part.id, delta })) : [part]
 
-/** Parts as `doStream` hands them out: one by one, and none behind an abort. */
+/** Parts as `doStream` gives them: one by one, and none after an abort. */
 export function streamOf(
   parts: ModelParts,
   { abortSignal }: Pick<LanguageModelV4CallOptions, 'abortSignal'>,

@@ -9,7 +9,7 @@ export interface OutboundPolicy {
   /** Which addresses may be connected to. */
   readonly permits: (address: string) => boolean
   readonly schemes: readonly string[]
-  /** Empty: any. `example.com` or `.example.com` (with its subdomains). */
+  /** Allowed hosts, `example.com` or `.example.com` (with its subdomains). Empty allows any. */
   readonly hosts?: readonly string[]
 }
 
@@ -50,7 +50,7 @@ export function isPublicAddress(address: string): boolean {
   // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by what it reaches.
   const parsed = ipaddr.process(address)
   if (parsed.range() !== 'unicast' || parsed.toString() === hostedMetadata) return false
-  // What IANA has given out so far; the rest of IPv6 (for example ::a.b.c.d) is nobody's.
+  // IANA has assigned 2000::/3 so far; the rest of IPv6, for example ::a.b.c.d, belongs to nobody.
   return parsed instanceof ipaddr.IPv4 || (parsed.parts[0]! & 0xe000) === 0x2000
 }
 

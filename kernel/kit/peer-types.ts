@@ -14,17 +14,17 @@ import type {
 import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { ReplyHeaders } from './answer.ts'
 
-/** What a wire calls its own failures. */
+/** The errors that a wire uses for its own failures. */
 export interface Faults {
   /**
    * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
    */
   lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
-  /** What came is not what the table says, or a refusal in no form of ours. */
+  /** The answer is not what the table says, or a refusal in an unknown form. */
   failed(options: AppErrorOptions): AppError
 }
 
-/** How a caller shows who it is and for whom it asks. */
+/** How a caller proves who it is, and for which tenant it asks. */
 export interface Identity {
   readonly tenantHeader: string
   /** The ways to sign, the best first; another one is tried when a peer refuses one with 401. Unless given, the tenant's header is all. */
@@ -32,7 +32,7 @@ export interface Identity {
 }
 export interface Signature {
   sign(request: SignedRequest): Record<string, string>
-  /** A peer has taken it, after it had refused those before. */
+  /** Called when a peer has accepted this one, after it refused those before. */
   taken(): void
 }
 export interface SignedRequest {
@@ -48,7 +48,7 @@ export interface PeersOptions {
   readonly connectMs: number
   /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
   readonly silentMs?: number
-  /** For the whole of an answer, or the head of one that goes on. */
+  /** Milliseconds for a whole answer, or for the head of a stream. */
   readonly timeoutMs: number
   /** False: HTTP for everything. */
   readonly links?: boolean
@@ -81,9 +81,9 @@ export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
     readonly headers?: R['headers'] extends TObject ? Partial<HeadersOf<R>> : Readonly<Record<string, string>>
     readonly signal?: AbortSignal | undefined
     readonly timeoutMs?: number
-    /** It may take as long as its signal lets it. */
+    /** True when it may take as long as its signal lets it. */
     readonly endless?: boolean
-    /** Of the answer; unless given 8 MiB. */
+    /** The longest answer; 8 MiB unless given. */
     readonly maxBytes?: number
   }
 
@@ -95,11 +95,11 @@ export interface LinesAnswer {
   readonly headers: ReplyHeaders
   /** Chunks of whole lines. */
   readonly lines: AsyncIterableIterator<Buffer>
-  /** The last line was read: leaving now leaves nothing open. */
+  /** Says that the last line was read, so that the reader may leave without cutting the exchange. */
   expectEnd(): void
-  /** The peer has ended it in order. */
+  /** True once the peer has ended the answer in order. */
   readonly complete: boolean
-  /** A caller that leaves says on a link whether the rest shall go on, and why not. */
+  /** True over a link, on which a caller that leaves can say whether the work shall go on, and why not. */
   readonly linked: boolean
 }
 type Absent<R extends Route> = R['absent'] extends true ? undefined : never

@@ -31,11 +31,11 @@ interface AnyAsk {
 }
 
 const maxAnswerBytes = 8 * 1024 * 1024
-/** A refusal that is longer is none. */
+/** A longer body is not read as a refusal. */
 const maxRefusalBytes = 64 * 1024
-/** A peer with whom no link comes about, because of a proxy between us perhaps, is asked more and more seldom. */
+/** After a failed attempt, perhaps because of a proxy in between, a link is tried less and less often. */
 const linkPauseMs = { first: 1_000, longest: 60_000 }
-/** Whom a link is opened for; each exchange then says its own. */
+/** The tenant for which a link is opened; each exchange then names its own. */
 const linkTenant = 'default'
 const nothing = new Uint8Array()
 
@@ -67,7 +67,7 @@ export function createPeers(options: PeersOptions): Peers {
 
 type Check = (schema: TSchema, value: unknown) => Promise<boolean>
 
-/** Of answers: what is in them besides is dropped where the schema is closed, since a newer peer may say more. */
+/** Checks answers. Unknown fields are dropped where the schema is closed, since a newer peer may send more. */
 function createCheck(): Check {
   const known = new WeakMap<object, (value: unknown) => boolean>()
   const compile = import('ajv').then(({ Ajv }) => {
@@ -87,9 +87,9 @@ class HttpPeer implements Peer {
   readonly #agent: Agent
   readonly #check: Check
   readonly #options: PeersOptions
-  /** For new exchanges. */
+  /** The link for new exchanges. */
   #link: LinkCaller | undefined
-  /** All that stand: exchanges go on over one that its server is leaving. */
+  /** All open links: exchanges go on over one that its server is leaving. */
   readonly #links = new Set<LinkCaller>()
   #connecting = false
   #closed = false
@@ -150,7 +150,7 @@ class HttpPeer implements Peer {
     return json
   }
 
-  /** Undefined: not this way, and nothing was begun. */
+  /** Undefined when no link takes it; then nothing was begun. */
   async #overLink(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply | undefined> {
     if (!this.#link?.takes(body?.length ?? 0)) return undefined
     const headers = { ...ask.headers, ...this.#unsigned(ask.tenant) }
@@ -184,7 +184,7 @@ class HttpPeer implements Peer {
         },
         this.#how(route, ask),
       )
-    // As they are now: another exchange may find out meanwhile which one is known.
+    // Copied, because another exchange may meanwhile find out which one the peer knows.
     const [best, ...others] = this.#options.identity.signatures?.() ?? []
     let reply = await send(best)
     for (const signature of others) {
@@ -213,7 +213,7 @@ class HttpPeer implements Peer {
     }
   }
 
-  /** In the background: until there is a link everything goes over HTTP, and so it does when there will be none. */
+  /** Connects in the background. Until there is a link everything goes over HTTP. */
   #connect(): void {
     if (this.#connecting || this.#closed || this.linked || performance.now() < this.#notBefore) return
     this.#connecting = true
@@ -263,7 +263,7 @@ function targetOf(route: Route, { params = {}, query = {} }: AnyAsk): string {
   return `${path}?${new URLSearchParams(given.map(([name, value]): [string, string] => [name, String(value)])).toString()}`
 }
 
-/** The one reader of refusals: the peer's own error, or that it is none of ours. */
+/** Turns a refusal into the peer's own error, or into `failed` when its form is unknown. */
 function refusal(status: number, said: Record<string, unknown> | undefined, faults: Faults): AppError {
   const { error, message, retryable, request_id: _, ...detail } = said ?? {}
   if (typeof error !== 'string' || status < 400) return faults.failed({ detail: { status } })

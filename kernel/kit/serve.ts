@@ -54,7 +54,7 @@ export type Handler<R extends Route> = (call: Call<R>) => Promise<AnswerOf<R>> |
  */
 export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, guard?: Guard): void {
   const host = app.getDecorator<LinkHost>(linkHostKey)
-  // As it is: a function between them would be passed by every request.
+  // The handler itself: every request would pay for a function in between.
   const handle = handler as unknown as ServedRoute['handle']
   const { method, path: url, bodyLimit } = route
   const answer = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
@@ -72,7 +72,7 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   }
   if (!route.bytes) app.route(options)
   else {
-    // In a scope of its own: here a body is bytes, whatever its content type says.
+    // In a scope of its own, because here a body is bytes whatever its content type says.
     void app.register(async (scope) => {
       scope.removeAllContentTypeParsers()
       scope.addContentTypeParser(
@@ -86,7 +86,7 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   host.add({ route, handle })
 }
 
-/** From now on callers that are admitted may have one link instead of a connection for each request. Once for a listener. */
+/** From now on admitted callers may use one link instead of a connection for each request. Called once for a listener. */
 export function acceptLinks(app: App, admission: Admission): void {
   app.getDecorator<LinkHost>(linkHostKey).accept(admission)
 }
@@ -154,7 +154,7 @@ function send(call: HttpCall, reply: FastifyReply, { reply: kind }: Route, answe
     .send(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength))
 }
 
-/** The table's row as Fastify and OpenAPI read it. */
+/** The schema of a row, as Fastify and OpenAPI read it. */
 function schemaOf(route: Route): object {
   const { tags, summary, description, params, query, headers, body, bytes } = route
   return {

@@ -1,6 +1,6 @@
 import { type ObjectOptions, type TSchema, Type } from '@sinclair/typebox'
 
-// Setting types that the environment can fill: they take text and give the plugin something better.
+// Types of settings that the environment can fill: they take text and give the plugin a parsed value.
 
 const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 }
 

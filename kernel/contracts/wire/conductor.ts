@@ -6,8 +6,8 @@ import { fleetErrors, runErrors } from '../run-errors.ts'
 import { webhookErrors } from '../webhooks.ts'
 import type { Wire } from './route.ts'
 
-// What a gateway asks of a conductor, on its signed internal listener. The public listener serves the same paths; it takes rows
-// from here and says itself who may call and what a client may send.
+// The requests of a gateway to a conductor, on its signed internal listener. The public listener serves the same paths: it takes
+// rows from here, and says itself who may call and what a client may send.
 
 const tags = ['runs']
 /** A prompt of 1,000,000 characters, most of them one byte in JSON, and attachments of 4 MiB in base64. */
@@ -16,7 +16,7 @@ const maxRunBytes = 8 * 1024 * 1024
 export const runIdHeader = 'x-run-id'
 export const sessionIdHeader = 'x-session-id'
 
-/** Of a log, whose lines pass as the runner wrote them. */
+/** A line of a log, exactly as the runner wrote it. */
 export const EventLine = Type.Object(
   {
     type: Type.Union(eventTypes.map((type) => Type.Literal(type))),
@@ -40,7 +40,7 @@ const after = Type.Optional(
 )
 export const EventsQuery = Type.Object({ after })
 
-/** A gateway asks for the summary alone: a log may be long. */
+/** A gateway asks for the summary alone, because a log may be long. */
 export const RunDetailQuery = Type.Object({
   events: Type.Optional(Type.Boolean({ default: true, description: 'False leaves the events out.' })),
 })

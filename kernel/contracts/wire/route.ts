@@ -9,7 +9,7 @@ export interface JsonReply {
   readonly status: 200 | 201 | 202
   readonly json: TSchema
 }
-/** 204. */
+/** 204 without a body. */
 export interface NoReply {
   readonly status: 204
 }
@@ -31,7 +31,7 @@ export interface LinesReply {
 /** One row of a wire: all that its server and its client have to agree on. Data only. */
 export interface Route {
   readonly method: 'GET' | 'POST' | 'PUT' | 'DELETE'
-  /** With `:params`. */
+  /** The path with `:params`. */
   readonly path: string
   /** Who may call, as of `access()`. */
   readonly access: string

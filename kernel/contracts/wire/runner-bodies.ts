@@ -4,7 +4,7 @@ import { Profile, profileName } from '../profiles.ts'
 import { maxReplayBytes } from '../replay.ts'
 import { RunnerInfo } from '../runner.ts'
 
-// What goes over the runner's wire and nowhere else, and how large it may be.
+// The bodies of the runner's wire, and how large they may be.
 
 /** Tenant of a call: a trusted network, so it is a plain header. Specification 4.22. */
 export const tenantHeader = 'x-tenant-id'

@@ -11,7 +11,7 @@ import * as bodies from './runner-bodies.ts'
 
 export { maxStateBytes, tenantHeader } from './runner-bodies.ts'
 
-// What conductors ask of a runner. Specification 4.22: a trusted network, so the tenant of a call is a plain header.
+// The requests of conductors to a runner. Specification 4.22: the network is trusted, so the tenant of a call is a plain header.
 
 /** Session status on the runner wire: 0 idle, 1 running, 2 errored, 3 shutdown. Specification 2.5. */
 export const encodeSessionStatus = (status: SessionStatus): number => sessionStatuses.indexOf(status)

@@ -33,7 +33,7 @@ export const WorkerCommand = Type.Union([
     input: Type.Record(Type.String(), Type.Unknown()),
     timeoutMs: Type.Integer({ minimum: 1 }),
   }),
-  /** Nobody waits for that tool any more. */
+  /** The result of that tool call is not needed any more. */
   Type.Object({ ...command('tool_cancel'), callId: Type.String() }),
   /** A worker of a warm pool gets its session: from now on it uses this id and this token, and restores that session's state. */
   Type.Object({ ...command('bind'), sessionId: Type.String(), token: Type.String() }),

@@ -20,7 +20,7 @@ import {
   u32,
 } from './connection.ts'
 
-/** What is asked: the row of the wire's table by name, with what fills it in. */
+/** The request line: the route by its name in the wire's table, with its parameters. */
 export interface RequestLine {
   /** `POST /runner/sessions/:id/worker`. */
   readonly route: string
@@ -29,7 +29,7 @@ export interface RequestLine {
   readonly headers?: Readonly<Record<string, string>>
 }
 
-/** The peer certainly did not begin it. */
+/** The peer certainly did not begin the exchange. */
 export class Refused extends Error {
   readonly code = 'LINK_REFUSED'
   constructor() {
@@ -39,9 +39,9 @@ export class Refused extends Error {
 
 interface Open {
   readonly answer: Answer
-  /** What the peer may still send. */
+  /** How many bytes the peer may still send. */
   credit: number
-  /** What was read since it was last told. */
+  /** How many bytes were read since the peer was last told. */
   owed: number
 }
 
@@ -66,7 +66,7 @@ export class LinkCaller implements Frames {
   takes(bodyBytes: number): boolean {
     return this.open && !this.#connection.full && this.#streams.size < maxStreams && bodyBytes <= maxOpenBytes
   }
-  /** It stands, and its peer begins what it is asked. One that its peer is leaving closes behind its last exchange. */
+  /** True while the link is open and its peer begins new exchanges. A link that its peer is leaving closes after its last exchange. */
   get open(): boolean {
     return !this.#leaving && !this.gone
   }
@@ -121,7 +121,7 @@ export class LinkCaller implements Frames {
   frame(kind: number, id: number, payload: Buffer): void {
     if (kind === kinds.leave) return this.#leave(payload)
     const open = this.#streams.get(id)
-    // It was on its way while this end left.
+    // The frame was on its way while this end left.
     if (!open) {
       if (id === 0 || id > this.#last) throw new LinkError('a frame is of no exchange')
       return
@@ -136,7 +136,7 @@ export class LinkCaller implements Frames {
       case kinds.data:
         open.credit -= payload.length
         if (open.credit < 0) throw new LinkError('more was sent than may be')
-        // What nobody waits for would keep all that was read with it in memory.
+        // A payload is part of a larger read: unless it is taken at once it is copied, or it would keep that whole buffer in memory.
         answer.push(answer.awaited ? payload : Buffer.from(payload))
         return
       case kinds.end:
@@ -163,7 +163,7 @@ export class LinkCaller implements Frames {
     this.#closeLeft()
   }
 
-  /** By this end, which has then read everything, not by the one that sends. */
+  /** The link is closed by this end, which has read everything then, and not by the sending end. */
   #closeLeft(): void {
     if (this.#leaving && this.#streams.size === 0) this.#connection.end()
   }

@@ -19,7 +19,7 @@ export const kinds = {
   head: 2,
   data: 3,
   end: 4,
-  /** One byte that says why, as of `resets`. */
+  /** One byte that says why, of `resets`. */
   reset: 5,
   /** Caller: how many bytes of `data` more may be sent (4). */
   credit: 6,
@@ -73,16 +73,16 @@ export interface LinkTimes {
 }
 export const linkTimes: LinkTimes = { pingMs: 5_000, deadMs: 20_000 }
 
-/** The use that one end makes of its connection. */
+/** What one end does with the frames of its connection. */
 export interface Frames {
   /**
    * `payload` belongs to a larger buffer: whoever keeps it for long copies it. Of a frame of data it may be a part, and the
    * rest follows. Throws on a frame that may not come.
    */
   frame(kind: number, stream: number, payload: Buffer): void
-  /** Once, and last. */
+  /** Called once, as the last call. */
   closed(cause: Error): void
-  /** So much time has passed again. */
+  /** Called each time that so many milliseconds have passed without traffic. */
   quiet?(ms: number): void
 }
 
@@ -97,7 +97,7 @@ export class Connection {
   #closed = false
   #out: { kind: Kind; stream: number; payload: Buffer | undefined }[] = []
   #outBytes = 0
-  /** Of them those of payloads that are written as they are. */
+  /** How many of them are payloads that are written without a copy. */
   #largeBytes = 0
   #scheduled = false
   #full = false
@@ -105,7 +105,7 @@ export class Connection {
   #parts: Buffer[] = []
   #held = 0
   #needed = headerBytes
-  /** What the data frame under way lacks, and its exchange. */
+  /** How many bytes the data frame under way still lacks, and its exchange. */
   #dataLeft = 0
   #dataStream = 0
   #heard = true
@@ -159,7 +159,7 @@ export class Connection {
     })
   }
 
-  /** Sends what is to be sent, and closes. */
+  /** Sends what waits, and closes. */
   end(): void {
     this.#flush()
     this.#close(new LinkError('the link was closed'))
@@ -213,7 +213,7 @@ export class Connection {
     this.#wake()
   }
 
-  /** One after the other: each may fill the connection again. */
+  /** Wakes one waiting sender after the other: each may fill the connection again. */
   #wake(): void {
     if (this.#waiting.length === 0 || this.full) return
     this.#waiting.shift()!()

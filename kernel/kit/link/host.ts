@@ -10,9 +10,9 @@ import { newRequestId, ServedLink } from './served.ts'
 
 /** The links of one listener. */
 export interface LinkHost {
-  /** Callers are told that they may have a link. */
+  /** True when callers are told that they may have a link. */
   readonly offered: boolean
-  /** From now on there are links. */
+  /** Accepts links from now on. */
   accept(admission: Admission, times?: LinkTimes): void
   add(served: ServedRoute): void
   wants(request: IncomingMessage): boolean
@@ -52,7 +52,7 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       headers.upgrade === linkProtocol &&
       headers[linkHeader] === linkVersion,
     upgrade(request, socket, head) {
-      // Nobody else listens until there is a link; a caller that goes meanwhile is no failure.
+      // Until there is a link nothing else listens for errors; a caller that leaves meanwhile is no failure.
       socket.on('error', () => socket.destroy())
       const admitted = async (admitting: Admission): Promise<void> => {
         if (leaving) throw stopping()

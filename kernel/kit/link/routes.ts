@@ -9,10 +9,10 @@ export interface LinkHostOptions {
   readonly log: FastifyBaseLogger
   readonly streams: StreamRegistry
   readonly compile: FastifySchemaCompiler<unknown>
-  /** Of JSON, bounded as in a body. Throws an AppError. */
+  /** Parses JSON within the bounds of a body. Throws an AppError. */
   readonly parse: (json: Buffer) => unknown
   readonly logRequests: boolean
-  /** Of routes that name none. */
+  /** The limit of routes that name none. */
   readonly bodyLimit: number
 }
 

@@ -26,10 +26,10 @@ const endMs = 5_000
 
 export const newRequestId = (): string => `req_${randomUUID().slice(24)}`
 
-/** How JSON writes a NUL. */
+/** A NUL as JSON writes it. */
 const nul = '\\u0000'
 
-/** What the links of a listener have in common. */
+/** What all links of a listener share. */
 export interface Serving {
   readonly options: LinkHostOptions
   readonly routes: LinkRoutes
@@ -95,7 +95,7 @@ export class ServedLink implements Frames {
     if (typeof line?.route !== 'string') throw new LinkError('a request line is none')
     this.#last = id
     if (this.#leaving || this.serving.options.streams.ending || this.#open.size >= maxStreams) {
-      // Nothing of it was begun; whoever asked may ask somebody else.
+      // It was not begun, so the caller may ask another process.
       return this.connection.send(kinds.reset, id, Buffer.of(resets.refused))
     }
     const open = new Exchange(id, this)
@@ -142,7 +142,7 @@ class Exchange implements OpenStream {
   get raw(): OpenStream['raw'] {
     return this
   }
-  /** Has no heartbeat. */
+  /** Does nothing: an exchange has no heartbeat. */
   write(): void {}
   destroy(): void {
     this.#send(kinds.reset, Buffer.of(resets.broken))
@@ -154,7 +154,7 @@ class Exchange implements OpenStream {
     this.#granted?.()
   }
 
-  /** The caller wants no more of it. */
+  /** Called when the caller does not want the rest. */
   leave(reason: string): void {
     if (this.#left !== undefined) return
     this.#left = reason
@@ -163,7 +163,7 @@ class Exchange implements OpenStream {
     this.#granted?.()
   }
 
-  /** What was asked is let go of when it is answered: its lines may go on for long. */
+  /** Starts the handler. The request is released once it is answered, because the lines of the answer may go on for long. */
   begin(line: RequestLine, bytes: Buffer, nul: boolean): void {
     const { route } = line
     const { logRequests, log } = this.#link.serving.options
@@ -180,7 +180,7 @@ class Exchange implements OpenStream {
 
   async #handle(line: RequestLine, bytes: Buffer, nul: boolean): Promise<{ status: number; answered: Answered }> {
     const { routes, admission } = this.#link.serving
-    // No id and no text of ours holds a NUL: as over HTTP.
+    // As over HTTP: no id and no text holds a NUL.
     if (nul) throw notFound()
     const served = routes.find(line.route)
     const { access } = served.route
@@ -281,7 +281,7 @@ class Exchange implements OpenStream {
     }
   }
 
-  /** As much as may be sent now; answers what may not. */
+  /** Sends as much as may be sent now; returns the rest. */
   #push(chunk: Buffer): Buffer {
     let rest = chunk
     while (rest.length > 0 && this.#left === undefined && this.#credit > 0 && !this.#link.connection.full) {

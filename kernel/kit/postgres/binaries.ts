@@ -43,7 +43,7 @@ export async function hydrateSymlinks(native: string): Promise<void> {
     try {
       await symlink(basename(source), link)
     } catch (cause) {
-      // It is there already, or another process was faster: both are what we want.
+      // The link exists already, or another process has just made it.
       await lstat(link).catch(() => {
         throw new Error(`The embedded PostgreSQL needs a link that could not be made: ${link}`, { cause })
       })

@@ -9,13 +9,13 @@ const nobody = 65534
 export interface Launch {
   /** Programs put before the binary, e.g. `setpriv`. */
   readonly prefix: readonly string[]
-  /** Set when root gives its rights up for good: the data directory then has to belong to this uid. */
+  /** Set when root drops its rights for good: the data directory then has to belong to this uid. */
   readonly uid?: number
   /** True when a shell watches our end of its standard input, and stops PostgreSQL when that closes. */
   readonly watchdog: boolean
 }
 
-/** What this machine can do; tests give other answers than the machine. */
+/** What this machine can do; tests replace it. */
 export interface Machine {
   readonly root: boolean
   /** Whether our uid has an entry in /etc/passwd, which PostgreSQL insists on and `docker run --user 1234` has not. */
@@ -90,7 +90,7 @@ export function interrupt(how: Launch, child: ChildProcess): void {
   else child.kill('SIGINT')
 }
 
-/** Resolves when the program has ended; `output` is the end of what it said. */
+/** Resolves when the program has ended; `output` is the end of what it wrote. */
 export function exited(
   child: ChildProcess,
   log?: (line: string) => void,

@@ -20,16 +20,16 @@ const socketFile = '.s.PGSQL.5432'
 export interface PostgresOptions {
   /** Kept between starts; created on first use. */
   readonly dataDir: string
-  /** Told each line that the server logs. */
+  /** Called with each line that the server logs. */
   readonly log?: (line: string) => void
   /** Server settings, e.g. `{ fsync: 'off' }` for tests. Default: crash-safe, socket only. */
   readonly settings?: Readonly<Record<string, string>>
 }
 
 export interface PostgresServer {
-  /** For the application's role, which owns the database `agent_orc` and is no superuser. */
+  /** The DSN of the application's role, which owns the database `agent_orc` and is no superuser. */
   dsn(database?: string): string
-  /** For the superuser: only to create databases and roles. */
+  /** The DSN of the superuser, for creating databases and roles only. */
   adminDsn(database?: string): string
   /** Rolls back what is open, closes the files properly, and resolves when the server is gone. */
   stop(): Promise<void>
