@@ -28,7 +28,7 @@ function onlyMigrating(role: Role, file: string): Role {
   const database = role.plugins.find((entry) => entry.name === 'database')
   if (!database) throw new CliError(`${file} has no entry 'database'`)
   const config = { ...(database.config as object), migrate: true, required: true }
-  // Of the other plugins only their migrations: nothing of them is set up.
+  // The other plugins only bring their migrations; they are not set up.
   const others = role.plugins.flatMap(({ name: entry, plugin: { name, migrations } }): Entry[] =>
     migrations
       ? [{ name: `migrations of ${entry}`, plugin: definePlugin({ name, migrations, setup: async () => ({}) }) }]

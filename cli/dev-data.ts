@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { mkdir, readFile, rename, writeFile } from 'node:fs/promises'
 import { join, resolve } from 'node:path'
 
-/** Made once per data directory, so that keys given out yesterday work today. */
+/** Secrets that are made once per data directory, so that keys given out yesterday work today. */
 export interface DevSecrets {
   readonly pepper: string
   readonly signingKey: string
@@ -56,7 +56,7 @@ export function devData(folder: string): DevData {
         webhookKey: random(),
         workerKey: random(),
       }
-      // A folder of an earlier release has fewer of them: it keeps what it has.
+      // A folder of an earlier release has fewer secrets: those it has are kept.
       const all = { ...made, ...kept }
       if (Object.keys(all).length > Object.keys(kept ?? {}).length) await writeJson(file('secrets.json'), all)
       return all
@@ -75,7 +75,7 @@ async function readJson<T>(file: string): Promise<T | undefined> {
   }
 }
 
-/** Whole or not at all: a start that is killed half-way leaves the old file. */
+/** Writes the whole file or nothing: a start that is killed half-way leaves the old file. */
 async function writeJson(file: string, value: unknown): Promise<void> {
   const next = `${file}.${process.pid}`
   await writeFile(next, `${JSON.stringify(value, null, 2)}\n`, { mode: 0o600 })

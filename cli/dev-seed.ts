@@ -9,7 +9,7 @@ interface SeedAgent {
   readonly tools: readonly string[]
 }
 
-/** Both on the built-in model, so that they answer the same with and without a key for a real one. */
+/** The agents use the built-in model, so that they answer the same with and without a key for a real one. */
 const agents: readonly SeedAgent[] = [
   { profile: 'hello', instructions: 'Greet, and answer briefly.', tools: [] },
   {
@@ -23,7 +23,7 @@ export interface SeedOptions {
   readonly conductorUrl: string
   readonly gatewayUrl: string
   readonly bootstrapKey: string
-  /** What the last start on this data directory handed out: still handed out while it works. */
+  /** What the last start on this data directory handed out. It is handed out again while it works. */
   readonly last: ReadyLine | undefined
 }
 

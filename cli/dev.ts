@@ -76,7 +76,7 @@ const added = (files: readonly string[]): Promise<Entry[]> =>
     }),
   )
 
-/** What stands in for the variables an operator would set; any that is really set wins. */
+/** Values for the variables that an operator would set; a variable that is set wins. */
 function devEnvironment(folder: string, secrets: DevSecrets): Environment {
   return {
     AGENT_ORC_DATA: folder,
@@ -90,7 +90,7 @@ function devEnvironment(folder: string, secrets: DevSecrets): Environment {
 
 const listeners = ['CONDUCTOR', 'GATEWAY', 'RUNNER', 'SIDECAR', 'INTERNAL', 'WORKER']
 
-/** `--port` wins over variables: it was typed just now. */
+/** The ports of the listeners. `--port` wins over variables, because it was typed just now. */
 const ports = (first: number | undefined): Environment =>
   first === undefined
     ? {}

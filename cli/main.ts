@@ -5,7 +5,7 @@ import { CliError } from './terminal.ts'
 
 type Add = (program: Command) => void
 
-/** In the order in which --help lists them. Each is loaded when it is named: together they take longer to load than to run. */
+/** The commands in the order of --help. Each is loaded when it is named, because loading all takes longer than running one. */
 const commands: Readonly<Record<string, () => Promise<Add>>> = {
   dev: async () => (await import('./dev.ts')).addDev,
   start: async () => (await import('./start.ts')).addStart,
@@ -21,13 +21,13 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   postgres: async () => (await import('./database.ts')).addPostgres,
 }
 
-/** That command, or all of them: for help, and to say that there is none of that name. */
+/** Loads the named command, or all of them for help and for a name that is unknown. */
 const named = (name = ''): Promise<Add[]> =>
   Promise.all((Object.hasOwn(commands, name) ? [commands[name]!] : Object.values(commands)).map((load) => load()))
 
 /** Runs a command line and resolves to its exit code: 0 done, 1 failed, 2 used wrongly. */
 export async function main(argv: readonly string[]): Promise<number> {
-  // `agent-orc chat … | head`: a reader that has seen enough is no failure.
+  // A reader that closes the pipe early is no failure: `agent-orc chat … | head`.
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
     if (error.code !== 'EPIPE') throw error
     process.exit(0)

@@ -7,7 +7,7 @@ import { root } from '../kernel/config.ts'
 import manifest from '../package.json' with { type: 'json' }
 import { CliError, terminalOf } from './terminal.ts'
 
-/** What a package and a plugin may be called: tables are named after it, and PostgreSQL keeps 63 bytes of a name. */
+/** The form of a name for a package and a plugin. Tables are named after it, and PostgreSQL keeps 63 bytes of a name. */
 const nameForm = /^[a-z][a-z0-9]*(-[a-z0-9]+)*$/
 
 export function addPlugin(program: Command): void {
@@ -85,7 +85,7 @@ async function createPackage(kind: Kind, name: string, folder: string): Promise<
     await mkdir(dirname(join(folder, path)), { recursive: true })
     await writeFile(join(folder, path), text)
   }
-  // The server that wrote the package is the one it is tried with, before anything is installed and without a network.
+  // The package is tried with the server that wrote it, before anything is installed and without a network.
   await mkdir(join(folder, 'node_modules'))
   await symlink(root, join(folder, 'node_modules/agent-orc'), 'dir')
   return Object.keys(files)
@@ -138,7 +138,7 @@ const tsconfig = {
   include: ['index.ts'],
 }
 
-/** What a profile, or the operator, does to use a plugin of the kind. */
+/** How a profile or the operator uses a plugin of each kind. */
 const uses = {
   runtime: (name) => `A profile uses it with \`runtime: ${name}\`.`,
   'sandbox-provider': (name) => `A profile uses it with \`workerMode: sandbox\` and \`sandbox: {provider: ${name}}\`.`,
@@ -147,7 +147,7 @@ const uses = {
   capability: (name) => `It adds \`/api/${name}\` to the conductor, and a table of its own to the database.`,
 } satisfies Readonly<Record<Kind, (name: string) => string>>
 
-/** What its tests are. */
+/** What the tests of the package check, and what to change in them. */
 const suite = {
   of: 'the contract that the bundled ones pass too',
   change: 'give its script the prompts or calls that fit what yours does',

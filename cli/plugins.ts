@@ -45,7 +45,7 @@ export function addPlugins(program: Command): void {
 }
 
 function describe({ name, plugin }: Entry, bootMs: number | undefined) {
-  // `?` may be absent, `[]` is a slot.
+  // `?` marks a capability that may be absent, `[]` a slot.
   const marks = { one: '', maybe: '?', many: '[]' }
   const ids = (refs: Entry['plugin']['requires']): string[] => Object.values(refs).map((c) => c.id + marks[c.mode])
   return {

@@ -60,7 +60,7 @@ async function ask<T>({ conductor, key }: Options, what: string, body: object | 
   if (!URL.canParse(conductor)) throw new CliError(`--conductor ${conductor} is no URL`, 2)
   const url = new URL(`${conductor.replace(/\/+$/, '')}/internal/topology/${what}`)
   const text = body === undefined ? '' : JSON.stringify(body)
-  // Tenants have no part in this; a signature names one all the same.
+  // The call is not about a tenant, but a signature has to name one.
   const parts = { tenant: 'default', method: 'POST', target: url.pathname, body: Buffer.from(text) }
   const reply = await fetch(url, {
     method: 'POST',
@@ -78,7 +78,7 @@ async function ask<T>({ conductor, key }: Options, what: string, body: object | 
   )
 }
 
-/** It only signs: nonces are for whoever verifies. */
+/** A signer that cannot verify: only verification needs nonces. */
 const signerOf = (key: string) =>
   createSigner({
     family: 'chat-gateway',

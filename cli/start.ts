@@ -25,7 +25,7 @@ export function addStart(program: Command): void {
 
 export interface Served {
   readonly running: readonly Running[]
-  /** Resolves never: the process ends by a signal. Awaiting it keeps a command from returning. */
+  /** Never resolves: the process ends by a signal. Awaiting it keeps a command from returning. */
   readonly forever: Promise<never>
   /** True once a signal came: what fails from then on fails because of it. */
   readonly stopping: boolean

@@ -67,7 +67,7 @@ export function addKey(program: Command): void {
     .option('--json', 'answer as JSON')
     .action(async ({ tenant: tenantId, role, label, config }: IssueOptions, command: Command) => {
       const issued = await withPlatform(config, async (database, tokens) => {
-        // Asked first, because there is no log to write to of a tenant that is not there.
+        // Looked up first, because a tenant that does not exist has no audit log to write to.
         const tenant = await findTenant(database, tenantId)
         if (!tenant || tenant.deletedAt !== null) throw unknownTenant(tenantId)
         const request = { tenantId, role, label, createdBy: issuing }
@@ -82,7 +82,7 @@ export function addKey(program: Command): void {
     })
 }
 
-/** The parts of a role file that commands work on the database with, up for as long as `work` takes. */
+/** Boots the parts of a role file that a command needs to work on the database, for as long as `work` takes. */
 async function withPlatform<T>(file: string, work: (database: Database, tokens: Tokens) => Promise<T>): Promise<T> {
   const role = await loadRole(file, { env: environment() })
   let parts: { database: Database; tokens: Tokens } | undefined
@@ -116,7 +116,7 @@ interface Recorded {
   readonly action: string
 }
 
-/** Does `work` as a command may: with an entry in the audit log of the tenant before it, and its outcome behind it. */
+/** Does `work` with an entry in the tenant's audit log before it, and its outcome after it. */
 async function recorded<T>(
   database: Database,
   { name, tenantId, action }: Recorded,

@@ -15,11 +15,11 @@ export class CliError extends Error {
 export interface Terminal {
   /** True with `--json`, and when stdout is no terminal. */
   readonly json: boolean
-  /** Answers: `value` as one JSON line, or the text for people. */
+  /** Prints an answer: `value` as one JSON line, or the text for people. */
   print(value: unknown, text: () => string): void
   /** A piece of text for people that belongs to stdout, e.g. a chat's words. */
   write(text: string): void
-  /** What is going on, on stderr. */
+  /** Writes progress to stderr. */
   progress(text: string): void
   /** One of many small steps: on a terminal each replaces the one before, and `''` takes the last away. */
   step(text: string): void
@@ -39,7 +39,7 @@ export const terminalOf = (command: Command): Terminal => {
   }
 }
 
-/** Rows as aligned columns. */
+/** Formats rows as aligned columns. */
 export function columns(rows: readonly (readonly string[])[]): string {
   const widths = (rows[0] ?? []).map((_, i) => Math.max(...rows.map((row) => row[i]?.length ?? 0)))
   return rows

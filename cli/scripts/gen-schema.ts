@@ -30,7 +30,7 @@ function written(schema: Json): Json {
   return { ...(description ? { description } : {}), ...(free ? value : { anyOf: [value, substitution] }) }
 }
 
-/** `expects` is for our own sentences; what is required may be left out where a default fills it in. */
+/** Leaves out `expects`, which is for our own sentences, and `required`, because a default may fill a setting in. */
 const isForEditors = (key: string, value: unknown): boolean =>
   key !== 'expects' && key !== 'required' && (key !== 'default' || typeof value !== 'object' || Array.isArray(value))
 

@@ -10,7 +10,7 @@ import { loadRole, root } from '../../kernel/config.ts'
 
 type Json = Record<string, unknown>
 
-/** Paths in alphabetical order: the order in which plugins mount must not show in a diff. */
+/** Sorts the paths, so that the order in which plugins mount does not show in a diff. */
 function stable(document: Json): string {
   const paths = Object.entries(document['paths'] as Json).sort(([a], [b]) => (a < b ? -1 : 1))
   return `${JSON.stringify({ ...document, paths: Object.fromEntries(paths) }, null, 2)}\n`

@@ -9,7 +9,7 @@ const root = fileURLToPath(new URL('../..', import.meta.url))
 const progressMs = 5_000
 
 interface Vendor {
-  /** As profiles write it. */
+  /** The name of the runtime in profiles. */
   readonly runtime: string
   readonly folder: string
   readonly packages: readonly (readonly [name: string, version: string])[]
@@ -90,7 +90,7 @@ const list = (packages: Vendor['packages']): string =>
 
 const megabytes = (bytes: number): string => `${Math.round(bytes / 1_000_000)} MB`
 
-/** Of all files below; those that npm moves meanwhile do not count. */
+/** The bytes of all files in a folder; files that npm moves meanwhile do not count. */
 async function size(folder: string): Promise<number> {
   let total = 0
   for await (const file of glob('**/*', { cwd: folder })) {

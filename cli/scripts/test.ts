@@ -13,11 +13,11 @@ const perTestMs = 120_000
 // No test may be silent for longer, so a file that is has finished its tests and left something open, or spins.
 const silenceMs = perTestMs + 30_000
 
-/** So many files share a process. More would save little, and keep the other processors waiting for the last one. */
+/** How many files share a process. More would save little, and would keep the other processors waiting for the last one. */
 const filesPerProcess = 8
 /** A file that holds this comment shares its process with none; the comment goes on to say why. */
 const alone = /^\/\/ In a process of its own: /m
-// Shared with the command line, which the tests start often.
+// The command line, which the tests start often, uses the same cache.
 const compileCache = 'node_modules/.cache/agent-orc'
 
 class UsageError extends Error {}
@@ -45,7 +45,7 @@ async function main(args: readonly string[]): Promise<number> {
   const { server, stop } = await startTestServer()
   const folder = mkdtempSync(join(tmpdir(), 'ao-tests-'))
   try {
-    // Flags choose among tests by their names, which are longer in a shared process, or watch files.
+    // With flags each file has a process: names of tests are longer in a shared one, and a watched file is restarted alone.
     const size = flags.length > 0 ? 1 : Math.min(filesPerProcess, Math.ceil(files.length / availableParallelism()))
     return await runTests(flags, shareProcesses(files, size, folder), serverVariables(server))
   } finally {
@@ -77,7 +77,7 @@ function testFiles(paths: readonly string[]): string[] {
   return [...new Set(files)].sort()
 }
 
-/** What `node --test` is given, a file or a module that runs several, and which those are. */
+/** Returns what `node --test` is given, each a file or a module that runs several, with the files it runs. */
 function shareProcesses(
   files: readonly string[],
   size: number,

@@ -45,7 +45,7 @@ export type TestCaller = (
 
 export interface TestConductor {
   readonly database: Database
-  /** Somebody who calls with a key of their own. The tenants `default`, `acme` and `globex` are there. */
+  /** Returns a caller with a key of its own. The tenants `default`, `acme` and `globex` exist. */
   caller(tenantId: string, role: TenantRole): Promise<TestCaller>
 }
 
@@ -60,10 +60,10 @@ export async function testConductor(
     requires: { database: Database, tokens: Tokens },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
-  // A runner that nobody is: nothing here runs a profile.
+  // Nothing answers at this runner's address: the tests run no profile.
   const kernel = await testRole(t, 'conductor', [...plugins, probe], { RUNNER_URLS: 'http://127.0.0.1:1' })
   const { database, tokens } = parts[0]!
-  // Not at the top of the file: whoever imports the harness for something else needs no plugin.
+  // Imported here, because other users of the harness need no plugin.
   const { issueKey } = await import('../../plugins/auth/keys.service.ts')
   return {
     database,

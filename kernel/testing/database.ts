@@ -103,7 +103,7 @@ async function createTemplate(dsn: string, template: string): Promise<void> {
 /** Loads a file of a plugin by its address, not by an import: the kernel depends on no plugin, only its test harness uses some. */
 export const load = (path: string): Promise<unknown> => import(new URL(`../../${path}`, import.meta.url).href)
 
-// One server per process, whichever test asks first: with a bare `node --test file` nobody else can hold it.
+// One server per process, started by the first test that asks: under a bare `node --test file` no other process holds one.
 let ofThisProcess: Promise<TestServer> | undefined
 
 async function testServer(): Promise<TestServer> {
@@ -126,9 +126,9 @@ export async function freshDatabase(t: Pick<TestContext, 'after'>): Promise<stri
 }
 
 /**
- * Forced: a test that failed may have left connections, and its own message matters more than theirs. What only a superuser
- * could end, such as an autovacuum that looks in just then, is waited for; a database that stays all the same is no failure
- * of the test, whose other hooks have to run.
+ * Drops by force, because a failed test may have left connections, and its own message matters more than theirs. What only a
+ * superuser could end, such as an autovacuum, is waited for. A database that remains is no failure of the test, whose other
+ * hooks have to run.
  */
 async function drop(dsn: string, name: string): Promise<void> {
   for (let attempt = 0; attempt < 50; attempt++) {

@@ -5,7 +5,7 @@ import { createLogger } from '../kit/logger.ts'
 import { load } from './database.ts'
 
 export interface TestKernel extends Running {
-  /** What was logged, as parsed JSON lines: for tests that promise something is or is not logged. */
+  /** The log as parsed JSON lines, for tests that say that something is or is not logged. */
   readonly logs: readonly Record<string, unknown>[]
 }
 
@@ -43,7 +43,7 @@ export async function testKernel(
   return { ...running, logs }
 }
 
-/** Boots `plugins` in a test kernel and takes out what they put into a slot, e.g. the runtimes. */
+/** Boots `plugins` in a test kernel and returns the entries that they add to a slot, e.g. the runtimes. */
 export async function entriesOf<T>(
   t: Pick<TestContext, 'after'>,
   token: Capability<T, 'many'>,

@@ -1,4 +1,4 @@
-/** What the stand-in answers to one request. */
+/** The stand-in's answer to one request. */
 export interface ModelReply {
   /** The whole text, cut into `deltas` pieces; 20 words unless given. */
   readonly text?: string
@@ -9,17 +9,17 @@ export interface ModelReply {
   readonly toolCalls?: readonly {
     readonly id?: string
     readonly name: string
-    /** Only in OpenAI Responses. */
+    /** Only used in OpenAI Responses. */
     readonly namespace?: string
     readonly arguments: unknown
   }[]
   /** OpenAI Responses: further output items as they are, for calls that are no function calls. */
   readonly items?: readonly object[]
-  /** Anthropic: why it stopped, if not for the end or its tool calls. */
+  /** Anthropic: the stop reason, when it is neither the end nor a tool call. */
   readonly stopReason?: string
-  /** OpenAI Responses and Anthropic: input tokens that it says came out of a cache. */
+  /** OpenAI Responses and Anthropic: how many input tokens are reported as read from a cache. */
   readonly cachedTokens?: number
-  /** What it thinks before it answers; signed where the vendor signs. */
+  /** The reasoning before the answer; signed where the vendor signs it. */
   readonly reasoning?: string
   /** Answers with this HTTP status and an error body instead of a stream. */
   readonly status?: number

@@ -12,7 +12,7 @@ export interface ModelRequest {
   readonly body: ModelRequestBody
   /** True once the client closed the connection before the answer was complete. */
   readonly closedEarly: boolean
-  /** `performance.now()` of that moment. */
+  /** `performance.now()` when it closed early. */
   readonly closedAt: number | undefined
   /** Resolves when the answer is complete or its connection closed. */
   readonly ended: Promise<void>
@@ -31,10 +31,10 @@ export interface ModelServer {
 export interface ModelServerOptions {
   /** The answer to every request that `next` did not prepare. */
   readonly reply?: ModelReply | ((request: ModelRequestBody) => ModelReply)
-  /** False for benchmarks: nothing is remembered. */
+  /** False for benchmarks: no request is recorded. */
   readonly record?: boolean
   readonly port?: number
-  /** Refuses longer prompts in its vendor's words. */
+  /** Longer prompts are refused in the words of the vendor. */
   readonly contextTokens?: number
 }
 
@@ -80,7 +80,7 @@ export async function startModelServer(
     return known
   }
   const server = createServer(async (request, response) => {
-    // Some clients say which beta of an API they mean.
+    // Some clients name a beta of the API in the query.
     const [path = ''] = request.url!.split('?')
     const wire = wires[path]
     if (path === '/v1/models') return json(response, 200, { object: 'list', data: [{ id: 'stand-in' }] })
@@ -143,7 +143,7 @@ async function answer(
     if (reply.hangAfter === index) return
     if (reply.delayMs) await new Promise((resolve) => setTimeout(resolve, reply.delayMs))
     if (response.destroyed) return
-    // Waits until the bytes are out: what is written just before a cut would be lost with it.
+    // Waits until the bytes have left: they would be lost with the connection that is cut next.
     await new Promise((resolve) => response.write(delta, resolve))
   }
   if (reply.hangAfter !== undefined) return

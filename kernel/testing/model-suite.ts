@@ -7,7 +7,7 @@ import { openerOf, singly } from '#kit/models'
 import type { ModelReply, ModelRequestBody } from './model-reply.ts'
 import { type ModelServer, startModelServer } from './model-server.ts'
 
-/** How to make the provider under test do what the suite looks at. What a script leaves out is not tested. */
+/** Prompts that make the provider under test do what the suite tests. What a script leaves out is not tested. */
 export interface ModelScript {
   /** The model to ask, without the provider's name. */
   readonly model: string

@@ -28,7 +28,7 @@ const framesOf = (head: string, deltas: readonly string[], tail: string): Frames
 
 const data = (value: unknown): string => `data: ${JSON.stringify(value)}\n\n`
 const wordsOf = (text = ''): string[] => text.match(/\S+\s*|\s+/g) ?? []
-/** What the vendor would refuse a changed thought by. */
+/** The signature by which the vendor would refuse changed reasoning. */
 export const signatureOf = (thought: string): string => `signed:${thought.length}`
 export const inputTokens = (body: ModelRequestBody): number =>
   JSON.stringify(body.messages ?? body['input']).length >> 2
@@ -204,7 +204,7 @@ const anthropicStop = ({ stopReason, toolCalls }: ModelReply): string =>
   stopReason ?? (toolCalls ? 'tool_use' : 'end_turn')
 
 const anthropicMessage = (body: ModelRequestBody, { cachedTokens }: ModelReply) => ({
-  // Clients take answers of one id for parts of one message.
+  // Clients take answers with the same id for parts of one message.
   id: `msg_${randomUUID()}`,
   type: 'message',
   role: 'assistant',

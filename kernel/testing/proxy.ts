@@ -2,10 +2,10 @@ import { once } from 'node:events'
 import { connect, createServer, type Socket } from 'node:net'
 import type { TestContext } from 'node:test'
 
-/** What becomes of bytes on their way to the server, and of their connection. */
+/** What to do with bytes on their way to the server, and with their connection. */
 export type Verdict = 'pass' | 'cut' | 'cut_answer'
 
-/** A TCP way to a server that can fail in the ways a network does. Every fault holds for open and for new connections. */
+/** A TCP proxy that can fail in the ways a network does. Every fault holds for open and for new connections. */
 export interface Proxy {
   /** The server's URL, through the proxy. */
   readonly url: string
@@ -13,7 +13,7 @@ export interface Proxy {
   cut(): void
   /** Swallows every byte: nothing is refused, nothing is answered. What was swallowed stays lost, so the connections are reset by `heal`. */
   hang(): void
-  /** Holds every byte back for so long, in both directions. */
+  /** Delays every byte by so many milliseconds, in both directions. */
   delay(ms: number): void
   /** Ends the fault. */
   heal(): void

@@ -12,7 +12,7 @@ export type OpenStore = (t: TestContext) => Promise<RunStore>
 
 export const profile = (name = 'writer'): Profile => testProfile(name)
 
-/** What a run brings beside its text, and what its summary shows of it. */
+/** The fields of a prompt beside its text, and the same as a summary shows them. */
 export const promptParts: Pick<SubTask, 'attachments' | 'responseFormat'> = {
   attachments: [
     { mediaType: 'image/png', data: 'aGVsbG8=', name: 'a\0.png' },

@@ -40,7 +40,7 @@ export function testEnvelope(fields: EnvelopeFields = {}): RunEnvelope {
     firstSeq: 1,
     timeoutMs: 30_000,
     ...fields,
-    // A session with an endpoint has tools, or no runtime would look.
+    // A session with an endpoint gets a tool: a runtime does not connect for an empty toolkit.
     profile: testProfile('test', {
       id: 'test',
       ...(fields.sessionMcpUrl === undefined ? {} : { tools: ['tool'] }),

@@ -9,7 +9,7 @@ import type { SidecarLink } from '#contracts/sidecar'
 import { collectRun, type EnvelopeFields, terminalOf, testEnvelope, textOf } from './runs.ts'
 import { bareSidecar, sidecarAt, stamping } from './sidecar-link.ts'
 
-/** How to make the runtime under test do what the suite looks at. What a script leaves out is not tested. */
+/** Prompts that make the runtime under test do what the suite tests. What a script leaves out is not tested. */
 export interface RuntimeScript {
   /** A prompt whose answer contains `word`. */
   say(word: string): string
@@ -28,12 +28,12 @@ export interface RuntimeScript {
 /** An adapter, a link to a sidecar, or the base URL of a running one. */
 export type RuntimeSubject = Runtime | Link | string
 
-/** Called like a runtime, so that whoever writes either has the types of its parameters. */
+/** A link whose `run` has the parameters of a runtime's, so that either can be written without naming their types. */
 interface Link extends Omit<SidecarLink, 'run'> {
   run(...of: Parameters<Runtime['run']>): AsyncIterable<Buffer>
 }
 
-/** Nothing here waits this long; a runtime that does has failed. */
+/** No test waits this long: a runtime that takes longer has failed. */
 const timeout = 20_000
 
 /**
@@ -175,7 +175,7 @@ function testReplay(suite: RuntimeSuite, tool: string): void {
     const first = suite.envelope(tool)
     const events = await collectRun(await suite.open(t), first)
     const replay = finishedPart(events)
-    // On another host: what is not in the replay is not known there.
+    // On another host, which knows only the replay.
     const again = { ...first, attempt: 2, replay, firstSeq: events.length + 1 }
     const link = await suite.open(t)
     const rest = await collectRun(link, again)
@@ -260,7 +260,7 @@ function testWire(suite: RuntimeSuite): void {
   )
 }
 
-/** What a conductor sends of these events to another attempt: texts joined, and nothing behind the last tool result. */
+/** The part of these events that a conductor sends to another attempt: texts joined, up to the last tool result. */
 function finishedPart(events: readonly RunEvent[]): Replay {
   const out: Replay = []
   for (const event of events.slice(0, events.findLastIndex(({ type }) => type === 'tool_result') + 1)) {

@@ -55,7 +55,7 @@ export interface Launches {
   order(fields?: Partial<LaunchOrder>): LaunchOrder
   session(sessionId: string): SuiteSession
   launch(fields?: Partial<LaunchOrder>): Promise<Started>
-  /** Launches, and waits for the worker's first poll. */
+  /** Launches a sandbox and waits for the first poll of its worker. */
   start(fields?: Partial<LaunchOrder>): Promise<Started>
   becomes(sandboxId: string, state: SandboxState): Promise<void>
   /** Destroys whatever was launched; after the test it happens by itself. */
@@ -89,7 +89,7 @@ export async function openLaunches(
     becomes: (id, state) => until(async () => (await provider.status(id)) === state, `${id} ${state}`),
     async end() {
       for (const id of launched) {
-        // What a test has ended is not asked for again after it, when its provider may have been closed.
+        // A sandbox that the test has ended is not destroyed again after it, when its provider may be closed.
         launched.delete(id)
         await provider.destroy(id)
       }
@@ -99,7 +99,7 @@ export async function openLaunches(
   return launches
 }
 
-/** Bounded by its attempts, and by the test's own timeout. */
+/** Waits until `holds` is true. Its attempts and the test's own timeout bound it. */
 export async function until(holds: () => Promise<boolean>, what: string): Promise<void> {
   for (let attempt = 0; !(await holds()); attempt++) {
     assert.ok(attempt < 2_000, `never ${what}`)
@@ -118,7 +118,7 @@ export function processesWith(marker: string): string[] {
     })
 }
 
-/** It may end while we look, or be another user's. */
+/** Empty when the process has ended or belongs to another user. */
 function read(path: string): string {
   try {
     return readFileSync(path, 'utf8')

@@ -44,7 +44,7 @@ export async function startSuiteRunner(t: Pick<TestContext, 'after'>): Promise<S
     const [, sessionId, rest] = /^\/runner\/worker\/([^/]+)\/(.+)$/.exec(url.pathname) ?? []
     if (sessionId === undefined) return void response.writeHead(404).end()
     const answered = sessionOf(decodeURIComponent(sessionId)).answer(request, response, rest!, url.searchParams)
-    // A worker that was killed in the middle of its request.
+    // The worker was killed in the middle of its request.
     answered.catch(() => response.destroy())
   })
   server.listen(0, '127.0.0.1')
@@ -58,7 +58,7 @@ export async function startSuiteRunner(t: Pick<TestContext, 'after'>): Promise<S
 
 function createSession() {
   const polls: Poll[] = []
-  /** What no worker has answered yet: a worker that starts anew must not be told what another one has done. */
+  /** Commands that no worker has answered yet: a new worker must not repeat what another one has done. */
   const commands = new Map<number, { id: number; kind: string }>()
   let lastId = 0
   const answers = new Map<string, (content: unknown) => void>()

@@ -7,7 +7,7 @@ import { workerProtocol, workerVariables } from '#contracts/wire/worker'
 import { type Launches, openLaunches, testOrder, until } from './sandbox-launches.ts'
 
 /**
- * What a substrate may honestly be unable to do. `environment`: its workers have only the variables that were ordered.
+ * The parts of the suite that some substrates cannot pass. `environment`: its workers have only the variables that were ordered.
  * `pause`: it can be paused. `copies`: the worker may start processes. `template`: it knows which templates there are when
  * it is asked to launch. `exit`: it notices a worker that ends.
  */
@@ -22,13 +22,13 @@ export interface SandboxSuiteOptions {
   readonly adds?: readonly string[]
   /** Names what exists on the substrate now (processes, folders, API objects): the same before a launch and after its end. */
   readonly remains?: () => Promise<readonly string[]>
-  /** For one test; substrates that start machines need more than the default. */
+  /** The limit of one test; substrates that start machines need more than the default. */
   readonly timeoutMs?: number
 }
 
 /** Enough for a local substrate on a machine that is busy with other tests. */
 const defaultTimeoutMs = 60_000
-/** What the provider may add by itself: the runner's address, and the places and customs of its machine. */
+/** Variables that the provider may add: the runner's address, its folders, and what any process has. */
 const ownVariables = [
   workerVariables.runnerUrl,
   workerVariables.stateDir,
@@ -92,7 +92,7 @@ function testLaunch(check: Check): void {
   check('a launch that is aborted leaves nothing, whenever that happens', async (suite) => {
     const other = await suite.start()
     const aborted: LaunchOrder[] = []
-    // Before it begins, at once, and at moments between: the later ones may have been too late.
+    // Aborts before the launch, at once, and at moments during it; the later ones may come too late.
     for (const delay of [undefined, 0, 2, 5, 10, 20, 40]) {
       const order = suite.order()
       const signal = delay === undefined ? AbortSignal.abort() : AbortSignal.timeout(delay)
@@ -168,7 +168,7 @@ function testPause(check: Check, cannot: Cannot): void {
       await provider.pause(sandboxId)
       await suite.becomes(sandboxId, 'paused')
       await provider.pause(sandboxId)
-      // The clock is a sandbox that runs: what was under way arrives within its first polls.
+      // Time is measured in polls of a running sandbox: requests that were under way arrive within its first ones.
       await other.session.polled(undefined, 5)
       const before = session.polls.length
       await other.session.polled(undefined, 40)

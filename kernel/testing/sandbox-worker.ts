@@ -33,7 +33,7 @@ const tools: Readonly<Record<string, (input: Command['input']) => unknown>> = {
 let after = 0
 for (;;) {
   const answer = await call('GET', copy ? '/poll?copy=1' : `/poll?after=${after}&tools=1&wait=20`).catch(() => '')
-  // The runner was not there, or had nothing to say: its answer already waited.
+  // The runner was away, or had no command: it held the poll for a moment already.
   if (answer === '') await moment()
   else {
     for (const command of (JSON.parse(answer) as { commands: Command[] }).commands) {
@@ -47,7 +47,7 @@ for (;;) {
 async function answerTool({ callId, name, input }: Command): Promise<void> {
   const result = await Promise.resolve(tools[name]?.(input)).catch(String)
   const answer = JSON.stringify({ ok: true, content: JSON.stringify(result ?? null) })
-  // What the tool did may have left no connection free; an answer that is lost would keep the suite waiting.
+  // The tool may have used up all connections; a lost answer would keep the suite waiting.
   while (
     await call('PUT', `/tools/${encodeURIComponent(callId)}`, answer).then(
       () => false,
@@ -61,7 +61,7 @@ function moment(): Promise<void> {
   return new Promise((done) => void setTimeout(done, 20))
 }
 
-/** What a program said, and how it ended. */
+/** Runs a program; resolves to its output and how it ended. */
 function run([file = '', ...args]: readonly string[]): Promise<unknown> {
   return new Promise((done) => {
     execFile(file, args, { maxBuffer: 1024 * 1024 }, (error, stdout, stderr) =>
@@ -77,7 +77,7 @@ function call(method: string, path: string, body?: string): Promise<string> {
       'x-agent-orc-worker-protocol': '1',
       'content-type': 'application/json',
     }
-    // A connection for each request: a pause must not be told apart by connections that went stale.
+    // One connection for each request, so that no connection goes stale during a pause.
     const sent = request(base + path, { method, headers, agent: false }, (response) => {
       let text = ''
       response.setEncoding('utf8')

@@ -74,7 +74,7 @@ async function bundleOf(response: Response): Promise<StateBundle> {
   }
 }
 
-/** An adapter without a host, so that the suite sees what it does itself and not what a host repairs. */
+/** An adapter without a host, so that the suite tests the adapter and not what a host repairs. */
 export function bareSidecar(runtime: Runtime): SidecarLink {
   return {
     health: async () => ({ ok: true, runtime: 'bare', runtimes: [], instance: 'bare', inflight: 0 }),
@@ -97,8 +97,8 @@ export function bareSidecar(runtime: Runtime): SidecarLink {
 }
 
 /**
- * A sidecar as its runner sees it: the events of one that writes no `seq` are stamped, and what the specification leaves open in
- * them is filled in. A line that is no event goes on as it is, for the reader to say so.
+ * Makes of a sidecar what its runner makes of it: events without `seq` are stamped, and fields that the specification lets a
+ * sidecar leave out are filled in. A line that is no event is passed on, and the reader refuses it.
  */
 export const stamping = (link: SidecarLink): SidecarLink => ({
   ...link,

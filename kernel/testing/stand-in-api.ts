@@ -3,7 +3,7 @@ import { createServer, type IncomingHttpHeaders, type IncomingMessage, type Serv
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
 
-/** One request as it came. */
+/** One request as it arrived. */
 export interface ApiRequest {
   readonly method: string
   /** Path and query. */
@@ -21,16 +21,16 @@ export interface ApiAnswer {
   readonly stream?: (response: ServerResponse) => void
 }
 
-/** What goes wrong with a request. */
+/** A way in which a request fails. */
 export type ApiFault =
-  /** It is done, and the connection is cut before the answer. */
+  /** The request is carried out, and the connection is cut before the answer. */
   | 'lose_answer'
-  /** The connection is cut before anything is done. */
+  /** The connection is cut before the request is carried out. */
   | 'lose_request'
-  /** This is answered, and nothing is done. */
+  /** This is answered, and the request is not carried out. */
   | ApiAnswer
 
-/** Stands for the HTTP API of somebody else, and fails when it is told to. */
+/** Stands for the HTTP API of another company, and fails on demand. */
 export interface StandInApi {
   readonly url: string
   readonly requests: readonly ApiRequest[]

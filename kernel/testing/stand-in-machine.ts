@@ -6,20 +6,20 @@ import { setTimeout as wait } from 'node:timers/promises'
 
 export interface MachineCommand {
   readonly command: readonly string[]
-  /** All there is; paths that `mounts` names are put where they are here. */
+  /** The whole environment; paths that `mounts` names are mapped to this machine. */
   readonly env: Readonly<Record<string, string>>
 }
 
 /**
- * Stands for the machine that a remote substrate would start: processes of this one, with a folder of their own. Needs Linux:
- * what runs in it is found by where it works, as a cgroup would know it.
+ * Stands for the machine that a remote substrate would start: processes of this machine, with a folder of their own. It needs
+ * Linux, because it finds its processes by their working folder in /proc.
  */
 export interface StandInMachine {
   readonly folder: string
   /** Where a path of the machine is on this one. */
   locate(path: string): string
   start(command: MachineCommand): ChildProcess
-  /** Whatever runs in it, whoever started it. */
+  /** The processes that run in it, whoever started them. */
   pids(): Promise<number[]>
   /** Resolves when everything stands still. */
   freeze(): Promise<void>
@@ -47,7 +47,7 @@ export async function createStandInMachine(mounts: readonly string[]): Promise<S
     }
     return found
   }
-  /** Again and again: what is signalled may have started something just before. */
+  /** Signals again and again, because a process may have started another one just before. */
   const signalUntil = async (signal: NodeJS.Signals, done: (states: (string | undefined)[]) => boolean) => {
     for (;;) {
       const running = await pids()
@@ -80,7 +80,7 @@ export async function createStandInMachine(mounts: readonly string[]): Promise<S
   return machine
 }
 
-/** One letter as in proc(5). Undefined: it is gone. */
+/** The state letter of proc(5); undefined when the process is gone. */
 async function stateOf(pid: number): Promise<string | undefined> {
   const stat = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => undefined)
   return stat?.slice(stat.lastIndexOf(')') + 2)[0]

@@ -2,7 +2,7 @@ import { after, suite, test } from 'node:test'
 import { relative } from 'node:path'
 import { pathToFileURL } from 'node:url'
 
-/** The longest timer there is: it is each test whose time is bounded. `Infinity` would mean the bound of a test. */
+/** The longest timer there is, because only single tests are bounded in time. `Infinity` would mean the bound of a test. */
 const longest = 2 ** 31 - 1
 
 /**
@@ -14,7 +14,7 @@ const longest = 2 ** 31 - 1
 export async function runTogether(files: readonly string[]): Promise<void> {
   let last = false
   process.on('exit', () => {
-    // A test that ends the process with 0 would take those after it along unseen.
+    // Until the last file has run the exit code is 1: a test that exits with 0 would otherwise hide those after it.
     if (!last) process.exitCode ||= 1
   })
   for (const file of files) {

@@ -6,7 +6,7 @@ import { CallToolRequestSchema, ListToolsRequestSchema } from '@modelcontextprot
 import { callIdMeta } from '#contracts/tools'
 
 export interface ToolServer {
-  /** What an envelope carries as `sessionMcpUrl`. */
+  /** The value for an envelope's `sessionMcpUrl`. */
   readonly url: string
   /** Tool calls in the order they arrived. */
   readonly calls: { readonly name: string; readonly arguments: unknown; readonly callId?: unknown }[]

@@ -6,7 +6,7 @@ import { type Entry, isAppError, type Plugin } from '#kernel'
 import { type PlatformTool, PlatformTools, type ToolContext, type ToolResult } from '#contracts/tools'
 import { entriesOf } from './kernel.ts'
 
-/** One call, and what must come of it. */
+/** One call and its expected outcome. */
 export interface ToolCase {
   readonly tool: string
   readonly input: Readonly<Record<string, unknown>>
@@ -25,7 +25,7 @@ export interface ToolScript {
 }
 
 const timeout = 20_000
-/** What every model server takes as the name of a function. */
+/** The names of functions that every model server takes. */
 const nameForm = /^[a-zA-Z0-9_-]{1,64}$/
 
 /** A call's context as the runner makes it. */
@@ -108,7 +108,7 @@ export function testToolProvider(
 
 type Tools = ReadonlyMap<string, PlatformTool>
 
-/** As the runner's toolkit does it: defaults filled, input checked. */
+/** Fills in defaults and checks the input, as the runner's toolkit does. */
 const validatorOf = (tool: PlatformTool) =>
   new Ajv({ strict: false, useDefaults: true, validateFormats: false, logger: false }).compile(tool.inputSchema)
 

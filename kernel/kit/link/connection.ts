@@ -82,7 +82,7 @@ export interface Frames {
   frame(kind: number, stream: number, payload: Buffer): void
   /** Called once, as the last call. */
   closed(cause: Error): void
-  /** Called each time that so many milliseconds have passed without traffic. */
+  /** Called each time that so many milliseconds have passed. */
   quiet?(ms: number): void
 }
 
