@@ -8,7 +8,7 @@ import { loadRole, root } from '../kernel/config.ts'
 import { adminTenant, startConductor } from './conductor.ts'
 import { type Fixtures, isWrite, nameOf, type Route, routesOf, unknownIds, urlOf } from './route-table.ts'
 
-// Generated from the route table of the whole conductor: a new route is tested without being named here.
+// The tests are generated from the route table of the whole conductor, so a new route is tested without being named here.
 
 /** Routes that need no key, each for a reason. */
 const publicRoutes = ['GET /healthz', 'GET /metrics', 'GET /readyz', 'POST /api/sandbox-events/{provider}']
@@ -16,7 +16,7 @@ const publicRoutes = ['GET /healthz', 'GET /metrics', 'GET /readyz', 'POST /api/
 /** What members may write. Everything else that writes is for admins: running and chatting are no administration. */
 const memberWrites = ['DELETE /api/api-keys/{id}', 'DELETE /api/runs/{id}', 'POST /api/api-keys', 'POST /api/runs']
 
-/** JSON of a kind that no route takes, so that what refuses it is the validation, behind the guard. */
+/** A body that no route takes, so that the validation refuses it, which comes after the guard. */
 const wrongBody = ({ json }: Route): unknown => (json ? 'text' : undefined)
 
 const neededRole = (route: Route): TenantRole => {
@@ -59,7 +59,7 @@ test('on every route, a role below the declared one is 403, no key or a broken o
       const { statusCode } = await call(key, route.method, url, body)
       const message = `${role}: ${nameOf(route)} answered ${statusCode}`
       if (!roleAtLeast(role, needed)) assert.equal(statusCode, 403, message)
-      // Refused for its body: then the guard had let it pass.
+      // It is refused for its body, so the guard has let it pass.
       else if (route.json) assert.equal(statusCode, 400, message)
       else assert.ok(![401, 403, 500].includes(statusCode), message)
     }

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { adminTenant, startConductor } from './conductor.ts'
 import { isWrite, nameOf, routesOf, urlOf } from './route-table.ts'
 
-// Generated from the route table of the whole conductor: a new route is tested without being named here.
+// The tests are generated from the route table of the whole conductor, so a new route is tested without being named here.
 
 interface Entry {
   readonly actor: { readonly keyId: string; readonly role: string }
@@ -14,7 +14,7 @@ interface Entry {
   readonly status: number
 }
 
-/** Writes of members that are nevertheless on record: who may act for a tenant is everybody's business. */
+/** Writes of members that are recorded all the same, because they decide who may act for a tenant. */
 const identityWrites = ['POST /api/api-keys', 'DELETE /api/api-keys/{id}']
 
 test('every administrative write leaves exactly one entry, in its own tenant, whoever tries; nothing else leaves any', async (t) => {

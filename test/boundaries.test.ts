@@ -19,7 +19,7 @@ const sources = async (...patterns: string[]): Promise<string[]> => {
   return files.sort()
 }
 
-/** Comments go first: they may speak of imports and of variables. */
+/** The code without its comments, which may mention imports and variables. */
 const codeOf = async (file: string): Promise<string> =>
   (await readFile(join(root, file), 'utf8')).replaceAll(/\/\*[^]*?\*\/|^\s*\/\/.*$/gm, '')
 
@@ -54,7 +54,7 @@ test('a unit imports the kernel, contracts, libraries and itself, never another 
     if (specifier === '#kernel' || specifier.startsWith('#contracts/')) return false
     // The launcher of the embedded PostgreSQL; only its plugin starts it.
     if (specifier === '#kit/postgres') return own !== 'plugins/embedded-postgres'
-    // What several units need and no library gives.
+    // The kit is what several units need and no library gives.
     if (specifier === '#kit' || specifier.startsWith('#kit/')) return false
     return !(specifier === '#testing' && isTest(file))
   })

@@ -79,7 +79,7 @@ test('a runner has every change of every tenant before its answer', async (t) =>
   )
   await one.call('DELETE', '/api/profiles/p')
   assert.deepEqual(runner.profiles('acme'), [])
-  // One page for each, with one change: nothing is sent twice to a runner that follows.
+  // One page with one change for each: a runner that keeps up is sent nothing twice.
   assert.deepEqual(
     runner.pages.map(({ changes }) => changes.length),
     [1, 1, 1, 1, 1],
@@ -153,7 +153,7 @@ test('thousands of profiles come in pages that fit into memory', { timeout: 30_0
   for (const page of runner.pages) {
     assert.ok(page.changes.length <= 200)
     const sizes = page.changes.map((change) => JSON.stringify(change).length)
-    // The last one may be what makes it full.
+    // The last change may exceed the limit.
     assert.ok(sizes.slice(0, -1).reduce((sum, size) => sum + size, 0) < 1024 * 1024 + 100 * sizes.length + 400_000)
   }
   const numbers = runner.pages.slice(1).flatMap(({ changes }) => changes.map(({ revision }) => revision))

@@ -74,7 +74,7 @@ test('T1: the check finds each way to get it wrong', async (t) => {
       assert.match((await rowSecurityProblems(tx)).join('\n'), problem)
       throw rollback
     })
-    // Some mistakes PostgreSQL refuses by itself, which is as good.
+    // PostgreSQL refuses some mistakes by itself, which is as good.
     await assert.rejects(attempt, (error: Error) => error === rollback || problem.test(error.message), statements[0])
   }
   assert.deepEqual(await system(rowSecurityProblems), [])
@@ -124,7 +124,7 @@ test('T2: no tenant outlives its transaction on a shared connection, whatever en
       assert.ok(rows.every((row) => row.tenant_id === other))
     }
   }
-  // The proof that something was there to leak.
+  // This proves that there was something to leak.
   assert.equal((await batch('acme', [seen]))[0]!.length, 2)
   assert.equal((await batch('globex', [seen]))[0]!.length, 2)
   await assert.rejects(batch('acme', [add('globex', 99)]), (error) => sqlState(error) === '42501')

@@ -12,7 +12,7 @@ type Call = (method: Operation['method'], url: string, body?: unknown) => Promis
 const caller =
   (conductor: Conductor, key: string): Call =>
   async (method, url, body) => {
-    // A stream that goes on is known by its status.
+    // Of a stream that goes on only the status is read.
     const reply = await conductor.app.inject({
       method,
       url,
@@ -35,7 +35,7 @@ const caller =
     return { status: reply.statusCode, body: json ? (JSON.parse(text) as unknown) : text }
   }
 
-/** One of everything that belongs to a tenant and can be named. */
+/** Creates one of everything that belongs to a tenant and has an id. */
 async function belongings(conductor: Conductor, call: Call, tenantId: string): Promise<Fixtures> {
   const must = async <T>(method: Operation['method'], url: string, body: unknown): Promise<T> => {
     const reply = await call(method, url, body)
@@ -106,7 +106,7 @@ test('T4: every route answers another tenant’s ids as it answers ids that nobo
   const missing = Object.keys(unknownIds).filter((path) => !(path in theirs))
   assert.deepEqual(missing, [], 'every resource of the route table is among the belongings of the tenant in this test')
 
-  // Figures of a window that moves are another answer each time.
+  // Metrics of a moving window differ in each answer.
   const reads = named.filter(({ method, path }) => method === 'GET' && !path.endsWith('/metrics'))
   const seen = async (): Promise<unknown[]> => {
     const answers: unknown[] = []

@@ -21,7 +21,7 @@ interface Sent {
   readonly payload: Buffer | undefined
 }
 
-/** What stands in a URL for a value, well-formed or not. */
+/** A value as text in a URL, well-formed or not. */
 const inUrl = (value: unknown): string => {
   const text = typeof value === 'string' ? value : JSON.stringify(value)
   return encodeURIComponent(text.replaceAll(/[\ud800-\udfff]/g, '\ufffd'))
@@ -109,7 +109,7 @@ function requestsTo(operation: Operation, known: readonly string[]): fc.Arbitrar
 const ajv = formats.default(new Ajv({ strict: false, allowUnionTypes: true }))
 const checks = new WeakMap<object, (value: unknown) => boolean>()
 
-/** What any answer must be, whatever was asked. */
+/** Checks what holds for any answer. */
 function judge(operation: Operation, status: number, type: string, body: string): void {
   const documented = operation.responses[status] ?? operation.responses[`${String(status)[0]!}XX`]
   // A HEAD of the router, a preflight: nothing else answers outside its document.
@@ -190,7 +190,7 @@ const known = [
 ]
 
 test('no request makes a listener of the control plane fail, and every answer is a documented one', async (t) => {
-  // Messages go nowhere, rates are no obstacle.
+  // Webhook messages go nowhere, and rate limits are out of the way.
   const conductor = await startConductor(t, {
     AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
     AGENT_ORC_RATELIMIT_TOPOLOGY_RPM: '100000',
@@ -228,7 +228,7 @@ test('no request makes the gateway, a runner or a sidecar fail, and every answer
   const bearer = `Bearer ${issued.json<{ token: string }>().token}`
   const publicly = await fuzz(conductor.gateway, known, (sent) => ({
     ...sent,
-    // Mostly the agent whose key it is: other paths are refused before anything is read.
+    // Mostly the agent of the key: for others the request is refused before anything is read.
     url: sent.url.replace(/^\/v1\/chat\/[^/?]*\/[^/?]*/, (path) =>
       sent.url.length % 4 ? '/v1/chat/default/fuzz-slug' : path,
     ),

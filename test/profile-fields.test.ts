@@ -12,7 +12,7 @@ import { defineRuntime } from '#contracts/runtime'
 import { freshDatabase } from '#testing'
 import { loadRole, root } from '../kernel/config.ts'
 
-// Made from the schema: a field that is added to a profile is sent along every path without being named here.
+// The profile is made from the schema, so a new field is sent along every path without being named here.
 
 /** Fields whose value has to name something that exists. Every other one gets a value of its schema. */
 const named: Partial<ProfileInput> = {
@@ -30,7 +30,7 @@ const named: Partial<ProfileInput> = {
 const computed = ['workerPlacement']
 const fields = Object.keys(ProfileInput.properties).filter((field) => !computed.includes(field))
 
-/** A value that no default is, with all that is optional in it. */
+/** A value that differs from every default, with all optional parts. */
 function valueOf(schema: TSchema): unknown {
   if (schema['const'] !== undefined) return schema['const']
   const choices = schema['anyOf'] as TSchema[] | undefined
@@ -66,7 +66,7 @@ function wholeProfile(): Record<string, unknown> {
   return whole
 }
 
-/** What of an answer a client wrote. */
+/** The fields of an answer that a client may write. */
 const written = (profile: object): object =>
   Object.fromEntries(Object.entries(profile).filter(([field]) => fields.includes(field)))
 

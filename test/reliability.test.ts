@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const groups = { R: 9, S: 5, O: 7 }
-/** Of a part that is not in this table: prepaid credit. */
+/** Invariants of a part that this project does not have: prepaid credit. */
 const elsewhere = ['O2']
 
 test('docs/reliability.md names a test for every invariant of runs, streams and operations, and each one exists', async () => {

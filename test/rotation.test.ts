@@ -60,7 +60,7 @@ const answering: Plugin = definePlugin({
   },
 })
 
-/** One address for whichever conductor is the newest, as a load balancer gives it. */
+/** One address that leads to the newest conductor, as a load balancer has. */
 async function frontDoor(t: TestContext): Promise<{ url: string; target: string }> {
   const door = { url: '', target: '' }
   const server = createServer((client) => {
@@ -163,7 +163,7 @@ test('A5: signing keys rotate without one failed chat, in whatever order conduct
     }
   }
   const talking = Promise.all([talk(0), talk(1), talk(2)])
-  /** Until every gateway has been asked since the last restart. */
+  /** Waits until every gateway has sent requests since the last restart. */
   const aWhile = async (): Promise<void> => {
     for (const enough = answered + 10; answered < enough && failures.length === 0;)
       await new Promise((resolve) => setTimeout(resolve, 5))

@@ -38,7 +38,7 @@ export async function routesOf(app: FastifyInstance): Promise<Route[]> {
         json: operation.requestBody?.content['application/json'] !== undefined,
       })),
   )
-  // What the router serves and the document hides would be tested by nobody.
+  // A route that the document hides would not be tested.
   const documented = new Set(routes.map(nameOf))
   const hidden = served(app).filter((name) => !documented.has(name) && name !== 'GET /openapi.json')
   assert.deepEqual(hidden, [], 'every route is in the OpenAPI document')

@@ -24,7 +24,7 @@ export default defineSandboxProvider({
       try {
         process.kill(-child.pid!, signal)
       } catch {
-        // They are gone already.
+        // The processes are gone already.
       }
     }
     const alive = (id: string): Box => {
@@ -58,7 +58,7 @@ export default defineSandboxProvider({
         await mkdir(home)
         const [command = '', ...args] = order.command
         const places = { HOME: home, AGENT_ORC_WORKSPACE: home, AGENT_ORC_STATE_DIR: join(home, '.state') }
-        // Complete: nothing of the runner's own environment.
+        // The environment is complete: nothing of the runner's own is added.
         const env = { PATH: '/usr/bin:/bin', ...places, ...order.env, AGENT_ORC_RUNNER_URL: order.runnerUrl }
         const child = spawn(command, args, { cwd: home, env, detached: true, stdio: 'ignore' })
         child.on('error', (err) => ctx.log.warn({ err }, 'a worker did not start'))

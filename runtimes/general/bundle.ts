@@ -36,7 +36,7 @@ const message = Type.Union([
   tool,
 ])
 
-/** What version 1 does not know. Only signed reasoning is kept. */
+/** Parts that version 1 does not know. Only signed reasoning is kept. */
 const reasoning = Type.Object({ type: Type.Literal('reasoning'), text: Type.String(), providerOptions }, closed)
 const file = Type.Object(
   {
@@ -62,7 +62,7 @@ const runtime = Type.Literal('general')
 const Bundle1 = Type.Object({ runtime, version: Type.Literal(1), turns: Type.Array(Type.Array(message)) }, closed)
 const Bundle2 = Type.Object({ runtime, version: Type.Literal(2), turns: Type.Array(turn2) }, closed)
 
-/** Version 1 as long as that says everything: a sidecar of the former release reads it. */
+/** Writes version 1 as long as it can hold everything, because a sidecar of the former release reads it. */
 export function encodeBundle(turns: readonly Turn[]): Uint8Array {
   const bundle = turns.some(({ messages }) => messages.some(needsVersion2))
     ? { runtime: 'general', version: 2, turns: turns.map(({ model, messages }) => ({ model, messages })) }
@@ -82,7 +82,7 @@ export function decodeState({ bytes, contentType }: Pick<StateBundle, 'bytes' | 
 
 function jsonOf(bytes: Uint8Array): unknown {
   try {
-    // Also cuts what nests too deep to be written again.
+    // This also cuts values that nest too deep to be written again.
     return withoutCycles(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(bytes)))
   } catch (cause) {
     throw generalErrors.invalidState({ cause })
@@ -96,8 +96,8 @@ function turnsOfBundle(value: unknown): RestoredTurn[] {
 }
 
 /**
- * What these runs would have left here. Lost is what their events do not show: reasoning and other signatures of vendors, images
- * that tools returned, and that a tool was called through the catalogue.
+ * The turns that these runs would have left here. What their events do not show is lost: reasoning and other signatures of
+ * vendors, images that tools returned, and the fact that a tool was called through the catalogue.
  */
 function turnsOfRuns(value: unknown): RestoredTurn[] {
   if (!Value.Check(Turns, value)) throw generalErrors.invalidState()

@@ -7,11 +7,11 @@ import type { ToolSet } from './tools/toolset.ts'
 
 /** A tool call that the model asked for and that nobody has executed yet. */
 export interface PendingCall {
-  /** As the history keeps it. */
+  /** The call as the history keeps it. */
   readonly part: ToolCall
-  /** The tool that is meant: not `call_tool`, but what is called with it. */
+  /** The tool that is executed: not `call_tool`, but the tool that it names. */
   readonly name: string
-  /** What the `tool_call` event shows: the model's own text when it is no JSON object. */
+  /** The arguments in the `tool_call` event: the model's own text when they are no JSON object. */
   readonly shown: unknown
   readonly input: Readonly<Record<string, unknown>> | undefined
 }
@@ -36,7 +36,7 @@ export function pendingCall(
   return { part, name: meant.name, shown: meant.input ?? input ?? given, input: meant.input }
 }
 
-/** Makes the ids of one run's calls differ: some model servers count from 0 in every answer, and tools tell calls apart by them. */
+/** Makes the ids of one run's calls unique: some model servers count from 0 in every answer, and tools tell calls apart by their ids. */
 export function createCallIds(taken: Iterable<string>): (id: string) => string {
   const used = new Set(taken)
   return (id) => {
@@ -47,7 +47,7 @@ export function createCallIds(taken: Iterable<string>): (id: string) => string {
   }
 }
 
-/** A call as an earlier attempt showed it. */
+/** A call from the log of an earlier attempt. */
 function replayedCall(toolCallId: string, toolName: string, shown: unknown): PendingCall {
   const input = argumentsOf(shown)
   return { part: { type: 'tool-call', toolCallId, toolName, input: input ?? {} }, name: toolName, shown, input }
@@ -75,11 +75,11 @@ export async function execute(tools: ToolSet | undefined, { part, name, input }:
   return tools ? tools.call(name, input, part.toolCallId) : unknownTool(name)
 }
 
-/** What a former attempt leaves this one to do. */
+/** What a former attempt has done, and what it leaves to this one. */
 interface Replayed {
   /** Model calls that are finished. */
   readonly steps: number
-  /** What the run has said in them. */
+  /** The text of these model calls. */
   readonly answer: string
   /** Calls of the last step that have no result: they are executed, maybe once more. */
   readonly open: readonly PendingCall[]
@@ -88,7 +88,7 @@ interface Replayed {
 /** The texts of two steps are paragraphs of one answer. */
 export const paragraph = '\n\n'
 
-/** Fills the turn with what its log says. A step is text, then calls, then their results. */
+/** Fills the turn from its log. A step is text, then calls, then their results. */
 export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
   let steps = 0
   let answer = ''
@@ -97,7 +97,7 @@ export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
   const say = (): void => {
     if (asked.length === 0) return
     steps++
-    turn.says(asked.map(({ part }) => part))
+    turn.endStep(asked.map(({ part }) => part))
     open = asked
     asked = []
   }
@@ -114,7 +114,7 @@ export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
       say()
       const index = open.findIndex(({ part }) => part.toolCallId === event.id && part.toolName === event.name)
       if (index < 0) continue
-      turn.hears(open[index]!.part, event.ok, event.content)
+      turn.addResult(open[index]!.part, event.ok, event.content)
       open = open.toSpliced(index, 1)
     }
   }

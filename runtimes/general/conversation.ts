@@ -4,7 +4,7 @@ import { maxAttachmentChars } from '#contracts/prompt'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { fileSizeOf, type Message, repaired, sizeOf, textPart, withoutFiles, withoutReasoning } from './messages.ts'
 
-// What a session has said, and what of it goes to the model: both are bounded by leaving out what is oldest.
+// The history of a session, and the part of it that goes to the model. Both are bounded by leaving out the oldest turns.
 
 /** One run in the history: the user's prompt and what followed. Trimmed only as a whole, so pairs stay together. */
 export interface Turn {
@@ -13,13 +13,13 @@ export interface Turn {
   readonly size: number
   /** Characters of images and files. */
   readonly fileSize: number
-  /** The run that said it; not known of what came in a bundle. */
+  /** The run that wrote it; unknown for a turn from a bundle. */
   readonly runId?: string
-  /** Whose reasoning is in it; not known of turns without any. */
+  /** The model whose reasoning is in it; unknown for turns without reasoning. */
   readonly model?: string
 }
 
-/** Who added a turn. */
+/** The run and model that added a turn. */
 export type TurnOrigin = Pick<Turn, 'runId' | 'model'>
 
 /** A turn as a bundle has it. */
@@ -30,7 +30,7 @@ export interface HistoryLimits {
   /** Characters of one session; about 100,000 tokens. */
   readonly sessionChars: number
   readonly sessionMessages: number
-  /** Characters of one session's images and files: what a run may bring, and as much of tools or earlier runs. */
+  /** Characters of one session's images and files: as many as a run may bring, and the same again for tools or earlier runs. */
   readonly sessionFileChars: number
   /** Characters of all sessions of this process. */
   readonly totalChars: number
@@ -48,7 +48,7 @@ export interface History {
   has(sessionId: string): boolean
   turns(sessionId: string): readonly Turn[] | undefined
   append(sessionId: string, messages: readonly Message[], origin?: TurnOrigin): void
-  /** Takes back what a former attempt of this run has left: the run is about to say it again. */
+  /** Removes the turn of a former attempt of this run, because the run is about to write it again. */
   withdraw(sessionId: string, runId: string): void
   replace(sessionId: string, turns: readonly RestoredTurn[]): void
   forget(sessionId: string): void
@@ -141,7 +141,7 @@ const measured = (messages: readonly Message[], { runId, model }: TurnOrigin): T
   ...(model === undefined ? {} : { model }),
 })
 
-/** A turn larger than a whole session may be keeps its question and its last answer, each cut to half of the room. */
+/** Cuts a turn that is larger than a whole session may be to its question and last answer, each to half of the room. */
 function fit(messages: readonly Message[], limit: number, origin: TurnOrigin): Turn {
   const whole = measured(messages, origin)
   if (whole.size <= limit) return whole
@@ -150,7 +150,7 @@ function fit(messages: readonly Message[], limit: number, origin: TurnOrigin): T
   return measured([...cut('user', question, limit >> 1), ...cut('assistant', answer, limit >> 1)], origin)
 }
 
-/** The texts of a message in this many characters; of a question the prompt itself, which is the last, before its files. */
+/** The texts of a message cut to so many characters. In a question the prompt itself, which is the last text, comes before its files. */
 function cut(role: 'user' | 'assistant', message: Message | undefined, chars: number): Message[] {
   const texts = (message?.content ?? []).flatMap((part) => (part.type === 'text' ? [part.text] : []))
   const prompt = (role === 'user' ? (texts.pop() ?? '') : '').slice(0, chars)
@@ -159,29 +159,29 @@ function cut(role: 'user' | 'assistant', message: Message | undefined, chars: nu
   return content.length === 0 ? [] : [{ role, content }]
 }
 
-/** Of English text, about; other languages and code need more tokens, which the reserve for the answer and a second try bear. */
+/** About right for English text. Other languages and code need more tokens, for which there is the reserve for the answer, and a second try. */
 const charsPerToken = 4
-/** What vendors count for a large image. */
+/** The tokens that vendors count for a large image. */
 const imageTokens = 1_600
 /** A page of a PDF is about 50 KB and 2,000 tokens. */
 const fileCharsPerToken = 24
-/** Left for the answer when the profile does not say how long it may be. */
+/** Tokens reserved for the answer when the profile does not limit it. */
 const answerTokens = 4_096
-/** What is left of an old tool result that has to give way. */
+/** Characters that are kept of an old tool result that is cut. */
 const keptChars = 400
-/** Of the prompt that a model server refused as too long, this much is tried next: the estimate was wrong. */
+/** The part of a prompt that is tried next when a model server refused the whole as too long, because the estimate was wrong. */
 const harder = 0.5
 
 export interface Fitted {
   readonly messages: readonly Message[]
-  /** What watchers are told, when something was left out that was not before. */
+  /** The event for readers, when something is left out for the first time. */
   readonly event?: RuntimeEvent
 }
 
 /** Keeps the prompt of a run within what its model takes. */
 export interface ContextWindow {
   fit(turn: readonly Message[], tools: readonly LanguageModelV4FunctionTool[] | undefined): Fitted
-  /** The same in half the room. Undefined: nothing is left to leave out. */
+  /** Fits the same messages into half the room. Undefined when nothing more can be left out. */
   fitHarder(turn: readonly Message[], tools: readonly LanguageModelV4FunctionTool[] | undefined): Fitted | undefined
 }
 
@@ -197,7 +197,7 @@ export function createContext(
   const turns = before.map((turn) =>
     turn.model === undefined || turn.model === model ? turn.messages : withoutReasoning(turn.messages, 'none'),
   )
-  // What the history has measured is not measured again.
+  // The history has measured these turns already.
   const weights = turns.map((messages, i) => {
     const turn = before[i]!
     const measured = messages === turn.messages && turn.fileSize === 0
@@ -238,7 +238,7 @@ export function createContext(
       const budget = roomBeside(tools) * scale
       const sent = Math.min(weightBefore + weigh(turn), budget)
       const before = fitInto(turn, budget).messages
-      // The room turned out to be smaller for the rest of the run, too.
+      // The room stays smaller for the rest of the run.
       scale *= budget > 0 ? (sent * harder) / budget : harder
       const fitted = fitInto(turn, sent * harder)
       return weigh(fitted.messages) < weigh(before) ? fitted : undefined
@@ -254,7 +254,7 @@ function sentence(turns: number, results: number): string {
   return parts.length === 0 ? '' : `${parts.join(' and ')}: the conversation is longer than the model takes.`
 }
 
-/** Tokens, about. */
+/** Estimates tokens. */
 function weigh(messages: readonly Message[]): number {
   let tokens = 0
   for (const message of messages) {

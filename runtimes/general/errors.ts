@@ -39,7 +39,7 @@ export class ModelFailure extends Error {
   }
 }
 
-/** Whatever a provider throws, as a failure with a sentence: an HTTP status, a broken connection, or something unknown. */
+/** Turns anything that a provider throws into a failure with a sentence: an HTTP status, a broken connection, or something unknown. */
 export function modelFailure(error: unknown): ModelFailure {
   if (error instanceof ModelFailure) return error
   if (UnsupportedFunctionalityError.isInstance(error)) {
@@ -64,12 +64,12 @@ export function modelFailure(error: unknown): ModelFailure {
   return new ModelFailure(`The model server answered ${status}${reason(error.data)}.`, { ...options, tooLong })
 }
 
-/** With these a model server refuses a prompt; a limit of tokens per minute is 429. */
+/** Statuses with which a model server refuses a prompt; a limit of tokens per minute is 429. */
 const refusals: ReadonlySet<number> = new Set([400, 413, 422])
-/** How model servers say it: OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock, Gemini. */
+/** The words for it of OpenAI and Groq, Anthropic, vLLM, llama.cpp, Bedrock and Gemini. */
 const tooLongWords =
   /context[ _-]?(?:length|window|size)|prompt is too long|maximum context|input (?:is )?too long|too many (?:input )?tokens|token count .{0,40}exceeds|reduce the length/i
-/** Looked at of an error body. */
+/** How many characters of an error body are searched. */
 const maxLooked = 4_000
 
 function saysTooLong(data: unknown, text: string): boolean {
@@ -100,7 +100,7 @@ function reason(data: unknown): string {
   return word === undefined ? '' : ` (${String(word)})`
 }
 
-/** The terminal event of a failed run. Anything else than a failure of a known kind is a bug, and goes on to the host. */
+/** The terminal event of a failed run. An unknown kind of failure is a bug, and is thrown to the host. */
 export function errorEvent(
   error: unknown,
   log: (details: Readonly<Record<string, unknown>>) => void,

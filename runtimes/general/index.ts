@@ -20,7 +20,7 @@ export default defineRuntime({
     const connections = createModelConnections()
     const schemas = createOutputSchemas()
     type Connect = Parameters<typeof createTurns>[0]['connect']
-    // The MCP client is half of what there is to load: it comes with the first run that has tools.
+    // The MCP client is half of the code, so it is loaded with the first run that has tools.
     let connecting: Promise<Connect> | undefined
     const loadTools = async (): Promise<Connect> => {
       const { connectTools, createSilence } = await import('./tools/connect.ts')

@@ -34,7 +34,7 @@ export const userMessage = (text: string, files: readonly (TextPart | FilePart)[
 const readable =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
-/** What goes with a prompt, as parts of its message: text as text, so that any model can take it, all else as a file. */
+/** Attachments as parts of the prompt's message: text as text, so that any model can take it, anything else as a file. */
 export const attachmentParts = (attachments: readonly Attachment[] = []): (TextPart | FilePart)[] =>
   attachments.map(({ mediaType, data, name }) =>
     readable.test(mediaType)
@@ -42,7 +42,7 @@ export const attachmentParts = (attachments: readonly Attachment[] = []): (TextP
       : { type: 'file', mediaType, data: { type: 'data', data }, ...(name === undefined ? {} : { filename: name }) },
   )
 
-/** What a model said in one step; undefined when it only thought. */
+/** The message of one step; undefined when it has only reasoning. */
 export function assistantMessage(
   said: readonly (TextPart | ReasoningPart)[],
   calls: readonly ToolCall[],
@@ -58,14 +58,14 @@ export const toolResult = (call: ToolCall, ok: boolean, value: string): ToolResu
   output: { type: ok ? 'text' : 'error-text', value },
 })
 
-/** What one run adds to the conversation. */
+/** The messages that one run adds to the conversation. */
 export class OpenTurn {
   /** Text of the step under way. */
   text = ''
   readonly #messages: Message[]
-  #said: (TextPart | ReasoningPart)[] = []
-  /** How much of the step's text stands in `#said` already. */
-  #placed = 0
+  #parts: (TextPart | ReasoningPart)[] = []
+  /** How many characters of the step's text are in `#parts` already. */
+  #added = 0
   #refused: { readonly from: number; readonly count: number } | undefined
 
   constructor({ prompt, attachments }: { readonly prompt: string } & PromptFields) {
@@ -76,57 +76,57 @@ export class OpenTurn {
     return this.#messages
   }
 
-  /** The model thinks, behind what it has said in this step so far. The part may still grow. */
-  thinks(part: ReasoningPart): void {
-    this.#place()
-    this.#said.push(part)
+  /** Adds reasoning after the text of this step so far. The part may still grow. */
+  addReasoning(part: ReasoningPart): void {
+    this.#addText()
+    this.#parts.push(part)
   }
 
-  /** The step under way is complete. */
-  says(calls: readonly ToolCall[]): void {
-    this.#place()
-    const message = assistantMessage(this.#said, calls)
+  /** Completes the step under way with its calls. */
+  endStep(calls: readonly ToolCall[]): void {
+    this.#addText()
+    const message = assistantMessage(this.#parts, calls)
     if (message) this.#messages.push(message)
     this.text = ''
-    this.#said = []
-    this.#placed = 0
+    this.#parts = []
+    this.#added = 0
   }
 
-  #place(): void {
-    if (this.text.length > this.#placed) this.#said.push(textPart(this.text.slice(this.#placed)))
-    this.#placed = this.text.length
+  #addText(): void {
+    if (this.text.length > this.#added) this.#parts.push(textPart(this.text.slice(this.#added)))
+    this.#added = this.text.length
   }
 
-  hears(call: ToolCall, ok: boolean, content: string): void {
+  addResult(call: ToolCall, ok: boolean, content: string): void {
     const result = toolResult(call, ok, content)
     const last = this.#messages.at(-1)
     if (last?.role === 'tool') last.content.push(result)
     else this.#messages.push({ role: 'tool', content: [result] })
   }
 
-  /** Images that came with results: most model servers take them from a user only. */
-  sees(images: readonly FilePart[]): void {
+  /** Adds images of results as a message of the user: most model servers take images from a user only. */
+  addImages(images: readonly FilePart[]): void {
     this.#messages.push(userMessage('These images are what the tools above returned.', images))
   }
 
-  /** The answer of the step does not do: the model is told so. */
-  complains(sentence: string): void {
+  /** Refuses the answer of the step, and tells the model why. */
+  askForAnother(sentence: string): void {
     const from = this.#messages.length
-    this.says([])
+    this.endStep([])
     this.#messages.push(userMessage(sentence))
     this.#refused = { from, count: this.#messages.length - from }
   }
 
-  /** Leaves out an answer that did not do, and what was said about it. */
-  forgives(): void {
+  /** Leaves out the refused answer and the sentence that refused it. */
+  dropRefused(): void {
     if (this.#refused) this.#messages.splice(this.#refused.from, this.#refused.count)
     this.#refused = undefined
   }
 
-  /** All of it, once the run is over. Undefined: the model said nothing. */
+  /** The messages of the whole run, once it is over. Undefined when the model wrote nothing. */
   end(): readonly Message[] | undefined {
-    this.forgives()
-    this.says([])
+    this.dropRefused()
+    this.endStep([])
     return this.#messages.length > 1 ? this.#messages : undefined
   }
 }
@@ -158,7 +158,7 @@ export function repaired(messages: readonly Message[]): Message[] {
   return out
 }
 
-/** Reasoning that no vendor has signed is nothing to any model later; signed, it belongs to the model that thought it. */
+/** Leaves out reasoning. Unsigned reasoning is of no use to any later model call; signed reasoning only to the model that wrote it. */
 export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 'none'): readonly Message[] {
   const goes = (part: { type: string; providerOptions?: unknown }): boolean =>
     part.type === 'reasoning' && (keep === 'none' || part.providerOptions === undefined)
@@ -170,7 +170,7 @@ export function withoutReasoning(messages: readonly Message[], keep: 'signed' | 
   )
 }
 
-/** Texts that a thought stood between become one. */
+/** Joins texts that only reasoning stood between. */
 function joined<T extends { type: string }>(parts: readonly (T | TextPart)[]): (T | TextPart)[] {
   const out: (T | TextPart)[] = []
   for (const part of parts) {

@@ -8,7 +8,7 @@ import { ModelFailure, modelFailure, reported, generalErrors } from './errors.ts
 /** Profiles choose model ids freely, so the cache is emptied at this size. */
 const maxCached = 1_000
 
-/** What a profile's `model` stands for. */
+/** The model behind a profile's `model`. */
 export interface Model {
   readonly open: OpenModel
   readonly settings: ModelSettings & { readonly contextTokens: number }
@@ -53,13 +53,13 @@ const sentence = (name: string, providers: readonly string[]): string =>
 
 /** A model call whose first meaningful part has arrived. */
 export interface OpenCall {
-  /** That part and what came with it. Undefined: the answer ended without one. */
+  /** That part and those that arrived with it. Undefined when the answer ended without a meaningful part. */
   readonly first: readonly ModelPart[] | undefined
   readonly rest: ModelParts
 }
 
 const waits = { firstMs: 200, factor: 4, longestMs: 800, most: 2 }
-/** A server may ask for more patience than a waiting user has. */
+/** The longest `Retry-After` that is heeded: a user waits. */
 const maxRetryAfterMs = 5_000
 
 /**
@@ -90,7 +90,7 @@ export async function openCall(
   return retry(attempt, { ...waits, signal, mayPass })
 }
 
-/** Other parts only announce something. Some reasoning has no text, only a signature. */
+/** False for parts that only announce something. Some reasoning has no text, only a signature. */
 function isMeaningful(part: ModelPart): boolean {
   if (part.type === 'text-delta') return part.delta !== ''
   return meaningful.has(part.type)

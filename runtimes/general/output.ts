@@ -4,7 +4,7 @@ import type { ResponseFormat } from '#contracts/prompt'
 
 /** The form that the answer of a run must have. */
 export interface OutputForm {
-  /** For the provider, which passes it on where its model knows how to follow it. */
+  /** The form as the provider takes it, which passes it on where its model supports it. */
   readonly asked: NonNullable<LanguageModelV4CallOptions['responseFormat']>
   /** The value that an answer holds, or a sentence for its model that says why it does not do. */
   read(answer: string): { readonly value: unknown } | { readonly problem: string }

@@ -3,7 +3,7 @@ import { withoutCycles } from '#contracts/circular'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { OpenTurn, ReasoningPart } from './messages.ts'
 
-/** Characters that are shown together: a model thinks in pieces of a word. */
+/** Characters in one event: deltas of reasoning are parts of words. */
 const eventChars = 400
 /** Characters of reasoning that one run shows. */
 const maxShownChars = 40_000
@@ -13,16 +13,16 @@ export type ReasoningStreamPart = Extract<
   { type: 'reasoning-start' | 'reasoning-delta' | 'reasoning-end' }
 >
 
-/** What a model says while it thinks: for the next call as the vendor signed it, for watchers in pieces. */
+/** The reasoning of one step: for the next call as the vendor signed it, for readers in pieces. */
 export interface Reasoning {
   /** Returns what may be shown now. */
   take(part: ReasoningStreamPart): RuntimeEvent | undefined
-  /** What was not shown yet: the model begins to answer. */
+  /** Returns the rest that was not shown yet, when the model begins to answer. */
   flush(): RuntimeEvent | undefined
 }
 
-/** `shows`: whether watchers see it. */
-export function createReasoning(turn: Pick<OpenTurn, 'thinks'>, shows: boolean): Reasoning {
+/** `shows`: whether readers of the run see reasoning. */
+export function createReasoning(turn: Pick<OpenTurn, 'addReasoning'>, shows: boolean): Reasoning {
   const open = new Map<string, ReasoningPart>()
   let waiting = ''
   let left = shows ? maxShownChars : 0
@@ -38,7 +38,7 @@ export function createReasoning(turn: Pick<OpenTurn, 'thinks'>, shows: boolean):
     if (known) return known
     const part: ReasoningPart = { type: 'reasoning', text: '' }
     open.set(id, part)
-    turn.thinks(part)
+    turn.addReasoning(part)
     return part
   }
   return {

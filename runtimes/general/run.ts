@@ -26,7 +26,7 @@ export interface RunDeps {
   formOf(format: ResponseFormat): OutputForm
 }
 
-/** Events that are shown together. */
+/** Events in batches of those that are yielded together. */
 export type Events = AsyncGenerator<EventBatch>
 
 /** Model calls of one run unless the profile says otherwise. */
@@ -48,8 +48,8 @@ type State = 'asking' | 'calling' | 'ended'
  */
 class Run {
   #state: State = 'asking'
-  /** Not shown yet. */
-  readonly #said: (RuntimeEvent | Texts)[] = []
+  /** Events that were not yielded yet. */
+  readonly #pending: (RuntimeEvent | Texts)[] = []
   readonly #envelope: RunEnvelope
   readonly #signal: AbortSignal
   readonly #deps: RunDeps
@@ -57,18 +57,18 @@ class Run {
   #model!: Model
   #context!: ContextWindow
   #form: OutputForm | undefined
-  /** Made when it is first needed, like the ids of calls: most answers neither think aloud nor call anything. */
+  /** Made when it is first needed, like the ids of calls: most answers have neither reasoning nor calls. */
   #reasoning: Reasoning | undefined
   #callId: ((id: string) => string) | undefined
   #tools: ToolSet | undefined
   /** Model calls so far, those of former attempts too. */
   #steps = 0
-  /** Text of the whole run. */
+  /** The text of the whole run. */
   #answer = ''
-  /** The model was told once that its answer does not fit. */
-  #complained = false
+  /** True once the model was asked for another answer, because its first one does not fit. */
+  #askedAgain = false
   #finish: Extract<LanguageModelV4StreamPart, { type: 'finish' }> | undefined
-  /** What the model asked for in the step under way. */
+  /** The calls of the step under way. */
   #calls: readonly PendingCall[] = []
 
   constructor(envelope: RunEnvelope, signal: AbortSignal, deps: RunDeps) {
@@ -84,32 +84,32 @@ class Run {
     try {
       yield* this.#begin()
       while (this.#state !== 'ended') {
-        const call = yield* this.#ask()
+        const call = yield* this.#callModel()
         try {
-          // Not a generator of its own: delegation would cost every delta another promise.
+          // Inline, because a generator of its own would cost every delta another promise.
           for (let parts = call.first; parts; parts = await call.rest.next()) {
-            this.#hear(parts)
-            if (this.#said.length > 0) yield this.#said.splice(0)
+            this.#takeParts(parts)
+            if (this.#pending.length > 0) yield this.#pending.splice(0)
           }
         } catch (error) {
           throw modelFailure(error)
         } finally {
           call.rest.close()
         }
-        this.#judge()
+        this.#endStep()
         if (this.#state === 'calling') yield* this.#callTools()
-        else if (this.#state === 'asking') yield this.#said.splice(0)
+        else if (this.#state === 'asking') yield this.#pending.splice(0)
       }
     } catch (error) {
       this.#fail(error)
     } finally {
-      // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
-      this.#end()
+      // Done before the terminal event, and also when the host stops reading: the next run must find this one's messages.
+      this.#keep()
     }
-    if (this.#said.length > 0) yield this.#said
+    if (this.#pending.length > 0) yield this.#pending
   }
 
-  /** Sets up what the run needs, and goes on behind what a former attempt has finished. */
+  /** Sets up what the run needs, and goes on after the part that a former attempt has finished. */
   async *#begin(): Events {
     const { runId, sessionId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
     const deps = this.#deps
@@ -130,8 +130,8 @@ class Run {
     yield* this.#execute(open)
   }
 
-  /** Calls the model with what fits its context; once more with less when its server says that it did not fit. */
-  async *#ask(): AsyncGenerator<EventBatch, OpenCall> {
+  /** Calls the model with the messages that fit its context, and once more with fewer when its server says that they did not fit. */
+  async *#callModel(): AsyncGenerator<EventBatch, OpenCall> {
     const listing = this.#tools?.refresh()
     if (listing) await listing
     this.#steps++
@@ -167,14 +167,14 @@ class Run {
     return options
   }
 
-  /** Takes what has arrived of the answer. */
-  #hear(parts: readonly ModelPart[]): void {
+  /** Takes the parts of the answer that have arrived. */
+  #takeParts(parts: readonly ModelPart[]): void {
     for (const part of parts) {
-      if (part.type === 'text-deltas') this.#texts(part.deltas)
-      else if (part.type === 'text-delta' && part.delta !== '') this.#texts([part.delta])
+      if (part.type === 'text-deltas') this.#takeTexts(part.deltas)
+      else if (part.type === 'text-delta' && part.delta !== '') this.#takeTexts([part.delta])
       else if (part.type === 'finish') this.#finish = part
       else if (part.type === 'error') throw reported(part.error)
-      else if (part.type === 'tool-call') this.#calls = [...this.#calls, this.#called(part)]
+      else if (part.type === 'tool-call') this.#calls = [...this.#calls, this.#pendingCall(part)]
       else if (part.type === 'reasoning-start' || part.type === 'reasoning-delta' || part.type === 'reasoning-end') {
         this.#reasoning ??= createReasoning(this.#turn, this.#deps.reasoningEvents)
         this.#show(this.#reasoning.take(part))
@@ -183,16 +183,16 @@ class Run {
   }
 
   #show(event: RuntimeEvent | undefined): void {
-    if (event) this.#said.push(event)
+    if (event) this.#pending.push(event)
   }
 
-  #called(part: LanguageModelV4ToolCall): PendingCall {
+  #pendingCall(part: LanguageModelV4ToolCall): PendingCall {
     const taken = (this.#envelope.replay ?? []).flatMap((event) => (event.type === 'tool_call' ? [event.id] : []))
     this.#callId ??= createCallIds(taken)
     return pendingCall(part, this.#callId(part.toolCallId), this.#tools)
   }
 
-  #texts(deltas: Texts): void {
+  #takeTexts(deltas: Texts): void {
     const text = deltas.join('')
     let shown = deltas
     if (this.#turn.text === '') {
@@ -204,19 +204,19 @@ class Run {
     }
     this.#turn.text += text
     this.#answer += text
-    this.#said.push(shown)
+    this.#pending.push(shown)
   }
 
-  /** The model has finished a step: what comes next is the end, its tools, or the same question again. */
-  #judge(): void {
+  /** Ends a step. The run then ends, executes the calls, or asks the model once more. */
+  #endStep(): void {
     const finish = this.#finish
     if (finish === undefined || finish.finishReason.unified === 'error') {
       throw new ModelFailure('The model server ended its answer early.', { retryable: true })
     }
     const { model, limits } = this.#envelope.profile
-    // At once: of a run that dies, what its finished model calls used is still known.
-    this.#said.push({ type: 'usage', ...usageOf(finish.usage), model })
-    if (this.#calls.length === 0) return this.#answered(finish.finishReason.unified)
+    // Reported at once, so that the usage of finished model calls is known when the run dies later.
+    this.#pending.push({ type: 'usage', ...usageOf(finish.usage), model })
+    if (this.#calls.length === 0) return this.#takeAnswer(finish.finishReason.unified)
     const { maxSteps = defaultMaxSteps } = limits
     if (this.#steps >= maxSteps) {
       throw generalErrors.maxSteps({
@@ -226,13 +226,13 @@ class Run {
     this.#state = 'calling'
   }
 
-  #answered(finishReason: string): void {
+  #takeAnswer(finishReason: string): void {
     const read = this.#form?.read(this.#turn.text)
-    // An answer to a complaint takes the place of what was complained about.
-    this.#turn.forgives()
+    // The second answer takes the place of the refused one.
+    this.#turn.dropRefused()
     if (read === undefined || 'value' in read) {
       const output = read ? { output: read.value } : {}
-      this.#said.push({ type: 'result', text: this.#answer, finishReason, ...output })
+      this.#pending.push({ type: 'result', text: this.#answer, finishReason, ...output })
       this.#state = 'ended'
       return
     }
@@ -240,45 +240,45 @@ class Run {
       throw generalErrors.invalidOutput({ message: 'The model gave no answer that fits the response format.' })
     this.#complained = true
     this.#answer = ''
-    this.#turn.complains(read.problem)
+    this.#turn.askForAnother(read.problem)
     const message = 'The answer does not fit; the model is asked once more.'
-    this.#said.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
+    this.#pending.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
   }
 
   /** Shows the calls of the step, executes them and gives their results to the model. */
   async *#callTools(): Events {
-    this.#turn.says(this.#calls.map(({ part }) => part))
+    this.#turn.endStep(this.#calls.map(({ part }) => part))
     for (const { part, name, shown } of this.#calls) {
-      this.#said.push({ type: 'tool_call', id: part.toolCallId, name, arguments: shown })
+      this.#pending.push({ type: 'tool_call', id: part.toolCallId, name, arguments: shown })
     }
-    yield this.#said.splice(0)
+    yield this.#pending.splice(0)
     yield* this.#execute(this.#calls)
     this.#state = 'asking'
   }
 
-  /** All at once; their results in the order of the calls. Images follow them where the model can look at them. */
+  /** Executes calls at the same time, and adds their results in the order of the calls. Images follow where the model takes images. */
   async *#execute(calls: readonly PendingCall[]): Events {
     const outcomes = calls.map((call) => execute(this.#tools, call))
     const images: FilePart[] = []
     for (const [i, { part, name }] of calls.entries()) {
       const outcome = await outcomes[i]!
       const { ok, content } = outcome
-      this.#turn.hears(part, ok, content)
+      this.#turn.addResult(part, ok, content)
       if (this.#model.settings.images && outcome.images) images.push(...outcome.images)
       yield [{ type: 'tool_result', id: part.toolCallId, name, ok, content }]
     }
-    if (images.length > 0) this.#turn.sees(images)
+    if (images.length > 0) this.#turn.addImages(images)
   }
 
   #fail(error: unknown): void {
     const { runId } = this.#envelope
-    // The last event of an aborted run is the host's, which knows why.
+    // The host writes the last event of an aborted run, because it knows the reason.
     if (this.#signal.aborted) return
-    this.#said.push(errorEvent(error, (details) => this.#deps.log.warn({ runId, ...details }, 'run failed')))
+    this.#pending.push(errorEvent(error, (details) => this.#deps.log.warn({ runId, ...details }, 'run failed')))
   }
 
-  /** The conversation goes on with what was said. */
-  #end(): void {
+  /** Keeps the messages of this run for the next one of the session. */
+  #keep(): void {
     const { sessionId, runId, profile } = this.#envelope
     const messages = this.#turn.end()
     if (messages) this.#deps.history.append(sessionId, messages, { runId, model: profile.model })

@@ -12,18 +12,18 @@ import type { Root } from './root.ts'
 export interface Conversation {
   /** The vendor's folder of the session: no other session's is reachable from it. */
   readonly folder: string
-  /** The vendor's name for it. */
+  /** The vendor's id of the conversation. */
   readonly id: string
-  /** It has been begun by an earlier run. */
+  /** True when an earlier run has begun it. */
   readonly resumes: boolean
 }
 
 /** The conversations of this process: one folder per session, in each the one file that the vendor writes it to. */
 export interface Conversations {
   has(sessionId: string): boolean
-  /** Takes back what a former attempt of the run has left: the turn is done again. */
+  /** Begins a run. It removes what a former attempt of the run has left, because the turn is done again. */
   begin(envelope: Pick<RunEnvelope, 'sessionId' | 'runId' | 'attempt'>): Promise<Conversation>
-  /** The vendor's process is gone. `keeps`: something was said that the next run must know. */
+  /** Called when the vendor's process is gone. `keeps`: the model wrote something that the next run must know. */
   settle(sessionId: string, keeps: boolean): Promise<void>
   exportState(sessionId: string): Promise<StateBundle | undefined>
   hydrate(sessionId: string, bundle: StateBundle): Promise<void>
@@ -32,13 +32,13 @@ export interface Conversations {
 
 interface Session {
   readonly id: string
-  /** What of its file is a conversation; 0 before the first turn is finished. */
+  /** How many bytes of its file are finished turns. */
   readonly bytes: number
-  /** The last run and what was there before it. The vendor only ever appends. */
+  /** The last run, and how many bytes there were before it. The vendor only appends. */
   readonly last?: { readonly runId: string; readonly bytes: number }
 }
 
-/** One name for all: the vendor would draw it from a path of this machine. */
+/** One name for all projects: the vendor would derive it from a path of this machine. */
 export const projectName = 'session'
 
 const fileOf = (id: string): string => `projects/${projectName}/${id}.jsonl`
@@ -51,14 +51,14 @@ export function createConversations(root: Root): Conversations {
   const remove = (sessionId: string): Promise<void> =>
     rm(folderOf(sessionId), { recursive: true, force: true, maxRetries: 3 })
   const fresh = async (sessionId: string): Promise<Session> => {
-    // Not the old name: the vendor refuses to begin a conversation whose file is there.
+    // A new id, because the vendor refuses to begin a conversation whose file exists.
     await remove(sessionId)
     return { id: randomUUID(), bytes: 0 }
   }
   return {
     has(sessionId) {
       const session = sessions.get(sessionId)
-      // Machines sweep their temporary files after some days.
+      // The file may be gone: machines remove old temporary files after some days.
       return session !== undefined && session.bytes > 0 && existsSync(join(folderOf(sessionId), fileOf(session.id)))
     },
     async begin({ sessionId, runId, attempt = 1 }) {
@@ -73,7 +73,7 @@ export function createConversations(root: Root): Conversations {
     },
     async settle(sessionId, keeps) {
       const session = sessions.get(sessionId)
-      // Forgotten meanwhile.
+      // The session was forgotten meanwhile.
       if (!session?.last) return remove(sessionId)
       const file = join(folderOf(sessionId), fileOf(session.id))
       const before = session.last.bytes
@@ -117,8 +117,8 @@ export function createConversations(root: Root): Conversations {
 const said = Buffer.from('"type":"user"')
 
 /**
- * Where the whole lines of a file end when what follows `from` has something of a conversation in it, else `from`. A process
- * that was killed leaves half a line, or a file in which nobody has spoken yet, and the vendor refuses that one.
+ * The end of the last whole line of a file when there is a message after `from`, else `from`. A process that was killed leaves
+ * half a line, or a file without any message, which the vendor refuses.
  */
 async function lastTurn(file: string, from: number): Promise<number> {
   const handle = await open(file).catch((error: NodeJS.ErrnoException) => {

@@ -36,7 +36,7 @@ export const answerCut = () =>
 export const processSilent = () =>
   runtimeAErrors.runtimeError({ message: "The runtime's process did not start in time.", retryable: true })
 
-/** What a result says that is none. The vendor's own text stays out: it quotes the model server, which may quote keys. */
+/** The error of a result that is a failure. The vendor's own text stays out: it quotes the model server, which may quote keys. */
 export function failureOf({ subtype, api_error_status: status, api_error: kind }: Result, maxSteps: number): Error {
   if (subtype === 'error_max_turns') {
     return runtimeAErrors.maxSteps({
@@ -55,7 +55,7 @@ export function failureOf({ subtype, api_error_status: status, api_error: kind }
 
 const mayPass = (status: number): boolean => status === 408 || status === 409 || status === 429 || status >= 500
 
-/** The terminal event of a failed run. What is no failure of a known kind goes on to the host. */
+/** The terminal event of a failed run. An unknown kind of failure is thrown to the host. */
 export function errorEvent(error: unknown): Extract<RuntimeEvent, { type: 'error' }> {
   if (!isAppError(error)) throw error
   const retryable = error.retryable ? { retryable: true } : {}

@@ -21,7 +21,7 @@ const defaultMaxSteps = 16
 export const maxStepsOf = ({ profile }: Pick<RunEnvelope, 'profile'>): number =>
   profile.limits.maxSteps ?? defaultMaxSteps
 
-/** What keeps the vendor's agent to this run: no tools of its own, no files of this machine, nobody to be asked. */
+/** Options that confine the vendor's agent to this run: it has no tools of its own, no files of this machine, and nobody to ask. */
 const confined = {
   tools: [],
   settingSources: [],
@@ -50,13 +50,13 @@ export function optionsOf(envelope: RunEnvelope, place: Place): Options {
   }
 }
 
-/** Where programs are; the vendor's is started by its path. */
+/** The search path for programs; the vendor's own is started by its path. */
 const path = '/usr/local/bin:/usr/bin:/bin'
-/** The same patience as the other runtimes have: how often a failing model call is made again, and what its server may take. */
+/** How often a failing model call is made again, as in the other runtimes, and how long its server may take. */
 const maxRetries = 2
 const firstByteMs = 300_000
 const mcpConnectMs = 5_000
-/** As many tokens as a tool's answer may have; above it the vendor writes the answer to a file, which no tool can read. */
+/** More tokens than any answer of a tool has: the vendor writes a longer one to a file, which no tool can read. */
 const maxToolTokens = 1_000_000
 
 /** The whole environment of the vendor's process but for the addresses of tool servers. */
@@ -76,9 +76,9 @@ function environment(
     CLAUDE_CODE_PROJECT_DIR_NAME: projectName,
     ANTHROPIC_BASE_URL: server.baseUrl,
     ANTHROPIC_API_KEY: server.apiKey,
-    // The vendor's bare mode: no hooks, no memory, no instruction files, no description of this machine in the prompt.
+    // The vendor's bare mode: no hooks, memory, instruction files or description of this machine in the prompt.
     CLAUDE_CODE_SIMPLE: '1',
-    // Files that a prompt mentions are not read, also where `verbatimPrompts` should fail.
+    // Files that a prompt mentions are not read, even if `verbatimPrompts` should fail.
     CLAUDE_CODE_DISABLE_ATTACHMENTS: '1',
     CLAUDE_CODE_DISABLE_FILE_MENTIONS: '1',
     CLAUDE_CODE_DISABLE_BACKGROUND_TASKS: '1',
@@ -86,7 +86,7 @@ function environment(
     DISABLE_AUTOUPDATER: '1',
     DISABLE_TELEMETRY: '1',
     DISABLE_ERROR_REPORTING: '1',
-    // All tools of the session in every prompt; a search among them would be one more tool of the vendor's.
+    // Puts all tools of the session into every prompt; searching among them would need another tool of the vendor's.
     ENABLE_TOOL_SEARCH: 'false',
     // An answer that broke off would be asked for again as a whole, behind what a client has already read.
     CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK: '1',
@@ -117,11 +117,11 @@ export function modelServer(
       message: 'runtime_a has no model server here: set ANTHROPIC_API_KEY, ANTHROPIC_BASE_URL or both.',
     })
   }
-  // Without a key the vendor would ask somebody to log in.
+  // Without a key the vendor would ask for a login.
   return { baseUrl: unversioned(baseUrl || 'https://api.anthropic.com'), apiKey: apiKey || 'none' }
 }
 
-/** The name that the vendor knows. Throws AppError `unknown_model` for another provider's. */
+/** The vendor's name of the model. Throws AppError `unknown_model` for a model of another provider. */
 export function modelId(name: string): string {
   const id = name.startsWith(`${provider}/`) ? name.slice(provider.length + 1) : ''
   if (id === '' || id.startsWith('-')) {

@@ -6,13 +6,13 @@ import type { Command, Spawned } from './sdk.ts'
 /** The vendor's process of one run, and whatever it may start. */
 export interface VendorProcess {
   readonly spawn: (command: Command) => Spawned
-  /** Resolves when it is gone; at once when it was never started. */
+  /** Resolves when the process is gone; at once when it was never started. */
   gone(): Promise<void>
-  /** Ends it: first as it wants to end, then by signals. Resolves when it is gone. */
+  /** Ends the process, first by its own protocol, then by signals. Resolves when it is gone. */
   stop(politely: () => Promise<unknown>): Promise<void>
 }
 
-/** What the process needs to write down what it has of the turn, and what it takes it to end; then it is killed. */
+/** How long the process gets to write down the turn so far, and then to end after SIGTERM. Then it is killed. */
 const politeMs = 700
 const termMs = 500
 
@@ -42,19 +42,19 @@ export function vendorProcess(): VendorProcess {
       const child = spawn(command, args, {
         ...(cwd === undefined ? {} : { cwd }),
         env,
-        // Nobody reads what it complains of: it quotes prompts and model servers.
+        // Its stderr is not read, because it quotes prompts and model servers.
         stdio: ['pipe', 'pipe', 'ignore'],
-        // A group of its own: it is killed with everything it has started.
+        // It gets a process group of its own, so that it is killed with everything it has started.
         detached: true,
       })
       pid = child.pid
-      // Left alone it would finish its turn, tool calls included, while another host does it again.
+      // If we die it must die, too: it would finish its turn, tool calls included, while another host does it again.
       const release = pid === undefined ? undefined : afterwards('kill -s KILL -- "-$1"', String(pid))
       gone = new Promise((resolve) => {
         child.once('exit', () => resolve())
         child.once('error', () => child.pid === undefined && resolve())
       })
-      // What it was about to read when it died.
+      // Writing fails when the process died with input unread.
       child.stdin.on('error', () => {})
       void gone.then(() => {
         signal('SIGKILL')
@@ -84,12 +84,12 @@ export function afterwards(script: string, argument: string): () => void {
   const shell = spawn('/bin/sh', ['-c', `read -r _; ${script}`, 'sh', argument], {
     env: {},
     stdio: ['pipe', 'ignore', 'ignore'],
-    // What is sent to our group, by a terminal say, is not for it.
+    // Signals to our process group, e.g. by a terminal, must not reach it.
     detached: true,
   })
   shell.on('error', () => {})
   shell.stdin.on('error', () => {})
-  // It holds nothing open: neither the process nor its pipe.
+  // Neither the shell nor its pipe keeps our process alive.
   shell.unref()
   ;(shell.stdin as Socket).unref()
   return () => void shell.kill('SIGKILL')

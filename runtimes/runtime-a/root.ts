@@ -4,10 +4,10 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterwards } from './process.ts'
 
-/** A folder of this process alone, for conversations and what lives as long as a run. It is there once it is used. */
+/** A folder of this process alone, for conversations and for the files of single runs. It is created when it is first used. */
 export interface Root {
   readonly path: string
-  /** Makes a folder in it, unless it is there: machines sweep their temporary files after some days. */
+  /** Makes a folder in it if it is missing, because machines remove old temporary files after some days. */
   folder(name?: string): Promise<string>
   remove(): Promise<void>
 }
@@ -33,7 +33,7 @@ export function createRoot(parent: string = tmpdir()): Root {
   }
 }
 
-/** What the vendor's process writes beside the conversation: gone when its run is over. */
+/** The folders for what the vendor's process writes beside the conversation; they are removed when the run is over. */
 export interface Scratch {
   readonly home: string
   readonly work: string

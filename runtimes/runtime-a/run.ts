@@ -23,7 +23,7 @@ interface RunDeps {
   server(): ModelServer
 }
 
-/** One run: a process of the vendor's that is started for it, and gone before its last event. */
+/** One run. It starts a process of the vendor's, which is gone before the last event. */
 export async function* runTurn(
   envelope: RunEnvelope,
   signal: AbortSignal,
@@ -38,7 +38,7 @@ export async function* runTurn(
     if (!signal.aborted)
       deps.log.warn({ runId, sessionId, code: terminal.code, reason: terminal.message }, 'run failed')
   }
-  // The last event of an aborted run is the host's, which knows why.
+  // The host writes the last event of an aborted run, because it knows the reason.
   if (terminal && !signal.aborted) yield terminal
 }
 
@@ -61,18 +61,18 @@ async function* answer(
     yield* converse((input) => query({ prompt: input, options }), prompt, turn, process, signal)
     return turn.result
   } finally {
-    // Before the last event, and also when the host stops reading: the next run must find what this one said.
+    // Done before the last event, and also when the host stops reading: the next run must find this one's messages.
     await conversations.settle(envelope.sessionId, turn.spoke)
     await scratch.remove()
   }
 }
 
-/** Until its first word a process loads itself and connects to MCP servers, a few at a time, each for 5 s at most. */
+/** How long a process may take until its first message: it loads itself and connects to MCP servers, a few at a time, each for 5 s at most. */
 const startMs = 60_000
-/** After its last word it writes the conversation down, which takes some 100 ms. */
+/** How long a process may go on after its last message: it writes the conversation down, which takes some 100 ms. */
 const lingerMs = 2_000
 
-/** Lets the vendor answer one prompt. However it ends, the process is gone then. */
+/** Has the vendor answer one prompt. The process is gone when it ends, however it ends. */
 export async function* converse(
   ask: (prompt: AsyncIterable<UserMessage>) => Query,
   content: readonly PromptBlock[],
@@ -81,7 +81,7 @@ export async function* converse(
   signal: AbortSignal,
 ): AsyncGenerator<RuntimeEvent> {
   const { promise: answered, resolve: close } = Promise.withResolvers<void>()
-  // While it is open the process can be told to stop; at its end it leaves by itself.
+  // While this input is open the process can be told to stop; when it ends the process ends by itself.
   const prompt = async function* (): AsyncGenerator<UserMessage> {
     yield { type: 'user', message: { role: 'user', content }, parent_tool_use_id: null }
     await answered
@@ -108,7 +108,7 @@ export async function* converse(
         close()
         linger = setTimeout(() => void stop(), lingerMs)
       }
-      // Read to the end all the same: the process is still writing.
+      // The rest is read all the same, because the process is still writing.
       if (failure !== undefined) continue
       try {
         yield* turn.take(message)
@@ -129,7 +129,7 @@ export async function* converse(
   if (failure !== undefined) throw failure
 }
 
-/** Undefined: there is no more. The vendor throws behind a result that is an error, and when its process dies. */
+/** The next message; undefined at the end. The vendor throws after a result that is an error, and when its process dies. */
 async function next(messages: AsyncIterator<Message>): Promise<Message | undefined> {
   try {
     const { done, value } = await messages.next()
@@ -140,11 +140,11 @@ async function next(messages: AsyncIterator<Message>): Promise<Message | undefin
 }
 
 const image = /^image\/(?:png|jpeg|gif|webp)$/
-/** Forms that a model can read as they are. */
+/** Media types of text that a model can read. */
 const text =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
-/** The prompt with what goes along. Throws AppError `unsupported_attachment` for what the vendor's models do not take. */
+/** The prompt with its attachments. Throws AppError `unsupported_attachment` for one that the vendor's models do not take. */
 const promptBlocks = ({ prompt, attachments = [] }: Pick<RunEnvelope, 'prompt' | 'attachments'>): PromptBlock[] => [
   ...attachments.map(blockOf),
   { type: 'text', text: prompt },

@@ -1,19 +1,19 @@
 import type { Readable, Writable } from 'node:stream'
 
-// What this adapter uses of @anthropic-ai/claude-agent-sdk 0.3. The package is no dependency, so its own types are not at hand.
+// The types of @anthropic-ai/claude-agent-sdk 0.3 that this adapter uses. The package is no dependency, so its own are not available.
 
 export interface VendorSdk {
   query(args: { readonly prompt: AsyncIterable<UserMessage>; readonly options: Options }): Query
 }
 
 export interface Query extends AsyncIterable<Message> {
-  /** Ends the turn and has what was said of it written down. Rejects when the process is gone. */
+  /** Ends the turn and has its messages so far written down. Rejects when the process is gone. */
   interrupt(): Promise<unknown>
 }
 
 export interface Options {
   readonly cwd: string
-  /** Complete: nothing of this process's own environment comes with it. */
+  /** The complete environment: nothing of this process's own is added. */
   readonly env: Readonly<Record<string, string>>
   readonly model: string
   readonly systemPrompt: string
@@ -39,7 +39,7 @@ export interface HttpServer {
   readonly headers: Readonly<Record<string, string>>
   /** Its tools are in every prompt, and the first one waits until it is connected. */
   readonly alwaysLoad: true
-  /** Of one call. */
+  /** Milliseconds for one call. */
   readonly timeout: number
 }
 
@@ -154,14 +154,14 @@ export interface Result {
     | 'error_max_turns'
     | 'error_max_budget_usd'
     | 'error_max_structured_output_retries'
-  /** Also of a `success`: the model server failed. */
+  /** May be true of a `success`, too: then the model server failed. */
   readonly is_error: boolean
   readonly api_error_status?: number | null
   readonly api_error?: string
   readonly stop_reason: string | null
   readonly result?: string
   readonly structured_output?: unknown
-  /** By the vendor's names of models; of this run alone, also where the conversation is older. */
+  /** Totals by the vendor's names of models, of this run alone, also in an older conversation. */
   readonly model_usage_since_last_result?: Readonly<Record<string, ModelTotals>>
 }
 

@@ -4,7 +4,7 @@ import { runtimeAErrors } from './errors.ts'
 
 export interface ToolServers {
   readonly config: Readonly<Record<string, HttpServer>>
-  /** Addresses and credentials, which a command line would show to everybody on the machine. */
+  /** Variables with addresses and credentials: on a command line everybody on the machine could read them. */
   readonly env: Readonly<Record<string, string>>
   readonly allowed: readonly string[]
   /** A tool as the session knows it. */
@@ -18,12 +18,12 @@ export interface ToolServers {
 /** The vendor's name for the session's MCP endpoint. */
 const own = 'runner'
 const prefix = `mcp__${own}__`
-/** With the longest names of tools it stays inside what model servers take. */
+/** Together with the longest names of tools it fits what model servers take. */
 const maxNameChars = 32
 /** The longest that a timer takes. */
 const maxMs = 2_147_483_647
 
-/** The MCP servers of a run. The vendor replaces `${NAME}` in what it is given by variables: what contains that is not given. */
+/** The MCP servers of a run. The vendor replaces `${NAME}` in their settings by variables, so settings with that text are refused. */
 export function toolServers(
   envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>,
 ): ToolServers {
@@ -66,7 +66,7 @@ export function toolServers(
   }
 }
 
-/** A name of the vendor's letters that is nobody else's, and cannot be taken for the session's or for another's beginning. */
+/** A unique name of letters that the vendor takes, which is no prefix of another server's name. */
 function vendorName(name: string, taken: Readonly<Record<string, unknown>>): string {
   const single = name.replaceAll(/_{2,}/g, '_').slice(0, maxNameChars)
   const plain = single.replaceAll(/^_|_$/g, '') || 'server'

@@ -13,20 +13,20 @@ const outputTool = 'StructuredOutput'
 
 type TurnEnvelope = Pick<RunEnvelope, 'profile' | 'responseFormat'>
 
-/** What the vendor says of one run, as events. */
+/** Turns the vendor's messages of one run into events. */
 export class Turn {
   readonly #envelope: TurnEnvelope
   readonly #tools: ToolServers
   readonly #schemas: OutputSchemas
   readonly #usage: Usage
-  /** Names of the tools at work, by the ids of their calls. */
+  /** Names of the tools that are being executed, by the ids of their calls. */
   readonly #open = new Map<string, string>()
   #answer = ''
-  /** Text of the call under way that a client has seen. */
+  /** Text of the model call under way that a client has seen. */
   #streamed = ''
   #tokens: Tokens = {}
   #stopReason: string | null = null
-  /** The call under way goes on where the one before reached its limit. */
+  /** True when the model call under way goes on where the one before reached its limit. */
   #continues = false
   #spoke = false
   #over = false
@@ -39,22 +39,22 @@ export class Turn {
     this.#usage = createUsage(envelope.profile.model)
   }
 
-  /** The vendor has said its last word. */
+  /** True once the vendor has sent its result. */
   get over(): boolean {
     return this.#over
   }
-  /** Something was said or done that belongs to the conversation. */
+  /** True once the model wrote or did something that belongs to the conversation. */
   get spoke(): boolean {
     return this.#spoke
   }
-  /** The run's last event. Undefined: the vendor has not come to its end. */
+  /** The run's last event; undefined until the vendor has sent its result. */
   get result(): RuntimeEvent | undefined {
     return this.#result
   }
 
-  /** Throws an AppError when the run has failed. */
+  /** Takes one message. Throws an AppError when the run has failed. */
   *take(message: Message): Generator<RuntimeEvent> {
-    // What a subagent says has a parent. There are none without host tools.
+    // Messages of a subagent have a parent. Without host tools there are no subagents.
     if ('parent_tool_use_id' in message && message.parent_tool_use_id !== null) return
     if (message.type === 'system') {
       if (message.subtype === 'init') yield* this.#begin(message)
@@ -85,7 +85,7 @@ export class Turn {
       this.#tokens = event.message.usage ?? {}
     } else if (event.type === 'content_block_delta' && event.delta.type === 'text_delta') {
       this.#spoke = true
-      // An answer in a form comes as a whole; what is said on the way to it is none.
+      // With a response format the answer comes as a whole; text before it is not the answer.
       if (!this.#envelope.responseFormat) yield* this.#say(event.delta.text ?? '')
     } else if (event.type === 'message_delta') {
       this.#stopReason = event.delta.stop_reason
@@ -94,7 +94,7 @@ export class Turn {
     }
   }
 
-  /** The vendor asks again for an answer that broke off; what a client has read of it cannot be taken back. */
+  /** Fails the run when the vendor asks again for an answer that broke off: text that a client has read cannot be taken back. */
   #refuseCut(): void {
     if (this.#streamed !== '' && this.#stopReason === null) throw answerCut()
   }
@@ -142,7 +142,7 @@ export class Turn {
       this.#result = { type: 'result', text: this.#answer, finishReason: 'stop', output: value }
       return
     }
-    // Not streamed, for whatever reason: it is the answer all the same.
+    // The text was not streamed, but it is the answer.
     if (this.#answer === '') yield* this.#say(last.result ?? '')
     const finishReason = finishReasons[last.stop_reason ?? ''] ?? 'other'
     this.#result = { type: 'result', text: this.#answer, finishReason }
@@ -155,7 +155,7 @@ const compacted: RuntimeEvent = {
   message: 'The conversation was too long for its model; what is older has been summarized.',
 }
 
-/** In the words of the other runtimes. */
+/** The vendor's finish reasons in the words of the other runtimes. */
 const finishReasons: Readonly<Record<string, string>> = {
   end_turn: 'stop',
   stop_sequence: 'stop',
@@ -164,7 +164,7 @@ const finishReasons: Readonly<Record<string, string>> = {
   refusal: 'content-filter',
 }
 
-/** The last frame of a call repeats only what has changed. */
+/** The last frame of a call has only the counts that changed. */
 const merged = (had: Tokens, more: Tokens = {}): Tokens => ({
   ...had,
   ...Object.fromEntries(Object.entries(more).filter(([, value]) => value !== null && value !== undefined)),
@@ -179,15 +179,15 @@ const textOf = ({ content = '' }: ToolResultBlock): string =>
 
 type UsageEvent = Extract<RuntimeEvent, { type: 'usage' }>
 
-/** What the model calls of one run have used. */
+/** The usage of the model calls of one run. */
 interface Usage {
-  /** One call whose tokens the model server has told. */
+  /** The usage of one call whose tokens the model server has reported. */
   call(tokens: Tokens): UsageEvent
-  /** What else the vendor has counted: it also calls models by itself, to summarize a long conversation. */
+  /** The rest of the vendor's totals: it also calls models by itself, to summarize a long conversation. */
   rest(totals: Readonly<Record<string, ModelTotals>>): UsageEvent[]
 }
 
-/** `model`: as the profile names it. Those that are read from a cache are part of the input. */
+/** `model` is the profile's name for it. Tokens that are read from a cache are part of the input. */
 function createUsage(model: string): Usage {
   const provider = model.slice(0, model.indexOf('/') + 1)
   const told = { input: 0, output: 0, cached: 0 }

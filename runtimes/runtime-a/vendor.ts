@@ -5,7 +5,7 @@ import { pathToFileURL } from 'node:url'
 import type { VendorSdk } from './sdk.ts'
 
 const name = '@anthropic-ai/claude-agent-sdk'
-/** What switches host tools off may differ between lines: another one has to be read first. */
+/** The supported version. The options that switch host tools off may differ in another one, which has to be read first. */
 const line = '0.3'
 const how = `run \`npm run runtimes:install runtime_a\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
@@ -20,7 +20,7 @@ export function vendorPackage(from = new URL('vendor/package.json', import.meta.
   let found: string | undefined
   const find = (): string | undefined => {
     try {
-      // From here Node also finds a package that somebody installed beside agent-orc.
+      // Resolved from here Node also finds a package that was installed beside agent-orc.
       return createRequire(from).resolve(name)
     } catch {
       return undefined

@@ -5,9 +5,9 @@ export interface AppServer {
   readonly rpc: RpcClient
   /** How it ended, or undefined while it runs. For the log. */
   readonly ending: string | undefined
-  /** The last it wrote to its standard error. For the log, at a level that is not on in production: it may quote anything. */
+  /** The end of its standard error, for the log at a level that is off in production: it may quote anything. */
   readonly lastWords: string
-  /** Ends it, by force when it takes longer than a moment. Resolves when nothing of it runs any more. */
+  /** Ends the process, by force when it takes longer than a second. Resolves when nothing of it runs any more. */
   stop(): Promise<void>
 }
 
@@ -30,7 +30,7 @@ export function startAppServer({ command, args, env, folder }: Launch): AppServe
     cwd: folder,
     env,
     stdio: ['pipe', 'pipe', 'pipe'],
-    // A process group of its own: what it starts ends with it. It ends by itself when its input closes, should we die first.
+    // It gets a process group of its own, so that what it starts ends with it. If we die first, it ends by itself when its input closes.
     detached: true,
   })
   let ending: string | undefined

@@ -29,7 +29,7 @@ export const runtimeBErrors = errorTable('runtime_b', {
   runtimeError: { status: 502, retry: 'as-said', about: 'Codex failed; the sentence says how.' },
 })
 
-/** Statuses that may be others in a moment. */
+/** True for statuses of failures that may pass. */
 const transient = (status: number): boolean => status >= 500 || status === 429 || status === 408
 
 const words: Readonly<Record<string, { readonly message: string; readonly retryable: boolean }>> = {
@@ -43,7 +43,7 @@ const words: Readonly<Record<string, { readonly message: string; readonly retrya
   cyberPolicy: { message: 'The model server refused the request by its policy.', retryable: false },
 }
 
-/** Why a turn failed, with a sentence of ours: the vendor's may quote keys, prompts and addresses. */
+/** The error of a failed turn, with a sentence of ours: the vendor's may quote keys, prompts and addresses. */
 export function turnFailure({ message, codexErrorInfo: info }: TurnError): AppError {
   const word = typeof info === 'string' ? info : Object.keys(info ?? {})[0]
   const known = word === undefined ? undefined : words[word]
@@ -58,7 +58,7 @@ export function turnFailure({ message, codexErrorInfo: info }: TurnError): AppEr
     }
     return runtimeBErrors.modelError({ message: 'The model server cannot be reached.', retryable: true })
   }
-  // The vendor's own words for these are all there is.
+  // The vendor only tells these apart by its message.
   if (/^stream disconnected before completion: (?:Transport error|stream closed|idle timeout)/i.test(message)) {
     return runtimeBErrors.modelError({ message: 'The connection to the model server broke.', retryable: true })
   }
@@ -84,7 +84,7 @@ function reason(body: string): string {
   }
 }
 
-/** What went wrong between us and the process; undefined for anything else. */
+/** The error for a failure between us and the process; undefined for any other failure. */
 export function rpcFailure(error: unknown): AppError | undefined {
   if (error instanceof RpcRefused) {
     return /required MCP servers failed/i.test(error.message)

@@ -10,7 +10,7 @@ import { runtimeBErrors } from './errors.ts'
 interface Home {
   /** The process's `CODEX_HOME`. */
   readonly folder: string
-  /** Of the conversation, once there is one. */
+  /** Id of the conversation, once there is one. */
   readonly threadId: string | undefined
 }
 
@@ -35,7 +35,7 @@ interface Entry {
 /** The conversations of this process, as files. Bounded: the least recently used ones go first, and conductors have copies. */
 export class Homes {
   readonly #limits: HomeLimits
-  /** Made when the first session comes: many roles have this runtime and never use it. */
+  /** Made for the first session, because many roles have this runtime and never use it. */
   #root: Promise<string> | undefined
   /** A Map keeps insertion order: re-inserting on use makes it a list of least recently used sessions. */
   readonly #entries = new Map<string, Entry>()
@@ -49,7 +49,7 @@ export class Homes {
     return this.#entries.get(sessionId)?.rollout !== undefined
   }
 
-  /** For one run. `again`: what a former attempt of it has left is taken back. */
+  /** Gives a run its home. `again`: what a former attempt of the run has left is removed. */
   async enter(sessionId: string, runId: string, again: boolean): Promise<Home> {
     const entry = this.#entries.get(sessionId) ?? (await this.#fresh())
     entry.busy = true
@@ -63,12 +63,12 @@ export class Homes {
     return { folder, threadId: rollout === undefined ? undefined : threadIdOf(rollout) }
   }
 
-  /** Its process is gone. `kept`: the model said something, so that the turn is part of the conversation. */
+  /** Called when the run's process is gone. `kept`: the model wrote something, so the turn is part of the conversation. */
   async leave(sessionId: string, home: Home, kept: boolean): Promise<void> {
     const entry = this.#entries.get(sessionId)
-    // Forgotten, or replaced, while its run ended.
+    // The session was forgotten or replaced while its run ended.
     if (entry?.folder !== home.folder) return rm(home.folder, { recursive: true, force: true })
-    // The program's own databases are made anew from the conversation: 0.5 MB a session that nobody needs.
+    // The program makes its own databases anew from the conversation, so these 0.5 MB per session are removed.
     const others = (await readdir(entry.folder)).filter((name) => name !== conversations)
     await Promise.all(others.map((name) => rm(join(entry.folder, name), { recursive: true, force: true })))
     await this.#measure(entry)
@@ -127,7 +127,7 @@ export class Homes {
     return { folder, size: 0, busy: false }
   }
 
-  /** Looks at what is in the folder now: which conversation, mended where its end is torn, and how long it is. */
+  /** Finds the conversation in the folder, mends a torn end, and measures it. */
   async #measure(entry: Entry): Promise<void> {
     entry.rollout = (await findRollouts(join(entry.folder, conversations))).at(-1)
     if (entry.rollout !== undefined) await mendRollout(pathOf(entry))
@@ -147,7 +147,7 @@ export class Homes {
   async #evict(): Promise<void> {
     const { sessions, totalBytes } = this.#limits
     for (const [sessionId, entry] of this.#entries) {
-      // The newest always stays: nobody has had the time to fetch it.
+      // The newest always stays, because no conductor has had the time to fetch it.
       if (this.#entries.size <= 1 || (this.#entries.size <= sessions && this.#totalBytes <= totalBytes)) break
       if (!entry.busy) await this.forget(sessionId)
     }
@@ -172,7 +172,7 @@ async function findRollouts(folder: string): Promise<string[]> {
 
 const sizeOf = async (path: string): Promise<number> => (await stat(path)).size
 
-/** Takes back what was written behind `size`; with nothing before it the whole conversation. */
+/** Cuts a conversation to `size` bytes, and removes it when nothing is left. */
 async function cutRollout(path: string, size: number): Promise<void> {
   if (size === 0) await rm(path, { force: true })
   else if ((await sizeOf(path)) > size) await truncate(path, size)

@@ -17,7 +17,7 @@ export default defineRuntime({
 })
 
 export interface RuntimeBOptions {
-  /** Another program than the installed one. */
+  /** The program to run instead of the installed one. */
   readonly command?: readonly [string, ...string[]]
   readonly patience?: Patience
 }

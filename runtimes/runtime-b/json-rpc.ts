@@ -57,13 +57,13 @@ export function createRpcClient(input: Writable, output: Readable): RpcClient {
   const take = (line: Buffer): void => {
     const message = parse(line)
     if (typeof message.method !== 'string') {
-      // One that is not asked for any more has timed out.
+      // A request that is no longer pending has timed out.
       const asked = pending.get(message.id as number)
       pending.delete(message.id as number)
       if (message.error === undefined) asked?.resolve(message.result)
       else asked?.reject(new RpcRefused(textOf(message.error)))
     } else if (message.id !== undefined) {
-      // Approvals and questions to a user: nobody is there to answer, and nothing is allowed that asks.
+      // Requests of the process are approvals and questions to a user. Nobody is there to answer, so they are refused.
       send({ id: message.id, error: { code: methodNotFound, message: `${message.method} is not served` } })
     } else {
       queue.push({ method: message.method, params: message.params })
@@ -83,7 +83,7 @@ export function createRpcClient(input: Writable, output: Readable): RpcClient {
     }
     throw new RpcClosed('the process closed its output')
   }
-  // A process that is gone breaks the pipe; that it is gone shows in its output.
+  // A process that is gone breaks the pipe; its end is noticed at its output.
   input.on('error', () => {})
   pump().catch((error: Error) => end(error instanceof OversizedLineError ? new RpcViolation(error.message) : error))
 
@@ -130,7 +130,7 @@ function parse(line: Buffer): Message {
     const value: unknown = JSON.parse(line.toString('utf8'))
     if (typeof value === 'object' && value !== null && ('method' in value || 'id' in value)) return value
   } catch {
-    // Told below, without the text: it may be anything.
+    // Thrown below without the text, which may be anything.
   }
   throw new RpcViolation('the process wrote a line that is not a message')
 }

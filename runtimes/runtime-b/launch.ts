@@ -20,7 +20,7 @@ export interface RunLaunch extends Omit<Launch, 'command'> {
   /** The model's name without its provider. */
   readonly model: string
   readonly modelProvider: string
-  /** Of `thread/start` and `thread/resume`. */
+  /** The config of `thread/start` and `thread/resume`. */
   readonly config: Readonly<Record<string, unknown>>
   /** What the session's own MCP server is called. */
   readonly sessionServer: string
@@ -53,7 +53,7 @@ export function launchOf(
           wire_api: 'responses',
           ...(key ? { env_key: variables.modelKey } : {}),
           request_max_retries: requestRetries,
-          // An answer that broke off would be said again from its start, behind what was said.
+          // A retry would repeat an answer from its start, after the part that was streamed.
           stream_max_retries: 0,
         },
       },
@@ -97,7 +97,7 @@ function mcpServers(
   const common = {
     default_tools_approval_mode: 'approve',
     startup_timeout_sec: mcpStartSeconds,
-    // The run's own deadline ends a call; the usual minute would end long tools early.
+    // The deadline of the run ends a call; the default of a minute would end long tools early.
     tool_timeout_sec: Math.ceil(envelope.timeoutMs / 1_000),
     supports_parallel_tool_calls: true,
   }
@@ -114,7 +114,7 @@ function mcpServers(
   if (sessionMcpUrl !== undefined) {
     if (sessionMcpToken !== undefined) env[variables.toolsToken] = sessionMcpToken
     const token = sessionMcpToken === undefined ? {} : { bearer_token_env_var: variables.toolsToken }
-    // Otherwise a refused token would cost the run its tools and nothing would say so.
+    // If it were not required, a refused token would cost the run its tools without an error.
     servers[sessionServer] = { ...common, url: sessionMcpUrl, ...token, required: true }
   }
   return { servers, sessionServer, env }
@@ -146,7 +146,7 @@ const off: Readonly<Record<string, readonly string[]>> = {
   'a dead model server tried for ever': ['unbounded_connection_retries'],
 }
 
-/** Images of a prompt are not said back to us: twice, they would be the longest lines by far. */
+/** Images of a prompt are not reported back to us: they would be the longest lines by far, twice. */
 const on = 'omit_app_server_notification_media'
 
 const settings: Readonly<Record<string, unknown>> = {
@@ -164,9 +164,9 @@ const settings: Readonly<Record<string, unknown>> = {
   include_apps_instructions: false,
   include_collaboration_mode_instructions: false,
   project_doc_max_bytes: 0,
-  // It would tell the model of processes that cannot be there.
+  // This message tells the model of processes that cannot exist here.
   'agents.interrupt_message': false,
-  // Summaries are refused by models that do not think.
+  // Models without reasoning refuse requests for summaries.
   model_reasoning_summary: 'none',
   'analytics.enabled': false,
   'feedback.enabled': false,
@@ -178,7 +178,7 @@ const settings: Readonly<Record<string, unknown>> = {
   suppress_unstable_features_warning: true,
 }
 
-/** What a process is started with. Nothing secret: everybody on the machine can read it. */
+/** The arguments of a process. They hold nothing secret, because everybody on the machine can read them. */
 export function switches(more: Readonly<Record<string, unknown>> = {}): string[] {
   const features = Object.values(off).flatMap((lines) => lines.flatMap((names) => names.split(' ')))
   const all = Object.entries({
@@ -222,5 +222,5 @@ export const modelFile = (model: string, contextTokens: number): string =>
     ],
   })
 
-/** Of one tool result the model is shown this much: the 200,000 characters that `general` shows. */
+/** How much of one tool result the model is shown: the 200,000 characters that `general` shows. */
 const toolOutputTokens = 50_000

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path'
 import { runtimeBErrors } from './errors.ts'
 
 const name = '@openai/codex'
-/** Which tools exist and how each is switched off differs between lines: another one has to be read first. */
+/** The supported version. Other versions have other tools, and switches for them, which have to be read first. */
 const line = '0.163'
 const how = `run \`npm run runtimes:install runtime_b\`, or \`npm install ${name}@${line}\` where agent-orc is installed from npm.`
 
@@ -32,9 +32,9 @@ export function codexProgram(from = new URL('vendor/package.json', import.meta.u
   }
 }
 
-/** Not the package's own entry point: a Node script around the program, which would be a second process of 40 MB for each run. */
+/** Finds the program itself. The package's entry point is a Node script around it, which would be a second process of 40 MB for each run. */
 function find(from: URL): string {
-  // From here Node also finds a package that somebody installed beside agent-orc.
+  // Resolved from here Node also finds a package that was installed beside agent-orc.
   const manifest = resolve(from, `${name}/package.json`)
   const { version } = JSON.parse(readFileSync(manifest, 'utf8')) as { version: string }
   if (!version.startsWith(`${line}.`)) {

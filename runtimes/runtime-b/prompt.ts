@@ -4,13 +4,13 @@ import { isStrictSchema } from '#contracts/strict-schema'
 import type { UserInput } from './protocol.ts'
 import { runtimeBErrors } from './errors.ts'
 
-/** What vendors' models look at; of another image Codex would tell the model only that there was one. */
+/** Images that vendors' models take; of any other Codex would only tell the model that there was one. */
 const image = /^image\/(?:png|jpeg|gif|webp)$/
-/** Forms that every model can read as they are. */
+/** Media types of text that every model can read. */
 const text =
   /^text\/|^application\/(?:json|ndjson|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|csv)$|\+(?:json|xml|yaml)$/
 
-/** A prompt and what goes with it; `more` is said last. Throws AppError `unsupported_attachment`. */
+/** A prompt with its attachments; `more` comes last. Throws AppError `unsupported_attachment`. */
 export const inputOf = (
   prompt: string,
   attachments: readonly Attachment[] = [],
@@ -32,9 +32,9 @@ const textInput = (content: string): UserInput => ({ type: 'text', text: content
 
 /** The form that the answer of a run must have. */
 interface Form {
-  /** For Codex, which passes it on as strict; then the vendor refuses what it does not take so. */
+  /** The schema for Codex, which sends it as strict; undefined when the vendor would refuse it as such. */
   readonly schema: object | undefined
-  /** What the model is told in its place. */
+  /** The sentence that tells the model the form in place of `schema`. */
   readonly instruction: string | undefined
   /** The value that an answer holds. Throws AppError `invalid_output`. */
   read(answer: string): unknown
@@ -64,5 +64,5 @@ export function createForm({ schema }: ResponseFormat, schemas: OutputSchemas): 
   }
 }
 
-/** Models that are only told like to put JSON into a code block. */
+/** Strips a code block: models that are only told the form often put JSON into one. */
 const unfenced = (text: string): string => /^\s*```(?:json)?\n([^]*?)\n?```\s*$/.exec(text)?.[1] ?? text

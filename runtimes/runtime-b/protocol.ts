@@ -26,7 +26,7 @@ export interface AgentMessage {
   readonly id: string
   readonly text: string
 }
-/** Of every other kind only the name is looked at. */
+/** Of any other kind only the name is used. */
 export type ThreadItem = McpToolCall | AgentMessage | { readonly type: 'contextCompaction' | 'other' }
 
 export interface ItemReported {
@@ -54,7 +54,7 @@ export interface McpServerReported {
 
 export interface TurnError {
   readonly message: string
-  /** A word, or one word with what belongs to it. */
+  /** The kind of error as a word, or as a word with its details. */
   readonly codexErrorInfo: string | Readonly<Record<string, { readonly httpStatusCode?: number | null }>> | null
 }
 export interface TurnCompleted {

@@ -71,18 +71,18 @@ export async function* runTurn(
     const output = form ? { output: form.read(turn.lastMessage) } : {}
     terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...output }
   } catch (error) {
-    // The last event of an aborted run is the host's, which knows why.
+    // The host writes the last event of an aborted run, because it knows the reason.
     if (!signal.aborted) terminal = errorEvent(error, runId, server, deps)
   } finally {
     signal.removeEventListener('abort', onAbort)
-    // Before the terminal event, and also when the host stops reading: the next run must find what this one said.
+    // Done before the terminal event, and also when the host stops reading: the next run must find this one's messages.
     await server?.stop()
     await homes.leave(sessionId, home, turn?.said === true)
   }
   if (terminal) yield terminal
 }
 
-/** Anything else than a failure of a known kind is a bug, and goes on to the host. */
+/** The terminal event of a failed run. An unknown kind of failure is a bug, and is thrown to the host. */
 function errorEvent(
   error: unknown,
   runId: string,

@@ -20,7 +20,7 @@ export async function openThread(
   await rpc.request('initialize', { clientInfo, capabilities }, startMs)
   rpc.notify('initialized')
   const common = { model, modelProvider, config, cwd: folder, baseInstructions: instructions }
-  // The session's tool server is connected meanwhile.
+  // Codex connects to the session's tool server meanwhile.
   const openMs = answerMs + mcpStartSeconds * 1_000
   const { thread } = await (threadId === undefined
     ? rpc.request<ThreadOpened>('thread/start', { ...common, environments: [] }, openMs)
@@ -36,7 +36,7 @@ export async function startTurn(
   outputSchema: object | undefined,
   { answerMs }: Patience,
 ): Promise<string> {
-  // Without an environment there is nothing that a tool of this machine could act on. A conversation does not keep that.
+  // Without environments a tool of this machine has nothing to act on. A conversation does not store this setting.
   const params = { threadId, input, environments: [], ...(outputSchema ? { outputSchema } : {}) }
   return (await rpc.request<TurnStarted>('turn/start', params, answerMs)).turn.id
 }
@@ -58,12 +58,12 @@ export async function* serversOf(names: readonly string[], turn: Turn, listen: L
   }
 }
 
-/** What the turn says, until it has ended as it should. Throws whatever ended it otherwise. */
+/** Yields the events of the turn until it has completed. Throws the error that ended it otherwise. */
 export async function* eventsOf(turn: Turn, listen: Listen): AsyncGenerator<RuntimeEvent> {
   while (!turn.completed) yield* turn.take(await listen(() => turn.waitsForTool))
 }
 
-/** Says what the process reports, one after the other. Throws when it ends, or is silent for too long. */
+/** Resolves to the next notification of the process. Throws when it ends, or is silent for too long. */
 type Listen = (waitsForTool?: () => boolean) => Promise<Notification>
 
 export function createListener(server: AppServer, { silenceMs, answerMs }: Patience): Listen {
@@ -79,7 +79,7 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
       () => runtimeBErrors.runtimeError({ message: 'Codex does not answer any more.', retryable: true }),
     )
   return async (waitsForTool = () => false) => {
-    // Only while we wait: a reader who takes his time is nobody's silence.
+    // The time counts only while we wait: a slow reader is no silence of the process.
     const timer = setTimeout(() => {
       if (waitsForTool()) timer.refresh()
       else silence = whoIsSilent().finally(() => void server.stop())
@@ -93,15 +93,15 @@ export function createListener(server: AppServer, { silenceMs, answerMs }: Patie
   }
 }
 
-/** What is waited for. */
+/** How long each step may take, in milliseconds. */
 export interface Patience {
   /** The program's first answer: 0.1 s, and more when 300 MB come from a cold disk. */
   readonly startMs: number
-  /** Answers that wait for nobody else. */
+  /** Answers that the process gives by itself. */
   readonly answerMs: number
-  /** The end of a turn that is stopped, out of the two seconds that a stopped run has. */
+  /** The end of a turn that is stopped; a stopped run has two seconds in all. */
   readonly interruptMs: number
-  /** Neither the model nor Codex says anything; as long as the other runtimes wait for a model's first byte. */
+  /** Silence of both the model and Codex; the other runtimes wait as long for a model's first byte. */
   readonly silenceMs: number
 }
 export const patience: Patience = { startMs: 20_000, answerMs: 10_000, interruptMs: 500, silenceMs: 300_000 }

@@ -4,7 +4,7 @@ import type { Notification } from './json-rpc.ts'
 import type { ItemReported, McpToolCall, MessageDelta, ThreadItem, TurnCompleted, UsageReported } from './protocol.ts'
 
 interface TurnOptions {
-  /** As the profile writes it. */
+  /** The name of the model in the profile. */
   readonly model: string
   readonly maxSteps: number
   readonly sessionServer: string
@@ -17,7 +17,7 @@ const resourceServer = 'codex'
 /** Kinds of items that would mean that something was done on this machine. */
 const hostItems: ReadonlySet<string> = new Set(['commandExecution', 'fileChange', 'imageView'])
 
-/** One turn as events. */
+/** Turns the notifications of one turn into events. */
 export class Turn {
   readonly #options: TurnOptions
   #id: string | undefined
@@ -25,14 +25,14 @@ export class Turn {
   #lastMessage = ''
   #said = false
   #completed = false
-  /** The next text is the first of its message. */
+  /** True when the next text is the first of its message. */
   #begins = true
   /** Model calls that have ended. */
   #steps = 0
   #calledSinceUsage = false
-  /** Of the whole conversation. What its former turns used is reported when it is taken up again, unless they were summarized. */
+  /** Tokens of the whole conversation. The usage of former turns is reported when it is resumed, unless they were summarized. */
   #totalTokens: number | undefined
-  /** The next report of tokens says again what is known. */
+  /** True when the next report of tokens repeats the last one. */
   #repeats = false
   readonly #ids = new Set<string>()
   readonly #open = new Map<string, { readonly id: string; readonly name: string }>()
@@ -49,25 +49,25 @@ export class Turn {
   get lastMessage(): string {
     return this.#lastMessage
   }
-  /** The model said or did something. */
+  /** True once the model wrote or did something. */
   get said(): boolean {
     return this.#said
   }
-  /** A tool is at work: that nothing is reported means nothing. */
+  /** True while a tool is executed, when silence is normal. */
   get waitsForTool(): boolean {
     return this.#open.size > 0
   }
-  /** True once the turn has ended as it should. Until then `take` throws an AppError when it ends otherwise. */
+  /** True once the turn has completed. When it ends in another way, `take` throws an AppError. */
   get completed(): boolean {
     return this.#completed
   }
 
-  /** It was started under this id. */
+  /** Called when the turn was started under this id. */
   begin(turnId: string): void {
     this.#id = turnId
   }
 
-  /** Everything that is reported from the opening of the conversation on. */
+  /** Takes any notification, from the opening of the conversation on. */
   take({ method, params }: Notification): Iterable<RuntimeEvent> {
     if (method === 'turn/completed') {
       const { turn } = params as TurnCompleted
@@ -109,7 +109,7 @@ export class Turn {
   }
 
   #ended(item: ThreadItem): RuntimeEvent[] {
-    // A server that sends no deltas.
+    // Some model servers send no deltas.
     if (item.type === 'agentMessage') return this.#begins ? this.#say(item.text) : []
     if (item.type !== 'mcpToolCall') return []
     const call = this.#open.get(item.id)
@@ -120,7 +120,7 @@ export class Turn {
   *#used({ total, last }: UsageReported['tokenUsage']): Generator<RuntimeEvent> {
     const { model, maxSteps } = this.#options
     const tokens = tokensOf({ total })
-    // Said again without a model call in between: before a conversation is summarized, and after it.
+    // Codex repeats a report without a model call in between: before it summarizes a conversation, and after.
     const known = this.#repeats || tokens === this.#totalTokens
     this.#repeats = false
     this.#totalTokens = tokens
@@ -146,7 +146,7 @@ export class Turn {
     return server === this.#options.sessionServer || server === resourceServer ? tool : `mcp__${server}__${tool}`
   }
 
-  /** Some model servers count their ids from 0 in every answer. */
+  /** Makes the id unique, because some model servers count from 0 in every answer. */
   #uniqueId(id: string): string {
     let unique = id
     for (let n = 2; this.#ids.has(unique); n++) unique = `${id}_${n}`
@@ -173,7 +173,7 @@ function outcomeOf(name: string, { status, result, error }: McpToolCall): { ok: 
   }
 }
 
-/** The server's words about the arguments are for whoever reads the run; those of a connection name addresses. */
+/** The sentence for a failed call. A server's message about the arguments may be shown; one about a connection may name addresses. */
 function refusal(name: string, message: string): string {
   const words = /Mcp error: -32602: ([^]*)$/.exec(message)?.[1]
   return words === undefined

@@ -8,7 +8,7 @@ export interface Agent {
 
 /** The highest limit an agent can have, in requests per minute and key: the limiter stays on and must not interfere. */
 const rateLimitRpm = 100_000
-/** So many keys per agent carry 26,000 chats a second. */
+/** With their limits so many keys allow 26,000 chats a second. */
 const keysPerAgent = 16
 
 async function create(

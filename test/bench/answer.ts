@@ -1,6 +1,6 @@
 import type { Expected, Format } from './job.ts'
 
-/** Reads one answer as it arrives and checks it. Only as much parsing as that takes: the client shares the machine. */
+/** Reads one answer as it arrives and checks it. It parses no more than that takes, because the client shares the machine. */
 export interface Answer {
   /** Characters of text seen so far. */
   readonly characters: number
@@ -98,7 +98,7 @@ function syncAnswer(): Answer {
   }
 }
 
-/** The conductor has taken a run. */
+/** The answer to a submitted run. */
 function acceptedAnswer(): Answer {
   let text = ''
   return {

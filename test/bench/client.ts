@@ -72,10 +72,10 @@ interface State {
   readonly messages: string[]
   chats: number
   errors: number
-  /** Streams that have shown their first delta. */
+  /** How many streams have shown their first delta. */
   opened: number
   openedMs: number | undefined
-  /** A stream has ended: fewer than all are open. */
+  /** True once a stream has ended, so that fewer than all are open. */
   closing: boolean
 }
 
@@ -101,7 +101,7 @@ function byTheClock(state: State, perSecond: number): Promise<void> {
   return openLoop(perSecond, state.job.durationMs ?? 0, one, clock)
 }
 
-/** Where the lateness of a delta that has just arrived belongs. */
+/** The list for the lateness of a delta that has just arrived. */
 function latenessOf(state: State): number[] | undefined {
   if (!state.job.tellOpened) return state.lateMs
   if (state.openedMs === undefined) return state.openingLateMs

@@ -9,7 +9,7 @@ import type { Processes, Started } from './processes.ts'
 export type Role = 'sidecar' | 'runner' | 'conductor' | 'gateway'
 
 export interface Member {
-  /** `gateway`, or `gateway 2` of several. */
+  /** `gateway`, or `gateway 2` where there are several. */
   readonly name: string
   readonly role: Role
   readonly process: Started
@@ -32,17 +32,17 @@ export interface Fleet {
 export interface FleetOptions {
   readonly processes: Processes
   readonly env: Readonly<Record<string, string>>
-  /** So many gateways, and as many conductors: each gateway has its own, as behind a balancer that is fair. One unless given. */
+  /** How many gateways and conductors: each gateway has its own conductor, as behind a fair balancer. One unless given. */
   readonly pairs?: number
   /** Without it every process counts and remembers for itself. */
   readonly redisUrl?: string
-  /** What Node is given before the script, e.g. to profile the process. */
+  /** Node's options before the script, e.g. to profile the process. */
   readonly nodeArgs?: (role: Role) => Promise<readonly string[]> | readonly string[]
   /** The checkout whose files are started; this one unless given. */
   readonly root?: string
   /** The role's file; the one in the checkout's `config/` unless given. */
   readonly config?: (role: Role) => string
-  /** Hold a channel to each process, for what `inside.ts` tells. */
+  /** True to hold an IPC channel to each process, which `inspected.ts` answers on. */
   readonly ipc?: boolean
 }
 

@@ -4,7 +4,7 @@
 import { spawnSync } from 'node:child_process'
 import { cpus } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { againstTable, barsOf, unquiet } from './against.ts'
+import { againstTable, barsOf, unquiet } from './comparison.ts'
 import { runCommand, say, withProcesses } from './command.ts'
 import { here } from './fleet.ts'
 import { createLoad, type RunJob } from './load-client.ts'

@@ -20,15 +20,15 @@ export interface Job {
   readonly clients: number
   /** Clients go on until this has passed; absent: one chat each. */
   readonly durationMs?: number
-  /** Send at this rate instead, by the clock, whatever becomes of what was sent before; times count from when it was due. */
+  /** Sends at this rate instead, by the clock, without waiting for earlier chats; times count from when a chat was due. */
   readonly perSecond?: number
   readonly expect: Expected
   readonly continueConversation?: boolean
-  /** Deltas carry their send time; lateness is recorded. */
+  /** True when deltas carry their send time, so that lateness is recorded. */
   readonly timed?: boolean
-  /** Say so when every stream has shown its first delta, and keep the lateness until then apart. */
+  /** True to report when every stream has shown its first delta, and to keep the lateness until then apart. */
   readonly tellOpened?: boolean
-  /** Record lateness for so long once all streams are open; until the first one ends unless given. */
+  /** How long lateness is recorded once all streams are open; until the first one ends unless given. */
   readonly lateForMs?: number
 }
 

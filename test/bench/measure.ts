@@ -38,7 +38,7 @@ export const cells: readonly Cell[] = [
 
 /** Characters of the stand-in's 20 deltas, `word000 ` to `word019 `. */
 const charactersPerDelta = 8
-/** Of a delta of a slow stream: when it was sent, in milliseconds since the epoch with one decimal, and a space. */
+/** Characters of a delta of a slow stream: its send time in milliseconds since the epoch with one decimal, and a space. */
 export const charactersPerStamp = 16
 export const longDeltas = 20_000
 
@@ -105,7 +105,7 @@ export interface SlowStreams {
   /** From the stand-in's write to the client's read. */
   readonly lateP50: number
   readonly lateP99: number
-  /** Of the deltas that came while streams were still being opened, all at once. */
+  /** Lateness of the deltas that came while the streams were being opened, all at once. */
   readonly openingLateP99: number
   readonly errors: number
 }

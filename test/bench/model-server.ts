@@ -23,7 +23,7 @@ const closing = Buffer.from(
   `${chunk({}, 'stop')}data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1760000000,"model":"stand-in","choices":[],"usage":${usage}}\n\ndata: [DONE]\n\n`,
 )
 
-/** The writes of an answer, by its model name; made once. */
+/** The writes of each answer by the model's name, made once. */
 const encoded = new Map<string, readonly Buffer[]>()
 function writesOf(kind: string, count: number): readonly Buffer[] {
   const key = `${kind}-${count}`
@@ -82,7 +82,7 @@ function tick(response: ServerResponse, writes: readonly Buffer[], at: number): 
   else response.once('drain', () => tick(response, writes, at + 1))
 }
 
-// Slow streams share one wheel, so that a thousand of them cost the stand-in nothing worth measuring.
+// Slow streams share one timer wheel, so that a thousand of them cost the stand-in almost nothing.
 const wheel: Set<{ response: ServerResponse; left: number }>[] = Array.from(
   { length: 1000 / slowTickMs },
   () => new Set(),

@@ -11,7 +11,7 @@ export interface Options {
   readonly targets: readonly TargetName[]
   readonly cells: readonly Cell[]
   readonly rounds: number
-  /** How long each target works before anything is measured, and before each measurement. */
+  /** How long each target is warmed up before anything is measured, and before each measurement. */
   readonly warmUpMs: number
   readonly warmMs: number
   readonly ms: number
@@ -63,11 +63,11 @@ export function readOptions(args: string[]): Options {
   const wanted = values.cells?.split(',')
   const has = (name: string): boolean => wanted === undefined || wanted.includes(name)
   const asked = values.targets?.split(',')
-  // Of a form both are measured or none.
+  // A form is measured in both checkouts or in none.
   const targets = (against === undefined ? own : both).filter(
     (name) => asked === undefined || asked.includes(name.replace(' there', '')),
   )
-  // What thousands of streams hold is for `npm run bench:load`; two services under them at once would measure the machine.
+  // `npm run bench:load` measures what thousands of streams hold; two services under them at once would measure the machine.
   const slow = wanted === undefined ? against === undefined : wanted.includes('slow')
   return {
     quick,

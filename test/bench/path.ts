@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { publishAgent } from './agents.ts'
-import { askable, countCalls } from './asked.ts'
+import { inspectable, countCalls } from './inspector.ts'
 import { type Fleet, here, type Role, startFleet } from './fleet.ts'
 import { createLoad, type RunJob } from './load-client.ts'
 import { complain } from './measure.ts'
@@ -12,13 +12,13 @@ import { say, withProcesses } from './command.ts'
 import type { Processes } from './processes.ts'
 import { chatOf, environment } from './service.ts'
 import { startModel } from './targets.ts'
-import { type Entered, entered, type Window } from './entered.ts'
+import { type Entered, entered, type Window } from './coverage.ts'
 
 const warmChats = 200
 const chats = 20
 /** Between two chats, so that each is stored and announced by itself; longer than a stored chunk waits. */
 const pauseMs = 200
-/** What a chat leaves to be done is done by then. */
+/** How long the work after a chat may take. */
 const settleMs = 2_500
 const bound = 60
 
@@ -30,7 +30,7 @@ async function measure(processes: Processes): Promise<void> {
   const fleet = await startFleet({
     processes,
     env: environment(model.url),
-    nodeArgs: () => askable,
+    nodeArgs: () => inspectable,
     ipc: true,
   })
   const agent = await publishAgent(fleet.urls('conductor')[0] ?? '', fleet.apiKey, 'tick-20')

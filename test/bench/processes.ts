@@ -28,7 +28,7 @@ export interface Processes {
 
 /** A process that prints no line within this time is stopped, and the run fails with what it wrote to stderr. */
 const startMs = 60_000
-/** Longer than any role's own shutdown grace; then SIGKILL. */
+/** Longer than any role's own shutdown grace; SIGKILL follows. */
 const stopMs = 30_000
 
 export function createProcesses(): Processes {
@@ -49,7 +49,7 @@ export function createProcesses(): Processes {
     const child = spawn(process.execPath, args, {
       env: { ...process.env, NODE_ENV: 'production', ...env },
       stdio,
-      // Its own group: a Ctrl-C on the terminal reaches the bench only, which then stops its children in order.
+      // It gets its own process group, so that a Ctrl-C on the terminal reaches the bench only, which then stops its children in order.
       detached: true,
     })
     stops.push(() => stopOne(child))
@@ -85,7 +85,7 @@ function firstLine(child: ChildProcess, what: string, errors: () => string): Pro
   const { promise, resolve, reject } = Promise.withResolvers<Record<string, unknown>>()
   let out = ''
   const late = setTimeout(() => reject(new Error(`${what}: not ready after ${startMs} ms\n${errors()}`)), startMs)
-  // Read to the end, or a chatty child would block on a full pipe.
+  // Read to the end, because a child that writes much would block on a full pipe.
   child.stdout?.on('data', (text: Buffer) => {
     if (out === 'done') return
     out += text.toString()
@@ -100,7 +100,7 @@ function firstLine(child: ChildProcess, what: string, errors: () => string): Pro
   return promise.finally(() => clearTimeout(late))
 }
 
-/** What a set of process trees has used. PostgreSQL's processes are counted apart. */
+/** CPU and memory of process trees. PostgreSQL's processes are counted apart. */
 export interface Usage {
   readonly nodeCpuMs: number
   readonly postgresCpuMs: number

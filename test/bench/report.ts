@@ -22,7 +22,7 @@ interface Row {
   readonly label: string
   readonly digits: number
   readonly value: (result: TargetResult, all: readonly TargetResult[]) => number | undefined
-  /** Not a figure to divide by the proxy's. */
+  /** True for a figure that is not divided by the proxy's. */
   readonly plain?: boolean
 }
 

@@ -3,7 +3,7 @@ import { measureCell, measureLong, type Sample } from './measure.ts'
 import type { Options } from './options.ts'
 import type { Target } from './targets.ts'
 
-/** What one target showed, a sample for each round. */
+/** The figures of one target, a sample for each round. */
 export interface Rounds {
   readonly cells: Map<string, Sample[]>
   /** Deltas per second of one long stream. */

@@ -80,7 +80,7 @@ const chatsOf =
     return chatOf(urls, agent, sync)
   }
 
-/** Each key at each gateway, so that clients are spread over both. */
+/** Requests with each key at each gateway, so that clients are spread over both. */
 export const chatOf = (urls: readonly string[], agent: Pick<Agent, 'path' | 'keys'>, sync: boolean): Chat => ({
   requests: agent.keys.flatMap((key) =>
     urls.map((origin) => ({

@@ -6,7 +6,7 @@ import type { Processes } from './processes.ts'
 export type Form = 'single' | 'four'
 /** `there` is the checkout that this one is measured against. */
 export type TargetName = 'model' | 'proxy' | Form | `${Form} there`
-/** What the stand-in streams; `slow` is as many one-second deltas as the run was told. */
+/** The model of the stand-in; `slow` streams one delta per second, as many as the options say. */
 export type ModelName = 'burst-20' | 'tick-20' | 'burst-20000' | 'slow' | `slow-${number}`
 
 /** Something that answers chats. */

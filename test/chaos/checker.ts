@@ -4,7 +4,7 @@ import type { Stored, StoredEvent, StoredRun } from './stored.ts'
 const terminalStatuses = ['ok', 'error', 'cancelled', 'interrupted']
 const isTerminal = (type: string): boolean => type === 'result' || type === 'error'
 
-/** Everything in which the record and what clients saw break a promise, one sentence each. Pure, so that it can be tested. */
+/** Returns one sentence for each promise that the record or the clients' view breaks. Pure, so that it can be tested. */
 export function check(stored: Stored, observed: readonly Observation[]): string[] {
   return [
     ...stored.runs.flatMap(logProblems),
@@ -15,7 +15,7 @@ export function check(stored: Stored, observed: readonly Observation[]): string[
   ]
 }
 
-/** One terminal state, one terminal event, and it is the last; numbers 1 to n without a gap. */
+/** A log has one terminal event, which is the last and agrees with the status; its numbers are 1 to n without a gap. */
 function logProblems({ id, status, finishedAt, events }: StoredRun): string[] {
   const problems: string[] = []
   const say = (text: string): void => void problems.push(`run ${id} (${status}): ${text}`)
@@ -45,14 +45,14 @@ function publicRunProblems({ publicRuns, runs }: Stored): string[] {
   return publicRuns.flatMap(({ id, status, runId }) => {
     if (!['ok', 'error', 'lost'].includes(status)) return [`public run ${id} is still ${status}`]
     const run = byId.get(runId)
-    // The other way round a dispatch was given up, or its gateway died before the conductor had the run.
+    // The opposite is right: the dispatch was given up, or the gateway died before the conductor had the run.
     if (status === 'ok' && run?.status !== 'ok')
       return [`public run ${id} is ok, its run ${run?.status ?? 'is unknown'}`]
     return []
   })
 }
 
-/** One message of the user and at most one of the assistant for each public run, and none of any other. */
+/** Each public run has one message of the user and at most one of the assistant, and there are no other messages. */
 function messageProblems({ messages, publicRuns, runs }: Stored): string[] {
   const problems: string[] = []
   const of = Map.groupBy(messages, ({ publicRunId }) => publicRunId)
@@ -97,7 +97,7 @@ function observationProblems(stored: Stored, observation: Observation): string[]
   }
   // A chat that is over by the time its client comes back is told in one event, which holds the whole answer.
   const reconstructed = kind === 'chat' && readings.length > 1 && readings.at(-1)!.length === 1
-  // A gateway that has asked for a minute in vain says so, whatever becomes of the run: the rest was never shown to anybody.
+  // A gateway that has asked for a minute in vain says so, however the run ends. Nobody was shown the rest.
   const givenUp =
     publicRun?.errorCode !== undefined && ['unreachable', 'lost', 'incomplete'].includes(publicRun.errorCode)
   const whole = end !== undefined && !reconstructed && !givenUp
@@ -108,7 +108,7 @@ function observationProblems(stored: Stored, observation: Observation): string[]
 const isEnd = (kind: Observation['kind'], type: string): boolean =>
   kind === 'chat' ? type === 'done' || type === 'error' : isTerminal(type)
 
-/** What a reader got, over all its resumes, against the log: the same events, each once, in order, none left out. */
+/** Compares what a reader got, over all its resumes, with the log: the same events, each once, in order, none left out. */
 function readingProblems(
   kind: Observation['kind'],
   run: StoredRun,
@@ -136,6 +136,6 @@ function readingProblems(
   return problems
 }
 
-/** Chats show text; the run stream shows all but the vendor's handle. Endings are looked at apart. */
+/** Chats show text; the run stream shows all but the vendor's handle. Endings are checked apart. */
 const isShown = (kind: Observation['kind'], { type }: StoredEvent): boolean =>
   !isTerminal(type) && (kind === 'chat' ? type === 'assistant' : type !== 'session_init')

@@ -10,7 +10,7 @@ export interface Answer {
   readonly headers: Headers
 }
 
-/** One question whose answer is small. Rejects when the connection fails or nobody answers within `ms`. */
+/** Sends a request with a small answer. Rejects when the connection fails or no answer comes within `ms`. */
 export async function ask(
   url: string,
   key: string,
@@ -32,11 +32,11 @@ export async function ask(
 export interface Reading {
   readonly status: number
   readonly headers: Headers
-  /** The body of an answer that is no stream. */
+  /** The JSON body of an answer that is no stream. */
   readonly body: Readonly<Record<string, unknown>>
   /** Events as they arrive. Ends with the connection, however that ended. */
   readonly events: AsyncGenerator<Seen>
-  /** Whether the server said, before the stream ended, that the client is to resume. */
+  /** True when the server told the client to resume before the stream ended. */
   closing(): boolean
   leave(): void
 }
@@ -79,7 +79,7 @@ export async function open(
           yield* ready.splice(0)
         }
       } catch {
-        // A connection that broke: the client comes back.
+        // The connection broke, and the client resumes.
       } finally {
         clearTimeout(timer)
         abort.abort()

@@ -1,4 +1,4 @@
-/** Conversations that can be gone on with, by profile. */
+/** Conversations that can be continued, by profile. */
 export interface Conversations {
   take(profile: string): string | undefined
   give(profile: string, id: string): void

@@ -15,7 +15,7 @@ interface Dependencies {
 export async function injectFaults(faults: readonly Scheduled[], deps: Dependencies): Promise<void> {
   const began = performance.now()
   const problems: unknown[] = []
-  // On a slow machine a process may still be starting when its next fault is due: that one waits.
+  // On a slow machine a process may still be starting when its next fault is due. Then the fault waits.
   const turns = new Map<string, Promise<void>>()
   const inTurn = (part: string, work: () => Promise<void>): Promise<void> => {
     const turn = (turns.get(part) ?? Promise.resolve()).then(work)
@@ -99,7 +99,7 @@ async function inject(fault: Scheduled, { fleet, servers, orphans, say }: Depend
   away()
 }
 
-/** A process that cannot start is tried again: its supervisor would. */
+/** Starts a process, again when it fails, as its supervisor would. */
 async function start(fleet: Fleet, on: Name, say: (text: string) => void): Promise<void> {
   for (let attempt = 1; ; attempt++) {
     try {

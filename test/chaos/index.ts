@@ -20,7 +20,7 @@ import { startServers } from './servers.ts'
 import { countOpen, readStored } from './stored.ts'
 
 const progressMs = 10_000
-/** What the service promises to need until it is whole again, and what it is watched for so that more can be measured. */
+/** How long the service is watched while it recovers; longer than it promises to need, so that more can be measured. */
 const watchMs = 60_000
 
 async function main(options: Options): Promise<boolean> {
@@ -73,7 +73,7 @@ async function main(options: Options): Promise<boolean> {
     const healMs = performance.now() - faultsOver
     patientUntil = performance.now() + watchMs
     await load.finish()
-    // Everything that clients were told is stored by now; what no client waits for may still be on its way.
+    // Everything that clients were told is stored by now; other work may still be under way.
     for (let left = watchMs / 250; left > 0 && (await countOpen(servers.dsn)) > 0; left--) await sleep(250)
     clearInterval(progress)
 
@@ -100,7 +100,7 @@ async function main(options: Options): Promise<boolean> {
   }
 }
 
-/** Resolves to true when everybody is ready, to false when somebody is not in time. */
+/** Resolves to true when every process is ready, to false when one is not in time. */
 async function whole(fleet: { unready(): Promise<readonly string[]> }): Promise<boolean> {
   const until = performance.now() + watchMs
   for (;;) {

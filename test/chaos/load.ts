@@ -5,12 +5,12 @@ import type { Random } from './random.ts'
 import { type Agent, chatStreamed, chatWhole, type Client, runDirectly } from './stories.ts'
 
 export interface Load {
-  /** What clients know of the runs that they were told are accepted. */
+  /** What clients know about the runs that were accepted. */
   readonly observed: readonly Observation[]
   readonly begun: number
-  /** Tries that ended without an accepted run, e.g. because everything was away for long. */
+  /** How many clients ended without an accepted run, e.g. because the service was away for long. */
   readonly refused: number
-  /** Clients that have not come to an end yet. */
+  /** How many clients are still under way. */
   readonly busy: number
   /** Begins nothing more, and resolves when every client is done. */
   finish(): Promise<void>
@@ -24,7 +24,7 @@ export interface LoadOptions {
   readonly client: Client
 }
 
-/** Begins chats and runs at a steady rate, whatever becomes of those before: people do not wait for each other. */
+/** Begins chats and runs at a steady rate, without waiting for earlier ones: people do not wait for each other. */
 export function startLoad({ random, rate, plain, tooled, client }: LoadOptions): Load {
   const observed: Observation[] = []
   const conversations: Conversations = createConversations()

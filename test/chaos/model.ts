@@ -12,7 +12,7 @@ function replyTo({ messages }: ModelRequestBody): ModelReply {
   }
   const words = Number(/words=(\d+)/.exec(question)?.[1] ?? 5)
   const delayMs = Number(/delay=(\d+)/.exec(question)?.[1] ?? 0)
-  // Each answer is told from every other, so that a delta in the wrong place is seen.
+  // Each answer is different, so that a delta in the wrong place is noticed.
   const tag = /#(\w+)/.exec(question)?.[1] ?? 'none'
   const text = Array.from({ length: words }, (_, i) => `${tag}-${i}`).join(' ')
   return { text, delayMs }

@@ -15,16 +15,16 @@ export interface Orphan {
   readonly ms: number
 }
 
-/** What processes had under way when they died, and how long it took until it was over. */
+/** The runs that processes had under way when they died, and how long it took until those ended. */
 export interface Orphans {
-  /** Stopping processes that did not stop. */
+  /** Processes that did not stop when they were told to. */
   readonly stuck: string[]
-  /** Begins a time in which the process, or its way to a store, is away; the function ends it. */
+  /** Begins a time in which the process, or its connection to a store, is away; the returned function ends it. */
   processAway(name: Name): () => void
   storeAway(on: Name | 'all', store: Store): () => void
-  /** Notes what the process has under way. */
+  /** Notes the runs that the process has under way. */
   ownerDied(name: Name, how: 'killed' | 'frozen', forMs: number): Promise<void>
-  /** Milliseconds from the death of its owner to the end of each orphan, without the time in which nobody could have ended it. */
+  /** Milliseconds from the death of its owner to the end of each orphan, without the time in which no process could have ended it. */
   times(stored: Stored): Orphan[]
 }
 
@@ -43,10 +43,10 @@ export function createOrphans(dsn: string, instancesOf: (name: Name) => readonly
   const conductors = stateful.filter((name) => name.startsWith('conductor'))
   const gateways = stateful.filter((name) => name.startsWith('gateway'))
   const couldEndRuns = (at: number): boolean => conductors.some((name) => isUp(name, at))
-  // A gateway asks what became of a run, and every second question of a pair goes to the conductor that is away.
+  // A gateway asks how a run ended, and every second request goes to the conductor that is away.
   const couldEndPublicRuns = (at: number): boolean =>
     gateways.some((name) => isUp(name, at)) && conductors.every((name) => isUp(name, at))
-  /** Milliseconds of a span in which somebody could work. */
+  /** Milliseconds of a span in which a process could work. */
   const ableMs = (could: (at: number) => boolean, from: number, to: number): number => {
     const edges = [...away.values()].flat().flatMap((span) => [span.from, span.to])
     const points = [from, ...edges.filter((at) => at > from && at < to), to].sort((a, b) => a - b)
@@ -64,7 +64,7 @@ export function createOrphans(dsn: string, instancesOf: (name: Name) => readonly
     async ownerDied(name, how, forMs) {
       if (!stateful.includes(name) || (how === 'frozen' && forMs < leaseMs + 2_000)) return
       const at = Date.now()
-      // A store that is being restarted has nobody's claims to tell.
+      // A store that is being restarted cannot list claims.
       const open = await openRunsOf(dsn, instancesOf(name)).catch(() => undefined)
       if (open) deaths.push({ at, ...open })
     },

@@ -4,7 +4,7 @@ import type { Orphan } from './orphans.ts'
 import type { Scheduled } from './schedule.ts'
 import type { Stored } from './stored.ts'
 
-/** What a run of chaos must reach. */
+/** The aims of a chaos run. */
 const aims = { okShare: 0.9, healMs: 15_000, orphanP99Ms: 15_000 }
 const shownProblems = 40
 
@@ -46,7 +46,7 @@ export interface Verdict {
 export function judge(findings: Findings): Verdict {
   const { options, stored, observed, faults, begun, refused } = findings
   const orphanMs = findings.orphans.map(({ ms }) => ms)
-  // What was asked for: chats, and the runs that no chat stands behind.
+  // Requests are chats, and runs that do not belong to a chat.
   const ofChats = new Set(stored.publicRuns.map(({ runId }) => runId))
   const asked = [...stored.publicRuns, ...stored.runs.filter(({ id }) => !ofChats.has(id))]
   const wanted = asked.filter(
@@ -135,7 +135,7 @@ function countBy<T>(items: readonly T[], nameOf: (item: T) => string): Record<st
   return counts
 }
 
-/** 0 of nothing. */
+/** A quantile; 0 for an empty list. */
 function quantile(values: readonly number[], q: number): number {
   const sorted = values.toSorted((a, b) => a - b)
   return sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * q))] ?? 0

@@ -12,7 +12,7 @@ export const names = [
 ] as const
 export type Name = (typeof names)[number]
 
-/** Those that talk to PostgreSQL and Redis. */
+/** The processes that use PostgreSQL and Redis. */
 export const stateful: readonly Name[] = ['conductor-1', 'conductor-2', 'gateway-1', 'gateway-2']
 
 export type Store = 'postgres' | 'redis'
@@ -39,17 +39,17 @@ export type Scheduled = Fault & {
 /** Quiet time at the begin, so that there is something to break, and on average between two faults. */
 const firstMs = 4_000
 const meanGapMs = 6_000
-/** What a stopped process is given to end, at most; nothing else may happen to it meanwhile. */
+/** How long a stopped process may take to end; nothing else may happen to it meanwhile. */
 const restartMs = 8_000
 const termMs = 30_000
 
-/** What happens when: the same for the same seed. No part has two faults at a time, but several parts may have one each. */
+/** The schedule of faults, the same for the same seed. No part has two faults at a time, but several parts may have one each. */
 export function schedule(random: Random, forMs: number): Scheduled[] {
   const faults: Scheduled[] = []
   const busyUntil = new Map<string, number>()
   for (let atMs = firstMs; atMs < forMs; atMs += random.between(0.3, 1.7) * meanGapMs) {
     const [fault, lastsMs, recoveryMs] = draw(random)
-    // A fault of everybody's way to a store keeps it from having another one.
+    // A fault of a store is a fault of the way of all processes to it.
     const part = 'store' in fault ? fault.store : fault.on
     if ((busyUntil.get(part) ?? 0) > atMs || atMs + lastsMs > forMs) continue
     busyUntil.set(part, atMs + lastsMs + recoveryMs)

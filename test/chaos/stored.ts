@@ -3,7 +3,7 @@ import pg from 'pg'
 export interface StoredEvent {
   readonly seq: number
   readonly type: string
-  /** Of an `assistant` event; the whole answer of a `result`. */
+  /** The text of an `assistant` event, or the whole answer of a `result`. */
   readonly text?: string
 }
 
@@ -57,7 +57,7 @@ const rows = async <Row extends object>(client: pg.Client, text: string): Promis
 
 const time = (at: Date | null): number | undefined => at?.getTime()
 
-/** What is on record in the end. */
+/** Reads everything that is stored in the end. */
 export const readStored = (dsn: string): Promise<Stored> =>
   connected(dsn, async (client) => {
     const events = new Map<string, StoredEvent[]>()
@@ -109,7 +109,7 @@ export const readStored = (dsn: string): Promise<Stored> =>
     }
   })
 
-/** How much is still open; 0 when everything has ended. */
+/** Counts what is still open; 0 when everything has ended. */
 export const countOpen = (dsn: string): Promise<number> =>
   connected(dsn, async (client) => {
     const [row] = await rows<{ n: number }>(

@@ -20,7 +20,7 @@ export interface Client {
   patient(): boolean
 }
 
-/** What becomes of a chat besides being read. */
+/** What a client does with a chat: it stays, leaves and resumes, or cancels. */
 export type Habit = 'stays' | 'leaves' | 'cancels'
 
 const answerMs = 30_000
@@ -29,7 +29,7 @@ const retryMs = 400
 const wait = (): Promise<unknown> => sleep(retryMs)
 const text = (value: unknown): string | undefined => (typeof value === 'string' ? value : undefined)
 
-/** What the stand-in model is to say: how many words, and how long it takes for each. */
+/** Tells the stand-in model how many words to write, and how long to take for each. */
 function prompt(random: Random, agent: Agent): string {
   const long = random.chance(0.15)
   const words = Math.round(random.between(3, long ? 120 : 30))
@@ -42,7 +42,7 @@ interface Told {
   readonly conversationId: string | undefined
 }
 
-/** Sends a message and waits for the whole answer. Tried again when it is not known to be accepted. */
+/** Sends a message and waits for the whole answer. It sends again when it does not know that the message was accepted. */
 export async function chatWhole(
   client: Client,
   random: Random,

@@ -4,7 +4,7 @@ import { test } from 'node:test'
 import { type Cluster, eventually } from './cluster.ts'
 import { hasBubblewrap, type Run, startWithSandboxes } from './sandbox-roles.ts'
 
-/** Has the agent of a session call the tool `shell`, and says what that answers. */
+/** Has the agent of a session call the tool `shell`, and returns the answer. */
 async function shell(
   cluster: Cluster,
   command: string,
@@ -37,7 +37,7 @@ test('the agent of a session is in a sandbox: no secret of the runner, no door b
   const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell'] }
   assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
 
-  // A pattern that does not match itself: the search is a process, too.
+  // A pattern that does not match itself, because the search is a process, too.
   const needle = `'${canary.replace(/.$/, '[$&]')}'`
   const first = await shell(
     cluster,
@@ -47,7 +47,7 @@ test('the agent of a session is in a sandbox: no secret of the runner, no door b
   assert.match(first.said, /1000\\n0\\n.*over/, first.said)
   assert.doesNotMatch(first.said, /"\/(etc|root|home)/)
 
-  // The worker has taken its token out of what it shows of itself; without it the one door is shut, and there is no other.
+  // The worker has removed its token from its own environment. Without the token the runner refuses, and nothing else can be reached.
   const script = `
     const { readdirSync, readFileSync } = require('node:fs')
     const environ = readdirSync('/proc').map((pid) => { try { return readFileSync('/proc/' + pid + '/environ', 'utf8') } catch { return '' } })

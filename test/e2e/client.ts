@@ -19,7 +19,7 @@ const headers = (agent: Agent, extra: Record<string, string> = {}): Record<strin
   ...extra,
 })
 
-/** A synchronous chat. */
+/** Sends a synchronous chat. */
 export async function chat(
   agent: Agent,
   body: Record<string, unknown>,
@@ -41,7 +41,7 @@ export interface Streamed {
   readonly response: Response
   /** Frames as they arrive; ends with the stream. */
   readonly frames: AsyncGenerator<Frame>
-  /** Goes away without reading the rest, as a closed browser tab does. */
+  /** Leaves without reading the rest, as a closed browser tab does. */
   leave(): void
 }
 

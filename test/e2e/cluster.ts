@@ -9,7 +9,7 @@ import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { freshDatabase, type ModelServer, startModelServer } from '#testing'
 
-/** `single`: every plugin in one process, hops are function calls. `four`: one process per role, hops are HTTP. */
+/** `single`: every plugin is in one process and hops are function calls. `four`: each role is a process and hops are HTTP. */
 export type Form = 'single' | 'four'
 export const forms: readonly Form[] = ['single', 'four']
 export type RoleName = 'dev' | 'memory' | 'conductor' | 'gateway' | 'runner' | 'sidecar'

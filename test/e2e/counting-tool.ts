@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { type PlatformTool, PlatformTools } from '#contracts/tools'
 
-/** A tool `pay` whose every execution is seen at the URL, with what it may be told apart by. */
+/** A tool `pay` that posts each of its executions to the URL, with its idempotency key. */
 export default definePlugin({
   name: 'counting-tool',
   config: Settings({ url: Type.String() }),

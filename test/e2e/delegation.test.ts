@@ -51,7 +51,7 @@ for (const form of forms) {
       { id, runId: child!.runId, profile: 'helper', state: 'ended', ok: true, status: 'ok' },
     ])
     assert.equal(events.find(({ type }) => type === 'tool_result')!['content'], 'The word is marmalade.')
-    // The helper heard its task and nothing of the conversation.
+    // The helper was sent its task and nothing of the conversation.
     const heard = JSON.stringify(cluster.model.requests[1]!.body.messages)
     assert.match(heard, /What is the word/)
     assert.doesNotMatch(heard, /Ask the helper/)

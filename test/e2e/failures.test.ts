@@ -130,7 +130,7 @@ for (const form of forms) {
         tools: ['calculator'],
         limits: { maxCostCents: 1 },
       })
-      // A thousand tokens of an answer are a cent. The last of these stories: whether it comes to the second answer nobody knows.
+      // A thousand tokens of an answer cost a cent. This story comes last, because its second answer may or may not be asked for.
       cluster.model.next(
         {
           text: 'word '.repeat(1_200),
@@ -254,7 +254,7 @@ const everythingTerminal = (cluster: Cluster, { profile }: Agent): Promise<strin
     const statuses = async (path: string): Promise<string[]> =>
       (await cluster.api<{ status: string }[]>('GET', path)).body.map(({ status }) => status)
     const all = Promise.all(['/api/runs', '/api/sessions', `/api/runs?profile=${profile}`].map(statuses))
-    // A conductor that is starting, or whose database is, has no lists.
+    // A conductor that is starting, or whose database is starting, cannot list.
     const [runs, sessions, own] = await all.catch(() => [])
     return runs && ![...runs, ...sessions!].includes('running') && own
   })

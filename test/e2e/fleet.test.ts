@@ -10,7 +10,7 @@ import { startFakeCluster } from '../../providers/sandbox-kubernetes/test/fake/s
 import { type Cluster, eventually, startCluster } from './cluster.ts'
 import type { Lease, Run } from './sandbox-roles.ts'
 
-// The service whole, with its workers on a substrate that is elsewhere: here a stand-in that starts the real worker.
+// The whole service with its workers on a remote substrate: here a stand-in that starts the real worker.
 
 const worker = [process.execPath, join(root, 'cli/agent-orc.js'), 'start', '--config', join(root, 'config/worker.yaml')]
 
@@ -18,7 +18,7 @@ interface Substrate {
   readonly env: Record<string, string>
   /** Laid over its entry in the role file. */
   readonly settings?: string
-  /** How many sandboxes it has. */
+  /** Counts its sandboxes. */
   readonly count: () => number
 }
 

@@ -4,7 +4,7 @@ import pg from 'pg'
 import { all, chat, chatStream, resumeStream, terminals, text } from './client.ts'
 import { type Agent, type Cluster, eventually, startCluster } from './cluster.ts'
 
-/** One statement as tenant `default`, past every process. */
+/** Runs one statement as tenant `default`, directly in the database. */
 async function sql<Row extends object>(cluster: Cluster, statement: string): Promise<Row[]> {
   const client = new pg.Client({ connectionString: cluster.dsn })
   await client.connect()
@@ -15,7 +15,7 @@ async function sql<Row extends object>(cluster: Cluster, statement: string): Pro
     await client.end()
   }
 }
-/** Public runs that have not ended. */
+/** Counts public runs that have not ended. */
 const openRuns = async (cluster: Cluster): Promise<number> =>
   (await sql<{ n: number }>(cluster, 'SELECT count(*)::int AS n FROM public_runs WHERE finished_at IS NULL'))[0]!.n
 
@@ -140,7 +140,7 @@ test('O5: SIGTERM with 200 streams: exit 0 within the grace, every stream resume
       [words],
     )
     const seen = text(cut[i]!) + text(frames)
-    // A run that was over before its client came back is told by its end alone.
+    // The client of a run that was over before it came back is only sent the end.
     assert.ok(text(frames) === '' ? words.startsWith(seen) : seen === words, seen)
   }
   await eventually('every run is ended', async () => (await openRuns(cluster)) === 0)

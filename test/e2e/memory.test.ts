@@ -129,7 +129,7 @@ test('without a database: a profile, a run with a tool, its stream; and after ki
   for (const said of ['Tell me a story.', 'Once upon a time.', 'And then?']) assert.ok(asked.includes(said), said)
 })
 
-/** What needs PostgreSQL, of the public API: everything else works without it. */
+/** The routes of the public API that need PostgreSQL: every other one works without it. */
 const needsDatabase =
   /^\/api\/(api-keys|pools|published|stats|usage|tenants|webhooks|audit)(\/|$)|^\/api\/profiles\/\{name\}\/(publish|published|keys|metrics|versions)(\/|$)|^\/v1\//
 

@@ -134,7 +134,7 @@ test('while a conductor drains for long, the chats of its gateways go to another
   const delta = await held.frames.next()
   assert.equal(delta.value?.event, 'delta')
 
-  // To the one that stops nobody is there, so that its drain lasts as long as its run.
+  // The conductor that stops sees no other one, so its drain lasts as long as its run.
   const database = new pg.Client({ connectionString: cluster.dsn })
   await database.connect()
   await database.query('UPDATE instances SET stopping = true')
@@ -145,7 +145,7 @@ test('while a conductor drains for long, the chats of its gateways go to another
   const chats = await Promise.all(Array.from({ length: 8 }, () => chat(agent, { message: 'Hello.' })))
   assert.deepEqual(new Set(chats.map(({ status }) => status)), new Set([200]), cluster.output())
 
-  // What was begun there is still told from there, to its end.
+  // A run that began there is streamed from there to its end.
   const headers = { authorization: `Bearer ${cluster.bootstrap}` }
   const running = await fetch(`${cluster.conductorUrl}/api/runs?status=running`, { headers })
   assert.equal(running.headers.get('connection'), 'close')

@@ -51,8 +51,8 @@ async function meters(dsn: string, runId: string): Promise<Record<string, unknow
 }
 
 /**
- * The tool was executed, its result is known, and the next model call is in the middle of its answer: in one that will never end
- * where somebody dies who takes the turn along, in a slow one where the turn goes on.
+ * Brings a run to this point: the tool was executed, its result is known, and the next model call is in the middle of its answer.
+ * That answer never ends where the turn dies with a process, and is a slow one where the turn goes on (`outlives`).
  */
 async function midway(cluster: Cluster, agent: Agent, outlives = false) {
   if (outlives) {
@@ -73,7 +73,7 @@ async function midway(cluster: Cluster, agent: Agent, outlives = false) {
   }
 }
 
-/** One run under one id, whole, paid once, metered for all its attempts; and the next turn knows what happened. */
+/** Asserts that there is one run under one id, whole, paid once and metered for all attempts, and that the next turn knows what happened. */
 async function assertWhole(
   cluster: Cluster,
   agent: Agent,
@@ -93,7 +93,7 @@ async function assertWhole(
   assert.equal(run.events.filter(({ type }) => type === 'result' || type === 'error').length, 1)
   assert.equal(run.events.filter(({ type }) => type === 'tool_call').length, 1)
   assert.equal(run.events.filter(({ stage }) => stage === 'retrying').length, run.attempt - 1)
-  // Three words before the tool, three after it; of the answer that was cut nothing is known.
+  // Three words before the tool, and three after it. The tokens of the answer that was cut are unknown.
   assert.deepEqual(await meters(cluster.dsn, run.runId), [{ status: 'ok', tool_calls: 1, output_tokens: 6 }])
   cluster.model.next({ text: 'You are welcome.' })
   const next = await chat(agent, { message: 'thanks', conversation_id: conversation })
@@ -114,7 +114,7 @@ async function assertWhole(
 
 test('one of four processes dies or stops under a run that is paid for', { timeout: 600_000 }, async (t) => {
   const { cluster, payments, hold } = await startPaying(t, 'four')
-  /** An agent of this story's own, with whom nobody has talked or paid. */
+  /** Makes an agent for this story alone, and forgets earlier payments. */
   const begin = (story: string): Promise<Agent> => {
     payments.length = 0
     return cluster.agent(story, options)

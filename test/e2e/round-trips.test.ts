@@ -6,21 +6,21 @@ import { type Agent, eventually, forms, startCluster } from './cluster.ts'
 import { countRoundTrips, type RoundTrip, type RoundTrips } from './round-trips.ts'
 
 const chats = 20
-/** The start of its run, and its end. The key is looked at by the start. */
+/** The round trips of a chat: the start of its run, which checks the key, and its end. */
 const mostPerChat = 2
-/** What follows a chat follows within a second or so; nothing for this long, and nothing more will. */
+/** The work after a chat comes within a second or so; after a silence of this length nothing more comes. */
 const silentMs = 2_000
 
-/** What processes do by the clock, however many chats there are: heartbeats, sweeps, and the counts of an interval. */
+/** Statements that processes send by the clock, however many chats there are: heartbeats, sweeps, and counts of an interval. */
 const byTheClock = [
   /^(instance|gateway|idempotency|webhooks|queue)-/,
   /-tenants$|^tenant-ids$/,
   /^chat-(ingress|keys-used)$/,
-  // Once for a burst of wake-ups, and only while another process listens.
+  // Sent once for a burst of wake-ups, and only while another process listens.
   /^kv_/,
   /^LISTEN/,
 ]
-/** What opens and closes any unit of work says nothing about it. */
+/** Statements that open and close any unit of work. */
 const frame = /^ao_/
 
 const isOfChat = (trip: RoundTrip): boolean => {
@@ -45,7 +45,7 @@ for (const form of forms) {
   })
 }
 
-/** One chat after the other; what they cost, and what they left to be done after them. */
+/** Runs one chat after the other; returns their round trips, and those of the work after them. */
 async function measure({ seen }: RoundTrips, agent: Agent, continued: boolean): Promise<RoundTrip[]> {
   const from = seen.length
   let conversation: unknown

@@ -5,9 +5,9 @@ import { type Proxy, startProxy } from '#testing'
 export type RoundTrip = readonly string[]
 
 export interface RoundTrips {
-  /** The database's address, through what counts. */
+  /** The database's address through the counting proxy. */
   readonly url: string
-  /** All so far, of every connection, in the order in which they were sent. */
+  /** All round trips so far, of every connection, in the order in which they were sent. */
   readonly seen: readonly RoundTrip[]
 }
 

@@ -37,7 +37,7 @@ async function membership<T>(cluster: Cluster, what: string, body?: object): Pro
   return { status: reply.status, body: (await reply.json()) as T }
 }
 
-/** One turn of a conversation; what the model was told is returned with the answer. */
+/** Has one turn of a conversation; returns the answer, and what the model was told. */
 async function say(cluster: Cluster, agent: Agent, message: string, reply: string, conversation?: unknown) {
   cluster.model.next({ text: reply })
   const answer = await chat(agent, {
@@ -92,10 +92,10 @@ test('kill -9 of a runner and its sidecar: the next turn of an idle conversation
   const { conversation } = await say(cluster, agent, 'my name is Ada', 'Hello Ada.')
   const { own, other } = await sidesOf()
   await killRunner(own)
-  // At once: whether the conductor has noticed yet must not matter.
+  // At once, because it must not matter whether the conductor has noticed yet.
   const { told } = await say(cluster, agent, 'I live in Turin', 'Noted.', conversation)
   assert.ok(told.includes('my name is Ada') && told.includes('Hello Ada.'), JSON.stringify(told))
-  // Each runner is read at its own time: the other's reading may be of before it took the session.
+  // Each runner is read at its own time, so the other's reading may be older than the move of the session.
   const seen = await eventually('the loss and the move show', async () => {
     const entries = await fleet(cluster)
     return entries.get(own)!.state === 'unreachable' && entries.get(other)!.activeSessions === 1 && entries
@@ -162,7 +162,7 @@ for (const form of forms) {
     const cluster = await startCluster(t, form)
     const agent = await cluster.agent('leaver')
     const { conversation } = await say(cluster, agent, 'my name is Ada', 'Hello Ada.')
-    // All at once, as whoever stops a machine does it.
+    // All at once, as when a machine is stopped.
     const roles = form === 'single' ? (['runner'] as const) : (['runner', 'sidecar'] as const)
     const left = await Promise.all(roles.map((role) => cluster.stop(role)))
     for (const { code } of left) assert.equal(code, 0, cluster.output())

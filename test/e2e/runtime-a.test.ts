@@ -36,7 +36,7 @@ async function standing(t: TestContext, form: (typeof forms)[number]) {
     tools: ['calculate'],
     instructions: 'Be brief.',
   }
-  // A runner that has not asked its sidecar yet offers nothing.
+  // A runner that has not asked its sidecar yet offers no runtime.
   await eventually('a profile is placed', async () => {
     const { status } = await cluster.api('POST', '/api/profiles', profile)
     return status === 201 || status === 409

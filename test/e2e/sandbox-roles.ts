@@ -14,13 +14,13 @@ export async function startWithSandboxes(
   env: Record<string, string> = {},
 ): Promise<Cluster> {
   const dir = await mkdtemp(join(tmpdir(), 'ao-e2e-'))
-  // Sandboxes of root are other users.
+  // When this process is root, sandboxes run as other users.
   await chmod(dir, 0o711)
   const settings = {
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     AGENT_ORC_SANDBOX_PROCESS: 'true',
     AGENT_ORC_SANDBOX_DIR: dir,
-    // Whatever else this machine could do.
+    // Only this provider, whatever else this machine could run.
     AGENT_ORC_SANDBOX_PROVIDERS: 'process',
     ...env,
   }

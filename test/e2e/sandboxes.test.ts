@@ -9,7 +9,7 @@ function workersOf(sessionId: string): number[] {
   return readdirSync('/proc').flatMap((pid) => {
     try {
       if (!/^\d+$/.test(pid) || !readFileSync(`/proc/${pid}/environ`, 'utf8').includes(sessionId)) return []
-      // The shell that the provider starts it with becomes it.
+      // The shell that the provider starts execs the worker.
       return readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes('agent-orc.js') ? [Number(pid)] : []
     } catch {
       return []

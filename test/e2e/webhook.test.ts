@@ -52,7 +52,7 @@ for (const form of forms) {
     await run('well')
     assert.equal((await toldOf('well')).status, 'ok')
 
-    // A published agent tells the ends of its chats.
+    // A published agent sends a message about the end of each chat.
     const agent = await cluster.agent('greeter', { publish: { webhookUrl: url } })
     await chat(agent, { message: 'hello' })
     await eventually('the end of a chat is told', async () => told.length === 2)
@@ -64,7 +64,7 @@ for (const form of forms) {
     await cluster.api('DELETE', '/api/runs/cut')
     assert.equal((await toldOf('cut')).status, 'cancelled')
 
-    // The other one may have been cancelled before it came to its model.
+    // The other one may have been cancelled before its model call.
     const asked = cluster.model.requests.length
     await run('orphan')
     await eventually('the model was asked', async () => cluster.model.requests.length > asked)

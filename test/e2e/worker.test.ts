@@ -62,7 +62,7 @@ interface Places {
 }
 async function places(t: TestContext): Promise<Places> {
   const path = await mkdtemp(join(tmpdir(), 'agent-orc-worker-e2e-'))
-  // Its worker may still be writing: hooks run in the order in which they were registered.
+  // The worker may still be writing, because hooks run in the order in which they were registered.
   t.after(() => rm(path, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
   return { stateDir: join(path, 'state'), workspace: join(path, 'workspace') }
 }
@@ -94,7 +94,7 @@ async function ask(channel: WorkerChannel, url: string, prompt: string, fields: 
 }
 const session = (): string => newSessionId('00000000')
 
-/** As a runner has it: each session gets a worker when it is first used. */
+/** A sidecar as a runner sees it: each session gets a worker when it is first used. */
 function workersAsSidecar(t: TestContext, runner: Runner): SidecarLink {
   const channels = new Map<string, Promise<WorkerChannel>>()
   const open = async (sessionId: string, state?: Parameters<WorkerChannel['setState']>[0]): Promise<WorkerChannel> => {
@@ -166,13 +166,13 @@ test(
     const bundle = await first.exportState()
     assert.ok(bundle)
     await one.stop()
-    // By what the runner holds; on another disk.
+    // Restored from the runner's copy, on another disk.
     const second = await runner.hub.open('acme', sessionId)
     second.setState(bundle)
     const two = await startWorker(t, runner.url, second)
     assert.match(await ask(second, runner.url, 'what did I say before?', { resume: true }), /Marmalade/)
     await two.stop()
-    // What the runner says wins over what is still on a disk: here that there is no conversation.
+    // The runner's answer wins over files on a disk: here there is no conversation.
     const third = await runner.hub.open('acme', sessionId)
     third.setState(undefined)
     await startWorker(t, runner.url, third, at)

@@ -7,14 +7,14 @@ import { countOpen, readStored } from '../chaos/stored.ts'
 import { chat } from '../e2e/client.ts'
 import { eventually, startCluster } from '../e2e/cluster.ts'
 
-// A statement is a place in the program: the process dies when it is on its way, before or after it was committed.
+// A statement marks a place in the program: the process dies while the statement is on its way, before or after its commit.
 const points = {
   conductor: [
     ['run-start-chat', 'claim'],
     ['run-append', 'first event'],
     ['run-finish-chat', 'finish'],
   ],
-  // It writes nothing of a chat itself: it dies while the conductor does.
+  // The gateway writes nothing of a chat itself: it dies while the conductor writes.
   gateway: [
     ['run-start-chat', 'begin'],
     ['run-finish-chat', 'answer'],
@@ -53,7 +53,7 @@ for (const role of ['conductor', 'gateway'] as const) {
         cluster.model.next(slow)
         const lost = chat(agent, { message: point }).catch(() => undefined)
         await met.promise
-        // The answer is kept by the proxy, so the process does not know yet what it is about to die with.
+        // The proxy keeps the answer back, so the process dies without knowing that its statement was committed.
         if (verdict === 'cut_answer') await committed(dsn, statement)
         await cluster.kill(role)
         await cluster.start(role)
@@ -71,7 +71,7 @@ for (const role of ['conductor', 'gateway'] as const) {
   })
 }
 
-/** What survives the dead process is its lease: it need not be waited for. */
+/** Ends the lease of the dead process, so that the test need not wait for it. */
 async function expireLeases(dsn: string): Promise<void> {
   await query(
     dsn,

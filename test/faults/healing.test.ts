@@ -9,7 +9,7 @@ import { freshDatabase, redisForTests, startProxy } from '#testing'
 import { chat } from '../e2e/client.ts'
 import { type Cluster, eventually, startCluster } from '../e2e/cluster.ts'
 
-/** Longer than everything that bounds a request: what takes longer hangs. */
+/** Longer than all limits of a request: a request that takes longer hangs. */
 const bound = () => AbortSignal.timeout(20_000)
 
 interface Ready {
@@ -23,7 +23,7 @@ async function ready(url: string): Promise<Ready> {
   return { status: reply.status, checks }
 }
 
-/** An answer is good for a second, so the first one may still be from before. */
+/** Waits for 503: an answer is cached for a second, so the first one may be older than the fault. */
 const notReady = (url: string): Promise<Ready['checks']> =>
   eventually(`${url} is not ready`, async () => {
     const { status, checks } = await ready(url)
@@ -94,7 +94,7 @@ test('PostgreSQL and Redis away at boot, then cut and hung mid-flight: documente
   postgres.heal()
   await whole(cluster)
 
-  // Redis is no need: not one chat fails, from the first moment on.
+  // Redis is not needed: no chat fails, from the first moment on.
   for (const fault of ['cut', 'hang'] as const) {
     redis[fault]()
     const replies = await Promise.all(Array.from({ length: 5 }, () => chat(agent, { message: 'Hi' })))

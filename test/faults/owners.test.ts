@@ -111,7 +111,7 @@ test('O4: conductors whose clocks are ten minutes off in both directions leave e
   assert.equal((await run(behind, 'behind')).status, 'running')
 })
 
-/** A preload that moves the process's idea of the time. */
+/** A preload that shifts the clock of the process. */
 const clock = (seconds: number): Record<string, string> => {
   const code = `const now = Date.now; const real = Date
     globalThis.Date = class extends real {
@@ -121,7 +121,7 @@ const clock = (seconds: number): Record<string, string> => {
   return { NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(code)}` }
 }
 
-/** A third conductor is killed, and swept: so the sweeps of the others are known to have looked at every owner. */
+/** Kills a third conductor and waits until its run is swept: then the others' sweeps have looked at every owner. */
 async function dieWithOneRun(owners: Owners, witness: Conductor): Promise<void> {
   const third = await owners.conductor()
   owners.model.next({ text: 'never ends', hangAfter: 1 })

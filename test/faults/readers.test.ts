@@ -29,7 +29,7 @@ test(title, { skip }, async (t) => {
     while (!seen.includes('event: delta')) seen += String((await once(socket, 'data'))[0])
     socket.destroy()
   }
-  // The first visitors fill pools and caches that stay.
+  // The first visitors fill pools and caches that are kept.
   for (let batch = 0; batch < 4; batch++) await Promise.all(Array.from({ length: atOnce }, visit))
   const before = await eventually('the first visitors are gone', () => resting(cluster))
   for (let i = 0; i < visitors; i += atOnce) await Promise.all(Array.from({ length: atOnce }, visit))
@@ -50,7 +50,7 @@ interface Counts {
   readonly timers: number
 }
 
-/** What the process has open, when it stayed the same for a moment: then nothing is on its way. */
+/** What the process has open, once it stays the same for a moment and so nothing is under way. */
 async function resting(cluster: Cluster): Promise<Counts | undefined> {
   const first = await count(cluster)
   await new Promise((resolve) => setTimeout(resolve, 100))

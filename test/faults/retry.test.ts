@@ -12,7 +12,7 @@ interface Run {
   readonly events: readonly { readonly seq: number; readonly type: string; readonly text?: string }[]
 }
 
-/** Said slowly enough to outlast a conductor and its lease. */
+/** An answer that takes longer than a conductor's lease. */
 const words = Array.from({ length: 40 }, (_, i) => `w${i}`).join(' ')
 const slowly = { text: words, delayMs: 200 }
 

@@ -29,7 +29,7 @@ export async function connectTools(
   signal: AbortSignal,
 ): Promise<Connected | undefined> {
   const { profile, mcpServers = [] } = envelope
-  // The address is in every envelope; behind an empty toolkit there is nothing to list.
+  // The address is in every envelope, but a session without tools has nothing to list there.
   const sessionMcpUrl = profile.tools.length === 0 ? undefined : envelope.sessionMcpUrl
   if (sessionMcpUrl === undefined && mcpServers.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
@@ -44,7 +44,7 @@ export async function connectTools(
     }
     return { tools: createToolSet(session, servers, maxSchemas), unavailable }
   } catch (error) {
-    // The run ends without them.
+    // The run does without them.
     void external.then((all) =>
       all.forEach((one) => 'connection' in one && void one.connection.close().catch(() => {})),
     )
@@ -80,9 +80,9 @@ async function connectExternal(
   }
 }
 
-/** For this long runs do without a server that was silent, instead of waiting for it each. */
+/** For so long runs do without a server that was silent, instead of each waiting for it. */
 const skipMs = 30_000
-/** Servers are named by operators and tenants; beyond so many silent ones the oldest is waited for again. */
+/** How many silent servers are remembered. Tenants name servers, so the number is bounded. */
 const maxKnown = 1_000
 
 /** External servers that did not answer in time a moment ago. */

@@ -7,9 +7,9 @@ import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
 /** How long an external server may take to be connected and to list its tools. A run begins without it then. */
 export const connectMs = 5_000
-/** Pages of a catalogue; a server that never stops paging is broken. */
+/** The most pages of a list; a server that never stops paging is broken. */
 const maxPages = 50
-/** Tools of one server: what is shown to a model or searched by it is in the memory of each run. */
+/** The most tools of one server: they are in the memory of each run. */
 const maxTools = 2_000
 const maxDescriptionChars = 8_000
 
@@ -19,7 +19,7 @@ export type Tool = Omit<LanguageModelV4FunctionTool, 'type'>
 /** One MCP server for the length of one run. */
 export interface Connection {
   readonly tools: readonly Tool[]
-  /** The server has other tools by now. */
+  /** True when the server's tools have changed since they were listed. */
   readonly changed: boolean
   /** Lists them again; the old ones stay when that fails. */
   refresh(): Promise<void>
@@ -36,13 +36,13 @@ export async function connect(fetch: ModelFetch, address: McpAddress, signal: Ab
   const patience = (): AbortSignal => (address.own ? signal : AbortSignal.any([signal, AbortSignal.timeout(connectMs)]))
   const open = (): Promise<McpSession> => openMcp(fetch, address, patience(), () => (changed = true))
   let session = await open()
-  /** A session in the place of one that is lost, whoever finds out first. */
+  /** Opens a new session in the place of a lost one, once for all calls that find it lost. */
   const renew = (lost: McpSession): Promise<McpSession> => {
     if (session !== lost) return Promise.resolve(session)
     renewing ??= open()
       .then((fresh) => {
         session = fresh
-        // It may be another server by now.
+        // The new session may be with another server.
         changed = true
         void lost.client.close().catch(() => {})
         if (closed) void fresh.close().catch(() => {})
@@ -64,7 +64,7 @@ export async function connect(fetch: ModelFetch, address: McpAddress, signal: Ab
       const failure = signal.aborted ? 'refused' : failureOf(error, used.remembered)
       if (failure === 'cut') broken.add(used)
       if (again && (failure === 'expired' || failure === 'unreached')) {
-        // Certainly not executed.
+        // The call was certainly not executed.
         const renewed = await renew(used).then(
           () => true,
           () => false,
@@ -115,7 +115,7 @@ const sentences: Readonly<Record<ReturnType<typeof failureOf>, (name: string, er
   unreached: notCalled,
   refused: notCalled,
   cut: (name) => `The connection broke while the tool '${name}' was called; whether it was executed is not known.`,
-  // The server's words are about what the model sent to it.
+  // The server's message is about the model's own arguments, so the model may see it.
   arguments: (name, error) =>
     `The tool '${name}' refused the call: ${(error as Error).message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)}`,
 }

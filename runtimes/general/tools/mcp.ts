@@ -10,7 +10,7 @@ export const noTimeout = 2_147_483_647
 export interface McpAddress {
   readonly url: string
   readonly headers?: Readonly<Record<string, string>>
-  /** Ours: it is stateless, announces nothing, and what it answers is bounded. */
+  /** True for our own endpoint: it is stateless, announces nothing, and bounds its answers. */
   readonly own?: boolean
 }
 
@@ -22,7 +22,7 @@ export interface McpSession {
   close(): Promise<void>
 }
 
-/** How long a server may take to take its leave; the run is over by then. */
+/** How long ending a session may take; the run is over by then. */
 const farewellMs = 2_000
 
 /** Opens a session. Rejects with whatever the library says. */
@@ -32,7 +32,7 @@ export async function openMcp(
   signal: AbortSignal,
   onListChanged: () => void = () => {},
 ): Promise<McpSession> {
-  // The validator would compile output schemas, which nobody asks it for: making the usual one costs a millisecond a run.
+  // A validator that does nothing: output schemas are not checked, and making the usual one costs a millisecond per run.
   const client = new Client(
     { name: 'agent-orc', version: '1' },
     { jsonSchemaValidator: { getValidator: () => refuse } },
@@ -187,7 +187,7 @@ async function* read(
   }
 }
 
-/** What became of a request to an MCP server. */
+/** How a request to an MCP server failed. */
 type Failure =
   /** The server has forgotten the MCP session; it did not look at the request. */
   | 'expired'
@@ -232,7 +232,7 @@ export function failureOf(error: unknown, inSession: boolean): Failure {
   return codes.some((code) => behindConnection.has(code)) ? 'cut' : 'refused'
 }
 
-/** Why a server's tools are missing, for people; never its own words, which may hold what was sent to it. */
+/** Says why a server's tools are missing. It never quotes the server, which may repeat what was sent to it. */
 export function whyUnavailable(error: unknown): string {
   if (isTimeout(error)) return 'The server did not answer in time.'
   if (error instanceof StreamableHTTPError && error.code !== undefined && error.code >= 300) {

@@ -10,14 +10,14 @@ export interface ToolOutcome {
 
 /** Longer results are cut: they would fill the model's context and this process. */
 const maxResultChars = 200_000
-/** Images of one result; what vendors take of one image is 5 MB. */
+/** The most images of one result; vendors take up to 5 MB for each. */
 const maxImages = 8
 const maxImageChars = 7_000_000
 
 export const failed = (content: string): ToolOutcome => ({ ok: false, content })
 export const unknownTool = (name: string): ToolOutcome => failed(`There is no tool '${name}'.`)
 
-/** The result of a tool as a model takes it. */
+/** The result of a tool in the form that a model takes. */
 export function outcomeOf(result: CallToolResult): ToolOutcome {
   const texts = result.content.map(textOf)
   if (texts.length === 0 && result.structuredContent) texts.push(JSON.stringify(result.structuredContent))

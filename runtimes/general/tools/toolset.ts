@@ -12,9 +12,9 @@ interface Call {
 
 /** The tools of one run: those of the session, and those of the external MCP servers of its profile. */
 export interface ToolSet {
-  /** What the model is shown; another array when it changed. */
+  /** The tools that the model is shown; a new array when they change. */
   readonly specs: LanguageModelV4FunctionTool[]
-  /** What a call of the model stands for: the tool behind `call_tool`, or the call itself. */
+  /** The call that is meant: the tool that `call_tool` names, or the call itself. */
   target(call: Call): Call
   /** Never rejects for a tool's own failure: the model is told and may go on. */
   call(name: string, input: Readonly<Record<string, unknown>>, callId: string): Promise<ToolOutcome>
@@ -123,14 +123,14 @@ function viewOf(
   return { specs: [...direct.map(({ spec }) => spec), ...catalogue.specs], catalogue }
 }
 
-/** Undefined: it names no tool, and is then answered as what it is. */
+/** The call inside a `call_tool`. Undefined when it names no tool; the outer call is answered then. */
 function innerCall({ input }: Call): Call | undefined {
   const { name, arguments: given = {} } = input ?? {}
   if (typeof name !== 'string' || name === callTool) return undefined
   return { name, input: objectOf(given) }
 }
 
-/** Models like to send JSON as text. */
+/** Arguments as an object, because models often send JSON as text. */
 function objectOf(given: unknown): Readonly<Record<string, unknown>> | undefined {
   let value = given
   if (typeof given === 'string') {
@@ -145,7 +145,7 @@ function objectOf(given: unknown): Readonly<Record<string, unknown>> | undefined
     : undefined
 }
 
-/** What model servers take as the name of a tool. */
+/** The longest name of a tool that model servers take. */
 const maxChars = 64
 const prefix = 'mcp__'
 const hashChars = 8
@@ -156,14 +156,14 @@ export function createNames(taken: Iterable<string>): (server: string, tool: str
   return (server, tool) => {
     const plain = plainName(server, tool)
     let name = plain ?? hashedName(server, tool, 0)
-    // Two servers that try hard may still meet: `a__b` with a tool `c` is `a` with a tool `b__c`.
+    // Two names may still be equal: `a__b` with a tool `c`, and `a` with a tool `b__c`.
     for (let salt = 1; used.has(name); salt++) name = hashedName(server, tool, salt)
     used.add(name)
     return name
   }
 }
 
-/** `mcp__<server>__<tool>`, when that says which is which in letters that a model server takes. */
+/** `mcp__<server>__<tool>`, when that is unambiguous and a model server takes its letters. */
 function plainName(server: string, tool: string): string | undefined {
   if (server.includes('__') || server.endsWith('_') || !/^[A-Za-z0-9_-]+$/.test(tool)) return undefined
   const name = `${prefix}${server}__${tool}`
@@ -188,7 +188,7 @@ const maxSuggestions = 3
 interface Catalogue {
   readonly specs: readonly LanguageModelV4FunctionTool[]
   search(input: Readonly<Record<string, unknown>>): ToolOutcome
-  /** What to answer to a call of a tool that does not exist. */
+  /** The answer to a call of a tool that does not exist. */
   unknown(name: string): ToolOutcome
 }
 
@@ -225,7 +225,7 @@ function createCatalogue(tools: readonly LanguageModelV4FunctionTool[], about: s
   }
 }
 
-/** BM25 over names and descriptions; words of a name count more, beginnings and slips of the pen a little. */
+/** BM25 over names and descriptions. Words of a name count more; prefixes and typing errors match with less weight. */
 function indexOf(tools: readonly LanguageModelV4FunctionTool[]): MiniSearch {
   const index = new MiniSearch({
     fields: ['name', 'description'],

@@ -4,7 +4,7 @@ import type { Watched } from './targets.ts'
 /** CPU of each process in cores, i.e. seconds of CPU per second; empty where this system cannot tell. */
 export type Cores = Readonly<Record<string, number>>
 
-/** Starts to count; what it returns ends the count. */
+/** Starts to count CPU time; the returned function ends the count. */
 export function countCores(processes: readonly Watched[]): () => Cores {
   const began = performance.now()
   const before = read(processes)

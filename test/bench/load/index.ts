@@ -19,7 +19,7 @@ import { type LoadTarget, startPairs, startProxy, type Watched } from './targets
 const shortChats = { name: 'stream x64', clients: 64, model: 'burst-20' } as const
 const warmUpMs = 4_000
 
-/** What this process may open, and so may its children. */
+/** How many files this process and its children may open. */
 function openFilesLimit(): number {
   const { userLimits } = process.report.getReport() as { userLimits?: { open_files?: { soft: number | 'unlimited' } } }
   const soft = userLimits?.open_files?.soft ?? 'unlimited'
@@ -113,8 +113,8 @@ async function measure(stand: Stand, options: Options): Promise<Results> {
       results.runs.push({ target, sample: { ...medianOf(samples), worst, sent, cores: coresOf(samples) } })
     }
   }
-  // Before the chats: resident sets that these have grown would hide what streams need. A short while of them all the same:
-  // what a process allocates for its first thousand requests, whatever they are, is no stream's.
+  // Streams are measured before the chats, which would grow the resident sets and so hide what streams need. A few chats run
+  // all the same, because what a process allocates for its first thousand requests does not belong to a stream.
   if (options.cells.includes('streams')) {
     say('first some chats, so that no process is cold')
     for (const target of [proxy, ...services]) await measureCell(run, target, shortChats, warmUpMs, 0)

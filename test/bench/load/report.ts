@@ -9,7 +9,7 @@ export interface ChatsSample extends Sample {
   readonly cores: Cores
 }
 
-/** What one target showed in one cell. */
+/** The figures of one target in one cell. */
 export interface Entry<T> {
   readonly target: string
   readonly sample: T
@@ -30,7 +30,7 @@ interface Row<T> {
   readonly label: string
   readonly digits: number
   readonly value: (sample: T) => number | undefined
-  /** Not a figure to divide by the yardstick's. */
+  /** True for a figure that is not divided by the yardstick's. */
   readonly plain?: boolean
 }
 
@@ -115,7 +115,7 @@ export interface Aim {
   readonly met: boolean
 }
 
-/** What this bench is to reach, with what was measured; a cell that this run was not asked for is left out. */
+/** The aims of this bench with what was measured; cells that were not requested are left out. */
 export function aims({ rate, runs, streams, leftOut, chats }: Results): Aim[] {
   const most = (aim: string, measured: number | undefined, bound: number): Aim => ({
     aim: `${aim} at most ${bound}`,
@@ -142,7 +142,7 @@ export function aims({ rate, runs, streams, leftOut, chats }: Results): Aim[] {
 
 type Bounded = readonly [aim: string, measured: number | undefined, bound: number]
 
-/** So many streams fill no core; more fill two, and two pairs of processes on two cores are only asked to carry them. */
+/** So many streams do not fill a core. More fill two, and then two pairs of processes on two cores only have to carry them. */
 const fewStreams = 1_000
 
 const latenessAims = (target: string, { streams, lateP99 }: StreamsSample): Bounded[] =>
@@ -150,13 +150,13 @@ const latenessAims = (target: string, { streams, lateP99 }: StreamsSample): Boun
     ? []
     : [[`${target}, ${streams} streams: lateness p99 ms`, lateP99, streams > fewStreams ? 200 : 50]]
 
-/** Not of more streams: what then waits for a core is counted as well. */
+/** Aims for few streams only: with more, memory that waits for a core is counted as well. */
 const memoryAims = (target: string, { streams, memory }: StreamsSample): Bounded[] =>
   streams > fewStreams
     ? []
     : roles.map((role) => {
         const grown = memory[role]
-        // The larger: a resident set that had grown before hides growth.
+        // The larger of the two, because a resident set that had grown before hides growth.
         const kb = grown && Math.max(grown.residentKb, grown.heapKb)
         return [`${target}, ${streams} streams: ${role}, resident KiB per stream`, kb, 64]
       })

@@ -10,23 +10,23 @@ export interface RunsSample {
   readonly p50: number
   readonly p99: number
   readonly worst: number
-  /** How late the client was with sending: what of the above is its own fault. */
+  /** How late the client itself was with sending, which is part of the times above. */
   readonly lagP99: number
   readonly sent: number
   readonly errors: number
   readonly cores: Cores
 }
 
-/** More than are ever under way, unless the target has stalled: then they wait in the client, and that counts. */
+/** More requests are never under way unless the target has stalled; then they wait in the client, and the wait counts. */
 const connections = 64
 const warmMs = 2_000
-/** Runs that have been accepted end within this. */
+/** How long accepted runs may take to end. */
 const endMs = 60_000
 
 export interface RunsLoad {
   readonly rate: number
   readonly ms: number
-  /** The client, the model and whatever else shares the machine. */
+  /** The client, the model and all else that shares the machine. */
   readonly others: readonly Watched[]
 }
 

@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type Measured, measureInside } from '../asked.ts'
+import { type Measured, measureProcess } from '../inspector.ts'
 import type { RunJob } from '../load-client.ts'
 import { charactersPerStamp, complain } from '../measure.ts'
 import { quantile } from '../statistics.ts'
@@ -11,7 +11,7 @@ import type { LoadTarget, Watched } from './targets.ts'
 /** Many streams open at once, one delta a second each. */
 export interface StreamsSample {
   readonly streams: number
-  /** From the first request until all were open. */
+  /** Milliseconds from the first request until all were open. */
   readonly openedMs: number | undefined
   readonly lateP50: number
   readonly lateP99: number
@@ -19,11 +19,11 @@ export interface StreamsSample {
   readonly errors: number
   /** Growth per stream of each role, all its processes together, in KiB, both times after a full collection. */
   readonly memory: Readonly<Record<string, { readonly residentKb: number; readonly heapKb: number }>>
-  /** While all were open. */
+  /** CPU while all were open. */
   readonly cores: Cores
 }
 
-/** Beyond opening and measuring lateness: for collecting garbage, and for a machine that opens slower than asked. */
+/** Seconds beyond opening and measuring lateness: for garbage collection, and for a machine that opens streams slower than asked. */
 const spareSeconds = 15
 
 /** Seconds, and so deltas, of each stream: the first must be open when the last one has been measured. */
@@ -61,7 +61,7 @@ export async function measureStreams(
   const count = countCores([...target.processes, ...others])
   await sleep(options.openMs)
   const cores = count()
-  // Collecting garbage stops a process: not before lateness has been measured.
+  // Memory is measured after lateness, because collecting garbage stops a process.
   const open = await measureAll(target)
   const result = await running
   complain(target, `${streams} streams`, result)
@@ -90,6 +90,6 @@ export async function measureStreams(
 
 async function measureAll({ processes }: LoadTarget): Promise<Map<string, Measured>> {
   const measured = new Map<string, Measured>()
-  for (const { name, child } of processes) if (child.channel) measured.set(name, await measureInside(child))
+  for (const { name, child } of processes) if (child.channel) measured.set(name, await measureProcess(child))
   return measured
 }

@@ -1,6 +1,6 @@
 import type { ChildProcess } from 'node:child_process'
 import { type Agent, issueKey, publishAgent } from '../agents.ts'
-import { askable } from '../asked.ts'
+import { inspectable } from '../inspector.ts'
 import { type Fleet, startFleet } from '../fleet.ts'
 import type { Processes } from '../processes.ts'
 import { chatOf, environment } from '../service.ts'
@@ -12,10 +12,10 @@ export interface Watched {
   readonly child: ChildProcess
 }
 
-/** Something that answers chats, and whose processes are looked at one by one. */
+/** Something that answers chats, with its processes for measuring each of them. */
 export interface LoadTarget extends Target<string> {
   readonly processes: readonly Watched[]
-  /** Where runs are started directly; the proxy starts none. */
+  /** Where runs are started directly; absent for the proxy, which starts none. */
   readonly runs?: { readonly urls: readonly string[]; readonly profile: string; readonly key: string }
 }
 
@@ -23,8 +23,8 @@ export interface LoadTarget extends Target<string> {
 export async function startProxy(processes: Processes, modelUrl: string): Promise<LoadTarget> {
   const began = performance.now()
   const script = new URL('../proxy.ts', import.meta.url).pathname
-  const inner = await processes.node([...askable, script, modelUrl], {}, true)
-  const outer = await processes.node([...askable, script, String(inner.line['url'])], {}, true)
+  const inner = await processes.node([...inspectable, script, modelUrl], {}, true)
+  const outer = await processes.node([...inspectable, script, String(inner.line['url'])], {}, true)
   return {
     ...openaiTarget('proxy', String(outer.line['url']), [outer.child, inner.child], 0, performance.now() - began),
     processes: [
@@ -48,7 +48,7 @@ export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<L
     processes,
     env: environment(context.modelUrl),
     pairs,
-    nodeArgs: () => askable,
+    nodeArgs: () => inspectable,
     ipc: true,
     ...(redisUrl === undefined ? {} : { redisUrl }),
   })

@@ -36,7 +36,7 @@ export interface Judgement extends Line {
   readonly finding: Finding
 }
 
-/** The last two thirds: what a process builds up until it has done everything once is no leak. */
+/** The last two thirds of the readings: memory that a process builds up until it has done everything once is no leak. */
 export function settled(points: readonly Point[]): readonly Point[] {
   const first = points[0]?.minutes ?? 0
   const last = points.at(-1)?.minutes ?? 0
@@ -47,7 +47,7 @@ export function settled(points: readonly Point[]): readonly Point[] {
 export function judge(points: readonly Point[], limit: number): Judgement {
   const line = fit(settled(points))
   const { slope, error } = line
-  // Two standard errors: noise goes beyond once in twenty times.
+  // Two standard errors: noise exceeds them once in twenty times.
   const noise = 2 * error
   if (slope > limit && slope > noise) return { ...line, finding: 'grows' }
   const certain = slope <= limit && (noise <= limit || slope + noise <= limit)

@@ -34,7 +34,7 @@ async function soak(options: Options, processes: Processes): Promise<Outcome> {
   }, progressMs)
   let early = options.snapshots
   try {
-    // By the clock: a sample takes long where collecting garbage does. The last one is taken while there is load.
+    // Samples are taken by the clock, because collecting garbage may take long. The last one is taken under load.
     for (let n = 1; n * sampleMs < durationMs; n++) {
       await sleep(Math.max(0, n * sampleMs - passed()))
       await watch.sample(passed() / 60_000)
@@ -67,7 +67,7 @@ async function soak(options: Options, processes: Processes): Promise<Outcome> {
   return judgeAll(counted, seen, notAtRest)
 }
 
-/** Gauges of things under way that are not zero although nothing is. */
+/** Gauges of work under way that are not zero although there is no work. */
 async function busy(members: readonly Member[]): Promise<string[]> {
   const found: string[] = []
   for (const { name, role, urls } of members) {
@@ -79,7 +79,7 @@ async function busy(members: readonly Member[]): Promise<string[]> {
   return found
 }
 
-/** Runs that are on record as not ended. */
+/** Says how many runs are stored as not ended. */
 async function unfinished(conductorUrl: string, apiKey: string): Promise<string[]> {
   const found: string[] = []
   for (const status of ['running', 'queued']) {

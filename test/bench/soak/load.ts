@@ -13,7 +13,7 @@ export interface Load {
   readonly over: Promise<void>
 }
 
-/** Begins stories at a steady rate, whatever becomes of those before: people do not wait for each other. */
+/** Begins stories at a steady rate, without waiting for earlier ones: people do not wait for each other. */
 export function startLoad(world: World, perSecond: number, durationMs: number): Load {
   const messages = new Map<string, number>()
   const load = { begun: 0, underWay: 0, errors: 0, messages }

@@ -5,14 +5,14 @@ import type { AddressInfo } from 'node:net'
 /** A receiver of webhooks on this machine. */
 export interface Receiver {
   readonly url: string
-  /** Messages that came. */
+  /** How many messages have arrived. */
   readonly received: number
-  /** Resolves when the end of this run has been told, rejects when it is not in time. */
+  /** Resolves when the message about the end of this run arrives; rejects when it is late. */
   told(runId: string): Promise<void>
   stop(): Promise<void>
 }
 
-/** A run ends in seconds, and a first attempt follows at once. */
+/** A run ends within seconds, and the first delivery follows at once. */
 const patienceMs = 60_000
 
 export async function startReceiver(): Promise<Receiver> {

@@ -17,7 +17,7 @@ export interface Outcome {
 
 type Counted = Omit<Outcome, 'processes' | 'problems'>
 
-/** `notAtRest`: what the service still says is under way when nobody asks anything of it. */
+/** `notAtRest`: what the service reports as under way although there is no load. */
 export function judgeAll(counted: Counted, seen: readonly Seen[], notAtRest: readonly string[]): Outcome {
   const processes = seen.map((one) => ({
     ...judgeProcess(one),

@@ -3,7 +3,7 @@ import { readFile, writeFile } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { createRandom } from '../../chaos/random.ts'
 import { issueKey, publishAgent } from '../agents.ts'
-import { askable } from '../asked.ts'
+import { inspectable } from '../inspector.ts'
 import { dataDirectory, type Fleet, roleFile, startFleet } from '../fleet.ts'
 import type { Processes } from '../processes.ts'
 import { startRedis } from '../redis.ts'
@@ -12,7 +12,7 @@ import { startModel } from '../targets.ts'
 import type { Receiver } from './receiver.ts'
 import type { World } from './world.ts'
 
-/** Long enough to be gone on with in memory, short enough that sessions leave it all the time: else every soak would see them pile up for a day. */
+/** Long enough that a conversation continues in memory, and short enough that sessions leave it all the time: with the default they would pile up for a day. */
 const idleTtl = '1m'
 
 export interface Service {
@@ -39,7 +39,7 @@ export async function startService(processes: Processes): Promise<Service> {
     },
     pairs: redisUrl === undefined ? 1 : 2,
     ...(redisUrl === undefined ? {} : { redisUrl }),
-    nodeArgs: () => askable,
+    nodeArgs: () => inspectable,
     config: (name) => (name === 'runner' ? runner : roleFile(name)),
     ipc: true,
   })

@@ -12,7 +12,7 @@ import {
   type World,
 } from './world.ts'
 
-/** What one person or program does. It throws when anything is not as it should be: nothing is tried twice. */
+/** What one person or program does. It throws when anything is wrong, and tries nothing twice. */
 export type Story = (world: World) => Promise<void>
 
 const message = (): string => `Tell me something. ${randomUUID()}`
@@ -59,7 +59,7 @@ const cancels: Story = async (world) => {
   const reading = await stream(world, streamUrl(world, agent), key, 'POST', { message: message() })
   await firstOf(reading, 'delta')
   await expect(world, 204, runUrl(world, agent, reading.headers.get('x-public-run-id') ?? ''), key, 'DELETE')
-  // On a machine that stalls for as long as the answer takes, the answer was there first.
+  // On a machine that stalls, the whole answer may arrive before the cancel.
   await readTo(reading, 'error', 'done')
 }
 
@@ -135,7 +135,7 @@ const session: Story = async (world) => {
   for await (const event of watching.events) void event
 }
 
-/** The end of a run is told before its session is free: a moment later it may be shut down. */
+/** Shuts the session down, again for a moment while it is busy: the end of a run is told before its session is free. */
 async function shutDown(world: World, url: string): Promise<void> {
   for (;;) {
     const { body } = await expect(world, 200, url, world.apiKey)
@@ -164,7 +164,7 @@ const lists: Story = async (world) => {
 
 const many = (times: number, story: Story): Story[] => Array.from({ length: times }, () => story)
 
-/** A deck in which each story is as often as it is told: the mix is the same in every few seconds. */
+/** The mix of stories: each is in the deck as often as it is told, so that the mix is the same in every few seconds. */
 export const deck: readonly Story[] = [
   ...many(4, begins),
   ...many(4, goesOn),

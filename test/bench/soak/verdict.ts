@@ -1,11 +1,11 @@
-import type { Measured } from '../asked.ts'
+import type { Measured } from '../inspector.ts'
 import { judge, type Judgement, type Point } from './fit.ts'
 
 export interface Sample extends Measured {
   readonly minutes: number
 }
 
-/** What was seen of one process. */
+/** The measurements of one process. */
 export interface Seen {
   readonly name: string
   /** Before any load, under load, and once load has ended and idle connections have closed. */
@@ -17,13 +17,13 @@ export interface Seen {
 }
 
 const mib = 1024 ** 2
-/** Growth per minute under steady load that is not put down to chance. */
+/** The most growth per minute under steady load that is still put down to chance. */
 export const limits = {
   heapMibPerMinute: 2,
   externalMibPerMinute: 2,
-  /** Handles, timers and requests under way: one story of a hundred that leaves one behind. What is slower shows at rest. */
+  /** Handles, timers and requests under way: as if one story in a hundred left one behind. A slower leak shows at rest. */
   resourcesPerMinute: 5,
-  /** Left at rest beyond what was there before: pools keep some connections open. */
+  /** How many more there may be at rest than before the load: pools keep some connections open. */
   resourcesLeft: 40,
 }
 
@@ -32,7 +32,7 @@ export interface ProcessVerdict {
   readonly heap: Judgement
   readonly external: Judgement
   readonly resources: Judgement
-  /** At rest, more than before the load; by kind, largest first. */
+  /** How many more there are at rest than before the load, by kind, largest first. */
   readonly left: number
   readonly leftKinds: readonly (readonly [kind: string, more: number])[]
   readonly problems: readonly string[]

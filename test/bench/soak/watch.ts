@@ -1,21 +1,21 @@
 import { mkdir } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { hearWarnings, type Measured, measureInside, writeSnapshot } from '../asked.ts'
+import { hearWarnings, type Measured, measureProcess, writeSnapshot } from '../inspector.ts'
 import type { Member } from '../fleet.ts'
 import { countOf, limits, type Sample, type Seen } from './verdict.ts'
 
-/** Every process of the service, looked into one after the other. */
+/** Measures every process of the service, one after the other. */
 export interface Watch {
   /** Memory in use of each process at the last reading, MiB. */
   latest(): string
   sample(minutes: number): Promise<void>
   snapshots(directory: string, label: string): Promise<void>
-  /** Waits until the processes are at rest, at most for `restMs`, and tells everything that was seen. */
+  /** Waits until the processes are at rest, at most for `restMs`, and returns all measurements. */
   end(): Promise<Seen[]>
 }
 
-/** Connections that nobody uses are closed after up to 72 s. */
+/** Unused connections are closed after up to 72 s. */
 const restMs = 120_000
 const lookMs = 5_000
 
@@ -29,13 +29,13 @@ export async function startWatch(members: readonly Member[]): Promise<Watch> {
         child: process.child,
         warnings,
         samples: [] as Sample[],
-        before: await measureInside(process.child),
+        before: await measureProcess(process.child),
       }
     }),
   )
   const rested = async ({ child, before }: (typeof watched)[number], until: number): Promise<Measured> => {
     for (;;) {
-      const now = await measureInside(child)
+      const now = await measureProcess(child)
       if (countOf(now) - countOf(before) <= limits.resourcesLeft || performance.now() > until) return now
       await sleep(lookMs)
     }
@@ -46,8 +46,8 @@ export async function startWatch(members: readonly Member[]): Promise<Watch> {
         .map(({ name, samples }) => `${name} ${((samples.at(-1)?.heapUsed ?? 0) / 1024 ** 2).toFixed(1)}`)
         .join(', '),
     async sample(minutes) {
-      // One after the other: all at once they would stop the whole service to collect garbage.
-      for (const { child, samples } of watched) samples.push({ minutes, ...(await measureInside(child)) })
+      // One after the other, because all at once would stop the whole service for garbage collection.
+      for (const { child, samples } of watched) samples.push({ minutes, ...(await measureProcess(child)) })
     },
     async snapshots(directory, label) {
       await mkdir(directory, { recursive: true })

@@ -3,15 +3,15 @@ import type { Random } from '../../chaos/random.ts'
 import type { Agent } from '../agents.ts'
 import type { Receiver } from './receiver.ts'
 
-/** What stories happen in. */
+/** The service and what the stories share. */
 export interface World {
   readonly random: Random
   /** Answers with 20 deltas at once, with 20 packets, and in four seconds. */
   readonly agents: { readonly burst: Agent; readonly tick: Agent; readonly slow: Agent }
   readonly receiver: Receiver
-  /** Conversations that nobody is in, oldest first. */
+  /** Conversations that no story uses now, oldest first. */
   readonly conversations: Conversation[]
-  /** Requests sent. */
+  /** How many requests were sent. */
   requests: number
   gateway(): string
   conductor(): string
@@ -22,11 +22,11 @@ export interface Conversation {
   readonly id: string
   readonly agent: Agent
   readonly key: string
-  /** So many more messages, then its people are gone for good. */
+  /** How many more messages it gets before it is abandoned. */
   readonly left: number
 }
 
-/** Enough that one that is taken up again has rested for minutes, and its session has left the runner's memory. */
+/** So many that a conversation rests for minutes before it continues, and its session has left the runner's memory. */
 const keptConversations = 300
 const messagesPerConversation = 6
 const answerMs = 30_000
@@ -66,7 +66,7 @@ export async function expect(
   return answer
 }
 
-/** Without the id of the request, so that errors of a kind are counted together. */
+/** The error without the id of the request, so that equal errors are counted together. */
 const reasonOf = ({ error, message }: Answer['body']): string => [error, message].filter(Boolean).join(': ')
 
 async function askOnce(url: string, key: string, body: unknown, idempotencyKey: string): Promise<Answer> {

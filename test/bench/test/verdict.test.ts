@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { Measured } from '../asked.ts'
+import type { Measured } from '../inspector.ts'
 import { judgeAll } from '../soak/report.ts'
 import { judgeProcess, type Seen } from '../soak/verdict.ts'
 

@@ -15,7 +15,7 @@ export interface Dev {
 export interface Cell {
   readonly runtime: string
   readonly provider?: Provider
-  /** Of its profile. */
+  /** The name of its profile. */
   readonly name: string
 }
 
@@ -69,7 +69,7 @@ export async function startDev(processes: Processes, modelUrl: string): Promise<
   }
 }
 
-/** What can be measured here, with a profile for each, and what cannot. */
+/** The cells that can be measured here, each with a profile, and the names of those that cannot. */
 export async function cellsOf(dev: Dev): Promise<{ cells: Cell[]; absent: string[] }> {
   const info = (await (await fetch(`${dev.runnerUrl}/runner/info`)).json()) as {
     substrates: string[]
@@ -110,7 +110,7 @@ export async function warmUp(dev: Dev, cell: Cell): Promise<string> {
   return name
 }
 
-/** How many prepared workers wait, of all profiles. */
+/** How many prepared workers wait, for all profiles. */
 export async function waiting(dev: Dev): Promise<number> {
   const metrics = await (await fetch(`${dev.runnerUrl}/metrics`)).text()
   return Number(/^runner_sandboxes\{state="warm"\} (\d+)/m.exec(metrics)?.[1] ?? 0)

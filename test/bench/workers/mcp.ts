@@ -6,7 +6,7 @@ export interface McpFigures {
   /** Milliseconds of one `tools/call`, one at a time. */
   readonly p50: number
   readonly p99: number
-  /** The same connection, a route that only answers. */
+  /** Milliseconds of a route that only answers, over the same connection. */
   readonly bareP50: number
 }
 

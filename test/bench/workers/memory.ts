@@ -5,14 +5,14 @@ import { runOnce } from './starts.ts'
 
 export interface MemoryFigures {
   readonly provider: Provider
-  /** MiB of one idle worker that has answered once: its share of pages, everything of its sandbox included. */
+  /** MiB (PSS) of one idle worker that has answered once, with everything in its sandbox. */
   readonly pssMb: number
   readonly workers: number
 }
 
 /** Workers of `general` side by side; the growth of the tree below the service, divided by their number. */
 export async function measureMemory(dev: Dev, provider: Provider, workers: number): Promise<MemoryFigures> {
-  // What was measured before takes a moment to leave.
+  // Workers of an earlier measurement take a moment to end.
   await until(async () => workersOf(dev.pid) === 0, 'a service without workers')
   const before = pssOf(dev.pid)
   const runs = []
@@ -23,7 +23,7 @@ export async function measureMemory(dev: Dev, provider: Provider, workers: numbe
   return { provider, pssMb, workers }
 }
 
-/** Processes below `root` that are workers of ours. */
+/** Counts the workers below `root`. */
 const workersOf = (root: number): number =>
   [...processesBelow(root)].filter((pid) => read(`/proc/${pid}/cmdline`).includes('worker.yaml')).length
 
@@ -36,7 +36,7 @@ function read(path: string): string {
   }
 }
 
-/** Of the processes below `root`, without it: the service itself grows for other reasons. */
+/** PSS of the processes below `root`, without `root`: the service itself grows for other reasons. */
 function pssOf(root: number): number {
   let total = 0
   for (const pid of processesBelow(root)) {

@@ -16,7 +16,7 @@ const entries = {
   bubblewrap: { name: 'bubblewrap', plugin: bubblewrap },
 } as const
 
-/** With the small worker of the conformance suite, so that only the substrate is timed. */
+/** Times a substrate alone, with the small worker of the conformance suite. */
 export async function measurePauses(provider: keyof typeof entries, rounds: number): Promise<PauseFigures> {
   const stops: (() => void | Promise<void>)[] = []
   const scope = { after: (fn: () => void | Promise<void>) => void stops.push(fn) } as never

@@ -6,7 +6,7 @@ import { eventsOf } from './events.ts'
 export interface Starts extends Cell {
   /** A new session whose sandbox, or vendor process, is not there. */
   readonly cold: number
-  /** Of it: until the worker had called. Undefined without a sandbox. */
+  /** The part of `cold` until the worker had called. Undefined without a sandbox. */
   readonly coldStart: number | undefined
   /** A new session with a prepared worker. */
   readonly warm?: number
@@ -21,7 +21,7 @@ export interface Starts extends Cell {
 interface Run {
   readonly sessionId: string
   readonly firstMs: number
-  /** What the runner says of the sandbox. */
+  /** How the sandbox started, as the runner reports it. */
   readonly start: string | undefined
   readonly startMs: number | undefined
 }

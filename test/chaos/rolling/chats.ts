@@ -5,7 +5,7 @@ import type { Observation, Seen } from '../observed.ts'
 import type { Agent } from '../stories.ts'
 import { questionOf, wordMs } from './model.ts'
 
-/** Where clients find the service: a ready gateway, another one each time. */
+/** Where clients find the service: a ready gateway, chosen anew for each request. */
 export interface Door {
   readonly agent: Agent
   gateway(): string
@@ -18,10 +18,10 @@ export interface Question {
   readonly conversation: string | undefined
 }
 
-/** One chat as its client lived through it. */
+/** One chat as its client experienced it. */
 export interface Told {
   readonly question: Question
-  /** Turns of its conversation that had ended well before. */
+  /** How many turns of its conversation had ended well before. */
   readonly turnsBefore: number
   readonly conversationId?: string
   /** Undefined when it was never accepted. */
@@ -42,7 +42,7 @@ export interface Told {
 }
 
 const againMs = 100
-/** How long a chat that nobody has accepted is sent again, and how long one that was is asked for. */
+/** How long a chat is sent again until it is accepted, and how long an accepted one is asked for. */
 const patienceMs = 60_000
 const answerMs = 40_000
 
@@ -63,7 +63,7 @@ const bodyOf = ({ words, tag, conversation }: Question): object => ({
   ...(conversation === undefined ? {} : { conversation_id: conversation }),
 })
 
-/** No answer of the run: another gateway has one, or the same one has it later. */
+/** True when this gateway has no answer yet: another gateway has one, or the same one later. */
 const isNotYet = ({ status, body }: Pick<Answer, 'status' | 'body'>): boolean =>
   status === 503 || status === 504 || (status === 409 && String(body['error']).startsWith('idempotency_in_flight'))
 
@@ -139,7 +139,7 @@ async function streamed(door: Door, question: Question): Promise<Lived> {
   }
 }
 
-/** Reads a stream, and where it ends before the run does goes on at any gateway behind the last event it has. */
+/** Reads a stream. When it ends before the run does, it resumes at any gateway after the last event it has. */
 async function follow(door: Door, first: Reading): Promise<Omit<Lived, 'repeated' | 'waitedMs'>> {
   const id = first.headers.get('x-public-run-id') ?? ''
   const conversationId = first.headers.get('x-conversation-id') ?? undefined

@@ -18,7 +18,7 @@ import { createReadiness } from './readiness.ts'
 import { judge, type Restart, table } from './verdict.ts'
 
 const progressMs = 10_000
-/** Under load before the first restart and after the last one. */
+/** How long there is load before the first restart and after the last one. */
 const aroundMs = 5_000
 const redisAwayMs = 60_000
 // Longer than Redis is away: where readiness asks for it, nobody is ready meanwhile.
@@ -70,7 +70,7 @@ async function main(options: Options): Promise<boolean> {
     await sleep(aroundMs)
     await load.finish()
     clearInterval(progress)
-    // Everything that clients were told is stored by now; what nobody waits for may still be on its way.
+    // Everything that clients were told is stored by now; other work may still be under way.
     for (let left = 80; left > 0 && (await countOpen(servers.dsn)) > 0; left--) await sleep(250)
 
     const stored = await readStored(servers.dsn)
@@ -85,7 +85,7 @@ async function main(options: Options): Promise<boolean> {
   }
 }
 
-/** Each process in turn, role by role; the next one only when the last one is ready again. */
+/** Restarts each process in turn, role by role; the next one only when the last one is ready again. */
 async function roll(fleet: Fleet, times: number): Promise<{ restarts: Restart[]; problems: string[] }> {
   const restarts: Restart[] = []
   const problems: string[] = []

@@ -14,7 +14,7 @@ export interface Load {
 
 interface Conversation {
   readonly id: string
-  /** Turns that ended well. */
+  /** How many turns ended well. */
   readonly turns: number
 }
 
@@ -23,7 +23,7 @@ const continuedShare = 0.5
 /** The oldest are forgotten, as people leave. */
 const kept = 100
 
-/** Begins chats at a steady rate, whatever becomes of those before. */
+/** Begins chats at a steady rate, without waiting for earlier ones. */
 export function startLoad(door: Door, random: Random, rate: number, longestSeconds: number): Load {
   const told: Told[] = []
   let conversations: Conversation[] = []

@@ -1,6 +1,6 @@
 import { type ModelReply, type ModelRequestBody, type ModelServer, startModelServer } from '#testing'
 
-/** Between two deltas of an answer: as a model writes, and so few that two cores carry 20 chats a second of them. */
+/** Milliseconds between two deltas: about as a model writes, and so slow that two cores carry 20 chats a second. */
 export const wordMs = 250
 
 /** Says as many words as the last message of the user asks for, and then how many messages of the user it was shown. */

@@ -4,13 +4,13 @@ import { type Name, stateful } from '../schedule.ts'
 const everyMs = 100
 const answerMs = 1_000
 
-/** What a balancer that asks `/readyz` knows of the gateways and conductors. */
+/** What a balancer that asks `/readyz` knows about the gateways and conductors. */
 export interface Readiness {
   isReady(name: Name): boolean
   stop(): void
 }
 
-/** The fleet asks what it says, so it is made first and told afterwards whom to ask. */
+/** The fleet needs it, so it is made first and told later whom to ask. */
 export function createReadiness(): Readiness & { watch(fleet: Pick<Fleet, 'url'>): void } {
   const ready = new Set<Name>()
   let stopped = false

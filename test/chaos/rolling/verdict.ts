@@ -17,7 +17,7 @@ export interface Findings {
   readonly begun: number
   readonly stored: Stored
   readonly restarts: readonly Restart[]
-  /** Of processes that did not stop or start. */
+  /** Sentences about processes that did not stop or start. */
   readonly problems: readonly string[]
 }
 
@@ -26,13 +26,13 @@ export interface Verdict {
   readonly begun: number
   readonly streamed: number
   readonly continued: number
-  /** Chats without their whole, right answer. */
+  /** How many chats have not their whole, right answer. */
   readonly failed: number
   readonly why: Readonly<Record<string, number>>
-  /** Deltas that a client got again, and that are on record and were not shown to it. */
+  /** How many deltas a client got twice, and how many stored ones it was not shown. */
   readonly doubled: number
   readonly missing: number
-  /** Answers of a model that was not shown the turns before. */
+  /** How many answers come from a model that was not shown the turns before. */
   readonly forgotten: number
   /** Streams that ended with `: closing` and that just broke; each was resumed. */
   readonly closed: number
@@ -68,7 +68,7 @@ export function judge({ told, begun, stored, restarts, problems }: Findings): Ve
     ...forgotten.map(
       ({ observation, turnsBefore }) => `chat ${observation?.id}: answered without its ${turnsBefore} turns`,
     ),
-    // What failed is told once; the record must be right all the same.
+    // A failed chat is reported once; the record must be right all the same.
     ...check(stored, observed),
   ]
   return {
@@ -103,7 +103,7 @@ interface Failure {
   readonly why: string
 }
 
-/** Why a chat failed; nothing when it has its whole answer. */
+/** Says why a chat failed; empty when it has its whole answer. */
 function failureOf(one: Told, stored: Stored): Failure[] {
   const { question, observation, gaveUp, answer } = one
   const chat = observation?.id ?? `#${question.tag}`

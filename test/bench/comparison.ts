@@ -4,7 +4,7 @@ import { median } from './statistics.ts'
 import { draw, shown } from './table.ts'
 import type { Form } from './targets.ts'
 
-/** This checkout's service over the other one's. Of each round, so that a machine that changes its speed between rounds divides out. */
+/** A figure of this checkout divided by the other one's, for each round, so that a change of the machine's speed between rounds cancels out. */
 export interface Ratio {
   readonly median: number
   readonly least: number
@@ -19,7 +19,7 @@ interface Figure {
 }
 
 const forms: readonly Form[] = ['single', 'four']
-/** Above this the proxy, which does the same in every round, says that the machine did something else beside. */
+/** The proxy does the same in every round: a larger spread of its figures means that the machine was busy with something else. */
 const quietSpread = 0.2
 
 const cell = (name: string, digits: number, label: string, of: (sample: Sample) => number | undefined): Figure => ({
@@ -96,7 +96,7 @@ export function againstTable(results: readonly TargetResult[], cells: readonly s
 
 export interface Bar {
   readonly bar: string
-  /** Undefined where this run did not measure it. */
+  /** Undefined when this run did not measure it. */
   readonly measured: Ratio | undefined
   readonly met: boolean
 }
@@ -108,7 +108,7 @@ const bars: readonly { figure: Figure; least?: number; most?: number }[] = [
   { figure: long, least: 2 },
 ]
 
-/** What this checkout shall be better by, each bar in each form. The median of the rounds decides. */
+/** By how much this checkout shall be better, for each bar in each form. The median of the rounds decides. */
 export function barsOf(results: readonly TargetResult[]): Bar[] {
   return bars.flatMap(({ figure, least, most }) =>
     forms.map((form) => {
@@ -126,7 +126,7 @@ export function barsOf(results: readonly TargetResult[]): Bar[] {
   )
 }
 
-/** Why this run is to be doubted, in a sentence; undefined where nothing speaks against it. */
+/** A sentence that says why the figures of this run are doubtful; undefined when they are not. */
 export function unquiet(results: readonly TargetResult[], cells: readonly string[]): string | undefined {
   const proxy = of(results, 'proxy')
   if (!proxy) return 'Without the proxy this run cannot say whether the machine was quiet.'

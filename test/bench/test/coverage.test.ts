@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import type { Calls } from '../asked.ts'
-import { entered } from '../entered.ts'
+import type { Calls } from '../inspector.ts'
+import { entered } from '../coverage.ts'
 
 const texts: Record<string, string> = {
   a: 'function once() {}',

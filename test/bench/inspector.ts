@@ -1,6 +1,6 @@
 import type { ChildProcess } from 'node:child_process'
 
-/** What a process holds after a full collection, in bytes, and how many handles, timers and requests of each kind. */
+/** The memory of a process after a full garbage collection, in bytes, and how many handles, timers and requests of each kind it has. */
 export interface Measured {
   readonly rss: number
   readonly heapUsed: number
@@ -13,7 +13,7 @@ export interface Measured {
 export interface Calls {
   readonly file: string
   readonly name: string
-  /** Of its text in the file, in characters; the start tells functions of one name apart. */
+  /** The range of its text in the file, in characters; the start tells functions of one name apart. */
   readonly from: number
   readonly to: number
   readonly count: number
@@ -24,28 +24,28 @@ export interface Question {
   readonly file?: string
 }
 
-export type Told =
+export type Reply =
   | { readonly kind: 'measured'; readonly measured: Measured }
   | { readonly kind: 'snapshot'; readonly file: string }
   | { readonly kind: 'calls'; readonly calls: readonly Calls[] }
   | { readonly kind: 'warning'; readonly text: string }
 
-/** Node's arguments for a process that can be asked. */
-export const askable: readonly string[] = ['--expose-gc', '--import', new URL('inside.ts', import.meta.url).href]
+/** Node's arguments for a process that can be inspected. */
+export const inspectable: readonly string[] = ['--expose-gc', '--import', new URL('inspected.ts', import.meta.url).href]
 
-/** A process that does not answer within this time hangs. Snapshots of large heaps take seconds. */
+/** A process that takes longer hangs. Snapshots of large heaps take seconds. */
 const answerMs = 60_000
 
-const ask = <Kind extends Told['kind']>(
+const ask = <Kind extends Reply['kind']>(
   child: ChildProcess,
   question: Question,
   kind: Kind,
-): Promise<Extract<Told, { kind: Kind }>> => {
-  const { promise, resolve, reject } = Promise.withResolvers<Extract<Told, { kind: Kind }>>()
+): Promise<Extract<Reply, { kind: Kind }>> => {
+  const { promise, resolve, reject } = Promise.withResolvers<Extract<Reply, { kind: Kind }>>()
   const late = setTimeout(() => reject(new Error(`process ${child.pid} does not answer`)), answerMs)
   const gone = (): void => reject(new Error(`process ${child.pid} has ended`))
-  const hear = (told: Told): void => {
-    if (told.kind === kind) resolve(told as Extract<Told, { kind: Kind }>)
+  const hear = (told: Reply): void => {
+    if (told.kind === kind) resolve(told as Extract<Reply, { kind: Kind }>)
   }
   child.on('message', hear).once('exit', gone)
   child.send(question)
@@ -56,19 +56,19 @@ const ask = <Kind extends Told['kind']>(
 }
 
 /** Collects garbage in the process, then measures it. One question at a time. */
-export const measureInside = async (child: ChildProcess): Promise<Measured> =>
+export const measureProcess = async (child: ChildProcess): Promise<Measured> =>
   (await ask(child, { kind: 'measure' }, 'measured')).measured
 
 export const writeSnapshot = async (child: ChildProcess, file: string): Promise<string> =>
   (await ask(child, { kind: 'snapshot', file }, 'snapshot')).file
 
-/** Every function that was called since it was last asked; the first answer is empty and begins the count. */
+/** Every function that was called since the last count; the first answer is empty and begins the count. */
 export const countCalls = async (child: ChildProcess): Promise<readonly Calls[]> =>
   (await ask(child, { kind: 'calls' }, 'calls')).calls
 
 /** Calls `hear` with each warning that Node gives in the process, e.g. of listeners that pile up. */
 export function hearWarnings(child: ChildProcess, hear: (text: string) => void): void {
-  child.on('message', (told: Told) => {
+  child.on('message', (told: Reply) => {
     if (told.kind === 'warning') hear(told.text)
   })
 }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { againstTable, barsOf, unquiet } from '../against.ts'
+import { againstTable, barsOf, unquiet } from '../comparison.ts'
 import type { Sample } from '../measure.ts'
 import type { TargetResult } from '../report.ts'
 

@@ -1,11 +1,11 @@
-// Loaded into a role's process before its own code (`node --expose-gc --import bench/inside.ts`): tells over the channel
-// what only the process itself can know. An operator sees the same on /metrics, with garbage in it.
+// Loaded into a role's process before its own code (`node --expose-gc --import bench/inspected.ts`): answers over
+// its IPC channel what only the process itself can know. An operator sees the same on /metrics, garbage included.
 import { Session } from 'node:inspector'
 import { setImmediate as turn } from 'node:timers/promises'
 import { writeHeapSnapshot } from 'node:v8'
-import type { Question, Told } from './asked.ts'
+import type { Question, Reply } from './inspector.ts'
 
-const tell = (told: Told): void => {
+const tell = (told: Reply): void => {
   process.send?.(told)
 }
 
@@ -13,12 +13,12 @@ process.on('message', ({ kind, file }: Question) => {
   if (kind === 'calls') calls()
   else void (kind === 'snapshot' ? snapshot(file ?? '') : measure())
 })
-// A role must end although somebody could still ask.
+// The open channel must not keep the role alive.
 process.channel?.unref()
 process.on('warning', ({ name, message }) => tell({ kind: 'warning', text: `${name}: ${message}` }))
 
 async function measure(): Promise<void> {
-  // What the first collection finalises is only gone after the second.
+  // Objects that the first collection finalizes are only freed by the second.
   for (let i = 0; i < 2; i++) {
     globalThis.gc?.()
     await turn()
@@ -31,7 +31,7 @@ async function measure(): Promise<void> {
 
 let profiler: Session | undefined
 
-/** Taking a count resets it. Files that came with npm or with Node are nobody's concern. */
+/** Counts the calls since the last count, without files of npm packages and of Node. */
 function calls(): void {
   if (profiler) {
     profiler.post('Profiler.takePreciseCoverage', (error, { result }) => {

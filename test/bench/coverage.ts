@@ -1,4 +1,4 @@
-import type { Calls } from './asked.ts'
+import type { Calls } from './inspector.ts'
 
 /** Every function that was called in a stretch of time, with how often. */
 export type Window = readonly Calls[]
@@ -10,10 +10,10 @@ export interface Entered {
   readonly generators: readonly { readonly file: string; readonly name: string; readonly perChat: number }[]
 }
 
-/** Of functions that chats call each time; what the clock calls as well is left after the calls of an idle stretch as long are taken off. */
+/** Calls per chat above which a function belongs to every chat, after the calls of an idle time of the same length are subtracted. */
 const ofEachChat = 0.5
 
-/** What a chat enters in one process. `textOf` gives a file's text. */
+/** Finds the files and generators that a chat enters in one process. `textOf` gives a file's text. */
 export function entered(seen: {
   readonly busy: Window
   readonly idle: Window
@@ -35,5 +35,5 @@ export function entered(seen: {
 
 const placeOf = ({ file, name, from }: Calls): string => `${file} ${from} ${name}`
 
-/** By the first characters of its text: `function*`, `async function*`, or a method with a star before its name. */
+/** Recognizes a generator by the first characters of its text: `function*`, `async function*`, or a star before a method's name. */
 const isGenerator = (text: string): boolean => /^(async\s+)?(function\s*)?\*/.test(text)
