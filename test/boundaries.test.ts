@@ -119,6 +119,22 @@ test('no module of a unit or of the kernel keeps state: top-level let and mutabl
   assert.deepEqual(found, [])
 })
 
+test('the kernel stays small: its files and those of kernel/http keep their budgets of lines', async () => {
+  const linesOf = async (pattern: string): Promise<number> => {
+    const texts = await Promise.all((await sources(pattern)).map((file) => readFile(join(root, file), 'utf8')))
+    return texts.reduce((sum, text) => sum + text.split('\n').length - 1, 0)
+  }
+  // Files over 350 lines and functions over 80 are refused by the linter, see .oxlintrc.json.
+  for (const [pattern, budget] of [
+    ['kernel/*.ts', 750],
+    ['kernel/http/*.ts', 1_200],
+  ] as const) {
+    const lines = await linesOf(pattern)
+    assert.ok(lines > budget / 2, `${pattern} was found`)
+    assert.ok(lines <= budget, `${pattern} has ${lines} lines, of ${budget}`)
+  }
+})
+
 test('no file imports itself by way of others, types included', async () => {
   const { imports } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8')) as {
     imports: Readonly<Record<string, string>>

@@ -176,6 +176,42 @@ export function testLogs(open: OpenStore): void {
     assert.equal(await store.readLog('acme', unique('run'), 0), undefined)
   })
 
+  test('one read of a log is bounded to about a megabyte', async (t) => {
+    const store = await open(t)
+    const { claim, runId } = await begin(store)
+    const line = createEventEncoder(claim.runId, claim.sessionId, 1)
+    for (let seq = 1; seq <= 6; seq++) {
+      const text = 'x'.repeat(400_000)
+      const lines = Buffer.from(line.line({ type: 'assistant', text, delta: true }))
+      await store.append(claim, { firstSeq: seq, count: 1, lines })
+    }
+    const page = await store.readLog('acme', runId, 0)
+    assert.ok(page!.chunks.length >= 2 && page!.chunks.length <= 4)
+    assert.equal((await readAll(store, 'acme', runId)).events.length, 6)
+  })
+
+  test('text that PostgreSQL has no form for does not keep a run from ending', async (t) => {
+    const store = await open(t)
+    const { sessionId } = await begin(store)
+    const nul = `a\0b\u2028\ud800`
+    const outcome = await store.start({
+      tenantId: 'acme',
+      runId: unique('run'),
+      sessionId: unique('sess'),
+      task: { profile: 'writer', prompt: nul, metadata: { note: nul } },
+      create: { profile: profile() },
+    })
+    assert.equal(outcome.kind, 'started')
+    if (outcome.kind !== 'started') return
+    const { claim } = outcome
+    assert.equal(await store.finish({ ...resultEnd(claim, 1), result: nul, runtimeSessionId: nul }), true)
+    assert.deepEqual((await store.findRun('acme', claim.runId))?.subTask.metadata, { note: nul })
+    assert.notEqual(claim.sessionId, sessionId)
+  })
+}
+
+/** Events are appended by the holder of the claim alone. */
+export function testAppends(open: OpenStore): void {
   test('appends to many logs at once are each stored or refused by their own claim', async (t) => {
     const store = await open(t)
     const [mine, lost, over, long] = await Promise.all(['mine', 'lost', 'over', 'long'].map(() => begin(store)))
@@ -229,38 +265,5 @@ export function testLogs(open: OpenStore): void {
     assert.equal(await store.retry(claim, 3, chunkOf(claim, 6, 1)), false)
     assert.equal((await store.findRun('acme', runId))?.attempt, 2)
     assert.equal((await readAll(store, 'acme', runId)).events.length, 5)
-  })
-
-  test('one read of a log is bounded to about a megabyte', async (t) => {
-    const store = await open(t)
-    const { claim, runId } = await begin(store)
-    const line = createEventEncoder(claim.runId, claim.sessionId, 1)
-    for (let seq = 1; seq <= 6; seq++) {
-      const text = 'x'.repeat(400_000)
-      const lines = Buffer.from(line.line({ type: 'assistant', text, delta: true }))
-      await store.append(claim, { firstSeq: seq, count: 1, lines })
-    }
-    const page = await store.readLog('acme', runId, 0)
-    assert.ok(page!.chunks.length >= 2 && page!.chunks.length <= 4)
-    assert.equal((await readAll(store, 'acme', runId)).events.length, 6)
-  })
-
-  test('text that PostgreSQL has no form for does not keep a run from ending', async (t) => {
-    const store = await open(t)
-    const { sessionId } = await begin(store)
-    const nul = `a\0b\u2028\ud800`
-    const outcome = await store.start({
-      tenantId: 'acme',
-      runId: unique('run'),
-      sessionId: unique('sess'),
-      task: { profile: 'writer', prompt: nul, metadata: { note: nul } },
-      create: { profile: profile() },
-    })
-    assert.equal(outcome.kind, 'started')
-    if (outcome.kind !== 'started') return
-    const { claim } = outcome
-    assert.equal(await store.finish({ ...resultEnd(claim, 1), result: nul, runtimeSessionId: nul }), true)
-    assert.deepEqual((await store.findRun('acme', claim.runId))?.subTask.metadata, { note: nul })
-    assert.notEqual(claim.sessionId, sessionId)
   })
 }

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
 import fc from 'fast-check'
 import { testQueueLimits, testQueueOrder, testQueueRaces } from './run-store-queue.ts'
-import { testLogs, testReads, testState } from './run-store-reads.ts'
+import { testAppends, testLogs, testReads, testState } from './run-store-reads.ts'
 import {
   again,
   assertOneEnding,
@@ -30,6 +30,7 @@ export function testRunStore(name: string, open: OpenStore): void {
     testClaims(open)
     testEndings(open)
     testLogs(open)
+    testAppends(open)
     testReads(open)
     testState(open)
     testQueueOrder(open)

@@ -6,6 +6,7 @@ import type { TenantService } from './service.ts'
 
 const tags = ['tenants']
 const operators = 'For admins of the tenant AGENT_ORC_ADMIN_TENANT; 404 to everybody else.'
+const byId = { tags, description: operators, params: IdParams }
 
 export function tenantRoutes(app: App, guard: Guard, service: TenantService): void {
   app.get(
@@ -45,10 +46,8 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
     {
       ...access(operator),
       schema: {
-        tags,
+        ...byId,
         summary: 'Get a tenant',
-        description: operators,
-        params: IdParams,
         querystring: FindQuery,
         response: { 200: Tenant, ...failures(notFound) },
       },
@@ -60,10 +59,8 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
     {
       ...access(operator),
       schema: {
-        tags,
+        ...byId,
         summary: 'Rename a tenant, or bring a deleted one back',
-        description: operators,
-        params: IdParams,
         body: ChangeTenant,
         response: { 200: Tenant, ...failures(invalidRequest, notFound) },
       },
