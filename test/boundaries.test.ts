@@ -71,7 +71,7 @@ test('the kernel and its contracts know no unit, and contracts know only the ker
     },
   )
   assert.deepEqual(outside, [])
-  // The words in which a contract is written: what a plugin is, what an error is, what a listener is.
+  // Contracts may import the types they are written in: plugins, errors, listeners.
   const words = ['kernel/plugin.ts', 'kernel/http/app.ts', 'kernel/http/access.ts']
   const inside = await offences(await sources('kernel/contracts/**/*.ts'), (file, specifier) => {
     const to = target(file, specifier)

@@ -234,7 +234,7 @@ export function readUnstamped(line: Record<string, unknown>, answer: () => strin
 
 const unexplained = sidecarErrors.sidecarError.row
 
-/** Fields that such a sidecar may leave out, because the specification names only `type`. */
+/** The fields that such a sidecar may leave out, because the specification only demands `type`. */
 const defaults: ReadonlyMap<string, Record<string, unknown>> = new Map([
   ['progress', { stage: 'sidecar' }],
   ['assistant', { delta: true }],

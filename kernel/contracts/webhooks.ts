@@ -7,7 +7,7 @@ export const webhookErrors = errorTable('webhooks', {
   webhooksUnavailable: { status: 503, message: 'Webhooks need AGENT_ORC_WEBHOOK_KEY on the conductor.' },
 })
 
-/** Whether ends of runs can be told at all, and where. The telling itself hangs on the run's row. */
+/** Checks webhook addresses. The message itself is written with the row of the run. */
 export interface Webhooks {
   /** AppError 400 `invalid_webhook` for an address that may not be asked, 503 `webhooks_unavailable` without a signing key. */
   check(url: string): void

@@ -11,7 +11,7 @@ import fp from 'fastify-plugin'
 import { AppError, isAppError } from '../contracts/errors.ts'
 import { httpErrors, invalidRequest, notFound } from '../contracts/http-errors.ts'
 
-// Fastify's own failures, by code: what the caller did wrong and what to do about it.
+// Fastify's own failures by their codes, each with our code and a sentence that tells the caller what to do.
 const known: Readonly<Record<string, () => AppError>> = {
   FST_ERR_CTP_BODY_TOO_LARGE: () => httpErrors.bodyTooLarge(),
   FST_ERR_CTP_INVALID_MEDIA_TYPE: () => httpErrors.unsupportedMediaType(),
@@ -89,7 +89,7 @@ function handleNotFound(request: FastifyRequest, reply: FastifyReply): void {
   send(request, reply, notFound({ message: `No route answers ${request.method} ${request.url.split('?')[0]}.` }))
 }
 
-// What the HTTP parser refuses before there is a request.
+// Refusals of the HTTP parser, before there is a request.
 const refused: Readonly<Record<string, () => AppError>> = {
   HPE_HEADER_OVERFLOW: () => httpErrors.headersTooLarge(),
   ERR_HTTP_REQUEST_TIMEOUT: () => httpErrors.requestTimeout(),

@@ -101,7 +101,7 @@ interface Documented {
   readonly errors: readonly ErrorTable[]
 }
 
-/** The routes of a listener at /openapi.json: of those that are registered after this plugin. */
+/** Serves /openapi.json, which documents the routes that are registered after this plugin. */
 export const openapiDocument = fp(
   async (app, { listener, errors }: Documented) => {
     await app.register(swagger, openapi(listener, errors))

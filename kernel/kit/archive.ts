@@ -9,7 +9,7 @@ import { extract, type Header, type Pack, pack as createTar } from 'tar-stream'
 import { errorTable, isAppError } from '#kernel'
 
 export const archiveErrors = errorTable('archive', {
-  /** The archive came from outside: whatever is wrong with it is the sender's. */
+  /** The archive came from outside, so anything wrong with it is the sender's fault. */
   invalidState: { status: 400, message: 'The body is not a state bundle that this runtime wrote.' },
   stateTooLarge: { status: 500, message: "The session's state is larger than a bundle may be." },
 })
@@ -163,7 +163,7 @@ async function extractInto(
     // Whoever removes the folder now must not meet a file that is being written.
     await last.catch(() => {})
   }
-  // gunzip stops in silence before what is not gzip.
+  // gunzip stops without an error at bytes that are not gzip.
   if (names.size === 0 || gunzip.bytesWritten !== archive.length) throw archiveErrors.invalidState()
 }
 

@@ -29,7 +29,7 @@ export class FlushClock {
   add(flush: () => void): void {
     if (this.#due.has(flush)) return
     this.#due.set(flush, performance.now() + flushAfterMs)
-    this.#timer ??= setTimeout(this.#tick, flushAfterMs)
+    if (this.#timer === undefined) this.#timer = setTimeout(this.#tick, flushAfterMs)
   }
   delete(flush: () => void): void {
     this.#due.delete(flush)
@@ -46,7 +46,7 @@ export class FlushClock {
       this.#due.delete(flush)
       flush()
     }
-    if (this.#due.size > 0) this.#timer ??= setTimeout(this.#tick, tickMs)
+    if (this.#due.size > 0 && this.#timer === undefined) this.#timer = setTimeout(this.#tick, tickMs)
   }
 }
 

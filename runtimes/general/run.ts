@@ -236,9 +236,9 @@ class Run {
       this.#state = 'ended'
       return
     }
-    if (this.#complained)
+    if (this.#askedAgain)
       throw generalErrors.invalidOutput({ message: 'The model gave no answer that fits the response format.' })
-    this.#complained = true
+    this.#askedAgain = true
     this.#answer = ''
     this.#turn.askForAnother(read.problem)
     const message = 'The answer does not fit; the model is asked once more.'

@@ -67,7 +67,7 @@ export class Turn {
   }
 
   *#begin(init: Init): Generator<RuntimeEvent> {
-    // The vendor goes on without: its model would then answer as if it had no tools.
+    // The vendor would go on, and its model would answer as if it had no tools.
     if (!this.#tools.connected(init)) throw runtimeAErrors.toolServerUnavailable()
     yield { type: 'session_init', runtimeSessionId: init.session_id }
     for (const server of this.#tools.unavailable(init)) {

@@ -23,9 +23,9 @@ export const runtimeBErrors = errorTable('runtime_b', {
   },
   maxSteps: { status: 422, about: 'The run reached its limit of model calls before an answer.' },
   invalidOutput: { status: 422, about: 'The model gave no answer that fits the response format.' },
-  /** What the model server did; the sentence says what. */
+  /** A failure of the model server; the sentence says which. */
   modelError: { status: 502, retry: 'as-said', about: 'The model server failed; the sentence says how.' },
-  /** What Codex did; the sentence says what. */
+  /** A failure of Codex; the sentence says which. */
   runtimeError: { status: 502, retry: 'as-said', about: 'Codex failed; the sentence says how.' },
 })
 
