@@ -3,9 +3,8 @@ import { CommaList, definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
-import { conductorAddress } from './address.ts'
+import { conductorAddress, conductorErrors, conductorPeers } from './peer.ts'
 import { createDispatch } from './dispatch.ts'
-import { conductorPeers, conductorErrors } from './peer.ts'
 
 /** Submits and follows runs of a conductor in another process, over its signed internal listener. */
 export default definePlugin({

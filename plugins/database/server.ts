@@ -1,7 +1,46 @@
 import pg from 'pg'
-import { isServerAway } from './errors.ts'
+import type { Database } from '#contracts/database'
+import type { ReadinessCheck } from '#contracts/health'
+import { databaseAway, isServerAway } from './errors.ts'
 import { migrate, missingMigrations } from './migrate.ts'
 import { type Migration, MigrationFailed, readMigrations } from './migrations.ts'
+
+/** The server's address in parts, as platforms hand it out: `POSTGRES_USER`, `PGHOST` and so on. Specification 1.1. */
+interface AddressParts {
+  readonly host?: string
+  readonly port?: number
+  readonly user?: string
+  readonly password?: string
+  readonly database?: string
+}
+
+/** A DSN made of parts, or undefined when neither host nor user is given. `host` may be a directory of UNIX sockets. */
+export function dsnOf({ host, port, user, password, database }: AddressParts): string | undefined {
+  if (host === undefined && user === undefined) return undefined
+  const socket = host?.startsWith('/') ?? false
+  const login =
+    user === undefined
+      ? ''
+      : encodeURIComponent(user) + (password === undefined ? '' : `:${encodeURIComponent(password)}`)
+  const at = login === '' ? '' : `${login}@`
+  const name = encodeURIComponent(database ?? user ?? 'postgres')
+  if (socket) return `postgres://${at}/${name}?host=${encodeURIComponent(host!)}&port=${port ?? 5432}`
+  const address = host?.includes(':') ? `[${host}]` : (host ?? '127.0.0.1')
+  return `postgres://${at}${address}:${port ?? 5432}/${name}`
+}
+
+/** Why a DSN names no server at all, in a sentence without the DSN: it may hold a password. */
+export function dsnProblem(dsn: string): string | undefined {
+  // pg takes anything else for the name of a database on this machine, which would be looked for in vain for ever.
+  if (dsn.startsWith('/')) return undefined
+  if (!/^(postgres|postgresql|socket):/.test(dsn)) return 'POSTGRES_DSN must begin with postgres:// or postgresql://'
+  try {
+    void new pg.Client({ connectionString: dsn })
+    return undefined
+  } catch {
+    return 'POSTGRES_DSN is not a valid address; write postgres://user:password@host:5432/database and percent-encode special characters'
+  }
+}
 
 /** The database cannot be used now, but may be later, without a restart. */
 export class NotYet extends Error {}
@@ -68,4 +107,19 @@ async function refuseExempt(client: pg.Client): Promise<void> {
     `The database role ${role} bypasses row security, so tenants could see each other's rows. ` +
       `Run: ALTER ROLE ${role} NOSUPERUSER NOBYPASSRLS; or connect as another role that owns the database.`,
   )
+}
+
+const limitMs = 2_000
+
+/** `SELECT 1` within 2 s. Probes that come while one is under way share it, so a hanging server does not eat the pool. */
+export function createReadinessCheck(database: Pick<Database, 'systemBatch'>): ReadinessCheck {
+  let asking: Promise<unknown> | undefined
+  return async () => {
+    asking ??= database.systemBatch([{ name: 'ao_ready', text: 'SELECT 1' }]).finally(() => (asking = undefined))
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(databaseAway(new Error(`no answer within ${limitMs} ms`))), limitMs)
+    })
+    await Promise.race([asking, late]).finally(() => clearTimeout(timer))
+  }
 }

@@ -6,8 +6,7 @@ import type { SandboxState } from '#contracts/sandbox'
 import { asStartFailure, isGone, isStartFailure } from './errors.ts'
 import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
-import { isPolling, type Sandbox, stateOf } from './sandbox.ts'
-import { createAwakeMeter, createUses } from './usage.ts'
+import { createAwakeMeter, createUses, isPolling, type Sandbox, stateOf } from './sandbox.ts'
 import type { WarmPools } from './warm-pools.ts'
 
 /** How long the worker of a sandbox that was awake may be silent, between two polls or while its network is away, before it is given up. */

@@ -2,7 +2,7 @@ import { definePlugin } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { PublishedStats } from '#contracts/stats'
-import { createPublishedStats } from './published.ts'
+import { createPublishedStats } from './figures.ts'
 import { createReader } from './reader.ts'
 import { statsRoutes } from './routes.ts'
 

@@ -22,9 +22,8 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       },
     },
     async (request, reply) => {
-      const { tenants, total } = await service.list(request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return { total, tenants }
+      const found = await service.list(request.query)
+      return reply.headers(pageHeaders(request.url, request.query, found.total)).send(found)
     },
   )
   app.post(

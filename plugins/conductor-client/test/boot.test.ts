@@ -5,7 +5,7 @@ import { ReadinessChecks } from '#contracts/health'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
-import { conductorAddress } from '../address.ts'
+import { conductorAddress } from '../peer.ts'
 import conductorClient from '../index.ts'
 import { recordingSigner } from './conductor.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { dsnOf } from '../address.ts'
+import { dsnOf } from '../server.ts'
 
 test('component variables make an address; characters of a password do not change it', () => {
   const parts = { host: 'db.internal', port: 5433, user: 'svc', password: 'p@ss/w:rd', database: 'orc' }

@@ -1,10 +1,14 @@
-import { definePlugin, maybe } from '#kernel'
-import { RunnerSessions } from '#contracts/runner'
+import { Type } from '@sinclair/typebox'
+import { access, type App, definePlugin, failures, maybe } from '#kernel'
+import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
-import { admission, mcpRoutes } from './endpoint.ts'
 import { sessionMcpErrors } from './errors.ts'
+import type * as McpServer from './server.ts'
 
-/** The MCP endpoint of each session: the platform tools of its toolkit, with the session as their context. It is a plugin of its own: runners need the toolkit, and this needs the runner. */
+/**
+ * The MCP endpoint of each session: the platform tools of its toolkit, with the session as their context. It is a plugin of its
+ * own, because the runner needs the toolkit, and this endpoint needs the runner.
+ */
 export default definePlugin({
   name: 'session-mcp',
   errors: [sessionMcpErrors, workerTokenErrors],
@@ -19,3 +23,62 @@ export default definePlugin({
     return {}
   },
 })
+
+const Params = Type.Object({ id: Type.String({ maxLength: 128 }) })
+
+// The SDK checks messages, and answers invalid ones as its protocol demands.
+const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of them.' })
+const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
+
+/** The session that a request is for, when its caller may use it. Specification 5.4. */
+type Admission = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
+
+/**
+ * Where the network is trusted, only a sandbox is not part of it, and shows the token of its worker. Where nobody is trusted
+ * (`sandboxesOnly`), sessions without a sandbox do not exist.
+ */
+const admission =
+  (sessions: RunnerSessions, hub: WorkerHub | undefined, sandboxesOnly: boolean): Admission =>
+  async (authorization, id) => {
+    const session = sessions.get(id)
+    // Specification 3.1: the endpoint exists only while the session is idle or running.
+    if (session?.status !== 'idle' && session?.status !== 'running') throw sessionMcpErrors.unknownSession()
+    if (session.profile.workerMode === 'sandbox') {
+      if (!hub) throw workerTokenErrors.superseded()
+      await hub.authorize(authorization, session.tenantId, id)
+    } else if (sandboxesOnly) throw sessionMcpErrors.unknownSession()
+    return session
+  }
+
+/**
+ * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
+ * path.
+ */
+function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admission): void {
+  const schema = {
+    tags: ['tools'],
+    summary: "Speak MCP with a session's tools",
+    description:
+      'Streamable HTTP of the Model Context Protocol, without streams and without MCP sessions: each POST is answered with JSON.',
+    params: Params,
+    body: Message,
+    response: {
+      200: Answer,
+      202: Type.Unsafe<undefined>({ type: 'null', description: 'Only notifications: there is nothing to answer.' }),
+      ...failures(...Object.values(workerTokenErrors), sessionMcpErrors.unknownSession),
+    },
+  }
+  // The SDK is loaded with the first call of a tool: no runner waits for it to be ready.
+  let server: Promise<typeof McpServer> | undefined
+  app.post('/runner/sessions/:id/mcp', { ...access(who), schema }, async (request, reply) => {
+    const session = await admit(request.headers.authorization, request.params.id)
+    const { answer } = await (server ??= import('./server.ts'))
+    return answer(request, reply, sessions, session)
+  })
+  // No stream to open and no MCP session to end: the transport's specification asks for 405.
+  const refuse = async (): Promise<never> => {
+    throw sessionMcpErrors.methodNotAllowed({ headers: { allow: 'POST' } })
+  }
+  app.get('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
+  app.delete('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
+}

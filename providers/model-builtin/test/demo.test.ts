@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { LanguageModelV4CallOptions, LanguageModelV4Prompt, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { arithmeticIn } from '../rules.ts'
-import { demoModel } from '../model.ts'
+import { demoModel } from '../index.ts'
 
 const user = (text: string): LanguageModelV4Prompt[number] => ({ role: 'user', content: [{ type: 'text', text }] })
 const assistant = (text: string): LanguageModelV4Prompt[number] => ({
