@@ -1,6 +1,6 @@
 import type { FastifySchemaCompiler } from 'fastify'
 import fp from 'fastify-plugin'
-import { Ajv } from 'ajv'
+import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
 import { invalidRequest } from '../contracts/http-errors.ts'
 
@@ -17,13 +17,28 @@ export const jsonBodies = fp(
   { name: 'agent-orc-bodies' },
 )
 
-/** Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. */
+/**
+ * Bodies are taken literally (`"60"` is not 60, unknown fields are errors); text from the URL and headers is coerced. A schema is
+ * compiled by the first request that needs it: those of all routes are a sixth of a start, and most are never asked for.
+ */
 function validators(): FastifySchemaCompiler<unknown> {
   const options = { useDefaults: true, allowUnionTypes: true, strict: false } as const
   const literal = new Ajv(options)
   const coercing = new Ajv({ ...options, coerceTypes: 'array' })
   for (const ajv of [literal, coercing]) formats.default(ajv)
-  return ({ schema, httpPart }) => (httpPart === 'body' ? literal : coercing).compile(schema as object)
+  return ({ schema, httpPart }) => {
+    const ajv = httpPart === 'body' ? literal : coercing
+    if (ajv.validateSchema(schema as object) !== true) throw new Error(ajv.errorsText(ajv.errors))
+    let compiled: ValidateFunction | undefined
+    const check = (data: unknown): boolean => {
+      compiled ??= ajv.compile(schema as object)
+      const fits = compiled(data)
+      check.errors = compiled.errors ?? null
+      return fits
+    }
+    check.errors = null as NonNullable<ValidateFunction['errors']> | null
+    return check
+  }
 }
 
 /** Deeper JSON parses but overflows the stack when it is written again. */
