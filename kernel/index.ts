@@ -16,7 +16,7 @@ export { errorBody } from './http/errors.ts'
 export { type Limit, rateLimit } from './http/rate-limit.ts'
 export { lastEventId, ndjson, sse, sseFrame, stream } from './http/streams.ts'
 export type { Chunk, StreamEnd, StreamOptions } from './http/streams.ts'
-export { createLineQueue, linesOf, maxLineBytes, OversizedLineError, whenRead, wholeLines } from './kit/lines.ts'
+export { createLineQueue, linesOf, maxLineBytes, OversizedLineError, startOnRead, wholeLines } from './kit/lines.ts'
 export type { LineQueue } from './kit/lines.ts'
 // Schemas of settings and routes are made with this copy: a plugin needs no TypeBox of its own.
 export { type Static, Type } from '@sinclair/typebox'

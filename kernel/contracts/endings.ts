@@ -6,7 +6,7 @@ export interface EndingKind {
   /** The sentence for the tenant who started the run. */
   readonly message: string
   /** For the person who chats; unless given, that the agent could not answer. */
-  readonly told?: string
+  readonly publicMessage?: string
   /** The process that executed the run is gone or was not there. Nothing is wrong with the run, so another attempt may succeed. */
   readonly lost?: true
 }
@@ -18,19 +18,19 @@ const again = 'The run was interrupted by a restart. Send the message again.'
  * them: they are errors with the message that came with them.
  */
 export const endings = {
-  cancelled: { status: 'cancelled', message: 'The run was cancelled.', told: 'The run was cancelled.' },
+  cancelled: { status: 'cancelled', message: 'The run was cancelled.', publicMessage: 'The run was cancelled.' },
   interrupted_by: { status: 'cancelled', message: 'The run was cancelled in favour of another one.' },
   session_shutdown: { status: 'cancelled', message: 'The session was shut down.' },
   interrupted: {
     status: 'interrupted',
     message: 'The server that executed this run went away before it ended.',
-    told: again,
+    publicMessage: again,
     lost: true,
   },
   timeout: {
     status: 'error',
     message: 'The run took longer than its profile allows.',
-    told: 'The agent took too long to answer.',
+    publicMessage: 'The agent took too long to answer.',
   },
   budget_exceeded: { status: 'error', message: 'The run has cost more than it may.' },
   unavailable: { status: 'error', message: 'The log of the run could not be written.' },
@@ -55,4 +55,4 @@ const byCode: Readonly<Record<string, EndingKind>> = endings
 export const isLost = (code: string): boolean => byCode[code]?.lost === true
 
 /** What the person who chats is told. Any other text of an error may name providers, addresses or sessions, and stays inside. */
-export const toldOf = (code: string): string => byCode[code]?.told ?? 'The agent could not answer.'
+export const publicMessageOf = (code: string): string => byCode[code]?.publicMessage ?? 'The agent could not answer.'

@@ -210,8 +210,8 @@ export interface RunStore {
    */
   onWaiting(listener: (tenantId: string, sessionId: string) => void): void
   /** Asks the process that executes the run to end it. The request may get lost: a caller that must be sure waits, then steals the run. */
-  ask(tenantId: string, runId: string, reason: EndReason): Promise<void>
-  onAsked(listener: (tenantId: string, runId: string, reason: EndReason) => void): void
+  requestEnd(tenantId: string, runId: string, reason: EndReason): Promise<void>
+  onEndRequested(listener: (tenantId: string, runId: string, reason: EndReason) => void): void
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
   /** Lists runs, newest first. */
   listRuns(tenantId: string, filter: RunFilter): Promise<{ runs: RunSummary[]; total: number }>

@@ -41,7 +41,7 @@ const largeChunk = 8 * 1024
 const maxParts = 1_024
 
 /** The answer did not come in time. */
-export class Late extends Error {
+export class AnswerTimeout extends Error {
   readonly code = 'LATE'
   constructor(ms: number) {
     super(`there was no answer within ${ms} ms`)
@@ -86,7 +86,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
     else signal?.addEventListener('abort', this.#onAbort)
     if (timeoutMs !== undefined && this.#state === 'waiting') {
       this.#late = setTimeout(() => {
-        const cause = new Late(timeoutMs)
+        const cause = new AnswerTimeout(timeoutMs)
         this.fail(cause)
         source.abort(cause)
       }, timeoutMs)
@@ -255,7 +255,7 @@ export class Answer implements Reply, AsyncIterableIterator<Buffer> {
 }
 
 /** The chunks of a stream that is opened when they are first asked for. */
-export function lazily(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterableIterator<Buffer> {
+export function openOnRead(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterableIterator<Buffer> {
   let chunks: AsyncIterator<Buffer> | undefined
   let left = false
   // Released once the stream is open, with the request it holds: the stream may go on for long.
@@ -284,7 +284,7 @@ export function lazily(open: () => Promise<AsyncIterator<Buffer>>): AsyncIterabl
  * Waits for the first chunk, so that a refusal which comes instead of it is still an answer with a status. What is returned
  * gives that chunk again.
  */
-export async function begun(source: AsyncIterable<Buffer>): Promise<AsyncIterable<Buffer>> {
+export async function awaitFirstChunk(source: AsyncIterable<Buffer>): Promise<AsyncIterable<Buffer>> {
   const chunks = source[Symbol.asyncIterator]()
   let first: Promise<IteratorResult<Buffer>> | undefined = Promise.resolve(await chunks.next())
   const rest: AsyncIterableIterator<Buffer> = {

@@ -1,5 +1,5 @@
 // Calls between roles and to the services of providers: HTTP without web streams, tables of routes, and the link.
-export { begun, lazily, readBody, readJson, type Reply } from './answer.ts'
+export { awaitFirstChunk, openOnRead, readBody, readJson, type Reply } from './answer.ts'
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './json.ts'
 export { createPeers } from './peer.ts'

@@ -89,7 +89,7 @@ export function createLineQueue(onLeave?: () => void): LineQueue {
  * Begins with the first read, as a generator does, and costs less: a refusal is the rejection of that read, and nothing
  * follows. Undefined: there is nothing to read.
  */
-export function whenRead<T>(begin: () => AsyncIterator<T> | undefined): AsyncIterableIterator<T> {
+export function startOnRead<T>(begin: () => AsyncIterator<T> | undefined): AsyncIterableIterator<T> {
   const done = { done: true, value: undefined } as const
   const nothing: AsyncIterator<T> = { next: async () => done }
   let source: AsyncIterator<T> | undefined

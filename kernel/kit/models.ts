@@ -70,7 +70,7 @@ async function openStream(model: LanguageModelV4, options: LanguageModelV4CallOp
 }
 
 /** The parts of the provider specification that a part of ours stands for. */
-export const singly = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
+export const streamPartsOf = (part: ModelPart): readonly LanguageModelV4StreamPart[] =>
   part.type === 'text-deltas' ? part.deltas.map((delta) => ({ type: 'text-delta', id: part.id, delta })) : [part]
 
 /** Parts as `doStream` gives them: one by one, and none after an abort. */
@@ -85,7 +85,7 @@ export function streamOf(
       async pull(controller) {
         abortSignal?.throwIfAborted()
         if (at === held?.length) {
-          held = (await parts.next())?.flatMap(singly)
+          held = (await parts.next())?.flatMap(streamPartsOf)
           at = 0
         }
         if (held) controller.enqueue(held[at++]!)

@@ -3,7 +3,7 @@ import { test, type TestContext } from 'node:test'
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { isAppError } from '#kernel'
 import type { ModelProvider } from '#contracts/model'
-import { openerOf, singly } from '#kit/models'
+import { openerOf, streamPartsOf } from '#kit/models'
 import type { ModelReply, ModelRequestBody } from './model-reply.ts'
 import { type ModelServer, startModelServer } from './model-server.ts'
 
@@ -91,7 +91,7 @@ function testAnswers(check: Check, script: ModelScript): void {
     const parts: LanguageModelV4StreamPart[] = []
     for (let some = await answer.next(); some; some = await answer.next()) {
       assert.ok(some.length > 0, 'there is something in what is handed out')
-      parts.push(...some.flatMap(singly))
+      parts.push(...some.flatMap(streamPartsOf))
     }
     answer.close()
     assert.deepEqual(parts, await ask(model, script.say('marmalade')))

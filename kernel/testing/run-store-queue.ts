@@ -228,8 +228,8 @@ export function testQueueLimits(open: OpenStore): void {
   test('a question reaches whoever executes the run', async (t) => {
     const store = await open(t)
     const reason: EndReason = { code: 'cancelled', message: 'please' }
-    const heard = new Promise((resolve) => store.onAsked((...question) => resolve(question)))
-    await store.ask('acme', 'run-1', reason)
+    const heard = new Promise((resolve) => store.onEndRequested((...question) => resolve(question)))
+    await store.requestEnd('acme', 'run-1', reason)
     assert.deepEqual(await heard, ['acme', 'run-1', reason])
   })
 }

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
-import { endings, toldOf } from '#contracts/endings'
+import { endings, publicMessageOf } from '#contracts/endings'
 
 const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants ORDER BY id` }
 
@@ -101,7 +101,7 @@ const end = {
          SELECT status FROM ended`,
 }
 const lostMessage = 'The run was lost in a restart. Send the message again.'
-const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, toldOf(code)])))
+const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((code) => [code, publicMessageOf(code)])))
 
 /** Ends open public runs that nobody else will end: those in doubt that never came to be, as `lost`. A tenant with one in doubt is touched. */
 export function createSweep(database: Database, log: FastifyBaseLogger) {
@@ -113,7 +113,7 @@ export function createSweep(database: Database, log: FastifyBaseLogger) {
     lingerMs: 60_000,
     walkMs: 30_000,
     async visit(tenantId) {
-      const values = [tenantId, lostMessage, toldOf(''), toldByCode]
+      const values = [tenantId, lostMessage, publicMessageOf(''), toldByCode]
       for (let more = true; more;) {
         const [ended] = await database.batch<[{ status: 'lost' | 'ok' | 'error' }[]]>(tenantId, [{ ...end, values }])
         for (const { status } of ended) counts[status === 'lost' ? 'lost' : 'finished']++

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError, sseFrame } from '#kernel'
 import type { Database } from '#contracts/database'
-import { toldOf } from '#contracts/endings'
+import { publicMessageOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
 import { endOf, lastSeqOf, type LogChunk, parseLine } from '#contracts/run-event'
 import type { RunDispatch } from '#contracts/runs'
@@ -209,7 +209,7 @@ export function terminalEvent(chunk: LogChunk): Record<string, unknown> | undefi
 function outcomeOf(event: Readonly<Record<string, unknown>>, seq: number): Outcome {
   const text = (value: unknown): string => (typeof value === 'string' ? value : '')
   return event['type'] === 'error'
-    ? { status: 'error', message: toldOf(text(event['code'])), seq }
+    ? { status: 'error', message: publicMessageOf(text(event['code'])), seq }
     : { status: 'ok', message: text(event['text']), seq }
 }
 

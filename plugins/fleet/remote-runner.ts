@@ -5,7 +5,7 @@ import { fleetErrors } from '#contracts/run-errors'
 import { isFailingStop, leaving, type RunnerLink } from '#contracts/runner'
 import { decodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
-import { lazily, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
+import { openOnRead, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
 
 /** How long a runner may take over anything but a run. */
 const callTimeoutMs = 10_000
@@ -110,7 +110,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     vfsLease: (tenant, id, signal) => peer.ask(runnerWire.vfsLease, { tenant, params: { id }, signal }),
     execute(tenant, body, signal) {
       const opened = () => peer.ask(runnerWire.execute, { tenant, body, signal, endless: true })
-      if (!body.keepMs) return lazily(async () => (await opened()).lines)
+      if (!body.keepMs) return openOnRead(async () => (await opened()).lines)
       return keptRun(peer, { tenant, runId: body.runId, signal }, opened)
     },
     attach: (tenant, from, signal) =>
@@ -146,7 +146,7 @@ function keptRun(peer: Peer, { tenant, runId, signal }: Reading, open: () => Pro
     const query = isFailingStop(signal.reason) ? { reason: signal.reason } : {}
     peer.ask(runnerWire.cancelRun, { tenant, params: { runId }, query }).catch(() => undefined)
   }
-  const lines = lazily(async () => {
+  const lines = openOnRead(async () => {
     signal.addEventListener('abort', cancel, { once: true })
     answer = await open()
     return answer.lines

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { type App, BootError, whenRead } from '#kernel'
+import { type App, BootError, startOnRead } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import { restoredFromLog } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -194,7 +194,7 @@ function memory(): Record<string, number> {
 export const localLink = (host: RunHost): SidecarLink => ({
   health: async () => host.health(),
   run: (envelope, signal, accepted) =>
-    whenRead(() => {
+    startOnRead(() => {
       const start = host.accept(envelope)
       accepted?.()
       return start(signal)[Symbol.asyncIterator]()

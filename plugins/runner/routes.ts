@@ -8,7 +8,7 @@ import type { Toolkit } from '#contracts/tools'
 import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
 import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
-import { begun, serve } from '#kit'
+import { awaitFirstChunk, serve } from '#kit'
 import type { Runner } from './runner.ts'
 import { linkOf } from './sessions.ts'
 
@@ -134,10 +134,10 @@ export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: obje
 export function runRoutes(app: App, runner: Runner, sessions: RunnerSessions, toolkit: Toolkit): void {
   // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
   serve(app, runnerWire.execute, async ({ headers, body, signal }) => ({
-    lines: await begun(runner.execute(headers[tenantHeader], body, signal)),
+    lines: await awaitFirstChunk(runner.execute(headers[tenantHeader], body, signal)),
   }))
   serve(app, runnerWire.attach, async ({ headers, body, signal }) => ({
-    lines: await begun(runner.attach(headers[tenantHeader], body, signal)),
+    lines: await awaitFirstChunk(runner.attach(headers[tenantHeader], body, signal)),
   }))
   serve(app, runnerWire.cancelRun, ({ headers, params, query }) =>
     runner.runs.cancel(headers[tenantHeader], params.runId, query.reason),

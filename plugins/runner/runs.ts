@@ -1,4 +1,4 @@
-import { whenRead } from '#kernel'
+import { startOnRead } from '#kernel'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
@@ -47,9 +47,9 @@ export class Runs {
     return this.#outputs.get(keyOf(session.tenantId, session.id))?.owner
   }
   readonly execute: RunnerLink['execute'] = (tenantId, order, signal) =>
-    whenRead(() => (signal.aborted ? undefined : this.#begin(tenantId, order).start(order, signal)))
+    startOnRead(() => (signal.aborted ? undefined : this.#begin(tenantId, order).start(order, signal)))
   readonly attach: RunnerLink['attach'] = (tenantId, from, signal) =>
-    whenRead(() => {
+    startOnRead(() => {
       if (signal.aborted) return undefined
       const output = this.#outputs.get(keyOf(tenantId, from.sessionId))
       if (output?.runId !== from.runId) throw runnerErrors.unknownRun()

@@ -57,7 +57,7 @@ export class Cancellation {
       if (!log || isTerminal(log.status)) return { waited: false, drained: false, stolen: false }
       waited = log.status === 'running'
       if (waited) {
-        await this.#store.ask(tenantId, runId, { code, message })
+        await this.#store.requestEnd(tenantId, runId, { code, message })
         drained = await this.#overInTime(tenantId, runId)
       }
     }

@@ -193,7 +193,9 @@ export class RunService implements Executor {
       for (const run of this.#active.values()) run.leave()
     })
     store.executing((tenantId, runId) => this.local(tenantId, runId) !== undefined)
-    store.onAsked((tenantId, runId, reason) => this.local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }))
+    store.onEndRequested((tenantId, runId, reason) =>
+      this.local(tenantId, runId)?.stop({ status: 'cancelled', ...reason }),
+    )
     store.onWaiting(this.#submission.advance)
     store.onOrphan({
       onCrash,

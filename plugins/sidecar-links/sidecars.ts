@@ -3,7 +3,7 @@ import { type AppError, isAppError } from '#kernel'
 import { sidecarLinkErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars, SidecarSlot } from '#contracts/sidecar'
 import { maxBundleBytes, runtimeSessionIdHeader, sidecarWire, workerInstanceHeader } from '#contracts/wire/sidecar'
-import { lazily, type Peer, type PeersOptions } from '#kit'
+import { openOnRead, type Peer, type PeersOptions } from '#kit'
 
 /** Runtimes of a sidecar that says `all` and lists nothing: the specification's three. */
 const standardRuntimes = ['general', 'runtime_a', 'runtime_b'] as const
@@ -124,7 +124,7 @@ export function createRemoteSidecar(peer: Peer): SidecarLink {
       return healthOf(parse(bytes), headers[workerInstanceHeader])
     },
     run: (body, signal, accepted) =>
-      lazily(async () => {
+      openOnRead(async () => {
         const { lines } = await peer.ask(sidecarWire.run, { body, signal })
         accepted?.()
         return lines

@@ -41,7 +41,7 @@ for (const form of forms) {
       const reply = await cluster.api('POST', '/api/runs', { id, profile: 'writer', prompt: 'hello', webhook: { url } })
       assert.equal(reply.status, 202, JSON.stringify(reply.body))
     }
-    const toldOf = (id: string) =>
+    const publicMessageOf = (id: string) =>
       eventually(`the end of ${id} is told`, async () => {
         for (const { body, headers } of told) {
           const message = new Webhook(secret).verify(body, headers) as { data: { runId: string; status: string } }
@@ -50,7 +50,7 @@ for (const form of forms) {
         return undefined
       })
     await run('well')
-    assert.equal((await toldOf('well')).status, 'ok')
+    assert.equal((await publicMessageOf('well')).status, 'ok')
 
     // A published agent sends a message about the end of each chat.
     const agent = await cluster.agent('greeter', { publish: { webhookUrl: url } })
@@ -62,7 +62,7 @@ for (const form of forms) {
     cluster.model.next({ text: 'never ends', hangAfter: 1 }, { text: 'never ends', hangAfter: 1 })
     await run('cut')
     await cluster.api('DELETE', '/api/runs/cut')
-    assert.equal((await toldOf('cut')).status, 'cancelled')
+    assert.equal((await publicMessageOf('cut')).status, 'cancelled')
 
     // The other one may have been cancelled before its model call.
     const asked = cluster.model.requests.length
@@ -70,7 +70,7 @@ for (const form of forms) {
     await eventually('the model was asked', async () => cluster.model.requests.length > asked)
     await cluster.kill('conductor')
     await cluster.start('conductor')
-    assert.equal((await toldOf('orphan')).status, 'interrupted')
+    assert.equal((await publicMessageOf('orphan')).status, 'interrupted')
     assert.equal(new Set(told.map(({ headers }) => headers['webhook-id'])).size, 4)
   })
 }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { createLineQueue, linesOf, maxLineBytes, OversizedLineError, whenRead, wholeLines } from '#kernel'
+import { createLineQueue, linesOf, maxLineBytes, OversizedLineError, startOnRead, wholeLines } from '#kernel'
 
 async function* from(parts: readonly Uint8Array[]): AsyncGenerator<Uint8Array> {
   for (const part of parts) yield part
@@ -105,7 +105,7 @@ test('a reader that leaves frees its writer', async () => {
 
 test('what begins with its first read is refused there, and begins at most once', async () => {
   let begun = 0
-  const refused = whenRead<string>(() => {
+  const refused = startOnRead<string>(() => {
     begun++
     throw new Error('no')
   })
@@ -113,9 +113,9 @@ test('what begins with its first read is refused there, and begins at most once'
   await assert.rejects(refused.next(), /no/)
   assert.deepEqual(await Array.fromAsync(refused), [])
   assert.equal(begun, 1)
-  const left = whenRead(() => assert.fail('nobody reads it'))
+  const left = startOnRead(() => assert.fail('nobody reads it'))
   await left.return!()
   assert.deepEqual(await Array.fromAsync(left), [])
   const source = ['a', 'b'].values()
-  assert.deepEqual(await Array.fromAsync(whenRead(() => ({ next: async () => source.next() }))), ['a', 'b'])
+  assert.deepEqual(await Array.fromAsync(startOnRead(() => ({ next: async () => source.next() }))), ['a', 'b'])
 })

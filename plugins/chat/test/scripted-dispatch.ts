@@ -1,6 +1,6 @@
 import { AppError, notFound } from '#kernel'
 import { type Database, violatedConstraint } from '#contracts/database'
-import { toldOf } from '#contracts/endings'
+import { publicMessageOf } from '#contracts/endings'
 import { after, createEventEncoder, endsLog, type LogChunk, type RuntimeEvent } from '#contracts/run-event'
 import type { DispatchTask, RunDispatch, RunStatus, RunSummary } from '#contracts/runs'
 
@@ -136,7 +136,7 @@ function createRun(tenantId: string, task: DispatchTask, database: () => Databas
   }
   const store = async (event: RuntimeEvent, seq: number): Promise<void> => {
     const code = event.type === 'error' ? event.code : null
-    const content = event.type === 'result' ? event.text : toldOf(code!)
+    const content = event.type === 'result' ? event.text : publicMessageOf(code!)
     await database().batch(tenantId, [{ text: end, values: [tenantId, task.id, content, code, seq] }])
   }
   const append = (events: readonly RuntimeEvent[]): void => {

@@ -22,7 +22,7 @@ import type { StateBundle } from '#contracts/runtime'
 import { durableOf, newRun, newSession, Rows, type RunRow, type SessionRow, taskOf } from './rows.ts'
 
 type OnWaiting = Parameters<RunStore['onWaiting']>[0]
-type OnAsked = Parameters<RunStore['onAsked']>[0]
+type OnAsked = Parameters<RunStore['onEndRequested']>[0]
 
 /** Finished runs, and sessions at rest, kept per process; the oldest give way. */
 export const mostKept = 10_000
@@ -118,10 +118,10 @@ export class MemoryRunStore implements RunStore {
   onWaiting(listener: OnWaiting): void {
     this.#waiters.push(listener)
   }
-  async ask(tenantId: string, runId: string, reason: EndReason): Promise<void> {
+  async requestEnd(tenantId: string, runId: string, reason: EndReason): Promise<void> {
     for (const listener of this.#askers) listener(tenantId, runId, reason)
   }
-  onAsked(listener: OnAsked): void {
+  onEndRequested(listener: OnAsked): void {
     this.#askers.push(listener)
   }
 

@@ -1,5 +1,5 @@
 import type { Database, Statement } from '#contracts/database'
-import { toldOf } from '#contracts/endings'
+import { publicMessageOf } from '#contracts/endings'
 import { microcentsPerCent } from '#contracts/prices'
 import { lastSeqOf, type LogChunk, type Usage } from '#contracts/run-event'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
@@ -123,7 +123,7 @@ const costOf = ({ costCents }: Usage): number | null =>
 export function finishStatement(end: FinishRun): Statement {
   const { claim, tail, usage, error } = end
   const kind = end.sandbox ? (claim.publicRunId ? 'sandboxChat' : 'sandbox') : claim.publicRunId ? 'chat' : 'plain'
-  const told = error && toldOf(error.code)
+  const told = error && publicMessageOf(error.code)
   return finishes[kind]({
     ...of(claim),
     ...tail,

@@ -40,7 +40,7 @@ const notify = { name: 'run-ask', text: 'SELECT pg_notify($1, $2)' }
 export function createInstance(db: Database, options: InstanceOptions) {
   const { heartbeatMs, leaseMs, log } = options
   const fenced: (() => void)[] = []
-  const listeners: Parameters<RunStore['onAsked']>[0][] = []
+  const listeners: Parameters<RunStore['onEndRequested']>[0][] = []
   const stops: (() => Promise<void>)[] = []
   let timer: NodeJS.Timeout | undefined
   let enrolled = false
@@ -87,10 +87,10 @@ export function createInstance(db: Database, options: InstanceOptions) {
       if (stops.length === 0) stops.push(await db.listen(asks, asked))
       if (stops.length === 1) stops.push(await db.listen(leftTo, onLeft))
     },
-    async ask(tenantId: string, runId: string, { code, message }: EndReason): Promise<void> {
+    async requestEnd(tenantId: string, runId: string, { code, message }: EndReason): Promise<void> {
       await db.systemBatch([{ ...notify, values: [asks, JSON.stringify([tenantId, runId, code, message])] }])
     },
-    onAsked: (listener: (typeof listeners)[number]) => void listeners.push(listener),
+    onEndRequested: (listener: (typeof listeners)[number]) => void listeners.push(listener),
     onFenced: (listener: () => void) => void fenced.push(listener),
     /** Declares that this process takes over no runs any more. True: another process does. */
     async retreat(): Promise<boolean> {

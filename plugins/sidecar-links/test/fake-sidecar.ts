@@ -4,7 +4,7 @@ import { type AddressInfo, type Socket } from 'node:net'
 import type { TestContext } from 'node:test'
 import { AppError, definePlugin, isAppError, notFound } from '#kernel'
 import { testKernel, testProfile } from '#testing'
-import { acceptLinks, begun, serve as serveRow, trusted } from '#kit'
+import { acceptLinks, awaitFirstChunk, serve as serveRow, trusted } from '#kit'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder } from '#contracts/run-event'
 import type { StateBundle } from '#contracts/runtime'
@@ -145,7 +145,9 @@ export async function serveLinked(
           const { ok, runtime, runtimes, instance, inflight } = await sidecar.health()
           return { json: { ok, runtime, runtimes: [...runtimes], instance, inflight } }
         })
-        serveRow(app, sidecarWire.run, async ({ body, signal }) => ({ lines: await begun(sidecar.run(body, signal)) }))
+        serveRow(app, sidecarWire.run, async ({ body, signal }) => ({
+          lines: await awaitFirstChunk(sidecar.run(body, signal)),
+        }))
         serveRow(app, sidecarWire.exportState, async ({ params, query }) => {
           const state = await sidecar.exportState(query.runtime!, params.sessionId)
           if (!state) throw notFound()

@@ -5,7 +5,7 @@ import type { LanguageModelV4, LanguageModelV4StreamPart } from '@ai-sdk/provide
 import fc from 'fast-check'
 import type { ModelFetch } from '#contracts/model'
 import { postBy } from '#kit/models'
-import { openerOf, singly } from '#kit/models'
+import { openerOf, streamPartsOf } from '#kit/models'
 import { createChatModels } from '../chat.ts'
 
 const prompt = [{ role: 'user' as const, content: [{ type: 'text' as const, text: 'hi' }] }]
@@ -29,7 +29,7 @@ async function partsOf(model: LanguageModelV4): Promise<unknown[]> {
   const all: unknown[] = []
   const ids = new Map<string, string>()
   for (let some = await parts.next(); some; some = await parts.next())
-    all.push(...some.flatMap(singly).map((part) => plain(part, ids)))
+    all.push(...some.flatMap(streamPartsOf).map((part) => plain(part, ids)))
   return all
 }
 

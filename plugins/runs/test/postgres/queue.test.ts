@@ -25,7 +25,7 @@ const finish = (store: RunStore, claim: Claim) =>
   store.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: chunkOf(claim, 1, 1) })
 
 /** Resolves once the store has announced the session; its sweeps are frequent in this test. */
-async function toldOf(stores: Awaited<ReturnType<typeof openStores>>, sessionId: string) {
+async function publicMessageOf(stores: Awaited<ReturnType<typeof openStores>>, sessionId: string) {
   const store = await stores.open({ sweepMs: 20 })
   await new Promise<void>((resolve) => store.onWaiting((_tenant, session) => session === sessionId && resolve()))
   return store
@@ -38,7 +38,7 @@ test('when a conductor dies between the end of a run and the start of the next, 
   await enqueue(a, claim, 'next')
   await finish(a, claim)
   await a.close()
-  const b = await toldOf(stores, claim.sessionId)
+  const b = await publicMessageOf(stores, claim.sessionId)
   const next = await b.claimNext(tenantId, claim.sessionId)
   assert.equal(next.kind === 'started' && next.claim.runId, 'next')
 })
@@ -62,7 +62,7 @@ test('when a conductor dies between an interrupt and what it is for, every other
   const claim = await begin(owner, '1')
   await enqueue(a, claim, 'urgent', true)
   await a.close()
-  const b = await toldOf(stores, claim.sessionId)
+  const b = await publicMessageOf(stores, claim.sessionId)
   assert.deepEqual(await b.claimNext(tenantId, claim.sessionId), {
     kind: 'held',
     runId: claim.runId,
