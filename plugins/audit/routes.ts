@@ -4,7 +4,7 @@ import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { pageHeaders } from '#contracts/paging'
 import { listEntries, noSuchTime } from './trail.ts'
-import { AuditQuery, Entry } from './schema.ts'
+import { AuditQuery, ListedEntry } from './schema.ts'
 
 const description = `Newest first. An entry is written before the request is handled, so a write that happened is here
 whatever became of its server. Requests refused with 403 are here too; those of unknown callers are not.`.replaceAll(
@@ -22,7 +22,7 @@ export function auditRoutes(app: App, guard: Guard, database: Database): void {
         summary: 'List administrative writes of the tenant',
         description,
         querystring: AuditQuery,
-        response: { 200: Type.Array(Entry) },
+        response: { 200: Type.Array(ListedEntry) },
       },
     },
     async (request, reply) => {

@@ -27,7 +27,7 @@ export type AuditQuery = Static<typeof AuditQuery>
 
 const maybe = (description: string) => Type.Union([Type.String(), Type.Null()], { description })
 
-export const Entry = Type.Object({
+export const ListedEntry = Type.Object({
   id: Type.String({ description: '`aud_…`' }),
   at: Type.String({ format: 'date-time' }),
   actor: Type.Object({
@@ -44,4 +44,4 @@ export const Entry = Type.Object({
     description: 'Status of the answer. Null: not known (yet); the write may have been done.',
   }),
 })
-export type Entry = Static<typeof Entry>
+export type ListedEntry = Static<typeof ListedEntry>

@@ -3,7 +3,7 @@ import type { AuditedWrite, AuditEntry, AuditOutcome, AuditTrail } from '#contra
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { type Page, pageValues } from '#contracts/paging'
-import type { Entry } from './schema.ts'
+import type { ListedEntry } from './schema.ts'
 
 /** Characters of a path or a target that are kept: what a client sends must not be able to fill the log. */
 const maxText = 1_024
@@ -94,7 +94,7 @@ export async function listEntries(
   database: Database,
   tenantId: string,
   filter: EntryFilter,
-): Promise<{ entries: Entry[]; total: number }> {
+): Promise<{ entries: ListedEntry[]; total: number }> {
   const { actor, action, target, q, from, to } = filter
   const values = [tenantId, ...[actor, action, target, q, from, to].map((value) => value ?? null)]
   const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
@@ -107,7 +107,7 @@ export async function listEntries(
   return { entries: rows.map(toEntry), total: count!.total }
 }
 
-const toEntry = (row: Row): Entry => ({
+const toEntry = (row: Row): ListedEntry => ({
   id: row.id,
   at: row.at,
   actor: { keyId: row.actor_key, role: row.actor_role },

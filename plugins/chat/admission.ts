@@ -3,7 +3,7 @@ import { access, type App, rateLimit } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { HitScope, Kv } from '#contracts/kv'
-import { invalidKey, chatErrors } from './errors.ts'
+import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
 /** A published agent as the holder of one of its keys meets it. */
@@ -24,7 +24,7 @@ export interface Agent {
 }
 
 /** Who chats: found by the key, within the tenant and agent that the URL names. */
-export interface Caller {
+export interface ChatCaller {
   readonly tenantId: string
   readonly keyId: string
   readonly agent: Agent
@@ -32,12 +32,12 @@ export interface Caller {
    * Present when the caller was let in from memory: the statement that starts a run for it checks that key and agent are unchanged. This
    * reads them anew, and rejects as it would for a request with a key that is not valid.
    */
-  readonly renew?: () => Promise<Caller>
+  readonly renew?: () => Promise<ChatCaller>
 }
 
 const caller = 'agent-orc.chat-caller'
 /** The caller of a request in a guarded scope; throws in any other. */
-export const callerOf = (request: FastifyRequest): Caller => request.getDecorator<Caller>(caller)
+export const callerOf = (request: FastifyRequest): ChatCaller => request.getDecorator<ChatCaller>(caller)
 
 interface Shown {
   readonly tenantId: string
@@ -111,7 +111,7 @@ export class Admission {
   readonly #log: FastifyBaseLogger
   /** Keys whose use has to be recorded, with their tenants. It is recorded in the background, so it delays no request. */
   readonly #used = new Map<string, string>()
-  readonly #remembered = new Map<string, { readonly caller: Caller; readonly until: number }>()
+  readonly #remembered = new Map<string, { readonly caller: ChatCaller; readonly until: number }>()
   #timer: NodeJS.Timeout | undefined
   #recording = Promise.resolve()
 
@@ -131,13 +131,13 @@ export class Admission {
       const shown = this.#shown(request)
       const remembered = from === 'memory' && shown ? this.#recall(request, shown) : undefined
       if (remembered && request.headers.origin !== undefined) allow(reply, request.headers.origin)
-      const renew = async (): Promise<Caller> => this.#read(request, reply, shown)
+      const renew = async (): Promise<ChatCaller> => this.#read(request, reply, shown)
       request.setDecorator(caller, remembered ? { ...remembered, renew } : await renew())
     })
     if (from === 'database') return
     // A caller from memory is read anew before it gets an error: if its key was revoked, it is told that first.
     app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
-      const { renew } = request.getDecorator<Caller | null>(caller) ?? {}
+      const { renew } = request.getDecorator<ChatCaller | null>(caller) ?? {}
       if (renew && !(Number(error.status) >= 500)) await renew()
       throw error
     })
@@ -155,13 +155,16 @@ export class Admission {
    * The remembered caller. Undefined, so that the database decides, for an origin that memory does not allow, and for a request with
    * an idempotency key: it may join a run and start none, and then no statement would check its key.
    */
-  #recall({ headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest, shown: Shown): Caller | undefined {
+  #recall(
+    { headers: { origin, 'idempotency-key': repeatable } }: FastifyRequest,
+    shown: Shown,
+  ): ChatCaller | undefined {
     const known = repeatable === undefined ? this.#remembered.get(memoryKey(shown)) : undefined
     if (!known || known.until < Date.now()) return undefined
     return origin === undefined || known.caller.agent.allowedOrigins.includes(origin) ? known.caller : undefined
   }
 
-  async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<Caller> {
+  async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<ChatCaller> {
     const { origin } = request.headers
     if (shown) this.#remembered.delete(memoryKey(shown))
     const found = shown && (await this.#find(request, shown))
@@ -180,12 +183,12 @@ export class Admission {
     return found
   }
 
-  #remember(shown: Shown, found: Caller): void {
+  #remember(shown: Shown, found: ChatCaller): void {
     this.#remembered.set(memoryKey(shown), { caller: found, until: Date.now() + rememberMs })
     if (this.#remembered.size > mostRemembered) this.#remembered.delete(this.#remembered.keys().next().value!)
   }
 
-  async #find(request: FastifyRequest, { tenantId, slug, hash }: Shown): Promise<Caller | undefined> {
+  async #find(request: FastifyRequest, { tenantId, slug, hash }: Shown): Promise<ChatCaller | undefined> {
     try {
       const [found] = await this.#database.unit<KeyLookup>(tenantId, { ...byKey, values: [tenantId, hash] })
       if (found?.slug !== slug) return undefined

@@ -1,12 +1,12 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, type AppError, failures, sse, invalidField } from '#kernel'
+import { access, type App, type AppError, failures, invalidField, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { type Attempt, type Idempotency, IdempotencyHeaders } from '#contracts/idempotency'
 import { isId, newId } from '#contracts/ids'
 import { isBase64 } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
 import { type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
-import { type Caller, callerOf } from './admission.ts'
+import { callerOf, type ChatCaller } from './admission.ts'
 import { chatErrors } from './errors.ts'
 import {
   bodyIds,
@@ -99,7 +99,7 @@ export function chatRoutes(app: App, parts: ChatParts): void {
  * What was answered is never stored: a repeat joins the run by its id, whichever process began it and however it ended.
  * The synchronous and the streamed call share keys: a client that falls back from one to the other gets the same run.
  */
-async function openChat(parts: ChatParts, caller: Caller, body: ChatBody, key: string | undefined): Promise<Chat> {
+async function openChat(parts: ChatParts, caller: ChatCaller, body: ChatBody, key: string | undefined): Promise<Chat> {
   check(body)
   const { tenantId, keyId } = caller
   const plan = {
@@ -120,14 +120,14 @@ class Chat {
   /** Stops reading the run. It is not the request's own signal: a client that leaves while its run is being started does not undo the start. */
   readonly left = new AbortController()
   readonly #parts: ChatParts
-  #caller: Caller
+  #caller: ChatCaller
   readonly #body: ChatBody
   readonly #attempt: Attempt<Ids> | undefined
   /** `joined`: an earlier request of the same key began it. `refused`: certainly not begun. */
   #state: 'new' | 'begun' | 'joined' | 'refused' = 'new'
   #deserted = false
 
-  constructor(parts: ChatParts, caller: Caller, body: ChatBody, ids: Ids, attempt?: Attempt<Ids>) {
+  constructor(parts: ChatParts, caller: ChatCaller, body: ChatBody, ids: Ids, attempt?: Attempt<Ids>) {
     this.run = { tenantId: caller.tenantId, publishedId: caller.agent.id, ...ids }
     this.#parts = parts
     this.#caller = caller

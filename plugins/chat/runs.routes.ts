@@ -3,7 +3,7 @@ import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
 import { runErrors } from '#contracts/run-errors'
 import { type RunDispatch } from '#contracts/runs'
-import { type Caller, callerOf } from './admission.ts'
+import { callerOf, type ChatCaller } from './admission.ts'
 import { chatErrors } from './errors.ts'
 import { bodyIds, findRun, type Follower, idHeaders, type StoredRun } from './public-run.ts'
 import {
@@ -29,7 +29,7 @@ const tags = ['chat']
 
 /** What a client may ask about its runs. Those of another agent do not exist for it. */
 export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs }: Dependencies): void {
-  const stored = async ({ tenantId, agent }: Caller, id: string): Promise<StoredRun> => {
+  const stored = async ({ tenantId, agent }: ChatCaller, id: string): Promise<StoredRun> => {
     const run = isId('prun', id) ? await findRun(database, tenantId, id) : undefined
     if (run?.publishedId !== agent.id) throw chatErrors.notFound()
     return run

@@ -4,7 +4,7 @@ import { hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#c
 import type { DispatchTask, RunDispatch, StartedRun } from '#contracts/runs'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 import { type LinesAnswer, type Peer, retry } from '#kit'
-import { ConductorLost, meaningOf, unexpected, conductorErrors } from './peer.ts'
+import { conductorErrors, ConductorLost, meaningOf, unexpected } from './peer.ts'
 
 /** A dispatch is tried again for this long: a conductor that restarts, and a chat that survives it, are worth a person's wait. */
 const defaultPatienceMs = 10_000
@@ -13,7 +13,7 @@ const dispatchWaits = { firstMs: 100, longestMs: 800 }
 const questionMs = 5_000
 
 /** Runs of a conductor in another process, over its signed internal listener. Specification 5.3. */
-export function createDispatch(
+export function createRemoteDispatch(
   conductor: Peer,
   about: Readonly<Record<string, unknown>>,
   patienceMs = defaultPatienceMs,

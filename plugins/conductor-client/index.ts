@@ -4,7 +4,7 @@ import { ReadinessChecks } from '#contracts/health'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
 import { conductorAddress, conductorErrors, conductorPeers } from './peer.ts'
-import { createDispatch } from './dispatch.ts'
+import { createRemoteDispatch } from './dispatch.ts'
 
 /** Submits and follows runs of a conductor in another process, over its signed internal listener. */
 export default definePlugin({
@@ -36,7 +36,7 @@ export default definePlugin({
     }
     const peers = conductorPeers(signer)
     onStop(() => peers.close())
-    const dispatch = createDispatch(peers.at(address.href), {
+    const dispatch = createRemoteDispatch(peers.at(address.href), {
       conductor_internal_url: address.href,
       previous_signing_key: signer.hasPreviousKey ?? false,
     })

@@ -1,10 +1,10 @@
 import { Type } from '@sinclair/typebox'
 import { Gauge } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
-import { Database, DatabaseServer, databaseErrors } from '#contracts/database'
+import { Database, databaseErrors, DatabaseServer } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { createReadinessCheck, dsnOf, dsnProblem, prepare } from './server.ts'
-import { Listener } from './listener.ts'
+import { NotificationListener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
 import { openDatabase } from './opening.ts'
 import { openPool } from './pool.ts'
@@ -54,7 +54,7 @@ export default definePlugin({
       listener: innermost,
     })
     onStop(() => pool.close())
-    const listener = new Listener(dsn, log)
+    const listener = new NotificationListener(dsn, log)
     onStop(() => listener.close())
     new Gauge({
       name: 'agent_orc_database_connections',

@@ -8,7 +8,7 @@ const firstPauseMs = 100
 const longestPauseMs = 5_000
 
 /** LISTEN on one dedicated connection, opened at first use and again when it breaks: pooled ones would miss notifications. */
-export class Listener {
+export class NotificationListener {
   readonly #dsn: string
   readonly #log: FastifyBaseLogger
   readonly #channels = new Map<string, Set<(payload: string) => void>>()

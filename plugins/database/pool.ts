@@ -14,15 +14,15 @@ const limits = {
   query_timeout: 35_000,
 }
 
-/** One connection, for as long as `Pool.lease` lends it. */
-export interface Session {
+/** One connection, for as long as `ConnectionPool.lease` lends it. */
+export interface LeasedConnection {
   /** Throws, not rejects, when a value cannot be encoded: then nothing was sent. */
   send(statements: readonly Statement[]): Promise<BatchResult>
 }
 
-export interface Pool {
+export interface ConnectionPool {
   /** Lends a connection. It goes back to the pool afterwards, or is closed when it failed or `discard` was called. */
-  lease<T>(work: (session: Session, discard: () => void) => Promise<T>): Promise<T>
+  lease<T>(work: (connection: LeasedConnection, discard: () => void) => Promise<T>): Promise<T>
   counts(): { readonly inUse: number; readonly waiting: number }
   /** Ends the connections. Those of a listener end with it, and this does nothing. */
   close(): Promise<void>
@@ -43,7 +43,7 @@ export interface PoolOptions {
   readonly listener?: App | undefined
 }
 
-export async function openPool(dsn: string, size: number, options: PoolOptions): Promise<Pool> {
+export async function openPool(dsn: string, size: number, options: PoolOptions): Promise<ConnectionPool> {
   const { listener, gate, onError } = options
   const settings = {
     ...limits,

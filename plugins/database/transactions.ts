@@ -7,7 +7,7 @@ import {
   type UnitOptions,
 } from '#contracts/database'
 import { placeOf } from './errors.ts'
-import type { Pool, Session } from './pool.ts'
+import type { ConnectionPool, LeasedConnection } from './pool.ts'
 
 type Transactions = Omit<Database, 'listen'>
 
@@ -22,10 +22,10 @@ const begin: Statement = { name: 'ao_begin', text: 'BEGIN' }
 const commit: Statement = { name: 'ao_commit', text: 'COMMIT' }
 const rollback: Statement = { name: 'ao_rollback', text: 'ROLLBACK' }
 
-export function createTransactions(pool: Pool): Transactions {
+export function createTransactions(pool: ConnectionPool): Transactions {
   const batch = async <Rows>(before: readonly Statement[], statements: readonly Statement[]): Promise<Rows> => {
     if (statements.length === 0) return [] as Rows
-    const { rows } = await pool.lease((session) => session.send([...before, ...statements]))
+    const { rows } = await pool.lease((connection) => connection.send([...before, ...statements]))
     return rows.slice(before.length) as Rows
   }
   /** The tenant is set anew only where it changes: most groups have one. */
@@ -37,7 +37,7 @@ export function createTransactions(pool: Pool): Transactions {
       places.push(statements.push(statement) - 1)
     })
     try {
-      const { rows } = await pool.lease((session) => session.send(statements))
+      const { rows } = await pool.lease((connection) => connection.send(statements))
       return places.map((place) => rows[place]!)
     } catch (error) {
       throw new GroupRefused(error, places.indexOf(placeOf(error) ?? -1))
@@ -60,9 +60,13 @@ export function createTransactions(pool: Pool): Transactions {
 type Query = TenantTx['query']
 
 /** A transaction whose statements depend on each other. Its opening travels with the first statement, so it costs no round trip. */
-function interactive<T>(pool: Pool, opening: readonly Statement[], work: (query: Query) => Promise<T>): Promise<T> {
-  return pool.lease(async (session, discard) => {
-    const tx = statementsInOrder(session, opening)
+function interactive<T>(
+  pool: ConnectionPool,
+  opening: readonly Statement[],
+  work: (query: Query) => Promise<T>,
+): Promise<T> {
+  return pool.lease(async (connection, discard) => {
+    const tx = statementsInOrder(connection, opening)
     try {
       const result = await work(tx.query)
       await tx.finish(commit)
@@ -75,13 +79,13 @@ function interactive<T>(pool: Pool, opening: readonly Statement[], work: (query:
   })
 }
 
-function statementsInOrder(session: Session, opening: readonly Statement[]) {
+function statementsInOrder(connection: LeasedConnection, opening: readonly Statement[]) {
   let begun = false
   let over = false
   let failure: unknown
   let last: Promise<unknown> = Promise.resolve()
   const send = async (statement: Statement): Promise<object[]> => {
-    const sent = session.send(begun ? [statement] : [...opening, statement])
+    const sent = connection.send(begun ? [statement] : [...opening, statement])
     begun = true
     return (await sent).rows.at(-1)!
   }
@@ -101,7 +105,7 @@ function statementsInOrder(session: Session, opening: readonly Statement[]) {
         await last
       }
       if (!begun) return
-      const { tag } = await session.send([statement])
+      const { tag } = await connection.send([statement])
       begun = false
       // After a failed statement PostgreSQL answers COMMIT with ROLLBACK, which must not pass for a success.
       if (tag !== statement.text) {

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto'
 import { hashOfSession } from '#contracts/ids'
 import { fleetErrors } from '#contracts/run-errors'
 import type { Fleet, FleetMember, Homecoming, Placement, RunnerLink } from '#contracts/runner'
-import { type FleetOptions, Member, type News } from './member.ts'
+import { type FleetOptions, Member, type RunnerNews } from './member.ts'
 
 type Listener = (link: RunnerLink) => void
 
@@ -88,7 +88,7 @@ export class RunnerFleet implements Fleet {
     this.#known = undefined
   }
   /** Calls the listeners. One that throws stops neither the others nor the probe. */
-  tell(news: News, link: RunnerLink): void {
+  tell(news: RunnerNews, link: RunnerLink): void {
     for (const listener of this.#listeners[news]) {
       try {
         listener(link)
@@ -113,11 +113,11 @@ export class RunnerFleet implements Fleet {
     }
     return known
   }
-  #listen(news: News, listener: Listener): () => void {
+  #listen(news: RunnerNews, listener: Listener): () => void {
     this.#listeners[news].add(listener)
     return () => void this.#listeners[news].delete(listener)
   }
-  #refusal(order: Wanted): Error {
+  #refusal(order: SessionNeeds): Error {
     return fleetErrors.noRunner({ message: whyNone(order, this.members()) })
   }
 }
@@ -132,10 +132,10 @@ function hashOf(member: Member): string | undefined {
 }
 
 /** What a session needs of its runner. */
-type Wanted = Pick<Homecoming, 'runtime' | 'pool' | 'substrate' | 'without'>
+type SessionNeeds = Pick<Homecoming, 'runtime' | 'pool' | 'substrate' | 'without'>
 
 /** Live members that may take a session: those that certainly can, or if there are none, those that do not say whether they can. */
-function eligible({ runtime, pool, substrate, without }: Wanted, members: readonly Member[]): readonly Member[] {
+function eligible({ runtime, pool, substrate, without }: SessionNeeds, members: readonly Member[]): readonly Member[] {
   if (runtime !== undefined && pool?.runtimes && !pool.runtimes.includes(runtime)) return []
   const allowed = members.filter(
     ({ state, link }) =>
@@ -154,7 +154,7 @@ const rendezvous = (sessionId: string, hash: string): string =>
   createHash('sha256').update(`${sessionId}\n${hash}`).digest('hex')
 
 /** The sentence of a 503: what was asked for and what there is. Tenants read it, so it holds counts and no addresses. */
-function whyNone({ runtime, pool, substrate }: Wanted, members: readonly Member[]): string {
+function whyNone({ runtime, pool, substrate }: SessionNeeds, members: readonly Member[]): string {
   const inPool = pool ? ' in its pool' : ''
   const inSandbox =
     substrate === undefined

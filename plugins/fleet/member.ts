@@ -9,14 +9,14 @@ const firstRetryMs = 100
 const drainingMs = 250
 
 /** What is told of a runner: that it is live with an empty memory, or about to stop. */
-export type News = 'live' | 'draining'
+export type RunnerNews = 'live' | 'draining'
 
 /** What a member needs of its fleet. */
 interface MemberFleet {
   readonly options: FleetOptions
   /** Called when the hash or the state of a runner may have changed. */
   changed(): void
-  tell(news: News, link: RunnerLink): void
+  tell(news: RunnerNews, link: RunnerLink): void
 }
 
 export interface FleetOptions {

@@ -1,10 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { access, type App, rateLimit, failures } from '#kernel'
+import { access, type App, failures, rateLimit } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
 import { fleetErrors } from '#contracts/run-errors'
 import { RunnerTopology } from '#contracts/runner'
-import type { Sight } from './topology.ts'
+import type { Observation } from './topology.ts'
 
 const state = (...names: string[]) => Type.Union(names.map((name) => Type.Literal(name)))
 export const orNull = <T extends Parameters<typeof Type.Union>[0][number]>(schema: T, description: string) =>
@@ -41,7 +41,7 @@ export interface TopologyRoutes {
   readonly guard: Guard
   readonly kv: Pick<Kv, 'hit'>
   readonly requestsPerMinute: number
-  readonly observe: () => Promise<Sight[]>
+  readonly observe: () => Promise<Observation[]>
 }
 
 export async function topologyRoutes(
@@ -75,7 +75,7 @@ export async function topologyRoutes(
 }
 
 /** What a tenant may see of a runner: how it is and what it can do, not where it is. Specification 2.12. */
-function entryOf({ member, healthy, latencyMs, topology }: Sight): Static<typeof TopologyEntry> {
+function entryOf({ member, healthy, latencyMs, topology }: Observation): Static<typeof TopologyEntry> {
   const { hash, capabilities, capabilitiesKnown, state } = member
   return {
     hash,

@@ -4,7 +4,7 @@ import type { Fleet, FleetMember, RunnerLink, RunnerTopology } from '#contracts/
 const probeTimeoutMs = 1_500
 
 /** What one probe of a runner gave. */
-export interface Sight {
+export interface Observation {
   readonly member: FleetMember
   /** The latest probe succeeded. */
   readonly healthy: boolean
@@ -15,7 +15,7 @@ export interface Sight {
 
 interface Probe {
   readonly at: number
-  readonly done: Promise<Pick<Sight, 'latencyMs' | 'topology'>>
+  readonly done: Promise<Pick<Observation, 'latencyMs' | 'topology'>>
 }
 
 export interface ObserverOptions {
@@ -26,9 +26,9 @@ export interface ObserverOptions {
 }
 
 /** Looks at the runners when somebody asks: each is probed once per `freshMs`, however many ask meanwhile. */
-export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptions): () => Promise<Sight[]> {
+export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptions): () => Promise<Observation[]> {
   const probes = new WeakMap<RunnerLink, Probe>()
-  const probe = async (link: RunnerLink): Promise<Pick<Sight, 'latencyMs' | 'topology'>> => {
+  const probe = async (link: RunnerLink): Promise<Pick<Observation, 'latencyMs' | 'topology'>> => {
     const begun = performance.now()
     try {
       const topology = await link.topology(AbortSignal.timeout(probeTimeoutMs))
@@ -48,7 +48,7 @@ export function createObserver({ fleet, freshMs, now = Date.now }: ObserverOptio
     // Both lists are in registry order and of one instant.
     const links = fleet.all()
     return Promise.all(
-      fleet.describe().map(async (member, i): Promise<Sight> => {
+      fleet.describe().map(async (member, i): Promise<Observation> => {
         if (member.state === 'unreachable') return { member, healthy: false, latencyMs: null, topology: null }
         const seen = await latest(links[i]!).done
         return { member, healthy: seen.topology !== null, ...seen }

@@ -6,7 +6,7 @@ import type { Database } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import { type Failover, standIn } from './failover.ts'
 import type { RedisStore } from './redis.ts'
-import type { Channels, Listener, Store } from './store.ts'
+import type { Channels, Store, Subscriber } from './store.ts'
 
 export interface KvParts {
   readonly channels: Channels
@@ -60,11 +60,11 @@ function createWakeUps({ channels, redis, notifications }: KvParts): Pick<Kv, 'p
 }
 
 export function createChannels(log: FastifyBaseLogger): Channels {
-  const channels = new Map<string, Set<Listener>>()
+  const channels = new Map<string, Set<Subscriber>>()
   return {
     add(channel, listener) {
       // Each call wraps its listener in a new function, because the same listener may subscribe twice.
-      const own: Listener = (message) => listener(message)
+      const own: Subscriber = (message) => listener(message)
       const listeners = channels.get(channel) ?? new Set()
       channels.set(channel, listeners.add(own))
       return () => {

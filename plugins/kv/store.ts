@@ -7,12 +7,12 @@ export interface Store {
   hit(key: string, limit: number, windowSeconds: number): Promise<Hit>
 }
 
-export type Listener = (message: string) => void
+export type Subscriber = (message: string) => void
 
 /** Who listens to which channel in this process. */
 export interface Channels {
   /** Returns the function that unsubscribes; it returns true when no listener is left. */
-  add(channel: string, listener: Listener): () => boolean
+  add(channel: string, listener: Subscriber): () => boolean
   has(channel: string): boolean
   names(): string[]
   readonly size: number

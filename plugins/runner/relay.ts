@@ -1,5 +1,5 @@
 import { linesOf, maxLineBytes } from '#kernel'
-import { endings, type EndingCode } from '#contracts/endings'
+import { type EndingCode, endings } from '#contracts/endings'
 import {
   createEventEncoder,
   type EventEncoder,
@@ -12,7 +12,7 @@ import {
 import { type FailingStop } from '#contracts/runner'
 
 /** Why a run was ended here, as the code of its `error` event. */
-export type EndReason =
+export type EndCode =
   | FailingStop
   | (EndingCode & ('cancelled' | 'runner_stopping' | 'session_shutdown' | 'sidecar_lost' | 'bad_event'))
 
@@ -90,7 +90,7 @@ export class Relay {
     return this.#passStamped(chunk)
   }
   /** Makes the terminal line of a run that did not end itself. */
-  end(reason: EndReason): Buffer {
+  end(reason: EndCode): Buffer {
     return this.fail(reason, endings[reason].message, 'lost' in endings[reason])
   }
   fail(code: string, message: string, retryable: boolean): Buffer {

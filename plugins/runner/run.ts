@@ -7,10 +7,10 @@ import { restoredFromLog } from '#contracts/profiles'
 import type { PreparedRun } from '#contracts/workers'
 import { retry } from '#kit'
 import type { Conversations } from './conversations.ts'
-import type { EndReason } from './relay.ts'
+import type { EndCode } from './relay.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
-import { type Executors, hasSandbox, type LiveSession, linkOf, type SessionTable } from './sessions.ts'
+import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
 
 /** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
 const graceMs = 3_000
@@ -31,7 +31,7 @@ const isAway = (error: AppError): boolean => error.code === 'sidecar_unreachable
 const lacksState = ({ code }: AppError): boolean => code === 'session_state_missing' || code === 'sidecar_draining'
 
 /** The runs of a runner, as one of them sees them. */
-export interface RunHost {
+export interface RunContext {
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly executors: Executors
@@ -58,7 +58,7 @@ export class Run implements OutputOwner {
   /** How many delegations led to the run. */
   readonly depth: number
   readonly output: RunOutput<Run>
-  readonly #host: RunHost
+  readonly #host: RunContext
   readonly #relay: Relay
   readonly #abort = new AbortController()
   readonly #over = Promise.withResolvers<void>()
@@ -74,7 +74,7 @@ export class Run implements OutputOwner {
   #readerDue: NodeJS.Timeout | undefined
   #unwound: NodeJS.Timeout | undefined
 
-  constructor(host: RunHost, session: LiveSession, order: ExecuteRun) {
+  constructor(host: RunContext, session: LiveSession, order: ExecuteRun) {
     this.#host = host
     this.session = session
     this.attempt = order.attempt ?? 1
@@ -111,7 +111,7 @@ export class Run implements OutputOwner {
     if (this.#state === 'preparing') this.#write(this.#relay.own(event))
     else if (!this.ended) this.#write(this.#relay.insert(event))
   }
-  end(reason: EndReason): void {
+  end(reason: EndCode): void {
     if (this.ended) return
     // The sidecar may have started the run already, so the conversation counts as changed.
     if (this.#state === 'asking' && this.#source) this.session.changes++

@@ -2,7 +2,7 @@ import { startOnRead } from '#kernel'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
-import { Run, type RunHost } from './run.ts'
+import { Run, type RunContext } from './run.ts'
 import { canMove, keyOf, type LiveSession } from './sessions.ts'
 import { Ledgers } from './tool-calls.ts'
 
@@ -17,7 +17,7 @@ const maxEndedBytes = 32 * 1024 * 1024
 /** The runs of this runner: at most one under way in a session, and the output of ended ones for as long as another reader may come. */
 export class Runs {
   readonly ledgers = new Ledgers()
-  readonly #host: RunHost
+  readonly #host: RunContext
   /** The runs that are not over. */
   readonly #runs = new Set<Run>()
   /** What the newest run of each session has written, by tenant and session. */
@@ -26,7 +26,7 @@ export class Runs {
   readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
 
-  constructor(shared: Omit<RunHost, 'keepBytes' | 'over'>) {
+  constructor(shared: Omit<RunContext, 'keepBytes' | 'over'>) {
     this.#host = {
       ...shared,
       keepBytes: () => Math.max(leastKept, Math.min(mostKept, keptInAll / this.#runs.size)),

@@ -4,7 +4,7 @@ import { ReadinessChecks } from '#contracts/health'
 import { sidecarLinkErrors } from '#contracts/runner-errors'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { createPeers } from '#kit'
-import { createRemoteSidecar, createSidecars, type Known, sidecarPeers } from './sidecars.ts'
+import { createRemoteSidecar, createSidecars, type KnownSidecar, sidecarPeers } from './sidecars.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
@@ -24,13 +24,13 @@ export default definePlugin({
     const { config } = ctx
     const peers = createPeers(sidecarPeers)
     ctx.onStop(() => peers.close())
-    const byUrl = new Map<string, Known>()
-    const at = (address: string): Known => {
+    const byUrl = new Map<string, KnownSidecar>()
+    const at = (address: string): KnownSidecar => {
       const known = byUrl.get(address) ?? { link: createRemoteSidecar(peers.at(address)), url: address }
       byUrl.set(address, known)
       return known
     }
-    const own = new Map<string, Known>()
+    const own = new Map<string, KnownSidecar>()
     if (config.general) own.set('general', at(config.general))
     if (config.runtimeA) own.set('runtime_a', at(config.runtimeA))
     if (config.runtimeB) own.set('runtime_b', at(config.runtimeB))

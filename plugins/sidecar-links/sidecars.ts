@@ -9,7 +9,7 @@ import { openOnRead, type Peer, type PeersOptions } from '#kit'
 const standardRuntimes = ['general', 'runtime_a', 'runtime_b'] as const
 
 /** One sidecar that this runner was told about. */
-export interface Known {
+export interface KnownSidecar {
   readonly link: SidecarLink
   /** '' for a sidecar in the same process. */
   readonly url: string
@@ -26,8 +26,8 @@ const goneMs = 10_000
  * poly-sidecar or the local one, which is asked what it can run.
  */
 export function createSidecars(
-  own: ReadonlyMap<string, Known>,
-  shared: Known | undefined,
+  own: ReadonlyMap<string, KnownSidecar>,
+  shared: KnownSidecar | undefined,
   now: () => number = Date.now,
 ): Sidecars {
   let known: readonly string[] | undefined
@@ -35,7 +35,7 @@ export function createSidecars(
   let askedAt = -Infinity
   let answeredAt = -Infinity
   let asking: Promise<void> | undefined
-  const ask = async (source: Known): Promise<void> => {
+  const ask = async (source: KnownSidecar): Promise<void> => {
     const health: SidecarHealth | undefined = await source.link.health().catch(() => undefined)
     if (health) {
       known = health.runtimes

@@ -6,7 +6,7 @@ import type { FindRun } from '#contracts/webhooks'
 import { ForbiddenAddressError } from '#kit/outbound'
 import type { Policy } from './policy.ts'
 import { currentVersion, type Secrets } from './secrets.ts'
-import type { Settled, Taken } from './store.ts'
+import type { Settled, TakenMessage } from './store.ts'
 
 interface AttemptDeps {
   readonly database: Database
@@ -20,7 +20,7 @@ interface AttemptDeps {
 /** One attempt to deliver a message: reads what it tells, signs it, posts it. */
 export const createAttempt =
   ({ database, findRun, secrets, policy, timeoutMs, stop }: AttemptDeps) =>
-  async (tenantId: string, message: Taken): Promise<Settled> => {
+  async (tenantId: string, message: TakenMessage): Promise<Settled> => {
     const [run, { version, previousUntil }] = await Promise.all([
       findRun(tenantId, message.runId),
       currentVersion(database, tenantId),
@@ -132,7 +132,7 @@ export const schedule = [5_000, 5 * minute, 30 * minute, 2 * hour, 5 * hour, 10 
 const maxPauseMs = 12 * hour
 
 /** What becomes of a message after an attempt. `random` in [0, 1) spreads those that failed together. */
-export function outcomeOf(answer: Answer, { attempt }: Taken, random: number): Settled {
+export function outcomeOf(answer: Answer, { attempt }: TakenMessage, random: number): Settled {
   const { status, error } = answer
   if (answer.taken) return { state: 'delivered', status, error }
   const wait = schedule[attempt - 1]

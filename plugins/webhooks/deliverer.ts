@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
-import type { Outbox, Settled, Taken } from './store.ts'
+import type { Outbox, Settled, TakenMessage } from './store.ts'
 
 /** Messages that this process delivers at once. */
 const abreast = 16
@@ -15,7 +15,7 @@ const maxWaitMs = 10 * 60_000
 interface DelivererOptions {
   readonly outbox: Pick<Outbox, 'take' | 'settle'>
   /** Makes one attempt. Rejects when it could not even be made: then the lease runs out. */
-  readonly attempt: (tenantId: string, message: Taken) => Promise<Settled>
+  readonly attempt: (tenantId: string, message: TakenMessage) => Promise<Settled>
   readonly log: FastifyBaseLogger
 }
 
@@ -91,7 +91,7 @@ export class Deliverer {
     }
   }
 
-  async #deliver(tenantId: string, message: Taken): Promise<void> {
+  async #deliver(tenantId: string, message: TakenMessage): Promise<void> {
     const of = { delivery: message.id, runId: message.runId }
     try {
       const how = await this.#attempt(tenantId, message)

@@ -30,7 +30,7 @@ const toDelivery = (row: Row): Delivery => ({
 })
 
 /** A message that this process took and must settle. */
-export interface Taken {
+export interface TakenMessage {
   readonly id: string
   readonly runId: string
   readonly url: string
@@ -78,7 +78,11 @@ const revive = {
 
 export const createOutbox = (database: Database) => ({
   /** Takes what is due for `leaseMs`. `inMs`: when the next one will be, undefined when nothing waits. */
-  async take(tenantId: string, limit: number, leaseMs: number): Promise<{ taken: Taken[]; inMs: number | undefined }> {
+  async take(
+    tenantId: string,
+    limit: number,
+    leaseMs: number,
+  ): Promise<{ taken: TakenMessage[]; inMs: number | undefined }> {
     const [rows, [next]] = await database.batch<[Row[], { in_ms: number | null }[]]>(tenantId, [
       { ...take, values: [tenantId, limit, leaseMs] },
       { ...soonest, values: [tenantId] },
@@ -86,7 +90,7 @@ export const createOutbox = (database: Database) => ({
     const taken = rows.map((row) => ({ id: row.id, runId: row.run_id, url: row.url, attempt: row.attempts }))
     return { taken, inMs: next?.in_ms ?? undefined }
   },
-  settle: (tenantId: string, { id, attempt }: Taken, how: Settled): Promise<unknown> =>
+  settle: (tenantId: string, { id, attempt }: TakenMessage, how: Settled): Promise<unknown> =>
     database.batch(tenantId, [
       {
         ...settle,

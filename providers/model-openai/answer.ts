@@ -3,7 +3,7 @@ import { InvalidResponseDataError, type LanguageModelV4FinishReason, type Shared
 import { TypeCompiler } from '@sinclair/typebox/compiler'
 import { createParser, type EventSourceParser } from 'eventsource-parser'
 import type { ModelPart } from '#contracts/model'
-import { Chunk, createToolCalls, type Delta, type ToolCalls } from './chunk.ts'
+import { type AnswerToolCalls, ChatChunk, createAnswerToolCalls, type Delta } from './chunk.ts'
 
 type Part = ModelPart
 
@@ -24,12 +24,12 @@ const reasoningId = 'reasoning-0'
 
 /** Makes a reader for each answer; what they share is made once. */
 export function createAnswers(): (warnings: readonly SharedV4Warning[]) => AnswerReader {
-  const valid = TypeCompiler.Compile(Chunk)
+  const valid = TypeCompiler.Compile(ChatChunk)
   return (warnings) => new Reader((value) => valid.Check(value), warnings)
 }
 
 class Reader implements AnswerReader {
-  readonly #valid: (value: unknown) => value is Chunk
+  readonly #valid: (value: unknown) => value is ChatChunk
   readonly #decoder = new StringDecoder('utf8')
   readonly #like = new LikeFrames()
   /** Parses frames that are cut or have several lines. It is made for the first of them: most short answers have none. */
@@ -42,11 +42,11 @@ class Reader implements AnswerReader {
   #refused = false
   #failed = false
   #finish: string | undefined
-  #usage: Chunk['usage']
-  #calls: ToolCalls | undefined
+  #usage: ChatChunk['usage']
+  #calls: AnswerToolCalls | undefined
 
   constructor(valid: (value: unknown) => boolean, warnings: readonly SharedV4Warning[]) {
-    this.#valid = valid as (value: unknown) => value is Chunk
+    this.#valid = valid as (value: unknown) => value is ChatChunk
     this.#parts = [{ type: 'stream-start', warnings: [...warnings] }]
   }
 
@@ -129,12 +129,12 @@ class Reader implements AnswerReader {
     }
     if (!calls?.length) return
     if (this.#open === 'reasoning') this.#close()
-    this.#calls ??= createToolCalls((part) => this.#say(part))
+    this.#calls ??= createAnswerToolCalls((part) => this.#say(part))
     this.#sort((all) => calls.forEach(all.take))
   }
 
   /** Runs work on tool calls; pieces that belong to no call make the answer invalid. */
-  #sort(work: (calls: ToolCalls) => void): void {
+  #sort(work: (calls: AnswerToolCalls) => void): void {
     if (!this.#calls) return
     try {
       work(this.#calls)
@@ -190,7 +190,7 @@ class Reader implements AnswerReader {
   }
 
   /** Some servers begin with a chunk that has no names yet. */
-  #name({ id, model, created }: Chunk): void {
+  #name({ id, model, created }: ChatChunk): void {
     if (!id && !model && !created) return
     this.#named = true
     this.#say({
@@ -224,7 +224,7 @@ class Reader implements AnswerReader {
 }
 
 /** True when the chunk only adds text. */
-function isTextAlone({ choices, usage }: Chunk): boolean {
+function isTextAlone({ choices, usage }: ChatChunk): boolean {
   const [choice] = choices
   if (choices.length !== 1 || usage || isSet(choice!.finish_reason) || !choice!.delta) return false
   const { content, role: _, ...rest } = choice!.delta as Delta & { role?: unknown }
@@ -309,7 +309,7 @@ const reasons: ReadonlyMap<string, LanguageModelV4FinishReason['unified']> = new
   ['function_call', 'tool-calls'],
 ])
 
-function usageOf(usage: Chunk['usage']): Extract<Part, { type: 'finish' }>['usage'] {
+function usageOf(usage: ChatChunk['usage']): Extract<Part, { type: 'finish' }>['usage'] {
   if (!usage) {
     return {
       inputTokens: { total: undefined, noCache: undefined, cacheRead: undefined, cacheWrite: undefined },

@@ -18,7 +18,7 @@ type ToolCallDelta = Static<typeof ToolCallDelta>
 const count = maybe(Type.Number())
 
 /** The fields that are read of a chunk. Servers may add others; a value of another type in one of these makes the chunk invalid. */
-export const Chunk = Type.Object({
+export const ChatChunk = Type.Object({
   id: maybe(Type.String()),
   model: maybe(Type.String()),
   created: maybe(Type.Number()),
@@ -47,17 +47,17 @@ export const Chunk = Type.Object({
     }),
   ),
 })
-export type Chunk = Static<typeof Chunk>
-export type Delta = NonNullable<Chunk['choices'][number]['delta']>
+export type ChatChunk = Static<typeof ChatChunk>
+export type Delta = NonNullable<ChatChunk['choices'][number]['delta']>
 
 /** The tool calls of one answer. Complete at its end only: arguments that parse may still be the beginning of longer ones. */
-export interface ToolCalls {
+export interface AnswerToolCalls {
   take(delta: ToolCallDelta): void
   end(): void
 }
 
 /** The package assigns the pieces to their calls, but it needs the name of a call with the first piece. */
-export function createToolCalls(say: (part: LanguageModelV4StreamPart) => void): ToolCalls {
+export function createAnswerToolCalls(say: (part: LanguageModelV4StreamPart) => void): AnswerToolCalls {
   const tracker = new StreamingToolCallTracker<ToolCallDelta>(
     { enqueue: (part) => part && say(part) },
     {

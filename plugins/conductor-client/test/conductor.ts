@@ -5,8 +5,8 @@ import { buffer } from 'node:stream/consumers'
 import type { TestContext } from 'node:test'
 import { createEventEncoder, type LogChunk, type RuntimeEvent } from '#contracts/run-event'
 import type { RunDispatch } from '#contracts/runs'
-import type { Signer, SignedParts } from '#contracts/signing'
-import { createDispatch } from '../dispatch.ts'
+import type { SignedParts, Signer } from '#contracts/signing'
+import { createRemoteDispatch } from '../dispatch.ts'
 import { conductorPeers } from '../peer.ts'
 
 export interface Seen {
@@ -124,7 +124,7 @@ export function client(t: TestContext, conductor: FakeConductor, signer = record
   const peers = conductorPeers(signer)
   t.after(() => peers.close())
   // Enough for two repetitions: no test waits for a conductor that restarts.
-  return createDispatch(peers.at(conductor.url), {}, 500)
+  return createRemoteDispatch(peers.at(conductor.url), {}, 500)
 }
 
 /** Joins chunks, checking that they follow one another. */

@@ -9,7 +9,7 @@ import { signedHeaders } from '#contracts/signing'
 import { conductorWire, sessionIdHeader } from '#contracts/wire/conductor'
 import { acceptLinks, type Admission, serve } from '#kit'
 import { testKernel } from '#testing'
-import { createDispatch } from '../dispatch.ts'
+import { createRemoteDispatch } from '../dispatch.ts'
 import { conductorPeers } from '../peer.ts'
 import { events, linesFrom, logOf, recordingSigner, say, sessionId, signal, task } from './conductor.ts'
 
@@ -86,7 +86,7 @@ async function served(t: TestContext, links: boolean): Promise<Served> {
   t.after(() => peers.close())
   const peer = peers.at(url)
   const conductor: Served = {
-    dispatch: createDispatch(peer, {}, 500),
+    dispatch: createRemoteDispatch(peer, {}, 500),
     url,
     asked: [],
     log: events,

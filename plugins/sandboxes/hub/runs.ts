@@ -10,7 +10,7 @@ import type { Upload } from './upload.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** The runs of one worker, one at a time. */
-export interface Runs {
+export interface WorkerRuns {
   run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncGenerator<Buffer>
   /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
@@ -28,7 +28,7 @@ interface UnderWay {
   withdraw(): boolean
 }
 
-export function createRuns(mailbox: Mailbox, presence: Presence, token: IssuedToken): Runs {
+export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: IssuedToken): WorkerRuns {
   let current: UnderWay | undefined
   let closed = false
   return {

@@ -6,7 +6,7 @@ import type { Presence } from './presence.ts'
 /** How much longer than the worker this side waits: the worker's own timeout gives the better error message. */
 const graceMs = 1_000
 
-export interface ToolCalls {
+export interface WorkerToolCalls {
   call(
     name: string,
     input: Readonly<Record<string, unknown>>,
@@ -21,7 +21,7 @@ const failed = (content: string): ToolResult => ({ ok: false, content })
 const gone = failed('The sandbox has left.')
 
 /** Tool calls under way in one worker. */
-export function createToolCalls(mailbox: Mailbox, presence: Presence): ToolCalls {
+export function createWorkerToolCalls(mailbox: Mailbox, presence: Presence): WorkerToolCalls {
   const waiting = new Map<string, (result: ToolResult) => void>()
   let closed = false
   return {

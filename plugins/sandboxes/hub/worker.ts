@@ -7,10 +7,10 @@ import type { PollAnswer } from '#contracts/wire/worker'
 import { workerTokenErrors } from '#contracts/workers'
 import type { Mailbox } from './mailbox.ts'
 import { createPresence } from './presence.ts'
-import { createRuns } from './runs.ts'
+import { createWorkerRuns } from './runs.ts'
 import { askForState, createStateCopy, type StateCopy } from './state.ts'
 import type { IssuedToken } from './tokens.ts'
-import { createToolCalls, type ToolCalls } from './tool-calls.ts'
+import { createWorkerToolCalls, type WorkerToolCalls } from './tool-calls.ts'
 import type { Upload } from './upload.ts'
 import { sandboxErrors } from '../errors.ts'
 
@@ -43,7 +43,7 @@ export interface WorkerChannel {
   readonly state: StateBundle | undefined
   setState(bundle: StateBundle | undefined): void
   /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
-  callTool: ToolCalls['call']
+  callTool: WorkerToolCalls['call']
   /**
    * Gives a warm worker its session: the same worker goes on under another id, generation and token. This channel has nothing left to
    * do then, nor to close.
@@ -92,7 +92,7 @@ export class Worker implements WorkerChannel {
   readonly #presence
   readonly #state: StateCopy
   readonly #runs
-  readonly #toolCalls: ToolCalls
+  readonly #toolCalls: WorkerToolCalls
   readonly #closing = new AbortController()
   #takesTools: boolean
   /** True once it was given to another session. */
@@ -105,8 +105,8 @@ export class Worker implements WorkerChannel {
     this.#options = options
     this.#presence = createPresence(options.lostMs)
     this.#state = createStateCopy(options.stateRev)
-    this.#runs = createRuns(options.mailbox, this.#presence, options.token)
-    this.#toolCalls = createToolCalls(options.mailbox, this.#presence)
+    this.#runs = createWorkerRuns(options.mailbox, this.#presence, options.token)
+    this.#toolCalls = createWorkerToolCalls(options.mailbox, this.#presence)
     this.#takesTools = options.takesTools ?? false
   }
 
@@ -158,7 +158,7 @@ export class Worker implements WorkerChannel {
     this.#state.set(bundle)
   }
 
-  async callTool(...call: Parameters<ToolCalls['call']>): Promise<ToolResult> {
+  async callTool(...call: Parameters<WorkerToolCalls['call']>): Promise<ToolResult> {
     if (!this.#takesTools) return { ok: false, content: 'The sandbox takes no tool calls.' }
     return this.#toolCalls.call(...call)
   }

@@ -3,10 +3,15 @@ import { test } from 'node:test'
 import { pino } from 'pino'
 import { outcomeOf, schedule } from '../attempt.ts'
 import { Deliverer } from '../deliverer.ts'
-import type { Settled, Taken } from '../store.ts'
+import type { Settled, TakenMessage } from '../store.ts'
 
 const log = pino({ level: 'silent' })
-const message = (id: string, attempt = 1): Taken => ({ id, runId: `run-${id}`, url: 'https://example.com/', attempt })
+const message = (id: string, attempt = 1): TakenMessage => ({
+  id,
+  runId: `run-${id}`,
+  url: 'https://example.com/',
+  attempt,
+})
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve))
 
 test('one tenant with a slow receiver leaves room for the others', async () => {

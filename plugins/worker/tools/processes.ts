@@ -10,7 +10,7 @@ export interface Execution {
   readonly signal: AbortSignal
 }
 
-export interface Outcome {
+export interface ProcessOutcome {
   /** Undefined when it was killed. */
   readonly code: number | undefined
   /** Why it was killed, or by which signal. */
@@ -21,7 +21,7 @@ export interface Outcome {
 
 export interface Processes {
   /** Runs a command; everything that it started ends with it. */
-  execute(execution: Execution): Promise<Outcome>
+  execute(execution: Execution): Promise<ProcessOutcome>
 }
 
 /** How long the last output is read after the end: a process that has left the group may hold the pipe open. */

@@ -5,7 +5,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import type { ToolResult } from '#contracts/tools'
 import { refused } from './errors.ts'
 import { put } from './files.ts'
-import type { Outcome, Processes } from './processes.ts'
+import type { Processes, ProcessOutcome } from './processes.ts'
 import { Path, type Workspace } from './workspace.ts'
 
 const seconds = Type.Optional(Type.Number({ exclusiveMinimum: 0 }))
@@ -40,7 +40,7 @@ export interface Machine {
 }
 
 /** The bounds of one call: who called stops waiting after `timeoutMs`. */
-export interface Limits {
+export interface CallLimits {
   readonly signal: AbortSignal
   readonly timeoutMs: number
 }
@@ -53,7 +53,7 @@ const shebangBytes = 256
 export async function shell(
   { workspace, processes }: Machine,
   { command, timeoutSeconds, cwd = '.' }: Static<typeof ShellInput>,
-  limits: Limits,
+  limits: CallLimits,
 ): Promise<ToolResult> {
   const timeoutMs = timeFor(timeoutSeconds, limits)
   const folder = await workspace.existing(cwd)
@@ -68,7 +68,7 @@ const shellOf = (): string => ['/bin/bash', '/usr/bin/bash'].find((file) => exis
 export async function runScript(
   { workspace, processes }: Machine,
   { path, args = [], folder = '.', files = [], timeoutSeconds }: Static<typeof ScriptInput>,
-  limits: Limits,
+  limits: CallLimits,
 ): Promise<ToolResult> {
   for (const { path: file, data, executable = false } of files) {
     await put(workspace, within(folder, file), Buffer.from(data, 'base64'), { mode: executable ? 0o755 : 0o644 })
@@ -117,12 +117,12 @@ async function firstLine(script: string): Promise<string> {
 }
 
 /** The process's time limit: a second less than the call's, so that its answer still arrives in time. */
-function timeFor(seconds: number | undefined, { timeoutMs }: Limits): number {
+function timeFor(seconds: number | undefined, { timeoutMs }: CallLimits): number {
   const most = Math.max(timeoutMs - answerMs, timeoutMs / 2)
   return seconds === undefined ? most : Math.min(seconds * 1_000, most)
 }
 
-function resultOf({ code, killed, output }: Outcome, timeoutMs: number): ToolResult {
+function resultOf({ code, killed, output }: ProcessOutcome, timeoutMs: number): ToolResult {
   const ending =
     killed === 'timeout'
       ? `It was killed after ${timeoutMs / 1_000} s.`

@@ -3,15 +3,15 @@ import type { Static, TSchema } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { isAppError } from '#kernel'
 import type { ToolResult } from '#contracts/tools'
-import { ListInput, listFiles, ReadInput, readFile, WriteInput, writeFile } from './files.ts'
+import { listFiles, ListInput, readFile, ReadInput, writeFile, WriteInput } from './files.ts'
 import { createProcesses } from './processes.ts'
-import { type Limits, runScript, ScriptInput, shell, ShellInput } from './shell.ts'
+import { type CallLimits, runScript, ScriptInput, shell, ShellInput } from './shell.ts'
 import { createWorkspace } from './workspace.ts'
 
 /** Tools that act on the machine of a worker, inside one folder. */
 export interface Tools {
   /** Never rejects for a tool's own failure. */
-  call(name: string, input: Readonly<Record<string, unknown>>, limits: Limits): Promise<ToolResult>
+  call(name: string, input: Readonly<Record<string, unknown>>, limits: CallLimits): Promise<ToolResult>
 }
 
 export interface ToolsSettings {
@@ -25,11 +25,14 @@ export interface ToolsSettings {
 
 interface Tool {
   readonly input: TSchema
-  call(input: never, limits: Limits): Promise<ToolResult>
+  call(input: never, limits: CallLimits): Promise<ToolResult>
 }
 
 /** A tool with the form of its input: the runner has checked it, but what runs in a sandbox trusts nobody. */
-const tool = <S extends TSchema>(input: S, call: (input: Static<S>, limits: Limits) => Promise<ToolResult>): Tool => ({
+const tool = <S extends TSchema>(
+  input: S,
+  call: (input: Static<S>, limits: CallLimits) => Promise<ToolResult>,
+): Tool => ({
   input,
   call,
 })

@@ -7,7 +7,7 @@ import { dataLimit } from '../command.ts'
 import type { Folders } from '../home.ts'
 import { signalTree, treeOf } from '../processes.ts'
 import { insideUser } from './files.ts'
-import type { Limits } from './limits.ts'
+import type { SandboxLimits } from './limits.ts'
 import { runnerPort } from './relay.ts'
 
 export const entryFile = fileURLToPath(new URL('./inside/entry.js', import.meta.url))
@@ -126,7 +126,7 @@ export const places: Folders = { workspace: '/workspace', state: '/state' }
 const sharedMemoryMb = 64
 
 /** Arguments of bwrap up to the command: namespaces, no rights, and a file system put together from nothing. */
-export function bwrapArguments(view: View, folders: Folders, limits: Pick<Limits, 'diskMb'>): string[] {
+export function bwrapArguments(view: View, folders: Folders, limits: Pick<SandboxLimits, 'diskMb'>): string[] {
   const identity = ['--unshare-all', '--unshare-user', '--disable-userns', '--hostname', 'sandbox']
   const user = ['--uid', String(insideUser), '--gid', String(insideUser), '--cap-drop', 'ALL']
   const life = ['--die-with-parent', '--new-session']
@@ -155,7 +155,7 @@ const tmpfs = (path: string, mb: number): string[] =>
   `--size ${mb * 1024 * 1024} --perms 1777 --tmpfs ${path}`.split(' ')
 
 /** The limits of a process, and of the processes of its sandbox; put before a command inside. */
-export const limitArguments = (limits: Pick<Limits, 'pids'> & { readonly memoryMb?: number }): string[] => [
+export const limitArguments = (limits: Pick<SandboxLimits, 'pids'> & { readonly memoryMb?: number }): string[] => [
   '/usr/bin/prlimit',
   `--nproc=${limits.pids}`,
   // 1 and not 0: with 1 the kernel also starts no handler for core dumps, which would run outside of the sandbox.

@@ -5,7 +5,7 @@ import { invalidSandbox, type SandboxResources } from '#contracts/sandbox'
 import { retry } from '#kit'
 import { treeOf } from '../processes.ts'
 
-export interface Limits {
+export interface SandboxLimits {
   readonly memoryMb: number
   readonly pids: number
   /** The size of `/tmp`. */
@@ -15,8 +15,8 @@ export interface Limits {
 
 /** What this provider gives: to profiles that say nothing, and at most to those that do. */
 export interface LimitSettings {
-  readonly byDefault: Limits
-  readonly most: Limits
+  readonly byDefault: SandboxLimits
+  readonly most: SandboxLimits
 }
 
 /** What a sandbox may use: as ordered, or else as this provider is set up. */
@@ -24,7 +24,7 @@ export function limitsOf(
   resources: SandboxResources,
   { byDefault, most }: LimitSettings,
   canLimitCpus: boolean,
-): Limits {
+): SandboxLimits {
   const { memoryMb, pids, diskMb, cpus } = resources
   // A tenant's profile may not ask for more than this machine's operator allows; `/tmp` takes memory, too.
   for (const name of ['memoryMb', 'pids', 'diskMb'] as const) {
@@ -55,7 +55,7 @@ const periodUs = 100_000
 /** A cgroup that this runner may make children in: one for each sandbox. */
 export interface Cgroups {
   /** Resolves to a function that removes the cgroup once nothing runs in it. */
-  contain(name: string, pids: readonly number[], limits: Limits): Promise<() => Promise<void>>
+  contain(name: string, pids: readonly number[], limits: SandboxLimits): Promise<() => Promise<void>>
 }
 
 /** Throws an Error with a sentence when the folder is none, or lacks what limits need. */
