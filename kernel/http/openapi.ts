@@ -33,10 +33,8 @@ const problem = {
   additionalProperties: true,
 }
 
-const problemContent = {
-  'application/json': { schema: { $ref: '#/components/schemas/Problem' } },
-  'application/problem+json': { schema: { $ref: '#/components/schemas/Problem' } },
-}
+const problemOnly = { schema: { $ref: '#/components/schemas/Problem' } }
+const problemContent = { 'application/json': problemOnly, 'application/problem+json': problemOnly }
 /** How a caller shows who it is. The network that runners and sidecars live in is trusted: nothing is shown there. */
 const securitySchemes = {
   bearer: { type: 'http' as const, scheme: 'bearer', description: 'A key: `Authorization: Bearer ao_…`.' },
