@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { pino } from 'pino'
 import { AppError } from '#kernel'
 import type { Database } from '#contracts/database'
-import { createIngress } from '../chores.ts'
+import { createIngress } from '../sweeps.ts'
 import { emptyDatabase, gateway, publish, sql } from './gateway.ts'
 
 let runs = 0

@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import { pino } from 'pino'
 import type { Database } from '#contracts/database'
 import { keepInDoubt } from '../chat.ts'
-import { createSweep } from '../chores.ts'
+import { createSweep } from '../sweeps.ts'
 import { findRun } from '../public-run.ts'
 import { emptyDatabase, gateway, publish, sql, until } from './gateway.ts'
 
@@ -100,7 +100,7 @@ test('runs that ended while their public run was open, as those of an earlier re
   assert.equal(pinned.length, 4)
 })
 
-test('gateways that sweep at once end each run once; between walks only the tenants in doubt are looked at', async (t) => {
+test('gateways that sweep at once end each run once; between full sweeps only the tenants in doubt are looked at', async (t) => {
   const database = await emptyDatabase(t)
   await publish(database)
   await Promise.all(Array.from({ length: 30 }, () => inDoubt(database, 'acme', 31)))

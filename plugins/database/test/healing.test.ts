@@ -9,6 +9,7 @@ import database from '../index.ts'
 import { migrate } from '../migrate.ts'
 import { readMigrations } from '../migrations.ts'
 import { openDatabase } from '../opening.ts'
+import { openPool } from '../pool.ts'
 import { NotYet } from '../server.ts'
 
 async function boot(t: TestContext, config: object) {
@@ -154,3 +155,14 @@ async function quiet(t: TestContext) {
   await testKernel(t, [logger], { listeners: [] })
   return { log: log! }
 }
+
+test('an idle connection that broke is reported without its client, which a log would print with all its settings', async (t) => {
+  const dsn = await freshDatabase(t)
+  const broken = Promise.withResolvers<Error>()
+  const pool = await openPool(dsn, 1, { onError: broken.resolve, gate: { closed: undefined } })
+  t.after(() => pool.close())
+  const { rows } = await pool.lease((connection) => connection.send([{ text: 'SELECT pg_backend_pid() AS pid' }]))
+  const { pid } = rows[0]![0] as { pid: number }
+  await run(dsn, `SELECT pg_terminate_backend(${pid})`)
+  assert.equal('client' in (await broken.promise), false)
+})

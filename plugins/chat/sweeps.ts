@@ -4,37 +4,38 @@ import { endings, publicMessageOf } from '#contracts/endings'
 
 const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants ORDER BY id` }
 
-interface Chore {
+interface TenantTask {
   readonly everyMs: number
-  /** For how long a tenant is visited at every turn after it was touched. */
+  /** For how long a tenant is swept every time after something happened in it. */
   readonly lingerMs: number
-  readonly walkMs: number
-  visit(tenantId: string): Promise<unknown>
-  /** After each turn. `everybody`: all tenants were due. */
-  onTurn(everybody: boolean, failures: readonly unknown[]): void
+  /** How often all tenants are swept. */
+  readonly fullSweepMs: number
+  sweep(tenantId: string): Promise<unknown>
+  /** Called after each sweep. `all`: every tenant was due. */
+  onSwept(all: boolean, failures: readonly unknown[]): void
 }
 
 /**
- * A chore that has to be done tenant by tenant, because row security hides rows from a statement without a tenant. Tenants
- * in which something happened lately are visited at every turn, all of them now and then, for what other processes left.
+ * A task that has to be done tenant by tenant, because row security hides rows from a statement without a tenant. Tenants
+ * in which something happened lately are swept every time, all of them now and then, for what other processes left.
  */
-function createWalk(database: Database, chore: Chore, now = (): number => performance.now()) {
-  const { everyMs, lingerMs, walkMs, visit, onTurn } = chore
-  /** Tenants in which something happened since the last turn. */
+function createTenantSweep(database: Database, task: TenantTask, now = (): number => performance.now()) {
+  const { everyMs, lingerMs, fullSweepMs, sweep, onSwept } = task
+  /** Tenants in which something happened since the last sweep. */
   const touched = new Set<string>()
   const lately = new Map<string, number>()
-  let walked = Number.NEGATIVE_INFINITY
+  let fullySwept = Number.NEGATIVE_INFINITY
   let turnedAt = now()
   let stopped = false
   let timer: NodeJS.Timeout | undefined
   let turning: Promise<void> | undefined
 
-  const visitDue = async (): Promise<void> => {
+  const sweepDue = async (): Promise<void> => {
     const at = now()
     for (const tenantId of touched) lately.set(tenantId, turnedAt)
     touched.clear()
     turnedAt = at
-    const everybody = at - walked >= walkMs
+    const everybody = at - fullySwept >= fullSweepMs
     const failures: unknown[] = []
     const failed = (err: unknown): void => void failures.push(err)
     const all = everybody ? await database.systemBatch<[{ id: string }[]]>([everyTenant]).catch(failed) : undefined
@@ -43,14 +44,14 @@ function createWalk(database: Database, chore: Chore, now = (): number => perfor
       const rest = (): void => {
         if (at - (lately.get(tenantId) ?? at) >= lingerMs) lately.delete(tenantId)
       }
-      await visit(tenantId).then(rest, failed)
+      await sweep(tenantId).then(rest, failed)
     }
-    if (everybody && failures.length === 0) walked = at
-    onTurn(everybody, failures)
+    if (everybody && failures.length === 0) fullySwept = at
+    onSwept(everybody, failures)
   }
-  /** Visits those that are due, one after the other. Never rejects; a tenant that failed is visited again. */
+  /** Sweeps the tenants that are due, one after the other. Never rejects; a tenant that failed is swept again. */
   const turn = (): Promise<void> =>
-    (turning ??= visitDue().finally(() => {
+    (turning ??= sweepDue().finally(() => {
       turning = undefined
     }))
   return {
@@ -107,12 +108,12 @@ const toldByCode = JSON.stringify(Object.fromEntries(Object.keys(endings).map((c
 export function createSweep(database: Database, log: FastifyBaseLogger) {
   let counts = { swept: 0, finished: 0, lost: 0 }
   let isBoot = true
-  return createWalk(database, {
+  return createTenantSweep(database, {
     everyMs: 5_000,
     // So long after the doubt arose, the run has ended or was never started.
     lingerMs: 60_000,
-    walkMs: 30_000,
-    async visit(tenantId) {
+    fullSweepMs: 30_000,
+    async sweep(tenantId) {
       const values = [tenantId, lostMessage, publicMessageOf(''), toldByCode]
       for (let more = true; more;) {
         const [ended] = await database.batch<[{ status: 'lost' | 'ok' | 'error' }[]]>(tenantId, [{ ...end, values }])
@@ -121,7 +122,7 @@ export function createSweep(database: Database, log: FastifyBaseLogger) {
         more = ended.length === sweptAtOnce
       }
     },
-    onTurn(everybody, [err]) {
+    onSwept(everybody, [err]) {
       if (err !== undefined) log.warn({ err }, 'the sweep of lost runs failed; it is tried again')
       const isFirst = isBoot && everybody && err === undefined
       if (isFirst) isBoot = false
@@ -161,16 +162,16 @@ const count = {
  * lock on the watermark.
  */
 export const createIngress = (database: Database, log: FastifyBaseLogger, now?: () => number) =>
-  createWalk(
+  createTenantSweep(
     database,
     {
       everyMs: 30_000,
       // Long enough for the minute of a chat to be over, and for late commits to be visible.
       lingerMs: 3 * 60_000,
-      walkMs: 10 * 60_000,
-      visit: (tenantId) => database.batch(tenantId, [{ ...count, values: [tenantId] }]),
+      fullSweepMs: 10 * 60_000,
+      sweep: (tenantId) => database.batch(tenantId, [{ ...count, values: [tenantId] }]),
       // One line for all tenants: when the database is away, it is away for each of them.
-      onTurn(_everybody, [err, ...more]) {
+      onSwept(_everybody, [err, ...more]) {
         if (err !== undefined) log.error({ err, failures: more.length + 1 }, 'ingress.flush_failed')
       },
     },
