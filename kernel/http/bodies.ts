@@ -30,13 +30,12 @@ function validators(): FastifySchemaCompiler<unknown> {
     const ajv = httpPart === 'body' ? literal : coercing
     if (ajv.validateSchema(schema as object) !== true) throw new Error(ajv.errorsText(ajv.errors))
     let compiled: ValidateFunction | undefined
-    const check = (data: unknown): boolean => {
+    const check: ReturnType<FastifySchemaCompiler<unknown>> = (data: unknown) => {
       compiled ??= ajv.compile(schema as object)
       const fits = compiled(data)
       check.errors = compiled.errors ?? null
       return fits
     }
-    check.errors = null as NonNullable<ValidateFunction['errors']> | null
     return check
   }
 }
