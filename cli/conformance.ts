@@ -2,11 +2,25 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import type { Command } from 'commander'
-import type { SidecarCheck } from './conformance/sidecar.ts'
 import { CliError } from './terminal.ts'
 
 const suite = fileURLToPath(new URL('./conformance/sidecar.ts', import.meta.url))
 const healthMs = 10_000
+
+/** What the suite is told, as its one argument in JSON. Prompts hold `{word}` where a word goes. */
+export interface SidecarCheck {
+  readonly url: string
+  readonly runtime: string
+  readonly model?: string
+  readonly say: string
+  readonly hang?: string
+  readonly tool?: string
+  readonly tell: string
+  readonly ask: string
+  readonly state: boolean
+  readonly replays: boolean
+  readonly mcpHost: string
+}
 
 interface Options extends Omit<SidecarCheck, 'runtime'> {
   readonly runtime?: string

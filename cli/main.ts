@@ -16,7 +16,7 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   runners: async () => (await import('./runners.ts')).addRunners,
   'check-config': async () => (await import('./check-config.ts')).addCheckConfig,
   plugins: async () => (await import('./plugins.ts')).addPlugins,
-  plugin: async () => (await import('./plugin.ts')).addPlugin,
+  plugin: async () => (await import('./plugins.ts')).addPlugin,
   conformance: async () => (await import('./conformance.ts')).addConformance,
   postgres: async () => (await import('./database.ts')).addPostgres,
 }

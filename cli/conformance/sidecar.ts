@@ -1,21 +1,7 @@
 // Run by `agent-orc conformance sidecar`: the suite of every bundled runtime, at the URL of a running sidecar.
 import { after } from 'node:test'
 import { startToolServer, testRuntime } from '#testing'
-
-/** One JSON argument. Prompts hold `{word}` where a word goes. */
-export interface SidecarCheck {
-  readonly url: string
-  readonly runtime: string
-  readonly model?: string
-  readonly say: string
-  readonly hang?: string
-  readonly tool?: string
-  readonly tell: string
-  readonly ask: string
-  readonly state: boolean
-  readonly replays: boolean
-  readonly mcpHost: string
-}
+import type { SidecarCheck } from '../conformance.ts'
 
 const check = JSON.parse(process.argv[2]!) as SidecarCheck
 const filled = (template: string) => (word: string) => template.replaceAll('{word}', word)

@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { kinds } from '../plugin.ts'
+import { kinds } from '../plugins.ts'
 import { emptyFolder, run, start } from './spawned.ts'
 
 for (const kind of Object.keys(kinds)) {
