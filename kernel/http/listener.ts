@@ -7,11 +7,10 @@ import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
 import type { App, TypeBox } from './app.ts'
-import { jsonBodies, parseJson } from './bodies.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { allowedHosts, requestArrival, requestLog } from './requests.ts'
+import { allowedHosts, jsonBodies, parseJson, requestArrival, requestLog } from './requests.ts'
 import { openStreams, streamsOf } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */

@@ -1,5 +1,6 @@
 import type { Dispatcher } from 'undici'
-import { Answer, type ExchangeOptions, type Reply } from './answer.ts'
+import { Answer, type ExchangeOptions, readBody, type Reply } from './answer.ts'
+import { retry } from './retry.ts'
 
 /** Unread bytes of one answer beyond which its socket is paused. */
 const highWater = 256 * 1024
@@ -54,4 +55,115 @@ export function exchange(
     onResponseError: (_controller, cause) => answer.fail(cause),
   })
   return answer.head
+}
+
+export interface JsonRequest {
+  readonly method: Dispatcher.HttpMethod
+  /** `https://host:port`. */
+  readonly origin: string
+  readonly path: string
+  readonly headers?: Readonly<Record<string, string>>
+  /** Sent as JSON, as `application/json` unless `headers` says otherwise. */
+  readonly body?: unknown
+  readonly timeoutMs: number
+  readonly signal?: AbortSignal | undefined
+}
+
+export interface JsonAnswer extends Pick<Reply, 'status' | 'headers'> {
+  /** Undefined when the answer has no body, none that is JSON, or one that is too long. */
+  readonly body: unknown
+}
+
+/** The longest answer; a page of a list comes close to it. */
+const maxAnswerBytes = 8 * 1024 * 1024
+
+/** No whole answer arrived. */
+export class NoAnswer extends Error {
+  /** False: there was no connection, so nothing was asked. Else the server may have done it. */
+  readonly asked: boolean
+  constructor(message: string, asked: boolean, cause: unknown) {
+    super(message, { cause })
+    this.name = 'NoAnswer'
+    this.asked = asked
+  }
+}
+
+/**
+ * Asks the JSON API of another service. Resolves with whatever it answers; rejects with `NoAnswer`, or with the reason of
+ * the caller's signal.
+ */
+export async function askJson(dispatcher: Dispatcher, request: JsonRequest): Promise<JsonAnswer> {
+  const { method, origin, path, headers, body, timeoutMs, signal } = request
+  const lost = (cause: Error): Error => {
+    const { code } = cause as { code?: unknown }
+    // Our own dispatcher was closed; nothing is lost.
+    if (code === 'UND_ERR_DESTROYED' || code === 'UND_ERR_CLOSED') return cause
+    return new NoAnswer(`${method} ${origin}: ${cause.message}`, !neverConnected(cause), cause)
+  }
+  const sent = {
+    method,
+    origin,
+    path,
+    headers: { accept: 'application/json', ...(body === undefined ? {} : json), ...headers },
+    ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+  }
+  const reply = await exchange(dispatcher, sent, { signal, lost, timeoutMs, whole: true })
+  return { status: reply.status, headers: reply.headers, body: parse(await readBody(reply.body, maxAnswerBytes)) }
+}
+
+const json = { 'content-type': 'application/json' }
+
+function parse(bytes: Buffer | undefined): unknown {
+  try {
+    return JSON.parse(bytes?.toString('utf8') ?? '') as unknown
+  } catch {
+    return undefined
+  }
+}
+
+interface Patience {
+  /** The request may be made twice: a lost answer, or a failure of the server, is asked for again. */
+  readonly repeatable: boolean
+  /** No attempt begins later than this after the first. */
+  readonly withinMs: number
+  readonly signal?: AbortSignal | undefined
+}
+
+const waits = { firstMs: 200, longestMs: 5_000, spread: true }
+/** Statuses of failures that pass. 500 is among them: API servers answer it while they are being replaced. */
+const passing = new Set([500, 502, 503, 504])
+
+/**
+ * Asks again what may succeed later: what was refused for its rate, what never arrived, and, where it does no harm, what
+ * failed. The waits grow and are spread; `Retry-After` is heeded. Gives up with the last outcome.
+ */
+export async function askPatiently(ask: () => Promise<JsonAnswer>, patience: Patience): Promise<JsonAnswer> {
+  const { repeatable, withinMs, signal } = patience
+  const attempt = async (): Promise<JsonAnswer> => {
+    const answer = await ask()
+    if (answer.status === 429 || (repeatable && passing.has(answer.status))) throw new Refusal(answer)
+    return answer
+  }
+  const mayPass = (error: unknown): boolean | number =>
+    error instanceof Refusal ? retryAfterMs(error.answer) : error instanceof NoAnswer && (repeatable || !error.asked)
+  try {
+    return await retry(attempt, { ...waits, withinMs, signal, mayPass })
+  } catch (error) {
+    if (error instanceof Refusal) return error.answer
+    throw error
+  }
+}
+
+/** An answer that may be another one later. */
+class Refusal extends Error {
+  readonly answer: JsonAnswer
+  constructor(answer: JsonAnswer) {
+    super(`the server answered ${answer.status}`)
+    this.answer = answer
+  }
+}
+
+function retryAfterMs({ headers }: JsonAnswer): number {
+  const value = headers['retry-after']
+  return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1_000 : 0
 }

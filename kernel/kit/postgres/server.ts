@@ -6,8 +6,7 @@ import { dirname, join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import pg from 'pg'
-import { type Binaries, findBinaries } from './binaries.ts'
-import { chooseLaunch, exited, interrupt, launch, type Launch } from './launch.ts'
+import { type Binaries, chooseLaunch, exited, findBinaries, interrupt, launch, type Launch } from './launch.ts'
 
 /** The application's role and database: no superuser, so row security holds for it. */
 const application = 'agent_orc'

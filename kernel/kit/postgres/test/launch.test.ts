@@ -3,8 +3,7 @@ import { lstat, mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { findBinaries, hydrateSymlinks } from '../binaries.ts'
-import { chooseLaunch, exited, interrupt, launch } from '../launch.ts'
+import { chooseLaunch, exited, findBinaries, hydrateSymlinks, interrupt, launch } from '../launch.ts'
 
 const machine = (root: boolean, ...programs: string[]) => ({
   root,
