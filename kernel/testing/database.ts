@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
+import { Redis } from 'ioredis'
 import { startPostgres } from '#kit/postgres'
 
 /** A server with a migrated template database, as the test script hands it to every test process. */
@@ -139,4 +140,34 @@ async function drop(dsn: string, name: string): Promise<void> {
       await sleep(100)
     }
   }
+}
+
+/**
+ * The URL of a Redis server with a key prefix of this test's own, removed after it. Without a server the test is skipped
+ * with the reason, and undefined is returned; with CI=true that is a failure instead.
+ */
+export async function redisForTests(t: Pick<TestContext, 'after' | 'skip'>): Promise<string | undefined> {
+  // The environment is read here although plugins may not: no role file stands behind a test.
+  const address = process.env['REDIS_URL'] || 'redis://127.0.0.1:6379'
+  const client = new Redis(address, { lazyConnect: true, retryStrategy: () => null, connectTimeout: 2_000 })
+  client.on('error', () => {})
+  try {
+    await client.connect()
+  } catch (cause) {
+    client.disconnect()
+    const reason = `no Redis answers at ${new URL(address).host}: start one, or set REDIS_URL`
+    if (process.env['CI'] === 'true') throw new Error(reason, { cause })
+    t.skip(reason)
+    return undefined
+  }
+  const prefix = `ao-test-${randomBytes(6).toString('hex')}:`
+  t.after(async () => {
+    for await (const keys of client.scanStream({ match: `${prefix}*`, count: 1_000 })) {
+      if ((keys as string[]).length > 0) await client.unlink(...(keys as string[]))
+    }
+    await client.quit()
+  })
+  const url = new URL(address)
+  url.searchParams.set('keyPrefix', prefix)
+  return url.href
 }

@@ -8,12 +8,12 @@ export {
   testKernel,
   type TestKernel,
 } from './kernel.ts'
-export { testConductor, type TestCaller, type TestConductor, testRole } from './conductor.ts'
+export { testConductor, type TestCaller, type TestConductor, testRole } from './kernel.ts'
 export { freshDatabase } from './database.ts'
 export { chunkOf } from './run-store-steps.ts'
 export { testRunStore } from './run-store-suite.ts'
 export { type Proxy, startProxy, type Verdict } from './proxy.ts'
-export { redisForTests } from './redis.ts'
+export { redisForTests } from './database.ts'
 export type { ModelReply, ModelRequestBody } from './model-reply.ts'
 export { type ModelRequest, type ModelServer, type ModelServerOptions, startModelServer } from './model-server.ts'
 export type { ResponsesRequestBody } from './responses-wire.ts'
@@ -36,5 +36,5 @@ export {
 } from './sandbox-launches.ts'
 export { type Poll, startSuiteRunner, type SuiteRunner, type SuiteSession } from './sandbox-runner.ts'
 export { type SandboxPart, type SandboxSuiteOptions, testSandboxProvider } from './sandbox-suite.ts'
-export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-in-api.ts'
-export { createStandInMachine, type StandInMachine } from './stand-in-machine.ts'
+export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-ins.ts'
+export { createStandInMachine, type StandInMachine } from './stand-ins.ts'
