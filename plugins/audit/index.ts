@@ -1,9 +1,11 @@
-import { definePlugin } from '#kernel'
+import { Type } from '@sinclair/typebox'
+import { access, type App, definePlugin } from '#kernel'
 import { AuditedWrites } from '#contracts/audit'
-import { ApiGuard } from '#contracts/auth'
+import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
-import { auditRoutes } from './routes.ts'
-import { createAuditTrail } from './trail.ts'
+import { pageHeaders } from '#contracts/paging'
+import { createAuditTrail, listEntries, noSuchTime } from './trail.ts'
+import { AuditQuery, ListedEntry } from './schema.ts'
 
 /** The append-only log of administrative writes: kept for the guard, read by admins. */
 export default definePlugin({
@@ -20,3 +22,40 @@ export default definePlugin({
     return {}
   },
 })
+
+const description = `Newest first. An entry is written before the request is handled, so a write that happened is here
+whatever became of its server. Requests refused with 403 are here too; those of unknown callers are not.`.replaceAll(
+  '\n',
+  ' ',
+)
+
+function auditRoutes(app: App, guard: Guard, database: Database): void {
+  app.get(
+    '/api/audit',
+    {
+      ...access('admin'),
+      schema: {
+        tags: ['audit'],
+        summary: 'List administrative writes of the tenant',
+        description,
+        querystring: AuditQuery,
+        response: { 200: Type.Array(ListedEntry) },
+      },
+    },
+    async (request, reply) => {
+      const { from, to, ...filter } = request.query
+      const times = { ...timeOf('from', from), ...timeOf('to', to) }
+      const { entries, total } = await listEntries(database, guard.callerOf(request).tenantId, { ...filter, ...times })
+      void reply.headers(pageHeaders(request.url, filter, total))
+      return entries
+    },
+  )
+}
+
+function timeOf(name: 'from' | 'to', text: string | undefined): { from?: Date; to?: Date } {
+  if (text === undefined) return {}
+  const time = new Date(text)
+  // A zone can move a time out of the four-digit years, which is all that PostgreSQL reads in this form.
+  if (Number.isNaN(time.getTime()) || !/^(?!0000)\d{4}-/.test(time.toISOString())) throw noSuchTime(name)
+  return { [name]: time }
+}

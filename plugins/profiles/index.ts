@@ -11,10 +11,10 @@ import { createChangeLog } from './changes.store.ts'
 import { createProfileLookup, PostgresProfileStore } from './store.ts'
 import { MemoryProfileStore } from './memory.ts'
 import { poolRoutes } from './pools.ts'
-import { profileRoutes, profileWriteRoutes, type ViewOf } from './routes.ts'
+import { profileRoutes, profileWriteRoutes } from './routes.ts'
 import { createProfileService } from './service.ts'
 import { versionRoutes } from './versions.routes.ts'
-import { workerPlacementOf } from './worker-placement.ts'
+import { createView } from './view.ts'
 import { profileErrors } from './errors.ts'
 
 /**
@@ -50,11 +50,7 @@ export default definePlugin({
     })
     void broadcast.watch()
     const service = createProfileService(store, database, broadcast, { skills, mcpServers })
-    const viewOf: ViewOf = (profile) => {
-      const { placement: _, ...stored } = profile
-      const workerPlacement = workerPlacementOf(profile, fleet?.describe() ?? [])
-      return { ...stored, ...(workerPlacement ? { workerPlacement } : {}) }
-    }
+    const viewOf = createView(fleet)
     routes('conductor', async (app) => {
       guard.protect(app)
       profileRoutes(app, guard, store, viewOf)

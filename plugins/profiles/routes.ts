@@ -2,7 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { pageHeaders } from '#contracts/paging'
-import { isProfileName, type Profile } from '#contracts/profiles'
+import { isProfileName } from '#contracts/profiles'
 import { unknownProfile, profileErrors, unfit } from './errors.ts'
 import {
   CreateProfile,
@@ -16,11 +16,9 @@ import {
 } from './schema.ts'
 import type { ProfileService } from './service.ts'
 import type { ProfileStore } from './store.ts'
+import type { ViewOf } from './view.ts'
 
 const tags = ['profiles']
-
-/** Adds what is computed when a profile is read. */
-export type ViewOf = (profile: Profile) => ProfileView
 
 /** Profiles. Specification 4.3. */
 export function profileRoutes(app: App, guard: Guard, store: ProfileStore, viewOf: ViewOf): void {

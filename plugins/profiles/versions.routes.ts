@@ -3,7 +3,7 @@ import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { pageHeaders, PageQuery } from '#contracts/paging'
-import { knownName, type ViewOf } from './routes.ts'
+import { knownName } from './routes.ts'
 import {
   etagOf,
   matchedVersions,
@@ -15,6 +15,7 @@ import {
   WriteHeaders,
 } from './schema.ts'
 import type { ProfileService } from './service.ts'
+import type { ViewOf } from './view.ts'
 import { findVersion, listVersions } from './versions.store.ts'
 import { profileErrors, unfit } from './errors.ts'
 

@@ -4,8 +4,7 @@ import type { ModelServer } from './egress/model-servers.ts'
 import { createEgress } from './egress/routes.ts'
 import { createNewestOfAll, createWorkerAuth } from './hub/auth.ts'
 import type { Hub } from './hub/hub.ts'
-import { eventRoutes, pollRoutes, toolRoutes } from './hub/routes.ts'
-import { stateRoutes } from './hub/state.routes.ts'
+import { eventRoutes, pollRoutes, stateRoutes, toolRoutes } from './hub/routes.ts'
 
 export interface CallbackOptions {
   readonly hub: Hub

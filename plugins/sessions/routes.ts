@@ -1,12 +1,15 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent, failures } from '#kernel'
+import type { FastifyReply } from 'fastify'
+import { access, type App, failures, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders, pageOf, PageQuery } from '#contracts/paging'
+import { type Page, pageHeaders, pageOf, PageQuery } from '#contracts/paging'
 import type { RunStore } from '#contracts/run-store'
 import { RunSummary } from '#contracts/runs'
 import { Session } from '#contracts/sessions'
+import { VfsLease, WorkerLease } from '#contracts/runner'
 import type { SessionService } from './service.ts'
 import { sessionErrors } from './errors.ts'
+import type { LeaseService } from './leases.ts'
 
 const tags = ['sessions']
 
@@ -21,7 +24,7 @@ const SessionList = Type.Array(Session, { description: 'Live sessions, newest fi
 const SessionRuns = Type.Array(RunSummary, { description: 'Newest first.' })
 
 /** How one listener authenticates its callers. */
-export interface Plane {
+interface Plane {
   readonly guard: Guard
   readonly who: { readonly read: string; readonly write: string }
 }
@@ -103,4 +106,71 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
       return reply.headers(pageHeaders(request.url, request.query, total)).send(runs)
     },
   )
+}
+
+export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void {
+  app.get(
+    '/api/worker/leases',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'List sandbox workers',
+        description:
+          "Of the tenant's sessions, by session id, read live from the runners. Runners that do not answer in time are left " +
+          'out. Empty when no runner has a worker substrate.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(WorkerLease) },
+      },
+    },
+    async (request, reply) => answerPage(await service.workers(guard.callerOf(request).tenantId), request, reply),
+  )
+  app.get(
+    '/api/sessions/:id/worker',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'Show the sandbox worker of a session',
+        description:
+          'None for a session whose profile uses static workers, for an unknown one, and before its first run.',
+        params: SessionParams,
+        response: { 200: WorkerLease, ...failures(sessionErrors.noSandboxWorker, sessionErrors.upstream) },
+      },
+    },
+    async (request) => service.worker(guard.callerOf(request).tenantId, request.params.id),
+  )
+  app.get(
+    '/api/vfs/leases',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'List VirtualFS leases',
+        description: "Of the tenant's sessions, by session id. Empty when no runner has a VirtualFS manager.",
+        querystring: PageQuery,
+        response: { 200: Type.Array(VfsLease) },
+      },
+    },
+    async (request, reply) => answerPage(await service.vfs(guard.callerOf(request).tenantId), request, reply),
+  )
+  app.get(
+    '/api/sessions/:id/vfs-lease',
+    {
+      ...access('member'),
+      schema: {
+        tags: ['sessions'],
+        summary: 'Show the VirtualFS lease of a session',
+        params: SessionParams,
+        response: { 200: VfsLease, ...failures(sessionErrors.noVfsSession, sessionErrors.upstream) },
+      },
+    },
+    async (request) => service.vfsOf(guard.callerOf(request).tenantId, request.params.id),
+  )
+}
+
+function answerPage<T>(leases: T[], { url, query }: { url: string; query: Page }, reply: FastifyReply): T[] {
+  const { limit, offset = 0 } = query
+  void reply.headers(pageHeaders(url, query, leases.length))
+  return limit === undefined ? leases : leases.slice(offset, offset + limit)
 }

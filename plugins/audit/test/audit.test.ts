@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { definePlugin, isAppError } from '#kernel'
-import { AuditedWrites, type AuditedWrite, type AuditTrail } from '#contracts/audit'
+import { type AuditedWrite, AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, sqlState } from '#contracts/database'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { type TestContext, test } from 'node:test'
+import { test, type TestContext } from 'node:test'
 import pg from 'pg'
 import { definePlugin, isAppError } from '#kernel'
 import { Database } from '#contracts/database'
@@ -8,9 +8,8 @@ import { freshDatabase, startProxy, testKernel } from '#testing'
 import database from '../index.ts'
 import { migrate } from '../migrate.ts'
 import { readMigrations } from '../migrations.ts'
-import { openDatabase } from '../opening.ts'
+import { NotYet, openDatabase } from '../server.ts'
 import { openPool } from '../pool.ts'
-import { NotYet } from '../server.ts'
 
 async function boot(t: TestContext, config: object) {
   let provided: { database: Database; checks: ReadonlyMap<string, ReadinessCheck> } | undefined

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Profile } from '#contracts/profiles'
 import type { FleetMember } from '#contracts/runner'
-import { workerPlacementOf } from '../worker-placement.ts'
+import { workerPlacementOf } from '../view.ts'
 import { conductor } from './conductor.ts'
 
 const runner = (hash: string, over: Partial<FleetMember> = {}): FleetMember => ({

@@ -1,9 +1,14 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, definePlugin, failures, maybe } from '#kernel'
+import { access, type App, definePlugin, errorTable, failures, maybe } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
-import { sessionMcpErrors } from './errors.ts'
 import type * as McpServer from './server.ts'
+
+/** What is refused before JSON-RPC; what a call of a tool comes to is told in its terms: -32602 and -32603. */
+const sessionMcpErrors = errorTable('session-mcp', {
+  unknownSession: { status: 404, about: 'The session is none of this runner, has failed or was shut down.' },
+  methodNotAllowed: { status: 405, message: 'This endpoint keeps no streams: send POST.' },
+})
 
 /**
  * The MCP endpoint of each session: the platform tools of its toolkit, with the session as their context. It is a plugin of its

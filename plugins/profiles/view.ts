@@ -1,6 +1,17 @@
-import type { FleetMember } from '#contracts/runner'
+import type { Fleet, FleetMember } from '#contracts/runner'
 import { type Profile, substrateOf } from '#contracts/profiles'
-import type { WorkerPlacement } from './schema.ts'
+import type { ProfileView, WorkerPlacement } from './schema.ts'
+
+/** Adds what is computed when a profile is read. */
+export type ViewOf = (profile: Profile) => ProfileView
+
+export const createView =
+  (fleet: Fleet | undefined): ViewOf =>
+  (profile) => {
+    const { placement: _, ...stored } = profile
+    const workerPlacement = workerPlacementOf(profile, fleet?.describe() ?? [])
+    return { ...stored, ...(workerPlacement ? { workerPlacement } : {}) }
+  }
 
 /**
  * What would happen to a sandbox worker of this profile now, by what the live runners report that may take its sessions.
