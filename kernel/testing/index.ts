@@ -21,7 +21,6 @@ export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, t
 export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'
 export { bareSidecar, sidecarAt } from './sidecar-link.ts'
 export { type ModelScript, modelScript, startScriptedModels, testModelProvider } from './model-suite.ts'
-export { type StandInTool, startToolServer, type ToolServer } from './tool-server.ts'
 export { testToolContext, testToolProvider, type ToolCase, type ToolScript } from './tool-suite.ts'
 export { type ScriptedWorker, startScriptedWorker, type WorkerScript } from './scripted-worker.ts'
 export {
@@ -38,3 +37,4 @@ export { type Poll, startSuiteRunner, type SuiteRunner, type SuiteSession } from
 export { type SandboxPart, type SandboxSuiteOptions, testSandboxProvider } from './sandbox-suite.ts'
 export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startStandInApi } from './stand-ins.ts'
 export { createStandInMachine, type StandInMachine } from './stand-ins.ts'
+export { type StandInTool, startToolServer, type ToolServer } from './stand-ins.ts'
