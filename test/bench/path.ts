@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { publishAgent } from './agents.ts'
 import { inspectable, countCalls } from './inspector.ts'
-import { type Fleet, here, type Role, startFleet } from './fleet.ts'
+import { type Cluster, here, type Role, startCluster } from './cluster.ts'
 import { createLoad, type RunJob } from './load-client.ts'
 import { complain } from './measure.ts'
 import { say, withProcesses } from './command.ts'
@@ -27,27 +27,27 @@ const roles: readonly Role[] = ['gateway', 'conductor', 'runner', 'sidecar']
 async function measure(processes: Processes): Promise<void> {
   const run = createLoad(processes.fork(new URL('client.ts', import.meta.url).pathname))
   const model = await startModel(processes, 0)
-  const fleet = await startFleet({
+  const cluster = await startCluster({
     processes,
     env: environment(model.url),
     nodeArgs: () => inspectable,
     ipc: true,
   })
-  const agent = await publishAgent(fleet.urls('conductor')[0] ?? '', fleet.apiKey, 'tick-20')
-  const chat = chatOf(fleet.urls('gateway'), { ...agent, keys: agent.keys.slice(0, 1) }, false)
+  const agent = await publishAgent(cluster.urls('conductor')[0] ?? '', cluster.apiKey, 'tick-20')
+  const chat = chatOf(cluster.urls('gateway'), { ...agent, keys: agent.keys.slice(0, 1) }, false)
   const talk = (count: number, betweenMs: number) => talkFor(run, chat, count, betweenMs)
   say('warming up')
   await talk(warmChats, 0)
   await sleep(settleMs)
-  await take(fleet)
+  await take(cluster)
   say(`${chats} chats`)
   const began = performance.now()
   await talk(chats, pauseMs)
   await sleep(settleMs)
-  const busy = await take(fleet)
+  const busy = await take(cluster)
   say('as long without chats')
   await sleep(performance.now() - began)
-  const idle = await take(fleet)
+  const idle = await take(cluster)
   print(new Map(roles.map((role) => [role, entered({ busy: busy.get(role)!, idle: idle.get(role)!, chats, textOf })])))
 }
 
@@ -60,9 +60,9 @@ async function talkFor(run: RunJob, chat: ReturnType<typeof chatOf>, count: numb
   }
 }
 
-async function take(fleet: Fleet): Promise<Map<Role, Window>> {
+async function take(cluster: Cluster): Promise<Map<Role, Window>> {
   const windows = new Map<Role, Window>()
-  for (const { role, process } of fleet.members) windows.set(role, await countCalls(process.child))
+  for (const { role, process } of cluster.members) windows.set(role, await countCalls(process.child))
   return windows
 }
 

@@ -1,5 +1,5 @@
 import { type Agent, publishAgent } from './agents.ts'
-import { command, dataDirectory, profiling, startFleet } from './fleet.ts'
+import { command, dataDirectory, profiling, startCluster } from './cluster.ts'
 import type { Processes } from './processes.ts'
 import type { Chat, Form, ModelName, Target, TargetName } from './targets.ts'
 
@@ -56,19 +56,19 @@ interface DevAgent {
 
 /** Four-process form: one process per role. */
 export async function startFour(context: ServiceContext): Promise<Target> {
-  const fleet = await startFleet({
+  const cluster = await startCluster({
     processes: context.processes,
     env: environment(context.modelUrl),
     ...(context.there === undefined ? {} : { root: context.there }),
     nodeArgs: (role) => profiling(context.profile, context.there === undefined ? role : `${role}-there`),
   })
-  const agents = await publishAgents(fleet.urls('conductor')[0] ?? '', fleet.apiKey, context.slowDeltas)
+  const agents = await publishAgents(cluster.urls('conductor')[0] ?? '', cluster.apiKey, context.slowDeltas)
   return {
     name: nameOf('four', context),
-    bootMs: fleet.bootMs,
-    chat: chatsOf(fleet.urls('gateway'), agents),
-    roots: () => fleet.pids(),
-    postgresRoots: () => [fleet.postgres.child.pid ?? 0],
+    bootMs: cluster.bootMs,
+    chat: chatsOf(cluster.urls('gateway'), agents),
+    roots: () => cluster.pids(),
+    postgresRoots: () => [cluster.postgres.child.pid ?? 0],
   }
 }
 

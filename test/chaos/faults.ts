@@ -1,11 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Fleet } from './fleet.ts'
+import type { Cluster } from './cluster.ts'
 import type { Orphans } from './orphans.ts'
 import { type Name, type Scheduled, sentence } from './schedule.ts'
 import type { Servers } from './servers.ts'
 
 interface Dependencies {
-  readonly fleet: Fleet
+  readonly cluster: Cluster
   readonly servers: Servers
   readonly orphans: Orphans
   readonly say: (text: string) => void
@@ -42,7 +42,7 @@ export async function injectFaults(faults: readonly Scheduled[], deps: Dependenc
 /** The longest time in which a stopping process may still be there; its own grace is 25 s. */
 const goneMs = 30_000
 
-async function inject(fault: Scheduled, { fleet, servers, orphans, say }: Dependencies): Promise<void> {
+async function inject(fault: Scheduled, { cluster, servers, orphans, say }: Dependencies): Promise<void> {
   const { forMs } = fault
   if (fault.kind === 'restart') {
     const end = orphans.storeAway('all', fault.store)
@@ -58,7 +58,7 @@ async function inject(fault: Scheduled, { fleet, servers, orphans, say }: Depend
     return end()
   }
   if ('store' in fault) {
-    const ways = fleet.ways(fault.store, fault.on)
+    const ways = cluster.ways(fault.store, fault.on)
     const end = fault.kind === 'slow' ? () => {} : orphans.storeAway(fault.on, fault.store)
     for (const way of ways) {
       if (fault.kind === 'cut') way.cut()
@@ -72,38 +72,38 @@ async function inject(fault: Scheduled, { fleet, servers, orphans, say }: Depend
   const { on } = fault
   const away = orphans.processAway(on)
   if (fault.kind === 'freeze') {
-    fleet.kill(on, 'SIGSTOP')
+    cluster.kill(on, 'SIGSTOP')
     const settled = orphans.ownerDied(on, 'frozen', forMs)
     await sleep(forMs)
-    fleet.kill(on, 'SIGCONT')
+    cluster.kill(on, 'SIGCONT')
     await settled
     return away()
   }
   if (fault.kind === 'kill') {
-    fleet.kill(on, 'SIGKILL')
-    await fleet.gone(on)
+    cluster.kill(on, 'SIGKILL')
+    await cluster.gone(on)
     await orphans.ownerDied(on, 'killed', forMs)
   } else {
-    fleet.kill(on, 'SIGTERM')
+    cluster.kill(on, 'SIGTERM')
     const late = new AbortController()
-    await Promise.race([fleet.gone(on), sleep(goneMs, undefined, { signal: late.signal }).catch(() => {})])
+    await Promise.race([cluster.gone(on), sleep(goneMs, undefined, { signal: late.signal }).catch(() => {})])
     late.abort()
-    if (fleet.isUp(on)) {
+    if (cluster.isUp(on)) {
       orphans.stuck.push(`${on} was still there ${goneMs / 1_000} s after SIGTERM`)
-      fleet.kill(on, 'SIGKILL')
-      await fleet.gone(on)
+      cluster.kill(on, 'SIGKILL')
+      await cluster.gone(on)
     }
   }
   await sleep(forMs)
-  await start(fleet, on, say)
+  await start(cluster, on, say)
   away()
 }
 
 /** Starts a process, again when it fails, as its supervisor would. */
-async function start(fleet: Fleet, on: Name, say: (text: string) => void): Promise<void> {
+async function start(cluster: Cluster, on: Name, say: (text: string) => void): Promise<void> {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await fleet.start(on)
+      return await cluster.start(on)
     } catch (error) {
       say(`!! ${(error as Error).message}`)
       if (attempt === 3) throw error

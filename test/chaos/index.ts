@@ -8,7 +8,7 @@ import { runCommand, say } from '../bench/command.ts'
 import { publishAgents } from './agents.ts'
 import { check } from './checker.ts'
 import { injectFaults } from './faults.ts'
-import { startFleet } from './fleet.ts'
+import { startCluster } from './cluster.ts'
 import { startLoad } from './load.ts'
 import { startModel } from './model.ts'
 import { type Options, readOptions, usage } from './options.ts'
@@ -38,12 +38,12 @@ async function main(options: Options): Promise<boolean> {
     if (!servers.ownsRedis) say('no redis-server on the PATH: an existing Redis is cut off by proxies, never stopped')
     const model = await startModel()
     stops.push(() => model.stop())
-    const fleet = await startFleet(servers, model, logs)
-    stops.push(() => fleet.stop())
-    await Promise.all(names.map((name) => fleet.start(name)))
-    await whole(fleet)
-    const agents = await publishAgents(fleet.url('conductor-1'), fleet.apiKey)
-    const orphans = createOrphans(servers.dsn, (name) => fleet.instancesOf(name))
+    const cluster = await startCluster(servers, model, logs)
+    stops.push(() => cluster.stop())
+    await Promise.all(names.map((name) => cluster.start(name)))
+    await whole(cluster)
+    const agents = await publishAgents(cluster.url('conductor-1'), cluster.apiKey)
+    const orphans = createOrphans(servers.dsn, (name) => cluster.instancesOf(name))
 
     const random = createRandom(options.seed)
     const faults = schedule(random, options.minutes * 60_000).filter(
@@ -56,9 +56,9 @@ async function main(options: Options): Promise<boolean> {
       random: createRandom(options.seed + 1),
       rate: options.rate,
       client: {
-        apiKey: fleet.apiKey,
-        gateways: [fleet.url('gateway-1'), fleet.url('gateway-2')],
-        conductors: [fleet.url('conductor-1'), fleet.url('conductor-2')],
+        apiKey: cluster.apiKey,
+        gateways: [cluster.url('gateway-1'), cluster.url('gateway-2')],
+        conductors: [cluster.url('conductor-1'), cluster.url('conductor-2')],
         patient: () => performance.now() < patientUntil,
       },
     })
@@ -66,10 +66,10 @@ async function main(options: Options): Promise<boolean> {
       const seconds = Math.round((performance.now() - began) / 1_000)
       say(`${String(seconds).padStart(6)} s  ${load.begun} begun, ${load.observed.length} over, ${load.busy} under way`)
     }, progressMs)
-    await injectFaults(faults, { fleet, servers, orphans, say })
+    await injectFaults(faults, { cluster, servers, orphans, say })
     const faultsOver = performance.now()
     say(`${((faultsOver - began) / 1_000).toFixed(1).padStart(6)} s  the last fault is over`)
-    const healed = await whole(fleet)
+    const healed = await whole(cluster)
     const healMs = performance.now() - faultsOver
     patientUntil = performance.now() + watchMs
     await load.finish()
@@ -101,10 +101,10 @@ async function main(options: Options): Promise<boolean> {
 }
 
 /** Resolves to true when every process is ready, to false when one is not in time. */
-async function whole(fleet: { unready(): Promise<readonly string[]> }): Promise<boolean> {
+async function whole(cluster: { unready(): Promise<readonly string[]> }): Promise<boolean> {
   const until = performance.now() + watchMs
   for (;;) {
-    const unready = await fleet.unready()
+    const unready = await cluster.unready()
     if (unready.length === 0) return true
     if (performance.now() > until) {
       say(`not ready: ${unready.join(', ')}`)

@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type PostgresServer, startPostgres } from '#kit/postgres'
 
-/** The stores that the fleet stands on. Each can be stopped and started again with its data. */
+/** The stores that the cluster stands on. Each can be stopped and started again with its data. */
 export interface Servers {
   readonly dsn: string
   readonly redisUrl: string

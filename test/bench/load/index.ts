@@ -54,7 +54,7 @@ async function start(processes: Processes, options: Options): Promise<Stand> {
   const two = await startPairs(context, 2)
   const proxy = await startProxy(processes, model.url)
   const server = new URL('../insert-server.ts', import.meta.url).pathname
-  const bare = await processes.node([server, one.fleet.dsn])
+  const bare = await processes.node([server, one.cluster.dsn])
   return {
     run: createLoad(client),
     proxy,

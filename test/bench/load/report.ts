@@ -1,4 +1,4 @@
-import type { Role } from '../fleet.ts'
+import type { Role } from '../cluster.ts'
 import type { Sample } from '../measure.ts'
 import { draw, shown } from '../table.ts'
 import type { Cores } from './cpu.ts'

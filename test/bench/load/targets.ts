@@ -1,7 +1,7 @@
 import type { ChildProcess } from 'node:child_process'
 import { type Agent, issueKey, publishAgent } from '../agents.ts'
 import { inspectable } from '../inspector.ts'
-import { type Fleet, startFleet } from '../fleet.ts'
+import { type Cluster, startCluster } from '../cluster.ts'
 import type { Processes } from '../processes.ts'
 import { chatOf, environment } from '../service.ts'
 import { type ModelName, openaiTarget, type Target } from '../targets.ts'
@@ -42,9 +42,9 @@ export interface PairsContext {
 }
 
 /** The service as one process per role, with `pairs` gateways and as many conductors. */
-export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<LoadTarget & { fleet: Fleet }> {
+export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<LoadTarget & { cluster: Cluster }> {
   const { processes, redisUrl, models } = context
-  const fleet = await startFleet({
+  const cluster = await startCluster({
     processes,
     env: environment(context.modelUrl),
     pairs,
@@ -52,9 +52,9 @@ export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<L
     ipc: true,
     ...(redisUrl === undefined ? {} : { redisUrl }),
   })
-  const [conductor = ''] = fleet.urls('conductor')
+  const [conductor = ''] = cluster.urls('conductor')
   const agents = new Map<ModelName, Agent>()
-  for (const model of models) agents.set(model, await publishAgent(conductor, fleet.apiKey, model))
+  for (const model of models) agents.set(model, await publishAgent(conductor, cluster.apiKey, model))
   const agentOf = (model: ModelName): Agent => {
     const agent = agents.get(model)
     if (!agent) throw new Error(`no agent on ${model}`)
@@ -62,19 +62,19 @@ export async function startPairs(context: PairsContext, pairs: 1 | 2): Promise<L
   }
   return {
     name: pairs === 1 ? 'one pair' : 'two pairs',
-    fleet,
-    bootMs: fleet.bootMs,
-    roots: () => fleet.pids(),
-    postgresRoots: () => [fleet.postgres.child.pid ?? 0],
-    chat: (model, sync) => chatOf(fleet.urls('gateway'), agentOf(model), sync),
+    cluster,
+    bootMs: cluster.bootMs,
+    roots: () => cluster.pids(),
+    postgresRoots: () => [cluster.postgres.child.pid ?? 0],
+    chat: (model, sync) => chatOf(cluster.urls('gateway'), agentOf(model), sync),
     processes: [
-      ...fleet.members.map(({ name, process }) => ({ name, child: process.child })),
-      { name: 'postgres', child: fleet.postgres.child },
+      ...cluster.members.map(({ name, process }) => ({ name, child: process.child })),
+      { name: 'postgres', child: cluster.postgres.child },
     ],
     runs: {
-      urls: fleet.urls('conductor'),
+      urls: cluster.urls('conductor'),
       profile: agentOf('burst-20').profile,
-      key: await issueKey(conductor, fleet.apiKey, 'member'),
+      key: await issueKey(conductor, cluster.apiKey, 'member'),
     },
   }
 }

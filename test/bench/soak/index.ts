@@ -3,7 +3,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { runCommand, say, withProcesses } from '../command.ts'
 import type { Processes } from '../processes.ts'
-import type { Member } from '../fleet.ts'
+import type { Member } from '../cluster.ts'
 import { startLoad } from './load.ts'
 import { type Options, readOptions, usage } from './options.ts'
 import { startReceiver } from './receiver.ts'
@@ -16,12 +16,12 @@ const progressMs = 30_000
 
 async function soak(options: Options, processes: Processes): Promise<Outcome> {
   say('starting')
-  const { fleet, usesRedis, world: worldOf } = await startService(processes)
+  const { cluster, usesRedis, world: worldOf } = await startService(processes)
   if (!usesRedis) say('no redis-server on the PATH: one gateway and one conductor, everything in memory')
   const receiver = await startReceiver()
   processes.onStop(() => receiver.stop())
   const world = await worldOf(options.seed, receiver)
-  const watch = await startWatch(fleet.members)
+  const watch = await startWatch(cluster.members)
   const began = performance.now()
   const passed = (): number => performance.now() - began
   const durationMs = options.minutes * 60_000
@@ -49,7 +49,7 @@ async function soak(options: Options, processes: Processes): Promise<Outcome> {
   }
   say('the load is over; waiting until everything is at rest')
   const seen = await watch.end()
-  const notAtRest = [...(await busy(fleet.members)), ...(await unfinished(world.conductor(), world.apiKey))]
+  const notAtRest = [...(await busy(cluster.members)), ...(await unfinished(world.conductor(), world.apiKey))]
   if (options.snapshots !== undefined) await watch.snapshots(options.snapshots, 'late')
   const { begun: stories, errors } = load
   const { minutes, rate, seed } = options

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path'
 import { createRandom } from '../../chaos/random.ts'
 import { issueKey, publishAgent } from '../agents.ts'
 import { inspectable } from '../inspector.ts'
-import { dataDirectory, type Fleet, roleFile, startFleet } from '../fleet.ts'
+import { dataDirectory, type Cluster, roleFile, startCluster } from '../cluster.ts'
 import type { Processes } from '../processes.ts'
 import { startRedis } from '../redis.ts'
 import { environment } from '../service.ts'
@@ -16,7 +16,7 @@ import type { World } from './world.ts'
 const idleTtl = '1m'
 
 export interface Service {
-  readonly fleet: Fleet
+  readonly cluster: Cluster
   readonly usesRedis: boolean
   world(seed: number, receiver: Receiver): Promise<World>
 }
@@ -30,7 +30,7 @@ export async function startService(processes: Processes): Promise<Service> {
   const role = await readFile(roleFile('runner'), 'utf8')
   if (!/^ {2}runner:\n/m.test(role)) throw new Error('config/runner.yaml has no runner')
   await writeFile(runner, role.replace(/^ {2}runner:\n/m, `$&    idleTtl: ${idleTtl}\n`))
-  const fleet = await startFleet({
+  const cluster = await startCluster({
     processes,
     env: {
       ...environment(model.url),
@@ -44,13 +44,13 @@ export async function startService(processes: Processes): Promise<Service> {
     ipc: true,
   })
   return {
-    fleet,
+    cluster,
     usesRedis: redisUrl !== undefined,
     async world(seed, receiver) {
       const random = createRandom(seed)
-      const [conductor = ''] = fleet.urls('conductor')
-      const publish = (name: string) => publishAgent(conductor, fleet.apiKey, name)
-      const key = await issueKey(conductor, fleet.apiKey, 'admin')
+      const [conductor = ''] = cluster.urls('conductor')
+      const publish = (name: string) => publishAgent(conductor, cluster.apiKey, name)
+      const key = await issueKey(conductor, cluster.apiKey, 'admin')
       return {
         random,
         agents: { burst: await publish('burst-20'), tick: await publish('tick-20'), slow: await publish('slow-4') },
@@ -58,8 +58,8 @@ export async function startService(processes: Processes): Promise<Service> {
         conversations: [],
         requests: 0,
         apiKey: key,
-        gateway: () => random.pick(fleet.urls('gateway')),
-        conductor: () => random.pick(fleet.urls('conductor')),
+        gateway: () => random.pick(cluster.urls('gateway')),
+        conductor: () => random.pick(cluster.urls('conductor')),
       }
     },
   }

@@ -2,7 +2,7 @@ import { mkdir } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { hearWarnings, type Measured, measureProcess, writeSnapshot } from '../inspector.ts'
-import type { Member } from '../fleet.ts'
+import type { Member } from '../cluster.ts'
 import { countOf, limits, type Sample, type Seen } from './verdict.ts'
 
 /** Measures every process of the service, one after the other. */

@@ -1,4 +1,4 @@
-import { dataDirectory } from '../fleet.ts'
+import { dataDirectory } from '../cluster.ts'
 import type { Processes } from '../processes.ts'
 
 /** The service in one process, with every provider that this machine has. */

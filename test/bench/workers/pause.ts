@@ -1,6 +1,5 @@
 import { openLaunches, sandboxProviderOf } from '#testing'
-import bubblewrap from '../../../providers/sandbox-local/bubblewrap/index.ts'
-import process_ from '../../../providers/sandbox-local/process/index.ts'
+import { loadPlugin } from '../../../kernel/config.ts'
 import { median } from '../statistics.ts'
 
 export interface PauseFigures {
@@ -11,13 +10,10 @@ export interface PauseFigures {
   readonly resume: number
 }
 
-const entries = {
-  process: { name: 'process', plugin: process_, config: { allow: true } },
-  bubblewrap: { name: 'bubblewrap', plugin: bubblewrap },
-} as const
+const settings = { process: { allow: true }, bubblewrap: {} } as const
 
 /** Times a substrate alone, with the small worker of the conformance suite. */
-export async function measurePauses(provider: keyof typeof entries, rounds: number): Promise<PauseFigures> {
+export async function measurePauses(provider: keyof typeof settings, rounds: number): Promise<PauseFigures> {
   const stops: (() => void | Promise<void>)[] = []
   const scope = { after: (fn: () => void | Promise<void>) => void stops.push(fn) } as never
   const times = { launch: [] as number[], pause: [] as number[], resume: [] as number[] }
@@ -27,7 +23,10 @@ export async function measurePauses(provider: keyof typeof entries, rounds: numb
     times[what].push(performance.now() - began)
   }
   try {
-    const substrate = (await sandboxProviderOf(scope, provider, [entries[provider]]))!
+    // Loaded as a role file would name it.
+    const plugin = await loadPlugin(`providers/sandbox-local/${provider}`, '')
+    const entry = { name: provider, plugin, config: settings[provider] }
+    const substrate = (await sandboxProviderOf(scope, provider, [entry]))!
     const launches = await openLaunches(scope, substrate)
     for (let round = 0; round < rounds; round++) {
       const { order, sandboxId } = await launches.start()

@@ -6,7 +6,7 @@ import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { runCommand, say } from '../../bench/command.ts'
 import { publishAgents } from '../agents.ts'
-import { type Fleet, startFleet } from '../fleet.ts'
+import { type Cluster, startCluster } from '../cluster.ts'
 import { createRandom } from '../random.ts'
 import { type Name, names } from '../schedule.ts'
 import { type Servers, startServers } from '../servers.ts'
@@ -42,13 +42,13 @@ async function main(options: Options): Promise<boolean> {
     const model = await startModel()
     stops.push(() => model.stop())
     const readiness = createReadiness()
-    const fleet = await startFleet(servers, model, logs, readiness.isReady)
-    stops.push(() => fleet.stop())
-    await Promise.all(names.map((name) => fleet.start(name)))
-    if (!(await untilReady(fleet, names))) throw new Error('the fleet does not become ready')
-    readiness.watch(fleet)
+    const cluster = await startCluster(servers, model, logs, readiness.isReady)
+    stops.push(() => cluster.stop())
+    await Promise.all(names.map((name) => cluster.start(name)))
+    if (!(await untilReady(cluster, names))) throw new Error('the cluster does not become ready')
+    readiness.watch(cluster)
     stops.push(() => readiness.stop())
-    const { plain } = await publishAgents(fleet.url('conductor-1'), fleet.apiKey)
+    const { plain } = await publishAgents(cluster.url('conductor-1'), cluster.apiKey)
 
     const random = createRandom(options.seed)
     const gateways: readonly Name[] = ['gateway-1', 'gateway-2']
@@ -56,7 +56,7 @@ async function main(options: Options): Promise<boolean> {
       agent: plain,
       gateway() {
         const ready = gateways.filter(readiness.isReady)
-        return fleet.url(random.pick(ready.length > 0 ? ready : gateways))
+        return cluster.url(random.pick(ready.length > 0 ? ready : gateways))
       },
     }
     const load = startLoad(door, random, options.rate, options.seconds)
@@ -64,7 +64,7 @@ async function main(options: Options): Promise<boolean> {
     stops.push(() => clearInterval(progress))
     await sleep(aroundMs)
     const [rolled] = await Promise.all([
-      roll(fleet, options.restarts),
+      roll(cluster, options.restarts),
       options.redisPause ? pauseRedis(servers) : undefined,
     ])
     await sleep(aroundMs)
@@ -86,24 +86,24 @@ async function main(options: Options): Promise<boolean> {
 }
 
 /** Restarts each process in turn, role by role; the next one only when the last one is ready again. */
-async function roll(fleet: Fleet, times: number): Promise<{ restarts: Restart[]; problems: string[] }> {
+async function roll(cluster: Cluster, times: number): Promise<{ restarts: Restart[]; problems: string[] }> {
   const restarts: Restart[] = []
   const problems: string[] = []
   for (let round = 1; round <= times; round++) {
     for (const name of names) {
       const stopped = performance.now()
-      fleet.kill(name, 'SIGTERM')
+      cluster.kill(name, 'SIGTERM')
       const late = new AbortController()
-      await Promise.race([fleet.gone(name), sleep(goneMs, undefined, { signal: late.signal }).catch(() => {})])
+      await Promise.race([cluster.gone(name), sleep(goneMs, undefined, { signal: late.signal }).catch(() => {})])
       late.abort()
-      if (fleet.isUp(name)) {
+      if (cluster.isUp(name)) {
         problems.push(`${name} was still there ${goneMs / 1_000} s after SIGTERM`)
-        fleet.kill(name, 'SIGKILL')
-        await fleet.gone(name)
+        cluster.kill(name, 'SIGKILL')
+        await cluster.gone(name)
       }
       const started = performance.now()
-      await fleet.start(name)
-      if (!(await untilReady(fleet, [name])))
+      await cluster.start(name)
+      if (!(await untilReady(cluster, [name])))
         problems.push(`${name} was not ready ${readyMs / 1_000} s after its start`)
       const restart = { name, goneMs: started - stopped, readyMs: performance.now() - started }
       restarts.push(restart)
@@ -124,9 +124,9 @@ async function pauseRedis(servers: Servers): Promise<void> {
   say('Redis is back')
 }
 
-async function untilReady(fleet: Fleet, wanted: readonly Name[]): Promise<boolean> {
+async function untilReady(cluster: Cluster, wanted: readonly Name[]): Promise<boolean> {
   for (const until = performance.now() + readyMs; performance.now() < until; await sleep(100)) {
-    const unready = await fleet.unready()
+    const unready = await cluster.unready()
     if (!wanted.some((name) => unready.includes(name))) return true
   }
   return false

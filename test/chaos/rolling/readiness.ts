@@ -1,4 +1,4 @@
-import type { Fleet } from '../fleet.ts'
+import type { Cluster } from '../cluster.ts'
 import { type Name, stateful } from '../schedule.ts'
 
 const everyMs = 100
@@ -10,23 +10,23 @@ export interface Readiness {
   stop(): void
 }
 
-/** The fleet needs it, so it is made first and told later whom to ask. */
-export function createReadiness(): Readiness & { watch(fleet: Pick<Fleet, 'url'>): void } {
+/** The cluster needs it, so it is made first and told later whom to ask. */
+export function createReadiness(): Readiness & { watch(cluster: Pick<Cluster, 'url'>): void } {
   const ready = new Set<Name>()
   let stopped = false
-  const probe = async (fleet: Pick<Fleet, 'url'>, name: Name): Promise<void> => {
+  const probe = async (cluster: Pick<Cluster, 'url'>, name: Name): Promise<void> => {
     if (stopped) return
     const signal = AbortSignal.timeout(answerMs)
-    const reply = await fetch(`${fleet.url(name)}/readyz`, { signal }).catch(() => undefined)
+    const reply = await fetch(`${cluster.url(name)}/readyz`, { signal }).catch(() => undefined)
     await reply?.body?.cancel()
     if (reply?.status === 200) ready.add(name)
     else ready.delete(name)
-    setTimeout(() => void probe(fleet, name), everyMs)
+    setTimeout(() => void probe(cluster, name), everyMs)
   }
   return {
     isReady: (name) => ready.has(name),
-    watch(fleet) {
-      for (const name of stateful) void probe(fleet, name)
+    watch(cluster) {
+      for (const name of stateful) void probe(cluster, name)
     },
     stop() {
       stopped = true

@@ -17,7 +17,7 @@ export interface Member {
 }
 
 /** One process per role or more, HTTP between them, on a PostgreSQL of their own. */
-export interface Fleet {
+export interface Cluster {
   readonly members: readonly Member[]
   readonly dsn: string
   /** The key of the owner of tenant `default`. */
@@ -29,7 +29,7 @@ export interface Fleet {
   pids(): number[]
 }
 
-export interface FleetOptions {
+export interface ClusterOptions {
   readonly processes: Processes
   readonly env: Readonly<Record<string, string>>
   /** How many gateways and conductors: each gateway has its own conductor, as behind a fair balancer. One unless given. */
@@ -78,7 +78,7 @@ export async function profiling(directory: string | undefined, name: string): Pr
 }
 
 /** Starts the roles in the order in which each needs the next. */
-export async function startFleet(options: FleetOptions): Promise<Fleet> {
+export async function startCluster(options: ClusterOptions): Promise<Cluster> {
   const { processes, pairs = 1, redisUrl, nodeArgs, root = here } = options
   const config = options.config ?? ((role: Role) => roleFile(role, root))
   const postgres = await processes.node([postgresScript(root), await dataDirectory(processes)])

@@ -13,13 +13,13 @@ import type { Servers } from './servers.ts'
 
 const root = fileURLToPath(new URL('../..', import.meta.url))
 /** Below the ports that systems hand out: a process that restarts finds its own free. */
-const portsPerFleet = 16
+const portsPerCluster = 16
 const lowestPort = 18_000
 /** Longer than the grace of any role. */
 const graceMs = 28_000
 
 /** Two of each role as real processes, each with its own way to PostgreSQL and to Redis. */
-export interface Fleet {
+export interface Cluster {
   /** The key of the owner of tenant `default`. */
   readonly apiKey: string
   url(name: Name): string
@@ -37,14 +37,14 @@ export interface Fleet {
 }
 
 /** `isReady`: what the balancer knows of a conductor; unless given it asks nobody. */
-export async function startFleet(
+export async function startCluster(
   servers: Servers,
   model: ModelServer,
   folder: string,
   isReady: (name: Name) => boolean = () => true,
-): Promise<Fleet> {
+): Promise<Cluster> {
   mkdirSync(folder, { recursive: true })
-  const port = lowestPort + (process.pid % 900) * portsPerFleet
+  const port = lowestPort + (process.pid % 900) * portsPerCluster
   const ports = {
     of: (name: Name): number => port + names.indexOf(name),
     internalOf: (name: Name): number => port + names.length + names.indexOf(name),
@@ -124,7 +124,7 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
 
 const at = (port: number | string): string => `http://127.0.0.1:${port}`
 
-class RoleProcesses implements Fleet {
+class RoleProcesses implements Cluster {
   readonly apiKey: string
   readonly #folder: string
   readonly #ways: Ways
