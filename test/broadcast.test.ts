@@ -7,7 +7,7 @@ import type { RunnerLink } from '#contracts/runner'
 import { freshDatabase } from '#testing'
 import type { Pool } from '../plugins/profiles/schema.ts'
 import { conductor } from '../plugins/profiles/test/conductor.ts'
-import { Broadcast } from '../plugins/runner/broadcast.ts'
+import { BroadcastReceiver } from '../plugins/runner/broadcast.ts'
 
 // The promise: however long a runner was away and whoever wrote meanwhile, it ends with the newest profiles and pools.
 // Both ends are the real ones; between them is a line that can be cut.
@@ -16,12 +16,12 @@ class Runner {
   readonly hash: string
   away = false
   readonly pages: BroadcastPage[] = []
-  #memory = new Broadcast()
+  #memory = new BroadcastReceiver()
   constructor(hash: string) {
     this.hash = hash
   }
   restart(): void {
-    this.#memory = new Broadcast()
+    this.#memory = new BroadcastReceiver()
   }
   profiles = (tenantId: string): Profile[] => this.#memory.profiles(tenantId)
   pools = (tenantId: string) => this.#memory.pools(tenantId)

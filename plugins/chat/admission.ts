@@ -105,7 +105,7 @@ export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply:
 }
 
 /** Whether a request may chat: its key, the origin of the page that sent it, and the limit of the key. */
-export class Admission {
+export class ChatAdmission {
   readonly #database: Database
   readonly #tokens: Tokens
   readonly #log: FastifyBaseLogger

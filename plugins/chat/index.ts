@@ -7,7 +7,7 @@ import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
-import { Admission, createKeyLimit } from './admission.ts'
+import { ChatAdmission, createKeyLimit } from './admission.ts'
 import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './sweeps.ts'
 import { createFollower, type Outcome } from './public-run.ts'
@@ -37,7 +37,7 @@ export default definePlugin({
     const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
     const sweep = createSweep(database, log)
     const ingress = createIngress(database, log)
-    const admission = new Admission(database, tokens, log)
+    const admission = new ChatAdmission(database, tokens, log)
     const waits = new SyncWaits(stopping, config.drain)
     const common = { database, dispatch, follower, heartbeatMs: config.heartbeat }
     const told = { accepted: ingress.touched, doubtful: sweep.touched }

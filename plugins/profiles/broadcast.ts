@@ -38,7 +38,7 @@ interface Delivery {
  * runner how far it has followed. What a runner missed, for whatever reason, it is told when it becomes live, with the next
  * change of the tenant, or at the next look, by this conductor or any other.
  */
-export class Broadcast {
+export class BroadcastSender {
   readonly #options: BroadcastOptions
   readonly #deliveries = new Map<RunnerLink, Map<string, Delivery>>()
   /** Runners that could not be told. Each is logged once, and not every half minute while it is away. */

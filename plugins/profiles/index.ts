@@ -6,7 +6,7 @@ import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { Fleet } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
-import { Broadcast } from './broadcast.ts'
+import { BroadcastSender } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
 import { createProfileLookup, PostgresProfileStore } from './store.ts'
 import { MemoryProfileStore } from './memory.ts'
@@ -41,7 +41,7 @@ export default definePlugin({
     const { guard, database, fleet, skills, mcpServers } = deps
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
-    const broadcast = new Broadcast({
+    const broadcast = new BroadcastSender({
       fleet,
       log,
       changes: memory ?? createChangeLog(database),

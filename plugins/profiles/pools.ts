@@ -4,14 +4,14 @@ import type { Guard } from '#contracts/auth'
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
 import { type Page, pageHeaders, PageQuery, pageValues } from '#contracts/paging'
-import type { Broadcast } from './broadcast.ts'
+import type { BroadcastSender } from './broadcast.ts'
 import { noSuchPool, poolInUse, poolNameTaken, profileErrors } from './errors.ts'
 import { Pool, PoolInput } from './schema.ts'
 
 const tags = ['pools']
 
 /** Agent pools. Specification 4.6. */
-export function poolRoutes(app: App, guard: Guard, database: Database, broadcast: Broadcast): void {
+export function poolRoutes(app: App, guard: Guard, database: Database, broadcast: BroadcastSender): void {
   app.get(
     '/api/pools',
     {

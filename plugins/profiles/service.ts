@@ -3,7 +3,7 @@ import { newId } from '#contracts/ids'
 import type { McpServers } from '#contracts/mcp-servers'
 import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
 import type { Skills } from '#contracts/skills'
-import type { Broadcast } from './broadcast.ts'
+import type { BroadcastSender } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
 import { nameMismatch, poolWithoutRuntime, profileErrors } from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
@@ -21,7 +21,7 @@ export interface References {
 export function createProfileService(
   store: ProfileStore,
   database: Database,
-  broadcast: Broadcast,
+  broadcast: BroadcastSender,
   references: References,
 ) {
   /** Refuses an unknown pool. If the pool is deleted after this check, the database refuses the profile. */

@@ -5,7 +5,7 @@ import type { BroadcastPool } from '#contracts/runner'
 type OnProfile = (tenantId: string, name: string, profile: Profile | undefined) => void
 
 /** The profiles and pools that conductors broadcast to this runner, per tenant. They live in memory only: a conductor sends them again. */
-export class Broadcast {
+export class BroadcastReceiver {
   readonly #revisions = new Map<string, number>()
   readonly #profiles = new Map<string, Map<string, Profile>>()
   readonly #pools = new Map<string, Map<string, BroadcastPool>>()

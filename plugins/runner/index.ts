@@ -6,7 +6,7 @@ import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
 import { acceptLinks, trusted } from '#kit'
-import { Broadcast } from './broadcast.ts'
+import { BroadcastReceiver } from './broadcast.ts'
 import { Conversations } from './conversations.ts'
 import { runnerRoutes, runRoutes, sessionRoutes } from './routes.ts'
 import { createRunner, drain } from './runner.ts'
@@ -61,7 +61,7 @@ export default definePlugin({
       log,
       mcpUrl: (sessionId) => `${mcpBaseUrl ?? ctx.urlOf('runner')}/runner/sessions/${sessionId}/mcp`,
     })
-    const broadcast = new Broadcast((...change) => sandboxes?.sawProfile(...change))
+    const broadcast = new BroadcastReceiver((...change) => sandboxes?.sawProfile(...change))
     const runner = createRunner({
       executors: deps,
       waiting: toolkit.delegations,

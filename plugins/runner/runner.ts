@@ -6,7 +6,7 @@ import { newSessionId, runnerHash } from '#contracts/ids'
 import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
-import type { Broadcast } from './broadcast.ts'
+import type { BroadcastReceiver } from './broadcast.ts'
 import type { Conversations } from './conversations.ts'
 import type { Runs } from './runs.ts'
 import { canMove, type Executors, type SessionTable } from './sessions.ts'
@@ -23,7 +23,7 @@ export interface RunnerParts {
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly runs: Runs
-  readonly broadcast: Broadcast
+  readonly broadcast: BroadcastReceiver
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
   /** Runtimes this runner announces; empty: those that its sidecars report. */

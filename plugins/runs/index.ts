@@ -17,50 +17,52 @@ import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
 import { createDispatch, RunService } from './service.ts'
 import { openStore, type StoreOptions } from './store.ts'
 
+const RunsConfig = Settings({
+  dir: Type.Optional(
+    Type.String({
+      minLength: 1,
+      description: 'AGENT_ORC_RUNS_DIR: where runs are written to JSONL files, one for each; none when empty.',
+    }),
+  ),
+  // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
+  heartbeat: Duration('4s', 'How often this process renews its lease in the database.'),
+  lease: Duration(
+    '12s',
+    'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
+  ),
+  sweep: Duration('2s', 'How often this process looks for dead ones.'),
+  onCrash: Type.Union(
+    onCrash.map((one) => Type.Literal(one)),
+    {
+      default: 'interrupt',
+      description: 'What becomes of a run whose conductor dies, where its profile does not say.',
+    },
+  ),
+  deadlineGrace: Duration(
+    '5s',
+    'A runner gets this long past the profile limit to end a run itself before it is ended here.',
+  ),
+  windDown: Duration('10s', 'How long a stopped runner stream may take to end.'),
+  maxDelegationDepth: Type.Integer({
+    minimum: 0,
+    maximum: 20,
+    default: 3,
+    description: 'How many delegations may lead to one another.',
+  }),
+  maxDelegations: Type.Integer({
+    minimum: 0,
+    maximum: 1_000,
+    default: 32,
+    description: 'Tasks that one run may delegate.',
+  }),
+  drain: Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
+})
+
 /** Runs: claimed in the store, executed on a runner, recorded as one log that everybody follows. `open` opens the store. */
 export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plugin =>
   definePlugin({
     name: 'runs',
-    config: Settings({
-      dir: Type.Optional(
-        Type.String({
-          minLength: 1,
-          description: 'AGENT_ORC_RUNS_DIR: where runs are written to JSONL files, one for each; none when empty.',
-        }),
-      ),
-      // Three missed heartbeats are a dead process; with a look every 2 s all its runs are over within 15 s of its death.
-      heartbeat: Duration('4s', 'How often this process renews its lease in the database.'),
-      lease: Duration(
-        '12s',
-        'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
-      ),
-      sweep: Duration('2s', 'How often this process looks for dead ones.'),
-      onCrash: Type.Union(
-        onCrash.map((one) => Type.Literal(one)),
-        {
-          default: 'interrupt',
-          description: 'What becomes of a run whose conductor dies, where its profile does not say.',
-        },
-      ),
-      deadlineGrace: Duration(
-        '5s',
-        'A runner gets this long past the profile limit to end a run itself before it is ended here.',
-      ),
-      windDown: Duration('10s', 'How long a stopped runner stream may take to end.'),
-      maxDelegationDepth: Type.Integer({
-        minimum: 0,
-        maximum: 20,
-        default: 3,
-        description: 'How many delegations may lead to one another.',
-      }),
-      maxDelegations: Type.Integer({
-        minimum: 0,
-        maximum: 1_000,
-        default: 32,
-        description: 'Tasks that one run may delegate.',
-      }),
-      drain: Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
-    }),
+    config: RunsConfig,
     errors: [runErrors, idempotencyErrors],
     requires: {
       database: maybe(Database),

@@ -82,8 +82,8 @@ export const ToolSpecs = Type.Array(
 )
 
 /** Agent pools are defined by the conductor: the runner keeps what it is told. */
-export const PoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)
-export const Pool = Type.Object({ id: Type.String() }, open)
+export const RunnerPoolInput = Type.Object({ id: Type.Optional(Type.String({ pattern: clientIdPattern })) }, open)
+export const RunnerPool = Type.Object({ id: Type.String() }, open)
 
 export const Attach = Type.Object(
   {

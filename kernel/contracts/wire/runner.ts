@@ -87,7 +87,7 @@ export const runnerWire = {
   },
   pools: {
     ...of('broadcast'),
-    ...inGet(Type.Array(bodies.Pool)),
+    ...inGet(Type.Array(bodies.RunnerPool)),
     path: '/runner/pools',
     summary: "List a tenant's pools on this runner",
     headers: bodies.tenant,
@@ -98,8 +98,8 @@ export const runnerWire = {
     path: '/runner/pools',
     summary: 'Store a pool on this runner',
     headers: bodies.tenant,
-    body: bodies.PoolInput,
-    reply: { status: 201, json: bodies.Pool },
+    body: bodies.RunnerPoolInput,
+    reply: { status: 201, json: bodies.RunnerPool },
   },
   deletePool: {
     ...of('broadcast'),

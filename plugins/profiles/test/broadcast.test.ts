@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import type { BroadcastChange, BroadcastPage } from '#contracts/broadcast'
 import type { RunnerLink } from '#contracts/runner'
-import { Broadcast } from '../broadcast.ts'
+import { BroadcastSender } from '../broadcast.ts'
 
 /** A tenant's changes as the database keeps them: the newest of each key. */
 function changeLog(pageSize = 10) {
@@ -59,7 +59,7 @@ function setup(t: TestContext, { everyMs = 3_600_000, pageSize = 10 } = {}) {
   const live: ((link: RunnerLink) => void)[] = []
   const link = runner as unknown as RunnerLink
   const note = (...parts: unknown[]) => void logged.push(String(parts.at(-1)))
-  const broadcast = new Broadcast({
+  const broadcast = new BroadcastSender({
     fleet: { all: () => [link], onLive: (listener) => (live.push(listener), () => void live.splice(0)) },
     log: { info: note, warn: note },
     changes: log,
@@ -184,7 +184,7 @@ test('a runner that takes nothing is given up until the next look', { timeout: 1
 test('a role without runners has nobody to tell', async () => {
   const signal = new AbortController().signal
   const log = { info: () => assert.fail(), warn: () => assert.fail() }
-  const broadcast = new Broadcast({ fleet: undefined, log, changes: changeLog(), everyMs: 1_000, signal })
+  const broadcast = new BroadcastSender({ fleet: undefined, log, changes: changeLog(), everyMs: 1_000, signal })
   await broadcast.changed('acme')
   await broadcast.watch()
 })

@@ -3,13 +3,13 @@ import { test } from 'node:test'
 import fc from 'fast-check'
 import type { BroadcastChange, BroadcastPage } from '#contracts/broadcast'
 import type { Profile } from '#contracts/profiles'
-import { Broadcast } from '../broadcast.ts'
+import { BroadcastReceiver } from '../broadcast.ts'
 
 const profile = (name: string, version: number): Profile =>
   ({ name, version, updatedAt: '2026-01-01T00:00:00.000Z' }) as Profile
 
 test('a page that does not continue what the runner has changes nothing, and the answer says where to go on', () => {
-  const book = new Broadcast()
+  const book = new BroadcastReceiver()
   const change: BroadcastChange = { revision: 3, kind: 'profile', key: 'p', profile: profile('p', 1) }
   assert.equal(book.take('acme', { after: 2, revision: 3, changes: [change] }), 0)
   assert.deepEqual(book.profiles('acme'), [])
@@ -19,7 +19,7 @@ test('a page that does not continue what the runner has changes nothing, and the
 })
 
 test('pools come and go with it, and it names the tenants it is behind with', () => {
-  const book = new Broadcast()
+  const book = new BroadcastReceiver()
   book.take('acme', {
     after: 0,
     revision: 1,
@@ -33,7 +33,7 @@ test('pools come and go with it, and it names the tenants it is behind with', ()
 })
 
 test('a single profile as an earlier release sends it never replaces a newer version', () => {
-  const book = new Broadcast()
+  const book = new BroadcastReceiver()
   const at = (minute: number, version?: number): Profile =>
     ({ name: 'p', model: `m/${minute}`, updatedAt: `2026-01-01T00:0${minute}:00.000Z`, version }) as Profile
   book.putProfile('acme', at(2, 5))
@@ -69,7 +69,7 @@ test('whatever pages arrive in whatever order, the runner ends with the newest o
           .slice(0, size)
         return { after, revision: changes.at(-1)?.revision ?? after, changes }
       }
-      const book = new Broadcast()
+      const book = new BroadcastReceiver()
       const pages = cuts.map(({ state, after, size, order }) => {
         const n = (state % writes.length) + 1
         return { order, page: pageOf(n, after % n, size) }

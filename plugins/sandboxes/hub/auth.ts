@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { App } from '#kernel'
 import type { Admitted, Hub } from './hub.ts'
-import type { Worker } from './worker.ts'
+import type { RemoteWorker } from './worker.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** Lets workers in to the routes of a scope, each to those of its own session. */
@@ -41,11 +41,11 @@ export function whileCalled(reply: FastifyReply, ...others: readonly AbortSignal
 /** Allows one exchange of a kind with each worker: it may hold a body of tens of MiB, and a worker could open hundreds of connections. */
 interface Newest {
   /** Closes the connection of the former one, unless that is over. */
-  begin(worker: Worker, reply: FastifyReply): void
+  begin(worker: RemoteWorker, reply: FastifyReply): void
 }
 
 function createNewest(): Newest {
-  const latest = new WeakMap<Worker, FastifyReply>()
+  const latest = new WeakMap<RemoteWorker, FastifyReply>()
   return {
     begin(worker, reply) {
       latest.get(worker)?.raw.destroy()

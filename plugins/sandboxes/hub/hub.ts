@@ -3,13 +3,13 @@ import { workerTokenErrors } from '#contracts/workers'
 import type { WorkerHub } from '#contracts/workers'
 import { createMailbox } from './mailbox.ts'
 import { issueToken, type WorkerClaims, type WorkerTokens } from './tokens.ts'
-import { type Continued, Worker, type WorkerChannel, type WorkerOptions } from './worker.ts'
+import { type Continued, RemoteWorker, type WorkerChannel, type RemoteWorkerOptions } from './worker.ts'
 
 /** The largest range that `randomInt` takes. */
 const generations = 2 ** 48 - 1
 
 export interface Admitted {
-  readonly worker: Worker
+  readonly worker: RemoteWorker
   /** When the token that it showed expires, in ms since the epoch. */
   readonly expiresAt: number
 }
@@ -28,20 +28,20 @@ export interface Hub extends WorkerHub {
 }
 
 export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
-  const workers = new Map<string, Worker>()
+  const workers = new Map<string, RemoteWorker>()
   /** Called when a bound worker comes under its new name. */
-  const arrivals = new WeakMap<Worker, () => void>()
-  const forget = (worker: Worker): void => {
+  const arrivals = new WeakMap<RemoteWorker, () => void>()
+  const forget = (worker: RemoteWorker): void => {
     if (workers.get(worker.sessionId) === worker) workers.delete(worker.sessionId)
   }
-  const make = async (tenantId: string, options: Continued): Promise<Worker> => {
+  const make = async (tenantId: string, options: Continued): Promise<RemoteWorker> => {
     const { sessionId } = options
     // Drawn at random and not counted, so that a token from another runner, or from before a restart, never has the present generation.
     const generation = randomInt(1, generations)
     const token = await issueToken(tokens, { tenantId, sessionId, generation })
     const former = workers.get(sessionId)
     former?.close()
-    const worker: Worker = new Worker({
+    const worker: RemoteWorker = new RemoteWorker({
       ...options,
       tenantId,
       generation,
@@ -58,7 +58,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
     return worker
   }
   /** Until the worker has taken the command it is known under both session ids, because a lost answer is sent again. */
-  const bind: WorkerOptions['bind'] = async (from, options) => {
+  const bind: RemoteWorkerOptions['bind'] = async (from, options) => {
     const worker = await make(from.tenantId, options)
     const { sessionId, mailbox } = options
     const command = mailbox.push({ kind: 'bind', sessionId, token: worker.token })
@@ -70,7 +70,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
     })
     return worker
   }
-  const find = ({ tenantId, generation }: WorkerClaims, sessionId: string): Worker => {
+  const find = ({ tenantId, generation }: WorkerClaims, sessionId: string): RemoteWorker => {
     const worker = workers.get(sessionId)
     if (!worker) throw workerTokenErrors.superseded()
     if (worker.tenantId !== tenantId) throw workerTokenErrors.otherTenant()

@@ -70,7 +70,7 @@ export interface Continued {
   readonly takesTools?: boolean
 }
 
-export interface WorkerOptions extends Continued {
+export interface RemoteWorkerOptions extends Continued {
   readonly tenantId: string
   readonly generation: number
   readonly token: IssuedToken
@@ -78,16 +78,16 @@ export interface WorkerOptions extends Continued {
   readonly lostMs: number
   /** The revision of the copy that its predecessor had. */
   readonly stateRev?: number
-  bind(from: Worker, options: Continued): Promise<Worker>
+  bind(from: RemoteWorker, options: Continued): Promise<RemoteWorker>
   onClose(): void
 }
 
 /** One generation of a session's worker: the channel that the runner uses, and what its callbacks need. */
-export class Worker implements WorkerChannel {
+export class RemoteWorker implements WorkerChannel {
   readonly tenantId: string
   readonly sessionId: string
   readonly generation: number
-  readonly #options: WorkerOptions
+  readonly #options: RemoteWorkerOptions
   readonly #presence
   readonly #state: StateCopy
   readonly #runs
@@ -97,7 +97,7 @@ export class Worker implements WorkerChannel {
   /** True once it was given to another session. */
   #spent = false
 
-  constructor(options: WorkerOptions) {
+  constructor(options: RemoteWorkerOptions) {
     this.tenantId = options.tenantId
     this.sessionId = options.sessionId
     this.generation = options.generation
@@ -162,7 +162,7 @@ export class Worker implements WorkerChannel {
     return this.#toolCalls.call(...call)
   }
 
-  async bind(sessionId: string): Promise<Worker> {
+  async bind(sessionId: string): Promise<RemoteWorker> {
     if (this.#spent || this.closed.aborted) throw sandboxErrors.sidecarUnreachable()
     this.#spent = true
     try {

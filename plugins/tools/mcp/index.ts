@@ -36,14 +36,14 @@ const Message = Type.Unknown({ description: 'A JSON-RPC message, or a batch of t
 const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of them.' })
 
 /** The session that a request is for, when its caller may use it. Specification 5.4. */
-type Admission = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
+type Admit = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
 
 /**
  * Where the network is trusted, only a sandbox is not part of it, and shows the token of its worker. Where nobody is trusted
  * (`sandboxesOnly`), sessions without a sandbox do not exist.
  */
 const admission =
-  (sessions: RunnerSessions, hub: WorkerHub | undefined, sandboxesOnly: boolean): Admission =>
+  (sessions: RunnerSessions, hub: WorkerHub | undefined, sandboxesOnly: boolean): Admit =>
   async (authorization, id) => {
     const session = sessions.get(id)
     // Specification 3.1: the endpoint exists only while the session is idle or running.
@@ -59,7 +59,7 @@ const admission =
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
  * path.
  */
-function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admission): void {
+function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit): void {
   const schema = {
     tags: ['tools'],
     summary: "Speak MCP with a session's tools",
