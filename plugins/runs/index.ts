@@ -1,7 +1,8 @@
 import { Type } from '@sinclair/typebox'
+import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
-import { Database } from '#contracts/database'
+import { Database, presentDatabase } from '#contracts/database'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { McpServers } from '#contracts/mcp-servers'
@@ -15,7 +16,6 @@ import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
 import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
 import { createDispatch, RunService } from './service.ts'
-import { openStore, type StoreOptions } from './store.ts'
 
 const RunsConfig = Settings({
   dir: Type.Optional(
@@ -116,3 +116,41 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
   })
 
 export default runsOn(openStore)
+
+interface StoreOptions {
+  readonly config: {
+    /** The folder in which runs are written to files as well. */
+    readonly dir?: string
+    /** How often the lease of this process is renewed, in milliseconds. */
+    readonly heartbeat: number
+    readonly lease: number
+    readonly sweep: number
+  }
+  readonly deps: { readonly database: Database | undefined; readonly prices: Prices | undefined }
+  readonly log: FastifyBaseLogger
+  onStart(fn: () => Promise<void>): void
+  onStop(fn: () => Promise<void>): void
+}
+
+/** The store that the role has: PostgreSQL, or the memory of this process where there is no database. The other is not loaded. */
+async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): Promise<RunStore> {
+  const { dir, heartbeat, lease, sweep } = config
+  const database = presentDatabase(deps.database)
+  const folder = dir === undefined ? undefined : await (await import('./journal/folder.ts')).JournalFolder.open(dir)
+  if (!database) {
+    if (!folder) return new (await import('./memory/store.ts')).MemoryRunStore()
+    const kept = await (await import('./memory/kept.ts')).KeptRunStore.open(folder)
+    onStop(() => kept.close())
+    return kept
+  }
+  const { createPostgresRunStore } = await import('./postgres/store.ts')
+  const timing = { heartbeatMs: heartbeat, leaseMs: lease, sweepMs: sweep }
+  const store = createPostgresRunStore(database, { ...timing, prices: deps.prices, log })
+  onStart(() => store.open())
+  onStop(() => store.close())
+  if (!folder) return store
+  const mirror = new (await import('./journal/mirror.ts')).JournalMirror(store, folder, log)
+  onStart(async () => mirror.start())
+  onStop(() => mirror.stop())
+  return mirror.store
+}
