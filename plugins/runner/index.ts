@@ -31,7 +31,7 @@ export default definePlugin({
     capabilities: CommaList('Runtimes this runner takes; those its sidecars report unless given.'),
     maxSessions: Type.Integer({ default: 100_000, minimum: 1 }),
     drain: Duration(
-      '15s',
+      '25s',
       'A stopping runner lets its runs end, and conductors fetch the conversations that changed, for this long.',
     ),
     idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
