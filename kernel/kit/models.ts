@@ -183,10 +183,10 @@ class Answer implements ModelAnswer, Dispatcher.DispatchHandler {
     signal?.addEventListener('abort', this.#onAbort, { once: true })
   }
 
-  async read(): Promise<readonly Buffer[] | undefined> {
-    if (this.#arrived.length > 0) return this.#take()
-    if (this.#failure) throw this.#failure
-    if (this.#over) return undefined
+  read(): Promise<readonly Buffer[] | undefined> {
+    if (this.#arrived.length > 0) return Promise.resolve(this.#take())
+    if (this.#failure) return Promise.reject(this.#failure)
+    if (this.#over) return Promise.resolve(undefined)
     this.#reader = Promise.withResolvers()
     return this.#reader.promise
   }

@@ -106,9 +106,13 @@ function partsOf(answer: ModelAnswer, reader: AnswerReader, url: string): ModelP
   return {
     async next() {
       while (!over) {
-        const arrived = await answer.read().catch((cause: unknown) => {
+        let arrived: Awaited<ReturnType<ModelAnswer['read']>>
+        // No `catch` on the promise: what waits for the next word of a stream is kept small, thousands of them are open.
+        try {
+          arrived = await answer.read()
+        } catch (cause) {
           throw broken(cause, url, 'The connection to the model server broke.', answer.status)
-        })
+        }
         over = arrived === undefined
         const parts = arrived ? reader.read(arrived) : reader.end()
         if (parts.length > 0) return parts
