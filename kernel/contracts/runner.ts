@@ -238,6 +238,8 @@ export interface Homecoming extends Omit<Placement, 'runtime'> {
   readonly runner?: string
   /** The runtime it needs; any runner will do unless given. */
   readonly runtime?: string
+  /** Its conversation is whole in the store, so no runner is needed to know it. */
+  readonly stored?: boolean
 }
 
 /** One runner as this conductor knows it, from its last successful probe. */
@@ -252,8 +254,9 @@ export interface Fleet {
   /** The runner for a new session: live, supports the runtime, in the pool, least loaded. AppError 503 `no_runner` when none. */
   place(order: Placement): RunnerLink
   /**
-   * The runner for the next run of a session: the one that has it, draining or not. When that one is away or was removed,
-   * another one, the same on every conductor; it must be given the conversation. AppError 503 `no_runner` when none.
+   * The runner for the next run of a session: the one that has it, draining or not. When that one is away or was removed, or is
+   * about to stop and the conversation is stored, another one, the same on every conductor; it must be given the
+   * conversation. AppError 503 `no_runner` when none.
    */
   home(order: Homecoming): RunnerLink
   /** The runner that has a session: `runner`, or unless given the one in its id. Undefined: this conductor does not know it. */

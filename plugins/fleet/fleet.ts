@@ -64,12 +64,15 @@ export class RunnerFleet implements Fleet {
   home(order: Homecoming): RunnerLink {
     const { sessionId, without, runner = hashOfSession(sessionId) } = order
     const own = runner === undefined || without?.has(runner) ? undefined : this.find(runner)
-    if (own && own.state !== 'unreachable') return own.link
+    const here = own?.state === 'unreachable' ? undefined : own
+    // Whoever asks a runner in the moment in which it ends gets no answer, and cannot know whether it took the run.
+    if (here && !(order.stored && here.stopping)) return here.link
     const [chosen] = eligible(order, this.members())
       .map((member) => ({ member, weight: rendezvous(sessionId, member.link.hash) }))
       .toSorted((a, b) => (a.weight < b.weight ? 1 : -1))
-    if (!chosen) throw this.#refusal(order)
-    return chosen.member.link
+    const link = chosen?.member.link ?? here?.link
+    if (!link) throw this.#refusal(order)
+    return link
   }
   owner(sessionId: string, runner = hashOfSession(sessionId)): RunnerLink | undefined {
     return runner === undefined ? undefined : this.find(runner)?.link

@@ -50,7 +50,11 @@ export class Member {
 
   get state(): FleetMember['state'] {
     if (this.url !== '' && !this.#reached) return 'unreachable'
-    return this.#drained || this.#known?.state === 'draining' ? 'draining' : 'live'
+    return this.#drained || this.stopping ? 'draining' : 'live'
+  }
+  /** It said that it is about to stop; one that an operator drains keeps the sessions that it has. */
+  get stopping(): boolean {
+    return this.#known?.state === 'draining'
   }
   /** Runs under way on it as far as can be told: what it said, and what this conductor has sent and seen end since. */
   get load(): number {

@@ -137,7 +137,8 @@ export class RunnerStream {
     const { id: sessionId, profile, runner } = this.#session
     const order = placementOf(profile)
     if (this.#placed) return without.size === 0 ? this.#placed : runners.place({ ...order, without })
-    return runners.home({ sessionId, ...order, ...(runner === undefined ? {} : { runner }), without })
+    const stored = restoredFromLog(profile.runtime)
+    return runners.home({ sessionId, ...order, ...(runner === undefined ? {} : { runner }), without, stored })
   }
   /** Another runner. If there is none, runners that only lack their sidecar are asked again; in the end `error` says more than "no runner". */
   async #another(tried: Set<string>, error: AppError, until: number): Promise<RunnerLink> {

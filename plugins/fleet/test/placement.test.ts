@@ -163,6 +163,21 @@ test('the runner with the newest conversation comes before the one in the id, an
   assert.equal(refusal(() => fleet.home({ sessionId, without: new Set(hashes) })).code, 'no_runner')
 })
 
+test('a runner that is about to stop is asked for no conversation that is stored, unless there is no other', async () => {
+  const [a, b] = [scripted('00000001'), scripted('00000002')]
+  const { fleet, probe } = await fleetOf(a, b)
+  const sessionId = 'sess-00000001-0000000a'
+  const homes = () => [true, false].map((stored) => fleet.home({ sessionId, stored }).hash)
+  fleet.find('00000001')!.drain(true)
+  assert.deepEqual(homes(), ['00000001', '00000001'], 'one that an operator drains keeps its sessions')
+  a.info = { state: 'draining' }
+  await probe()
+  assert.deepEqual(homes(), ['00000002', '00000001'])
+  b.away = true
+  await probe()
+  assert.deepEqual(homes(), ['00000001', '00000001'])
+})
+
 /** One thing that happens to runner `who`. */
 const step = fc.record({
   who: fc.nat({ max: hashes.length - 1 }),
