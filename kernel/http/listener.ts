@@ -1,5 +1,3 @@
-import { randomUUID } from 'node:crypto'
-import type { Socket } from 'node:net'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import fp from 'fastify-plugin'
 import { createLinkHost, linkHostKey } from '../kit/link/host.ts'
@@ -10,8 +8,8 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { allowedHosts, jsonBodies, parseJson, requestArrival, requestLog } from './requests.ts'
-import { openStreams, streamsOf } from './streams.ts'
+import { allowedHosts, jsonBodies, newRequestId, parseJson, requestArrival, requestLog } from './requests.ts'
+import { openStreams, quietConnections, streamsOf } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
 const maxHeaderSize = 16 * 1024
@@ -72,7 +70,7 @@ const fastifyOf = (log: FastifyBaseLogger): App =>
     http: { maxHeaderSize, joinDuplicateHeaders: true },
     // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
     childLoggerFactory: (logger) => logger,
-    genReqId: () => `req_${randomUUID().slice(24)}`,
+    genReqId: newRequestId,
     requestIdHeader: false,
     routerOptions: { maxParamLength: 1024 },
     // The default bodies of the next three have another shape than our errors.
@@ -96,37 +94,6 @@ async function listen(app: App, config: ListenerConfig): Promise<string> {
     throw new Error(`${host}:${port} ${reason}${remedy(origin)}`, { cause: error })
   }
 }
-
-/**
- * When the listener closes, ends connections that carry no request: kept-alive ones, and those that never sent a whole
- * request, which Node counts as busy for up to 72 s.
- */
-const quietConnections = fp(
-  async (app) => {
-    const { server } = app
-    const quiet = new Set<Socket>()
-    server.on('connection', (socket: Socket) => {
-      quiet.add(socket)
-      socket.once('close', () => quiet.delete(socket))
-    })
-    // Whoever took over the upgraded connection ends it.
-    server.on('upgrade', ({ socket }) => quiet.delete(socket))
-    server.on('request', ({ socket }, response) => {
-      quiet.delete(socket)
-      response.once('close', () => {
-        if (!socket.destroyed) quiet.add(socket)
-      })
-    })
-    const endAll = (): void => quiet.forEach((socket) => socket.destroy())
-    app.addHook('preClose', async () => {
-      endAll()
-      const sweep = setInterval(endAll, 50)
-      server.once('close', () => clearInterval(sweep))
-      if (!server.listening) clearInterval(sweep)
-    })
-  },
-  { name: 'agent-orc-connections' },
-)
 
 interface LinkOptions {
   readonly leaving: AbortSignal

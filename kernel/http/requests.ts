@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto'
 import type { FastifyRequest, FastifySchemaCompiler, preHandlerHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
 import { Ajv, type ValidateFunction } from 'ajv'
@@ -7,6 +8,8 @@ import { httpErrors, invalidRequest, notFound, unavailable } from '../contracts/
 import { isUpload } from './access.ts'
 import { handleClientError } from './errors.ts'
 import { streamsOf } from './streams.ts'
+
+export const newRequestId = (): string => `req_${randomUUID().slice(24)}`
 
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(

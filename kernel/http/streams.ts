@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http'
+import type { Socket } from 'node:net'
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import fp from 'fastify-plugin'
 
@@ -53,6 +54,37 @@ export const openStreams = fp(
     app.addHook('preClose', () => streams.end())
   },
   { name: 'agent-orc-streams' },
+)
+
+/**
+ * When the listener closes, ends connections that carry no request: kept-alive ones, and those that never sent a whole
+ * request, which Node counts as busy for up to 72 s.
+ */
+export const quietConnections = fp(
+  async (app) => {
+    const { server } = app
+    const quiet = new Set<Socket>()
+    server.on('connection', (socket: Socket) => {
+      quiet.add(socket)
+      socket.once('close', () => quiet.delete(socket))
+    })
+    // Whoever took over the upgraded connection ends it.
+    server.on('upgrade', ({ socket }) => quiet.delete(socket))
+    server.on('request', ({ socket }, response) => {
+      quiet.delete(socket)
+      response.once('close', () => {
+        if (!socket.destroyed) quiet.add(socket)
+      })
+    })
+    const endAll = (): void => quiet.forEach((socket) => socket.destroy())
+    app.addHook('preClose', async () => {
+      endAll()
+      const sweep = setInterval(endAll, 50)
+      server.once('close', () => clearInterval(sweep))
+      if (!server.listening) clearInterval(sweep)
+    })
+  },
+  { name: 'agent-orc-connections' },
 )
 
 export function createStreamRegistry(): StreamRegistry {

@@ -46,7 +46,7 @@ export default definePlugin({
   async setup(ctx) {
     const { config, deps, log } = ctx
     const { toolkit, sandboxes } = deps
-    const mcpBaseUrl = (config.mcpBaseUrl ?? config.baseUrl)?.replace(/\/+$/, '')
+    let mcpBaseUrl = (config.mcpBaseUrl ?? config.baseUrl)?.replace(/\/+$/, '')
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       idleTtlMs: config.idleTtl,
@@ -59,7 +59,7 @@ export default definePlugin({
       conversations,
       executors: deps,
       log,
-      mcpUrl: (sessionId) => `${mcpBaseUrl ?? ctx.urlOf('runner')}/runner/sessions/${sessionId}/mcp`,
+      mcpUrl: (sessionId) => `${(mcpBaseUrl ??= ctx.urlOf('runner'))}/runner/sessions/${sessionId}/mcp`,
     })
     const broadcast = new BroadcastReceiver((...change) => sandboxes?.sawProfile(...change))
     const runner = createRunner({

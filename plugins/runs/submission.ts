@@ -111,7 +111,7 @@ export class Submission {
       const { profile, revision } = placed
       const runner =
         remembers && !restoredFromLog(profile.runtime) ? runErrors.conversationEnded() : this.#placeOr(profile)
-      if (isAppError(runner)) {
+      if (runner instanceof Error) {
         // The refusal may be due to a profile from memory that has changed since.
         placed = await this.#profileOf(asked, true)
         if (placed.revision === revision) throw runner
