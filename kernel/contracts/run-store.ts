@@ -39,6 +39,8 @@ export type StartOutcome =
   /** The run id is taken: the caller attaches to it or answers 409, as its contract says. */
   | { readonly kind: 'exists'; readonly run: RunSummary }
   | { readonly kind: 'busy' }
+  /** The id drawn for a new session belongs to another one: draw again. */
+  | { readonly kind: 'session_taken' }
   /** For a continued chat `sessionId` is the session in which its conversation was. */
   | { readonly kind: 'no_session'; readonly sessionId?: string }
   | { readonly kind: 'other_profile'; readonly profile: string; readonly sessionId?: string }

@@ -114,6 +114,19 @@ function testStarts(open: OpenStore): void {
 
 /** A run id and a session are taken once, however many ask for them at the same time. */
 function testParallelStarts(open: OpenStore): void {
+  test('a new session does not take the id of another one, which stays as it is', async (t) => {
+    const store = await open(t)
+    const { claim, sessionId } = await begin(store)
+    const create = { profile: profile() }
+    const start = (runId: string) =>
+      store.start({ tenantId: 'acme', runId, sessionId, task: { profile: 'writer', prompt: 'mine' }, create })
+    assert.deepEqual(await start(unique('run')), { kind: 'session_taken' })
+    assert.equal(await store.finish(resultEnd(claim, 1)), true)
+    const before = await store.getSession('acme', sessionId)
+    assert.deepEqual(await start(unique('run')), { kind: 'session_taken' })
+    assert.deepEqual(await store.getSession('acme', sessionId), before)
+  })
+
   test('a run id is taken once, whatever session it asks for', async (t) => {
     const store = await open(t)
     const { claim, sessionId, runId } = await begin(store)

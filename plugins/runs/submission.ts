@@ -122,7 +122,7 @@ export class Submission {
       const accepted = this.#begun(asked, outcome, { placed: runner, remembers })
       if (accepted) return accepted
       if (outcome.kind === 'stale_profile') placed = await this.#profileOf(asked, true)
-      else if (task.chat) throw runErrors.conversationBusy()
+      else if (outcome.kind !== 'session_taken') throw runErrors.conversationBusy()
     }
     throw unavailable({ message: 'No session could be created; try again.', retryable: true })
   }

@@ -51,7 +51,7 @@ export class MemoryRunStore implements RunStore {
   async start(run: StartRun): Promise<StartOutcome> {
     const { tenantId, sessionId, create } = run
     const existing = this.#rows.session(tenantId, sessionId)
-    if (create && existing && !this.#rows.run(tenantId, run.runId)) return { kind: 'busy' }
+    if (create && existing && !this.#rows.run(tenantId, run.runId)) return { kind: 'session_taken' }
     const place = this.#placeOf(run, existing ?? (create && newSession(tenantId, sessionId, create.profile, now())))
     if ('kind' in place) return place
     if (place.claimRun !== undefined || place.waiting.length > 0) return { kind: 'busy' }

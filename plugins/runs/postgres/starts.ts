@@ -253,7 +253,7 @@ async function refusal(deps: StartDeps, run: StartRun): Promise<StartOutcome | u
     freshness(values),
   ])
   if (create) {
-    if (session) return { kind: 'busy' }
+    if (session) return { kind: 'session_taken' }
     if (tenant?.fresh !== true) return { kind: 'stale_profile' }
     // Was this process itself declared dead? It comes back under a new id.
     await instance.beat()

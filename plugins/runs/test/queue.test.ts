@@ -294,3 +294,23 @@ test('a repeated id joins the run that waits, on both planes; with another task 
   assert.equal((await post(s, other)).statusCode, 409)
   await assert.rejects(s.dispatch.start('acme', other, 0, never), (error: AppError) => error.code === 'conflict')
 })
+
+test('a new chat whose drawn session id is in use draws another one; it is not told that it is busy', async (t) => {
+  const drawn: string[] = []
+  const s = await stage(t, {
+    wrap: (inner) =>
+      meddling(inner, {
+        async start(run) {
+          // Somebody else drew the first two.
+          const other = { ...run, runId: runId(), task: { profile: 'writer', prompt: 'earlier' } }
+          if (drawn.push(run.sessionId) < 3) await inner.start(other)
+          return inner.start(run)
+        },
+      }),
+  })
+  const [id, publicRunId, conversationId] = [runId(), 'prun_1', 'conv_1']
+  const chat = { publicRunId, conversationId, publishedId: 'agent_1', continued: false }
+  const { sessionId } = await s.dispatch.start('acme', { id, profile: 'writer', prompt: 'Hello', chat }, 0, never)
+  assert.equal(new Set(drawn).size, 3)
+  assert.equal(sessionId, drawn[2])
+})
