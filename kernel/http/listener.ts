@@ -8,7 +8,7 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { allowedHosts, jsonBodies, newRequestId, parseJson, requestArrival, requestLog } from './requests.ts'
+import { allowedHosts, jsonBodies, parseJson, requestArrival, requestLog, requestNames } from './requests.ts'
 import { openStreams, quietConnections, streamsOf } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
@@ -68,10 +68,7 @@ const fastifyOf = (log: FastifyBaseLogger): App =>
     requestTimeout,
     // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
     http: { maxHeaderSize, joinDuplicateHeaders: true },
-    // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
-    childLoggerFactory: (logger) => logger,
-    genReqId: newRequestId,
-    requestIdHeader: false,
+    ...requestNames,
     routerOptions: { maxParamLength: 1024 },
     // The default bodies of the next three have another shape than our errors.
     return503OnClosing: false,

@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import type { FastifyRequest, FastifySchemaCompiler, preHandlerHookHandler } from 'fastify'
+import type { FastifyBaseLogger, FastifyRequest, FastifySchemaCompiler, preHandlerHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
 import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
@@ -9,7 +9,13 @@ import { isUpload } from './access.ts'
 import { handleClientError } from './errors.ts'
 import { streamsOf } from './streams.ts'
 
-export const newRequestId = (): string => `req_${randomUUID().slice(24)}`
+/** For Fastify: the id of a request, which no client chooses, and its logger. */
+export const requestNames = {
+  genReqId: () => `req_${randomUUID().slice(24)}`,
+  requestIdHeader: false,
+  // A logger of its own for every request costs more than what most requests log: whoever logs names the request.
+  childLoggerFactory: (logger: FastifyBaseLogger) => logger,
+} as const
 
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(
