@@ -5,5 +5,5 @@ export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } fr
 export { runFrames } from './lines.ts'
 export { createPeers } from './peer.ts'
 export type { Identity, LinesAnswer, Peer, Peers, PeersOptions } from './peer-types.ts'
-export { retry } from './retry.ts'
+export { type Retries, retry } from './retry.ts'
 export { acceptLinks, type Admission, serve, trusted } from './serve.ts'

@@ -23,16 +23,35 @@ export interface Retries {
 
 /** Tries again what may succeed later. Rejects with the last failure. */
 export async function retry<T>(attempt: () => Promise<T>, options: Retries): Promise<T> {
+  const began = performance.now()
+  options.signal?.throwIfAborted()
+  try {
+    // Most things succeed at once: they do not pay for p-retry, which costs more than a small statement.
+    const result = await attempt()
+    options.signal?.throwIfAborted()
+    return result
+  } catch (error) {
+    return again(attempt, { error, began }, options)
+  }
+}
+
+/** The first attempt has failed; for p-retry it fails anew, so that it counts, and waits, from there. */
+async function again<T>(
+  attempt: () => Promise<T>,
+  first: { readonly error: unknown; readonly began: number },
+  options: Retries,
+): Promise<T> {
   const { firstMs, longestMs, factor = 2, most = Infinity, withinMs = Infinity, spread = false } = options
   const { signal, stopping, mayPass = () => true } = options
-  const end = performance.now() + withinMs
+  const end = first.began + withinMs
   const hurry = new AbortController()
   const stop = (): void => hurry.abort()
   const waiting = stopping ? hurry.signal : signal
   try {
     return await pRetry(
-      async () => {
+      async (number) => {
         stopping?.removeEventListener('abort', stop)
+        if (number === 1) throw new Failed(first.error)
         try {
           return await attempt()
         } catch (error) {
@@ -45,7 +64,7 @@ export async function retry<T>(attempt: () => Promise<T>, options: Retries): Pro
         maxTimeout: longestMs,
         factor,
         randomize: spread,
-        maxRetryTime: withinMs,
+        maxRetryTime: Math.max(0, end - performance.now()),
         ...(waiting ? { signal: waiting } : {}),
         async shouldRetry({ error, attemptNumber, retryDelay }) {
           const when = mayPass(error.cause, attemptNumber)

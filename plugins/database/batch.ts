@@ -162,6 +162,7 @@ function encodeValue(value: unknown): WireValue {
 
 function arrayLiteral(values: readonly unknown[]): string {
   const items = values.map((item) => {
+    if (typeof item === 'number') return String(item)
     if (Array.isArray(item)) return arrayLiteral(item)
     const value = encodeValue(item)
     if (value === null) return 'NULL'

@@ -178,6 +178,7 @@ class Follower implements Cursor {
     this.#woken = true
     this.#rise?.()
   }
+  readonly #lieDown = (rise: () => void): void => void (this.#rise = rise)
 
   async *read(held: RunLog | undefined, signal: AbortSignal): AsyncGenerator<LogChunk> {
     const { kv, store } = this.#logs
@@ -194,7 +195,8 @@ class Follower implements Cursor {
         }
         const found = this.#live?.read(this.seq) ?? 'stored'
         if (found === 'later') {
-          await this.#sleep()
+          if (!this.#woken) await new Promise<void>(this.#lieDown)
+          this.#woken = false
           continue
         }
         if (typeof found === 'object') {
@@ -249,15 +251,11 @@ class Follower implements Cursor {
     const shown = log.at(storedSeq + 1)
     return shown && next.lines.subarray(0, shown.length).equals(shown) ? this.seq : storedSeq
   }
-  async #sleep(ms?: number): Promise<void> {
+  async #sleep(ms: number): Promise<void> {
     if (!this.#woken) {
-      let timer: NodeJS.Timeout | undefined
-      await new Promise<void>((resolve) => {
-        this.#rise = resolve
-        if (ms !== undefined) timer = setTimeout(resolve, ms)
-      })
+      const timer = setTimeout(this.wake, ms)
+      await new Promise<void>(this.#lieDown)
       clearTimeout(timer)
-      this.#rise = undefined
     }
     this.#woken = false
   }

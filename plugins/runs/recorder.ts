@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { join, lastSeqOf, type LogChunk } from '#contracts/run-event'
-import { retry } from '#kit'
+import { type Retries, retry } from '#kit'
 import type { RunLog } from './log.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
@@ -69,6 +69,7 @@ export class Recorder {
   readonly #claim: Claim
   readonly #log: RunLog
   readonly #onLost: () => void
+  readonly #patience: Retries
   #pending: LogChunk[] = []
   #bytes = 0
   /** Of the write under way. */
@@ -85,6 +86,11 @@ export class Recorder {
     this.#claim = claim
     this.#log = log
     this.#onLost = onLost
+    const mayPass = (err: unknown, attempt: number): boolean => {
+      if (attempt === 1) deps.log.warn({ err, runId: claim.runId }, 'events could not be stored; trying again')
+      return true
+    }
+    this.#patience = { ...waits, stopping: deps.givingUp, mayPass }
   }
 
   /**
@@ -147,29 +153,31 @@ export class Recorder {
   }
   readonly #due = (): void => void this.#startFlush()
   #startFlush(): Promise<void> {
-    return (this.#flushing ??= this.#flush().finally(() => {
-      this.#flushing = undefined
-      this.#schedule()
-    }))
+    if (this.#flushing) return this.#flushing
+    const chunk = this.#take()
+    return chunk && !this.#lost ? (this.#flushing = this.#flush(chunk)) : nothing
   }
-  async #flush(): Promise<void> {
+  async #flush(chunk: LogChunk): Promise<void> {
     const { store, announce } = this.#deps
     const claim = this.#claim
-    const chunk = this.#take()
-    if (!chunk || this.#lost) return
     this.#inFlight = chunk.lines.length
     const attempt = this.#attempt
     this.#attempt = undefined
-    const owned = await this.#persistently(() =>
-      attempt === undefined ? store.append(claim, chunk) : store.retry(claim, attempt, chunk),
-    )
-    this.#inFlight = 0
-    if (owned) {
-      this.#log.stored(lastSeqOf(chunk))
-      announce(claim)
-    } else {
-      this.#lost = true
-      this.#onLost()
+    try {
+      const owned = await this.#persistently(() =>
+        attempt === undefined ? store.append(claim, chunk) : store.retry(claim, attempt, chunk),
+      )
+      this.#inFlight = 0
+      if (owned) {
+        this.#log.stored(lastSeqOf(chunk))
+        announce(claim)
+      } else {
+        this.#lost = true
+        this.#onLost()
+      }
+    } finally {
+      this.#flushing = undefined
+      this.#schedule()
     }
   }
   #take(): LogChunk | undefined {
@@ -180,13 +188,11 @@ export class Recorder {
     this.#deps.flushes.delete(this.#due)
     return chunk
   }
-  /** A store that is away comes back, or takes the lease of this process with it: then `write` answers false. */
-  async #persistently(write: () => Promise<boolean>): Promise<boolean> {
-    const { givingUp, log } = this.#deps
-    const mayPass = (err: unknown, attempt: number): boolean => {
-      if (attempt === 1) log.warn({ err, runId: this.#claim.runId }, 'events could not be stored; trying again')
-      return true
-    }
-    return retry(write, { ...waits, stopping: givingUp, mayPass }).catch(() => false)
+  /** A store that is away comes back, or takes the lease of this process with it: then it answers false. */
+  #persistently(write: () => Promise<boolean>): Promise<boolean> {
+    return retry(write, this.#patience).catch(refused)
   }
 }
+
+const nothing = Promise.resolve()
+const refused = (): boolean => false
