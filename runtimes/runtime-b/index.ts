@@ -3,7 +3,7 @@ import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/run
 import { archiveErrors } from '#kit/archive'
 import { RuntimeBConfig } from './config.ts'
 import { Homes } from './homes.ts'
-import { codexProgram } from './package.ts'
+import { codexProgram } from './app-server.ts'
 import { runTurn } from './run.ts'
 import { type Patience, patience as usualPatience } from './thread.ts'
 import { runtimeBErrors } from './errors.ts'

@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { promisify } from 'node:util'
 import { startToolServer, terminalOf } from '#testing'
-import { codexProgram } from '../package.ts'
+import { codexProgram } from '../app-server.ts'
 import { switches } from '../launch.ts'
 import { bodyOf, skip, stage } from './support.ts'
 

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { fileURLToPath, pathToFileURL } from 'node:url'
-import { codexProgram } from '../package.ts'
+import { codexProgram } from '../app-server.ts'
 
 /** A project with these packages installed, seen from inside it. */
 async function project(t: TestContext, packages: Readonly<Record<string, string>>): Promise<URL> {

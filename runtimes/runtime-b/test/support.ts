@@ -19,7 +19,7 @@ import type { Runtime } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { ModelEgress } from '#contracts/model'
 import type { RuntimeBConfig } from '../config.ts'
-import { codexProgram } from '../package.ts'
+import { codexProgram } from '../app-server.ts'
 import { runtimeB, type RuntimeBOptions } from '../index.ts'
 
 const { missing } = codexProgram()
