@@ -32,6 +32,11 @@ export const runErrors = errorTable('runs', {
     status: 409,
     message: 'The key or the agent of this chat has changed since it was read; read it again.',
   },
+  tooManySchemas: {
+    status: 429,
+    retry: 'later',
+    message: 'As many schemas of this tenant wait to be checked as may; try again later.',
+  },
   queueFull: {
     status: 429,
     retry: 'later',

@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
-import { createOutputSchemas } from '#contracts/output-schema'
+import { createOutputSchemas } from '#kit/schemas'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
 import { interruptedBy, type RunStore, type StartOutcome } from '#contracts/run-store'
@@ -61,7 +61,7 @@ export class Submission {
     const { id: runId = newId('run'), sessionId, chat } = task
     if (!isClientId(runId)) throw runErrors.invalidRunId()
     if (sessionId !== undefined && !isClientId(sessionId)) throw runErrors.invalidSessionId()
-    this.#check(task)
+    await this.#check(tenantId, task)
     const asked = { tenantId, runId, task }
     if (chat?.continued) return this.#continueChat(asked)
     return sessionId === undefined ? this.#startNew(asked) : this.#startIn(asked, sessionId)
@@ -89,13 +89,13 @@ export class Submission {
   }
 
   /** Refuses a task that would only fail when a model is called. */
-  #check({ attachments = [], responseFormat, webhook, chat }: Task): void {
+  async #check(tenantId: string, { attachments = [], responseFormat, webhook, chat }: Task): Promise<void> {
     if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars)
       throw runErrors.attachmentsTooLarge()
     for (const [i, { data }] of attachments.entries()) {
       if (!isBase64(data)) throw runErrors.invalidAttachment({ message: `body/attachments/${i}/data is not base64.` })
     }
-    if (responseFormat) this.#schemas(responseFormat.schema)
+    if (responseFormat) await this.#schemas(tenantId, responseFormat.schema)
     // The webhook of an agent was checked when it was published: a chat must not fail because of it.
     if (!webhook || chat) return
     if (!this.#deps.webhooks) throw runErrors.webhooksUnavailable()

@@ -1,5 +1,5 @@
 import { createModelConnections } from '#kit/models'
-import { createOutputSchemas } from '#contracts/output-schema'
+import { createOutputSchemas } from '#kit/schemas'
 import { eventsOf } from '#contracts/run-event'
 import { defineRuntime, type Runtime } from '#contracts/runtime'
 import { decodeState, encodeBundle } from './bundle.ts'
@@ -33,7 +33,7 @@ export default defineRuntime({
       log,
       reasoningEvents: config.reasoningEvents,
       modelOf: createCatalog(models, config),
-      formOf: (format) => createOutputForm(format, schemas),
+      formOf: (format, tenantId) => createOutputForm(format, tenantId, schemas),
       connect: async (run, signal) => (await (connecting ??= loadTools()))(run, signal),
     })
     return {

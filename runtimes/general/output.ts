@@ -1,5 +1,5 @@
 import type { LanguageModelV4CallOptions } from '@ai-sdk/provider'
-import type { OutputSchemas } from '#contracts/output-schema'
+import type { OutputSchemas } from '#kit/schemas'
 import type { ResponseFormat } from '#contracts/prompt'
 
 /** The form that the answer of a run must have. */
@@ -7,14 +7,18 @@ export interface OutputForm {
   /** The form as the provider takes it, which passes it on where its model supports it. */
   readonly asked: NonNullable<LanguageModelV4CallOptions['responseFormat']>
   /** The value that an answer holds, or a sentence for its model that says why it does not do. */
-  read(answer: string): { readonly value: unknown } | { readonly problem: string }
+  read(answer: string): Promise<{ readonly value: unknown } | { readonly problem: string }>
 }
 
 type JsonFormat = Extract<LanguageModelV4CallOptions['responseFormat'], { type: 'json' }>
 
-/** Throws AppError `invalid_response_format`. */
-export function createOutputForm({ name, description, schema }: ResponseFormat, schemas: OutputSchemas): OutputForm {
-  const { problem } = schemas(schema)
+/** Rejects with AppError `invalid_response_format`. */
+export async function createOutputForm(
+  { name, description, schema }: ResponseFormat,
+  tenantId: string,
+  schemas: OutputSchemas,
+): Promise<OutputForm> {
+  const { problem } = await schemas(tenantId, schema)
   const complaint = (why: string): { problem: string } => ({
     problem: `Your answer does not fit. ${why} Answer again with nothing but one JSON value that fits this JSON Schema: ${JSON.stringify(schema)}`,
   })
@@ -25,14 +29,14 @@ export function createOutputForm({ name, description, schema }: ResponseFormat, 
       ...(name === undefined ? {} : { name }),
       ...(description === undefined ? {} : { description }),
     },
-    read(answer) {
+    async read(answer) {
       let value: unknown
       try {
         value = JSON.parse(unfenced(answer))
       } catch {
         return complaint('It is not JSON.')
       }
-      const wrong = problem(value)
+      const wrong = await problem(value)
       return wrong === undefined ? { value } : complaint(wrong)
     },
   }

@@ -23,7 +23,7 @@ export interface RunDeps {
   /** Throws AppError `tool_server_unavailable`. Undefined: the run has no tools. */
   connect(envelope: RunEnvelope, signal: AbortSignal): Promise<Connected | undefined>
   /** Throws AppError `invalid_response_format`. */
-  formOf(format: ResponseFormat): OutputForm
+  formOf(format: ResponseFormat, tenantId: string): Promise<OutputForm>
 }
 
 /** Events in batches of those that are yielded together. */
@@ -38,8 +38,8 @@ export const createTurns =
   (envelope: RunEnvelope, signal: AbortSignal): Events =>
     new Run(envelope, signal, deps).events()
 
-/** `asking` -> (`calling` ->) `asking` ... -> `ended`. */
-type State = 'asking' | 'calling' | 'ended'
+/** `asking` -> (`calling` ->) `asking` ... -> (`judging` ->) `ended`; an answer that does not fit its form is asked for again. */
+type State = 'asking' | 'calling' | 'judging' | 'ended'
 
 /**
  * One run: the model is called, its tool calls are executed and their results given back, until it answers without a
@@ -97,6 +97,7 @@ class Run {
           call.rest.close()
         }
         this.#endStep()
+        if (this.#form && this.#state === 'judging') this.#judge(await this.#form.read(this.#turn.text))
         if (this.#state === 'calling') yield* this.#callTools()
         else if (this.#state === 'asking') yield this.#pending.splice(0)
       }
@@ -111,10 +112,10 @@ class Run {
 
   /** Sets up what the run needs, and goes on after the part that a former attempt has finished. */
   async *#begin(): Events {
-    const { runId, sessionId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
+    const { runId, sessionId, tenantId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
     const deps = this.#deps
     this.#model = deps.modelOf(profile.model)
-    this.#form = responseFormat && deps.formOf(responseFormat)
+    this.#form = responseFormat && (await deps.formOf(responseFormat, tenantId))
     const hasTools = profile.tools.length > 0 || mcpServers.length > 0
     const connected = hasTools ? await deps.connect(this.#envelope, this.#signal) : undefined
     this.#tools = connected?.tools
@@ -216,7 +217,11 @@ class Run {
     const { model, limits } = this.#envelope.profile
     // Reported at once, so that the usage of finished model calls is known when the run dies later.
     this.#pending.push({ type: 'usage', ...usageOf(finish.usage), model })
-    if (this.#calls.length === 0) return this.#takeAnswer(finish.finishReason.unified)
+    if (this.#calls.length === 0) {
+      if (this.#form) this.#state = 'judging'
+      else this.#takeAnswer()
+      return
+    }
     const { maxSteps = defaultMaxSteps } = limits
     if (this.#steps >= maxSteps) {
       throw generalErrors.maxSteps({
@@ -226,19 +231,19 @@ class Run {
     this.#state = 'calling'
   }
 
-  #takeAnswer(finishReason: string): void {
-    const read = this.#form?.read(this.#turn.text)
+  #takeAnswer(output: { readonly output?: unknown } = {}): void {
+    const finishReason = this.#finish!.finishReason.unified
+    this.#pending.push({ type: 'result', text: this.#answer, finishReason, ...output })
+    this.#state = 'ended'
+  }
+  #judge(read: Awaited<ReturnType<OutputForm['read']>>): void {
     // The second answer takes the place of the refused one.
     this.#turn.dropRefused()
-    if (read === undefined || 'value' in read) {
-      const output = read ? { output: read.value } : {}
-      this.#pending.push({ type: 'result', text: this.#answer, finishReason, ...output })
-      this.#state = 'ended'
-      return
-    }
+    if ('value' in read) return this.#takeAnswer({ output: read.value })
     if (this.#askedAgain)
       throw generalErrors.invalidOutput({ message: 'The model gave no answer that fits the response format.' })
     this.#askedAgain = true
+    this.#state = 'asking'
     this.#answer = ''
     this.#turn.askForAnother(read.problem)
     const message = 'The answer does not fit; the model is asked once more.'

@@ -1,6 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { Settings } from '#kernel'
-import { createOutputSchemas } from '#contracts/output-schema'
+import { createOutputSchemas } from '#kit/schemas'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { archiveErrors } from '#kit/archive'
 import { createConversations } from './conversations.ts'

@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { OutputSchemas } from '#contracts/output-schema'
+import type { OutputSchemas } from '#kit/schemas'
 import type { Attachment } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'

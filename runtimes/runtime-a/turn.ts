@@ -1,4 +1,4 @@
-import type { OutputSchemas } from '#contracts/output-schema'
+import type { OutputSchemas } from '#kit/schemas'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { answerCut, failureOf, runtimeAErrors } from './errors.ts'
@@ -11,7 +11,7 @@ const paragraph = '\n\n'
 /** The vendor's own tool, with which a model hands over an answer in a form. */
 const outputTool = 'StructuredOutput'
 
-type TurnEnvelope = Pick<RunEnvelope, 'profile' | 'responseFormat'>
+type TurnEnvelope = Pick<RunEnvelope, 'tenantId' | 'profile' | 'responseFormat'>
 
 /** Turns the vendor's messages of one run into events. */
 export class Turn {
@@ -53,7 +53,7 @@ export class Turn {
   }
 
   /** Takes one message. Throws an AppError when the run has failed. */
-  *take(message: Message): Generator<RuntimeEvent> {
+  async *take(message: Message): AsyncGenerator<RuntimeEvent> {
     // Messages of a subagent have a parent. Without host tools there are no subagents.
     if ('parent_tool_use_id' in message && message.parent_tool_use_id !== null) return
     if (message.type === 'system') {
@@ -129,15 +129,15 @@ export class Turn {
     }
   }
 
-  *#end(last: Result): Generator<RuntimeEvent> {
-    const { responseFormat } = this.#envelope
+  async *#end(last: Result): AsyncGenerator<RuntimeEvent> {
+    const { responseFormat, tenantId } = this.#envelope
     this.#over = true
     yield* this.#usage.rest(last.model_usage_since_last_result ?? {})
     if (last.subtype !== 'success' || last.is_error) throw failureOf(last, maxStepsOf(this.#envelope))
     if (responseFormat) {
       const value = last.structured_output
-      if (value === undefined || this.#schemas(responseFormat.schema).problem(value) !== undefined)
-        throw runtimeAErrors.invalidOutput()
+      const form = await this.#schemas(tenantId, responseFormat.schema)
+      if (value === undefined || (await form.problem(value)) !== undefined) throw runtimeAErrors.invalidOutput()
       yield* this.#say(JSON.stringify(value))
       this.#result = { type: 'result', text: this.#answer, finishReason: 'stop', output: value }
       return

@@ -1,4 +1,4 @@
-import { createOutputSchemas } from '#contracts/output-schema'
+import { createOutputSchemas } from '#kit/schemas'
 import { defineRuntime, type Runtime, type RuntimeContext } from '#contracts/runtime'
 import { archiveErrors } from '#kit/archive'
 import { RuntimeBConfig } from './config.ts'

@@ -1,6 +1,6 @@
 import { writeFile } from 'node:fs/promises'
 import { isAppError } from '#kernel'
-import type { OutputSchema, OutputSchemas } from '#contracts/output-schema'
+import type { OutputSchema, OutputSchemas } from '#kit/schemas'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
@@ -41,7 +41,8 @@ export async function* runTurn(
       message: 'runtime_b cannot bound the output of a model call: remove limits.maxOutputTokens.',
     })
   }
-  const form = responseFormat && createForm(responseFormat, deps.schemas)
+  const form =
+    responseFormat && createForm(responseFormat, await deps.schemas(envelope.tenantId, responseFormat.schema))
   const input = inputOf(envelope.prompt, envelope.attachments, form?.instruction)
   const home = await homes.enter(sessionId, runId, (envelope.attempt ?? 1) > 1)
   let server: AppServer | undefined
@@ -70,7 +71,7 @@ export async function* runTurn(
     turn.begin(turnId)
     interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)
     yield* eventsOf(turn, listen)
-    const output = form ? { output: form.read(turn.lastMessage) } : {}
+    const output = form ? { output: await form.read(turn.lastMessage) } : {}
     terminal = { type: 'result', text: turn.text, finishReason: 'stop', ...output }
   } catch (error) {
     // The host writes the last event of an aborted run, because it knows the reason.
@@ -131,27 +132,25 @@ interface Form {
   readonly schema: object | undefined
   /** The sentence that tells the model the form in place of `schema`. */
   readonly instruction: string | undefined
-  /** The value that an answer holds. Throws AppError `invalid_output`. */
-  read(answer: string): unknown
+  /** The value that an answer holds. Rejects with AppError `invalid_output`. */
+  read(answer: string): Promise<unknown>
 }
 
-/** Throws AppError `invalid_response_format`. */
-function createForm({ schema }: ResponseFormat, schemas: OutputSchemas): Form {
-  const checked: OutputSchema = schemas(schema)
+function createForm({ schema }: ResponseFormat, checked: OutputSchema): Form {
   const strict = isStrictSchema(schema)
   return {
     schema: strict ? schema : undefined,
     instruction: strict
       ? undefined
       : `Answer with nothing but one JSON value that fits this JSON Schema: ${JSON.stringify(schema)}`,
-    read(answer) {
+    async read(answer) {
       let output: unknown
       try {
         output = JSON.parse(unfenced(answer))
       } catch (cause) {
         throw runtimeBErrors.invalidOutput({ cause, message: 'The answer is not JSON.' })
       }
-      const problem = checked.problem(output)
+      const problem = await checked.problem(output)
       if (problem !== undefined)
         throw runtimeBErrors.invalidOutput({ message: `The answer does not fit its form. ${problem}` })
       return output

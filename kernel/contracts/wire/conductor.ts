@@ -63,6 +63,7 @@ export const startErrors = [
   runErrors.invalidSessionId,
   runErrors.invalidAttachment,
   runErrors.invalidResponseFormat,
+  runErrors.tooManySchemas,
   webhookErrors.invalidWebhook,
   runErrors.notFound,
   runErrors.sessionBusy,

@@ -1,41 +1,28 @@
+// The thread in which schemas of clients are compiled and values checked against them. See schemas.ts.
 import { createContext, Script } from 'node:vm'
+import { parentPort } from 'node:worker_threads'
 import { Ajv, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import formats from 'ajv-formats'
-import { type AppError, isAppError } from './errors.ts'
-import { runErrors } from './run-errors.ts'
 
-/** The longest schema of an answer. It bounds what compiling costs, and no model follows a schema of that size. */
-const maxSchemaChars = 65_536
+export interface Question {
+  /** A JSON Schema as JSON. */
+  readonly schema: string
+  /** The value to check, as JSON; absent: the schema itself is asked about. */
+  readonly value?: string
+}
+
+export interface Verdict {
+  /** Why the schema is none. */
+  readonly invalid?: string
+  /** Why the value does not fit; absent: it does. */
+  readonly problem?: string
+}
+
 /** The longest that a schema may take. A client's schema can be slow on purpose; an honest one takes milliseconds, and more on a busy machine. */
 const maxMs = { compile: 2_000, check: 1_000 } as const
 /** How many compiled schemas are kept: the same few are used again and again. */
 const maxCached = 100
-
-/** What an answer must fit. */
-export interface OutputSchema {
-  /** What is wrong with a value, in words for whoever made it; undefined when it fits. */
-  problem(value: unknown): string | undefined
-}
-
-/** Throws AppError 400 `invalid_response_format` for what is no JSON Schema of draft 2020-12 or 07. */
-export type OutputSchemas = (schema: Readonly<Record<string, unknown>>) => OutputSchema
-
-/** Both ends use it: the conductor refuses what does not compile, the runtime checks answers. */
-export function createOutputSchemas(): OutputSchemas {
-  const cached = new Map<string, OutputSchema>()
-  return (schema) => {
-    const text = JSON.stringify(schema)
-    const known = cached.get(text)
-    if (known) return known
-    if (text.length > maxSchemaChars) throw invalid(`The schema has more than ${maxSchemaChars} characters.`)
-    const validate = compile(schema)
-    const compiled = { problem: (value: unknown) => problemOf(validate, value) }
-    if (cached.size >= maxCached) cached.clear()
-    cached.set(text, compiled)
-    return compiled
-  }
-}
 
 const options: Options = {
   strict: false,
@@ -45,19 +32,43 @@ const options: Options = {
   validateSchema: false,
 }
 
+class Invalid extends Error {}
+
+const compiled = new Map<string, ValidateFunction>()
+
+parentPort?.on('message', (question: Question) => parentPort?.postMessage(verdictOn(question)))
+
+function verdictOn({ schema, value }: Question): Verdict {
+  try {
+    const validate = compiled.get(schema) ?? keep(schema, compile(JSON.parse(schema)))
+    const problem = value === undefined ? undefined : problemOf(validate, JSON.parse(value))
+    return problem === undefined ? {} : { problem }
+  } catch (error) {
+    if (error instanceof Invalid) return { invalid: error.message }
+    throw error
+  }
+}
+
+function keep(schema: string, validate: ValidateFunction): ValidateFunction {
+  if (compiled.size >= maxCached) compiled.clear()
+  compiled.set(schema, validate)
+  return validate
+}
+
 function compile(schema: Readonly<Record<string, unknown>>): ValidateFunction {
-  if ('$async' in schema) throw invalid('An asynchronous schema cannot be checked here.')
+  if ('$async' in schema) throw new Invalid('An asynchronous schema cannot be checked here.')
   // Each schema has its own instance, so that the `$id` of one client cannot be seen by another.
   const ajv = ajvOf(schema['$schema'])
   formats.default(ajv)
   const checked = bounded(maxMs.compile, () => {
     if (ajv.validateSchema(schema) !== true) {
       const [first] = ajv.errors ?? []
-      throw invalid(`The schema is no JSON Schema: ${first?.instancePath || '/'} ${first?.message ?? 'is not valid'}.`)
+      const what = `${first?.instancePath || '/'} ${first?.message ?? 'is not valid'}`
+      throw new Invalid(`The schema is no JSON Schema: ${what}.`)
     }
     return ajv.compile(schema)
   })
-  if (!checked) throw invalid('The schema takes too long to compile.')
+  if (!checked) throw new Invalid('The schema takes too long to compile.')
   return checked.value
 }
 
@@ -66,7 +77,7 @@ function ajvOf(draft: unknown): Ajv {
   const name = typeof draft === 'string' ? draft.replace(/^http:/, 'https:').replace(/#$/, '') : ''
   if (name === 'https://json-schema.org/draft/2020-12/schema') return new Ajv2020(options)
   if (name === 'https://json-schema.org/draft-07/schema') return new Ajv(options)
-  throw invalid('`$schema` names another draft than 2020-12 and 07.')
+  throw new Invalid('`$schema` names another draft than 2020-12 and 07.')
 }
 
 function problemOf(validate: ValidateFunction, value: unknown): string | undefined {
@@ -84,9 +95,7 @@ function bounded<T>(timeout: number, work: () => T): { readonly value: T } | und
     return { value }
   } catch (cause) {
     if ((cause as { code?: unknown } | undefined)?.code === 'ERR_SCRIPT_EXECUTION_TIMEOUT') return undefined
-    if (isAppError(cause)) throw cause
-    throw invalid('The schema cannot be compiled: it may refer to something that it does not hold.', cause)
+    if (cause instanceof Invalid) throw cause
+    throw new Invalid('The schema cannot be compiled: it may refer to something that it does not hold.')
   }
 }
-
-const invalid = (message: string, cause?: unknown): AppError => runErrors.invalidResponseFormat({ message, cause })
