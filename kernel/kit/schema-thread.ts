@@ -1,6 +1,6 @@
 // The thread in which schemas of clients are compiled and values checked against them. See schemas.ts.
 import { createContext, Script } from 'node:vm'
-import { parentPort } from 'node:worker_threads'
+import { type MessagePort, parentPort } from 'node:worker_threads'
 import { Ajv, type Options, type ValidateFunction } from 'ajv'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import formats from 'ajv-formats'
@@ -34,25 +34,30 @@ const options: Options = {
 
 class Invalid extends Error {}
 
-const compiled = new Map<string, ValidateFunction>()
+if (parentPort) answerOn(parentPort)
 
-parentPort?.on('message', (question: Question) => parentPort?.postMessage(verdictOn(question)))
+function answerOn(port: MessagePort): void {
+  const compiled = new Map<string, ValidateFunction>()
+  const compiledOf = (schema: string): ValidateFunction => {
+    const known = compiled.get(schema)
+    if (known) return known
+    const validate = compile(JSON.parse(schema))
+    if (compiled.size >= maxCached) compiled.clear()
+    compiled.set(schema, validate)
+    return validate
+  }
+  port.on('message', ({ schema, value }: Question) => port.postMessage(verdictOn(() => compiledOf(schema), value)))
+}
 
-function verdictOn({ schema, value }: Question): Verdict {
+function verdictOn(schema: () => ValidateFunction, value: string | undefined): Verdict {
   try {
-    const validate = compiled.get(schema) ?? keep(schema, compile(JSON.parse(schema)))
+    const validate = schema()
     const problem = value === undefined ? undefined : problemOf(validate, JSON.parse(value))
     return problem === undefined ? {} : { problem }
   } catch (error) {
     if (error instanceof Invalid) return { invalid: error.message }
     throw error
   }
-}
-
-function keep(schema: string, validate: ValidateFunction): ValidateFunction {
-  if (compiled.size >= maxCached) compiled.clear()
-  compiled.set(schema, validate)
-  return validate
 }
 
 function compile(schema: Readonly<Record<string, unknown>>): ValidateFunction {
