@@ -13,7 +13,7 @@ const namesOn = async (cluster: Cluster): Promise<string[]> =>
 
 for (const form of forms) {
   test(`${form}: sessions of a profile are placed in its pool, and runners know profiles and pools`, async (t) => {
-    const cluster = await startCluster(t, form)
+    const cluster = await startCluster(t, form, { apart: ['runner'] })
     const { hash } = await onRunner<{ hash: string }>(cluster, '/runner/info')
     const pool = async (name: string, body: object): Promise<string> =>
       (await cluster.api<{ id: string }>('POST', '/api/pools', { name, ...body })).body.id

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
-import { type Cluster, eventually } from './cluster.ts'
+import { type Cluster, eventually, parts } from './cluster.ts'
 import { hasBubblewrap, type Run, startWithSandboxes } from './sandbox-roles.ts'
 
 /** Has the agent of a session call the tool `shell`, and returns the answer. */
@@ -29,11 +29,13 @@ async function shell(
 test('the agent of a session is in a sandbox: no secret of the runner, no door but its own', async (t) => {
   if (!(await hasBubblewrap(t))) return
   const canary = randomBytes(24).toString('hex')
-  const cluster = await startWithSandboxes(t, 'four', {
-    AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap',
-    OPENAI_API_KEY: canary,
-    AGENT_ORC_CANARY: canary,
-  })
+  const cluster = await startWithSandboxes(
+    t,
+    'four',
+    { AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap', OPENAI_API_KEY: canary, AGENT_ORC_CANARY: canary },
+    // What is secret is in the environment of processes.
+    parts,
+  )
   const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell'] }
   assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
 

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { all, chat, chatStream, get, resumeStream, terminals, text } from './client.ts'
-import { eventually, forms, startCluster } from './cluster.ts'
+import { eventually, forms, parts, startCluster } from './cluster.ts'
 
 for (const form of forms) {
   test(`${form}: a published agent is used: sync, stream, history, tools, resume`, async (t) => {
-    const cluster = await startCluster(t, form)
+    const cluster = await startCluster(t, form, { apart: parts })
     const lastRequest = () => cluster.model.requests.at(-1)!
     await t.test('a published agent answers synchronously, streamed, and remembers the conversation', async () => {
       const agent = await cluster.agent('memory')

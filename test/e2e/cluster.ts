@@ -1,28 +1,20 @@
-import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
-import { once } from 'node:events'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { createInterface } from 'node:readline'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { freshDatabase, type ModelServer, startModelServer } from '#testing'
+import { bootRole, endInOrder, processOf, type RoleName, spawnRole, type Started } from './roles.ts'
 
-/** `single`: every plugin is in one process and hops are function calls. `four`: each role is a process and hops are HTTP. */
+/** `single`: every plugin is in one role and hops are function calls. `four`: four roles, and hops are HTTP. */
 export type Form = 'single' | 'four'
 export const forms: readonly Form[] = ['single', 'four']
-export type RoleName = 'dev' | 'memory' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
 /** A role that the cluster has in either form. */
-type Part = Exclude<RoleName, 'dev'>
+export type Part = Exclude<RoleName, 'dev' | 'memory'>
+export const parts: readonly Part[] = ['sidecar', 'runner', 'conductor', 'gateway']
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
-
-export interface Process {
-  readonly child: ChildProcess
-  readonly urls: Record<string, string>
-  readonly output: string[]
-}
 
 export interface Cluster {
   readonly form: Form
@@ -35,7 +27,7 @@ export interface Cluster {
   /** The key of the owner of tenant `default`. */
   readonly bootstrap: string
   readonly dsn: string
-  /** The process that plays a role: in the single form it is always the same one. */
+  /** The process that plays a role, which is apart: in the single form it is always the same one. */
   pid(role: Part): number
   /** kill -9, and wait until it is gone. */
   kill(role: Part): Promise<void>
@@ -43,8 +35,8 @@ export interface Cluster {
   stop(role: Part): Promise<{ code: number | null; ms: number }>
   /** Starts a killed role again on the port it had. `env` replaces settings of the first start. */
   start(role: Part, env?: Record<string, string>): Promise<void>
-  /** Starts one more process of a role, on free ports. */
-  another(role: Part, env?: Record<string, string>): Promise<Process>
+  /** Starts one more of a role, on free ports: a process where the role is apart. */
+  another(role: Part, env?: Record<string, string>): Promise<Started>
   /** Calls the conductor as the owner of tenant `default`. */
   api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }>
   /** Creates a profile on the stand-in model and publishes it. */
@@ -69,23 +61,33 @@ export interface Agent {
   readonly keyId: string
 }
 
-/** Starts the service the way an operator does: role files, environment, one process or four; all of it stops after the test. */
-export async function startCluster(
-  t: TestContext,
-  form: Form,
-  extra: Record<string, string> = {},
+export interface ClusterOptions {
+  readonly env?: Readonly<Record<string, string>>
   /** Role files to start from instead of the ones in config/. */
-  files: Partial<Record<RoleName, string>> = {},
-): Promise<Cluster> {
+  readonly files?: Partial<Record<RoleName, string>>
+  /**
+   * The roles that have a process each, because the test kills, stops or looks at them as such. The others run in the
+   * process of the test, which has loaded their modules already: most of what a process costs is loading them.
+   */
+  readonly apart?: readonly Part[]
+}
+
+/** Starts the service the way an operator does, from role files and environment; all of it stops after the test. */
+export async function startCluster(t: TestContext, form: Form, options: ClusterOptions = {}): Promise<Cluster> {
+  const before: (() => Promise<void>)[] = []
+  // Registered first, because hooks run in this order: a role stops while its database is there.
+  t.after(async () => {
+    for (const end of before) await end()
+  })
   const dsn = await freshDatabase(t)
   const model = await startModelServer(t)
-  const cluster = new RoleProcesses(form, dsn, model, extra, files)
-  t.after(() => cluster.killAll())
+  const cluster = new Roles(form, dsn, model, options)
+  before.push(() => cluster.end())
   await cluster.startAll()
   return cluster
 }
 
-class RoleProcesses implements Cluster {
+class Roles implements Cluster {
   readonly form: Form
   readonly dsn: string
   readonly model: ModelServer
@@ -93,22 +95,18 @@ class RoleProcesses implements Cluster {
   readonly bootstrap = `bootstrap-${randomBytes(16).toString('hex')}`
   readonly #env: Readonly<Record<string, string>>
   readonly #files: Partial<Record<RoleName, string>>
-  readonly #running = new Map<RoleName, Process>()
+  readonly #apart: ReadonlySet<RoleName>
+  readonly #running = new Map<RoleName, Started>()
   /** What each role was started with, and the ports that it got. */
   readonly #settings = new Map<RoleName, Record<string, string>>()
-  readonly #others: Process[] = []
+  readonly #others: Started[] = []
 
-  constructor(
-    form: Form,
-    dsn: string,
-    model: ModelServer,
-    extra: Record<string, string>,
-    files: Partial<Record<RoleName, string>>,
-  ) {
+  constructor(form: Form, dsn: string, model: ModelServer, { env = {}, files = {}, apart = [] }: ClusterOptions) {
     this.form = form
     this.dsn = dsn
     this.model = model
     this.#files = files
+    this.#apart = new Set(apart.map((part) => this.#roleOf(part)))
     this.#env = {
       PATH: process.env.PATH ?? '',
       HOME: process.env.HOME ?? '',
@@ -121,7 +119,7 @@ class RoleProcesses implements Cluster {
       OPENAI_BASE_URL: model.url,
       LOG_LEVEL: 'warn',
       AGENT_ORC_WORKER_PORT: '0',
-      ...extra,
+      ...env,
     }
   }
 
@@ -150,34 +148,28 @@ class RoleProcesses implements Cluster {
     const conductor = await this.#launch('conductor', env)
     await this.#launch('gateway', { PORT: '0', CONDUCTOR_INTERNAL_URL: conductor.urls.internal! })
   }
-  async killAll(): Promise<void> {
-    const children = [...this.#running.values(), ...this.#others].map(({ child }) => child)
-    for (const child of children) child.kill('SIGKILL')
-    await Promise.all(children.map(gone))
+  async end(): Promise<void> {
+    // Runs that wait for the model would be waited for.
+    await this.model.stop()
+    await Promise.all([...this.#running.values(), ...this.#others].map((started) => started.end()))
   }
 
   pid(role: Part): number {
-    return this.#childOf(role).pid!
+    return processOf(this.#started(role)).pid!
   }
   async kill(role: Part): Promise<void> {
-    const child = this.#childOf(role)
-    child.kill('SIGKILL')
-    await gone(child)
+    processOf(this.#started(role))
+    await this.#started(role).end()
   }
-  async stop(role: Part): Promise<{ code: number | null; ms: number }> {
-    const child = this.#childOf(role)
-    const since = performance.now()
-    child.kill('SIGTERM')
-    await gone(child)
-    return { code: child.exitCode, ms: performance.now() - since }
+  stop(role: Part): Promise<{ code: number | null; ms: number }> {
+    return endInOrder(this.#started(role))
   }
   async start(role: Part, env: Record<string, string> = {}): Promise<void> {
     const name = this.#roleOf(role)
     await this.#launch(name, { ...this.#settings.get(name), ...env })
   }
-  async another(role: Part, env: Record<string, string> = {}): Promise<Process> {
-    const all = { ...this.#env, [portVariable(role, role)]: '0', ...env }
-    const started = await spawnRole(role, all, this.#files[role])
+  async another(role: Part, env: Record<string, string> = {}): Promise<Started> {
+    const started = await this.#begin(role, { [portVariable(role, role)]: '0', ...env })
     this.#others.push(started)
     return started
   }
@@ -230,14 +222,18 @@ class RoleProcesses implements Cluster {
   #roleOf(part: Part): RoleName {
     return this.form === 'single' ? 'dev' : part
   }
-  #childOf(part: Part): ChildProcess {
-    return this.#running.get(this.#roleOf(part))!.child
+  #started(part: Part): Started {
+    return this.#running.get(this.#roleOf(part))!
   }
   #url(part: Part, listener: string): string {
-    return this.#running.get(this.#roleOf(part))!.urls[listener]!
+    return this.#started(part).urls[listener]!
   }
-  async #launch(role: RoleName, env: Record<string, string>): Promise<Process> {
-    const started = await spawnRole(role, { ...this.#env, ...env }, this.#files[role])
+  #begin(role: RoleName, env: Record<string, string>): Promise<Started> {
+    const begin = this.#apart.has(role) ? spawnRole : bootRole
+    return begin(role, { ...this.#env, ...env }, this.#files[role])
+  }
+  async #launch(role: RoleName, env: Record<string, string>): Promise<Started> {
+    const started = await this.#begin(role, env)
     this.#running.set(role, started)
     const ports: Record<string, string> = {}
     for (const [listener, url] of Object.entries(started.urls)) ports[portVariable(role, listener)] = new URL(url).port
@@ -267,39 +263,6 @@ const portVariable = (role: RoleName, listener: string): string =>
         : role === 'runner'
           ? 'RUNNER_PORT'
           : 'PORT'
-
-/** Starts one role as a process of its own, from its role file unless another one is named. */
-export async function spawnRole(
-  role: RoleName,
-  env: Record<string, string>,
-  config = `config/${role}.yaml`,
-): Promise<Process> {
-  const child = spawn(process.execPath, ['cli/agent-orc.js', 'start', '--json', '--config', config], {
-    cwd: root,
-    env,
-    stdio: ['ignore', 'pipe', 'pipe'],
-  })
-  const output: string[] = []
-  child.stderr.setEncoding('utf8').on('data', (text: string) => void output.push(text))
-  const exited = once(child, 'exit').then(() => {
-    throw new Error(`role ${role} stopped before it was ready:\n${output.join('')}`)
-  })
-  exited.catch(() => {})
-  const ready = async (): Promise<Record<string, string>> => {
-    for await (const line of createInterface({ input: child.stdout })) {
-      const message = JSON.parse(line) as { ready?: boolean; urls?: Record<string, string> }
-      if (message.ready && message.urls) return message.urls
-    }
-    return exited
-  }
-  const urls = await Promise.race([ready(), exited])
-  child.stdout.resume()
-  return { child, urls, output }
-}
-
-export const gone = async (child: ChildProcess): Promise<void> => {
-  if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
-}
 
 /** Polls until `check` returns something; fails with a sentence after `seconds`. The bound is generous: it only ends a test that would hang. */
 export async function eventually<T>(

@@ -59,7 +59,7 @@ for (const form of forms) {
 }
 
 test('delegations end at the depth that is allowed', async (t) => {
-  const cluster = await startCluster(t, 'single', { AGENT_ORC_DELEGATION_DEPTH: '2' })
+  const cluster = await startCluster(t, 'single', { env: { AGENT_ORC_DELEGATION_DEPTH: '2' } })
   const lead = await cluster.agent('lead', { tools: ['delegate'] })
   const deeper = delegate('lead')
   cluster.model.next(deeper, deeper, deeper, { text: 'two' }, { text: 'one' }, { text: 'none' })

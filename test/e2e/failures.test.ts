@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { decodeSessionStatus, tenantHeader } from '#contracts/wire/runner'
 import { all, chat, chatStream, get, resumeStream, terminals, text } from './client.ts'
-import { type Agent, type Cluster, eventually, forms, startCluster } from './cluster.ts'
+import { type Agent, type Cluster, eventually, forms, parts, startCluster } from './cluster.ts'
 
 for (const form of forms) {
   test(`${form}: what fails ends once: model errors, cancel, timeouts`, async (t) => {
@@ -148,7 +148,7 @@ for (const form of forms) {
 }
 
 test('kill -9 of one of four processes mid-run', { timeout: 600_000 }, async (t) => {
-  const cluster = await startCluster(t, 'four')
+  const cluster = await startCluster(t, 'four', { apart: parts })
   for (const role of ['sidecar', 'runner'] as const) {
     await t.test(
       `kill -9 of the ${role} mid-run leaves one error, no stuck session, and a conversation that goes on`,
@@ -229,7 +229,7 @@ test('kill -9 of one of four processes mid-run', { timeout: 600_000 }, async (t)
 })
 
 test('kill -9 of the single process mid-run: after a restart nothing is running and the chat has one terminal state', async (t) => {
-  const cluster = await startCluster(t, 'single')
+  const cluster = await startCluster(t, 'single', { apart: parts })
   const agent = await cluster.agent('phoenix')
   cluster.model.next({ text: 'will not be finished', hangAfter: 2 })
   const stream = await chatStream(agent, { message: 'go' })

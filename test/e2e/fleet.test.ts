@@ -35,7 +35,7 @@ async function startWith(t: TestContext, provider: string, { env, settings = '' 
     AGENT_ORC_SANDBOX_IDLE_PAUSE: '1s',
     ...env,
   }
-  const cluster = await startCluster(t, 'single', variables, { dev: file })
+  const cluster = await startCluster(t, 'single', { env: variables, files: { dev: file } })
   t.after(() => rm(dir, { recursive: true, force: true }))
   const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox' }
   assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)

@@ -20,7 +20,7 @@ const openRuns = async (cluster: Cluster): Promise<number> =>
   (await sql<{ n: number }>(cluster, 'SELECT count(*)::int AS n FROM public_runs WHERE finished_at IS NULL'))[0]!.n
 
 test('the gateway over real processes: any text, repeated requests, kill -9, a conductor that is away', async (t) => {
-  const cluster = await startCluster(t, 'four')
+  const cluster = await startCluster(t, 'four', { apart: ['gateway', 'conductor'] })
   const agent = await cluster.agent('busy')
 
   await t.test('S4: every character of a model arrives unchanged, however its bytes are cut', async () => {
@@ -109,7 +109,7 @@ test('the gateway over real processes: any text, repeated requests, kill -9, a c
 })
 
 test('O5: SIGTERM with 200 streams: exit 0 within the grace, every stream resumes, every run ends ok', async (t) => {
-  const cluster = await startCluster(t, 'four')
+  const cluster = await startCluster(t, 'four', { apart: ['gateway'] })
   const agent = await cluster.agent('busy')
   const words = Array.from({ length: 12 }, (_, i) => `word${i}`).join(' ')
   const count = 200

@@ -16,7 +16,7 @@ interface Detail {
 test('with AGENT_ORC_RUNS_DIR every run has its JSONL file, and a killed conductor’s files are whole after its return', async (t) => {
   const dir = await mkdtemp(join(tmpdir(), 'runs-dir-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
-  const cluster = await startCluster(t, 'four', { AGENT_ORC_RUNS_DIR: dir })
+  const cluster = await startCluster(t, 'four', { env: { AGENT_ORC_RUNS_DIR: dir }, apart: ['conductor'] })
   await cluster.api('POST', '/api/profiles', { name: 'writer', model: 'openai/stand-in' })
   const file = async (runId: string): Promise<Record<string, unknown>[]> =>
     (await readFile(join(dir, 'default', `${runId}.jsonl`), 'utf8'))

@@ -8,7 +8,8 @@ import { fileURLToPath } from 'node:url'
 import { createParser } from 'eventsource-parser'
 import { startModelServer } from '#testing'
 import { createSigner } from '../../plugins/auth/signing/signer.ts'
-import { eventually, gone, type Process, spawnRole } from './cluster.ts'
+import { eventually } from './cluster.ts'
+import { gone, type Process, spawnRole } from './roles.ts'
 
 const root = fileURLToPath(new URL('../..', import.meta.url))
 const bootstrap = `bootstrap-${randomBytes(16).toString('hex')}`

@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
-import { once } from 'node:events'
 import { test } from 'node:test'
 import pg from 'pg'
 import { startBalancer } from '../chaos/balancer.ts'
 import { chat, chatStream } from './client.ts'
-import { type Cluster, eventually, type Process, quickLeases, startCluster } from './cluster.ts'
+import { type Cluster, eventually, quickLeases, startCluster } from './cluster.ts'
+import { endInOrder } from './roles.ts'
 
 const words = Array.from({ length: 60 }, (_, i) => `word${i}`).join(' ')
 /** About three seconds of text. */
@@ -55,8 +55,8 @@ const ended = (cluster: Cluster, url: string, id: string): Promise<unknown> =>
   eventually('the run is over', async () => (await runOf(cluster, url, id)).status !== 'running')
 
 test('runs outlive their conductors', async (t) => {
-  const cluster = await startCluster(t, 'four', {}, await quickLeases(t))
-  const second: Process = await cluster.another('conductor', { INTERNAL_PORT: '0', RUNNER_URLS: cluster.runnerUrl })
+  const cluster = await startCluster(t, 'four', { files: await quickLeases(t), apart: ['conductor'] })
+  const second = await cluster.another('conductor', { INTERNAL_PORT: '0', RUNNER_URLS: cluster.runnerUrl })
   const there = second.urls['conductor']!
 
   await t.test('a conductor that stops hands its runs over, and a reader elsewhere misses nothing', async () => {
@@ -96,8 +96,7 @@ test('runs outlive their conductors', async (t) => {
   })
 
   await t.test('alone, a conductor lets its runs end before it stops', async () => {
-    second.child.kill('SIGTERM')
-    await once(second.child, 'exit')
+    await endInOrder(second)
     const id = await underWay(cluster, 'alone')
     const { code } = await cluster.stop('conductor')
     assert.equal(code, 0)
@@ -115,7 +114,10 @@ test('runs outlive their conductors', async (t) => {
 })
 
 test('while a conductor drains for long, the chats of its gateways go to another one behind the same address', async (t) => {
-  const cluster = await startCluster(t, 'four', { LOG_LEVEL: 'info', LOG_REQUESTS: 'true' })
+  const cluster = await startCluster(t, 'four', {
+    env: { LOG_LEVEL: 'info', LOG_REQUESTS: 'true' },
+    apart: ['conductor'],
+  })
   const second = await cluster.another('conductor', { INTERNAL_PORT: '0', RUNNER_URLS: cluster.runnerUrl })
   const portOf = (url: string | undefined): number => Number(new URL(url!).port)
   const first = portOf(cluster.internalUrl)
@@ -160,7 +162,7 @@ test('while a conductor drains for long, the chats of its gateways go to another
 })
 
 test('a start that nobody can execute burns nothing, and a conversation whose session is gone remembers', async (t) => {
-  const cluster = await startCluster(t, 'four')
+  const cluster = await startCluster(t, 'four', { apart: ['runner', 'sidecar'] })
   const agent = await cluster.agent('writer')
 
   await t.test(

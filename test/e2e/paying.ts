@@ -5,7 +5,8 @@ import { tmpdir } from 'node:os'
 import { join, relative } from 'node:path'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
-import { type Cluster, type Form, type RoleName, startCluster } from './cluster.ts'
+import { type Cluster, type Form, startCluster } from './cluster.ts'
+import type { RoleName } from './roles.ts'
 
 export interface Payment {
   readonly amount: number
@@ -54,7 +55,7 @@ export async function startPaying(t: TestContext, form: Form): Promise<Paying> {
     await writeFile(files[role], text)
   }
   return {
-    cluster: await startCluster(t, form, {}, files),
+    cluster: await startCluster(t, form, { files, apart: ['sidecar', 'runner', 'conductor'] }),
     payments,
     hold() {
       const { promise, resolve } = Promise.withResolvers<void>()

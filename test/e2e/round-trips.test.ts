@@ -31,7 +31,7 @@ const isOfChat = (trip: RoundTrip): boolean => {
 for (const form of forms) {
   test(`${form}: a streamed chat costs at most ${mostPerChat} round trips to PostgreSQL`, async (t) => {
     const trips = await countRoundTrips(t, await freshDatabase(t))
-    const cluster = await startCluster(t, form, { POSTGRES_DSN: trips.url })
+    const cluster = await startCluster(t, form, { env: { POSTGRES_DSN: trips.url } })
     const agent = await cluster.agent('counted')
     // The first ones prepare statements and open connections.
     await measure(trips, agent, false)

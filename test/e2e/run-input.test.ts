@@ -42,7 +42,7 @@ for (const form of forms) {
     const external = await startToolServer(t, { look: async () => ({ text: 'seen outside' }) })
     const role = form === 'single' ? 'dev' : 'conductor'
     const files = { [role]: await withServer(t, role, external.url) }
-    const cluster = await startCluster(t, form, { EXTERNAL_KEY: 'canary-of-the-test' }, files)
+    const cluster = await startCluster(t, form, { env: { EXTERNAL_KEY: 'canary-of-the-test' }, files })
     const agent = await cluster.agent('looker')
 
     const large = Buffer.alloc(4 * 1024 * 1024 - 3, 7).toString('base64')

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { createSigner } from '../../plugins/auth/signing/signer.ts'
 import { chat } from './client.ts'
-import { type Agent, type Cluster, eventually, forms, gone, type Process, startCluster } from './cluster.ts'
+import { type Agent, type Cluster, eventually, forms, type Part, startCluster } from './cluster.ts'
+import { endInOrder, processOf } from './roles.ts'
 
 interface Entry {
   readonly hash: string
@@ -53,8 +54,8 @@ async function say(cluster: Cluster, agent: Agent, message: string, reply: strin
 const quick = { RUNNER_PROBE_INTERVAL: '200ms', AGENT_ORC_RATELIMIT_TOPOLOGY_RPM: '10000' }
 
 /** A cluster with two runners, each with a sidecar of its own; the second one joins while everything runs. */
-async function twoRunners(t: TestContext) {
-  const cluster = await startCluster(t, 'four', quick)
+async function twoRunners(t: TestContext, apart: readonly Part[]) {
+  const cluster = await startCluster(t, 'four', { env: quick, apart })
   const sidecar = await cluster.another('sidecar')
   const runner = await cluster.another('runner', { SIDECAR_URL: sidecar.urls.sidecar! })
   const [first] = [...(await fleet(cluster)).keys()]
@@ -65,10 +66,6 @@ async function twoRunners(t: TestContext) {
   const { hash: second, ...how } = added.body.runners[0]!
   assert.equal(how.state, 'live')
   assert.equal(how.added, true)
-  const kill = async (...processes: Process[]): Promise<void> => {
-    for (const { child } of processes) child.kill('SIGKILL')
-    await Promise.all(processes.map(({ child }) => gone(child)))
-  }
   /** The runner that a session began on, and the other one. */
   const sidesOf = async (): Promise<{ own: string; other: string }> => {
     const { body } = await cluster.api<{ id: string }[]>('GET', '/api/sessions')
@@ -77,17 +74,17 @@ async function twoRunners(t: TestContext) {
     return { own, other: own === first ? second : first! }
   }
   const signal = (hash: string, name: NodeJS.Signals): void => {
-    process.kill(hash === first ? cluster.pid('runner') : runner.child.pid!, name)
+    process.kill(hash === first ? cluster.pid('runner') : processOf(runner).pid!, name)
   }
   const killRunner = async (hash: string): Promise<void> => {
-    if (hash === second) return kill(runner, sidecar)
-    await Promise.all([cluster.kill('runner'), cluster.kill('sidecar')])
+    const ended = hash === second ? [runner.end(), sidecar.end()] : [cluster.kill('runner'), cluster.kill('sidecar')]
+    await Promise.all(ended)
   }
   return { cluster, first: first!, second, sidesOf, killRunner, signal, runner }
 }
 
 test('kill -9 of a runner and its sidecar: the next turn of an idle conversation is answered by the other runner, knowing all', async (t) => {
-  const { cluster, sidesOf, killRunner } = await twoRunners(t)
+  const { cluster, sidesOf, killRunner } = await twoRunners(t, ['runner', 'sidecar'])
   const agent = await cluster.agent('mover')
   const { conversation } = await say(cluster, agent, 'my name is Ada', 'Hello Ada.')
   const { own, other } = await sidesOf()
@@ -106,7 +103,7 @@ test('kill -9 of a runner and its sidecar: the next turn of an idle conversation
 })
 
 test('a runner that was frozen comes back with an old copy of a conversation, and the conversation goes on with everything', async (t) => {
-  const { cluster, sidesOf, killRunner, signal } = await twoRunners(t)
+  const { cluster, sidesOf, killRunner, signal } = await twoRunners(t, ['runner', 'sidecar'])
   const agent = await cluster.agent('sleeper')
   const { conversation } = await say(cluster, agent, 'my name is Ada', 'Hello Ada.')
   const { own, other } = await sidesOf()
@@ -129,7 +126,7 @@ test('a runner that was frozen comes back with an old copy of a conversation, an
 })
 
 test('an operator drains a runner and removes it: nothing new is placed there, and its conversations go on', async (t) => {
-  const { cluster, sidesOf, runner, second } = await twoRunners(t)
+  const { cluster, sidesOf, runner, second } = await twoRunners(t, [])
   const agent = await cluster.agent('worker')
   const { conversation } = await say(cluster, agent, 'my name is Ada', 'Hello Ada.')
   const { own, other } = await sidesOf()
@@ -159,7 +156,7 @@ test('an operator drains a runner and removes it: nothing new is placed there, a
 
 for (const form of forms) {
   test(`${form}: SIGTERM right after a turn loses nothing: a fresh runner and a fresh sidecar know it`, async (t) => {
-    const cluster = await startCluster(t, form)
+    const cluster = await startCluster(t, form, { apart: ['runner', 'sidecar'] })
     const agent = await cluster.agent('leaver')
     const { conversation } = await say(cluster, agent, 'my name is Ada', 'Hello Ada.')
     // All at once, as when a machine is stopped.
@@ -178,14 +175,14 @@ for (const form of forms) {
 }
 
 test('SIGTERM in mid-run: the run ends in order, its conversation is stored, and the other runner takes the next turn', async (t) => {
-  const { cluster, sidesOf, runner, second } = await twoRunners(t)
+  const { cluster, sidesOf, runner, second } = await twoRunners(t, ['runner'])
   const agent = await cluster.agent('finisher')
   const words = Array.from({ length: 20 }, (_, i) => `w${i}`).join(' ')
   cluster.model.next({ text: words, deltas: 20, delayMs: 50 })
   const running = chat(agent, { message: 'my name is Ada' })
   await eventually('the run is under way', async () => cluster.model.requests.length > 0)
   const { own } = await sidesOf()
-  const stopped = own === second ? (runner.child.kill('SIGTERM'), gone(runner.child)) : cluster.stop('runner')
+  const stopped = own === second ? endInOrder(runner) : cluster.stop('runner')
   const answer = await running
   assert.deepEqual([answer.status, answer.body.message], [200, words])
   // While it drains and after it has gone, no turn fails.

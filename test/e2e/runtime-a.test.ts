@@ -28,7 +28,10 @@ async function finished(cluster: Cluster, body: object): Promise<Run> {
 /** A cluster on a stand-in model server, with a profile of runtime_a. */
 async function standing(t: TestContext, form: (typeof forms)[number]) {
   const models = await startModelServer(t)
-  const cluster = await startCluster(t, form, { ANTHROPIC_API_KEY: 'stand-in', ANTHROPIC_BASE_URL: models.url })
+  const cluster = await startCluster(t, form, {
+    env: { ANTHROPIC_API_KEY: 'stand-in', ANTHROPIC_BASE_URL: models.url },
+    apart: ['sidecar'],
+  })
   const profile = {
     name: 'a',
     runtime: 'runtime_a',

@@ -5,13 +5,14 @@ import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { prepareMachine } from '../../providers/sandbox-local/bubblewrap/machine.ts'
 import { openHome } from '../../providers/sandbox-local/home.ts'
-import { type Cluster, type Form, startCluster } from './cluster.ts'
+import { type Cluster, type Form, type Part, startCluster } from './cluster.ts'
 
 /** A cluster whose runner starts workers on this machine, as plain processes unless `env` says otherwise. */
 export async function startWithSandboxes(
   t: TestContext,
   form: Form,
   env: Record<string, string> = {},
+  apart: readonly Part[] = [],
 ): Promise<Cluster> {
   const dir = await mkdtemp(join(tmpdir(), 'ao-e2e-'))
   // When this process is root, sandboxes run as other users.
@@ -24,7 +25,7 @@ export async function startWithSandboxes(
     AGENT_ORC_SANDBOX_PROVIDERS: 'process',
     ...env,
   }
-  const cluster = await startCluster(t, form, settings)
+  const cluster = await startCluster(t, form, { env: settings, apart })
   t.after(() => rm(dir, { recursive: true, force: true }))
   return cluster
 }

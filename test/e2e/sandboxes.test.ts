@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { readdirSync, readFileSync } from 'node:fs'
 import { test, type TestContext } from 'node:test'
-import { type Cluster, eventually, type Form, forms } from './cluster.ts'
+import { type Cluster, eventually, type Form, forms, type Part } from './cluster.ts'
 import { type Lease, type Run, startWithSandboxes } from './sandbox-roles.ts'
 
 /** Processes of this machine whose environment says that they are the worker of this session. */
@@ -18,8 +18,14 @@ function workersOf(sessionId: string): number[] {
 }
 const linux = process.platform === 'linux'
 
-async function setup(t: TestContext, form: Form, env: Record<string, string> = {}, profile: object = {}) {
-  const cluster = await startWithSandboxes(t, form, env)
+async function setup(
+  t: TestContext,
+  form: Form,
+  env: Record<string, string> = {},
+  profile: object = {},
+  apart: readonly Part[] = [],
+) {
+  const cluster = await startWithSandboxes(t, form, env, apart)
   const created = await cluster.api('POST', '/api/profiles', {
     name: 'coder',
     model: 'openai/stand-in',
@@ -157,7 +163,7 @@ test(
     skip: !linux,
   },
   async (t) => {
-    const cluster = await setup(t, 'four')
+    const cluster = await setup(t, 'four', {}, {}, ['runner'])
     const { sessionId } = await say(cluster, 'I am Marmalade.', 'Hello.')
     assert.equal(workersOf(sessionId).length, 1)
     assert.equal((await cluster.stop('runner')).code, 0)

@@ -32,8 +32,11 @@ for (const form of forms) {
   test(`${form}: the end of a run is told to its webhook, however it ended`, async (t) => {
     const { url, told } = await receiver(t)
     const cluster = await startCluster(t, form, {
-      AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
-      AGENT_ORC_WEBHOOK_ALLOW_HOSTS: '127.0.0.1',
+      env: {
+        AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
+        AGENT_ORC_WEBHOOK_ALLOW_HOSTS: '127.0.0.1',
+      },
+      apart: ['conductor'],
     })
     await cluster.api('POST', '/api/profiles', { name: 'writer', model: 'openai/stand-in' })
     const { secret } = (await cluster.api<{ secret: string }>('GET', '/api/webhooks/secret')).body
@@ -76,7 +79,9 @@ for (const form of forms) {
 }
 
 test('a webhook that may not be asked is refused before the run begins', async (t) => {
-  const cluster = await startCluster(t, 'single', { AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64') })
+  const cluster = await startCluster(t, 'single', {
+    env: { AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64') },
+  })
   await cluster.api('POST', '/api/profiles', { name: 'writer', model: 'openai/stand-in' })
   const start = (url: string) =>
     cluster.api<{ error: string }>('POST', '/api/runs', { profile: 'writer', prompt: 'hello', webhook: { url } })

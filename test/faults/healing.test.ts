@@ -62,10 +62,13 @@ test('PostgreSQL and Redis away at boot, then cut and hung mid-flight: documente
   redis.cut()
   // With a master key everything is switched on that looks at the database at its start.
   const cluster = await startCluster(t, 'four', {
-    POSTGRES_DSN: postgres.url,
-    REDIS_URL: redis.url,
-    GATEWAY_RATE_LIMIT_BACKEND: 'redis',
-    AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
+    env: {
+      POSTGRES_DSN: postgres.url,
+      REDIS_URL: redis.url,
+      GATEWAY_RATE_LIMIT_BACKEND: 'redis',
+      AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
+    },
+    apart: ['conductor', 'gateway'],
   })
   const pids = [cluster.pid('conductor'), cluster.pid('gateway')]
   for (const url of [cluster.conductorUrl, cluster.gatewayUrl]) {
@@ -134,7 +137,7 @@ test('a PostgreSQL server that is stopped, or was never started, is used as soon
   })
   const dsn = server.dsn()
   await server.stop()
-  const cluster = await startCluster(t, 'four', { POSTGRES_DSN: dsn })
+  const cluster = await startCluster(t, 'four', { env: { POSTGRES_DSN: dsn } })
   await assert.rejects(cluster.agent('early'), /503 .*unavailable/)
   server = await startPostgres({ dataDir, settings })
   await whole(cluster)

@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { freshDatabase, type ModelServer, redisForTests, startModelServer } from '#testing'
-import { gone, type Process, type RoleName, spawnRole } from '../e2e/cluster.ts'
+import { gone, type Process, type RoleName, spawnRole } from '../e2e/roles.ts'
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
 

@@ -12,7 +12,7 @@ const atOnce = 50
 
 const title = 'S2: 2,000 clients that connect and go leave no socket and no timer behind, and the run goes on'
 test(title, { skip }, async (t) => {
-  const cluster = await startCluster(t, 'single')
+  const cluster = await startCluster(t, 'single', { apart: ['gateway'] })
   const agent = await cluster.agent('visited')
   cluster.model.next({ text: 'one two three', deltas: 3, hangAfter: 2 })
   const stream = await chatStream(agent, { message: 'go' })
