@@ -1,4 +1,3 @@
-import { STATUS_CODES } from 'node:http'
 import type { Socket } from 'node:net'
 import type {
   FastifyBaseLogger,
@@ -11,6 +10,8 @@ import fp from 'fastify-plugin'
 import { AppError, isAppError } from '../contracts/errors.ts'
 import { httpErrors, invalidRequest, notFound } from '../contracts/http-errors.ts'
 
+// Not by an import: that asks the module for all it exports, and so loads the fetch of Node, 40 ms of every start.
+const { STATUS_CODES } = process.getBuiltinModule('node:http')
 // Fastify's own failures by their codes, each with our code and a sentence that tells the caller what to do.
 const known: Readonly<Record<string, () => AppError>> = {
   FST_ERR_CTP_BODY_TOO_LARGE: () => httpErrors.bodyTooLarge(),

@@ -1,5 +1,4 @@
 // For model providers and for the code that calls models: connections, the cheapest call, and the plugin around a provider.
-import { STATUS_CODES } from 'node:http'
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import type { Static, TObject } from '@sinclair/typebox'
 import { Agent, type Dispatcher } from 'undici'
@@ -19,6 +18,9 @@ import {
 } from '#contracts/model'
 import type { ErrorTable } from '../contracts/errors.ts'
 import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
+
+// An import would load the fetch of Node, see kernel/http/errors.ts.
+const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
 export function defineModelProvider<C extends TObject>(spec: {
   readonly name: string

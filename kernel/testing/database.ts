@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { mkdtemp, rm } from 'node:fs/promises'
+import { mkdtemp, rm, statfs } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
@@ -16,7 +16,13 @@ export interface TestServer {
 }
 
 // Commits of a test need not survive a power cut, and 20 databases share these connections.
-const settings = { fsync: 'off', synchronous_commit: 'off', full_page_writes: 'off', max_connections: '300' }
+const settings = {
+  fsync: 'off',
+  synchronous_commit: 'off',
+  full_page_writes: 'off',
+  max_wal_size: '128MB',
+  max_connections: '300',
+}
 
 // Names of the variables by which cli/scripts/test.ts passes the one server on to its children.
 const dsnVariable = 'AGENT_ORC_TEST_DSN'
@@ -67,8 +73,18 @@ export async function startTestServer(): Promise<{ server: TestServer; unref(): 
   }
 }
 
+/**
+ * A folder in memory, where Linux has one with room to spare: a database of a test is 600 files, and making them on a disk
+ * takes four times the CPU. In containers it is often too small.
+ */
+async function roomInMemory(): Promise<string | undefined> {
+  const folder = '/dev/shm'
+  const room = await statfs(folder).catch(() => undefined)
+  return room && room.bavail * room.bsize > 2 ** 31 ? folder : undefined
+}
+
 async function startEmbedded(): Promise<{ dsn: string; unref(): void; stop(): Promise<void> }> {
-  const directory = await mkdtemp(join(tmpdir(), 'ao-test-'))
+  const directory = await mkdtemp(join((await roomInMemory()) ?? tmpdir(), 'ao-test-'))
   const remove = (): Promise<void> => rm(directory, { recursive: true, force: true })
   try {
     const postgres = await startPostgres({ dataDir: join(directory, 'postgres'), settings })

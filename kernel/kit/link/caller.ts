@@ -1,4 +1,3 @@
-import { request as overHttp } from 'node:http'
 import { request as overTls } from 'node:https'
 import type { Duplex } from 'node:stream'
 import { Answer, type ExchangeOptions, type Reply, type ReplyHeaders } from '../answer.ts'
@@ -19,6 +18,9 @@ import {
   resets,
   u32,
 } from './connection.ts'
+
+// An import would load the fetch of Node, see kernel/http/errors.ts.
+const { request: overHttp } = process.getBuiltinModule('node:http')
 
 /** The request line: the route by its name in the wire's table, with its parameters. */
 export interface RequestLine {
