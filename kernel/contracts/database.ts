@@ -28,6 +28,13 @@ export interface SystemTx extends Transaction {
   readonly [untenanted]: true
 }
 
+/**
+ * What a unit of work is for. Each kind has connections and a time limit of its own, and no tenant has all those of a kind, so that
+ * nobody waits behind what another one reads. `claims`: runs that begin, go on and end. `reads`: what may be large or slow, such as
+ * lists, logs and figures. `requests`: everything else.
+ */
+export type Work = 'claims' | 'requests' | 'reads'
+
 export interface UnitOptions {
   /** Names the rows that the unit locks: all units that may lock a row give the same text. It prevents deadlocks. */
   readonly order?: string
@@ -45,6 +52,8 @@ export interface Database {
    * routes for which that is no use say `needsDatabase`.
    */
   readonly absent?: true
+  /** The same for work of another kind than `requests`, e.g. `database.as('reads').batch(…)` for a list. */
+  as(work: Work): Database
   /** Opens a transaction with `app.tenant_id` set inside it, and commits when `work` resolves. */
   tenant<T>(tenantId: string, work: (tx: TenantTx) => Promise<T>): Promise<T>
   system<T>(work: (tx: SystemTx) => Promise<T>): Promise<T>
@@ -56,7 +65,7 @@ export interface Database {
   /**
    * The hot path: one statement that is a unit of work by itself. Alone it leaves at once; under load units of many callers
    * share a transaction and a round trip, each with its own tenant set. Resolves to its rows once they are committed. A unit
-   * that the server refuses fails alone: the others are run again.
+   * that the server refuses fails alone: the others are run again. Units have connections of their own, as claims.
    */
   unit<Row extends object>(tenantId: string, statement: Statement, options?: UnitOptions): Promise<Row[]>
   /** As `batch`, without a tenant: e.g. the look-up of a key, which finds out the tenant. `settings` hold for the transaction only. */
@@ -66,6 +75,29 @@ export interface Database {
   ): Promise<Rows>
   /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server was away; notifications sent meanwhile are lost. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
+  /** Proves that this process lives, from a thread with a connection of its own. Nothing is started before the first pulse. */
+  heartbeat(options: HeartbeatOptions): Heartbeat
+}
+
+export interface HeartbeatOptions {
+  /** Renews something without a tenant, with the values of the last pulse. No row in return: what it renews is gone. */
+  readonly renew: Pick<Statement, 'text'>
+  readonly everyMs: number
+  /** Without a pulse for so long, counted while the process runs at all, the process is hung and nothing is renewed until the next one. */
+  readonly hungMs: number
+  /** There was no row to renew. Nothing is renewed before the next pulse. */
+  onLost(): void
+  /** The thread cannot renew, and why. It goes on trying. */
+  onFailure(error: Error): void
+}
+
+/** It does not keep a process running, and ends with it. */
+export interface Heartbeat {
+  /** True: it renews. Otherwise, before it has begun or while it fails, whoever wants to live has to. */
+  readonly beats: boolean
+  /** To be called every `everyMs`, by the thread whose life is to be proved. */
+  pulse(values: readonly (string | number)[]): void
+  close(): Promise<void>
 }
 
 export const Database = capability<Database>('core.database')
@@ -75,6 +107,16 @@ export const databaseErrors = errorTable('database', {
     status: 503,
     message:
       'This server has no PostgreSQL database, which this needs: start the roles that have one, with POSTGRES_DSN set.',
+  },
+  databaseBusy: {
+    status: 503,
+    retry: true,
+    message: 'All database connections for requests of this kind are in use; try again shortly.',
+  },
+  databaseTooSlow: {
+    status: 503,
+    retry: 'later',
+    message: 'The database took too long over this; ask for less at once: a page, a narrower filter, a shorter window.',
   },
 })
 

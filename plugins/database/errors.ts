@@ -1,5 +1,5 @@
 import { type AppError, unavailable } from '#kernel'
-import { sqlState } from '#contracts/database'
+import { databaseErrors, sqlState } from '#contracts/database'
 
 // Connection exceptions, shutdowns, too many connections.
 const awayStates = /^(08|57P0|53300)/
@@ -29,8 +29,8 @@ export const databaseAway = (cause: unknown): AppError =>
 export const schemaAway = (cause: unknown): AppError =>
   away('The database is not at the schema of this release yet; try again shortly.', cause)
 
-export const poolExhausted = (cause: unknown): AppError =>
-  away('All database connections are in use; try again shortly.', cause)
+export const databaseBusy = (cause?: unknown): AppError =>
+  databaseErrors.databaseBusy({ cause, headers: { 'retry-after': '1' } })
 
 /** The place in its batch of the statement that was refused. */
 export const placeOf = (error: unknown): number | undefined => (error as { place?: number } | undefined)?.place

@@ -1,13 +1,15 @@
 import { Type } from '@sinclair/typebox'
 import { Gauge } from 'prom-client'
 import { definePlugin, maybe, Settings } from '#kernel'
-import { Database, databaseErrors, DatabaseServer } from '#contracts/database'
+import { Database, databaseErrors, DatabaseServer, type HeartbeatOptions, type Work } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { createReadinessCheck, dsnOf, dsnProblem, openDatabase, prepare } from './server.ts'
+import { openHeartbeat } from './heartbeat.ts'
 import { NotificationListener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
 import { openPool } from './pool.ts'
-import { createTransactions } from './transactions.ts'
+import { divide, Shares } from './shares.ts'
+import { createTransactions, lanes } from './transactions.ts'
 
 export default definePlugin({
   name: 'database',
@@ -26,7 +28,26 @@ export default definePlugin({
       default: false,
       description: 'Refuse to boot without the database. Otherwise requests are answered 503 until it is there.',
     }),
-    poolSize: Type.Integer({ minimum: 1, maximum: 1_000, default: 10 }),
+    poolSize: Type.Integer({
+      minimum: 1,
+      maximum: 1_000,
+      default: 10,
+      description:
+        'Connections of this process. Two carry the starts, appends and ends of runs; the rest is divided as below. With fewer than 5 the kinds of work share them.',
+    }),
+    requestsPercent: Type.Integer({
+      minimum: 10,
+      maximum: 45,
+      default: 40,
+      description: 'How much of that rest requests may hold at once; half of it for one tenant.',
+    }),
+    readsPercent: Type.Integer({
+      minimum: 10,
+      maximum: 45,
+      default: 40,
+      description:
+        'How much of that rest lists, logs and figures may hold at once; half of it for one tenant. What is left is for the other steps of runs.',
+    }),
   }),
   errors: databaseErrors,
   requires: { server: maybe(DatabaseServer) },
@@ -55,6 +76,8 @@ export default definePlugin({
     onStop(() => pool.close())
     const listener = new NotificationListener(dsn, log)
     onStop(() => listener.close())
+    const { poolSize: size, requestsPercent, readsPercent } = config
+    const shares = new Shares(divide({ size, lanes, requestsPercent, readsPercent }))
     new Gauge({
       name: 'agent_orc_database_connections',
       help: 'Pool connections in use, and callers waiting for one.',
@@ -66,7 +89,29 @@ export default definePlugin({
         this.set({ state: 'waiting' }, waiting)
       },
     })
-    const database: Database = { ...createTransactions(pool), listen: listener.listen }
+    new Gauge({
+      name: 'agent_orc_database_waiting',
+      help: 'Callers that wait for the connections of their kind of work to be free.',
+      labelNames: ['work'],
+      registers: [metrics],
+      collect() {
+        for (const [work, count] of Object.entries(shares.waiting())) this.set({ work }, count)
+      },
+    })
+    const { unit, of } = createTransactions(pool, shares)
+    const as = (work: Work): Database => views[work]
+    const same = {
+      unit,
+      as,
+      listen: listener.listen,
+      heartbeat: (about: HeartbeatOptions) => openHeartbeat(dsn, about),
+    }
+    const views: Readonly<Record<Work, Database>> = {
+      claims: { ...of('claims'), ...same },
+      requests: { ...of('requests'), ...same },
+      reads: { ...of('reads'), ...same },
+    }
+    const database = views.requests
     return { database, readiness: { database: createReadinessCheck(database) } }
   },
 })

@@ -3,7 +3,7 @@ import pg from 'pg'
 import type { App } from '#kernel'
 import type { Statement } from '#contracts/database'
 import { Batch, type BatchResult, type Prepared } from './batch.ts'
-import { databaseAway, isConnectionFailure, isStalePlan, poolExhausted, statementError } from './errors.ts'
+import { databaseAway, databaseBusy, isConnectionFailure, isStalePlan, statementError } from './errors.ts'
 
 /** Limits that keep one bad statement or caller from holding the database. Milliseconds. */
 const limits = {
@@ -73,7 +73,7 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
       const { closed } = gate
       if (closed) throw closed()
       const client = await pool.connect().catch((error: Error) => {
-        throw error.message === 'timeout exceeded when trying to connect' ? poolExhausted(error) : databaseAway(error)
+        throw error.message === 'timeout exceeded when trying to connect' ? databaseBusy(error) : databaseAway(error)
       })
       let broken = false
       const discard = (): void => void (broken = true)

@@ -1,15 +1,22 @@
 import {
   type Database,
+  databaseErrors,
   sqlState,
   type Statement,
   type SystemTx,
   type TenantTx,
   type UnitOptions,
+  type Work,
 } from '#contracts/database'
 import { placeOf } from './errors.ts'
 import type { ConnectionPool, LeasedConnection } from './pool.ts'
+import type { Shares } from './shares.ts'
 
-type Transactions = Omit<Database, 'listen'>
+type OfWork = Pick<Database, 'batch' | 'systemBatch' | 'tenant' | 'system'>
+
+export interface Transactions extends Pick<Database, 'unit'> {
+  of(work: Work): OfWork
+}
 
 // Transaction-local on purpose (`true`): a setting of the session would be the next tenant's when the pool reuses the connection.
 const set = (name: string, value: string): Statement => ({
@@ -17,23 +24,32 @@ const set = (name: string, value: string): Statement => ({
   text: 'SELECT set_config($1, $2, true)',
   values: [name, value],
 })
-const setTenant = (tenantId: string): Statement => set('app.tenant_id', tenantId)
+/** How long a statement may take, in milliseconds; one of a claim as long as the connection allows. It travels with the tenant. */
+const timeouts: Readonly<Record<Exclude<Work, 'claims'>, number>> = { requests: 10_000, reads: 15_000 }
+const setTenant = (tenantId: string, work: Work): Statement =>
+  work === 'claims'
+    ? set('app.tenant_id', tenantId)
+    : {
+        name: `ao_set_${work}`,
+        text: `SELECT set_config('app.tenant_id', $1, true), set_config('statement_timeout', '${timeouts[work]}', true)`,
+        values: [tenantId],
+      }
+/** Work without a tenant has its turn like one more tenant. */
+const noTenant = ''
+/** SQLSTATE of a statement that took too long. */
+const cancelled = '57014'
 const begin: Statement = { name: 'ao_begin', text: 'BEGIN' }
 const commit: Statement = { name: 'ao_commit', text: 'COMMIT' }
 const rollback: Statement = { name: 'ao_rollback', text: 'ROLLBACK' }
 
-export function createTransactions(pool: ConnectionPool): Transactions {
-  const batch = async <Rows>(before: readonly Statement[], statements: readonly Statement[]): Promise<Rows> => {
-    if (statements.length === 0) return [] as Rows
-    const { rows } = await pool.lease((connection) => connection.send([...before, ...statements]))
-    return rows.slice(before.length) as Rows
-  }
+/** `shares`: who may use how many connections of the pool. Units are bounded by their lanes. */
+export function createTransactions(pool: ConnectionPool, shares: Shares): Transactions {
   /** The tenant is set anew only where it changes: most groups have one. */
   const together = async (units: readonly Unit[]): Promise<object[][]> => {
     const statements: Statement[] = []
     const places: number[] = []
     units.forEach(({ tenantId, statement }, i) => {
-      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId))
+      if (tenantId !== units[i - 1]?.tenantId) statements.push(setTenant(tenantId, 'claims'))
       places.push(statements.push(statement) - 1)
     })
     try {
@@ -43,17 +59,40 @@ export function createTransactions(pool: ConnectionPool): Transactions {
       throw new GroupRefused(error, places.indexOf(placeOf(error) ?? -1))
     }
   }
+  const unit = createUnits(together) as Database['unit']
+  return { unit, of: (work) => transactionsOf(work, pool, shares) }
+}
+
+/** Units of work of one kind, which share the connections of that kind. */
+function transactionsOf(work: Work, pool: ConnectionPool, shares: Shares): OfWork {
+  const batch = async <Rows>(
+    tenant: string,
+    before: readonly Statement[],
+    statements: readonly Statement[],
+  ): Promise<Rows> => {
+    if (statements.length === 0) return [] as Rows
+    const send = () => pool.lease((connection) => connection.send([...before, ...statements]))
+    const { rows } = await shares.within(work, tenant, send).catch((error: unknown) => {
+      throw work !== 'claims' && sqlState(error) === cancelled
+        ? databaseErrors.databaseTooSlow({ cause: error })
+        : error
+    })
+    return rows.slice(before.length) as Rows
+  }
   return {
-    unit: createUnits(together) as Database['unit'],
-    batch: (tenantId, statements) => batch([setTenant(tenantId)], statements),
+    batch: (tenantId, statements) => batch(tenantId, [setTenant(tenantId, work)], statements),
     systemBatch: (statements, settings = {}) =>
       batch(
+        noTenant,
         Object.entries(settings).map(([name, value]) => set(name, value)),
         statements,
       ),
-    tenant: (tenantId, work) =>
-      interactive(pool, [begin, setTenant(tenantId)], (query) => work({ tenantId, query } as TenantTx)),
-    system: (work) => interactive(pool, [begin], (query) => work({ query } as SystemTx)),
+    tenant: (tenantId, use) =>
+      shares.within(work, tenantId, () =>
+        interactive(pool, [begin, setTenant(tenantId, work)], (query) => use({ tenantId, query } as TenantTx)),
+      ),
+    system: (use) =>
+      shares.within(work, noTenant, () => interactive(pool, [begin], (query) => use({ query } as SystemTx))),
   }
 }
 
@@ -118,7 +157,7 @@ function statementsInOrder(connection: LeasedConnection, opening: readonly State
 }
 
 /** Transactions under way at once: one more than needed to keep the server busy while another's answer travels. */
-const lanes = 2
+export const lanes = 2
 /** What one transaction may carry: bounded, because one refused statement repeats them all singly. */
 const groupSize = 32
 const groupBytes = 1024 * 1024
@@ -158,6 +197,7 @@ export function createUnits(
   let busy = 0
 
   const take = (): Waiting[] => {
+    if (waiting.length > groupSize) waiting = byTurns(waiting)
     let bytes = 0
     let size = 0
     while (size < waiting.length && size < groupSize && (size === 0 || bytes + waiting[size]!.bytes <= groupBytes)) {
@@ -200,4 +240,15 @@ export function createUnits(
       waiting.push({ tenantId, statement, order, bytes, resolve, reject })
       pump()
     })
+}
+
+/** Those of one tenant in their order, and tenants in turn: the backlog of one keeps no unit of another waiting. */
+function byTurns(units: readonly Waiting[]): Waiting[] {
+  const turns = new Map<string, number>()
+  const ranked = units.map((unit) => {
+    const turn = turns.get(unit.tenantId) ?? 0
+    turns.set(unit.tenantId, turn + 1)
+    return { unit, turn }
+  })
+  return ranked.sort((a, b) => a.turn - b.turn).map(({ unit }) => unit)
 }

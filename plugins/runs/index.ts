@@ -30,6 +30,10 @@ const RunsConfig = Settings({
     '12s',
     'A process that has not renewed for this long is dead: its runs are interrupted, or tried again.',
   ),
+  hungAfter: Duration(
+    '1m',
+    'A process whose main thread has not answered for this long is not renewed either: it is dead once its lease has run out.',
+  ),
   sweep: Duration('2s', 'How often this process looks for dead ones.'),
   onCrash: Type.Union(
     onCrash.map((one) => Type.Literal(one)),
@@ -124,6 +128,7 @@ interface StoreOptions {
     /** How often the lease of this process is renewed, in milliseconds. */
     readonly heartbeat: number
     readonly lease: number
+    readonly hungAfter: number
     readonly sweep: number
   }
   readonly deps: { readonly database: Database | undefined; readonly prices: Prices | undefined }
@@ -134,7 +139,7 @@ interface StoreOptions {
 
 /** The store that the role has: PostgreSQL, or the memory of this process where there is no database. The other is not loaded. */
 async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): Promise<RunStore> {
-  const { dir, heartbeat, lease, sweep } = config
+  const { dir, heartbeat, lease, hungAfter, sweep } = config
   const database = presentDatabase(deps.database)
   const folder = dir === undefined ? undefined : await (await import('./journal/folder.ts')).JournalFolder.open(dir)
   if (!database) {
@@ -144,7 +149,7 @@ async function openStore({ config, deps, log, onStart, onStop }: StoreOptions): 
     return kept
   }
   const { createPostgresRunStore } = await import('./postgres/store.ts')
-  const timing = { heartbeatMs: heartbeat, leaseMs: lease, sweepMs: sweep }
+  const timing = { heartbeatMs: heartbeat, leaseMs: lease, hungMs: hungAfter, sweepMs: sweep }
   const store = createPostgresRunStore(database, { ...timing, prices: deps.prices, log })
   onStart(() => store.open())
   onStop(() => store.close())

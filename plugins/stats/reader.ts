@@ -1,6 +1,6 @@
 import pLimit from 'p-limit'
-import { unavailable } from '#kernel'
-import { type Database, sqlState, type Statement } from '#contracts/database'
+import { isAppError, unavailable } from '#kernel'
+import { type Database, databaseErrors, type Statement } from '#contracts/database'
 
 /** Queries for figures that run at once: each reads much and holds a connection, and chats need the others. */
 const atOnce = 2
@@ -16,11 +16,8 @@ const busy = () =>
 const tooMuch = (cause: unknown) =>
   unavailable({ message: 'These figures took too long to compute; ask for a shorter window.', cause })
 
-// A month of a busy tenant is a million rows, grouped in memory. The limits end with the transaction.
-const limits: Statement = {
-  name: 'stats-limits',
-  text: `SELECT set_config('statement_timeout', '15000', true), set_config('work_mem', '32MB', true)`,
-}
+// A month of a busy tenant is a million rows, grouped in memory. The limit ends with the transaction.
+const limits: Statement = { name: 'stats-limits', text: `SELECT set_config('work_mem', '32MB', true)` }
 const clock: Statement = { name: 'stats-clock', text: 'SELECT now() AS now' }
 
 /** Runs the queries for figures: a few at a time, each with limits. */
@@ -40,10 +37,10 @@ export function createReader(database: Database): Reader {
     async read<Rows extends object[][]>(tenantId: string, statements: readonly Statement[]): Promise<Rows> {
       if (limit.pendingCount >= mostWaiting) throw busy()
       try {
-        const [, ...rows] = await limit(() => database.batch<object[][]>(tenantId, [limits, ...statements]))
+        const [, ...rows] = await limit(() => database.as('reads').batch<object[][]>(tenantId, [limits, ...statements]))
         return rows as Rows
       } catch (error) {
-        throw sqlState(error) === '57014' ? tooMuch(error) : error
+        throw isAppError(error) && error.code === databaseErrors.databaseTooSlow.row.code ? tooMuch(error) : error
       }
     },
   }

@@ -5,20 +5,24 @@ const refuse = async (): Promise<never> => {
   throw databaseErrors.databaseRequired()
 }
 
+const none: Database = {
+  absent: true,
+  as: () => none,
+  tenant: refuse,
+  system: refuse,
+  batch: refuse,
+  unit: refuse,
+  systemBatch: refuse,
+  listen: refuse,
+  heartbeat() {
+    throw databaseErrors.databaseRequired()
+  },
+}
+
 /** Says that a role has no database: what can keeps its state in memory, what cannot answers 503 `database_required`. */
 export default definePlugin({
   name: 'no-database',
   errors: databaseErrors,
   provides: { database: Database },
-  setup: async () => ({
-    database: {
-      absent: true as const,
-      tenant: refuse,
-      system: refuse,
-      batch: refuse,
-      unit: refuse,
-      systemBatch: refuse,
-      listen: refuse,
-    },
-  }),
+  setup: async () => ({ database: none }),
 })

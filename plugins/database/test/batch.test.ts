@@ -2,16 +2,12 @@ import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import { isAppError } from '#kernel'
 import { sqlState, violatedConstraint } from '#contracts/database'
-import { freshDatabase } from '#testing'
-import { openPool } from '../pool.ts'
-import { createTransactions } from '../transactions.ts'
+import { openTransactions } from './pooled.ts'
 
 async function open(t: TestContext, size = 2) {
-  const pool = await openPool(await freshDatabase(t), size, { onError() {}, gate: { closed: undefined } })
-  t.after(() => pool.close())
-  const database = createTransactions(pool)
+  const database = await openTransactions(t, size)
   await database.system((tx) => tx.query({ text: 'CREATE TABLE notes (id int PRIMARY KEY, text text)' }))
-  return { ...database, pool }
+  return database
 }
 
 const insert = (id: number, text = 'x') => ({
@@ -66,7 +62,7 @@ test('a named statement is prepared once per connection', async (t) => {
   assert.deepEqual(
     rows.filter(({ runs }) => runs > 1),
     [
-      { name: 'ao_set', runs: 3 },
+      { name: 'ao_set_requests', runs: 3 },
       { name: 'count_notes', runs: 3 },
       { name: 'insert_note', runs: 6 },
     ],

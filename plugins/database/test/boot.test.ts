@@ -97,7 +97,7 @@ test('a caller that finds no free connection within 5 s gets a 503', async (t) =
     t.mock.timers.tick(5_000)
     await assert.rejects(
       late,
-      (error) => unavailable(error) && /All database connections/.test((error as Error).message),
+      (error) => isAppError(error) && error.code === 'database_busy' && error.status === 503 && error.retryable,
     )
     release()
   })

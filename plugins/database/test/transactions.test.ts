@@ -2,18 +2,13 @@ import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import { isAppError } from '#kernel'
 import { sqlState, type TenantTx } from '#contracts/database'
-import { freshDatabase } from '#testing'
-import { openPool } from '../pool.ts'
-import { createTransactions } from '../transactions.ts'
+import { openTransactions } from './pooled.ts'
 
 async function open(t: TestContext, size = 1) {
-  const dsn = await freshDatabase(t)
-  const pool = await openPool(dsn, size, { onError() {}, gate: { closed: undefined } })
-  t.after(() => pool.close())
-  const database = createTransactions(pool)
+  const database = await openTransactions(t, size)
   await database.systemBatch([{ text: 'CREATE TABLE notes (id int PRIMARY KEY)' }])
   const ids = async () => (await database.systemBatch([{ text: 'SELECT id FROM notes ORDER BY id' }]))[0]
-  return { ...database, pool, ids }
+  return { ...database, ids }
 }
 
 const insert = (id: number) => ({ name: 'insert', text: 'INSERT INTO notes VALUES ($1)', values: [id] })

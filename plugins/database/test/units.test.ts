@@ -86,3 +86,24 @@ test('a group is bounded by count and by bytes', async () => {
     [1, 1, 32, 19, 1, 1],
   )
 })
+
+test('the backlog of one tenant keeps no unit of another waiting', async () => {
+  const { run, sent } = scripted()
+  const all = Array.from({ length: 202 }, (_, i) => run('acme', `a${String(i).padStart(3, '0')}`))
+  all.push(run('globex', 'g'))
+  sent[0]!.answer()
+  await turn()
+  const group = sent.at(-1)!
+  assert.equal(group.names.length, 32)
+  assert.ok(group.names.includes('g'), 'it leaves with the next group')
+  assert.deepEqual(
+    group.names.filter((name) => name !== 'g'),
+    Array.from({ length: 31 }, (_, i) => `a${String(i + 2).padStart(3, '0')}`),
+    'those of a tenant stay in their order',
+  )
+  for (let i = 1; i < sent.length; i++) {
+    sent[i]!.answer()
+    await turn()
+  }
+  await Promise.all(all)
+})

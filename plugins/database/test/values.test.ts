@@ -1,15 +1,11 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { freshDatabase } from '#testing'
-import { openPool } from '../pool.ts'
-import { createTransactions } from '../transactions.ts'
+import { openTransactions } from './pooled.ts'
 import { isoTime } from '../batch.ts'
 
 test('values come back as the types of our rows', async (t) => {
-  const pool = await openPool(await freshDatabase(t), 1, { onError() {}, gate: { closed: undefined } })
-  t.after(() => pool.close())
-  const { systemBatch } = createTransactions(pool)
+  const { systemBatch } = await openTransactions(t)
   const one = async (text: string, ...values: unknown[]) =>
     (await systemBatch<[{ v: unknown }[]]>([{ text: `SELECT ${text} AS v`, values }]))[0][0]!.v
   assert.equal(await one(`9007199254740991::int8`), 9007199254740991)

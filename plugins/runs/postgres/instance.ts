@@ -28,6 +28,8 @@ const retire = {
 export interface InstanceOptions {
   readonly heartbeatMs: number
   readonly leaseMs: number
+  /** A process whose main thread does not answer for so long is hung: its lease is left to run out. */
+  readonly hungMs: number
   readonly log: FastifyBaseLogger
 }
 
@@ -36,13 +38,19 @@ export interface InstanceOptions {
 const asks = 'run_asks'
 const notify = { name: 'run-ask', text: 'SELECT pg_notify($1, $2)' }
 
-/** This process among the conductors: the owner of claims, as a row that its heartbeat renews in database time. */
+/** The thread of the heartbeat starts so long after the boot, which it would slow down. */
+const threadAfterMs = 1_000
+
+/**
+ * This process among the conductors: the owner of claims, as a row that its heartbeat renews in database time. The heartbeat is a
+ * thread of its own, because a process that is busy is not dead. This one renews for itself before that, and while it fails.
+ */
 export function createInstance(db: Database, options: InstanceOptions) {
-  const { heartbeatMs, leaseMs, log } = options
+  const { heartbeatMs, leaseMs, hungMs, log } = options
   const fenced: (() => void)[] = []
   const listeners: Parameters<RunStore['onEndRequested']>[0][] = []
   const stops: (() => Promise<void>)[] = []
-  let timer: NodeJS.Timeout | undefined
+  const timers: NodeJS.Timeout[] = []
   let enrolled = false
   let beating: Promise<void> | undefined
   const enrol = async (): Promise<void> => {
@@ -66,6 +74,19 @@ export function createInstance(db: Database, options: InstanceOptions) {
     (beating ??= renewOrFence().finally(() => {
       beating = undefined
     }))
+  const renewed = (): Promise<void> =>
+    beat().catch((err: unknown) => log.warn({ err }, 'the lease could not be renewed'))
+  const heartbeat = db.heartbeat({
+    renew,
+    everyMs: heartbeatMs,
+    hungMs,
+    onLost: () => void renewed(),
+    onFailure: (err) => log.warn({ err }, 'the thread that renews the lease fails; this one does it meanwhile'),
+  })
+  const pulse = (): void => {
+    if (enrolled) heartbeat.pulse([self.id, leaseMs])
+    if (!heartbeat.beats) void renewed()
+  }
   const asked = (payload: string): void => {
     const [tenantId, runId, code, message] = JSON.parse(payload) as [string, string, string, string]
     for (const listener of listeners) listener(tenantId, runId, { code, message })
@@ -76,9 +97,7 @@ export function createInstance(db: Database, options: InstanceOptions) {
     beat,
     /** Registers this process, now or as soon as the database is there. */
     async open(): Promise<void> {
-      const renewed = (): Promise<void> =>
-        beat().catch((err: unknown) => log.warn({ err }, 'the lease could not be renewed'))
-      timer = setInterval(renewed, heartbeatMs).unref()
+      timers.push(setInterval(pulse, heartbeatMs).unref(), setTimeout(pulse, threadAfterMs).unref())
       // The boot goes on without the database: the next beat, or the first run, registers this process.
       await renewed()
     },
@@ -99,8 +118,9 @@ export function createInstance(db: Database, options: InstanceOptions) {
     },
     async close(): Promise<void> {
       for (const stop of stops) await stop().catch(() => {})
-      if (timer === undefined) return
-      clearInterval(timer)
+      if (timers.length === 0) return
+      for (const timer of timers) clearTimeout(timer)
+      await heartbeat.close()
       await beating?.catch(() => {})
       if (!enrolled) return
       await db.systemBatch([{ ...retire, values: [self.id] }]).catch((err: unknown) => {

@@ -76,8 +76,9 @@ const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatc
   ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`
 const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessionMatches}`
 
-export const createReads = (db: Database) =>
-  ({
+export function createReads(db: Database) {
+  const reads = db.as('reads')
+  return {
     async findRun(tenantId, runId) {
       const [row] = await db.unit<RunRow>(tenantId, runById({ tenant: tenantId, run: runId }))
       return row && toRun(row)
@@ -85,7 +86,7 @@ export const createReads = (db: Database) =>
     async listRuns(tenantId, filter: RunFilter) {
       const { profile, sessionId, status, from, to, parent } = filter
       const matching = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
-      const [count, rows] = await db.batch<[{ total: number }[], RunRow[]]>(tenantId, [
+      const [count, rows] = await reads.batch<[{ total: number }[], RunRow[]]>(tenantId, [
         { text: countRuns, values: matching },
         { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
       ])
@@ -93,7 +94,7 @@ export const createReads = (db: Database) =>
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
-      const rows = await read<LogRow>(db, tenantId, logAfter({ tenant: tenantId, run: runId, after: afterSeq }))
+      const rows = await read<LogRow>(reads, tenantId, logAfter({ tenant: tenantId, run: runId, after: afterSeq }))
       if (!rows[0]) return undefined
       return {
         status: rows[0].status,
@@ -101,7 +102,7 @@ export const createReads = (db: Database) =>
       }
     },
     async readEnding(tenantId, runId) {
-      const [row] = await read<ChunkRow>(db, tenantId, lastChunk({ tenant: tenantId, run: runId }))
+      const [row] = await read<ChunkRow>(reads, tenantId, lastChunk({ tenant: tenantId, run: runId }))
       const chunk = row && toChunk(row)
       return chunk && endOf(chunk)
     },
@@ -124,10 +125,11 @@ export const createReads = (db: Database) =>
     },
     async listSessions(tenantId, filter) {
       const matching = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
-      const [count, rows] = await db.batch<[{ total: number }[], SessionRow[]]>(tenantId, [
+      const [count, rows] = await reads.batch<[{ total: number }[], SessionRow[]]>(tenantId, [
         { text: countSessions, values: matching },
         { text: listSessions, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
       ])
       return { sessions: rows.map(toSession), total: count[0]?.total ?? 0 }
     },
-  }) satisfies Partial<RunStore>
+  } satisfies Partial<RunStore>
+}

@@ -25,8 +25,10 @@ export interface PostgresRunStore extends RunStore {
   close(): Promise<void>
 }
 
-export function createPostgresRunStore(db: Database, options: PostgresRunStoreOptions): PostgresRunStore {
+export function createPostgresRunStore(database: Database, options: PostgresRunStoreOptions): PostgresRunStore {
   const { prices, log } = options
+  // What begins, keeps and ends runs has connections that no reader can take.
+  const db = database.as('claims')
   const instance = createInstance(db, options)
   const waiters: Parameters<RunStore['onWaiting']>[0][] = []
   const onWanted = (tenantId: string, sessionId: string): void => {
@@ -50,8 +52,8 @@ export function createPostgresRunStore(db: Database, options: PostgresRunStoreOp
     ])
   }
   return {
-    ...createReads(db),
-    ...createState(db),
+    ...createReads(database),
+    ...createState(database),
     ...createStarts({ db, instance, orphans, lostClaims }),
     ...createEnds(db, onWanted),
     ...queue,

@@ -12,7 +12,7 @@ function heldDatabase() {
     held.push(answer)
     return answer.promise
   }
-  return { held, database: { batch } as unknown as Database }
+  return { held, database: { as: () => ({ batch }) } as unknown as Database }
 }
 const settled = () => new Promise((resolve) => setImmediate(resolve))
 
@@ -54,5 +54,6 @@ test('a read that takes too long ends with a sentence, and its limits end with i
   const show = { text: `SELECT current_setting('statement_timeout') AS timeout, current_setting('work_mem') AS memory` }
   const [[inside]] = await reader.read<[object[]]>('acme', [show])
   assert.deepEqual(inside, { timeout: '15s', memory: '32MB' })
-  for (let i = 0; i < 12; i++) assert.notDeepEqual((await database.batch<[object[]]>('acme', [show]))[0][0], inside)
+  for (let i = 0; i < 12; i++)
+    assert.notDeepEqual((await database.as('reads').batch<[object[]]>('acme', [show]))[0][0], inside)
 })

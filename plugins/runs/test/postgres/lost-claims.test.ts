@@ -26,8 +26,9 @@ async function lossy(t: TestContext) {
     return rows as never
   }
   const far = 600_000
-  const timing = { heartbeatMs: far, leaseMs: far, sweepMs: 10, strayMs: 50 }
-  const store = createPostgresRunStore({ ...db, unit }, { ...timing, log: pino({ level: 'silent' }) })
+  const timing = { heartbeatMs: far, leaseMs: far, hungMs: far, sweepMs: 10, strayMs: 50 }
+  const lossy: Database = { ...db, unit, as: () => lossy }
+  const store = createPostgresRunStore(lossy, { ...timing, log: pino({ level: 'silent' }) })
   await store.open()
   t.after(() => store.close())
   return { store, state }

@@ -36,6 +36,7 @@ export async function openStores(
       const store = createPostgresRunStore(db, {
         heartbeatMs: 600_000,
         leaseMs: 600_000,
+        hungMs: 600_000,
         sweepMs: 600_000,
         log,
         ...options,

@@ -1,0 +1,61 @@
+import { SHARE_ENV, Worker } from 'node:worker_threads'
+import type { Heartbeat, HeartbeatOptions } from '#contracts/database'
+import type { Heard, Task } from './heartbeat-thread.ts'
+
+/** Its heap is that of a client with one statement. */
+const resourceLimits = { maxOldGenerationSizeMb: 24, maxYoungGenerationSizeMb: 1 }
+/** How long an orderly end may take. */
+const endMs = 2_000
+
+/** The side of the thread whose life is proved. A thread that fails is replaced with the next pulse. */
+export function openHeartbeat(dsn: string, options: HeartbeatOptions): Heartbeat {
+  const { renew, everyMs, hungMs, onLost, onFailure } = options
+  let thread: Worker | undefined
+  let beats = false
+  let closed = false
+
+  const start = (): Worker => {
+    const workerData: Task = { dsn, text: renew.text, everyMs, hungMs }
+    // No preloads of this process: they would cost more than what the thread is for.
+    const started = new Worker(new URL('./heartbeat-thread.ts', import.meta.url), {
+      name: 'heartbeat',
+      workerData,
+      execArgv: [],
+      env: SHARE_ENV,
+      trackUnmanagedFds: false,
+      resourceLimits,
+    })
+    // The process ends when everything else is over, and takes the thread along.
+    started.unref()
+    started.on('message', (heard: Heard) => {
+      beats = heard.what === 'renewed'
+      if (heard.what === 'lost') onLost()
+      else if (heard.what === 'failed') onFailure(new Error(heard.why))
+    })
+    started.on('error', onFailure)
+    started.once('exit', () => {
+      beats = false
+      thread = undefined
+    })
+    return started
+  }
+  return {
+    get beats() {
+      return beats
+    },
+    pulse(values) {
+      if (!closed) (thread ??= start()).postMessage(values)
+    },
+    async close() {
+      closed = true
+      const ending = thread
+      if (!ending) return
+      const gone = new Promise((resolve) => ending.once('exit', resolve))
+      ending.ref()
+      ending.postMessage('end')
+      const late = setTimeout(() => void ending.terminate(), endMs)
+      await gone
+      clearTimeout(late)
+    },
+  }
+}

@@ -1,0 +1,151 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { isAppError } from '#kernel'
+import type { Work } from '#contracts/database'
+import { divide, Shares } from '../shares.ts'
+import { openTransactions } from './pooled.ts'
+
+const turn = () => new Promise((resolve) => setImmediate(resolve))
+
+/** Shares whose work begins and ends when the test says so. */
+function scripted(size: number) {
+  const shares = new Shares({ claims: size, requests: size, reads: size })
+  const begun: string[] = []
+  const ends = new Map<string, () => void>()
+  const start = (tenant: string, name: string, work: Work = 'reads') =>
+    shares.within(work, tenant, async () => {
+      begun.push(name)
+      await new Promise<void>((resolve) => ends.set(name, resolve))
+      return name
+    })
+  const end = async (name: string) => {
+    ends.get(name)!()
+    await turn()
+  }
+  return { shares, begun, start, end }
+}
+
+test('a tenant has at most half of the connections of a kind of work, and those that wait take turns', async () => {
+  const { shares, begun, start, end } = scripted(4)
+  const all = ['a1', 'a2', 'a3', 'a4', 'a5'].map((name) => start('a', name))
+  assert.deepEqual(begun, ['a1', 'a2'])
+  all.push(start('b', 'b1'), start('c', 'c1'), start('c', 'c2'), start('d', 'd1'))
+  assert.deepEqual(begun, ['a1', 'a2', 'b1', 'c1'], 'what a leaves is for others at once')
+  all.push(start('a', 'q', 'requests'), start('a', 'k', 'claims'))
+  assert.deepEqual(begun.slice(4), ['q', 'k'], 'other work has connections of its own')
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 5 })
+  for (const name of ['b1', 'c1', 'a1', 'a2', 'c2', 'd1', 'a3', 'a4', 'a5', 'q', 'k']) await end(name)
+  assert.deepEqual(begun.slice(6), ['c2', 'd1', 'a3', 'a4', 'a5'])
+  assert.equal((await Promise.all(all)).length, 11)
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0 })
+})
+
+test('tenants whose backlogs are long are served one after the other, whoever came first', async () => {
+  const { begun, start, end } = scripted(1)
+  const all = [...['a1', 'a2', 'a3'].map((name) => start('a', name)), start('b', 'b1'), start('b', 'b2')]
+  for (const name of ['a1', 'a2', 'b1', 'a3', 'b2']) await end(name)
+  assert.deepEqual(begun, ['a1', 'a2', 'b1', 'a3', 'b2'])
+  await Promise.all(all)
+})
+
+test('who waits too long hears 503 database_busy, and its place goes to the next one', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const { shares, begun, start, end } = scripted(1)
+  const first = start('a', 'a1', 'requests')
+  const late = start('b', 'b1', 'requests')
+  t.mock.timers.tick(4_000)
+  const next = start('c', 'c1', 'requests')
+  t.mock.timers.tick(1_000)
+  await assert.rejects(late, (error) => isAppError(error) && error.code === 'database_busy' && error.retryable)
+  await end('a1')
+  assert.deepEqual(begun, ['a1', 'c1'])
+  await end('c1')
+  await Promise.all([first, next])
+  assert.deepEqual(shares.waiting(), { claims: 0, requests: 0, reads: 0 })
+})
+
+test('work that fails gives its place on', async () => {
+  const { shares, start, end, begun } = scripted(1)
+  await assert.rejects(
+    shares.within('reads', 'a', () => Promise.reject(new Error('broken'))),
+    /broken/,
+  )
+  const next = start('b', 'b1')
+  assert.deepEqual(begun, ['b1'])
+  await end('b1')
+  await next
+})
+
+test('the kinds of work together never need more connections than there are, from five on', () => {
+  for (let size = 5; size <= 100; size++) {
+    for (const percent of [10, 30, 45]) {
+      const { claims, requests, reads } = divide({ size, lanes: 2, requestsPercent: percent, readsPercent: percent })
+      assert.ok(2 + claims + requests + reads <= size, `${size} at ${percent}`)
+      assert.ok(Math.min(claims, requests, reads) >= 1)
+    }
+  }
+  assert.deepEqual(divide({ size: 10, lanes: 2, requestsPercent: 40, readsPercent: 40 }), {
+    claims: 2,
+    requests: 3,
+    reads: 3,
+  })
+})
+
+/** Ten connections as a process has them, and reads of `acme` that hold theirs until the test lets go. */
+async function besieged(t: TestContext) {
+  const limits = divide({ size: 10, lanes: 2, requestsPercent: 40, readsPercent: 40 })
+  const { of, unit, shares } = await openTransactions(t, 10, limits)
+  const [reads, requests, claims] = [of('reads'), of('requests'), of('claims')]
+  const opened = Promise.withResolvers<void>()
+  const gate = Promise.withResolvers<void>()
+  const locked = claims.system(async (tx) => {
+    await tx.query({ text: 'SELECT pg_advisory_xact_lock(1)' })
+    opened.resolve()
+    await gate.promise
+  })
+  await opened.promise
+  const slow = Array.from({ length: 300 }, () =>
+    reads.batch('acme', [{ name: 'slow', text: 'SELECT pg_advisory_xact_lock_shared(1)' }]),
+  )
+  const letGo = async () => {
+    gate.resolve()
+    await locked
+    return Promise.all(slow)
+  }
+  return { reads, requests, claims, unit, shares, letGo }
+}
+
+test('300 slow reads of one tenant hold two connections: claims, requests and reads of others go on at once', async (t) => {
+  const { reads, requests, claims, unit, shares, letGo } = await besieged(t)
+  assert.equal(shares.waiting().reads, 298)
+  const one = [{ text: 'SELECT 1 AS n' }]
+  for (let i = 0; i < 20; i++) {
+    await reads.batch('globex', one)
+    await requests.batch('globex', one)
+    await requests.batch('acme', one)
+    await requests.systemBatch(one)
+    await claims.tenant('globex', (tx) => tx.query(one[0]!))
+    await unit('acme', one[0]!)
+  }
+  assert.equal(shares.waiting().reads, 298, 'none of them was let in meanwhile')
+  assert.equal((await letGo()).length, 300)
+})
+
+test('a read and a request have limits of their own, which end with them; too slow a one is told to ask for less', async (t) => {
+  const { of } = await openTransactions(t, 1)
+  const show = { text: `SELECT current_setting('statement_timeout') AS limit` }
+  for (const [work, limit] of [
+    ['reads', '15s'],
+    ['requests', '10s'],
+    ['claims', '30s'],
+  ] as const) {
+    assert.deepEqual(await of(work).batch('acme', [show]), [[{ limit }]])
+    assert.deepEqual(await of(work).tenant('acme', (tx) => tx.query(show)), [{ limit }])
+  }
+  const quick = { text: `SELECT set_config('statement_timeout', '20', true)` }
+  await assert.rejects(of('reads').batch('acme', [quick, { text: 'SELECT pg_sleep(60)' }]), {
+    status: 503,
+    code: 'database_too_slow',
+    retryable: false,
+  })
+})
