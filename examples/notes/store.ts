@@ -23,7 +23,7 @@ export function createStore(database: Database) {
   return {
     /** Ids begin with the time, so their order is that of writing. */
     async list(tenantId: string, page: Page): Promise<{ notes: Note[]; total: number }> {
-      const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+      const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
         {
           text: `SELECT ${columns} FROM notes WHERE tenant_id = $1 ORDER BY id LIMIT $2 OFFSET $3`,
           values: [tenantId, ...pageValues(page)],

@@ -97,7 +97,7 @@ export async function listEntries(
 ): Promise<{ entries: ListedEntry[]; total: number }> {
   const { actor, action, target, q, from, to } = filter
   const values = [tenantId, ...[actor, action, target, q, from, to].map((value) => value ?? null)]
-  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+  const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
     {
       text: `SELECT ${columns} ${found} ORDER BY e.at DESC, e.id DESC LIMIT $8 OFFSET $9`,
       values: [...values, ...pageValues(filter)],

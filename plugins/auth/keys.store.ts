@@ -59,7 +59,7 @@ export async function listKeys(
 ): Promise<{ keys: KeyMetadata[]; total: number }> {
   const visible = 'tenant_id = $1 AND ($2::text IS NULL OR created_by = $2)'
   const values = [tenantId, createdBy ?? null]
-  const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+  const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
     {
       text: `SELECT ${columns} FROM tenant_api_keys WHERE ${visible} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`,
       values: [...values, ...pageValues(page)],

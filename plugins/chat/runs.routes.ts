@@ -163,7 +163,7 @@ async function readHistory(
   id: string,
   { limit, withErrors }: { limit: number; withErrors: boolean },
 ): Promise<History | undefined> {
-  const [found, rows] = await database.batch<[object[], MessageRow[]]>(tenantId, [
+  const [found, rows] = await database.as('reads').batch<[object[], MessageRow[]]>(tenantId, [
     { ...conversation, values: [tenantId, id, publishedId] },
     { ...newest, values: [tenantId, id, limit, withErrors] },
   ])

@@ -96,7 +96,7 @@ export const toPool = (row: PoolRow): Pool => ({
 })
 
 async function listPools(database: Database, tenantId: string, page: Page): Promise<{ pools: Pool[]; total: number }> {
-  const [rows, [count]] = await database.batch<[PoolRow[], { total: number }[]]>(tenantId, [
+  const [rows, [count]] = await database.as('reads').batch<[PoolRow[], { total: number }[]]>(tenantId, [
     {
       text: `SELECT ${columns} FROM pools WHERE tenant_id = $1 ORDER BY name LIMIT $2 OFFSET $3`,
       values: [tenantId, ...pageValues(page)],

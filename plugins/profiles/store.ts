@@ -125,7 +125,7 @@ export class PostgresProfileStore implements ProfileStore {
   }
   async list(tenantId: string, q: string | undefined, page: Page): Promise<{ profiles: Profile[]; total: number }> {
     const wanted = `p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)`
-    const [rows, [count]] = await this.#database.batch<[PlacedRow[], { total: number }[]]>(tenantId, [
+    const [rows, [count]] = await this.#database.as('reads').batch<[PlacedRow[], { total: number }[]]>(tenantId, [
       {
         text: `SELECT ${placedColumns} FROM ${withPool} WHERE ${wanted} ORDER BY p.name LIMIT $3 OFFSET $4`,
         values: [tenantId, q ?? null, ...pageValues(page)],

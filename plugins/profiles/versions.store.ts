@@ -38,18 +38,20 @@ export async function listVersions(
   name: string,
   page: Page,
 ): Promise<{ versions: VersionEntry[]; total: number }> {
-  const [known, rows, [count]] = await database.batch<[object[], EntryRow[], { total: number }[]]>(tenantId, [
-    exists(tenantId, name),
-    {
-      text: `SELECT ${entryColumns} FROM profile_versions WHERE tenant_id = $1 AND profile = $2
+  const [known, rows, [count]] = await database
+    .as('reads')
+    .batch<[object[], EntryRow[], { total: number }[]]>(tenantId, [
+      exists(tenantId, name),
+      {
+        text: `SELECT ${entryColumns} FROM profile_versions WHERE tenant_id = $1 AND profile = $2
              ORDER BY version DESC LIMIT $3 OFFSET $4`,
-      values: [tenantId, name, ...pageValues(page)],
-    },
-    {
-      text: 'SELECT count(*)::int AS total FROM profile_versions WHERE tenant_id = $1 AND profile = $2',
-      values: [tenantId, name],
-    },
-  ])
+        values: [tenantId, name, ...pageValues(page)],
+      },
+      {
+        text: 'SELECT count(*)::int AS total FROM profile_versions WHERE tenant_id = $1 AND profile = $2',
+        values: [tenantId, name],
+      },
+    ])
   if (known.length === 0) throw unknownProfile()
   return { versions: rows.map(toEntry), total: count!.total }
 }

@@ -68,7 +68,7 @@ export async function listAgents(
   page: Page,
 ): Promise<{ agents: AgentRow[]; total: number }> {
   const active = 'tenant_id = $1 AND unpublished_at IS NULL'
-  const [agents, [count]] = await database.batch<[AgentRow[], { total: number }[]]>(tenantId, [
+  const [agents, [count]] = await database.as('reads').batch<[AgentRow[], { total: number }[]]>(tenantId, [
     {
       text: `SELECT ${columns} FROM published_agents WHERE ${active} ORDER BY profile_name LIMIT $2 OFFSET $3`,
       values: [tenantId, ...pageValues(page)],
@@ -181,15 +181,17 @@ export async function listKeys(
   page: Page,
 ): Promise<{ keys: KeyMetadata[]; total: number } | undefined> {
   const ofAgent = `tenant_id = $1 AND published_id = (${active})`
-  const [[agent], rows, [count]] = await database.batch<[object[], KeyRow[], { total: number }[]]>(tenantId, [
-    { text: active, values: [tenantId, profile] },
-    {
-      text: `SELECT id, published_id, label, created_at, last_used_at, revoked_at FROM published_agent_keys
+  const [[agent], rows, [count]] = await database
+    .as('reads')
+    .batch<[object[], KeyRow[], { total: number }[]]>(tenantId, [
+      { text: active, values: [tenantId, profile] },
+      {
+        text: `SELECT id, published_id, label, created_at, last_used_at, revoked_at FROM published_agent_keys
              WHERE ${ofAgent} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`,
-      values: [tenantId, profile, ...pageValues(page)],
-    },
-    { text: `SELECT count(*)::int AS total FROM published_agent_keys WHERE ${ofAgent}`, values: [tenantId, profile] },
-  ])
+        values: [tenantId, profile, ...pageValues(page)],
+      },
+      { text: `SELECT count(*)::int AS total FROM published_agent_keys WHERE ${ofAgent}`, values: [tenantId, profile] },
+    ])
   return agent && { keys: rows.map(toMetadata), total: count!.total }
 }
 

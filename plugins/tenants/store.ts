@@ -33,7 +33,7 @@ export async function listTenants(
   const matching = `($1::text IS NULL OR position(lower($1) IN lower(id)) > 0 OR position(lower($1) IN lower(name)) > 0)
     AND ($2::boolean OR deleted_at IS NULL)`
   const values = [q ?? null, includeDeleted]
-  const [rows, [count]] = await database.systemBatch<[Row[], { total: number }[]]>([
+  const [rows, [count]] = await database.as('reads').systemBatch<[Row[], { total: number }[]]>([
     {
       text: `SELECT ${columns} FROM tenants WHERE ${matching} ORDER BY id LIMIT $3 OFFSET $4`,
       values: [...values, ...pageValues(page)],

@@ -111,7 +111,7 @@ export const createOutbox = (database: Database) => ({
   ): Promise<{ deliveries: Delivery[]; total: number }> {
     const matches = 'tenant_id = $1 AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3)'
     const values = [tenantId, filter.state ?? null, filter.runId ?? null]
-    const [rows, [count]] = await database.batch<[Row[], { total: number }[]]>(tenantId, [
+    const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
       {
         text: `SELECT ${columns} FROM webhook_deliveries WHERE ${matches} ORDER BY created_at DESC, id DESC LIMIT $4 OFFSET $5`,
         values: [...values, ...pageValues(filter)],
