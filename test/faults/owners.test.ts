@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import pg from 'pg'
 import { eventually } from '../e2e/cluster.ts'
 import { type Conductor, type Owners, profile, startOwners } from './owners.ts'
 
@@ -68,6 +69,51 @@ test('R3: a holder frozen past its lease loses its session to another conductor,
     'the process that woke up goes on under another id',
     async () => (await run(a, 'back')).status === 'ok',
   )
+})
+
+/** Waits until two leases and some sweeps are over, by the clock of the database. */
+async function waitOutLeases(owners: Owners): Promise<void> {
+  const client = new pg.Client({ connectionString: owners.dsn })
+  await client.connect()
+  await client.query('SELECT pg_sleep(5)')
+  await client.end()
+}
+
+test('a conductor whose main thread is blocked for longer than its lease keeps its claims: it is slow, not dead', async (t) => {
+  const owners = await startOwners(t)
+  if (!owners) return
+  const [a, b] = [await owners.conductor(), await owners.conductor()]
+  assert.equal((await a.api('POST', '/api/profiles', profile)).status, 201)
+  const words = Array.from({ length: 60 }, (_, i) => `w${i}`).join(' ')
+  owners.model.next({ text: words, delayMs: 20 })
+  assert.equal((await a.api('POST', '/api/runs', { id: 'slow', profile: 'writer', prompt: 'go' })).status, 202)
+  await eventually('its first events are on record', async () => (await run(b, 'slow')).events.length > 2)
+  const release = await a.block()
+  await waitOutLeases(owners)
+  assert.equal((await run(b, 'slow')).status, 'running')
+  await release()
+  const ended = await eventually('it ends', async () => {
+    const found = await run(b, 'slow')
+    return found.status === 'running' ? undefined : found
+  })
+  assert.equal(ended.status, 'ok', a.process.output.join(''))
+  assertEndsOnce(ended)
+  assert.equal(a.process.output.join('').includes('declared dead'), false)
+})
+
+test('a conductor that hangs is taken for dead after a while, and knows it when it comes back', async (t) => {
+  const owners = await startOwners(t, { hungAfter: '1s' })
+  if (!owners) return
+  const [a, b] = [await owners.conductor(), await owners.conductor()]
+  assert.equal((await a.api('POST', '/api/profiles', profile)).status, 201)
+  owners.model.next({ text: 'never ends', hangAfter: 1 })
+  assert.equal((await a.api('POST', '/api/runs', { id: 'stuck', profile: 'writer', prompt: 'go' })).status, 202)
+  const release = await a.block()
+  await eventually('the other one interrupts its run', async () => (await run(b, 'stuck')).status === 'interrupted')
+  assert.match(a.process.output.join(''), /has been hung for 1000 ms/)
+  await release()
+  await eventually('it knows', async () => a.process.output.join('').includes('this process was declared dead'))
+  assertEndsOnce(await run(a, 'stuck'))
 })
 
 test('R4: a conductor that boots while another runs 100 runs touches none; when that one is killed all 100 are interrupted', async (t) => {

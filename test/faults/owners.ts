@@ -1,10 +1,12 @@
 import { randomBytes } from 'node:crypto'
+import { existsSync } from 'node:fs'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { freshDatabase, type ModelServer, redisForTests, startModelServer } from '#testing'
+import { eventually } from '../e2e/cluster.ts'
 import { gone, type Process, type RoleName, spawnRole } from '../e2e/roles.ts'
 
 const root = fileURLToPath(new URL('../../', import.meta.url))
@@ -19,12 +21,32 @@ export interface Owners {
 export interface Conductor {
   readonly process: Process
   api<T = unknown>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }>
+  /** Keeps its main thread busy with one synchronous step, until the returned function is called. */
+  block(): Promise<() => Promise<void>>
   signal(name: NodeJS.Signals): void
   kill(): Promise<void>
 }
 
-/** One runner and one sidecar, and as many conductors as a test starts: with a lease of 2 s unless `lease` says otherwise. */
-export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners | undefined> {
+/** A preload by which SIGWINCH, which nothing else listens to, blocks the main thread: from the making of the file `began` until the file `over` is there. */
+const blocking = (began: string, over: string): string => {
+  const code = `import { existsSync, writeFileSync } from 'node:fs'
+    process.on('SIGWINCH', () => {
+      writeFileSync(${JSON.stringify(began)}, '')
+      while (!existsSync(${JSON.stringify(over)})) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 20)
+    })`
+  return `--import=data:text/javascript,${encodeURIComponent(code)}`
+}
+
+interface Times {
+  readonly lease?: string
+  readonly hungAfter?: string
+}
+
+/** One runner and one sidecar, and as many conductors as a test starts: with a lease of 2 s unless `times` say otherwise. */
+export async function startOwners(
+  t: TestContext,
+  { lease = '2s', hungAfter = '1m' }: Times = {},
+): Promise<Owners | undefined> {
   const redis = await redisForTests(t)
   if (redis === undefined) return undefined
   const dsn = await freshDatabase(t)
@@ -32,9 +54,9 @@ export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners 
   const folder = await mkdtemp(join(tmpdir(), 'ao-owners-'))
   const role = await readFile(join(root, 'config/conductor.yaml'), 'utf8')
   const config = join(folder, 'conductor.yaml')
-  const shortened = `  runs:\n    heartbeat: 500ms\n    lease: ${lease}\n    sweep: 300ms\n`
+  const shortened = `  runs:\n    heartbeat: 500ms\n    lease: ${lease}\n    hungAfter: ${hungAfter}\n    sweep: 300ms\n`
   if (!/^ {2}runs:\n/m.test(role)) throw new Error('config/conductor.yaml has no runs')
-  await writeFile(config, role.replace(/^ {2}runs:\n(?: {4}(?:heartbeat|lease|sweep):.*\n)*/m, shortened))
+  await writeFile(config, role.replace(/^ {2}runs:\n(?: {4}(?:heartbeat|lease|hungAfter|sweep):.*\n)*/m, shortened))
   const bootstrapKey = `bootstrap-${randomBytes(16).toString('hex')}`
   const shared = {
     PATH: process.env['PATH'] ?? '',
@@ -68,7 +90,12 @@ export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners 
     model,
     dsn,
     async conductor(env = {}) {
-      const started = await start('conductor', { RUNNER_URLS: runner.urls['runner']!, ...env }, config)
+      const [began, over] = ['began', 'over'].map((name) => join(folder, `${running.length}.${name}`)) as [
+        string,
+        string,
+      ]
+      const preload = { NODE_OPTIONS: blocking(began, over) }
+      const started = await start('conductor', { RUNNER_URLS: runner.urls['runner']!, ...preload, ...env }, config)
       return {
         process: started,
         async api(method, path, body) {
@@ -82,6 +109,11 @@ export async function startOwners(t: TestContext, lease = '2s'): Promise<Owners 
           })
           const text = await response.text()
           return { status: response.status, body: (text === '' ? undefined : JSON.parse(text)) as never }
+        },
+        async block() {
+          started.child.kill('SIGWINCH')
+          await eventually('it is blocked', async () => existsSync(began))
+          return () => writeFile(over, '')
         },
         signal: (name) => void started.child.kill(name),
         async kill() {

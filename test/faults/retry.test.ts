@@ -31,7 +31,7 @@ function assertWhole({ status, result, events }: Run): void {
 
 test('R3: a conductor frozen past its lease loses its run to another one, which reads it on; the first changes nothing when it wakes', async (t) => {
   // Longer than a busy machine may keep a healthy conductor from renewing.
-  const owners = await startOwners(t, '5s')
+  const owners = await startOwners(t, { lease: '5s' })
   if (!owners) return
   const [a, b] = [await owners.conductor(), await owners.conductor()]
   assert.equal((await a.api('POST', '/api/profiles', retried)).status, 201)
@@ -69,7 +69,7 @@ test('R3: a conductor frozen past its lease loses its run to another one, which 
 
 test('R4: 60 runs of a killed conductor go on with the others, each once, and all of them end', async (t) => {
   // Longer than a busy machine may keep a healthy conductor from renewing.
-  const owners = await startOwners(t, '5s')
+  const owners = await startOwners(t, { lease: '5s' })
   if (!owners) return
   const [a, b, c] = [await owners.conductor(), await owners.conductor(), await owners.conductor()]
   assert.equal((await a.api('POST', '/api/profiles', retried)).status, 201)
