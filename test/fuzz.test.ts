@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { test } from 'node:test'
+import { test, type TestContext } from 'node:test'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
 import fc from 'fast-check'
@@ -139,7 +139,26 @@ function judge(operation: Operation, status: number, type: string, body: string)
   )
 }
 
-async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Promise<void> {
+/**
+ * The longest synchronous step of a request is at most what it took of this thread's processor. That is measured, and not the time,
+ * because another process on the machine takes time as well; and in units of a step of known work, because machines differ.
+ */
+function calibrate(): number {
+  const document = Array.from({ length: 2_000 }, (_, i) => ({ id: `item-${i}`, n: i, tags: ['a', 'b', 'c'] }))
+  const step = (): number => {
+    const since = process.threadCpuUsage()
+    for (let i = 0; i < 30; i++) JSON.parse(JSON.stringify(document))
+    return cpuMs(since)
+  }
+  return Math.min(...Array.from({ length: 5 }, step))
+}
+const cpuMs = (since: NodeJS.CpuUsage): number => {
+  const { user, system } = process.threadCpuUsage(since)
+  return (user + system) / 1_000
+}
+
+async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Promise<number> {
+  const since = process.threadCpuUsage()
   const reply = await app.inject({
     method: operation.method,
     url: sent.url,
@@ -152,28 +171,51 @@ async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Prom
   const chunks: Buffer[] = []
   if (endless) reply.stream().destroy()
   else for await (const chunk of reply.stream()) chunks.push(chunk as Buffer)
+  const took = cpuMs(since)
   judge(operation, reply.statusCode, type, Buffer.concat(chunks).toString())
+  return took
+}
+
+interface Fuzzed {
+  readonly asked: number
+  /** What the most expensive request took of the processor, in milliseconds, and which it was. */
+  readonly longest: { readonly ms: number; readonly by: string }
 }
 
 async function fuzz(
   app: FastifyInstance,
   known: readonly string[],
   sign: (sent: Sent, operation: Operation) => Sent,
-): Promise<number> {
+): Promise<Fuzzed> {
   let asked = 0
+  let longest = { ms: 0, by: '' }
   for (const operation of await operationsOf(app)) {
     await fc.assert(
       fc.asyncProperty(requestsTo(operation, known), async (sent) => {
         asked++
-        await ask(app, operation, sign(sent, operation)).catch((error: Error) => {
+        const tookMs = await ask(app, operation, sign(sent, operation)).catch((error: Error) => {
           error.message = `${nameOf(operation)} as ${sent.url} ${JSON.stringify(sent.headers)} ${sent.payload?.toString()}: ${error.message}`
           throw error
         })
+        if (tookMs > longest.ms)
+          longest = { ms: tookMs, by: `${nameOf(operation)} as ${sent.url} ${sent.payload?.toString()}` }
       }),
       { numRuns: runs, seed, endOnFailure: true },
     )
   }
-  return asked
+  return { asked, longest }
+}
+
+/** What a request may take, in units of about 40 ms: a bug of the kind that this looks for takes seconds, all others below one. */
+const mostUnits = 6
+
+/** No request kept the others of its process waiting for long: `results` are those of the listeners. */
+function assertNoStall(t: TestContext, results: readonly Fuzzed[]): void {
+  const { ms, by } = results.map(({ longest }) => longest).reduce((a, b) => (a.ms > b.ms ? a : b))
+  const units = ms / calibrate()
+  const total = results.reduce((sum, { asked }) => sum + asked, 0)
+  t.diagnostic(`${total} requests, seed ${seed}; the longest took ${units.toFixed(1)} units, ${ms.toFixed(0)} ms`)
+  assert.ok(units < mostUnits, `a request took ${units.toFixed(1)} units of the processor: ${by}`)
 }
 
 const known = [
@@ -202,7 +244,7 @@ test('no request makes a listener of the control plane fail, and every answer is
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer-two' })
   await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug' })
-  const asked = await fuzz(conductor.app, known, (sent) => ({
+  const externally = await fuzz(conductor.app, known, (sent) => ({
     ...sent,
     headers: { ...sent.headers, authorization: `Bearer ${token}` },
   }))
@@ -214,9 +256,9 @@ test('no request makes a listener of the control plane fail, and every answer is
       ...signer.sign({ tenant: 'acme', method, target: sent.url, body: sent.payload ?? Buffer.alloc(0) }),
     },
   }))
-  t.diagnostic(`${asked + internally} requests, seed ${seed}`)
+  assertNoStall(t, [externally, internally])
   assert.equal((await conductor.app.inject('/healthz')).statusCode, 200)
-  assert.ok(asked > 30 * runs)
+  assert.ok(externally.asked > 30 * runs)
 })
 
 test('no request makes the gateway, a runner or a sidecar fail, and every answer is a documented one', async (t) => {
@@ -240,5 +282,5 @@ test('no request makes the gateway, a runner or a sidecar fail, and every answer
   }))
   const workers = await fuzz(conductor.workers, known, (sent) => sent)
   const inside = await fuzz(conductor.sidecar, known, (sent) => sent)
-  t.diagnostic(`${publicly + privately + workers + inside} requests, seed ${seed}`)
+  assertNoStall(t, [publicly, privately, workers, inside])
 })

@@ -2,6 +2,7 @@ import { collectDefaultMetrics } from 'prom-client'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
+import { recordEventLoopDelay } from './event-loop.ts'
 import { createReadiness } from './readiness.ts'
 import { healthErrors, livenessRoutes, metricsRoutes, readinessRoutes } from './routes.ts'
 
@@ -28,7 +29,11 @@ export default definePlugin({
   requires: { checks: ReadinessChecks },
   async setup({ config, deps, listeners, log, metrics, routes, stopping, onStop }) {
     collectDefaultMetrics({ register: metrics })
-    onStop(async () => metrics.clear())
+    const stopRecording = recordEventLoopDelay(metrics)
+    onStop(async () => {
+      stopRecording()
+      metrics.clear()
+    })
     const readiness = createReadiness(deps.checks, stopping, log)
     for (const listener of listeners) {
       if (!config.withoutHealthz.includes(listener)) routes(listener, livenessRoutes)

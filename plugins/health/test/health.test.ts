@@ -146,3 +146,24 @@ test('two kernels of one process keep their figures apart', async (t) => {
   const reply = await other.listeners.gateway!.inject('/metrics')
   assert.doesNotMatch(reply.body, /things_total/)
 })
+
+test('a step that blocks the event loop is one delay of its length in the metrics, and is there in the next scrape, too', async (t) => {
+  const kernel = await testKernel(t, [health])
+  const gateway = kernel.listeners.gateway!
+  const turns = async (): Promise<void> => {
+    for (let i = 0; i < 3; i++) await new Promise((resolve) => setTimeout(resolve, 20))
+  }
+  const longer = async (): Promise<number> => {
+    const { body } = await gateway.inject('/metrics')
+    const count = (le: string): number =>
+      Number(new RegExp(`^agent_orc_event_loop_delay_seconds_bucket\\{le="${le}"\\} (\\d+)$`, 'm').exec(body)![1])
+    return count('\\+Inf') - count('0.25')
+  }
+  await turns()
+  const before = await longer()
+  const until = performance.now() + 400
+  while (performance.now() < until);
+  await turns()
+  assert.ok((await longer()) > before)
+  assert.ok((await longer()) > before)
+})
