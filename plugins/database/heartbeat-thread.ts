@@ -1,7 +1,7 @@
 // The thread behind `Database.heartbeat`: it renews one row, and is busy with nothing else. It imports what it needs for that and
 // nothing of ours, because each module is memory and a part of the start.
 import { writeSync } from 'node:fs'
-import { parentPort, workerData } from 'node:worker_threads'
+import { type MessagePort, parentPort, workerData } from 'node:worker_threads'
 import pg from 'pg'
 
 /** What the thread is started with. */
@@ -14,92 +14,102 @@ export interface Task {
 /** What the thread tells: each loss, and whether it renews or fails when that changes. */
 export type Heard = { readonly what: 'renewed' | 'lost' } | { readonly what: 'failed'; readonly why: string }
 
-const { dsn, text, everyMs, hungMs } = workerData as Task
-const port = parentPort!
+/** Renews with what the newest pulse named, until there was none for too long. */
+class Renewal {
+  readonly #task: Task
+  readonly #port: MessagePort
+  /** An answer that takes longer comes too late: another connection may be quicker. */
+  readonly #answerMs: number
+  readonly #timer: NodeJS.Timeout
+  #values: unknown[] | undefined
+  #client: pg.Client | undefined
+  #beating = false
+  #ended = false
+  /** Since the last pulse, counted in beats: a process that was stopped as a whole was not hung. */
+  #quietMs = 0
+  #told: string | undefined
 
-/** An answer that takes longer comes too late: another connection may be quicker. */
-const answerMs = Math.max(everyMs, 2_000)
-
-let values: unknown[] | undefined
-let client: pg.Client | undefined
-let beating = false
-let ended = false
-/** Since the last pulse, counted in beats: a process that was stopped as a whole was not hung. */
-let quietMs = 0
-let told: string | undefined
-
-function tell(heard: Heard): void {
-  if (told === heard.what && heard.what !== 'lost') return
-  told = heard.what
-  port.postMessage(heard)
-}
-
-async function connect(): Promise<pg.Client> {
-  const made = new pg.Client({
-    connectionString: dsn,
-    application_name: 'agent-orc heartbeat',
-    keepAlive: true,
-    connectionTimeoutMillis: answerMs,
-    query_timeout: answerMs,
-  })
-  // A connection that breaks between two beats fails the next one, which opens another.
-  made.on('error', () => {})
-  await made.connect().catch(async (error: unknown) => {
-    await made.end().catch(() => {})
-    throw error
-  })
-  return made
-}
-
-async function renew(): Promise<void> {
-  const given = values
-  try {
-    client ??= await connect()
-    const { rowCount } = await client.query({ name: 'heartbeat', text, values: given! })
-    if (rowCount) return tell({ what: 'renewed' })
-    // Nothing to renew until the next pulse says what.
-    if (values === given) values = undefined
-    tell({ what: 'lost' })
-  } catch (error) {
-    void client?.end().catch(() => {})
-    client = undefined
-    tell({ what: 'failed', why: (error as Error).message })
+  constructor(task: Task, port: MessagePort) {
+    this.#task = task
+    this.#port = port
+    this.#answerMs = Math.max(task.everyMs, 2_000)
+    this.#timer = setInterval(() => this.#tick(), task.everyMs)
+  }
+  pulse(values: unknown[]): void {
+    const first = this.#values === undefined
+    this.#values = values
+    this.#quietMs = 0
+    if (first) void this.#beat()
+  }
+  end(): void {
+    this.#ended = true
+    if (!this.#beating) void this.#close()
+  }
+  get #hung(): boolean {
+    return this.#quietMs > this.#task.hungMs
+  }
+  #tick(): void {
+    const before = this.#hung
+    this.#quietMs += this.#task.everyMs
+    if (this.#hung && !before) {
+      const msg = `this process has been hung for ${this.#task.hungMs} ms: its lease is not renewed any more, and its runs go to others`
+      // Whoever writes the log hangs: this line goes past it.
+      writeSync(2, `${JSON.stringify({ level: 50, time: new Date().toISOString(), msg })}\n`)
+    }
+    void this.#beat()
+  }
+  async #beat(): Promise<void> {
+    if (this.#beating || this.#ended || this.#hung || this.#values === undefined) return
+    this.#beating = true
+    await this.#renew(this.#values)
+    this.#beating = false
+    if (this.#ended) await this.#close()
+  }
+  async #renew(values: unknown[]): Promise<void> {
+    try {
+      this.#client ??= await this.#connect()
+      const { rowCount } = await this.#client.query({ name: 'heartbeat', text: this.#task.text, values })
+      if (rowCount) return this.#tell({ what: 'renewed' })
+      // Nothing to renew until the next pulse says what.
+      if (this.#values === values) this.#values = undefined
+      this.#tell({ what: 'lost' })
+    } catch (error) {
+      void this.#client?.end().catch(() => {})
+      this.#client = undefined
+      this.#tell({ what: 'failed', why: (error as Error).message })
+    }
+  }
+  async #connect(): Promise<pg.Client> {
+    const client = new pg.Client({
+      connectionString: this.#task.dsn,
+      application_name: 'agent-orc heartbeat',
+      keepAlive: true,
+      connectionTimeoutMillis: this.#answerMs,
+      query_timeout: this.#answerMs,
+    })
+    // A connection that breaks between two beats fails the next one, which opens another.
+    client.on('error', () => {})
+    try {
+      await client.connect()
+      return client
+    } catch (error) {
+      await client.end().catch(() => {})
+      throw error
+    }
+  }
+  #tell(heard: Heard): void {
+    if (this.#told === heard.what && heard.what !== 'lost') return
+    this.#told = heard.what
+    this.#port.postMessage(heard)
+  }
+  async #close(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#client?.end().catch(() => {})
+    this.#port.close()
   }
 }
 
-async function beat(): Promise<void> {
-  if (beating || values === undefined || quietMs > hungMs) return
-  beating = true
-  await renew()
-  beating = false
-  if (ended) await end()
+if (parentPort) {
+  const renewal = new Renewal(workerData as Task, parentPort)
+  parentPort.on('message', (given: unknown[] | 'end') => (given === 'end' ? renewal.end() : renewal.pulse(given)))
 }
-
-async function end(): Promise<void> {
-  clearInterval(timer)
-  await client?.end().catch(() => {})
-  port.close()
-}
-
-const timer = setInterval(() => {
-  const hung = quietMs > hungMs
-  quietMs += everyMs
-  // Whoever writes the log hangs: this line is past it.
-  if (!hung && quietMs > hungMs) {
-    const msg = `this process has been hung for ${hungMs} ms: its lease is not renewed any more, and its runs go to others`
-    writeSync(2, `${JSON.stringify({ level: 50, time: new Date().toISOString(), msg })}\n`)
-  }
-  void beat()
-}, everyMs)
-
-port.on('message', (given: unknown[] | 'end') => {
-  if (given === 'end') {
-    ended = true
-    if (!beating) void end()
-    return
-  }
-  const first = values === undefined
-  values = given
-  quietMs = 0
-  if (first) void beat()
-})

@@ -90,37 +90,38 @@ export async function startOwners(
     model,
     dsn,
     async conductor(env = {}) {
-      const [began, over] = ['began', 'over'].map((name) => join(folder, `${running.length}.${name}`)) as [
-        string,
-        string,
-      ]
+      const [began, over] = [join(folder, `${running.length}.began`), join(folder, `${running.length}.over`)]
       const preload = { NODE_OPTIONS: blocking(began, over) }
       const started = await start('conductor', { RUNNER_URLS: runner.urls['runner']!, ...preload, ...env }, config)
-      return {
-        process: started,
-        async api(method, path, body) {
-          const response = await fetch(`${started.urls['conductor']!}${path}`, {
-            method,
-            headers: {
-              authorization: `Bearer ${bootstrapKey}`,
-              ...(body === undefined ? {} : { 'content-type': 'application/json' }),
-            },
-            ...(body === undefined ? {} : { body: JSON.stringify(body) }),
-          })
-          const text = await response.text()
-          return { status: response.status, body: (text === '' ? undefined : JSON.parse(text)) as never }
+      return conductorOf(started, bootstrapKey, async () => {
+        started.child.kill('SIGWINCH')
+        await eventually('it is blocked', async () => existsSync(began))
+        return () => writeFile(over, '')
+      })
+    },
+  }
+}
+
+function conductorOf(started: Process, bootstrapKey: string, block: Conductor['block']): Conductor {
+  return {
+    process: started,
+    block,
+    async api(method, path, body) {
+      const response = await fetch(`${started.urls['conductor']!}${path}`, {
+        method,
+        headers: {
+          authorization: `Bearer ${bootstrapKey}`,
+          ...(body === undefined ? {} : { 'content-type': 'application/json' }),
         },
-        async block() {
-          started.child.kill('SIGWINCH')
-          await eventually('it is blocked', async () => existsSync(began))
-          return () => writeFile(over, '')
-        },
-        signal: (name) => void started.child.kill(name),
-        async kill() {
-          started.child.kill('SIGKILL')
-          await gone(started.child)
-        },
-      }
+        ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      })
+      const text = await response.text()
+      return { status: response.status, body: (text === '' ? undefined : JSON.parse(text)) as never }
+    },
+    signal: (name) => void started.child.kill(name),
+    async kill() {
+      started.child.kill('SIGKILL')
+      await gone(started.child)
     },
   }
 }

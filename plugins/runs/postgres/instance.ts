@@ -42,31 +42,28 @@ const notify = { name: 'run-ask', text: 'SELECT pg_notify($1, $2)' }
 const threadAfterMs = 1_000
 
 /**
- * This process among the conductors: the owner of claims, as a row that its heartbeat renews in database time. The heartbeat is a
- * thread of its own, because a process that is busy is not dead. This one renews for itself before that, and while it fails.
+ * The lease of this process, renewed in database time. Its heartbeat is a thread of its own, because a process that is busy is not
+ * dead. This one renews for itself before that, and while it fails.
  */
-export function createInstance(db: Database, options: InstanceOptions) {
-  const { heartbeatMs, leaseMs, hungMs, log } = options
+function createLease(db: Database, { heartbeatMs, leaseMs, hungMs, log }: InstanceOptions) {
   const fenced: (() => void)[] = []
-  const listeners: Parameters<RunStore['onEndRequested']>[0][] = []
-  const stops: (() => Promise<void>)[] = []
   const timers: NodeJS.Timeout[] = []
   let enrolled = false
   let beating: Promise<void> | undefined
   const enrol = async (): Promise<void> => {
-    await db.systemBatch([{ ...register, values: [self.id, leaseMs] }])
+    await db.systemBatch([{ ...register, values: [lease.id, leaseMs] }])
     enrolled = true
   }
   const renewOrFence = async (): Promise<void> => {
     if (!enrolled) return enrol()
-    const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [self.id, leaseMs] }])
+    const [renewed = []] = await db.systemBatch<[{ id: string }[]]>([{ ...renew, values: [lease.id, leaseMs] }])
     if (renewed.length > 0) return
-    const before = self.id
-    self.id = newId('inst')
+    const before = lease.id
+    lease.id = newId('inst')
     enrolled = false
     // The listeners are told first: this process has lost its runs, also when registering fails and is tried again.
     for (const listener of fenced) listener()
-    log.warn({ instance: before, successor: self.id }, 'this process was declared dead; its runs were given up')
+    log.warn({ instance: before, successor: lease.id }, 'this process was declared dead; its runs were given up')
     await enrol()
   }
   /** Renews the lease. Finding the row dead or gone, it registers anew and tells the listeners that all claims were lost. */
@@ -74,33 +71,61 @@ export function createInstance(db: Database, options: InstanceOptions) {
     (beating ??= renewOrFence().finally(() => {
       beating = undefined
     }))
-  const renewed = (): Promise<void> =>
+  const tryToBeat = (): Promise<void> =>
     beat().catch((err: unknown) => log.warn({ err }, 'the lease could not be renewed'))
   const heartbeat = db.heartbeat({
     renew,
     everyMs: heartbeatMs,
     hungMs,
-    onLost: () => void renewed(),
+    onLost: () => void tryToBeat(),
     onFailure: (err) => log.warn({ err }, 'the thread that renews the lease fails; this one does it meanwhile'),
   })
   const pulse = (): void => {
-    if (enrolled) heartbeat.pulse([self.id, leaseMs])
-    if (!heartbeat.beats) void renewed()
+    if (enrolled) heartbeat.pulse([lease.id, leaseMs])
+    if (!heartbeat.beats) void tryToBeat()
   }
-  const asked = (payload: string): void => {
-    const [tenantId, runId, code, message] = JSON.parse(payload) as [string, string, string, string]
-    for (const listener of listeners) listener(tenantId, runId, { code, message })
-  }
-  const self = {
+  const lease = {
     /** Another id after the process was fenced: it comes back as another owner. */
     id: newId('inst'),
     beat,
+    onFenced: (listener: () => void) => void fenced.push(listener),
     /** Registers this process, now or as soon as the database is there. */
     async open(): Promise<void> {
       timers.push(setInterval(pulse, heartbeatMs).unref(), setTimeout(pulse, threadAfterMs).unref())
       // The boot goes on without the database: the next beat, or the first run, registers this process.
-      await renewed()
+      await tryToBeat()
     },
+    async close(): Promise<void> {
+      if (timers.length === 0) return
+      for (const timer of timers) clearTimeout(timer)
+      await heartbeat.close()
+      await beating?.catch(() => {})
+      if (!enrolled) return
+      await db.systemBatch([{ ...retire, values: [lease.id] }]).catch((err: unknown) => {
+        // The lease runs out by itself.
+        log.warn({ err }, 'this conductor could not sign off')
+      })
+    },
+  }
+  return lease
+}
+
+/** This process among the conductors: the owner of claims, which are its own for as long as it holds its lease. */
+export function createInstance(db: Database, options: InstanceOptions) {
+  const lease = createLease(db, options)
+  const listeners: Parameters<RunStore['onEndRequested']>[0][] = []
+  const stops: (() => Promise<void>)[] = []
+  const asked = (payload: string): void => {
+    const [tenantId, runId, code, message] = JSON.parse(payload) as [string, string, string, string]
+    for (const listener of listeners) listener(tenantId, runId, { code, message })
+  }
+  return {
+    get id(): string {
+      return lease.id
+    },
+    beat: lease.beat,
+    open: lease.open,
+    onFenced: lease.onFenced,
     /** Starts to listen to the other conductors, unless it does already. Rejects while the database is away. */
     async listen(onLeft: (tenantId: string) => void): Promise<void> {
       if (stops.length === 0) stops.push(await db.listen(asks, asked))
@@ -110,26 +135,16 @@ export function createInstance(db: Database, options: InstanceOptions) {
       await db.systemBatch([{ ...notify, values: [asks, JSON.stringify([tenantId, runId, code, message])] }])
     },
     onEndRequested: (listener: (typeof listeners)[number]) => void listeners.push(listener),
-    onFenced: (listener: () => void) => void fenced.push(listener),
     /** Declares that this process takes over no runs any more. True: another process does. */
     async retreat(): Promise<boolean> {
-      const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [self.id] }])
+      const [others] = await db.systemBatch<[object[]]>([{ ...retreat, values: [lease.id] }])
       return others.length > 0
     },
     async close(): Promise<void> {
       for (const stop of stops) await stop().catch(() => {})
-      if (timers.length === 0) return
-      for (const timer of timers) clearTimeout(timer)
-      await heartbeat.close()
-      await beating?.catch(() => {})
-      if (!enrolled) return
-      await db.systemBatch([{ ...retire, values: [self.id] }]).catch((err: unknown) => {
-        // The lease runs out by itself.
-        log.warn({ err }, 'this conductor could not sign off')
-      })
+      await lease.close()
     },
   }
-  return self
 }
 
-export type Instance = Readonly<ReturnType<typeof createInstance>>
+export type Instance = ReturnType<typeof createInstance>

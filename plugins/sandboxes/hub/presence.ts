@@ -12,6 +12,9 @@ export interface Presence {
   watch(onLost: () => void): () => void
 }
 
+/** A look that comes so late was kept waiting by this process. */
+const lateMs = 1_000
+
 /** `lostMs`: how long a worker may be silent between two polls. */
 export function createPresence(lostMs: number): Presence {
   let open = 0
@@ -60,14 +63,17 @@ export function createPresence(lostMs: number): Presence {
       }),
     watch(onLost) {
       // Silence counts from now on: before that the worker had no reason to answer.
-      const since = performance.now()
+      let since = performance.now()
       let timer: NodeJS.Timeout
-      const look = (): void => {
-        const silent = Math.min(silentMs(), performance.now() - since)
+      const look = (due: number): void => {
+        const now = performance.now()
+        // This process was busy, or stopped: what the worker sent meanwhile has not been read yet.
+        if (now - due > lateMs) since = now
+        const silent = Math.min(silentMs(), now - since)
         if (silent >= lostMs) onLost()
-        else timer = setTimeout(look, lostMs - silent)
+        else timer = setTimeout(look, lostMs - silent, now + lostMs - silent)
       }
-      look()
+      look(since)
       return () => clearTimeout(timer)
     },
   }
