@@ -81,7 +81,7 @@ export interface Database {
 
 export interface HeartbeatOptions {
   /** Renews something without a tenant, with the values of the last pulse. No row in return: what it renews is gone. */
-  readonly renew: Pick<Statement, 'text'>
+  readonly renew: Pick<Statement, 'name' | 'text'>
   readonly everyMs: number
   /** Without a pulse for so long, counted while the process runs at all, the process is hung and nothing is renewed until the next one. */
   readonly hungMs: number

@@ -7,7 +7,7 @@ import pg from 'pg'
 /** What the thread is started with. */
 export interface Task {
   readonly dsn: string
-  readonly text: string
+  readonly renew: { readonly name?: string; readonly text: string }
   readonly everyMs: number
   readonly hungMs: number
 }
@@ -68,7 +68,7 @@ class Renewal {
   async #renew(values: unknown[]): Promise<void> {
     try {
       this.#client ??= await this.#connect()
-      const { rowCount } = await this.#client.query({ name: 'heartbeat', text: this.#task.text, values })
+      const { rowCount } = await this.#client.query({ ...this.#task.renew, values })
       if (rowCount) return this.#tell({ what: 'renewed' })
       // Nothing to renew until the next pulse says what.
       if (this.#values === values) this.#values = undefined

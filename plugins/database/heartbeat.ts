@@ -15,7 +15,7 @@ export function openHeartbeat(dsn: string, options: HeartbeatOptions): Heartbeat
   let closed = false
 
   const start = (): Worker => {
-    const workerData: Task = { dsn, text: renew.text, everyMs, hungMs }
+    const workerData: Task = { dsn, renew, everyMs, hungMs }
     // No preloads of this process: they would cost more than what the thread is for.
     const started = new Worker(new URL('./heartbeat-thread.ts', import.meta.url), {
       name: 'heartbeat',

@@ -1,6 +1,6 @@
 import pLimit from 'p-limit'
 import { isAppError, unavailable } from '#kernel'
-import { type Database, databaseErrors, type Statement } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 
 /** Queries for figures that run at once: each reads much and holds a connection, and chats need the others. */
 const atOnce = 2
@@ -40,7 +40,7 @@ export function createReader(database: Database): Reader {
         const [, ...rows] = await limit(() => database.as('reads').batch<object[][]>(tenantId, [limits, ...statements]))
         return rows as Rows
       } catch (error) {
-        throw isAppError(error) && error.code === databaseErrors.databaseTooSlow.row.code ? tooMuch(error) : error
+        throw isAppError(error) && error.code === 'database_too_slow' ? tooMuch(error) : error
       }
     },
   }
