@@ -2,7 +2,13 @@ import { Type } from '@sinclair/typebox'
 
 /** Query of every paged list. Without `limit` the whole list is returned. Specification 4.1. */
 export const PageQuery = Type.Object({
-  limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200, description: 'Absent: the whole list.' })),
+  limit: Type.Optional(
+    Type.Integer({
+      minimum: 1,
+      maximum: 200,
+      description: 'Absent: the whole list, streamed while it is read. One that breaks off is not closed by `]`.',
+    }),
+  ),
   offset: Type.Optional(
     Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Used with `limit`.' }),
   ),
@@ -11,6 +17,15 @@ export const PageQuery = Type.Object({
 export interface Page {
   readonly limit?: number
   readonly offset?: number
+}
+
+/** What a list answers: its items in order, or the first of them and a way to read on. */
+export interface Listing<T> {
+  readonly items: readonly T[]
+  /** How many there are, on all pages. */
+  readonly total: number
+  /** What of the list, or of the page that was asked for, is behind `items`: a bounded read at a time, each when it is pulled. */
+  readonly rest?: AsyncIterable<readonly T[]>
 }
 
 /** The page that a query asks for. An offset without a limit is ignored: the list is whole then. */

@@ -1,8 +1,9 @@
 import { capability } from '../plugin.ts'
+import type { Listing, Page } from './paging.ts'
 import type { OnCrash, Profile } from './profiles.ts'
 import type { PromptFields } from './prompt.ts'
 import type { LogChunk, Usage } from './run-event.ts'
-import type { RunStatus, RunSummary, Task, TerminalRunStatus } from './runs.ts'
+import type { RunPreview, RunStatus, RunSummary, Task, TerminalRunStatus } from './runs.ts'
 import type { Session } from './sessions.ts'
 import type { StateBundle } from './runtime.ts'
 
@@ -215,8 +216,8 @@ export interface RunStore {
   requestEnd(tenantId: string, runId: string, reason: EndReason): Promise<void>
   onEndRequested(listener: (tenantId: string, runId: string, reason: EndReason) => void): void
   findRun(tenantId: string, runId: string): Promise<RunSummary | undefined>
-  /** Lists runs, newest first. */
-  listRuns(tenantId: string, filter: RunFilter): Promise<{ runs: RunSummary[]; total: number }>
+  /** Lists runs, newest first. A run that begins while a long list is read goes to its front, where the reader is past. */
+  listRuns(tenantId: string, filter: RunFilter): Promise<Listing<RunPreview>>
   /** Stored chunks that contain events after `afterSeq`, oldest first, at most about 1 MiB; `status` as of the same instant. */
   readLog(
     tenantId: string,
@@ -233,7 +234,8 @@ export interface RunStore {
   ): Promise<{ runs: { runId: string; ordinal: number }[]; status: Session['status'] } | undefined>
   findSession(tenantId: string, sessionId: string): Promise<DurableSession | undefined>
   getSession(tenantId: string, sessionId: string): Promise<Session | undefined>
-  listSessions(tenantId: string, filter: Page & { q?: string }): Promise<{ sessions: Session[]; total: number }>
+  /** Sessions that were not shut down, newest first. */
+  listSessions(tenantId: string, filter: Page & { q?: string }): Promise<Listing<Session>>
   /** idle or errored -> shutdown, cancelling what waits. 'running' when a run is under way, undefined when unknown. */
   shutdownSession(tenantId: string, sessionId: string): Promise<'shutdown' | 'running' | undefined>
   /** Stores a copy of the conversation. False: the copy is old, because the session was claimed since then or another runner has it. */
@@ -256,10 +258,6 @@ export interface RunStore {
   onFenced(listener: () => void): void
 }
 
-export interface Page {
-  readonly limit?: number
-  readonly offset?: number
-}
 export interface RunFilter extends Page {
   readonly profile?: string
   readonly sessionId?: string

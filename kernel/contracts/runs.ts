@@ -123,6 +123,60 @@ export const RunSummary = Type.Object({
 })
 export type RunSummary = Static<typeof RunSummary>
 
+/** Characters of a text that a list shows, and bytes of the metadata. */
+export const previewChars = 1_000
+export const previewMetadataBytes = 4_096
+
+const { attachments: _attachments, responseFormat: _format, ...shownTask } = RunSummary.properties.subTask.properties
+const { error, result, subTask: _task, ...shown } = RunSummary.properties
+const begins = `Its first ${previewChars} characters.`
+
+/** A run in a list. Its texts may be megabytes, so it has the beginning of each; `GET /api/runs/{id}` has all. */
+export const RunPreview = Type.Object({
+  ...shown,
+  subTask: Type.Object(
+    {
+      ...shownTask,
+      prompt: Type.String({ description: begins }),
+      metadata: Type.Optional(
+        Type.Unknown({ description: `Left out when it is more than ${previewMetadataBytes} bytes of JSON.` }),
+      ),
+    },
+    { description: 'Without attachments and response format.' },
+  ),
+  error,
+  result: Type.Optional(Type.String({ description: begins })),
+  truncated: Type.Optional(
+    Type.Array(
+      Type.Union((['prompt', 'metadata', 'error', 'result'] as const).map((field) => Type.Literal(field))),
+      { description: 'What is not whole here; absent when all is. `GET /api/runs/{id}` has it whole.' },
+    ),
+  ),
+})
+export type RunPreview = Static<typeof RunPreview>
+
+/** What a list shows of a run. `metadataCut`: the metadata was too large to be read. */
+export function previewOf({ subTask, error, result, ...run }: RunSummary, metadataCut = false): RunPreview {
+  const { attachments: _, responseFormat: __, ...task } = subTask
+  const truncated: NonNullable<RunPreview['truncated']> = metadataCut ? ['metadata'] : []
+  const cut = (field: 'prompt' | 'error' | 'result', text: string): string => {
+    const begin = beginOf(text, previewChars)
+    if (begin.length < text.length && !truncated.includes(field)) truncated.push(field)
+    return begin
+  }
+  return {
+    ...run,
+    subTask: { ...task, prompt: cut('prompt', task.prompt) },
+    ...(error ? { error: { code: cut('error', error.code), message: cut('error', error.message) } } : {}),
+    ...(result === undefined ? {} : { result: cut('result', result) }),
+    ...(truncated.length > 0 ? { truncated } : {}),
+  }
+}
+
+/** The first characters of a text, as PostgreSQL's `left` counts them: it cuts none in two. */
+export const beginOf = (text: string, chars: number): string =>
+  text.length <= chars ? text : Array.from(text.slice(0, 2 * chars)).slice(0, chars).join('')
+
 /**
  * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,
  * over the signed internal plane otherwise.

@@ -68,7 +68,7 @@ export function testQueueOrder(open: OpenStore): void {
     assert.equal(last.claim.runId, second)
     await store.finish(resultEnd(last.claim, 1))
     assert.deepEqual(await store.claimNext('acme', sessionId), { kind: 'none' })
-    const { runs } = await store.listRuns('acme', { sessionId })
+    const { items: runs } = await store.listRuns('acme', { sessionId })
     assert.deepEqual(
       runs.map((run) => run.runId),
       [second, first, claim.runId],

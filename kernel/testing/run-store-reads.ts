@@ -26,27 +26,27 @@ export function testReads(open: OpenStore): void {
     const all = await store.listRuns('acme', {})
     assert.equal(all.total, 5)
     assert.deepEqual(
-      all.runs.map((r) => r.runId),
+      all.items.map((r) => r.runId),
       newest,
     )
     const page = await store.listRuns('acme', { limit: 2, offset: 1 })
     assert.equal(page.total, 5)
     assert.deepEqual(
-      page.runs.map((r) => r.runId),
+      page.items.map((r) => r.runId),
       newest.slice(1, 3),
     )
-    assert.deepEqual((await store.listRuns('acme', { limit: 2, offset: 9 })).runs, [])
+    assert.deepEqual((await store.listRuns('acme', { limit: 2, offset: 9 })).items, [])
     assert.equal((await store.listRuns('acme', { status: 'ok' })).total, 1)
     assert.equal((await store.listRuns('acme', { profile: 'other' })).total, 0)
     const ofSession = await store.listRuns('acme', { sessionId: runs[2]!.sessionId })
     assert.deepEqual(
-      ofSession.runs.map((r) => r.runId),
+      ofSession.items.map((r) => r.runId),
       [runs[2]!.runId],
     )
-    assert.equal((await store.listSessions('acme', { limit: 2 })).sessions.length, 2)
+    assert.equal((await store.listSessions('acme', { limit: 2 })).items.length, 2)
     const found = await store.listSessions('acme', { q: runs[3]!.sessionId.slice(5) })
     assert.deepEqual(
-      found.sessions.map((s) => s.id),
+      found.items.map((s) => s.id),
       [runs[3]!.sessionId],
     )
     assert.equal((await store.listSessions('acme', { q: 'WRITE' })).total, 5)

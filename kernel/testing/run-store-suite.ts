@@ -71,10 +71,14 @@ function testStarts(open: OpenStore): void {
     const shown = { id: runId, sessionId, profile: 'writer', prompt: 'look', ...shownParts }
     assert.deepEqual((await store.findRun('acme', runId))?.subTask, shown)
     await store.finish(resultEnd(outcome.claim, 1))
-    const { runs } = await store.listRuns('acme', { sessionId })
+    const { items: runs } = await store.listRuns('acme', { sessionId })
     assert.deepEqual(
       runs.map(({ subTask }) => subTask),
-      [shown, { id: claim.runId, sessionId, profile: 'writer', prompt: 'hello' }],
+      [
+        { id: runId, sessionId, profile: 'writer', prompt: 'look' },
+        { id: claim.runId, sessionId, profile: 'writer', prompt: 'hello' },
+      ],
+      'lists leave out what is not text',
     )
   })
 

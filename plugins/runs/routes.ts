@@ -1,22 +1,23 @@
-import type { FastifyRequest } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { access, type App, eventStream, isAppError, lastEventId, linesOf, sse, unavailable } from '#kernel'
 import type { Caller, Guard } from '#contracts/auth'
 import { type Idempotency, idempotencyErrors, IdempotencyHeaders, replayedHeader } from '#contracts/idempotency'
 import { newId } from '#contracts/ids'
-import { pageHeaders, type Page, pageOf, PageQuery } from '#contracts/paging'
+import { PageQuery } from '#contracts/paging'
 import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import { isTerminal, type RunAccepted, RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
+import { isTerminal, type RunAccepted, RunPreview, runStatuses, SubTask, type Task } from '#contracts/runs'
 import { conductorWire, runIdHeader, RunParams, sessionIdHeader, startErrors } from '#contracts/wire/conductor'
 import type { Wire } from '#contracts/wire/route'
 import { runFrames, serve } from '#kit'
+import { sendList } from '#kit/lists'
 import { Terminated } from './cancellation.ts'
 import type { RunService } from './service.ts'
 
 const tags = ['runs']
 const ProfileParams = Type.Object({ name: Type.String({ description: 'Name of the profile.' }) })
-const RunList = Type.Array(RunSummary, { description: 'Newest first.' })
+const RunList = Type.Array(RunPreview, { description: 'Newest first.' })
 const RunListQuery = Type.Composite([
   PageQuery,
   Type.Object({
@@ -149,9 +150,9 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
 }
 
 function listRoutes(app: App, store: RunStore, guard: Guard): void {
-  const list = async (request: FastifyRequest, page: Page, filter: Omit<RunFilter, 'limit' | 'offset'>) => {
-    const { runs, total } = await store.listRuns(guard.callerOf(request).tenantId, { ...filter, ...pageOf(page) })
-    return { runs, headers: pageHeaders(request.url, page, total) }
+  const list = async (request: FastifyRequest, reply: FastifyReply, filter: RunFilter) => {
+    const runs = await store.listRuns(guard.callerOf(request).tenantId, filter)
+    return sendList(request, reply, runs, { page: filter, item: RunPreview })
   }
   app.get(
     '/api/runs',
@@ -160,16 +161,12 @@ function listRoutes(app: App, store: RunStore, guard: Guard): void {
       schema: {
         tags,
         summary: 'List runs',
-        description: 'Newest first, without their events.',
+        description: 'Newest first, each with the beginning of its texts and without its events.',
         querystring: RunListQuery,
         response: { 200: RunList },
       },
     },
-    async (request, reply) => {
-      const { limit: _, offset: _offset, ...filter } = request.query
-      const { runs, headers } = await list(request, request.query, filter)
-      return reply.headers(headers).send(runs)
-    },
+    (request, reply) => list(request, reply, request.query),
   )
   app.get(
     '/api/profiles/:name/runs',
@@ -178,16 +175,13 @@ function listRoutes(app: App, store: RunStore, guard: Guard): void {
       schema: {
         tags,
         summary: 'List the runs of a profile',
-        description: 'Newest first, without their events; also those of a profile that was deleted since.',
+        description: 'Newest first, each with the beginning of its texts; also those of a profile that was deleted since.',
         params: ProfileParams,
         querystring: PageQuery,
         response: { 200: RunList },
       },
     },
-    async (request, reply) => {
-      const { runs, headers } = await list(request, request.query, { profile: request.params.name })
-      return reply.headers(headers).send(runs)
-    },
+    (request, reply) => list(request, reply, { ...request.query, profile: request.params.name }),
   )
 }
 

@@ -5,6 +5,8 @@ import type { SandboxUse } from '#contracts/run-store'
 /** The most tokens that a single call may report; no real call comes near it. */
 const mostTokens = 1e12
 const mostCents = 1e9
+/** Of a model's name, as profiles may have it. */
+const mostModelChars = 200
 /** The most tokens of a run: sums stay exact, and meters within PostgreSQL's bigint. */
 const mostTokensOfRun = 1e15
 const mostMicrocentsOfRun = mostCents * microcentsPerCent
@@ -88,7 +90,7 @@ export class RunUsage {
       inputTokens: whole(event['inputTokens'], mostTokens),
       outputTokens: whole(event['outputTokens'], mostTokens),
       cachedTokens: whole(event['cachedTokens'], mostTokens),
-      model: typeof event['model'] === 'string' ? event['model'] : (before?.model ?? ''),
+      model: typeof event['model'] === 'string' ? event['model'].slice(0, mostModelChars) : (before?.model ?? ''),
     }
     const cost = cents(event['costCents']) ?? this.#prices?.costCents(call)
     if (cost === undefined) this.#microcents = undefined

@@ -1,12 +1,13 @@
-import { Type } from '@sinclair/typebox'
-import type { FastifyReply } from 'fastify'
+import { type TSchema, Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failures, NoContent } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { type Page, pageHeaders, pageOf, PageQuery } from '#contracts/paging'
+import { type Page, PageQuery } from '#contracts/paging'
 import type { RunStore } from '#contracts/run-store'
-import { RunSummary } from '#contracts/runs'
+import { RunPreview } from '#contracts/runs'
 import { Session } from '#contracts/sessions'
 import { VfsLease, WorkerLease } from '#contracts/runner'
+import { listOf, sendList } from '#kit/lists'
 import type { SessionService } from './service.ts'
 import { sessionErrors } from './errors.ts'
 import type { LeaseService } from './leases.ts'
@@ -21,7 +22,7 @@ const SessionListQuery = Type.Composite([
   }),
 ])
 const SessionList = Type.Array(Session, { description: 'Live sessions, newest first.' })
-const SessionRuns = Type.Array(RunSummary, { description: 'Newest first.' })
+const SessionRuns = Type.Array(RunPreview, { description: 'Newest first.' })
 
 /** How one listener authenticates its callers. */
 interface Plane {
@@ -81,9 +82,9 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     },
     async (request, reply) => {
       const { q, ...page } = request.query
-      const filter = { ...pageOf(page), ...(q === undefined ? {} : { q }) }
-      const { sessions, total } = await store.listSessions(guard.callerOf(request).tenantId, filter)
-      return reply.headers(pageHeaders(request.url, page, total)).send(sessions)
+      const filter = { ...page, ...(q === undefined ? {} : { q }) }
+      const sessions = await store.listSessions(guard.callerOf(request).tenantId, filter)
+      return sendList(request, reply, sessions, { page, item: Session })
     },
   )
   app.get(
@@ -93,7 +94,7 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
       schema: {
         tags,
         summary: 'List the runs of a session',
-        description: 'Newest first, those that wait for it included.',
+        description: 'Newest first, those that wait for it included, each with the beginning of its texts.',
         params: SessionParams,
         querystring: PageQuery,
         response: { 200: SessionRuns },
@@ -102,8 +103,8 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { id: sessionId } = await service.get(tenantId, request.params.id)
-      const { runs, total } = await store.listRuns(tenantId, { sessionId, ...pageOf(request.query) })
-      return reply.headers(pageHeaders(request.url, request.query, total)).send(runs)
+      const { query: page } = request
+      return sendList(request, reply, await store.listRuns(tenantId, { sessionId, ...page }), { page, item: RunPreview })
     },
   )
 }
@@ -123,7 +124,10 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         response: { 200: Type.Array(WorkerLease) },
       },
     },
-    async (request, reply) => answerPage(await service.workers(guard.callerOf(request).tenantId), request, reply),
+    async (request, reply) => {
+      const leases = await service.workers(guard.callerOf(request).tenantId)
+      return answer(leases, WorkerLease, request, reply)
+    },
   )
   app.get(
     '/api/sessions/:id/worker',
@@ -152,7 +156,10 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
         response: { 200: Type.Array(VfsLease) },
       },
     },
-    async (request, reply) => answerPage(await service.vfs(guard.callerOf(request).tenantId), request, reply),
+    async (request, reply) => {
+      const leases = await service.vfs(guard.callerOf(request).tenantId)
+      return answer(leases, VfsLease, request, reply)
+    },
   )
   app.get(
     '/api/sessions/:id/vfs-lease',
@@ -169,8 +176,10 @@ export function leaseRoutes(app: App, guard: Guard, service: LeaseService): void
   )
 }
 
-function answerPage<T>(leases: T[], { url, query }: { url: string; query: Page }, reply: FastifyReply): T[] {
-  const { limit, offset = 0 } = query
-  void reply.headers(pageHeaders(url, query, leases.length))
-  return limit === undefined ? leases : leases.slice(offset, offset + limit)
+/** Leases of one read: the runners have told all of them, so only their text is made by and by. */
+const atOnce = 1_000
+
+const answer = <T>(leases: T[], item: TSchema, request: FastifyRequest, reply: FastifyReply) => {
+  const page = request.query as Page
+  return sendList(request, reply, listOf(leases, page, atOnce, (lease) => lease), { page, item })
 }

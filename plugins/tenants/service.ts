@@ -67,7 +67,7 @@ export function createRunCanceller(
     // Waiting runs are cancelled first: the end of a running one would let the next one start.
     for (const status of runStatuses.filter((one) => !isTerminal(one))) {
       while (!stopping.aborted) {
-        const { runs: open } = await store.listRuns(tenantId, { status, limit: together })
+        const { items: open } = await store.listRuns(tenantId, { status, limit: together })
         if (open.length === 0) break
         await Promise.all(open.map(({ runId }) => runs.cancel(tenantId, runId)))
       }

@@ -2,7 +2,7 @@ import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, promptInfoOf } from '#contracts/prompt'
 import type { LogChunk } from '#contracts/run-event'
 import type { DurableSession, StartRun } from '#contracts/run-store'
-import type { RunSummary, SubTask, Task } from '#contracts/runs'
+import { previewMetadataBytes, previewOf, type RunPreview, type RunSummary, type SubTask, type Task } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import type { Session } from '#contracts/sessions'
 
@@ -35,6 +35,13 @@ export interface SessionRow {
 export const taskOf = ({ summary, input }: RunRow): Task => {
   const { attachments: _, responseFormat: __, ...task } = summary.subTask
   return { ...(task as SubTask), ...input, ...(summary.parent ? { parent: summary.parent } : {}) }
+}
+
+/** What lists show of the run. */
+export function shownOf(run: RunSummary): RunPreview {
+  const { metadata, ...subTask } = run.subTask
+  const large = metadata !== undefined && Buffer.byteLength(JSON.stringify(metadata)) > previewMetadataBytes
+  return previewOf(large ? { ...run, subTask } : run, large)
 }
 
 export const durableOf = ({ dto, profile, where, epoch, stateRev }: SessionRow): DurableSession => ({

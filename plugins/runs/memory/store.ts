@@ -1,3 +1,4 @@
+import type { Page } from '#contracts/paging'
 import { createEventEncoder, endOf, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import {
   type Claim,
@@ -9,7 +10,6 @@ import {
   interruptedBy,
   maxQueued,
   type NextOutcome,
-  type Page,
   type PastRun,
   type RunFilter,
   type RunStore,
@@ -17,9 +17,10 @@ import {
   type StartOutcome,
   type StartRun,
 } from '#contracts/run-store'
-import { isTerminal, type RunStatus, type TerminalRunStatus } from '#contracts/runs'
+import { beginOf, isTerminal, type RunStatus, type TerminalRunStatus } from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
-import { durableOf, newRun, newSession, Rows, type RunRow, type SessionRow, taskOf } from './rows.ts'
+import { listOf } from '#kit/lists'
+import { durableOf, newRun, newSession, Rows, type RunRow, type SessionRow, shownOf, taskOf } from './rows.ts'
 
 type OnWaiting = Parameters<RunStore['onWaiting']>[0]
 type OnAsked = Parameters<RunStore['onEndRequested']>[0]
@@ -30,8 +31,8 @@ export const mostKept = 10_000
 const readBytes = 1024 * 1024
 
 const now = (): string => new Date().toISOString()
-const pageOf = <T>(all: readonly T[], { offset = 0, limit = all.length }: Page): T[] =>
-  all.slice(offset, offset + limit)
+/** Items of one read of a list. */
+const listed = 64
 const lastSeqIn = ({ log }: RunRow): number => (log.length > 0 ? lastSeqOf(log.at(-1)!) : 0)
 /** Adds a chunk. One that is there already is ignored: the call was repeated. */
 const add = (run: RunRow, chunk: LogChunk): void => {
@@ -143,7 +144,7 @@ export class MemoryRunStore implements RunStore {
           (to === undefined || Date.parse(run.startedAt) < Date.parse(to)),
       )
       .toReversed()
-    return { runs: pageOf(matching, filter), total: matching.length }
+    return listOf(matching, filter, listed, shownOf)
   }
   async readLog(tenantId: string, runId: string, afterSeq: number) {
     const run = this.#rows.run(tenantId, runId)
@@ -197,7 +198,7 @@ export class MemoryRunStore implements RunStore {
       .map(({ dto }) => dto)
       .filter(({ id, profile, status }) => status !== 'shutdown' && `${id}\n${profile}`.toLowerCase().includes(q))
       .sort((a, b) => (a.createdAt === b.createdAt ? (a.id < b.id ? 1 : -1) : a.createdAt < b.createdAt ? 1 : -1))
-    return { sessions: pageOf(matching, filter), total: matching.length }
+    return listOf(matching, filter, listed, (session) => session)
   }
   async shutdownSession(tenantId: string, sessionId: string) {
     const session = this.#rows.session(tenantId, sessionId)
@@ -270,7 +271,7 @@ export class MemoryRunStore implements RunStore {
     const { tenantId } = run
     const { runId, sessionId, subTask } = run.summary
     const runCount = session.dto.runCount + 1
-    const lastPrompt = subTask.prompt.slice(0, 4_000)
+    const lastPrompt = beginOf(subTask.prompt, 4_000)
     session.epoch++
     session.claimRun = runId
     session.dto = { ...session.dto, status: 'running', lastUsedAt: at, lastPrompt, runCount }

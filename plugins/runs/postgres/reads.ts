@@ -1,20 +1,24 @@
 import type { Database } from '#contracts/database'
 import { endOf } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import type { RunStatus } from '#contracts/runs'
+import type { RunPreview, RunStatus } from '#contracts/runs'
+import type { Session } from '#contracts/sessions'
+import { type Ask, readList } from '#kit/lists'
 import {
   type ChunkRow,
   type DurableRow,
   durableColumns,
   prepared,
+  previewColumns,
+  type PreviewRow,
   read,
   type RunRow,
   runById,
-  runColumns,
   sessionColumns,
   type SessionRow,
   toChunk,
   toDurable,
+  toPreview,
   toRun,
   toSession,
 } from './rows.ts'
@@ -22,9 +26,15 @@ import {
 const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($3::text IS NULL OR session_id = $3)
   AND ($4::text IS NULL OR status = $4) AND ($5::timestamptz IS NULL OR started_at >= $5)
   AND ($6::timestamptz IS NULL OR started_at < $6) AND ($7::text IS NULL OR parent ->> 'runId' = $7)`
-// Not a named statement, so that it is planned with its values and the filter at hand decides the index.
-const listRuns = `SELECT ${runColumns} FROM runs WHERE ${runMatches} ORDER BY started_at DESC, id DESC LIMIT $8 OFFSET $9`
-const countRuns = `SELECT count(*)::int AS total FROM runs WHERE ${runMatches}`
+const runList = {
+  columns: previewColumns,
+  from: 'runs',
+  where: runMatches,
+  order: { started_at: 'timestamptz', id: 'text' },
+  newestFirst: true,
+  // Of 16 KB at most, if every character of their texts takes four bytes.
+  atOnce: 64,
+} as const
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
 const logAfter = prepared(
@@ -72,12 +82,22 @@ const sessionById = prepared(
 // The specification lists "live session records": without sessions that were shut down.
 const sessionMatches = `tenant_id = $1 AND status <> 'shutdown' AND ($2::text IS NULL
   OR position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0)`
-const listSessions = `SELECT ${sessionColumns} FROM sessions WHERE ${sessionMatches}
-  ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`
-const countSessions = `SELECT count(*)::int AS total FROM sessions WHERE ${sessionMatches}`
+const sessionList = {
+  columns: sessionColumns,
+  from: 'sessions',
+  where: sessionMatches,
+  order: { created_at: 'timestamptz', id: 'text' },
+  newestFirst: true,
+  // Of 16 KB at most: a last prompt has 4,000 characters.
+  atOnce: 64,
+} as const
 
 export function createReads(db: Database) {
   const reads = db.as('reads')
+  const reader =
+    (tenantId: string): Ask =>
+    (statements) =>
+      reads.batch(tenantId, statements)
   return {
     async findRun(tenantId, runId) {
       const [row] = await db.unit<RunRow>(tenantId, runById({ tenant: tenantId, run: runId }))
@@ -85,12 +105,8 @@ export function createReads(db: Database) {
     },
     async listRuns(tenantId, filter: RunFilter) {
       const { profile, sessionId, status, from, to, parent } = filter
-      const matching = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
-      const [count, rows] = await reads.batch<[{ total: number }[], RunRow[]]>(tenantId, [
-        { text: countRuns, values: matching },
-        { text: listRuns, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
-      ])
-      return { runs: rows.map(toRun), total: count[0]?.total ?? 0 }
+      const values = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
+      return readList<PreviewRow, RunPreview>(reader(tenantId), { ...runList, values }, filter, toPreview)
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
@@ -124,12 +140,8 @@ export function createReads(db: Database) {
       return row && toSession(row)
     },
     async listSessions(tenantId, filter) {
-      const matching = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
-      const [count, rows] = await reads.batch<[{ total: number }[], SessionRow[]]>(tenantId, [
-        { text: countSessions, values: matching },
-        { text: listSessions, values: [...matching, filter.limit ?? null, filter.offset ?? 0] },
-      ])
-      return { sessions: rows.map(toSession), total: count[0]?.total ?? 0 }
+      const values = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
+      return readList<SessionRow, Session>(reader(tenantId), { ...sessionList, values }, filter, toSession)
     },
   } satisfies Partial<RunStore>
 }

@@ -2,7 +2,7 @@ import type { Database, Statement } from '#contracts/database'
 import { type PromptFields, type PromptInfo } from '#contracts/prompt'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/run-event'
-import type { RunSummary, Task } from '#contracts/runs'
+import { previewChars, previewMetadataBytes, previewOf, type RunPreview, type RunSummary, type Task } from '#contracts/runs'
 import type { Session } from '#contracts/sessions'
 
 /**
@@ -55,13 +55,14 @@ export interface RunRow extends Row<RunFields> {
   readonly errorCode: string | null
   readonly errorMessage: string | null
 }
-export const runColumns = `id AS "runId", session_id AS "sessionId", status, profile, prompt, metadata, input_info AS "inputInfo",
-  parent, queued_at AS "queuedAt", started_at AS "startedAt", finished_at AS "finishedAt", attempt, error_code AS "errorCode",
-  error_message AS "errorMessage", usage,
-  CASE WHEN public_run IS NULL OR status <> 'ok' THEN result ELSE coalesce(result, (
+const columnsOfRun = `id AS "runId", session_id AS "sessionId", status, profile, parent, queued_at AS "queuedAt",
+  started_at AS "startedAt", finished_at AS "finishedAt", attempt, usage`
+const result = `CASE WHEN public_run IS NULL OR status <> 'ok' THEN result ELSE coalesce(result, (
     SELECT content FROM messages m
     WHERE m.tenant_id = runs.tenant_id AND m.public_run_id = runs.public_run AND m.role = 'assistant'
-  )) END AS result`
+  )) END`
+export const runColumns = `${columnsOfRun}, prompt, metadata, input_info AS "inputInfo", error_code AS "errorCode",
+  error_message AS "errorMessage", ${result} AS result`
 
 export const runById = prepared('run-by-id', `SELECT ${runColumns} FROM runs WHERE tenant_id = :tenant AND id = :run`)
 
@@ -75,6 +76,19 @@ export function toRun(row: RunRow): RunSummary {
     costCents: usage?.costCents ?? null,
   })
 }
+
+export interface PreviewRow extends RunRow {
+  readonly metadataCut: boolean
+}
+// `left` reads no more than the beginning of a text that is stored aside; one character more says that there is more. Metadata
+// that is stored in more bytes has more: it is measured without being read, and only what is small so far is unpacked.
+const beginOf = (text: string): string => `left(${text}, ${previewChars + 1})`
+const metadataCut = `CASE WHEN metadata IS NULL THEN false WHEN pg_column_size(metadata) > ${previewMetadataBytes + 8} THEN true
+  ELSE octet_length(metadata::text) > ${previewMetadataBytes} END`
+export const previewColumns = `${columnsOfRun}, ${beginOf('prompt')} AS prompt, ${metadataCut} AS "metadataCut",
+  CASE WHEN NOT (${metadataCut}) THEN metadata END AS metadata, NULL AS "inputInfo", ${beginOf('error_code')} AS "errorCode",
+  ${beginOf('error_message')} AS "errorMessage", ${beginOf(result)} AS result`
+export const toPreview = ({ metadataCut, ...row }: PreviewRow): RunPreview => previewOf(toRun(row), metadataCut)
 
 export type SessionRow = Row<Session>
 export const sessionColumns = `id, profile, runtime, status, created_at AS "createdAt", last_used_at AS "lastUsedAt",

@@ -76,7 +76,7 @@ test('a delegated task is a run of its own, with the parent in it, and its answe
   const run = await s.ended()
   assert.deepEqual([run.status, run.result], ['ok', 'Hello, world.'])
   assert.deepEqual(s.runner.answers.get('d'), { ok: true, content: 'Hello, world.', status: 'ok', costCents: 0.5 })
-  const { runs: children } = await s.store.listRuns('acme', { parent: s.id })
+  const { items: children } = await s.store.listRuns('acme', { parent: s.id })
   assert.deepEqual(
     children.map(({ runId: id, status, parent, subTask }) => [id, status, parent, subTask.profile]),
     [[`child-d-${s.id}`, 'ok', { runId: s.id, depth: 1 }, 'other']],

@@ -22,11 +22,11 @@ test('memory is bounded: the oldest finished runs and resting sessions give way,
     const { claim } = outcome
     await store.finish({ claim, status: 'ok', sessionStatus: 'idle', tail: chunkOf(claim, 1, 1) })
   }
-  const { runs } = await store.listRuns('acme', {})
+  const { items: runs } = await store.listRuns('acme', {})
   assert.deepEqual(
     runs.map((run) => run.runId),
     ['r5', 'r4', 'r3', 'r0'],
   )
-  const { sessions } = await store.listSessions('acme', {})
+  const { items: sessions } = await store.listSessions('acme', {})
   assert.deepEqual(sessions.map((s) => s.id).sort(), ['s0', 's4', 's5'])
 })

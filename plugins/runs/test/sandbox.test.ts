@@ -82,7 +82,7 @@ test('runs of a profile with a sandbox ask for a runner that has its substrate, 
     s.runner.asked.length = 0
     const first = await s.dispatch.start('acme', { profile: name, prompt: 'x', id: runId() }, 0, never)
     await Array.fromAsync(first.events)
-    const { sessionId } = (await s.store.listRuns('acme', { profile: name })).runs[0]!
+    const { sessionId } = (await s.store.listRuns('acme', { profile: name })).items[0]!
     const second = await s.dispatch.start('acme', { profile: name, prompt: 'x', id: runId(), sessionId }, 0, never)
     await Array.fromAsync(second.events)
     const substrates = s.runner.asked.flatMap((order) => ('runtime' in order ? [order.substrate] : []))

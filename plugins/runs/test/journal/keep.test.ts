@@ -38,7 +38,7 @@ test('a start puts runs, logs and sessions back, and a session goes on', async (
   const second = await keptStore(t, dir)
   const after = await second.listRuns('acme', {})
   assert.deepEqual(
-    after.runs.map(({ runId, status, result, error, startedAt, subTask }) => ({
+    after.items.map(({ runId, status, result, error, startedAt, subTask }) => ({
       runId,
       status,
       result,
@@ -46,7 +46,7 @@ test('a start puts runs, logs and sessions back, and a session goes on', async (
       startedAt,
       subTask,
     })),
-    before.runs.runs.map(({ runId, status, result, error, startedAt, subTask }) => ({
+    before.runs.items.map(({ runId, status, result, error, startedAt, subTask }) => ({
       runId,
       status,
       result,

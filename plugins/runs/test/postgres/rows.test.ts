@@ -50,7 +50,7 @@ test('the answer of a chat is stored once, with its messages, and every summary 
     values: [tenantId],
   })
   assert.deepEqual(stored, [{ result: null }, { result: 'Good' }], 'of a chat that failed the messages tell only that')
-  const { runs } = await store.listRuns(tenantId, {})
+  const { items: runs } = await store.listRuns(tenantId, {})
   assert.deepEqual(
     new Map(runs.map(({ runId, result }) => [runId, result])),
     new Map([

@@ -1,0 +1,137 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { TSchema } from '@sinclair/typebox'
+import type { Statement } from '#contracts/database'
+import { type Listing, type Page, pageHeaders, pageOf } from '#contracts/paging'
+import { stream } from '../http/streams.ts'
+
+/** A list in SQL. Its rows stand in one order, by columns that together are unique. */
+export interface ListSql {
+  readonly columns: string
+  /** The tables, with their joins. */
+  readonly from: string
+  /** The tables that the condition needs, when those are fewer: the count is taken from them. */
+  readonly counted?: string
+  /** The condition, with `$1` and so on for `values`. */
+  readonly where: string
+  readonly values: readonly unknown[]
+  /** The columns of the order and their types, by which a later read says behind which row it begins. */
+  readonly order: Readonly<Record<string, 'text' | 'int' | 'timestamptz'>>
+  readonly newestFirst?: boolean
+  /** The most rows of one read: so many that the largest of them are some megabytes. */
+  readonly atOnce: number
+}
+
+/** Runs statements as one transaction; resolves to the rows of each. */
+export type Ask = <Rows extends object[][]>(statements: readonly Statement[]) => Promise<Rows>
+
+/** The place of a row in the order, as text: a time has more digits in PostgreSQL than in JavaScript. */
+interface Placed {
+  readonly place: readonly string[]
+}
+
+/**
+ * Reads a list, or a page of it. The first read counts as well, and may go to an offset; each further one begins behind the row
+ * that was read last, in a transaction of its own. Between two of them nothing is held, however slow the reader is.
+ */
+export async function readList<Row extends object, T>(
+  ask: Ask,
+  list: ListSql,
+  page: Page,
+  toItem: (row: Row) => T,
+): Promise<Listing<T>> {
+  const { limit: wanted = Infinity, offset = 0 } = pageOf(page)
+  const size = Math.min(wanted, list.atOnce)
+  const { counted = list.from, where, values } = list
+  const count = { text: `SELECT count(*)::int AS total FROM ${counted} WHERE ${where}`, values }
+  const first = statement(list, where, [size, offset], (next) => `LIMIT $${next} OFFSET $${next + 1}`)
+  const [[{ total }], rows] = await ask<[[{ total: number }], (Row & Placed)[]]>([count, first])
+  const items = rows.map((row) => toItem(withoutPlace(row)))
+  const last = rows.at(-1)
+  if (!last || rows.length < size || size === wanted || offset + size >= total) return { items, total }
+  return { items, total, rest: readOn(ask, list, last.place, wanted - size, toItem) }
+}
+
+async function* readOn<Row extends object, T>(
+  ask: Ask,
+  list: ListSql,
+  from: Placed['place'],
+  wanted: number,
+  toItem: (row: Row) => T,
+): AsyncGenerator<readonly T[]> {
+  const columns = Object.entries(list.order)
+  const next = list.values.length + 1
+  const marks = columns.map(([, type], i) => `$${next + i}::${type}`)
+  const behind = `(${Object.keys(list.order).join(', ')}) ${list.newestFirst ? '<' : '>'} (${marks.join(', ')})`
+  let place = from
+  for (let left = wanted; left > 0; left -= list.atOnce) {
+    const size = Math.min(left, list.atOnce)
+    const [rows] = await ask<[(Row & Placed)[]]>([
+      statement(list, `${list.where} AND ${behind}`, [...place, size], (n) => `LIMIT $${n + columns.length}`),
+    ])
+    if (rows.length > 0) yield rows.map((row) => toItem(withoutPlace(row)))
+    if (rows.length < size) return
+    place = rows.at(-1)!.place
+  }
+}
+
+// Not named, so that it is planned with its values and the filter at hand decides the index.
+function statement(
+  { columns, from, values, order, newestFirst = false }: ListSql,
+  where: string,
+  more: readonly unknown[],
+  limits: (next: number) => string,
+): Statement {
+  const keys = Object.keys(order)
+  const place = `ARRAY[${keys.map((key) => `${key}::text`).join(', ')}] AS place`
+  const by = keys.map((key) => `${key} ${newestFirst ? 'DESC' : 'ASC'}`).join(', ')
+  const text = `SELECT ${columns}, ${place} FROM ${from} WHERE ${where} ORDER BY ${by} ${limits(values.length + 1)}`
+  return { text, values: [...values, ...more] }
+}
+
+function withoutPlace<Row extends object>({ place: _, ...row }: Row & Placed): Row {
+  return row as unknown as Row
+}
+
+/** A list of what a process has in memory anyway: pages and reads of it are cut without copying more than references. */
+export function listOf<Kept, T>(all: readonly Kept[], page: Page, atOnce: number, toItem: (kept: Kept) => T): Listing<T> {
+  const { limit = all.length, offset = 0 } = pageOf(page)
+  const wanted = all.slice(offset, offset + limit)
+  const part = (from: number): T[] => wanted.slice(from, from + atOnce).map(toItem)
+  const rest = async function* () {
+    for (let from = atOnce; from < wanted.length; from += atOnce) yield part(from)
+  }
+  return { items: part(0), total: all.length, ...(wanted.length > atOnce ? { rest: rest() } : {}) }
+}
+
+export interface ListAnswer<T> {
+  readonly page: Page
+  /** The schema of an item. */
+  readonly item: TSchema
+  readonly headers?: Readonly<Record<string, string>>
+  /** The document around the items, which are the last thing in it; the bare array unless given. */
+  readonly document?: (items: readonly T[]) => unknown
+}
+
+/**
+ * Answers with a list. What one read has found is answered as a whole; a longer one is streamed as one JSON document, so that
+ * neither this process nor the database holds more than a read of it. A failure on the way cuts the connection: no
+ * client takes what it has got for the whole.
+ */
+export async function sendList<T>(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  { items, total, rest }: Listing<T>,
+  { page, item, headers = {}, document = (all) => all }: ListAnswer<T>,
+): Promise<FastifyReply> {
+  void reply.headers({ ...pageHeaders(request.url, page, total), ...headers })
+  if (!rest) return reply.send(document(items))
+  const serialize = reply.compileSerializationSchema({ ...item }) as (one: T) => string
+  const empty = JSON.stringify(document([]))
+  const end = empty.lastIndexOf(']')
+  await stream(request, reply, { contentType: 'application/json; charset=utf-8' }, async function* () {
+    yield empty.slice(0, end) + items.map((one) => serialize(one)).join(',')
+    for await (const more of rest) yield more.map((one) => `,${serialize(one)}`).join('')
+    yield empty.slice(end)
+  })
+  return reply
+}
