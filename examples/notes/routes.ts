@@ -1,7 +1,8 @@
 import { access, type App, failures, NoContent, Type } from 'agent-orc/kernel'
 import type { Guard } from 'agent-orc/contracts/auth'
 import { isId, newId } from 'agent-orc/contracts/ids'
-import { pageHeaders, PageQuery } from 'agent-orc/contracts/paging'
+import { PageQuery } from 'agent-orc/contracts/paging'
+import { sendList } from 'agent-orc/kit/lists'
 import { errors } from './errors.ts'
 import { IdParams, Note, NoteInput } from './schema.ts'
 import type { NoteStore } from './store.ts'
@@ -23,9 +24,8 @@ export function noteRoutes(app: App, guard: Guard, store: NoteStore): void {
       },
     },
     async (request, reply) => {
-      const { notes, total } = await store.list(guard.callerOf(request).tenantId, request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return notes
+      const { query: page } = request
+      return sendList(request, reply, await store.list(guard.callerOf(request).tenantId, page), { page, item: Note })
     },
   )
   app.post(

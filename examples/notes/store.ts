@@ -1,5 +1,6 @@
 import type { Database } from 'agent-orc/contracts/database'
-import { type Page, pageValues } from 'agent-orc/contracts/paging'
+import type { Listing, Page } from 'agent-orc/contracts/paging'
+import { type ListSql, readList } from 'agent-orc/kit/lists'
 import type { Note } from './schema.ts'
 
 interface Row {
@@ -22,15 +23,17 @@ const toNote = (row: Row): Note => ({
 export function createStore(database: Database) {
   return {
     /** Ids begin with the time, so their order is that of writing. */
-    async list(tenantId: string, page: Page): Promise<{ notes: Note[]; total: number }> {
-      const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
-        {
-          text: `SELECT ${columns} FROM notes WHERE tenant_id = $1 ORDER BY id LIMIT $2 OFFSET $3`,
-          values: [tenantId, ...pageValues(page)],
-        },
-        { text: 'SELECT count(*)::int AS total FROM notes WHERE tenant_id = $1', values: [tenantId] },
-      ])
-      return { notes: rows.map(toNote), total: count!.total }
+    list(tenantId: string, page: Page): Promise<Listing<Note>> {
+      const list: ListSql = {
+        columns,
+        from: 'notes',
+        where: 'tenant_id = $1',
+        values: [tenantId],
+        order: { id: 'text' },
+        // A note has 10,000 characters at most: a read is a megabyte or two, however long the list is.
+        atOnce: 64,
+      }
+      return readList((statements) => database.batch(tenantId, statements), list, page, toNote)
     },
     async find(tenantId: string, id: string): Promise<Note | undefined> {
       const [row] = await database.unit<Row>(tenantId, {

@@ -31,12 +31,6 @@ export interface Listing<T> {
 /** The page that a query asks for. An offset without a limit is ignored: the list is whole then. */
 export const pageOf = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })
 
-/** Values for `LIMIT $a OFFSET $b`: PostgreSQL reads a null limit as none. */
-export function pageValues(query: Page): [limit: number | null, offset: number] {
-  const { limit = null, offset = 0 } = pageOf(query)
-  return [limit, offset]
-}
-
 /** The headers of a list: `X-Total-Count`, and for a page the `Link` to its neighbours, which keeps every other query parameter. */
 export function pageHeaders(url: string, { limit, offset = 0 }: Page, total: number): Record<string, string> {
   const count = { 'x-total-count': String(total) }

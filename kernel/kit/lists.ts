@@ -103,13 +103,15 @@ export function listOf<Kept, T>(all: readonly Kept[], page: Page, atOnce: number
   return { items: part(0), total: all.length, ...(wanted.length > atOnce ? { rest: rest() } : {}) }
 }
 
-export interface ListAnswer<T> {
+export interface ListAnswer<T, Shown> {
   readonly page: Page
   /** The schema of an item. */
   readonly item: TSchema
   readonly headers?: Readonly<Record<string, string>>
   /** The document around the items, which are the last thing in it; the bare array unless given. */
-  readonly document?: (items: readonly T[]) => unknown
+  readonly document?: (items: readonly Shown[]) => unknown
+  /** What is answered of an item, when that is another thing than was read. */
+  readonly shown?: (item: T) => Shown
 }
 
 /**
@@ -117,20 +119,21 @@ export interface ListAnswer<T> {
  * neither this process nor the database holds more than a read of it. A failure on the way cuts the connection: no
  * client takes what it has got for the whole.
  */
-export async function sendList<T>(
+export async function sendList<T, Shown = T>(
   request: FastifyRequest,
   reply: FastifyReply,
   { items, total, rest }: Listing<T>,
-  { page, item, headers = {}, document = (all) => all }: ListAnswer<T>,
+  { page, item, headers = {}, document = (all) => all, shown = (one) => one as unknown as Shown }: ListAnswer<T, Shown>,
 ): Promise<FastifyReply> {
   void reply.headers({ ...pageHeaders(request.url, page, total), ...headers })
-  if (!rest) return reply.send(document(items))
-  const serialize = reply.compileSerializationSchema({ ...item }) as (one: T) => string
+  if (!rest) return reply.send(document(items.map(shown)))
+  const serialize = reply.compileSerializationSchema({ ...item }) as (one: Shown) => string
+  const textOf = (one: T): string => serialize(shown(one))
   const empty = JSON.stringify(document([]))
   const end = empty.lastIndexOf(']')
   await stream(request, reply, { contentType: 'application/json; charset=utf-8' }, async function* () {
-    yield empty.slice(0, end) + items.map((one) => serialize(one)).join(',')
-    for await (const more of rest) yield more.map((one) => `,${serialize(one)}`).join('')
+    yield empty.slice(0, end) + items.map(textOf).join(',')
+    for await (const more of rest) yield more.map((one) => `,${textOf(one)}`).join('')
     yield empty.slice(end)
   })
   return reply

@@ -3,7 +3,7 @@ import { access, type App, definePlugin } from '#kernel'
 import { AuditedWrites } from '#contracts/audit'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
-import { pageHeaders } from '#contracts/paging'
+import { sendList } from '#kit/lists'
 import { createAuditTrail, listEntries, noSuchTime } from './trail.ts'
 import { AuditQuery, ListedEntry } from './schema.ts'
 
@@ -45,9 +45,8 @@ function auditRoutes(app: App, guard: Guard, database: Database): void {
     async (request, reply) => {
       const { from, to, ...filter } = request.query
       const times = { ...timeOf('from', from), ...timeOf('to', to) }
-      const { entries, total } = await listEntries(database, guard.callerOf(request).tenantId, { ...filter, ...times })
-      void reply.headers(pageHeaders(request.url, filter, total))
-      return entries
+      const entries = await listEntries(database, guard.callerOf(request).tenantId, { ...filter, ...times })
+      return sendList(request, reply, entries, { page: filter, item: ListedEntry })
     },
   )
 }

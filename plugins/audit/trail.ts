@@ -2,7 +2,8 @@ import { invalidField, unavailable } from '#kernel'
 import type { AuditedWrite, AuditEntry, AuditOutcome, AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
-import { type Page, pageValues } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import type { ListedEntry } from './schema.ts'
 
 /** Characters of a path or a target that are kept: what a client sends must not be able to fill the log. */
@@ -83,8 +84,7 @@ const columns = `e.id, e.at, e.actor_key, e.actor_role, e.action, coalesce(o.tar
   e.method, e.path, e.request_id, e.remote_address, o.status`
 // Not LIKE: nothing in the text is a pattern.
 const has = (text: string): string => `position(lower($5) IN lower(coalesce(${text}, ''))) > 0`
-const found = `FROM audit_entries e LEFT JOIN audit_outcomes o ON o.tenant_id = e.tenant_id AND o.entry_id = e.id
-  WHERE e.tenant_id = $1 AND ($2::text IS NULL OR e.actor_key = $2) AND ($3::text IS NULL OR e.action = $3)
+const matches = `e.tenant_id = $1 AND ($2::text IS NULL OR e.actor_key = $2) AND ($3::text IS NULL OR e.action = $3)
     AND ($4::text IS NULL OR coalesce(o.target, e.target) = $4)
     AND ($5::text IS NULL OR ${has('e.action')} OR ${has('coalesce(o.target, e.target)')} OR ${has('e.path')})
     AND ($6::timestamptz IS NULL OR e.at >= $6) AND ($7::timestamptz IS NULL OR e.at < $7)`
@@ -94,17 +94,20 @@ export async function listEntries(
   database: Database,
   tenantId: string,
   filter: EntryFilter,
-): Promise<{ entries: ListedEntry[]; total: number }> {
+): Promise<Listing<ListedEntry>> {
   const { actor, action, target, q, from, to } = filter
   const values = [tenantId, ...[actor, action, target, q, from, to].map((value) => value ?? null)]
-  const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
-    {
-      text: `SELECT ${columns} ${found} ORDER BY e.at DESC, e.id DESC LIMIT $8 OFFSET $9`,
-      values: [...values, ...pageValues(filter)],
-    },
-    { text: `SELECT count(*)::int AS total ${found}`, values },
-  ])
-  return { entries: rows.map(toEntry), total: count!.total }
+  const list: ListSql = {
+    columns,
+    from: 'audit_entries e LEFT JOIN audit_outcomes o ON o.tenant_id = e.tenant_id AND o.entry_id = e.id',
+    where: matches,
+    values,
+    order: { 'e.at': 'timestamptz', 'e.id': 'text' },
+    newestFirst: true,
+    // Of 16 KB at most: paths and targets are cut when they are written.
+    atOnce: 64,
+  }
+  return readList((statements) => database.batch(tenantId, statements), list, filter, toEntry)
 }
 
 const toEntry = (row: Row): ListedEntry => ({

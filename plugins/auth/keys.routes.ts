@@ -2,7 +2,8 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, invalidRequest, forbidden, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders, PageQuery } from '#contracts/paging'
+import { PageQuery } from '#contracts/paging'
+import { sendList } from '#kit/lists'
 import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './keys.schema.ts'
 import type { ApiKeyService } from './keys.service.ts'
 
@@ -23,9 +24,8 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
       },
     },
     async (request, reply) => {
-      const { keys, total } = await service.list(guard.callerOf(request), request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return keys
+      const { query: page } = request
+      return sendList(request, reply, await service.list(guard.callerOf(request), page), { page, item: KeyMetadata })
     },
   )
   app.post(

@@ -1,7 +1,8 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { Caller, TenantRole } from '#contracts/auth'
 import type { Database } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import type { KeyLookup } from './api-guard.ts'
 import type { KeyMetadata } from './keys.schema.ts'
 
@@ -56,17 +57,17 @@ export async function listKeys(
   tenantId: string,
   createdBy: string | undefined,
   page: Page,
-): Promise<{ keys: KeyMetadata[]; total: number }> {
-  const visible = 'tenant_id = $1 AND ($2::text IS NULL OR created_by = $2)'
-  const values = [tenantId, createdBy ?? null]
-  const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
-    {
-      text: `SELECT ${columns} FROM tenant_api_keys WHERE ${visible} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`,
-      values: [...values, ...pageValues(page)],
-    },
-    { text: `SELECT count(*)::int AS total FROM tenant_api_keys WHERE ${visible}`, values },
-  ])
-  return { keys: rows.map(toMetadata), total: count!.total }
+): Promise<Listing<KeyMetadata>> {
+  const list: ListSql = {
+    columns,
+    from: 'tenant_api_keys',
+    where: 'tenant_id = $1 AND ($2::text IS NULL OR created_by = $2)',
+    values: [tenantId, createdBy ?? null],
+    order: { created_at: 'timestamptz', id: 'text' },
+    newestFirst: true,
+    atOnce: 200,
+  }
+  return readList((statements) => database.batch(tenantId, statements), list, page, toMetadata)
 }
 
 /** False when `createdBy` can see no such key. Revoking twice keeps the first time. */

@@ -1,6 +1,7 @@
 import type { BroadcastChange, BroadcastRevisions } from '#contracts/broadcast'
 import type { TenantTx } from '#contracts/database'
-import { type Page, pageOf } from '#contracts/paging'
+import type { Page } from '#contracts/paging'
+import { listOf } from '#kit/lists'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
 import type { ChangeLog } from './broadcast.ts'
 import type { ProfileDocument } from './document.ts'
@@ -9,6 +10,8 @@ import type { Expected, ProfileStore } from './store.ts'
 
 /** Profiles of one tenant, the names of deleted ones included. */
 const mostNames = 10_000
+/** Profiles of one part of a list; each may be a megabyte. */
+const listed = 8
 /** Changes that a runner is told at a time. */
 const pageChanges = 200
 
@@ -45,9 +48,7 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
     const profiles = this.#profiles(tenantId)
       .filter(({ name }) => name.toLowerCase().includes(wanted))
       .sort((a, b) => (a.name < b.name ? -1 : 1))
-    const { limit, offset = 0 } = pageOf(page)
-    const end = limit === undefined ? undefined : offset + limit
-    return { profiles: profiles.slice(offset, end), total: profiles.length }
+    return listOf(profiles, page, listed, (profile) => profile)
   }
   async insert(tenantId: string, name: string, id: string, document: ProfileDocument): Promise<Profile> {
     const others = this.#profiles(tenantId)

@@ -3,7 +3,8 @@ import { access, type App, NoContent, failures, invalidRequest, conflict, notFou
 import type { Guard } from '#contracts/auth'
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
 import { isId, newId } from '#contracts/ids'
-import { type Page, pageHeaders, PageQuery, pageValues } from '#contracts/paging'
+import { type Listing, type Page, PageQuery } from '#contracts/paging'
+import { type ListSql, readList, sendList } from '#kit/lists'
 import type { BroadcastSender } from './broadcast.ts'
 import { noSuchPool, poolInUse, poolNameTaken, profileErrors } from './errors.ts'
 import { Pool, PoolInput } from './schema.ts'
@@ -25,9 +26,8 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
       },
     },
     async (request, reply) => {
-      const { pools, total } = await listPools(database, guard.callerOf(request).tenantId, request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return pools
+      const { query: page } = request
+      return sendList(request, reply, await listPools(database, guard.callerOf(request).tenantId, page), { page, item: Pool })
     },
   )
   app.post(
@@ -95,15 +95,19 @@ export const toPool = (row: PoolRow): Pool => ({
   createdAt: row.created_at,
 })
 
-async function listPools(database: Database, tenantId: string, page: Page): Promise<{ pools: Pool[]; total: number }> {
-  const [rows, [count]] = await database.as('reads').batch<[PoolRow[], { total: number }[]]>(tenantId, [
-    {
-      text: `SELECT ${columns} FROM pools WHERE tenant_id = $1 ORDER BY name LIMIT $2 OFFSET $3`,
-      values: [tenantId, ...pageValues(page)],
-    },
-    { text: 'SELECT count(*)::int AS total FROM pools WHERE tenant_id = $1', values: [tenantId] },
-  ])
-  return { pools: rows.map(toPool), total: count!.total }
+/** Of 16 KB at most: a pool names a thousand runners. */
+const poolsAtOnce = 64
+
+function listPools(database: Database, tenantId: string, page: Page): Promise<Listing<Pool>> {
+  const list: ListSql = {
+    columns,
+    from: 'pools',
+    where: 'tenant_id = $1',
+    values: [tenantId],
+    order: { name: 'text' },
+    atOnce: poolsAtOnce,
+  }
+  return readList((statements) => database.batch(tenantId, statements), list, page, toPool)
 }
 
 /** The runtimes of a pool, for the sentence that refuses a profile; null: any. Undefined: no such pool. */

@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders } from '#contracts/paging'
+import { sendList } from '#kit/lists'
 import { isProfileName } from '#contracts/profiles'
 import { unknownProfile, profileErrors, unfit } from './errors.ts'
 import {
@@ -37,9 +37,8 @@ export function profileRoutes(app: App, guard: Guard, store: ProfileStore, viewO
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const { q, ...page } = request.query
-      const { profiles, total } = await store.list(tenantId, q, page)
-      void reply.headers(pageHeaders(request.url, page, total))
-      return profiles.map(viewOf)
+      const profiles = await store.list(tenantId, q, page)
+      return sendList(request, reply, profiles, { page, item: ProfileView, shown: viewOf })
     },
   )
   app.get(

@@ -1,5 +1,6 @@
 import { type Database, sqlState, type Statement, type TenantTx, violatedConstraint } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
 import type { ProfileDocument } from './document.ts'
 import {
@@ -18,7 +19,7 @@ export interface ProfileStore {
   /** A profile with its pool, and the revision of the tenant's profiles and pools at that moment. */
   findPlaced(tenantId: string, name: string): Promise<PlacedProfile | undefined>
   /** By name. `q`: a part of the name, in any case. */
-  list(tenantId: string, q: string | undefined, page: Page): Promise<{ profiles: Profile[]; total: number }>
+  list(tenantId: string, q: string | undefined, page: Page): Promise<Listing<Profile>>
   /** `conflict` 409 when its name or id is taken. */
   insert(tenantId: string, name: string, id: string, document: ProfileDocument, writer: Writer): Promise<Profile>
   /** `not_found` 404, `conflict` 409 for another id, `precondition_failed` 412 for another version. */
@@ -123,16 +124,18 @@ export class PostgresProfileStore implements ProfileStore {
     })
     return row && { profile: toPlaced(row), revision: row.revision }
   }
-  async list(tenantId: string, q: string | undefined, page: Page): Promise<{ profiles: Profile[]; total: number }> {
-    const wanted = `p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)`
-    const [rows, [count]] = await this.#database.as('reads').batch<[PlacedRow[], { total: number }[]]>(tenantId, [
-      {
-        text: `SELECT ${placedColumns} FROM ${withPool} WHERE ${wanted} ORDER BY p.name LIMIT $3 OFFSET $4`,
-        values: [tenantId, q ?? null, ...pageValues(page)],
-      },
-      { text: `SELECT count(*)::int AS total FROM profiles p WHERE ${wanted}`, values: [tenantId, q ?? null] },
-    ])
-    return { profiles: rows.map(toPlaced), total: count!.total }
+  list(tenantId: string, q: string | undefined, page: Page): Promise<Listing<Profile>> {
+    const list: ListSql = {
+      columns: placedColumns,
+      from: withPool,
+      counted: 'profiles p',
+      where: 'p.tenant_id = $1 AND ($2::text IS NULL OR position(lower($2) IN lower(p.name)) > 0)',
+      values: [tenantId, q ?? null],
+      order: { 'p.name': 'text' },
+      // A profile may be as large as a request, a megabyte.
+      atOnce: 8,
+    }
+    return readList((statements) => this.#database.batch(tenantId, statements), list, page, toPlaced)
   }
   async insert(
     tenantId: string,

@@ -2,7 +2,8 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
-import { pageHeaders, PageQuery } from '#contracts/paging'
+import { PageQuery } from '#contracts/paging'
+import { sendList } from '#kit/lists'
 import { knownName } from './routes.ts'
 import {
   etagOf,
@@ -43,9 +44,9 @@ export function versionRoutes(
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
-      const { versions, total } = await listVersions(database, tenantId, knownName(request.params.name), request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return versions
+      const { query: page } = request
+      const versions = await listVersions(database, tenantId, knownName(request.params.name), page)
+      return sendList(request, reply, versions, { page, item: VersionEntry })
     },
   )
   app.get(

@@ -1,5 +1,6 @@
 import type { Database, Statement } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import type { ProfileDocument } from './document.ts'
 import { unknownProfile, unknownVersion } from './errors.ts'
 import type { ProfileVersion, VersionEntry } from './schema.ts'
@@ -37,23 +38,20 @@ export async function listVersions(
   tenantId: string,
   name: string,
   page: Page,
-): Promise<{ versions: VersionEntry[]; total: number }> {
-  const [known, rows, [count]] = await database
-    .as('reads')
-    .batch<[object[], EntryRow[], { total: number }[]]>(tenantId, [
-      exists(tenantId, name),
-      {
-        text: `SELECT ${entryColumns} FROM profile_versions WHERE tenant_id = $1 AND profile = $2
-             ORDER BY version DESC LIMIT $3 OFFSET $4`,
-        values: [tenantId, name, ...pageValues(page)],
-      },
-      {
-        text: 'SELECT count(*)::int AS total FROM profile_versions WHERE tenant_id = $1 AND profile = $2',
-        values: [tenantId, name],
-      },
-    ])
-  if (known.length === 0) throw unknownProfile()
-  return { versions: rows.map(toEntry), total: count!.total }
+): Promise<Listing<VersionEntry>> {
+  const list: ListSql = {
+    columns: entryColumns,
+    from: 'profile_versions',
+    where: 'tenant_id = $1 AND profile = $2 AND EXISTS (SELECT FROM profiles WHERE tenant_id = $1 AND name = $2)',
+    values: [tenantId, name],
+    order: { version: 'int' },
+    newestFirst: true,
+    atOnce: 200,
+  }
+  const found = await readList((statements) => database.batch(tenantId, statements), list, page, toEntry)
+  // Whatever exists has a version.
+  if (found.total === 0) throw unknownProfile()
+  return found
 }
 
 export async function findVersion(

@@ -1,8 +1,9 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, invalidRequest, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders, PageQuery } from '#contracts/paging'
+import { PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
+import { sendList } from '#kit/lists'
 import { unknownKey, publishingErrors } from './errors.ts'
 import { publishable } from './routes.ts'
 import { IssuedKey, KeyBody, KeyMetadata, KeyParams, NameParams } from './schema.ts'
@@ -27,9 +28,9 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
     },
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
-      const { keys, total } = await service.listKeys(tenantId, publishable(request.params.name), request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return keys
+      const { query: page } = request
+      const keys = await service.listKeys(tenantId, publishable(request.params.name), page)
+      return sendList(request, reply, keys, { page, item: KeyMetadata })
     },
   )
   app.post(

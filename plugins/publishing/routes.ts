@@ -1,9 +1,10 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, conflict, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders, PageQuery } from '#contracts/paging'
+import { PageQuery } from '#contracts/paging'
 import { isProfileName } from '#contracts/profiles'
 import { type PublishedStats, PublishedMetrics, SeriesQuery } from '#contracts/stats'
+import { sendList } from '#kit/lists'
 import { unknownProfile, publishingErrors, unfit } from './errors.ts'
 import { NameParams, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 import type { PublishingService } from './service.ts'
@@ -67,9 +68,9 @@ export function publishedRoutes(app: App, guard: Guard, service: PublishingServi
       },
     },
     async (request, reply) => {
-      const { agents, total } = await service.list(guard.callerOf(request).tenantId, request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return agents
+      const { query: page } = request
+      const agents = await service.list(guard.callerOf(request).tenantId, page)
+      return sendList(request, reply, agents, { page, item: PublishedAgent })
     },
   )
   app.get(

@@ -1,7 +1,7 @@
 import type { Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
-import type { Page } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
 import type { Webhooks } from '#contracts/webhooks'
 import { badOrigin, publishingErrors, slugFixed, unknownKey, unknownProfile } from './errors.ts'
@@ -71,10 +71,8 @@ export function createPublishingService({ database, profiles, tokens, webhooks, 
       })
       return toAgent(tenantId, row)
     },
-    async list(tenantId: string, page: Page): Promise<{ agents: PublishedAgent[]; total: number }> {
-      const { agents, total } = await listAgents(database, tenantId, page)
-      return { agents: agents.map((row) => toAgent(tenantId, row)), total }
-    },
+    list: (tenantId: string, page: Page): Promise<Listing<PublishedAgent>> =>
+      listAgents(database, tenantId, page, (row) => toAgent(tenantId, row)),
     async find(tenantId: string, profile: string): Promise<PublishedAgent> {
       return toAgent(tenantId, found(await findAgent(database, tenantId, profile)))
     },

@@ -1,5 +1,6 @@
 import { type Database, sqlState, violatedConstraint } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import { alreadyPublished, slugTaken, unknownProfile } from './errors.ts'
 import type { KeyMetadata } from './schema.ts'
 
@@ -62,20 +63,22 @@ export async function findAgent(database: Database, tenantId: string, profile: s
   return rows[0]
 }
 
-export async function listAgents(
+export function listAgents<T>(
   database: Database,
   tenantId: string,
   page: Page,
-): Promise<{ agents: AgentRow[]; total: number }> {
-  const active = 'tenant_id = $1 AND unpublished_at IS NULL'
-  const [agents, [count]] = await database.as('reads').batch<[AgentRow[], { total: number }[]]>(tenantId, [
-    {
-      text: `SELECT ${columns} FROM published_agents WHERE ${active} ORDER BY profile_name LIMIT $2 OFFSET $3`,
-      values: [tenantId, ...pageValues(page)],
-    },
-    { text: `SELECT count(*)::int AS total FROM published_agents WHERE ${active}`, values: [tenantId] },
-  ])
-  return { agents, total: count!.total }
+  toAgent: (row: AgentRow) => T,
+): Promise<Listing<T>> {
+  const list: ListSql = {
+    columns,
+    from: 'published_agents',
+    where: 'tenant_id = $1 AND unpublished_at IS NULL',
+    values: [tenantId],
+    order: { profile_name: 'text' },
+    // Of some 30 KB at most: an agent has up to a hundred origins.
+    atOnce: 64,
+  }
+  return readList((statements) => database.batch(tenantId, statements), list, page, toAgent)
 }
 
 export interface AgentChange {
@@ -179,20 +182,19 @@ export async function listKeys(
   tenantId: string,
   profile: string,
   page: Page,
-): Promise<{ keys: KeyMetadata[]; total: number } | undefined> {
-  const ofAgent = `tenant_id = $1 AND published_id = (${active})`
-  const [[agent], rows, [count]] = await database
-    .as('reads')
-    .batch<[object[], KeyRow[], { total: number }[]]>(tenantId, [
-      { text: active, values: [tenantId, profile] },
-      {
-        text: `SELECT id, published_id, label, created_at, last_used_at, revoked_at FROM published_agent_keys
-             WHERE ${ofAgent} ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4`,
-        values: [tenantId, profile, ...pageValues(page)],
-      },
-      { text: `SELECT count(*)::int AS total FROM published_agent_keys WHERE ${ofAgent}`, values: [tenantId, profile] },
-    ])
-  return agent && { keys: rows.map(toMetadata), total: count!.total }
+): Promise<Listing<KeyMetadata> | undefined> {
+  const [[agent]] = await database.batch<[{ id: string }[]]>(tenantId, [{ text: active, values: [tenantId, profile] }])
+  if (!agent) return undefined
+  const list: ListSql = {
+    columns: 'id, published_id, label, created_at, last_used_at, revoked_at',
+    from: 'published_agent_keys',
+    where: 'tenant_id = $1 AND published_id = $2',
+    values: [tenantId, agent.id],
+    order: { created_at: 'timestamptz', id: 'text' },
+    newestFirst: true,
+    atOnce: 200,
+  }
+  return readList((statements) => database.batch(tenantId, statements), list, page, toMetadata)
 }
 
 /** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */

@@ -1,5 +1,5 @@
 import type { Statement } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import { type Listing, type Page, pageOf } from '#contracts/paging'
 import type { PublishedMetrics, PublishedStats } from '#contracts/stats'
 import {
   type AmountRow,
@@ -176,12 +176,25 @@ export async function readAgents(
   range: Range,
   sort: AgentSort,
   paging: Page,
-): Promise<{ agents: AgentStats[]; total: number }> {
-  const values = [...rangeValues(tenantId, range), ...pageValues(paging)]
-  const [rows] = await reader.read<[AgentRow[]]>(tenantId, [{ text: page(sort), values }])
-  const agents = rows.flatMap((row) => (row.profile === null ? [] : [toAgent(row, row.profile)]))
-  return { agents, total: rows[0]?.count ?? 0 }
+): Promise<Listing<AgentStats>> {
+  const { limit = Infinity, offset = 0 } = pageOf(paging)
+  const read = async (from: number) => {
+    const size = Math.min(limit - (from - offset), rowsAtOnce)
+    const values = [...rangeValues(tenantId, range), size, from]
+    const [rows] = await reader.read<[AgentRow[]]>(tenantId, [{ text: page(sort), values }])
+    const agents = rows.flatMap((row) => (row.profile === null ? [] : [toAgent(row, row.profile)]))
+    return { agents, total: rows[0]?.count ?? 0 }
+  }
+  const { agents, total } = await read(offset)
+  const end = Math.min(offset + limit, total)
+  const rest = async function* () {
+    for (let from = offset + rowsAtOnce; from < end; from += rowsAtOnce) yield (await read(from)).agents
+  }
+  return { items: agents, total, ...(end - offset > rowsAtOnce ? { rest: rest() } : {}) }
 }
+
+/** Profiles of one read, a megabyte of their figures. A tenant with more has them computed again for each further read. */
+const rowsAtOnce = 2_000
 
 const toAgent = (row: AgentRow, profile: string): AgentStats => ({
   profile,

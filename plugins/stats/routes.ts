@@ -1,8 +1,8 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders } from '#contracts/paging'
 import { SeriesQuery, Timeseries, WindowQuery } from '#contracts/stats'
+import { sendList } from '#kit/lists'
 import { readAgents, readOverview, readUsage } from './figures.ts'
 import type { Reader } from './reader.ts'
 import { AgentsQuery, AgentStats, Overview, UsageTotals } from './schema.ts'
@@ -60,11 +60,10 @@ export function statsRoutes(app: App, guard: Guard, reader: Reader): void {
       },
     },
     async (request, reply) => {
-      const { sort = 'last_activity_desc', ...query } = request.query
-      const range = await ranged(query)
-      const { agents, total } = await readAgents(reader, guard.callerOf(request).tenantId, range, sort, query)
-      void reply.headers({ ...pageHeaders(request.url, query, total), 'x-window': range.window })
-      return agents
+      const { sort = 'last_activity_desc', ...page } = request.query
+      const range = await ranged(page)
+      const agents = await readAgents(reader, guard.callerOf(request).tenantId, range, sort, page)
+      return sendList(request, reply, agents, { page, item: AgentStats, headers: { 'x-window': range.window } })
     },
   )
   app.get(

@@ -1,6 +1,6 @@
 import { access, type App, NoContent, failures, invalidRequest, conflict, notFound } from '#kernel'
 import { type Guard, operator } from '#contracts/auth'
-import { pageHeaders } from '#contracts/paging'
+import { sendList } from '#kit/lists'
 import { ChangeTenant, CreateTenant, FindQuery, IdParams, ListQuery, Tenant, TenantList } from './schema.ts'
 import type { TenantService } from './service.ts'
 
@@ -22,8 +22,10 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       },
     },
     async (request, reply) => {
-      const found = await service.list(request.query)
-      return reply.headers(pageHeaders(request.url, request.query, found.total)).send(found)
+      const { query: page } = request
+      const found = await service.list(page)
+      const document = (tenants: readonly Tenant[]) => ({ total: found.total, tenants })
+      return sendList(request, reply, found, { page, item: Tenant, document })
     },
   )
   app.post(

@@ -1,5 +1,6 @@
 import type { Database } from '#contracts/database'
-import { pageValues } from '#contracts/paging'
+import type { Listing } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import type { ListQuery, Tenant } from './schema.ts'
 
 interface Row {
@@ -28,19 +29,13 @@ export async function findTenant(database: Database, id: string): Promise<Tenant
 export async function listTenants(
   database: Database,
   { q, includeDeleted = false, ...page }: ListQuery,
-): Promise<{ tenants: Tenant[]; total: number }> {
+): Promise<Listing<Tenant>> {
   // Not LIKE: nothing in the text is a pattern.
-  const matching = `($1::text IS NULL OR position(lower($1) IN lower(id)) > 0 OR position(lower($1) IN lower(name)) > 0)
+  const where = `($1::text IS NULL OR position(lower($1) IN lower(id)) > 0 OR position(lower($1) IN lower(name)) > 0)
     AND ($2::boolean OR deleted_at IS NULL)`
   const values = [q ?? null, includeDeleted]
-  const [rows, [count]] = await database.as('reads').systemBatch<[Row[], { total: number }[]]>([
-    {
-      text: `SELECT ${columns} FROM tenants WHERE ${matching} ORDER BY id LIMIT $3 OFFSET $4`,
-      values: [...values, ...pageValues(page)],
-    },
-    { text: `SELECT count(*)::int AS total FROM tenants WHERE ${matching}`, values },
-  ])
-  return { tenants: rows.map(toTenant), total: count!.total }
+  const list: ListSql = { columns, from: 'tenants', where, values, order: { id: 'text' }, atOnce: 200 }
+  return readList((statements) => database.systemBatch(statements), list, page, toTenant)
 }
 
 /** Undefined when the id was ever used, also by a tenant that was deleted. */

@@ -1,8 +1,8 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
-import { pageHeaders } from '#contracts/paging'
 import { webhookErrors } from '#contracts/webhooks'
+import { sendList } from '#kit/lists'
 import { Delivery, DeliveryParams, DeliveryQuery, Secret } from './schema.ts'
 import type { WebhookService } from './service.ts'
 
@@ -22,9 +22,9 @@ export function deliveryRoutes(app: App, guard: Guard, service: WebhookService):
       },
     },
     async (request, reply) => {
-      const { deliveries, total } = await service.list(guard.callerOf(request).tenantId, request.query)
-      void reply.headers(pageHeaders(request.url, request.query, total))
-      return deliveries
+      const { query: page } = request
+      const deliveries = await service.list(guard.callerOf(request).tenantId, page)
+      return sendList(request, reply, deliveries, { page, item: Delivery })
     },
   )
   app.get(

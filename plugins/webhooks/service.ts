@@ -1,5 +1,5 @@
 import type { Database } from '#contracts/database'
-import type { Page } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
 import { webhookErrors } from '#contracts/webhooks'
 import { unknownDelivery } from './errors.ts'
 import type { Delivery, DeliveryState, Secret } from './schema.ts'
@@ -18,7 +18,7 @@ export interface WebhookService {
   list(
     tenantId: string,
     filter: Page & { state?: DeliveryState; runId?: string },
-  ): Promise<{ deliveries: Delivery[]; total: number }>
+  ): Promise<Listing<Delivery>>
   get(tenantId: string, id: string): Promise<Delivery>
   redeliver(tenantId: string, id: string): Promise<Delivery>
   secret(tenantId: string): Promise<Secret>
@@ -41,7 +41,7 @@ export function createWebhookService({ database, outbox, secrets, wake }: Webhoo
   return {
     // No run has an id that PostgreSQL cannot store.
     list: async (tenantId, filter) =>
-      filter.runId?.includes('\0') ? { deliveries: [], total: 0 } : outbox.list(tenantId, filter),
+      filter.runId?.includes('\0') ? { items: [], total: 0 } : outbox.list(tenantId, filter),
     get,
     async redeliver(tenantId, id) {
       const revived = idForm.test(id) ? await outbox.revive(tenantId, id) : undefined

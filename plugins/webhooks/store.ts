@@ -1,5 +1,6 @@
 import type { Database } from '#contracts/database'
-import { type Page, pageValues } from '#contracts/paging'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
 import type { Delivery, DeliveryState } from './schema.ts'
 
 interface Row {
@@ -108,17 +109,17 @@ export const createOutbox = (database: Database) => ({
   async list(
     tenantId: string,
     filter: Page & { state?: DeliveryState; runId?: string },
-  ): Promise<{ deliveries: Delivery[]; total: number }> {
-    const matches = 'tenant_id = $1 AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3)'
-    const values = [tenantId, filter.state ?? null, filter.runId ?? null]
-    const [rows, [count]] = await database.as('reads').batch<[Row[], { total: number }[]]>(tenantId, [
-      {
-        text: `SELECT ${columns} FROM webhook_deliveries WHERE ${matches} ORDER BY created_at DESC, id DESC LIMIT $4 OFFSET $5`,
-        values: [...values, ...pageValues(filter)],
-      },
-      { text: `SELECT count(*)::int AS total FROM webhook_deliveries WHERE ${matches}`, values },
-    ])
-    return { deliveries: rows.map(toDelivery), total: count!.total }
+  ): Promise<Listing<Delivery>> {
+    const list: ListSql = {
+      columns,
+      from: 'webhook_deliveries',
+      where: 'tenant_id = $1 AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3)',
+      values: [tenantId, filter.state ?? null, filter.runId ?? null],
+      order: { created_at: 'timestamptz', id: 'text' },
+      newestFirst: true,
+      atOnce: 200,
+    }
+    return readList((statements) => database.batch(tenantId, statements), list, filter, toDelivery)
   },
   async find(tenantId: string, id: string): Promise<Delivery | undefined> {
     const find = {

@@ -65,7 +65,7 @@ for (const [where, open] of [
       assert.deepEqual((await store.findPlaced('acme', 'beta'))?.profile, second)
 
       const names = async (q?: string, page = {}) => {
-        const { profiles, total } = await store.list('acme', q, page)
+        const { items: profiles, total } = await store.list('acme', q, page)
         return [total, ...profiles.map(({ name }) => name)]
       }
       assert.deepEqual(await names(), [2, 'alpha', 'beta'])
