@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http'
 import type { Caller } from '#contracts/auth'
 import type { Route } from '#contracts/wire/route'
 
-/** What a handler answers with: JSON, bytes, lines or nothing. */
+/** What a handler answers with: JSON, at once or in parts, bytes, lines or nothing. */
 export interface Answered {
   readonly headers?: Readonly<Record<string, string>>
   readonly json?: unknown
@@ -11,6 +11,8 @@ export interface Answered {
   readonly type?: string
   /** Chunks of whole lines. */
   readonly lines?: AsyncIterable<Buffer>
+  /** One JSON document in parts that are made while it is sent; cut where one fails. */
+  readonly parts?: AsyncIterable<Buffer>
 }
 
 /** One request as a handler sees it, whichever way it came. */

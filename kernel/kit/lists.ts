@@ -103,29 +103,42 @@ export function listOf<Kept, T>(all: readonly Kept[], page: Page, atOnce: number
   return { items: part(0), total: all.length, ...(wanted.length > atOnce ? { rest: rest() } : {}) }
 }
 
-export interface ListAnswer<T, Shown> {
-  readonly page: Page
+export interface ItemsAnswer<T, Shown> {
   /** The schema of an item. */
   readonly item: TSchema
-  readonly headers?: Readonly<Record<string, string>>
   /** The document around the items, which are the last thing in it; the bare array unless given. */
   readonly document?: (items: readonly Shown[]) => unknown
   /** What is answered of an item, when that is another thing than was read. */
   readonly shown?: (item: T) => Shown
 }
 
-/**
- * Answers with a list. What one read has found is answered as a whole; a longer one is streamed as one JSON document, so that
- * neither this process nor the database holds more than a read of it. A failure on the way cuts the connection: no
- * client takes what it has got for the whole.
- */
-export async function sendList<T, Shown = T>(
+export interface ListAnswer<T, Shown> extends ItemsAnswer<T, Shown> {
+  readonly page: Page
+  readonly headers?: Readonly<Record<string, string>>
+}
+
+/** Answers with a list, or a page of it, and how many there are. */
+export function sendList<T, Shown = T>(
   request: FastifyRequest,
   reply: FastifyReply,
-  { items, total, rest }: Listing<T>,
-  { page, item, headers = {}, document = (all) => all, shown = (one) => one as unknown as Shown }: ListAnswer<T, Shown>,
+  list: Listing<T>,
+  { page, headers = {}, ...answer }: ListAnswer<T, Shown>,
 ): Promise<FastifyReply> {
-  void reply.headers({ ...pageHeaders(request.url, page, total), ...headers })
+  void reply.headers({ ...pageHeaders(request.url, page, list.total), ...headers })
+  return sendItems(request, reply, list, answer)
+}
+
+/**
+ * Answers with items. What one read has found is answered as a whole; more is streamed as one JSON document, so that neither
+ * this process nor the database holds more than a read of it. A failure on the way cuts the connection: no client takes what
+ * it has got for the whole.
+ */
+export async function sendItems<T, Shown = T>(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  { items, rest }: Pick<Listing<T>, 'items' | 'rest'>,
+  { item, document = (all) => all, shown = (one) => one as unknown as Shown }: ItemsAnswer<T, Shown>,
+): Promise<FastifyReply> {
   if (!rest) return reply.send(document(items.map(shown)))
   const serialize = reply.compileSerializationSchema({ ...item }) as (one: Shown) => string
   const textOf = (one: T): string => serialize(shown(one))
@@ -137,4 +150,19 @@ export async function sendList<T, Shown = T>(
     yield empty.slice(end)
   })
   return reply
+}
+
+/** Characters of one part of a document. */
+const partChars = 64 * 1024
+
+/** A JSON array in parts, each made when the one before has left: a long one holds up nobody. */
+export async function* arrayParts<T>(items: readonly T[], shown: (item: T) => unknown = (item) => item) {
+  let text = '['
+  for (const [i, item] of items.entries()) {
+    text += `${i === 0 ? '' : ','}${JSON.stringify(shown(item))}`
+    if (text.length < partChars) continue
+    yield Buffer.from(text)
+    text = ''
+  }
+  yield Buffer.from(`${text}]`)
 }

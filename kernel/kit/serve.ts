@@ -15,7 +15,7 @@ import type {
 import { access } from '../http/access.ts'
 import { failures, jsonLines, negotiated, NoContent } from '../http/answers.ts'
 import type { App } from '../http/app.ts'
-import { ndjson, type StreamEnd } from '../http/streams.ts'
+import { stream, type StreamEnd } from '../http/streams.ts'
 import { linkHeader, linkVersion } from './link/connection.ts'
 import { type LinkHost, linkHostKey } from './link/host.ts'
 import type { Admission, AnyCall, Answered, ServedRoute } from './call.ts'
@@ -42,7 +42,7 @@ export type AnswerOf<R extends Route> = R['reply'] extends NoReply
     : R['reply'] extends LinesReply
       ? (WithHeaders & { readonly lines: AsyncIterable<Buffer> }) | JsonOf<R['reply']['json']>
       : R['reply'] extends JsonReply
-        ? JsonOf<R['reply']['json']>
+        ? JsonOf<R['reply']['json']> | (WithHeaders & { readonly parts: AsyncIterable<Buffer> })
         : never
 
 export type Handler<R extends Route> = (call: Call<R>) => Promise<AnswerOf<R>> | AnswerOf<R>
@@ -142,10 +142,14 @@ class HttpCall implements AnyCall {
 }
 
 function send(call: HttpCall, reply: FastifyReply, { reply: kind }: Route, answered: Answered): unknown {
-  const { headers = {}, json, bytes, type, lines } = answered
-  if (lines) {
-    const options = { status: kind.status, headers, abort: call.abort }
-    return ndjson(call.request, reply, () => lines, options).then(() => reply)
+  const { headers = {}, json, bytes, type, lines, parts } = answered
+  const flowing = lines ?? parts
+  if (flowing) {
+    const contentType = lines ? 'application/x-ndjson' : 'application/json; charset=utf-8'
+    const options = { contentType, status: kind.status, headers, abort: call.abort }
+    // Of a HEAD nothing is read, and what has begun is let go.
+    if (call.request.method === 'HEAD') void flowing[Symbol.asyncIterator]().return?.()
+    return stream(call.request, reply, options, () => flowing).then(() => reply)
   }
   void reply.code(kind.status).headers(headers)
   if (!bytes) return reply.send(json)

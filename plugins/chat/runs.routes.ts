@@ -1,8 +1,10 @@
 import { access, type App, failures, isAppError, lastEventId, NoContent, sse } from '#kernel'
 import type { Database } from '#contracts/database'
 import { isId } from '#contracts/ids'
+import type { Listing } from '#contracts/paging'
 import { runErrors } from '#contracts/run-errors'
 import { type RunDispatch } from '#contracts/runs'
+import { sendItems } from '#kit/lists'
 import { callerOf, type ChatCaller } from './admission.ts'
 import { chatErrors } from './errors.ts'
 import { bodyIds, findRun, type Follower, idHeaders, type StoredRun } from './public-run.ts'
@@ -11,6 +13,7 @@ import {
   EventStream,
   History,
   HistoryQuery,
+  Message,
   refusals,
   RunAnswer,
   RunParams,
@@ -111,7 +114,7 @@ export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'd
       schema: {
         tags,
         summary: 'Read a conversation',
-        description: 'Its newest messages, oldest first.',
+        description: 'Its newest messages, oldest first and whole; streamed while they are read when they are more than a megabyte.',
         params: ConversationParams,
         querystring: HistoryQuery,
         response: {
@@ -120,14 +123,15 @@ export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'd
         },
       },
     },
-    async (request) => {
+    async (request, reply) => {
       const { tenantId, agent } = callerOf(request)
       const { limit, include } = request.query
       const { id } = request.params
       const options = { limit, withErrors: include === 'errors' }
       const history = isId('conv', id) ? await readHistory(database, tenantId, agent.id, id, options) : undefined
       if (!history) throw runErrors.conversationNotFound()
-      return history
+      const document = (messages: readonly Message[]): History => ({ conversation_id: id, messages: [...messages] })
+      return sendItems(request, reply, history, { item: Message, document })
     },
   )
 }
@@ -141,40 +145,70 @@ interface MessageRow {
   content: string
   at: string
   public_run_id: string
-  attachments: History['messages'][number]['attachments'] | null
+  attachments: Message['attachments'] | null
+  position: number
+  newest: number
 }
 
 const conversation = {
   name: 'chat-conversation',
   text: `SELECT 1 FROM conversations WHERE tenant_id = $1 AND id = $2 AND published_id = $3`,
 }
-const newest = {
+/** Messages of one read are about as many bytes at most, or a single one. */
+const readBytes = 1024 * 1024
+// The length of a text is known without reading it. `newest`: the place of the last message that is asked for.
+const messages = {
   name: 'chat-messages',
-  text: `SELECT role, content, at, public_run_id, attachments FROM messages
-         WHERE tenant_id = $1 AND conversation_id = $2 AND (NOT failed OR $4)
-         ORDER BY position DESC LIMIT $3`,
+  text: `SELECT role, content, at, public_run_id, attachments, position, newest FROM (
+           SELECT *, max(position) OVER () AS newest,
+             sum(octet_length(content)) OVER (ORDER BY position) - octet_length(content) AS before
+           FROM (
+             SELECT role, content, at, public_run_id, attachments, position FROM messages
+             WHERE tenant_id = $1 AND conversation_id = $2 AND (NOT failed OR $4) AND position > $5 AND position <= $6
+             ORDER BY position DESC LIMIT $3
+           ) asked
+         ) sized WHERE before < ${readBytes} ORDER BY position`,
 }
 
-/** The newest messages of a conversation of this agent, oldest of them first. Undefined for any other conversation. */
+/**
+ * The newest messages of a conversation of this agent, oldest of them first, read by and by where they are large. Undefined for
+ * any other conversation.
+ */
 async function readHistory(
   database: Database,
   tenantId: string,
   publishedId: string,
   id: string,
   { limit, withErrors }: { limit: number; withErrors: boolean },
-): Promise<History | undefined> {
-  const [found, rows] = await database.as('reads').batch<[object[], MessageRow[]]>(tenantId, [
+): Promise<Pick<Listing<Message>, 'items' | 'rest'> | undefined> {
+  const between = (after: number, upTo: number) => ({
+    ...messages,
+    values: [tenantId, id, limit, withErrors, after, upTo],
+  })
+  const [found, rows] = await database.batch<[object[], MessageRow[]]>(tenantId, [
     { ...conversation, values: [tenantId, id, publishedId] },
-    { ...newest, values: [tenantId, id, limit, withErrors] },
+    between(0, Number.MAX_SAFE_INTEGER),
   ])
   if (found.length === 0) return undefined
-  const messages = rows.toReversed().map(({ role, content, at, public_run_id, attachments }) => ({
-    role,
-    content,
-    at,
-    // A client knows the run of its own message by the answer.
-    ...(role === 'assistant' ? { public_run_id } : {}),
-    ...(attachments ? { attachments } : {}),
-  }))
-  return { conversation_id: id, messages }
+  const items = rows.map(toMessage)
+  const last = rows.at(-1)
+  if (!last || last.position === last.newest) return { items }
+  const rest = async function* () {
+    for (let at = last.position; at < last.newest; ) {
+      const [more] = await database.batch<[MessageRow[]]>(tenantId, [between(at, last.newest)])
+      if (more.length === 0) return
+      yield more.map(toMessage)
+      at = more.at(-1)!.position
+    }
+  }
+  return { items, rest: rest() }
 }
+
+const toMessage = ({ role, content, at, public_run_id, attachments }: MessageRow): Message => ({
+  role,
+  content,
+  at,
+  // A client knows the run of its own message by the answer.
+  ...(role === 'assistant' ? { public_run_id } : {}),
+  ...(attachments ? { attachments } : {}),
+})

@@ -52,22 +52,19 @@ export const HistoryQuery = Type.Object({
   limit: Type.Integer({ minimum: 1, maximum: 200, default: 50, description: 'The newest so many messages.' }),
   include: Type.Optional(Type.Literal('errors', { description: 'Also what was said when a run failed.' })),
 })
-export const History = Type.Object({
-  conversation_id: Type.String(),
-  messages: Type.Array(
-    Type.Object({
-      role: Type.String(),
-      content: Type.String(),
-      at: Type.String({ format: 'date-time' }),
-      public_run_id: Type.Optional(Type.String()),
-      attachments: Type.Optional(
-        Type.Array(Type.Object({ name: Type.Optional(Type.String()), mediaType: Type.String() }), {
-          description: 'What came with the message; its content is not kept.',
-        }),
-      ),
+export const Message = Type.Object({
+  role: Type.String(),
+  content: Type.String(),
+  at: Type.String({ format: 'date-time' }),
+  public_run_id: Type.Optional(Type.String()),
+  attachments: Type.Optional(
+    Type.Array(Type.Object({ name: Type.Optional(Type.String()), mediaType: Type.String() }), {
+      description: 'What came with the message; its content is not kept.',
     }),
   ),
 })
+export type Message = Static<typeof Message>
+export const History = Type.Object({ conversation_id: Type.String(), messages: Type.Array(Message) })
 export type History = Static<typeof History>
 
 export const EventStream = eventStream(

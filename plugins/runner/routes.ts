@@ -9,6 +9,7 @@ import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#c
 import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { awaitFirstChunk, serve } from '#kit'
+import { arrayParts } from '#kit/lists'
 import type { Runner } from './runner.ts'
 import { linkOf } from './sessions.ts'
 
@@ -33,13 +34,13 @@ export function runnerRoutes(app: App, runner: Runner): void {
 
   serve(app, runnerWire.topology, async () => ({ json: await runner.topology() }))
 
-  serve(app, runnerWire.profiles, ({ headers }) => ({ json: broadcast.profiles(headers[tenantHeader]) }))
+  serve(app, runnerWire.profiles, ({ headers }) => ({ parts: arrayParts(broadcast.profiles(headers[tenantHeader])) }))
   serve(app, runnerWire.putProfile, ({ headers, body }) => broadcast.putProfile(headers[tenantHeader], body))
   serve(app, runnerWire.deleteProfile, ({ headers, params }) =>
     broadcast.deleteProfile(headers[tenantHeader], params.name),
   )
 
-  serve(app, runnerWire.pools, ({ headers }) => ({ json: broadcast.pools(headers[tenantHeader]) }))
+  serve(app, runnerWire.pools, ({ headers }) => ({ parts: arrayParts(broadcast.pools(headers[tenantHeader])) }))
   serve(app, runnerWire.putPool, ({ headers, body }) => {
     const pool = { ...body, id: body.id ?? newId('pool') }
     broadcast.putPool(headers[tenantHeader], pool)
@@ -81,9 +82,10 @@ const readable = async <T>(lease: Promise<T> | undefined): Promise<T | undefined
 
 /** Sessions in this runner's memory, and their state out of it and into it. */
 export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: object, message: string): void }): void {
-  serve(app, runnerWire.sessions, ({ headers }) => ({
-    json: [...runner.table.all()].filter((session) => session.tenantId === headers[tenantHeader]).map(onWire),
-  }))
+  serve(app, runnerWire.sessions, ({ headers }) => {
+    const ofTenant = [...runner.table.all()].filter((session) => session.tenantId === headers[tenantHeader])
+    return { parts: arrayParts(ofTenant, onWire) }
+  })
   serve(app, runnerWire.createSession, ({ headers, body }) => ({
     json: onWire(runner.createSession(headers[tenantHeader], body.profileName)),
   }))

@@ -7,10 +7,10 @@ import { newId } from '#contracts/ids'
 import { PageQuery } from '#contracts/paging'
 import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import { isTerminal, type RunAccepted, RunPreview, runStatuses, SubTask, type Task } from '#contracts/runs'
+import { isTerminal, type RunAccepted, RunPreview, type RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
 import { conductorWire, runIdHeader, RunParams, sessionIdHeader, startErrors } from '#contracts/wire/conductor'
 import type { Wire } from '#contracts/wire/route'
-import { runFrames, serve } from '#kit'
+import { awaitFirstChunk, runFrames, serve } from '#kit'
 import { sendList } from '#kit/lists'
 import { Terminated } from './cancellation.ts'
 import type { RunService } from './service.ts'
@@ -85,10 +85,9 @@ export function runRoutes(app: App, service: RunService, { guard, rows, idempote
     async ({ caller: { tenantId }, params, query }) => {
       const run = await service.find(tenantId, params.id)
       if (query.events === false) return { json: run }
-      const all: unknown[] = []
-      for await (const chunk of service.events(tenantId, run.runId, isTerminal(run.status)))
-        for (const line of linesOf(chunk.lines)) all.push(parseLine(line))
-      return { json: { ...run, events: all } }
+      const chunks = service.events(tenantId, run.runId, isTerminal(run.status))
+      // A log that cannot be read is refused with a status, as long as nothing of it was sent.
+      return { parts: await awaitFirstChunk(withEvents(run, chunks)) }
     },
     guard,
   )
@@ -231,6 +230,32 @@ function linesOfChunks(chunks: AsyncIterable<LogChunk>): AsyncIterable<Buffer> {
     },
   }
 }
+
+/** Bytes of the log in one part of an answer. */
+const partBytes = 64 * 1024
+
+/** A run and its log as one JSON document: the lines are JSON already, and none is held longer than its part. */
+async function* withEvents(run: RunSummary, chunks: AsyncIterable<LogChunk>): AsyncGenerator<Buffer> {
+  let part: Buffer[] = [Buffer.from(`${JSON.stringify(run).slice(0, -1)},"events":[`)]
+  let bytes = 0
+  let between = none
+  for await (const chunk of chunks) {
+    // A line that is no event would spoil the whole document.
+    for (const line of linesOf(chunk.lines)) {
+      part.push(between, parseLine(line) ? line : noEvent)
+      between = comma
+    }
+    bytes += chunk.lines.length
+    if (bytes < partBytes) continue
+    yield Buffer.concat(part)
+    part = []
+    bytes = 0
+  }
+  yield Buffer.concat([...part, Buffer.from(']}')])
+}
+const none = Buffer.alloc(0)
+const comma = Buffer.from(',')
+const noEvent = Buffer.from('null')
 
 /** The log with the vendor's conversation handle in each line. Specification 4.8. */
 async function* lines(chunks: AsyncIterable<LogChunk>, handle: string): AsyncGenerator<Buffer> {

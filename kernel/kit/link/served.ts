@@ -205,10 +205,12 @@ class Exchange implements OpenStream {
     }
   }
 
-  async #answer(status: number, { headers, json, bytes, type, lines }: Answered): Promise<number> {
-    const contentType = lines ? 'application/x-ndjson' : (type ?? (json === undefined ? undefined : 'application/json'))
+  async #answer(status: number, { headers, json, bytes, type, lines, parts }: Answered): Promise<number> {
+    const flowing = lines ?? parts
+    const jsonType = (json ?? parts) === undefined ? undefined : 'application/json'
+    const contentType = lines ? 'application/x-ndjson' : (type ?? jsonType)
     this.#head(status, { ...headers, ...(contentType === undefined ? {} : { 'content-type': contentType }) })
-    if (lines) await this.#stream(lines)
+    if (flowing) await this.#stream(flowing)
     else await this.#end(json === undefined ? bytes : Buffer.from(JSON.stringify(json)))
     return status
   }
