@@ -1,0 +1,162 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type { Statement } from '#contracts/database'
+import { startConductor } from './conductor.ts'
+import { watchReads } from './reads.ts'
+
+/** Rows of each table, written as the tenant `acme`: n is the number of a row. */
+const rows: readonly Statement[] = [
+  sql(
+    30,
+    `profiles (tenant_id, name, id, document)`,
+    `'acme', 'p' || n, 'prof_' || n, jsonb_build_object('runtime', 'general', 'model', 'builtin/demo', 'tools', '[]'::jsonb,
+       'skills', '[]'::jsonb, 'mcpServers', '[]'::jsonb, 'workerMode', 'static', 'limits', '{}'::jsonb, 'metadata', '{}'::jsonb,
+       'instructions', repeat('é', 100000))`,
+  ),
+  sql(
+    450,
+    `profile_versions (tenant_id, profile, version, profile_id, document, profile_created_at, created_at)`,
+    `'acme', 'p1', 10 + n, 'prof_1', '{}', now(), now()`,
+  ),
+  sql(150, `pools (tenant_id, id, name)`, `'acme', 'pool_' || n, 'pool' || n`),
+  sql(
+    450,
+    `tenant_api_keys (tenant_id, id, label, role, key_hash, created_by)`,
+    `'acme', 'tak_' || n, 'l', 'member', convert_to('key' || n, 'UTF8'), 'test'`,
+  ),
+  sql(
+    30,
+    `published_agents (tenant_id, id, profile_name, slug, rate_limit_rpm, sync_max_duration_seconds, allowed_origins)`,
+    `'acme', 'pub_' || n, 'p' || n, 'p' || n, 10, 10, ARRAY(SELECT 'https://' || repeat('o', 200) || i FROM generate_series(1, 100) i)`,
+  ),
+  sql(
+    450,
+    `published_agent_keys (tenant_id, id, published_id, label, key_hash)`,
+    `'acme', 'key_' || n, 'pub_1', 'l', convert_to('key' || n, 'UTF8')`,
+  ),
+  // Many were written in the same instant: the id decides then.
+  sql(
+    450,
+    `webhook_deliveries (tenant_id, id, run_id, url, state, created_at)`,
+    `'acme', 'msg_' || md5(n::text), 'run' || n, 'https://x', 'dead', now() - (n / 100) * interval '1 microsecond'`,
+  ),
+  sql(
+    150,
+    `sessions (tenant_id, id, profile, runtime, profile_snapshot, status, last_prompt)`,
+    `'acme', 'sess' || n, 'p1', 'general', '{}', 'idle', repeat('é', 4000)`,
+  ),
+  sql(
+    150,
+    `runs (tenant_id, id, session_id, profile, status, prompt, result, claim_owner, claim_epoch, started_at, finished_at)`,
+    `'acme', 'run' || n, 'sess1', 'p1', 'ok', repeat('é', 300000), repeat('🦉', 250000), 'x', 1, now() - (n / 50) * interval '1 microsecond', now()`,
+  ),
+  sql(
+    120,
+    `audit_entries (tenant_id, id, actor_key, actor_role, action, path)`,
+    `'acme', 'aud_' || n, 'k', 'owner', 'profiles.create', '/' || repeat('é', 1000)`,
+  ),
+]
+const lists = [
+  '/api/profiles',
+  '/api/profiles/p1/versions',
+  '/api/profiles/p1/runs',
+  '/api/profiles/p1/keys',
+  '/api/sessions/sess1/runs',
+  '/api/pools',
+  '/api/api-keys',
+  '/api/published',
+  '/api/webhooks/deliveries',
+  '/api/sessions',
+  '/api/runs',
+  '/api/audit',
+  '/api/tenants',
+  '/api/stats/agents',
+]
+
+function sql(count: number, table: string, values: string): Statement {
+  return { text: `INSERT INTO ${table} SELECT ${values} FROM generate_series(1, ${count}) n` }
+}
+
+test('every list of many rows is the sum of its pages, whichever way it is asked for, and no read is large', async (t) => {
+  const conductor = await startConductor(t)
+  const { token } = await conductor.issue('acme', 'owner')
+  await conductor.database.batch('acme', rows)
+  await conductor.database.systemBatch([sql(450, 'tenants (id, name)', `'t' || n, 't'`)])
+  const reads = watchReads(t, conductor.database)
+  const ask = async (url: string) => {
+    const reply = await conductor.call(token, 'GET', url)
+    assert.equal(reply.statusCode, 200, url)
+    const body = reply.json<Item[] | { total: number; tenants: Item[] }>()
+    return { items: Array.isArray(body) ? body : body.tenants, headers: reply.headers, body }
+  }
+  for (const path of lists) {
+    reads.clear()
+    const first = await ask(`${path}?limit=200`)
+    const total = Number(first.headers['x-total-count'])
+    const paged = [...first.items]
+    for (let offset = 200; offset < total; offset += 200)
+      paged.push(...(await ask(`${path}?limit=200&offset=${offset}`)).items)
+    assert.equal(paged.length, total, path)
+    assert.equal(new Set(paged.map(keyOf)).size, total, `${path}: no item is twice in it`)
+    // The log of writes has a default limit.
+    const { items: whole, body, headers } = await ask(path === '/api/audit' ? `${path}?limit=200` : path)
+    assert.equal(headers['x-total-count'], String(total), path)
+    assert.deepEqual(whole, paged, path)
+    if (!Array.isArray(body)) assert.equal(body.total, total)
+    assert.ok(reads.largest.rows <= 200, `${path}: a read of ${reads.largest.rows} rows`)
+    assert.ok(reads.largest.bytes <= 6 * 1024 * 1024, `${path}: a read of ${reads.largest.bytes} bytes`)
+    const head = await conductor.app.inject({
+      method: 'HEAD',
+      url: path,
+      headers: { authorization: `Bearer ${token}` },
+    })
+    assert.deepEqual([head.statusCode, head.headers['x-total-count'], head.body], [200, String(total), ''], path)
+  }
+})
+
+type Item = { readonly [field in 'runId' | 'id' | 'name' | 'profile' | 'version']?: string | number }
+const keyOf = ({ runId, id, version, profile, name }: Item): unknown => runId ?? id ?? version ?? profile ?? name
+
+test('a list of runs shows the beginning of each text, cut between characters; the run itself has all', async (t) => {
+  const conductor = await startConductor(t)
+  const { token } = await conductor.issue('acme', 'owner')
+  const metadata = `json_build_object('note', repeat(chr(34), $1::int))`
+  const insert = `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, metadata, result, error_code, error_message,
+      input_info, claim_owner, claim_epoch, finished_at)
+    SELECT 'acme', $2, 's', 'p', 'error', repeat('🦉', $1::int), ${metadata}, repeat('é', $1::int), 'failed', repeat('"', $1::int),
+      '{"responseFormat":{"type":"json_schema"}}', 'x', 1, now()`
+  for (const [chars, id] of [
+    [1_000, 'whole'],
+    [1_001, 'longer'],
+    [300_000, 'huge'],
+  ])
+    await conductor.database.batch('acme', [{ text: insert, values: [chars, id] }])
+  const list = (await conductor.call(token, 'GET', '/api/runs')).json<Shown[]>()
+  const shown = Object.fromEntries(list.map((run) => [run.runId, run]))
+  const texts = { prompt: '🦉'.repeat(1_000), result: 'é'.repeat(1_000), message: '"'.repeat(1_000) }
+  for (const id of ['whole', 'longer', 'huge']) {
+    const { subTask, result, error } = shown[id]!
+    assert.deepEqual({ prompt: subTask.prompt, result, message: error.message }, texts, id)
+    assert.equal(subTask.responseFormat, undefined)
+    const { subTask: full, truncated } = (
+      await conductor.call(token, 'GET', `/api/runs/${id}?events=false`)
+    ).json<Shown>()
+    assert.equal(full.prompt.length, 2 * (id === 'whole' ? 1_000 : id === 'longer' ? 1_001 : 300_000))
+    assert.deepEqual([full.responseFormat, truncated], [{ type: 'json_schema' }, undefined])
+  }
+  assert.deepEqual(
+    [shown['whole']!.truncated, shown['whole']!.subTask.metadata],
+    [undefined, { note: '"'.repeat(1_000) }],
+  )
+  assert.deepEqual(shown['longer']!.truncated, ['prompt', 'error', 'result'])
+  assert.deepEqual(shown['huge']!.truncated?.toSorted(), ['error', 'metadata', 'prompt', 'result'])
+  assert.equal(shown['huge']!.subTask.metadata, undefined)
+})
+
+interface Shown {
+  readonly runId: string
+  readonly result: string
+  readonly truncated?: string[]
+  readonly error: { readonly message: string }
+  readonly subTask: { readonly prompt: string; readonly metadata?: unknown; readonly responseFormat?: unknown }
+}
