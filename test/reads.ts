@@ -1,5 +1,5 @@
 import type { TestContext } from 'node:test'
-import type { Database } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 
 /** What the statements of a role read from its database: the largest answer so far, how many there were, how many are under way. */
 export interface Reads {
@@ -7,7 +7,7 @@ export interface Reads {
   count: number
   underWay: number
   /** Called before each unit of work; what it throws, the unit fails with. */
-  before: (tenantId: string | undefined) => void
+  before: (sql: string) => void
   clear(): void
 }
 
@@ -23,7 +23,13 @@ export function watchReads(t: TestContext, database: Database): Reads {
   const watch =
     (work: (...given: never[]) => Promise<unknown>, kind: 'tenanted' | 'one' | 'system') =>
     async (...given: unknown[]): Promise<unknown> => {
-      reads.before(kind === 'system' ? undefined : (given[0] as string))
+      const asked = given[kind === 'system' ? 0 : 1] as Statement | readonly Statement[]
+      reads.before(
+        [asked]
+          .flat()
+          .map(({ text }) => text)
+          .join(';'),
+      )
       reads.underWay++
       try {
         const answer = await (work as (...all: unknown[]) => Promise<unknown>)(...given)

@@ -7,6 +7,8 @@ import { stream } from '../http/streams.ts'
 /** A list in SQL. Its rows stand in one order, by columns that together are unique. */
 export interface ListSql {
   readonly columns: string
+  /** Of a list of one table: what is made of the rows that were chosen. What `columns` says is made of all that are sorted for it. */
+  readonly shown?: string
   /** The tables, with their joins. */
   readonly from: string
   /** The tables that the condition needs, when those are fewer: the count is taken from them. */
@@ -76,7 +78,7 @@ async function* readOn<Row extends object, T>(
 
 // Not named, so that it is planned with its values and the filter at hand decides the index.
 function statement(
-  { columns, from, values, order, newestFirst = false }: ListSql,
+  { columns, shown, from, values, order, newestFirst = false }: ListSql,
   where: string,
   more: readonly unknown[],
   limits: (next: number) => string,
@@ -84,7 +86,8 @@ function statement(
   const keys = Object.keys(order)
   const place = `ARRAY[${keys.map((key) => `${key}::text`).join(', ')}] AS place`
   const by = keys.map((key) => `${key} ${newestFirst ? 'DESC' : 'ASC'}`).join(', ')
-  const text = `SELECT ${columns}, ${place} FROM ${from} WHERE ${where} ORDER BY ${by} ${limits(values.length + 1)}`
+  const chosen = `SELECT ${columns}, ${place} FROM ${from} WHERE ${where} ORDER BY ${by} ${limits(values.length + 1)}`
+  const text = shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${from} ORDER BY ${by}`
   return { text, values: [...values, ...more] }
 }
 
@@ -93,7 +96,12 @@ function withoutPlace<Row extends object>({ place: _, ...row }: Row & Placed): R
 }
 
 /** A list of what a process has in memory anyway: pages and reads of it are cut without copying more than references. */
-export function listOf<Kept, T>(all: readonly Kept[], page: Page, atOnce: number, toItem: (kept: Kept) => T): Listing<T> {
+export function listOf<Kept, T>(
+  all: readonly Kept[],
+  page: Page,
+  atOnce: number,
+  toItem: (kept: Kept) => T,
+): Listing<T> {
   const { limit = all.length, offset = 0 } = pageOf(page)
   const wanted = all.slice(offset, offset + limit)
   const part = (from: number): T[] => wanted.slice(from, from + atOnce).map(toItem)

@@ -27,7 +27,8 @@ const runMatches = `tenant_id = $1 AND ($2::text IS NULL OR profile = $2) AND ($
   AND ($4::text IS NULL OR status = $4) AND ($5::timestamptz IS NULL OR started_at >= $5)
   AND ($6::timestamptz IS NULL OR started_at < $6) AND ($7::text IS NULL OR parent ->> 'runId' = $7)`
 const runList = {
-  columns: previewColumns,
+  columns: '*',
+  shown: previewColumns,
   from: 'runs',
   where: runMatches,
   order: { started_at: 'timestamptz', id: 'text' },
