@@ -128,7 +128,7 @@ export const previewChars = 1_000
 export const previewMetadataBytes = 4_096
 
 const { attachments: _attachments, responseFormat: _format, ...shownTask } = RunSummary.properties.subTask.properties
-const { error, result, subTask: _task, ...shown } = RunSummary.properties
+const { result: _result, subTask: _task, ...shown } = RunSummary.properties
 const begins = `Its first ${previewChars} characters.`
 
 /** A run in a list. Its texts may be megabytes, so it has the beginning of each; `GET /api/runs/{id}` has all. */
@@ -144,13 +144,11 @@ export const RunPreview = Type.Object({
     },
     { description: 'Without attachments and response format.' },
   ),
-  error,
   result: Type.Optional(Type.String({ description: begins })),
   truncated: Type.Optional(
-    Type.Array(
-      Type.Union((['prompt', 'metadata', 'error', 'result'] as const).map((field) => Type.Literal(field))),
-      { description: 'What is not whole here; absent when all is. `GET /api/runs/{id}` has it whole.' },
-    ),
+    Type.Array(Type.Union((['prompt', 'metadata', 'error', 'result'] as const).map((field) => Type.Literal(field))), {
+      description: 'What is not whole here; absent when all is. `GET /api/runs/{id}` has it whole.',
+    }),
   ),
 })
 export type RunPreview = Static<typeof RunPreview>
@@ -175,7 +173,11 @@ export function previewOf({ subTask, error, result, ...run }: RunSummary, metada
 
 /** The first characters of a text, as PostgreSQL's `left` counts them: it cuts none in two. */
 export const beginOf = (text: string, chars: number): string =>
-  text.length <= chars ? text : Array.from(text.slice(0, 2 * chars)).slice(0, chars).join('')
+  text.length <= chars
+    ? text
+    : Array.from(text.slice(0, 2 * chars))
+        .slice(0, chars)
+        .join('')
 
 /**
  * Submits runs and follows them. The gateway's only view of the conductor: in process when both are in one kernel,

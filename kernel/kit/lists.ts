@@ -91,8 +91,9 @@ function statement(
   return { text, values: [...values, ...more] }
 }
 
-function withoutPlace<Row extends object>({ place: _, ...row }: Row & Placed): Row {
-  return row as unknown as Row
+function withoutPlace<Row extends object>(row: Row & Placed): Row {
+  const { place: _, ...own } = row
+  return own as unknown as Row
 }
 
 /** A list of what a process has in memory anyway: pages and reads of it are cut without copying more than references. */

@@ -5,7 +5,6 @@ import type { StartOutcome } from '#contracts/run-store'
 import {
   again,
   begin,
-  type Begun,
   chunkOf,
   type OpenStore,
   profile,
@@ -14,70 +13,6 @@ import {
   stolen,
   unique,
 } from './run-store-steps.ts'
-
-/** Lists show what they are asked for, and a tenant is shown nothing of another. */
-export function testReads(open: OpenStore): void {
-  test('lists are newest first, filtered, paged and counted', async (t) => {
-    const store = await open(t)
-    const runs: Begun[] = []
-    for (let i = 0; i < 5; i++) runs.push(await begin(store))
-    await store.finish(resultEnd(runs[0]!.claim, 1))
-    const newest = runs.map((r) => r.runId).toReversed()
-    const all = await store.listRuns('acme', {})
-    assert.equal(all.total, 5)
-    assert.deepEqual(
-      all.items.map((r) => r.runId),
-      newest,
-    )
-    const page = await store.listRuns('acme', { limit: 2, offset: 1 })
-    assert.equal(page.total, 5)
-    assert.deepEqual(
-      page.items.map((r) => r.runId),
-      newest.slice(1, 3),
-    )
-    assert.deepEqual((await store.listRuns('acme', { limit: 2, offset: 9 })).items, [])
-    assert.equal((await store.listRuns('acme', { status: 'ok' })).total, 1)
-    assert.equal((await store.listRuns('acme', { profile: 'other' })).total, 0)
-    const ofSession = await store.listRuns('acme', { sessionId: runs[2]!.sessionId })
-    assert.deepEqual(
-      ofSession.items.map((r) => r.runId),
-      [runs[2]!.runId],
-    )
-    assert.equal((await store.listSessions('acme', { limit: 2 })).items.length, 2)
-    const found = await store.listSessions('acme', { q: runs[3]!.sessionId.slice(5) })
-    assert.deepEqual(
-      found.items.map((s) => s.id),
-      [runs[3]!.sessionId],
-    )
-    assert.equal((await store.listSessions('acme', { q: 'WRITE' })).total, 5)
-    assert.equal((await store.listSessions('acme', { q: '%' })).total, 0)
-  })
-
-  test('one tenant sees and touches nothing of another, even under the same ids', async (t) => {
-    const store = await open(t)
-    const mine = await begin(store, 'acme')
-    assert.equal(await store.findRun('globex', mine.runId), undefined)
-    assert.equal(await store.readLog('globex', mine.runId, 0), undefined)
-    assert.equal(await store.findSession('globex', mine.sessionId), undefined)
-    assert.equal(await store.getSession('globex', mine.sessionId), undefined)
-    assert.equal(await store.shutdownSession('globex', mine.sessionId), undefined)
-    assert.equal(await store.steal('globex', mine.runId, 'cancelled', stolen), false)
-    assert.deepEqual(await again(store, mine.sessionId, unique('run'), 'writer', 'globex'), { kind: 'no_session' })
-    assert.equal((await store.listRuns('globex', {})).total, 0)
-    assert.equal((await store.listSessions('globex', {})).total, 0)
-    await store.saveState(
-      'globex',
-      mine.sessionId,
-      { bytes: Buffer.from('x'), contentType: 'text/plain' },
-      { runner: 'aaaaaaaa', epoch: 1 },
-    )
-    assert.equal(await store.loadState('globex', mine.sessionId), undefined)
-    const theirs = await begin(store, 'globex', mine.runId)
-    assert.equal(await store.finish(resultEnd({ ...mine.claim, tenantId: 'globex' }, 1)), true)
-    assert.equal((await store.findRun('acme', mine.runId))?.status, 'running')
-    assert.equal((await store.findRun('globex', theirs.runId))?.status, 'ok')
-  })
-}
 
 /** The newest copy of a conversation is kept. */
 export function testState(open: OpenStore): void {

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
 import fc from 'fast-check'
 import { testQueueLimits, testQueueOrder, testQueueRaces } from './run-store-queue.ts'
-import { testAppends, testLogs, testReads, testState } from './run-store-reads.ts'
+import { testListBounds, testReads } from './run-store-lists.ts'
+import { testAppends, testLogs, testState } from './run-store-reads.ts'
 import {
   again,
   assertOneEnding,
@@ -32,6 +33,7 @@ export function testRunStore(name: string, open: OpenStore): void {
     testLogs(open)
     testAppends(open)
     testReads(open)
+    testListBounds(open)
     testState(open)
     testQueueOrder(open)
     testQueueRaces(open)

@@ -114,7 +114,8 @@ export function conversationRoutes(app: App, { database }: Pick<Dependencies, 'd
       schema: {
         tags,
         summary: 'Read a conversation',
-        description: 'Its newest messages, oldest first and whole; streamed while they are read when they are more than a megabyte.',
+        description:
+          'Its newest messages, oldest first and whole; streamed while they are read when they are more than a megabyte.',
         params: ConversationParams,
         querystring: HistoryQuery,
         response: {
@@ -194,7 +195,7 @@ async function readHistory(
   const last = rows.at(-1)
   if (!last || last.position === last.newest) return { items }
   const rest = async function* () {
-    for (let at = last.position; at < last.newest; ) {
+    for (let at = last.position; at < last.newest;) {
       const [more] = await database.batch<[MessageRow[]]>(tenantId, [between(at, last.newest)])
       if (more.length === 0) return
       yield more.map(toMessage)

@@ -27,7 +27,10 @@ export function poolRoutes(app: App, guard: Guard, database: Database, broadcast
     },
     async (request, reply) => {
       const { query: page } = request
-      return sendList(request, reply, await listPools(database, guard.callerOf(request).tenantId, page), { page, item: Pool })
+      return sendList(request, reply, await listPools(database, guard.callerOf(request).tenantId, page), {
+        page,
+        item: Pool,
+      })
     },
   )
   app.post(

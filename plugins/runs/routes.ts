@@ -7,7 +7,15 @@ import { newId } from '#contracts/ids'
 import { PageQuery } from '#contracts/paging'
 import { type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
-import { isTerminal, type RunAccepted, RunPreview, type RunSummary, runStatuses, SubTask, type Task } from '#contracts/runs'
+import {
+  isTerminal,
+  type RunAccepted,
+  RunPreview,
+  type RunSummary,
+  runStatuses,
+  SubTask,
+  type Task,
+} from '#contracts/runs'
 import { conductorWire, runIdHeader, RunParams, sessionIdHeader, startErrors } from '#contracts/wire/conductor'
 import type { Wire } from '#contracts/wire/route'
 import { awaitFirstChunk, runFrames, serve } from '#kit'
@@ -174,7 +182,8 @@ function listRoutes(app: App, store: RunStore, guard: Guard): void {
       schema: {
         tags,
         summary: 'List the runs of a profile',
-        description: 'Newest first, each with the beginning of its texts; also those of a profile that was deleted since.',
+        description:
+          'Newest first, each with the beginning of its texts; also those of a profile that was deleted since.',
         params: ProfileParams,
         querystring: PageQuery,
         response: { 200: RunList },

@@ -104,7 +104,10 @@ export function publicSessionRoutes(app: App, service: SessionService, store: Ru
       const { tenantId } = guard.callerOf(request)
       const { id: sessionId } = await service.get(tenantId, request.params.id)
       const { query: page } = request
-      return sendList(request, reply, await store.listRuns(tenantId, { sessionId, ...page }), { page, item: RunPreview })
+      return sendList(request, reply, await store.listRuns(tenantId, { sessionId, ...page }), {
+        page,
+        item: RunPreview,
+      })
     },
   )
 }
@@ -181,5 +184,10 @@ const atOnce = 1_000
 
 const answer = <T>(leases: T[], item: TSchema, request: FastifyRequest, reply: FastifyReply) => {
   const page = request.query as Page
-  return sendList(request, reply, listOf(leases, page, atOnce, (lease) => lease), { page, item })
+  return sendList(
+    request,
+    reply,
+    listOf(leases, page, atOnce, (lease) => lease),
+    { page, item },
+  )
 }

@@ -15,10 +15,7 @@ export interface WebhookServiceDeps {
 }
 
 export interface WebhookService {
-  list(
-    tenantId: string,
-    filter: Page & { state?: DeliveryState; runId?: string },
-  ): Promise<Listing<Delivery>>
+  list(tenantId: string, filter: Page & { state?: DeliveryState; runId?: string }): Promise<Listing<Delivery>>
   get(tenantId: string, id: string): Promise<Delivery>
   redeliver(tenantId: string, id: string): Promise<Delivery>
   secret(tenantId: string): Promise<Secret>

@@ -106,10 +106,7 @@ export const createOutbox = (database: Database) => ({
         ],
       },
     ]),
-  async list(
-    tenantId: string,
-    filter: Page & { state?: DeliveryState; runId?: string },
-  ): Promise<Listing<Delivery>> {
+  async list(tenantId: string, filter: Page & { state?: DeliveryState; runId?: string }): Promise<Listing<Delivery>> {
     const list: ListSql = {
       columns,
       from: 'webhook_deliveries',

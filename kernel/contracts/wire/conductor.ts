@@ -107,7 +107,8 @@ export const conductorWire = {
     access: 'service',
     tags,
     summary: 'Get a run',
-    description: 'Its summary, with prompt and result whole, and unless `events=false` its events so far, streamed while they are read. An answer that breaks off is not closed by `]}`.',
+    description:
+      'Its summary, with prompt and result whole, and unless `events=false` its events so far, streamed while they are read. An answer that breaks off is not closed by `]}`.',
     params: RunParams,
     query: RunDetailQuery,
     reply: { status: 200, json: RunDetail },

@@ -2,7 +2,14 @@ import type { Profile } from '#contracts/profiles'
 import { type PromptFields, promptFieldsOf, promptInfoOf } from '#contracts/prompt'
 import type { LogChunk } from '#contracts/run-event'
 import type { DurableSession, StartRun } from '#contracts/run-store'
-import { previewMetadataBytes, previewOf, type RunPreview, type RunSummary, type SubTask, type Task } from '#contracts/runs'
+import {
+  previewMetadataBytes,
+  previewOf,
+  type RunPreview,
+  type RunSummary,
+  type SubTask,
+  type Task,
+} from '#contracts/runs'
 import type { StateBundle } from '#contracts/runtime'
 import type { Session } from '#contracts/sessions'
 

@@ -2,7 +2,14 @@ import type { Database, Statement } from '#contracts/database'
 import { type PromptFields, type PromptInfo } from '#contracts/prompt'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { LogChunk } from '#contracts/run-event'
-import { previewChars, previewMetadataBytes, previewOf, type RunPreview, type RunSummary, type Task } from '#contracts/runs'
+import {
+  previewChars,
+  previewMetadataBytes,
+  previewOf,
+  type RunPreview,
+  type RunSummary,
+  type Task,
+} from '#contracts/runs'
 import type { Session } from '#contracts/sessions'
 
 /**

@@ -26,14 +26,17 @@ const load = prepared(
   'SELECT content_type, bytes, runtime_session_id FROM session_state WHERE tenant_id = :tenant AND session_id = :session',
 )
 
+/** Runs of one read, and about how many bytes of prompts and attachments; a single run may have more. */
 const pageRuns = 16
+const pageBytes = 4 * 1024 * 1024
 /** How many earlier runs are read to restore a conversation: a turn is at least two messages, and no model takes a prompt of more than 400. */
 const mostRuns = 208
 
-// A conversation may have been in several sessions: its runs are then found by its messages.
+// A conversation may have been in several sessions: its runs are then found by its messages. Their sizes are known without
+// reading them: attachments are stored as they came.
 const listRuns = prepared(
   'past-runs',
-  `SELECT r.id, r.status, r.prompt, r.input, r.metadata, r.usage ->> 'model' AS model
+  `SELECT r.id, octet_length(r.prompt) + coalesce(pg_column_size(r.input), 0) + coalesce(pg_column_size(r.metadata), 0) AS bytes
    FROM runs r
    WHERE r.tenant_id = :tenant AND r.finished_at IS NOT NULL AND r.ordinal IS NOT NULL AND CASE WHEN :publicRun::text IS NULL
      THEN r.session_id = :session
@@ -44,6 +47,11 @@ const listRuns = prepared(
        ORDER BY m.position DESC LIMIT ${mostRuns}))
    END
    ORDER BY r.started_at DESC, r.id DESC LIMIT ${mostRuns}`,
+)
+const readRuns = prepared(
+  'past-runs-read',
+  `SELECT id, status, prompt, input, metadata, usage ->> 'model' AS model FROM runs
+   WHERE tenant_id = :tenant AND id = ANY(:runs) ORDER BY array_position(:runs, id)`,
 )
 const listChunks = prepared(
   'past-run-chunks',
@@ -66,11 +74,13 @@ async function* readPastRuns(
   { tenantId, sessionId, publicRunId }: Claim,
 ): AsyncGenerator<readonly PastRun[]> {
   const values = { tenant: tenantId, session: sessionId, publicRun: publicRunId }
-  const rows = await read<PastRow>(db, tenantId, listRuns(values))
-  for (let from = 0; from < rows.length; from += pageRuns) {
-    const page = rows.slice(from, from + pageRuns)
-    const chunksOfPage = listChunks({ tenant: tenantId, runs: page.map(({ id }) => id) })
-    const chunks = await read<ChunkRow & { run_id: string }>(db, tenantId, chunksOfPage)
+  const listed = await read<{ id: string; bytes: number }>(db, tenantId, listRuns(values))
+  for (const runs of pagesOf(listed)) {
+    const ofPage = { tenant: tenantId, runs }
+    const [page, chunks] = await db.batch<[PastRow[], (ChunkRow & { run_id: string })[]]>(tenantId, [
+      readRuns(ofPage),
+      listChunks(ofPage),
+    ])
     const logs = Map.groupBy(chunks, ({ run_id }) => run_id)
     yield page.map(({ id, status, prompt, input, metadata, model }) => ({
       runId: id,
@@ -82,6 +92,21 @@ async function* readPastRuns(
       log: (logs.get(id) ?? []).map(toChunk),
     }))
   }
+}
+
+function pagesOf(runs: readonly { id: string; bytes: number }[]): string[][] {
+  const pages: string[][] = []
+  let room = 0
+  for (const { id, bytes } of runs) {
+    const page = pages.at(-1)
+    if (page && page.length < pageRuns && bytes <= room) page.push(id)
+    else {
+      pages.push([id])
+      room = pageBytes
+    }
+    room -= bytes
+  }
+  return pages
 }
 
 /** What a conversation is restored from. */

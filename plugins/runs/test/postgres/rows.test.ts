@@ -61,6 +61,28 @@ test('the answer of a chat is stored once, with its messages, and every summary 
   assert.equal((await store.findRun(tenantId, 'run-1'))?.result, 'Good day.')
 })
 
+test('a conversation is restored from reads of some megabytes, the newest run first', async (t) => {
+  const { db, store } = await storeWithChats(t)
+  const task = { profile: 'p', prompt: 'Hello' }
+  const started = await store.start({ tenantId, runId: 'now', sessionId: 's', task, create: { profile } })
+  assert.ok(started.kind === 'started')
+  const text = `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, input, claim_owner, claim_epoch, ordinal, started_at, finished_at)
+    SELECT 'acme', 'run' || n, 's', 'p', 'ok', repeat('é', 400000), to_json(repeat('x', n % 10 * 200000)), 'x', 1, n,
+      now() - n * interval '1 second', now() FROM generate_series(1, 40) n`
+  await db.batch(tenantId, [{ text }])
+  const read: string[] = []
+  for await (const page of store.pastRuns(started.claim)) {
+    const bytes = page.map(({ prompt, input }) => Buffer.byteLength(prompt) + JSON.stringify(input).length)
+    const sum = bytes.reduce((a, b) => a + b)
+    assert.ok(sum < 4.5 * 1024 * 1024, `a read of ${page.length} runs is ${sum} bytes`)
+    read.push(...page.map(({ runId }) => runId))
+  }
+  assert.deepEqual(
+    read,
+    Array.from({ length: 40 }, (_, i) => `run${i + 1}`),
+  )
+})
+
 test('no statement leaves a run, a session or a public run in a state that contradicts itself', async (t) => {
   const { db, chat } = await storeWithChats(t)
   await chat('1', { result: 'x' })
