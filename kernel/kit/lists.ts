@@ -149,7 +149,8 @@ export async function sendItems<T, Shown = T>(
   { item, document = (all) => all, shown = (one) => one as unknown as Shown }: ItemsAnswer<T, Shown>,
 ): Promise<FastifyReply> {
   if (!rest) return reply.send(document(items.map(shown)))
-  const serialize = reply.compileSerializationSchema({ ...item }) as (one: Shown) => string
+  // Compiled once: Fastify remembers it by the schema itself.
+  const serialize = reply.compileSerializationSchema(item as Record<string, unknown>) as (one: Shown) => string
   const textOf = (one: T): string => serialize(shown(one))
   const empty = JSON.stringify(document([]))
   const end = empty.lastIndexOf(']')

@@ -31,7 +31,7 @@ async function conductor(t: TestContext, running: Run[] = [], cancel?: (run: Run
   const store = {
     listRuns: async (tenantId: string, { status, limit = Infinity }: { status?: string; limit?: number }) => {
       const runs = running.filter((run) => run.tenantId === tenantId && run.status === status)
-      return { runs: runs.slice(0, limit), total: runs.length }
+      return { items: runs.slice(0, limit), total: runs.length }
     },
   }
   const dispatch = {
