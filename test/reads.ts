@@ -43,8 +43,11 @@ export function watchReads(t: TestContext, database: Database): Reads {
         reads.underWay--
       }
     }
-  t.mock.method(database, 'batch', watch(database.batch.bind(database), 'tenanted'))
-  t.mock.method(database, 'systemBatch', watch(database.systemBatch.bind(database), 'system'))
-  t.mock.method(database, 'unit', watch(database.unit.bind(database), 'one'))
+  for (const kind of ['claims', 'requests', 'reads'] as const) {
+    const view = database.as(kind)
+    t.mock.method(view, 'batch', watch(view.batch.bind(view), 'tenanted'))
+    t.mock.method(view, 'systemBatch', watch(view.systemBatch.bind(view), 'system'))
+    t.mock.method(view, 'unit', watch(view.unit.bind(view), 'one'))
+  }
   return reads
 }

@@ -33,7 +33,7 @@ export function createStore(database: Database) {
         // A note has 10,000 characters at most: a read is a megabyte or two, however long the list is.
         atOnce: 64,
       }
-      return readList((statements) => database.batch(tenantId, statements), list, page, toNote)
+      return readList({ database, tenantId }, list, page, toNote)
     },
     async find(tenantId: string, id: string): Promise<Note | undefined> {
       const [row] = await database.unit<Row>(tenantId, {

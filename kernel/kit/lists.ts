@@ -1,6 +1,6 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { TSchema } from '@sinclair/typebox'
-import type { Statement } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import { type Listing, type Page, pageHeaders, pageOf } from '#contracts/paging'
 import { stream } from '../http/streams.ts'
 
@@ -23,8 +23,11 @@ export interface ListSql {
   readonly atOnce: number
 }
 
-/** Runs statements as one transaction; resolves to the rows of each. */
-export type Ask = <Rows extends object[][]>(statements: readonly Statement[]) => Promise<Rows>
+/** Whose rows are listed: a tenant's, or those of a table that is nobody's. */
+export interface ListOf {
+  readonly database: Database
+  readonly tenantId: string | undefined
+}
 
 /** The place of a row in the order, as text: a time has more digits in PostgreSQL than in JavaScript. */
 interface Placed {
@@ -36,7 +39,7 @@ interface Placed {
  * that was read last, in a transaction of its own. Between two of them nothing is held, however slow the reader is.
  */
 export async function readList<Row extends object, T>(
-  ask: Ask,
+  of: ListOf,
   list: ListSql,
   page: Page,
   toItem: (row: Row) => T,
@@ -46,15 +49,15 @@ export async function readList<Row extends object, T>(
   const { counted = list.from, where, values } = list
   const count = { text: `SELECT count(*)::int AS total FROM ${counted} WHERE ${where}`, values }
   const first = statement(list, where, [size, offset], (next) => `LIMIT $${next} OFFSET $${next + 1}`)
-  const [[{ total }], rows] = await ask<[[{ total: number }], (Row & Placed)[]]>([count, first])
+  const [[{ total }], rows] = await ask<[[{ total: number }], (Row & Placed)[]]>(of, [count, first])
   const items = rows.map((row) => toItem(withoutPlace(row)))
   const last = rows.at(-1)
   if (!last || rows.length < size || size === wanted || offset + size >= total) return { items, total }
-  return { items, total, rest: readOn(ask, list, last.place, wanted - size, toItem) }
+  return { items, total, rest: readOn(of, list, last.place, wanted - size, toItem) }
 }
 
 async function* readOn<Row extends object, T>(
-  ask: Ask,
+  of: ListOf,
   list: ListSql,
   from: Placed['place'],
   wanted: number,
@@ -67,13 +70,19 @@ async function* readOn<Row extends object, T>(
   let place = from
   for (let left = wanted; left > 0; left -= list.atOnce) {
     const size = Math.min(left, list.atOnce)
-    const [rows] = await ask<[(Row & Placed)[]]>([
+    const [rows] = await ask<[(Row & Placed)[]]>(of, [
       statement(list, `${list.where} AND ${behind}`, [...place, size], (n) => `LIMIT $${n + columns.length}`),
     ])
     if (rows.length > 0) yield rows.map((row) => toItem(withoutPlace(row)))
     if (rows.length < size) return
     place = rows.at(-1)!.place
   }
+}
+
+// Lists share connections that nothing else waits for.
+function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements: readonly Statement[]): Promise<Rows> {
+  const reads = database.as('reads')
+  return tenantId === undefined ? reads.systemBatch(statements) : reads.batch(tenantId, statements)
 }
 
 // Not named, so that it is planned with its values and the filter at hand decides the index.

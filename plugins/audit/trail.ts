@@ -107,7 +107,7 @@ export async function listEntries(
     // Of 16 KB at most: paths and targets are cut when they are written.
     atOnce: 64,
   }
-  return readList((statements) => database.batch(tenantId, statements), list, filter, toEntry)
+  return readList({ database, tenantId }, list, filter, toEntry)
 }
 
 const toEntry = (row: Row): ListedEntry => ({

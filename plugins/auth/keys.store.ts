@@ -67,7 +67,7 @@ export async function listKeys(
     newestFirst: true,
     atOnce: 200,
   }
-  return readList((statements) => database.batch(tenantId, statements), list, page, toMetadata)
+  return readList({ database, tenantId }, list, page, toMetadata)
 }
 
 /** False when `createdBy` can see no such key. Revoking twice keeps the first time. */

@@ -186,7 +186,8 @@ async function readHistory(
     ...messages,
     values: [tenantId, id, limit, withErrors, after, upTo],
   })
-  const [found, rows] = await database.batch<[object[], MessageRow[]]>(tenantId, [
+  const reads = database.as('reads')
+  const [found, rows] = await reads.batch<[object[], MessageRow[]]>(tenantId, [
     { ...conversation, values: [tenantId, id, publishedId] },
     between(0, Number.MAX_SAFE_INTEGER),
   ])
@@ -196,7 +197,7 @@ async function readHistory(
   if (!last || last.position === last.newest) return { items }
   const rest = async function* () {
     for (let at = last.position; at < last.newest;) {
-      const [more] = await database.batch<[MessageRow[]]>(tenantId, [between(at, last.newest)])
+      const [more] = await reads.batch<[MessageRow[]]>(tenantId, [between(at, last.newest)])
       if (more.length === 0) return
       yield more.map(toMessage)
       at = more.at(-1)!.position

@@ -110,7 +110,7 @@ function listPools(database: Database, tenantId: string, page: Page): Promise<Li
     order: { name: 'text' },
     atOnce: poolsAtOnce,
   }
-  return readList((statements) => database.batch(tenantId, statements), list, page, toPool)
+  return readList({ database, tenantId }, list, page, toPool)
 }
 
 /** The runtimes of a pool, for the sentence that refuses a profile; null: any. Undefined: no such pool. */

@@ -135,7 +135,7 @@ export class PostgresProfileStore implements ProfileStore {
       // A profile may be as large as a request, a megabyte.
       atOnce: 8,
     }
-    return readList((statements) => this.#database.batch(tenantId, statements), list, page, toPlaced)
+    return readList({ database: this.#database, tenantId }, list, page, toPlaced)
   }
   async insert(
     tenantId: string,

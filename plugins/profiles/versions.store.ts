@@ -48,7 +48,7 @@ export async function listVersions(
     newestFirst: true,
     atOnce: 200,
   }
-  const found = await readList((statements) => database.batch(tenantId, statements), list, page, toEntry)
+  const found = await readList({ database, tenantId }, list, page, toEntry)
   // Whatever exists has a version.
   if (found.total === 0) throw unknownProfile()
   return found

@@ -78,7 +78,7 @@ export function listAgents<T>(
     // Of some 30 KB at most: an agent has up to a hundred origins.
     atOnce: 64,
   }
-  return readList((statements) => database.batch(tenantId, statements), list, page, toAgent)
+  return readList({ database, tenantId }, list, page, toAgent)
 }
 
 export interface AgentChange {
@@ -194,7 +194,7 @@ export async function listKeys(
     newestFirst: true,
     atOnce: 200,
   }
-  return readList((statements) => database.batch(tenantId, statements), list, page, toMetadata)
+  return readList({ database, tenantId }, list, page, toMetadata)
 }
 
 /** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */

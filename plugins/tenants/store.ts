@@ -35,7 +35,7 @@ export async function listTenants(
     AND ($2::boolean OR deleted_at IS NULL)`
   const values = [q ?? null, includeDeleted]
   const list: ListSql = { columns, from: 'tenants', where, values, order: { id: 'text' }, atOnce: 200 }
-  return readList((statements) => database.systemBatch(statements), list, page, toTenant)
+  return readList({ database, tenantId: undefined }, list, page, toTenant)
 }
 
 /** Undefined when the id was ever used, also by a tenant that was deleted. */

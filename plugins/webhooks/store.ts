@@ -116,7 +116,7 @@ export const createOutbox = (database: Database) => ({
       newestFirst: true,
       atOnce: 200,
     }
-    return readList((statements) => database.batch(tenantId, statements), list, filter, toDelivery)
+    return readList({ database, tenantId }, list, filter, toDelivery)
   },
   async find(tenantId: string, id: string): Promise<Delivery | undefined> {
     const find = {

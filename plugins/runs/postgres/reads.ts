@@ -3,7 +3,7 @@ import { endOf } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import type { RunPreview, RunStatus } from '#contracts/runs'
 import type { Session } from '#contracts/sessions'
-import { type Ask, readList } from '#kit/lists'
+import { readList } from '#kit/lists'
 import {
   type ChunkRow,
   type DurableRow,
@@ -95,10 +95,6 @@ const sessionList = {
 
 export function createReads(db: Database) {
   const reads = db.as('reads')
-  const reader =
-    (tenantId: string): Ask =>
-    (statements) =>
-      reads.batch(tenantId, statements)
   return {
     async findRun(tenantId, runId) {
       const [row] = await db.unit<RunRow>(tenantId, runById({ tenant: tenantId, run: runId }))
@@ -107,7 +103,7 @@ export function createReads(db: Database) {
     async listRuns(tenantId, filter: RunFilter) {
       const { profile, sessionId, status, from, to, parent } = filter
       const values = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
-      return readList<PreviewRow, RunPreview>(reader(tenantId), { ...runList, values }, filter, toPreview)
+      return readList<PreviewRow, RunPreview>({ database: db, tenantId }, { ...runList, values }, filter, toPreview)
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
@@ -142,7 +138,7 @@ export function createReads(db: Database) {
     },
     async listSessions(tenantId, filter) {
       const values = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
-      return readList<SessionRow, Session>(reader(tenantId), { ...sessionList, values }, filter, toSession)
+      return readList<SessionRow, Session>({ database: db, tenantId }, { ...sessionList, values }, filter, toSession)
     },
   } satisfies Partial<RunStore>
 }
