@@ -150,6 +150,7 @@ const tableOf = (name: string): string => name.replaceAll('-', '_')
 
 const renamed = (source: string, called: string, name: string): string =>
   source
+    .replaceAll(`from: '${called}'`, `from: '${tableOf(name)}'`)
     .replaceAll(`name: '${called}'`, `name: '${name}'`)
     .replaceAll(`'${called}'`, `'${name}'`)
     .replaceAll(`${called}/`, `${name}/`)
