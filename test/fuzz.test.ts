@@ -173,7 +173,7 @@ async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Prom
   else for await (const chunk of reply.stream()) chunks.push(chunk as Buffer)
   const took = cpuMs(since)
   // An injected request has no connection that closes: what bounds the arrival of its body would wait for that.
-  reply.raw.req.emit('close')
+  reply.raw.res.req.emit('close')
   judge(operation, reply.statusCode, type, Buffer.concat(chunks).toString())
   return took
 }
