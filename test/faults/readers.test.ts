@@ -9,6 +9,8 @@ import { chatStream } from '../e2e/client.ts'
 const skip = existsSync('/proc/self/fd') ? false : 'the sockets of another process are counted in /proc'
 const visitors = 2_000
 const atOnce = 50
+/** Connections to the database and to peers that the process may still open, and keep, however many visitors come: 5,000 leave as many as 2,000. */
+const keptSockets = 20
 
 const title = 'S2: 2,000 clients that connect and go leave no socket and no timer behind, and the run goes on'
 test(title, { skip }, async (t) => {
@@ -34,7 +36,7 @@ test(title, { skip }, async (t) => {
   const before = await eventually('the first visitors are gone', () => resting(cluster))
   for (let i = 0; i < visitors; i += atOnce) await Promise.all(Array.from({ length: atOnce }, visit))
   let last = before
-  const left = (): boolean => last.sockets > before.sockets + 3 || last.timers > before.timers + 3
+  const left = (): boolean => last.sockets > before.sockets + keptSockets || last.timers > before.timers + 3
   for (let attempt = 0; attempt < 50; attempt++) {
     last = (await resting(cluster)) ?? last
     if (attempt > 0 && !left()) break
