@@ -36,7 +36,7 @@ export function addTenant(program: Command): void {
       const [problem] = Value.Errors(CreateTenant, tenant)
       if (problem) throw new CliError(`${problem.path.slice(1)}: ${problem.message}`, 2)
       const created = await withPlatform(config, (database) => {
-        const { create } = createTenantService(database, () => {})
+        const { create } = createTenantService(database, undefined, () => {})
         // The first entry of the new tenant's own log.
         return recorded(database, { name: creating, tenantId: id, action: 'tenants.create' }, () => create(tenant))
       })

@@ -32,6 +32,10 @@ export const endings = {
     message: 'The run took longer than its profile allows.',
     publicMessage: 'The agent took too long to answer.',
   },
+  log_full: {
+    status: 'error',
+    message: 'The runs of this tenant have written as much to their logs today as they may.',
+  },
   budget_exceeded: { status: 'error', message: 'The run has cost more than it may.' },
   unavailable: { status: 'error', message: 'The log of the run could not be written.' },
   runner_protocol: { status: 'error', message: 'The runner sent a line that is no event, or one out of its place.' },

@@ -58,13 +58,17 @@ export const maxQueued = 100
 export interface EnqueueRun extends Omit<StartRun, 'create'> {
   /** It goes before all waiting runs. Another interrupt that waits already is cancelled. */
   readonly interrupt: boolean
+  /** How many runs of the tenant may wait; no matter how many unless given. */
+  readonly most?: number
 }
 
 export type EnqueueOutcome =
   | { readonly kind: 'queued' }
   | { readonly kind: 'exists'; readonly run: RunSummary }
-  /** `maxQueued` runs wait already. */
+  /** `maxQueued` runs wait for the session already. */
   | { readonly kind: 'full' }
+  /** As many runs of the tenant wait as may. */
+  | { readonly kind: 'tenant_full' }
   | { readonly kind: 'no_session' }
   | { readonly kind: 'other_profile'; readonly profile: string }
 
@@ -192,6 +196,19 @@ export interface RunStore {
   handOver(claim: Claim): Promise<boolean>
   /** This process stops taking over runs. True when another process still does. */
   retreat(): Promise<boolean>
+  /**
+   * Sets how many runs of a tenant this process may execute at once: `wanted`, or what the others leave of `max`, which may be
+   * less than it had. Resolves to that number. The share of a process that dies is free again.
+   */
+  holdRuns(tenantId: string, wanted: number, max: number): Promise<number>
+  /** Adds to what the tenant's runs have written to their logs today (UTC), in bytes; resolves to what that is then. */
+  countLogBytes(tenantId: string, bytes: number): Promise<number>
+  /** The sessions of a tenant that are not shut down; counts no further than `most`. */
+  countSessions(tenantId: string, most: number): Promise<number>
+  /** The runs of a tenant that wait for their sessions. */
+  countWaiting(tenantId: string): Promise<number>
+  /** The runs of a tenant that all processes may execute now, those that they keep at hand included. */
+  countHeld(tenantId: string): Promise<number>
   /** Appends consecutive events. False: the claim was lost; stop writing. */
   append(claim: Claim, chunk: LogChunk): Promise<boolean>
   /** Appends the events that begin another attempt of the run, and counts it. False: the claim was lost. */

@@ -1,22 +1,19 @@
 import type { FastifyContextConfig } from 'fastify'
 import fp from 'fastify-plugin'
 
-interface RouteConfig {
+interface RouteOptions {
+  /** It bounds by itself how long its body may take to arrive: the listener's limit ends when its handler begins. */
+  readonly upload?: true
+  /** Its answer may stay open for as long as there is something to tell, and counts as one of its tenant's streams. */
+  readonly stream?: true
+}
+interface RouteConfig extends RouteOptions {
   readonly access?: unknown
-  readonly upload?: unknown
 }
 
 /** Says who may call a route, e.g. `app.get('/x', { ...access('member'), schema }, handler)`. A route without it fails the boot. */
-export const access = (who: string): { config: FastifyContextConfig } => ({
-  config: { access: who } as FastifyContextConfig,
-})
-
-/**
- * As `access`, for a route that bounds by itself how long its body may take to arrive: the listener's limit holds until the
- * request was let in, and ends when its handler begins.
- */
-export const uploadAccess = (who: string): { config: FastifyContextConfig } => ({
-  config: { ...access(who).config, upload: true } as FastifyContextConfig,
+export const access = (who: string, options: RouteOptions = {}): { config: FastifyContextConfig } => ({
+  config: { access: who, ...options } as FastifyContextConfig,
 })
 
 /** The access that a route declared; undefined when it declared none. */
@@ -26,6 +23,7 @@ export const accessOf = (config: unknown): string | undefined => {
 }
 
 export const isUpload = (config: unknown): boolean => (config as RouteConfig | undefined)?.upload === true
+export const isStream = (config: unknown): boolean => (config as RouteConfig | undefined)?.stream === true
 
 /** Refuses a route that does not say who may call it. */
 export const declaredAccess = fp(

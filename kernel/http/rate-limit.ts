@@ -17,7 +17,7 @@ export interface Limit {
   /** Counts a request in the store that all processes share, e.g. `kv.hit`. A refused request is not counted. */
   hit(key: string, max: number, windowSeconds: number): Promise<Hit>
   /** Makes the error for a request over the limit; the options say when to retry. */
-  refused(options: AppErrorOptions): AppError
+  refused(options: AppErrorOptions, request: FastifyRequest): AppError
 }
 
 /**
@@ -51,6 +51,6 @@ export async function rateLimit(app: App, limit: Limit) {
     void reply
       .header('ratelimit-policy', `"${name}";q=${result.max};w=${windowSeconds}`)
       .header('ratelimit', `"${name}";r=${result.isExceeded ? 0 : result.remaining};t=${seconds}`)
-    if (result.isExceeded) throw refused({ headers: { 'retry-after': String(seconds) }, retryable: true })
+    if (result.isExceeded) throw refused({ headers: { 'retry-after': String(seconds) }, retryable: true }, request)
   }
 }

@@ -65,7 +65,7 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   const options = {
     method,
     url,
-    ...access(route.access),
+    ...access(route.access, 'lines' in route.reply ? { stream: true } : {}),
     ...(bodyLimit === undefined ? {} : { bodyLimit }),
     schema: schemaOf(route),
     handler: answer as never,

@@ -233,3 +233,34 @@ export function testQueueLimits(open: OpenStore): void {
     assert.deepEqual(await heard, ['acme', 'run-1', reason])
   })
 }
+
+/** What a tenant has is counted, and how much it may have is kept. */
+export function testTenantUse(open: OpenStore): void {
+  test('what a tenant has of its limits is counted: runs that wait, sessions, bytes of logs', async (t) => {
+    const store = await open(t)
+    const { sessionId } = await begin(store)
+    const before = await store.countWaiting('acme')
+    await enqueue(store, sessionId)
+    assert.equal(await store.countWaiting('acme'), before + 1)
+    assert.equal(await store.countWaiting('nobody'), 0)
+    const runId = unique('run')
+    const task = { profile: 'writer', prompt: 'x' }
+    const order = { tenantId: 'acme', sessionId, runId, task, interrupt: false }
+    assert.deepEqual(await store.enqueue({ ...order, most: before + 1 }), { kind: 'tenant_full' })
+    assert.deepEqual(await store.enqueue({ ...order, most: before + 2 }), { kind: 'queued' })
+    assert.equal(await store.countSessions('acme', 1), 1)
+    assert.equal(await store.countSessions('nobody', 1), 0)
+    const bytes = await store.countLogBytes('acme', 40)
+    assert.equal(await store.countLogBytes('acme', 2), bytes + 2)
+    assert.equal(await store.countLogBytes('globex', 0), 0)
+  })
+  test('a process may execute as many runs as it wants, or as the limit says', async (t) => {
+    const store = await open(t)
+    assert.equal(await store.holdRuns('acme', 3, 10), 3)
+    assert.equal(await store.countHeld('acme'), 3)
+    assert.equal(await store.holdRuns('acme', 30, 10), 10)
+    assert.equal(await store.holdRuns('acme', 10, 4), 4, 'a limit that was lowered')
+    assert.equal(await store.holdRuns('acme', 0, 4), 0)
+    assert.equal(await store.countHeld('acme'), 0)
+  })
+}

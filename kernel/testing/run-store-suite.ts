@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { describe, test } from 'node:test'
 import fc from 'fast-check'
-import { testQueueLimits, testQueueOrder, testQueueRaces } from './run-store-queue.ts'
+import { testQueueLimits, testQueueOrder, testQueueRaces, testTenantUse } from './run-store-queue.ts'
 import { testListBounds, testReads } from './run-store-lists.ts'
 import { testAppends, testLogs, testState } from './run-store-reads.ts'
 import {
@@ -38,6 +38,7 @@ export function testRunStore(name: string, open: OpenStore): void {
     testQueueOrder(open)
     testQueueRaces(open)
     testQueueLimits(open)
+    testTenantUse(open)
   })
 }
 

@@ -1,6 +1,7 @@
 import { createHmac, createSecretKey, randomBytes, timingSafeEqual } from 'node:crypto'
 import type { FastifyRequest, RouteOptions } from 'fastify'
 import { accessOf, type App, forbidden, isAppError, unauthorized } from '#kernel'
+import type { TenantLimits } from '#contracts/limits'
 import { type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
 import {
   bearerForm,
@@ -67,10 +68,12 @@ export interface GuardOptions {
   readonly adminTenant: string | undefined
   /** Called when a scope is mounted, which is after every plugin was set up. */
   readonly trail: () => AuditTrail | undefined
+  /** Undefined: nobody counts what a tenant asks. */
+  readonly limits: Pick<TenantLimits, 'guard'> | undefined
 }
 
 /** Authenticates every request of a scope before its body is read, and holds it to the role its route declares. */
-export function createApiGuard({ authenticate, adminTenant, trail }: GuardOptions): Guard {
+export function createApiGuard({ authenticate, adminTenant, trail, limits }: GuardOptions): Guard {
   const callers = new WeakMap<FastifyRequest, Caller>()
 
   /** The caller when it is an operator. For anybody else the routes of operators do not exist. */
@@ -109,6 +112,10 @@ export function createApiGuard({ authenticate, adminTenant, trail }: GuardOption
         const needed = neededRole(config)
         if (needed === undefined || !roleAtLeast(caller.role, needed)) throw forbidden()
         callers.set(request, caller)
+      })
+      limits?.guard(app, {
+        tenantOf: (request) => callers.get(request)!.tenantId,
+        kindOf: ({ method }) => (method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : 'writesPerMinute'),
       })
     },
     callerOf(request) {

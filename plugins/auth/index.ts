@@ -3,6 +3,7 @@ import { definePlugin, maybe, Settings } from '#kernel'
 import { AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, InternalGuard, Tokens } from '#contracts/auth'
 import { Database, needsDatabase, presentDatabase } from '#contracts/database'
+import { TenantLimits } from '#contracts/limits'
 import { Signers } from '#contracts/signing'
 import { acceptLinks } from '#kit'
 import { createApiGuard, createAuthenticate } from './api-guard.ts'
@@ -34,9 +35,14 @@ export default definePlugin({
     ),
   }),
   errors: authErrors,
-  requires: { tokens: Tokens, signers: Signers, database: maybe(Database) },
+  requires: {
+    tokens: Tokens,
+    signers: Signers,
+    database: maybe(Database),
+    limits: maybe(TenantLimits),
+  },
   provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites },
-  async setup({ config, deps: { tokens, signers, database }, listeners, log, routes, onStop }) {
+  async setup({ config, deps: { tokens, signers, database, limits }, listeners, log, routes, onStop }) {
     const { bootstrapKey, bootstrapTenant, adminTenant } = config
     // Without a database there are no keys but the bootstrap one.
     const stored = presentDatabase(database)
@@ -48,7 +54,12 @@ export default definePlugin({
       bootstrap: bootstrapKey === undefined ? undefined : { key: bootstrapKey, tenantId: bootstrapTenant },
     })
     let trail: AuditTrail | undefined
-    const api = createApiGuard({ authenticate, adminTenant, trail: () => trail })
+    const api = createApiGuard({
+      authenticate,
+      adminTenant,
+      trail: () => trail,
+      limits,
+    })
     if (database) {
       const service = createApiKeyService(database, tokens)
       routes('conductor', async (app) => {

@@ -43,11 +43,12 @@ const bodyLimit = 1_000_000
 /** Chat, answered whole or as a stream. A client that leaves never ends its run. */
 export function chatRoutes(app: App, parts: ChatParts): void {
   const { waits, heartbeatMs, limit } = parts
-  const route = { ...access('agent-key'), onRequest: limit, bodyLimit }
+  const route = { onRequest: limit, bodyLimit }
   const asked = { tags: ['chat'], params: ChatParams, headers: IdempotencyHeaders, body: ChatBody }
   app.post(
     '/v1/chat/:tenant/:agent',
     {
+      ...access('agent-key'),
       ...route,
       schema: {
         ...asked,
@@ -77,6 +78,7 @@ export function chatRoutes(app: App, parts: ChatParts): void {
   app.post(
     '/v1/chat/:tenant/:agent/stream',
     {
+      ...access('agent-key', { stream: true }),
       ...route,
       schema: {
         ...asked,

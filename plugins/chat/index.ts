@@ -1,13 +1,15 @@
+import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
-import { type App, definePlugin, Duration, Settings } from '#kernel'
+import { type App, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
+import { limitErrors, TenantLimits } from '#contracts/limits'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
-import { ChatAdmission, createKeyLimit } from './admission.ts'
+import { callerOf, ChatAdmission, createKeyLimit } from './admission.ts'
 import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './sweeps.ts'
 import { createFollower, type Outcome } from './public-run.ts'
@@ -27,10 +29,17 @@ export default definePlugin({
     heartbeat: Duration('15s', 'Silence after which an open stream gets a `: ping`.'),
     drain: Duration('20s', 'What synchronous calls under way get to finish when the server stops.'),
   }),
-  errors: [chatErrors, runErrors, idempotencyErrors],
-  requires: { database: Database, tokens: Tokens, kv: Kv, dispatch: RunDispatch, idempotency: Idempotency },
+  errors: [chatErrors, runErrors, idempotencyErrors, limitErrors],
+  requires: {
+    database: Database,
+    tokens: Tokens,
+    kv: Kv,
+    dispatch: RunDispatch,
+    idempotency: Idempotency,
+    limits: maybe(TenantLimits),
+  },
   async setup({ config, deps, log, metrics: registry, stopping, routes, onStart, onStop }) {
-    const { database, tokens, kv, dispatch, idempotency } = deps
+    const { database, tokens, kv, dispatch, idempotency, limits } = deps
     // Said at boot, not at the first chat: without the pepper no key could be checked.
     if (!database.absent) tokens.hash('ao:pub-key:v1', '')
     const metrics = createMetrics(registry, () => follower.size)
@@ -46,13 +55,17 @@ export default definePlugin({
       metrics.observe(app)
       needsDatabase(app, database)
       admission.crossOrigin(app)
-      const limit = await createKeyLimit(app, kv, config.rateLimitBackend === 'memory' ? 'process' : 'shared')
+      const scope = config.rateLimitBackend === 'memory' ? 'process' : 'shared'
+      const limit = await createKeyLimit(app, kv, scope)
+      const tenantOf = (request: FastifyRequest): string => callerOf(request).tenantId
       await app.register(async (guarded) => {
         admission.guard(guarded, 'memory')
+        limits?.guard(guarded, { scope, tenantOf, kindOf: () => 'chatsPerMinute' })
         chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
       })
       await app.register(async (guarded) => {
         admission.guard(guarded, 'database')
+        limits?.guard(guarded, { scope, tenantOf, kindOf: () => 'readsPerMinute' })
         runRoutes(guarded, common)
         conversationRoutes(guarded, common)
       })

@@ -65,7 +65,7 @@ export function runRoutes(app: App, { database, dispatch, follower, heartbeatMs 
   app.get(
     '/v1/chat/:tenant/:agent/runs/:publicRunId/stream',
     {
-      ...access('agent-key'),
+      ...access('agent-key', { stream: true }),
       schema: {
         tags,
         summary: 'Follow a run',

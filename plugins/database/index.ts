@@ -7,8 +7,8 @@ import { createReadinessCheck, dsnOf, dsnProblem, openDatabase, prepare } from '
 import { openHeartbeat } from './heartbeat.ts'
 import { NotificationListener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
-import { openPool } from './pool.ts'
-import { divide, Shares } from './shares.ts'
+import { divide, openPool, Shares } from './pool.ts'
+
 import { createTransactions, lanes } from './transactions.ts'
 
 export default definePlugin({

@@ -9,8 +9,7 @@ import {
   type Work,
 } from '#contracts/database'
 import { placeOf } from './errors.ts'
-import type { ConnectionPool, LeasedConnection } from './pool.ts'
-import type { Shares } from './shares.ts'
+import type { ConnectionPool, LeasedConnection, Shares } from './pool.ts'
 
 type OfWork = Pick<Database, 'batch' | 'systemBatch' | 'tenant' | 'system'>
 

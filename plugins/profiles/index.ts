@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
+import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { Fleet } from '#contracts/runner'
@@ -28,17 +29,18 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  errors: profileErrors,
+  errors: [profileErrors, limitErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
     fleet: maybe(Fleet),
     skills: maybe(Skills),
     mcpServers: maybe(McpServers),
+    limits: maybe(TenantLimits),
   },
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
-    const { guard, database, fleet, skills, mcpServers } = deps
+    const { guard, database, fleet, skills, mcpServers, limits } = deps
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new BroadcastSender({
@@ -49,7 +51,8 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
-    const service = createProfileService(store, database, broadcast, { skills, mcpServers })
+    const service = createProfileService(store, database, broadcast, { skills, mcpServers }, limits)
+    limits?.uses('profiles', (tenantId) => store.count(tenantId))
     const viewOf = createView(fleet)
     routes('conductor', async (app) => {
       guard.protect(app)

@@ -1,12 +1,13 @@
 import type { BroadcastChange, BroadcastRevisions } from '#contracts/broadcast'
 import type { TenantTx } from '#contracts/database'
 import type { Page } from '#contracts/paging'
+import { overLimit } from '#contracts/limits'
 import { listOf } from '#kit/lists'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
 import type { ChangeLog } from './broadcast.ts'
 import type { ProfileDocument } from './document.ts'
 import { idChanged, idTaken, nameTaken, preconditionFailed, tooManyProfiles, unknownProfile } from './errors.ts'
-import type { Expected, ProfileStore } from './store.ts'
+import type { Creator, Expected, ProfileStore } from './store.ts'
 
 /** Profiles of one tenant, the names of deleted ones included. */
 const mostNames = 10_000
@@ -50,10 +51,20 @@ export class MemoryProfileStore implements ProfileStore, Profiles, ChangeLog {
       .sort((a, b) => (a.name < b.name ? -1 : 1))
     return listOf(profiles, page, listed, (profile) => profile)
   }
-  async insert(tenantId: string, name: string, id: string, document: ProfileDocument): Promise<Profile> {
+  async count(tenantId: string): Promise<number> {
+    return this.#profiles(tenantId).length
+  }
+  async insert(
+    tenantId: string,
+    name: string,
+    id: string,
+    document: ProfileDocument,
+    { most }: Pick<Creator, 'most'>,
+  ): Promise<Profile> {
     const others = this.#profiles(tenantId)
     if (others.some((other) => other.name === name)) throw nameTaken(name)
     if (others.some((other) => other.id === id)) throw idTaken(id)
+    if (others.length >= most) throw overLimit('profiles', most)
     const createdAt = new Date().toISOString()
     return this.#write(tenantId, name, { name, id, ...document, createdAt, updatedAt: createdAt })!
   }

@@ -1,5 +1,6 @@
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
 import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
 import type { Skills } from '#contracts/skills'
@@ -23,6 +24,7 @@ export function createProfileService(
   database: Database,
   broadcast: BroadcastSender,
   references: References,
+  limits: TenantLimits | undefined,
 ) {
   /** Refuses an unknown pool. If the pool is deleted after this check, the database refuses the profile. */
   const checkPool = async (tenantId: string, { pool, runtime }: ProfileDocument): Promise<void> => {
@@ -31,7 +33,13 @@ export function createProfileService(
     if (runtimes === undefined) throw profileErrors.unknownPool({ name: pool })
     if (runtimes && !runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
   }
+  /** Every runner keeps a copy of every profile. */
+  const checkSize = (tenantId: string, document: ProfileDocument): void => {
+    const { profileBytes: most } = limits?.of(tenantId) ?? defaultLimits
+    if (Buffer.byteLength(JSON.stringify(document)) > most) throw overLimit('profileBytes', most)
+  }
   const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
+    checkSize(tenantId, document)
     await checkReferences(references, tenantId, document)
     await checkPool(tenantId, document)
     return document
@@ -40,7 +48,8 @@ export function createProfileService(
   return {
     async create(tenantId: string, input: ProfileInput, writer: Writer): Promise<Profile> {
       const document = await check(tenantId, documentOf(input))
-      const profile = await store.insert(tenantId, input.name, input.id ?? newId('prof'), document, writer)
+      const { profiles: most } = limits?.of(tenantId) ?? defaultLimits
+      const profile = await store.insert(tenantId, input.name, input.id ?? newId('prof'), document, { ...writer, most })
       await broadcast.changed(tenantId)
       return profile
     },

@@ -1,6 +1,7 @@
 import { type Database, sqlState, type Statement, type TenantTx, violatedConstraint } from '#contracts/database'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
+import { overLimit } from '#contracts/limits'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
 import type { ProfileDocument } from './document.ts'
 import {
@@ -20,8 +21,9 @@ export interface ProfileStore {
   findPlaced(tenantId: string, name: string): Promise<PlacedProfile | undefined>
   /** By name. `q`: a part of the name, in any case. */
   list(tenantId: string, q: string | undefined, page: Page): Promise<Listing<Profile>>
-  /** `conflict` 409 when its name or id is taken. */
-  insert(tenantId: string, name: string, id: string, document: ProfileDocument, writer: Writer): Promise<Profile>
+  count(tenantId: string): Promise<number>
+  /** `conflict` 409 when its name or id is taken, `limit_exceeded` 409 when there are as many as may be. */
+  insert(tenantId: string, name: string, id: string, document: ProfileDocument, writer: Creator): Promise<Profile>
   /** `not_found` 404, `conflict` 409 for another id, `precondition_failed` 412 for another version. */
   replace(
     tenantId: string,
@@ -38,6 +40,11 @@ export interface ProfileStore {
 export interface Writer {
   readonly keyId: string
   readonly restoredFrom?: number
+}
+
+export interface Creator extends Writer {
+  /** How many profiles the tenant may have. */
+  readonly most: number
 }
 
 /** What the stored profile must be for a write to change it. */
@@ -137,24 +144,35 @@ export class PostgresProfileStore implements ProfileStore {
     }
     return readList({ database: this.#database, tenantId }, list, page, toPlaced)
   }
+  async count(tenantId: string): Promise<number> {
+    const count = { text: 'SELECT count(*)::int AS count FROM profiles WHERE tenant_id = $1', values: [tenantId] }
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [count])
+    return row!.count
+  }
   async insert(
     tenantId: string,
     name: string,
     id: string,
     document: ProfileDocument,
-    writer: Writer,
+    { most, ...writer }: Creator,
   ): Promise<Profile> {
+    // Whoever adds a profile holds the row of the tenant, so that each is counted before the next is added.
+    const lock = { text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE', values: [tenantId] }
     const insert = {
-      text: `INSERT INTO profiles AS p (tenant_id, name, id, document) VALUES ($1, $2, $3, $4)`,
-      values: [tenantId, name, id, JSON.stringify(document)],
+      text: `INSERT INTO profiles AS p (tenant_id, name, id, document) SELECT $1, $2, $3, $4
+             WHERE (SELECT count(*) FROM profiles WHERE tenant_id = $1) < $5
+               OR EXISTS (SELECT 1 FROM profiles WHERE tenant_id = $1 AND (name = $2 OR id = $3))`,
+      values: [tenantId, name, id, JSON.stringify(document), most],
     }
-    const [, , rows] = await this.#database
-      .batch<[object[], object[], PlacedRow[]]>(tenantId, [writtenBy(writer), insert, findWritten(tenantId, name)])
+    const statements = [writtenBy(writer), lock, insert, findWritten(tenantId, name)]
+    const [, , , rows] = await this.#database
+      .batch<[object[], object[], object[], PlacedRow[]]>(tenantId, statements)
       .catch((error: unknown) => {
         if (sqlState(error) !== '23505') throw readable(error, document)
         throw violatedConstraint(error) === 'profiles_id' ? idTaken(id) : nameTaken(name)
       })
-    return toPlaced(rows[0]!)
+    if (!rows[0]) throw overLimit('profiles', most)
+    return toPlaced(rows[0])
   }
   async replace(
     tenantId: string,

@@ -46,7 +46,6 @@ export default definePlugin({
   async setup(ctx) {
     const { config, deps, log } = ctx
     const { toolkit, sandboxes } = deps
-    let mcpBaseUrl = (config.mcpBaseUrl ?? config.baseUrl)?.replace(/\/+$/, '')
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       idleTtlMs: config.idleTtl,
@@ -59,7 +58,7 @@ export default definePlugin({
       conversations,
       executors: deps,
       log,
-      mcpUrl: (sessionId) => `${(mcpBaseUrl ??= ctx.urlOf('runner'))}/runner/sessions/${sessionId}/mcp`,
+      mcpBase: () => config.mcpBaseUrl ?? config.baseUrl ?? ctx.urlOf('runner'),
     })
     const broadcast = new BroadcastReceiver((...change) => sandboxes?.sawProfile(...change))
     const runner = createRunner({

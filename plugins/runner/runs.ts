@@ -14,6 +14,11 @@ const leastKept = 16 * 1024
 const maxEnded = 4_096
 const maxEndedBytes = 32 * 1024 * 1024
 
+export interface RunsOptions extends Omit<RunContext, 'keepBytes' | 'over' | 'mcpUrl'> {
+  /** Where sidecars reach the MCP endpoints of this runner; known once the kernel listens. */
+  mcpBase(): string
+}
+
 /** The runs of this runner: at most one under way in a session, and the output of ended ones for as long as another reader may come. */
 export class Runs {
   readonly ledgers = new Ledgers()
@@ -26,9 +31,11 @@ export class Runs {
   readonly #ended = new Map<string, { readonly bytes: number; readonly timer: NodeJS.Timeout }>()
   #endedBytes = 0
 
-  constructor(shared: Omit<RunContext, 'keepBytes' | 'over'>) {
+  constructor({ mcpBase, ...shared }: RunsOptions) {
+    let base: string | undefined
     this.#host = {
       ...shared,
+      mcpUrl: (sessionId) => `${(base ??= mcpBase().replace(/\/+$/, ''))}/runner/sessions/${sessionId}/mcp`,
       keepBytes: () => Math.max(leastKept, Math.min(mostKept, keptInAll / this.#runs.size)),
       over: (run) => this.#over(run),
     }

@@ -1,17 +1,49 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { Delegation, DelegationAnswer } from '#contracts/delegation'
+import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
 import type { Claim, DurableSession } from '#contracts/run-store'
 import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
 import type { RunUsage } from './usage.ts'
 
-export interface DelegationLimits {
-  /** A run at this depth of delegation may not delegate. */
-  readonly maxDepth: number
-  /** How many child runs one run may have. */
-  readonly maxChildren: number
+/** A run that was not delegated, with those that it has led to. */
+interface Tree {
+  /** Runs that were delegated in it, and those of them that have not ended. */
+  runs: number
+  open: number
+  /** Runs here that delegate in it. */
+  users: number
+}
+
+/**
+ * The trees of delegations whose runs execute here. A tree is together in one process, because the process of a run starts its
+ * children; one that is taken over begins to count anew.
+ */
+export class DelegationTrees {
+  readonly #limits: TenantLimits | undefined
+  readonly #trees = new Map<string, Tree>()
+
+  constructor(limits: TenantLimits | undefined) {
+    this.#limits = limits
+  }
+
+  limitsOf(tenantId: string): Limits {
+    return this.#limits?.of(tenantId) ?? defaultLimits
+  }
+  enter(tenantId: string, root: string): Tree {
+    const key = `${tenantId}\n${root}`
+    const tree = this.#trees.get(key) ?? { runs: 0, open: 0, users: 0 }
+    this.#trees.set(key, tree)
+    tree.users++
+    return tree
+  }
+  leave(tenantId: string, root: string): void {
+    const key = `${tenantId}\n${root}`
+    const tree = this.#trees.get(key)
+    if (tree && --tree.users === 0) this.#trees.delete(key)
+  }
 }
 
 /** Starts and ends the runs that another one delegates to. */
@@ -25,7 +57,7 @@ export interface ChildRuns {
 export interface DelegationsDeps {
   /** Starts and ends the runs that others delegate to. */
   readonly children: ChildRuns
-  readonly delegation: DelegationLimits
+  readonly trees: DelegationTrees
   readonly log: FastifyBaseLogger
 }
 
@@ -34,6 +66,9 @@ export class Delegations {
   readonly #deps: DelegationsDeps
   readonly #claim: Claim
   readonly #depth: number
+  /** The run at the top of its tree. */
+  readonly #root: string
+  readonly #tree: Tree
   /** Profiles it may delegate to; any unless given. */
   readonly #delegates: readonly string[] | undefined
   readonly #usage: RunUsage
@@ -53,6 +88,8 @@ export class Delegations {
     this.#deps = deps
     this.#claim = claim
     this.#depth = task.parent?.depth ?? 0
+    this.#root = task.parent?.rootId ?? task.parent?.runId ?? claim.runId
+    this.#tree = deps.trees.enter(claim.tenantId, this.#root)
     this.#delegates = session.profile.delegates
     this.#usage = usage
     this.#onExceeded = onExceeded
@@ -67,6 +104,7 @@ export class Delegations {
   /** Called when the run is over: cancels the children that are still under way. */
   close(): void {
     this.#over.abort('the run is over')
+    this.#deps.trees.leave(this.#claim.tenantId, this.#root)
   }
 
   /** Looks one at a time: a second look must not start a child that the first one is about to start. */
@@ -98,16 +136,22 @@ export class Delegations {
       .catch((err: unknown) => this.#warn(err, 'a delegation could not be answered'))
   }
   #refusal({ profile }: Delegation): string | undefined {
-    const { maxDepth, maxChildren } = this.#deps.delegation
+    const { delegationDepth, delegatedRuns, delegatedAtOnce } = this.#deps.trees.limitsOf(this.#claim.tenantId)
     const delegates = this.#delegates
-    if (this.#depth >= maxDepth) return 'This task was delegated itself too often: it cannot be delegated further.'
-    if (this.#seen.size > maxChildren) return `One run delegates at most ${maxChildren} tasks.`
+    if (this.#depth >= delegationDepth)
+      return `This task was delegated itself too often: it cannot be delegated further (limit delegationDepth, ${delegationDepth}).`
+    if (this.#tree.runs >= delegatedRuns)
+      return `This task and those it led to have delegated as often as they may (limit delegatedRuns, ${delegatedRuns}).`
+    if (this.#tree.open >= delegatedAtOnce)
+      return `As many delegated tasks are under way as may be (limit delegatedAtOnce, ${delegatedAtOnce}); try again when one has ended.`
     if (delegates && !delegates.includes(profile)) {
       return `This agent may not delegate to '${profile}'; it may to: ${delegates.join(', ') || 'nobody'}.`
     }
     return this.#usage.left === 0 ? 'The budget of this run is used up.' : undefined
   }
   async #answerTo(delegation: Delegation): Promise<DelegationAnswer> {
+    this.#tree.runs++
+    this.#tree.open++
     try {
       const { status, result, error, costCents } = await this.#runOf(delegation)
       this.#usage.delegated(costCents)
@@ -119,6 +163,8 @@ export class Delegations {
       if (isAppError(err)) return { ok: false, content: `The task was not started: ${err.sentence ?? err.code}` }
       this.#warn(err, 'a delegated run failed')
       return { ok: false, content: 'The task could not be started.' }
+    } finally {
+      this.#tree.open--
     }
   }
   /** Starts the child run and resolves to its summary at its end. */
@@ -127,7 +173,12 @@ export class Delegations {
     const { tenantId, runId } = this.#claim
     const { signal } = this.#over
     const { left } = this.#usage
-    const parent = { runId, depth: this.#depth + 1, ...(left === undefined ? {} : { budgetCents: left }) }
+    const parent = {
+      runId,
+      rootId: this.#root,
+      depth: this.#depth + 1,
+      ...(left === undefined ? {} : { budgetCents: left }),
+    }
     // A repeated call joins the run that the first one has started.
     await children.start(tenantId, { id, profile, prompt, parent })
     const leave = (): void => void children.cancel(tenantId, id).catch(() => {})

@@ -5,6 +5,7 @@ import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Database, presentDatabase } from '#contracts/database'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
+import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { Prices } from '#contracts/prices'
 import { onCrash, Profiles } from '#contracts/profiles'
@@ -47,18 +48,6 @@ const RunsConfig = Settings({
     'A runner gets this long past the profile limit to end a run itself before it is ended here.',
   ),
   windDown: Duration('10s', 'How long a stopped runner stream may take to end.'),
-  maxDelegationDepth: Type.Integer({
-    minimum: 0,
-    maximum: 20,
-    default: 3,
-    description: 'How many delegations may lead to one another.',
-  }),
-  maxDelegations: Type.Integer({
-    minimum: 0,
-    maximum: 1_000,
-    default: 32,
-    description: 'Tasks that one run may delegate.',
-  }),
   drain: Duration('18s', 'How long a stopping server lets its runs end that no other conductor can take over.'),
 })
 
@@ -67,7 +56,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
   definePlugin({
     name: 'runs',
     config: RunsConfig,
-    errors: [runErrors, idempotencyErrors],
+    errors: [runErrors, idempotencyErrors, limitErrors],
     requires: {
       database: maybe(Database),
       profiles: Profiles,
@@ -75,6 +64,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       prices: maybe(Prices),
       mcpServers: maybe(McpServers),
       webhooks: maybe(Webhooks),
+      tenantLimits: maybe(TenantLimits),
       kv: Kv,
       api: maybe(ApiGuard),
       internal: maybe(InternalGuard),
@@ -82,20 +72,24 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
     },
     provides: { dispatch: RunDispatch, store: RunStore },
     async setup(ctx) {
-      const { api, internal, idempotency, webhooks, ...deps } = ctx.deps
-      const { onCrash, deadlineGrace, windDown, drain, maxDelegationDepth, maxDelegations } = ctx.config
+      const { api, internal, idempotency, webhooks, tenantLimits, ...deps } = ctx.deps
+      const { onCrash, deadlineGrace, windDown, drain } = ctx.config
       const store = await open(ctx)
       const service = new RunService({
         ...deps,
         store,
         webhooks,
+        tenantLimits,
         log: ctx.log,
-        delegation: { maxDepth: maxDelegationDepth, maxChildren: maxDelegations },
         onCrash,
         deadlineGraceMs: deadlineGrace,
         windDownMs: windDown,
         drainMs: drain,
       })
+      tenantLimits?.uses('runningRuns', (tenantId) => service.limits.running(tenantId))
+      tenantLimits?.uses('queuedRuns', (tenantId) => store.countWaiting(tenantId))
+      tenantLimits?.uses('eventLogBytesPerDay', (tenantId) => store.countLogBytes(tenantId, 0))
+      tenantLimits?.uses('sessions', (tenantId) => store.countSessions(tenantId, tenantLimits.of(tenantId).sessions))
       webhooks?.readRuns((tenantId, runId) => store.findRun(tenantId, runId))
       ctx.onStop(() => service.close())
       if (api) {

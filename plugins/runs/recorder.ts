@@ -2,6 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Claim, FinishRun, RunStore } from '#contracts/run-store'
 import { join, lastSeqOf, type LogChunk } from '#contracts/run-event'
 import { type Retries, retry } from '#kit'
+import type { RunLimits } from './limits.ts'
 import type { RunLog } from './log.ts'
 
 /** What a killed conductor may lose of what its watchers have seen; never an ending. A model's stream costs ten writes a second. */
@@ -57,6 +58,7 @@ export interface RecorderDeps {
   readonly store: RunStore
   readonly flushes: FlushClock
   readonly log: FastifyBaseLogger
+  readonly limits: Pick<RunLimits, 'logged'>
   /** Wakes watchers in other processes. */
   readonly announce: (claim: Claim) => void
   /** Aborts when this process ends and must not keep trying. */
@@ -124,15 +126,17 @@ export class Recorder {
   }
   /** Stores what is left with the terminal event, in one transaction. False: the claim was lost and nothing was written. */
   async finish(end: Omit<FinishRun, 'claim' | 'tail'>, terminal: LogChunk): Promise<boolean> {
-    const { store, announce } = this.#deps
+    const { store, announce, limits } = this.#deps
     const claim = this.#claim
     if (this.#flushing) await this.#rest()
     this.#pending.push(terminal)
     const tail = this.#take()
     if (this.#lost) return false
     const written = await this.#persistently(() => store.finish({ ...end, claim, tail }))
-    if (written) announce(claim)
-    return written
+    if (!written) return false
+    announce(claim)
+    limits.logged(claim.tenantId, tail!.lines.length)
+    return true
   }
 
   get #isFull(): boolean {
@@ -158,7 +162,7 @@ export class Recorder {
     return chunk && !this.#lost ? (this.#flushing = this.#flush(chunk)) : nothing
   }
   async #flush(chunk: LogChunk): Promise<void> {
-    const { store, announce } = this.#deps
+    const { store, announce, limits } = this.#deps
     const claim = this.#claim
     this.#inFlight = chunk.lines.length
     const attempt = this.#attempt
@@ -171,6 +175,7 @@ export class Recorder {
       if (owned) {
         this.#log.stored(lastSeqOf(chunk))
         announce(claim)
+        limits.logged(claim.tenantId, chunk.lines.length)
       } else {
         this.#lost = true
         this.#onLost()

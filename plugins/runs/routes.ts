@@ -117,7 +117,7 @@ export function publicRunRoutes(app: App, service: RunService, store: RunStore, 
   app.get(
     '/api/runs/:id/stream',
     {
-      ...access('member'),
+      ...access('member', { stream: true }),
       schema: {
         tags,
         summary: 'Stream the events of a run',

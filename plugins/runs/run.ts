@@ -20,6 +20,7 @@ import {
   type Stop,
   terminalLine,
 } from './ending.ts'
+import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
@@ -71,6 +72,7 @@ export interface RunOrder {
 
 /** The runs that this process executes. */
 export interface Executor {
+  readonly limits: RunLimits
   local(tenantId: string, runId: string): Run | undefined
   begin(order: RunOrder): Run
   /** Whether a run of this session could go anywhere now. While it could not, it keeps its place in the line. */

@@ -8,7 +8,9 @@ import { restoredFromLog } from '#contracts/profiles'
 import { runErrors } from '#contracts/run-errors'
 import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'
+import { DelegationTrees } from './delegations.ts'
 import { endingOf, orphaned, policyOf, within } from './ending.ts'
+import { RunLimits } from './limits.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
 import { type Executor, Run, type RunDeps, type RunOrder } from './run.ts'
@@ -16,7 +18,7 @@ import { StateSaver } from './state-saver.ts'
 import { Submission, type SubmissionDeps } from './submission.ts'
 
 export interface RunServiceDeps
-  extends Omit<RunDeps, 'children' | 'announce' | 'givingUp' | 'flushes'>, SubmissionDeps {
+  extends Omit<RunDeps, 'children' | 'announce' | 'givingUp' | 'flushes' | 'limits' | 'trees'>, SubmissionDeps {
   readonly kv: Kv
   readonly drainMs: number
 }
@@ -30,6 +32,7 @@ const keyOf = (tenantId: string, runId: string): string => `${tenantId}\n${runId
 
 /** The runs of this process, and access to those of other processes. */
 export class RunService implements Executor {
+  readonly limits: RunLimits
   readonly #deps: RunServiceDeps
   /** What each run here needs of this process. */
   readonly #running: RunDeps
@@ -61,7 +64,17 @@ export class RunService implements Executor {
       told.add(runId)
     }
     this.#deps = deps
-    this.#running = { ...deps, children: this, givingUp: this.#givingUp.signal, announce, flushes: new FlushClock() }
+    this.limits = new RunLimits(store, deps.tenantLimits, log, (tenantId) => this.#submission.goOn(tenantId))
+    const trees = new DelegationTrees(deps.tenantLimits)
+    this.#running = {
+      ...deps,
+      children: this,
+      limits: this.limits,
+      trees,
+      givingUp: this.#givingUp.signal,
+      announce,
+      flushes: new FlushClock(),
+    }
     this.#saver = new StateSaver(store, log)
     this.#logs = { store, kv, live: (tenantId, runId) => this.local(tenantId, runId)?.log }
     this.#cancellation = new Cancellation(store, this.#logs, this)
@@ -148,6 +161,7 @@ export class RunService implements Executor {
     this.#leaveRunners()
     await within(this.#saver.drain(), this.#deps.drainMs)
     clearInterval(this.#wheel)
+    await this.limits.close()
   }
 
   local(tenantId: string, runId: string): Run | undefined {
@@ -167,6 +181,8 @@ export class RunService implements Executor {
     // A conversation that is restored from its log needs no saved state.
     const saver = restoredFromLog(session.profile.runtime) ? undefined : this.#saver
     const waiting = saver?.busy(tenantId, sessionId)
+    // Who starts a run has a slot for it already.
+    if (order.orphan) this.limits.force(tenantId)
     const run = new Run(this.#running, order)
     this.#active.set(key, run)
     // The start was under way when this process was told to stop.
@@ -176,6 +192,7 @@ export class RunService implements Executor {
     void run.done.then((how) => {
       // This process may have taken the run back, under another claim.
       if (this.#active.get(key) === run) this.#active.delete(key)
+      this.limits.give(tenantId)
       const link = run.runner ?? waiting
       // When the run goes on elsewhere, this runner has only half a turn.
       if (link && how === 'ended') saver?.rest(claim, link)
@@ -190,6 +207,7 @@ export class RunService implements Executor {
   #listen(): void {
     const { store, onCrash } = this.#deps
     store.onFenced(() => {
+      this.limits.lost()
       for (const run of this.#active.values()) run.leave()
     })
     store.executing((tenantId, runId) => this.local(tenantId, runId) !== undefined)
@@ -209,7 +227,10 @@ export class RunService implements Executor {
   }
   #turn(): void {
     const now = Date.now()
-    for (const run of this.#active.values()) if (now > run.deadline) run.stop(endingOf('timeout'))
+    for (const run of this.#active.values()) {
+      if (now > run.deadline) run.stop(endingOf('timeout'))
+      else if (this.limits.logIsFull(run.claim.tenantId)) run.stop(endingOf('log_full'))
+    }
   }
   #over(): Promise<unknown> {
     return Promise.all([...this.#active.values()].map((run) => run.done))

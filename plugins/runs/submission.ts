@@ -1,11 +1,12 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
+import { overLimit, type TenantLimits } from '#contracts/limits'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
 import { createOutputSchemas } from '#kit/schemas'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
-import { interruptedBy, type RunStore, type StartOutcome } from '#contracts/run-store'
+import { interruptedBy, type NextOutcome, type RunStore, type StartOutcome, type StartRun } from '#contracts/run-store'
 import type { Fleet, RunnerLink } from '#contracts/runner'
 import { type RunAccepted, type RunSummary, type Task } from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
@@ -13,6 +14,7 @@ import type { Cancellation } from './cancellation.ts'
 import { within } from './ending.ts'
 import type { Executor, Run, RunOrder } from './run.ts'
 import { placementOf } from './runner-stream.ts'
+import { Turns } from './turns.ts'
 
 const unknownSession = () => runErrors.notFound({ message: 'No such session, or it was shut down.' })
 
@@ -20,6 +22,8 @@ const unknownSession = () => runErrors.notFound({ message: 'No such session, or 
 const takenWaitMs = 2_000
 /** The same while the session is being restored: a failure of that is told with its own status. Specification 4.8, rule 3. */
 const restoredWaitMs = 20_000
+/** How many sessions of a tenant are remembered that wait for a slot. */
+const mostHeld = 1_000
 /** A little longer than the end of a run takes. */
 const lookAgainMs = 100
 
@@ -28,8 +32,13 @@ export interface SubmissionDeps {
   readonly profiles: Profiles
   readonly runners: Fleet
   readonly webhooks: Webhooks | undefined
+  /** Undefined: every tenant may have as much as it likes. */
+  readonly tenantLimits: TenantLimits | undefined
   readonly log: FastifyBaseLogger
 }
+
+/** What became of a start: refused for want of a slot, or what the store says. */
+type Stored = StartOutcome | { readonly kind: 'no_slot' }
 
 /** One call to start a run. */
 interface Asked {
@@ -44,8 +53,9 @@ export class Submission {
   readonly #executor: Executor
   readonly #cancellation: Cancellation
   readonly #schemas = createOutputSchemas()
-  /** Sessions whose line is being advanced; true when another call came meanwhile. */
-  readonly #looking = new Map<string, boolean>()
+  readonly #turns = new Turns((...session) => this.#lookAt(...session))
+  /** Sessions whose next run has no slot, by tenant. The sweep names them again, so that few need to be remembered. */
+  readonly #held = new Map<string, Set<string>>()
 
   constructor(deps: SubmissionDeps, executor: Executor, cancellation: Cancellation) {
     this.#deps = deps
@@ -61,6 +71,7 @@ export class Submission {
     const { id: runId = newId('run'), sessionId, chat } = task
     if (!isClientId(runId)) throw runErrors.invalidRunId()
     if (sessionId !== undefined && !isClientId(sessionId)) throw runErrors.invalidSessionId()
+    this.#executor.limits.admitLog(tenantId)
     await this.#check(tenantId, task)
     const asked = { tenantId, runId, task }
     if (chat?.continued) return this.#continueChat(asked)
@@ -71,21 +82,14 @@ export class Submission {
    * Starts the first run in a session's line if the session is free, and frees the session for an interrupt. Called whenever that
    * may be possible, by every conductor; the store lets one of them do it.
    */
-  readonly advance = (tenantId: string, sessionId: string): void => {
-    const key = `${tenantId}\n${sessionId}`
-    if (this.#looking.has(key)) return void this.#looking.set(key, true)
-    const round = async (): Promise<void> => {
-      do {
-        this.#looking.set(key, false)
-        await this.#look(tenantId, sessionId)
-      } while (this.#looking.get(key))
-    }
-    round()
-      // The sweep of every conductor tries it again.
-      .catch((err: unknown) =>
-        this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet'),
-      )
-      .finally(() => this.#looking.delete(key))
+  readonly advance = (tenantId: string, sessionId: string): void => this.#turns.add(tenantId, sessionId)
+
+  /** Called when a tenant may have a slot for a run that waits for one. */
+  goOn(tenantId: string): void {
+    const [sessionId] = this.#held.get(tenantId) ?? []
+    if (sessionId === undefined) return
+    this.#forget(tenantId, sessionId)
+    this.advance(tenantId, sessionId)
   }
 
   /** Refuses a task that would only fail when a model is called. */
@@ -103,8 +107,9 @@ export class Submission {
   }
   /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
   async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {
-    const { task } = asked
+    const { task, tenantId } = asked
     const remembers = task.chat?.continued ?? false
+    await this.#executor.limits.admitSession(tenantId)
     let placed = await this.#profileOf(asked)
     // 32 random bits per runner: a session id that is in use is drawn again.
     for (let attempt = 0; attempt < 5; attempt++) {
@@ -118,7 +123,7 @@ export class Submission {
         continue
       }
       const create = { profile, revision, ...(insteadOf === undefined ? {} : { insteadOf }) }
-      const outcome = await this.#deps.store.start({ ...asked, sessionId: newSessionId(runner.hash), create })
+      const outcome = await this.#store({ ...asked, sessionId: newSessionId(runner.hash), create })
       const accepted = this.#begun(asked, outcome, { placed: runner, remembers })
       if (accepted) return accepted
       if (outcome.kind === 'stale_profile') placed = await this.#profileOf(asked, true)
@@ -128,7 +133,7 @@ export class Submission {
   }
   /** In the session of its conversation, or in a new one that is given the conversation when that is gone. */
   async #continueChat(asked: Asked): Promise<RunAccepted> {
-    const outcome = await this.#deps.store.start({ ...asked, sessionId: '' })
+    const outcome = await this.#store({ ...asked, sessionId: '' })
     const accepted = this.#begun(asked, outcome)
     if (accepted) return accepted
     if (outcome.kind !== 'no_session' && outcome.kind !== 'other_profile') throw runErrors.conversationBusy()
@@ -136,18 +141,22 @@ export class Submission {
   }
   async #startIn(asked: Asked, sessionId: string): Promise<RunAccepted> {
     const { whenBusy } = asked.task
-    const outcome = await this.#deps.store.start({ ...asked, sessionId })
+    const mayWait = whenBusy === 'enqueue' || whenBusy === 'interrupt'
+    const outcome = await this.#store({ ...asked, sessionId })
+    if (mayWait && outcome.kind === 'no_slot') return this.#enqueue(asked, sessionId, whenBusy === 'interrupt')
     const accepted = this.#begun(asked, outcome)
     if (accepted) return accepted
     if (outcome.kind !== 'busy') throw await this.#unusable(asked, outcome.kind)
-    if (whenBusy !== 'enqueue' && whenBusy !== 'interrupt') throw runErrors.sessionBusy()
+    if (!mayWait) throw runErrors.sessionBusy()
     return this.#enqueue(asked, sessionId, whenBusy === 'interrupt')
   }
   async #enqueue(asked: Asked, sessionId: string, interrupt: boolean): Promise<RunAccepted> {
     const { tenantId, runId } = asked
-    const outcome = await this.#deps.store.enqueue({ ...asked, sessionId, interrupt })
+    const most = this.#deps.tenantLimits?.of(tenantId).queuedRuns ?? Infinity
+    const outcome = await this.#deps.store.enqueue({ ...asked, sessionId, interrupt, most })
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
     if (outcome.kind === 'full') throw runErrors.queueFull()
+    if (outcome.kind === 'tenant_full') throw overLimit('queuedRuns', most)
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
     // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
     // and may not have been seen to be over: one more look is sooner than the next sweep.
@@ -155,19 +164,69 @@ export class Submission {
     setTimeout(this.advance, lookAgainMs, tenantId, sessionId).unref()
     return { runId, sessionId, status: 'queued' }
   }
-  async #look(tenantId: string, sessionId: string): Promise<void> {
-    while (this.#executor.takes(sessionId)) {
+  async #lookAt(tenantId: string, sessionId: string): Promise<void> {
+    try {
+      while (this.#executor.takes(sessionId)) {
+        const next = await this.#claimNext(tenantId, sessionId)
+        if (next.kind !== 'held') return
+        await this.#cancellation.cancel(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
+      }
+    } catch (err) {
+      // The sweep of every conductor tries it again.
+      this.#deps.log.warn({ err, sessionId }, 'the next run of a session could not be started yet')
+    }
+  }
+  /** Begins the next run of a session if it has one and there is a slot for it. */
+  async #claimNext(tenantId: string, sessionId: string): Promise<NextOutcome> {
+    const { limits } = this.#executor
+    if (!(await limits.take(tenantId))) {
+      this.#hold(tenantId, sessionId)
+      return { kind: 'none' }
+    }
+    let begun = false
+    try {
       const next = await this.#deps.store.claimNext(tenantId, sessionId)
-      if (next.kind === 'started') return void this.#executor.begin({ ...next, announced: true })
-      if (next.kind === 'none') return
-      await this.#cancellation.cancel(tenantId, next.runId, { status: 'cancelled', ...interruptedBy(next.interrupt) })
+      begun = next.kind === 'started'
+      if (next.kind === 'started') this.#executor.begin({ ...next, announced: true })
+      return next
+    } finally {
+      if (!begun) limits.give(tenantId)
+    }
+  }
+  #hold(tenantId: string, sessionId: string): void {
+    const sessions = this.#held.get(tenantId) ?? new Set()
+    if (sessions.size < mostHeld) this.#held.set(tenantId, sessions.add(sessionId))
+  }
+  #forget(tenantId: string, sessionId: string): void {
+    const sessions = this.#held.get(tenantId)
+    if (sessions?.delete(sessionId) && sessions.size === 0) this.#held.delete(tenantId)
+  }
+  /** Starts a run in the store, with a slot of its tenant, which goes on to the run that begins. */
+  async #store(run: StartRun): Promise<Stored> {
+    const { tenantId, runId, task } = run
+    const { limits } = this.#executor
+    const slot = limits.take(tenantId)
+    if (slot !== true && !(await slot)) {
+      // A repeated call joins its run, which needs no slot.
+      const known = task.id === undefined ? undefined : await this.#deps.store.findRun(tenantId, runId)
+      return known ? { kind: 'exists', run: known } : { kind: 'no_slot' }
+    }
+    let begun = false
+    try {
+      const outcome = await this.#deps.store.start(run)
+      begun = outcome.kind === 'started'
+      return outcome
+    } finally {
+      if (!begun) limits.give(tenantId)
     }
   }
 
   /** Undefined: no run was started, and the caller has to say why. */
-  #begun(asked: Asked, outcome: StartOutcome, more: Partial<RunOrder> = {}): Promise<RunAccepted> | undefined {
+  #begun(asked: Asked, outcome: Stored, more: Partial<RunOrder> = {}): Promise<RunAccepted> | undefined {
     if (outcome.kind === 'started') return this.#taken(this.#executor.begin({ ...outcome, task: asked.task, ...more }))
     if (outcome.kind === 'exists') return this.#join(asked, outcome.run)
+    if (outcome.kind === 'no_slot')
+      throw overLimit('runningRuns', this.#deps.tenantLimits!.of(asked.tenantId).runningRuns)
     if (outcome.kind === 'no_conversation') throw runErrors.conversationNotFound()
     if (outcome.kind === 'stale_admission') throw runErrors.admissionStale()
     return undefined
@@ -197,7 +256,7 @@ export class Submission {
     return placed
   }
   /** The error for a refused task. A task that could never run is reported first, as the client's mistake. */
-  async #unusable(asked: Asked, kind: StartOutcome['kind']): Promise<AppError> {
+  async #unusable(asked: Asked, kind: Stored['kind']): Promise<AppError> {
     await this.#profileOf(asked)
     return kind === 'other_profile' ? runErrors.sessionProfileMismatch() : unknownSession()
   }

@@ -35,7 +35,7 @@ export function sessionStreamRoutes(app: App, guard: Guard, deps: Sources): void
   app.get(
     '/api/sessions/:id/stream',
     {
-      ...access('member'),
+      ...access('member', { stream: true }),
       schema: {
         tags: ['sessions'],
         summary: 'Follow a session across its runs',

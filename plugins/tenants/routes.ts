@@ -1,12 +1,39 @@
+import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, invalidRequest, conflict, notFound } from '#kernel'
 import { type Guard, operator } from '#contracts/auth'
 import { sendList } from '#kit/lists'
-import { ChangeTenant, CreateTenant, FindQuery, IdParams, ListQuery, Tenant, TenantList } from './schema.ts'
+import {
+  ChangeTenant,
+  CreateTenant,
+  FindQuery,
+  IdParams,
+  ListQuery,
+  Tenant,
+  TenantLimit,
+  TenantList,
+} from './schema.ts'
 import type { TenantService } from './service.ts'
 
 const tags = ['tenants']
 const operators = 'For admins of the tenant AGENT_ORC_ADMIN_TENANT; 404 to everybody else.'
 const byId = { tags, description: operators, params: IdParams }
+
+export function limitRoutes(app: App, guard: Guard, service: TenantService): void {
+  app.get(
+    '/api/limits',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'See what this tenant may have',
+        description:
+          'Every limit with what is used of it. Over one the answer is 429 `limit_reached` or 409 `limit_exceeded`, and names it. Operators change them by `PATCH /api/tenants/{id}`.',
+        response: { 200: Type.Object({ limits: Type.Array(TenantLimit) }) },
+      },
+    },
+    async (request) => ({ limits: await service.limitsOf(guard.callerOf(request).tenantId) }),
+  )
+}
 
 export function tenantRoutes(app: App, guard: Guard, service: TenantService): void {
   app.get(
@@ -61,7 +88,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         ...byId,
-        summary: 'Rename a tenant, or bring a deleted one back',
+        summary: 'Rename a tenant, set its limits, or bring a deleted one back',
         body: ChangeTenant,
         response: { 200: Tenant, ...failures(invalidRequest, notFound) },
       },

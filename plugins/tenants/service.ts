@@ -1,9 +1,17 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { conflict, notFound } from '#kernel'
+import { conflict, notFound, unavailable } from '#kernel'
 import type { Database } from '#contracts/database'
+import { limitKinds, limitNames, type TenantLimits } from '#contracts/limits'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal, type RunDispatch, runStatuses } from '#contracts/runs'
-import { type ChangeTenant, type CreateTenant, isTenantId, type ListQuery, type Tenant } from './schema.ts'
+import {
+  type ChangeTenant,
+  type CreateTenant,
+  isTenantId,
+  type ListQuery,
+  type Tenant,
+  type TenantLimit,
+} from './schema.ts'
 import { deleteTenant, findTenant, insertTenant, listTenants, updateTenant } from './store.ts'
 
 const unknownTenant = notFound
@@ -19,7 +27,11 @@ const undeletable = (id: string, why: string) => conflict({ message: `The tenant
 const firstTenant = 'default'
 
 /** `onDeleted` is called with a tenant whose keys no longer work, and whose runs should end. */
-export function createTenantService(database: Database, onDeleted: (tenantId: string) => void) {
+export function createTenantService(
+  database: Database,
+  limits: TenantLimits | undefined,
+  onDeleted: (tenantId: string) => void,
+) {
   return {
     list: (query: ListQuery) => listTenants(database, query),
     async create({ id, name = id }: CreateTenant): Promise<Tenant> {
@@ -33,10 +45,26 @@ export function createTenantService(database: Database, onDeleted: (tenantId: st
       if (!tenant || (tenant.deletedAt !== null && !includeDeleted)) throw unknownTenant()
       return tenant
     },
-    async change(id: string, { name, deleted }: ChangeTenant): Promise<Tenant> {
+    async change(id: string, { name, deleted, limits: wanted }: ChangeTenant): Promise<Tenant> {
       const tenant = isTenantId(id) ? await updateTenant(database, id, name, deleted === false) : undefined
       if (!tenant) throw unknownTenant()
-      return tenant
+      if (!wanted) return tenant
+      if (!limits) throw unavailable({ message: 'This server keeps no limits: its role file has no plugin `limits`.' })
+      if (!(await limits.change(id, wanted))) throw unknownTenant()
+      return { ...tenant, limits: { ...limits.ownOf(id) } as Tenant['limits'] }
+    },
+    /** Every limit of the caller's own tenant, with what it uses of it. */
+    async limitsOf(id: string): Promise<TenantLimit[]> {
+      if (!limits) return []
+      const [max, own, used] = [limits.of(id), limits.ownOf(id), await limits.usedBy(id)]
+      return limitNames.map((name) => ({
+        name,
+        max: max[name],
+        ...(used[name] === undefined ? {} : { used: used[name] }),
+        unit: limitKinds[name].unit,
+        own: own[name] !== undefined,
+        about: limitKinds[name].about,
+      }))
     },
     /** Marks the tenant as deleted and erases nothing. Its keys stop working. `own` is the caller's tenant, which cannot be deleted. */
     async remove(id: string, own: string): Promise<void> {

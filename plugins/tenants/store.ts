@@ -1,4 +1,5 @@
 import type { Database } from '#contracts/database'
+import type { OwnLimits } from '#contracts/limits'
 import type { Listing } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { ListQuery, Tenant } from './schema.ts'
@@ -8,13 +9,15 @@ interface Row {
   name: string
   created_at: string
   deleted_at: string | null
+  limits: OwnLimits | null
 }
 
-const columns = 'id, name, created_at, deleted_at'
+const columns = 'id, name, created_at, deleted_at, limits'
 
 const toTenant = (row: Row): Tenant => ({
   id: row.id,
   name: row.name,
+  limits: { ...row.limits },
   createdAt: row.created_at,
   deletedAt: row.deleted_at,
 })

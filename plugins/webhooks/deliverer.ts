@@ -1,6 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
+import type { Kv } from '#contracts/kv'
+import type { TenantLimits } from '#contracts/limits'
 import type { Outbox, Settled, TakenMessage } from './store.ts'
 
 /** Messages that this process delivers at once. */
@@ -16,13 +18,27 @@ interface DelivererOptions {
   readonly outbox: Pick<Outbox, 'take' | 'settle'>
   /** Makes one attempt. Rejects when it could not even be made: then the lease runs out. */
   readonly attempt: (tenantId: string, message: TakenMessage) => Promise<Settled>
+  /** How many attempts the tenant has left in this minute. */
+  readonly rate: DeliveryRate
   readonly log: FastifyBaseLogger
 }
+
+/** The limit of a tenant on attempts, which all processes count together. */
+export interface DeliveryRate {
+  /** How many more it may make now. */
+  left(tenantId: string): Promise<number>
+  made(tenantId: string, attempts: number): Promise<void>
+}
+/** When a tenant that has used up its attempts is looked at again. */
+const lookAgainMs = 1_000
+/** The largest limit that every store of hits knows. */
+const anyNumber = 2 ** 31 - 1
 
 /** Empties the outbox, tenant by tenant. Any number of processes may do so at once: each takes what no other has. */
 export class Deliverer {
   readonly #outbox: DelivererOptions['outbox']
   readonly #attempt: DelivererOptions['attempt']
+  readonly #rate: DeliveryRate
   readonly #log: FastifyBaseLogger
   readonly #due = new Set<string>()
   /** Messages on their way, by tenant. */
@@ -33,9 +49,10 @@ export class Deliverer {
   #pumping = false
   #stopped = false
 
-  constructor({ outbox, attempt, log }: DelivererOptions) {
+  constructor({ outbox, attempt, rate, log }: DelivererOptions) {
     this.#outbox = outbox
     this.#attempt = attempt
+    this.#rate = rate
     this.#log = log
   }
 
@@ -76,7 +93,9 @@ export class Deliverer {
   }
 
   async #serve(tenantId: string): Promise<void> {
-    const room = Math.min(perTenant - this.#countOf(tenantId), abreast - this.#total)
+    const left = await this.#rate.left(tenantId)
+    if (left <= 0) return this.#later(tenantId, lookAgainMs)
+    const room = Math.min(perTenant - this.#countOf(tenantId), abreast - this.#total, left)
     const { taken, inMs } = await this.#outbox.take(tenantId, room, leaseMs)
     if (inMs !== undefined) this.#later(tenantId, inMs)
     this.#count(tenantId, taken.length)
@@ -89,6 +108,7 @@ export class Deliverer {
         }),
       )
     }
+    await this.#rate.made(tenantId, taken.length)
   }
 
   async #deliver(tenantId: string, message: TakenMessage): Promise<void> {
@@ -131,6 +151,26 @@ export class Deliverer {
   #track(promise: Promise<void>): void {
     this.#work.add(promise)
     void promise.finally(() => this.#work.delete(promise))
+  }
+}
+
+export function createRate(
+  kv: Pick<Kv, 'hit'> | undefined,
+  limits: Pick<TenantLimits, 'of'> | undefined,
+): DeliveryRate {
+  const keyOf = (tenantId: string): string => `ao:tenant:${tenantId}:webhookDeliveriesPerMinute`
+  return {
+    async left(tenantId) {
+      if (!kv || !limits) return Infinity
+      // A limit of nothing refuses the hit, which then counts for nothing, and tells how many there were.
+      const { count } = await kv.hit(keyOf(tenantId), 0, 60)
+      return limits.of(tenantId).webhookDeliveriesPerMinute - count
+    },
+    async made(tenantId, attempts) {
+      if (!kv || !limits) return
+      const hit = (): Promise<unknown> => kv.hit(keyOf(tenantId), anyNumber, 60)
+      await Promise.all(Array.from({ length: attempts }, hit))
+    },
   }
 }
 

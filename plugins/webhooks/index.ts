@@ -1,11 +1,13 @@
 import { Counter } from 'prom-client'
 import { Type } from '@sinclair/typebox'
-import { Base64Secret, CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { Base64Secret, CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase } from '#contracts/database'
+import { Kv } from '#contracts/kv'
+import { TenantLimits } from '#contracts/limits'
 import { type FindRun, Webhooks, webhookErrors } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
-import { Deliverer, startRounds } from './deliverer.ts'
+import { createRate, Deliverer, startRounds } from './deliverer.ts'
 import { createPolicy } from './policy.ts'
 import { deliveryRoutes, secretRoutes } from './routes.ts'
 import { createSecrets } from './secrets.ts'
@@ -25,11 +27,11 @@ export default definePlugin({
     timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
   }),
   errors: [webhookErrors, databaseErrors],
-  requires: { guard: ApiGuard, database: Database },
+  requires: { guard: ApiGuard, database: Database, kv: maybe(Kv), limits: maybe(TenantLimits) },
   provides: { webhooks: Webhooks },
   async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
     const { key, allowHosts = [], timeout = 15_000 } = config
-    const { guard, database } = deps
+    const { guard, database, kv, limits } = deps
     let findRun: FindRun | undefined
     const attempts = new Counter({
       name: 'webhook_attempts_total',
@@ -53,6 +55,7 @@ export default definePlugin({
     const deliverer = new Deliverer({
       outbox,
       log,
+      rate: createRate(kv, limits),
       async attempt(tenantId, message) {
         const how = await attempt(tenantId, message)
         attempts.inc({ outcome: how.state === 'pending' ? 'failed' : how.state })

@@ -20,6 +20,12 @@ export const environment = (modelUrl: string): Record<string, string> => ({
   OPENAI_BASE_URL: `${modelUrl}/v1`,
   OPENAI_API_KEY: 'stand-in',
   LOG_LEVEL: 'warn',
+  // All load is one tenant's.
+  AGENT_ORC_LIMIT_READS: '100000000',
+  AGENT_ORC_LIMIT_WRITES: '100000000',
+  AGENT_ORC_LIMIT_CHATS: '100000000',
+  AGENT_ORC_LIMIT_RUNNING_RUNS: '100000',
+  AGENT_ORC_LIMIT_OPEN_STREAMS: '100000',
 })
 
 /** Single-process form, as `npm run dev` starts it, embedded PostgreSQL included. Started twice: the second boot counts. */

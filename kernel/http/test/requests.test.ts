@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { type ClientRequest, request as httpRequest } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import Fastify from 'fastify'
-import { access, uploadAccess } from '#kernel'
+import { access } from '#kernel'
 import { errorAnswers, handleClientError } from '../errors.ts'
 import { requestArrival } from '../requests.ts'
 import { openStreams } from '../streams.ts'
@@ -25,8 +25,8 @@ async function listener(t: TestContext, limitMs: number) {
     return text
   }
   app.post('/plain', { ...access('public') }, read)
-  app.post('/upload', { ...uploadAccess('public') }, read)
-  app.post('/guarded', { ...uploadAccess('public') }, read)
+  app.post('/upload', { ...access('public', { upload: true }) }, read)
+  app.post('/guarded', { ...access('public', { upload: true }) }, read)
   await app.listen({ port: 0, host: '127.0.0.1' })
   t.after(() => app.close())
   const { port } = app.server.address() as { port: number }

@@ -1,7 +1,7 @@
 import type { TestContext } from 'node:test'
 import { freshDatabase } from '#testing'
-import { openPool } from '../pool.ts'
-import { type Limits, Shares } from '../shares.ts'
+import { type Limits, openPool, Shares } from '../pool.ts'
+
 import { createTransactions } from '../transactions.ts'
 
 /** Units of work on a fresh database, over a pool of `size` connections. */

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { isAppError } from '#kernel'
 import type { Work } from '#contracts/database'
-import { divide, Shares } from '../shares.ts'
+import { divide, Shares } from '../pool.ts'
 import { openTransactions } from './pooled.ts'
 
 const turn = () => new Promise((resolve) => setImmediate(resolve))

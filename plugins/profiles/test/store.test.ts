@@ -36,7 +36,7 @@ async function inMemory(): Promise<Opened> {
   return { store, changes: store }
 }
 
-const writer = { keyId: 'tak_1' }
+const writer = { keyId: 'tak_1', most: 100 }
 const document = (instructions: string): ProfileDocument => {
   const { name: _, id: __, version: ___, createdAt: ____, updatedAt: _____, ...rest } = testProfile('x')
   return { ...rest, instructions }

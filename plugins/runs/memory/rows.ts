@@ -127,6 +127,10 @@ export class Rows {
   session(tenantId: string, sessionId: string): SessionRow | undefined {
     return this.#sessions.get(keyOf(tenantId, sessionId))
   }
+  /** How many runs of a tenant wait for their sessions. */
+  waitingOf(tenantId: string): number {
+    return this.sessions(tenantId).reduce((sum, { waiting }) => sum + waiting.length, 0)
+  }
   sessions(tenantId: string): SessionRow[] {
     return ofTenant(this.#sessions, tenantId)
   }

@@ -21,6 +21,7 @@ import { beginOf, isTerminal, type RunStatus, type TerminalRunStatus } from '#co
 import type { StateBundle } from '#contracts/runtime'
 import { listOf } from '#kit/lists'
 import { durableOf, newRun, newSession, Rows, type RunRow, type SessionRow, shownOf, taskOf } from './rows.ts'
+import { TenantUse } from './use.ts'
 
 type OnWaiting = Parameters<RunStore['onWaiting']>[0]
 type OnAsked = Parameters<RunStore['onEndRequested']>[0]
@@ -40,13 +41,15 @@ const add = (run: RunRow, chunk: LogChunk): void => {
 }
 
 /** Sessions, runs and event logs of one process without a database: bounded, and lost when it ends. */
-export class MemoryRunStore implements RunStore {
+export class MemoryRunStore extends TenantUse implements RunStore {
   readonly #rows: Rows
   readonly #waiters: OnWaiting[] = []
   readonly #askers: OnAsked[] = []
 
   constructor(limit = mostKept) {
-    this.#rows = new Rows(limit)
+    const rows = new Rows(limit)
+    super(rows)
+    this.#rows = rows
   }
 
   async start(run: StartRun): Promise<StartOutcome> {
@@ -95,12 +98,13 @@ export class MemoryRunStore implements RunStore {
     return true
   }
 
-  async enqueue({ interrupt: front, ...run }: EnqueueRun): Promise<EnqueueOutcome> {
+  async enqueue({ interrupt: front, most = Infinity, ...run }: EnqueueRun): Promise<EnqueueOutcome> {
     const { tenantId, runId, sessionId } = run
     const place = this.#placeOf(run, this.#rows.session(tenantId, sessionId))
     if ('kind' in place) return place
     if (front) this.#cancelWaiting(place, interruptedBy(runId), true)
     else if (place.waiting.length >= maxQueued) return { kind: 'full' }
+    if (this.#rows.waitingOf(tenantId) >= most) return { kind: 'tenant_full' }
     place.waiting[front ? 'unshift' : 'push']({ runId, front })
     this.#rows.putRun(newRun(run, now()))
     return { kind: 'queued' }

@@ -119,13 +119,8 @@ export function createInstance(db: Database, options: InstanceOptions) {
     const [tenantId, runId, code, message] = JSON.parse(payload) as [string, string, string, string]
     for (const listener of listeners) listener(tenantId, runId, { code, message })
   }
-  return {
-    get id(): string {
-      return lease.id
-    },
-    beat: lease.beat,
-    open: lease.open,
-    onFenced: lease.onFenced,
+  const { close } = lease
+  return Object.assign(lease, {
     /** Starts to listen to the other conductors, unless it does already. Rejects while the database is away. */
     async listen(onLeft: (tenantId: string) => void): Promise<void> {
       if (stops.length === 0) stops.push(await db.listen(asks, asked))
@@ -142,9 +137,9 @@ export function createInstance(db: Database, options: InstanceOptions) {
     },
     async close(): Promise<void> {
       for (const stop of stops) await stop().catch(() => {})
-      await lease.close()
+      await close()
     },
-  }
+  })
 }
 
 export type Instance = ReturnType<typeof createInstance>

@@ -42,6 +42,17 @@ const shutdown = prepared(
   'session-shutdown',
   `UPDATE sessions SET status = 'shutdown' WHERE tenant_id = :tenant AND id = :session`,
 )
+// Tells sweeps of the tenant, and has the runs that it adds come one after the other, so that each is counted before the next.
+const lockTenant = prepared(
+  'queue-lock-tenant',
+  `INSERT INTO run_queue_tenants (tenant_id) VALUES (:tenant)
+   ON CONFLICT (tenant_id) DO UPDATE SET stamp = clock_timestamp()`,
+)
+const waitingRuns = prepared(
+  'queue-waiting',
+  `SELECT count(*)::int AS waiting, count(*) FILTER (WHERE session_id = :session)::int AS here
+   FROM run_queue WHERE tenant_id = :tenant`,
+)
 // A waiting run has no owner, and epoch 0.
 const insert = prepared(
   'queue-insert',
@@ -50,11 +61,7 @@ const insert = prepared(
                        input, input_info)
      SELECT :tenant, :run, :session, :profile, 'queued', :prompt, :metadata::json, '', 0, clock_timestamp(), :webhook, :input::json,
        :inputInfo::json
-     WHERE :front OR (SELECT count(*) FROM run_queue WHERE tenant_id = :tenant AND session_id = :session) < ${maxQueued}
      ON CONFLICT DO NOTHING RETURNING id
-   ), seen AS (
-     INSERT INTO run_queue_tenants (tenant_id) SELECT :tenant FROM run
-     ON CONFLICT (tenant_id) DO UPDATE SET stamp = clock_timestamp()
    )
    INSERT INTO run_queue (tenant_id, session_id, run_id, front) SELECT :tenant, :session, id, :front FROM run RETURNING run_id`,
 )
@@ -151,7 +158,7 @@ export function createQueue({ db, instance, lostClaims, onWanted }: QueueDeps) {
       claim(tenantId, sessionId).catch((error: unknown) => lostClaims.doubt(tenantId, error)),
     enqueue: (run) =>
       db.tenant(run.tenantId, async (tx): Promise<EnqueueOutcome> => {
-        const { runId, task, interrupt } = run
+        const { runId, task, interrupt, most = Infinity } = run
         const values = runValues(run)
         const existing = async (): Promise<RunRow | undefined> => (await tx.query<RunRow>(runById(values)))[0]
         const [session] = await tx.query<LockedRow>(lockSession(values))
@@ -159,11 +166,14 @@ export function createQueue({ db, instance, lostClaims, onWanted }: QueueDeps) {
         if (before) return { kind: 'exists', run: toRun(before) }
         if (!session || session.status === 'shutdown') return { kind: 'no_session' }
         if (session.profile !== task.profile) return { kind: 'other_profile', profile: session.profile }
+        await tx.query(lockTenant(values))
+        const [count] = await tx.query<{ waiting: number; here: number }>(waitingRuns(values))
+        if (count!.waiting >= most) return { kind: 'tenant_full' }
+        if (!interrupt && count!.here >= maxQueued) return { kind: 'full' }
         if (interrupt) await cancelWaiting(tx, run.sessionId, interruptedBy(runId), true)
         const queued = await tx.query(insert({ ...values, front: interrupt }))
         if (queued.length > 0) return { kind: 'queued' }
-        const meanwhile = await existing()
-        return meanwhile ? { kind: 'exists', run: toRun(meanwhile) } : { kind: 'full' }
+        return { kind: 'exists', run: toRun((await existing())!) }
       }),
     shutdownSession: (tenantId, session) =>
       db.tenant(tenantId, async (tx) => {

@@ -9,6 +9,7 @@ import { createQueue } from './queue.ts'
 import { createReads } from './reads.ts'
 import { createStarts } from './starts.ts'
 import { createState } from './state.ts'
+import { createTenantUse } from './use.ts'
 
 export interface PostgresRunStoreOptions extends InstanceOptions {
   /** Prices for the runs that are ended for another process; without them their cost is not known. */
@@ -56,6 +57,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
     ...createState(database),
     ...createStarts({ db, instance, orphans, lostClaims }),
     ...createEnds(db, onWanted),
+    ...createTenantUse(db, database, instance),
     ...queue,
     retreat: instance.retreat,
     steal,

@@ -1,10 +1,23 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import type { Delegation, DelegationAnswer } from '#contracts/delegation'
+import { type Limits, TenantLimits } from '#contracts/limits'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RunSummary } from '#contracts/runs'
-import { testProfile } from '#testing'
-import { chat, endless, eventually, FakeRunner, result, runId, type Script, stage, untilAborted } from './stage.ts'
+import { fake, testProfile } from '#testing'
+import {
+  chat,
+  endless,
+  eventually,
+  FakeRunner,
+  limitsOf,
+  result,
+  runId,
+  type Script,
+  stage,
+  type StageOptions,
+  untilAborted,
+} from './stage.ts'
 
 const never = new AbortController().signal
 const told = (runOfChild: string): RuntimeEvent => ({
@@ -57,11 +70,12 @@ async function begin(
   t: TestContext,
   over: Parameters<typeof testProfile>[1] = {},
   prepare: (runner: DelegatingRunner) => unknown = () => {},
+  more: StageOptions['more'] = [],
 ) {
   const runner = new DelegatingRunner()
   prepare(runner)
   const profiles = [testProfile('parent', over), testProfile('other')]
-  const s = await stage(t, { runner, profiles })
+  const s = await stage(t, { runner, profiles, more })
   const id = runId()
   const started = await s.dispatch.start('acme', { profile: 'parent', prompt: 'x', id }, 0, never)
   const ended = async (): Promise<RunSummary> => {
@@ -79,7 +93,7 @@ test('a delegated task is a run of its own, with the parent in it, and its answe
   const { items: children } = await s.store.listRuns('acme', { parent: s.id })
   assert.deepEqual(
     children.map(({ runId: id, status, parent, subTask }) => [id, status, parent, subTask.profile]),
-    [[`child-d-${s.id}`, 'ok', { runId: s.id, depth: 1 }, 'other']],
+    [[`child-d-${s.id}`, 'ok', { runId: s.id, rootId: s.id, depth: 1 }, 'other']],
   )
   assert.equal(s.runner.executed.find(({ runId: id }) => id === `child-d-${s.id}`)!.depth, 1)
 })
@@ -179,4 +193,26 @@ test('a worker that says without end that a tool waits has its runner asked once
   })
   assert.equal((await s.ended()).result, 'Hello, world.')
   assert.ok(asked <= 3, `asked ${asked} times`)
+})
+
+test('a tree of tasks has as many runs as it may, in all, at once and one below the other', async (t) => {
+  const tree = (limits: Partial<Limits>, tasks: number) =>
+    begin(
+      t,
+      {},
+      (runner) => (runner.tasks = Array.from({ length: tasks }, (_, i) => ({ id: `d${i}`, profile: 'other' }))),
+      [fake(TenantLimits, limitsOf(limits))],
+    )
+  const refusals = (s: { readonly runner: DelegatingRunner }): string[] =>
+    [...s.runner.answers.values()].filter(({ ok }) => !ok).map(({ content }) => content)
+  const inAll = await tree({ delegatedRuns: 3 }, 14)
+  await inAll.ended()
+  assert.equal(inAll.runner.children.length, 3)
+  assert.match(refusals(inAll)[0]!, /limit delegatedRuns, 3/)
+  const atOnce = await tree({ delegatedAtOnce: 2 }, 6)
+  await atOnce.ended()
+  assert.match(refusals(atOnce)[0]!, /limit delegatedAtOnce, 2/)
+  const deep = await tree({ delegationDepth: 0 }, 1)
+  await deep.ended()
+  assert.match(refusals(deep)[0]!, /limit delegationDepth, 0/)
 })

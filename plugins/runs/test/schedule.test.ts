@@ -6,6 +6,7 @@ import { createEventEncoder, isTerminalType, parseLine } from '#contracts/run-ev
 import type { Claim, RunStore } from '#contracts/run-store'
 import { type ExecuteRun, type Fleet, leaving, type RunnerLink } from '#contracts/runner'
 import { endingOf } from '../ending.ts'
+import { DelegationTrees } from '../delegations.ts'
 import { FlushClock } from '../recorder.ts'
 import { Run, type RunDeps, type RunState } from '../run.ts'
 import { meddling, profileNamed, result, text } from './stage.ts'
@@ -92,7 +93,8 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     prices: undefined,
     log: pino({ level: 'silent' }),
     children: undefined as unknown as RunDeps['children'],
-    delegation: { maxDepth: 0, maxChildren: 0 },
+    trees: new DelegationTrees(undefined),
+    limits: { logged() {} },
     onCrash: 'interrupt',
     announce() {},
     flushes: new FlushClock(),

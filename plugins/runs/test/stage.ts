@@ -6,6 +6,7 @@ import { fake, testKernel, type TestKernel, testProfile } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
+import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
@@ -161,6 +162,8 @@ export interface StageOptions {
   readonly config?: Record<string, string>
   readonly listen?: boolean
   readonly mcpServers?: McpServers
+  /** Other parts of the role. */
+  readonly more?: readonly Plugin[]
 }
 
 /** The runs plugin on a fake runner and the run store in memory. */
@@ -209,6 +212,7 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
       onDraining: () => () => {},
     }),
     ...(options.mcpServers ? [fake(McpServers, options.mcpServers)] : []),
+    ...(options.more ?? []),
     fake(Kv, options.kv ?? memoryKv()),
     fake(ApiGuard, guard()),
     fake(InternalGuard, guard()),
@@ -216,6 +220,21 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
   ]
   const kernel = await testKernel(t, plugins, { listen: options.listen ?? false })
   return { kernel, runner, store: got.store!, dispatch: got.dispatch! }
+}
+
+/** The same limits for every tenant: those of a role file that says nothing, but for these. */
+export function limitsOf(own: Partial<Limits>): TenantLimits {
+  const limits = { ...defaultLimits, ...own }
+  const nothing = (): void => {}
+  return {
+    defaults: limits,
+    of: () => limits,
+    ownOf: () => ({}),
+    change: async () => false,
+    guard: nothing,
+    uses: nothing,
+    usedBy: async () => ({}),
+  }
 }
 
 /** A store some of whose methods are the test's own. */

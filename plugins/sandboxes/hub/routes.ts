@@ -10,7 +10,6 @@ import {
   negotiated,
   NoContent,
   unavailable,
-  uploadAccess,
 } from '#kernel'
 import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, PollAnswer, pollMs, stateRevHeader, workerProtocol } from '#contracts/wire/worker'
@@ -111,7 +110,7 @@ export const eventRoutes = (auth: WorkerAuth, limits: UploadLimits, closing: Abo
   app.post(
     '/runner/worker/:id/events',
     {
-      ...uploadAccess('worker'),
+      ...access('worker', { upload: true }),
       schema: {
         tags,
         summary: 'Send the events of a run',

@@ -23,6 +23,7 @@ test('one tenant with a slow receiver leaves room for the others', async () => {
   const held: (() => void)[] = []
   const deliverer = new Deliverer({
     log,
+    rate: { left: async () => Infinity, made: async () => {} },
     outbox: {
       take: async (tenantId, limit) => ({ taken: queued.get(tenantId)!.splice(0, limit), inMs: undefined }),
       settle: async () => {},

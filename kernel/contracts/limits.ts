@@ -1,0 +1,148 @@
+import type { FastifyRequest } from 'fastify'
+import { type AppError, errorTable } from './errors.ts'
+import type { HitScope } from './kv.ts'
+import type { App } from '../http/app.ts'
+import { capability } from '../plugin.ts'
+
+/** One thing of which a tenant may have so much. */
+interface LimitKind {
+  readonly default: number
+  readonly unit: 'requests' | 'runs' | 'streams' | 'sessions' | 'profiles' | 'bytes' | 'deliveries' | 'levels'
+  /**
+   * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
+   * 409.
+   */
+  readonly relief: 'later' | 'held'
+  readonly about: string
+}
+
+const kibi = 1024
+const mebi = 1024 * kibi
+const gibi = 1024 * mebi
+
+/**
+ * The limits of a tenant: their names, as role files and `/api/limits` have them, and what they are where nobody says otherwise.
+ * Each is kept by the plugin whose thing it is.
+ */
+export const limitKinds = {
+  readsPerMinute: { default: 60_000, unit: 'requests', relief: 'later', about: 'Requests of the API that only read.' },
+  writesPerMinute: {
+    default: 30_000,
+    unit: 'requests',
+    relief: 'later',
+    about: 'Requests of the API that start runs or change something.',
+  },
+  chatsPerMinute: {
+    default: 60_000,
+    unit: 'requests',
+    relief: 'later',
+    about: 'Messages to published agents, with all their keys together.',
+  },
+  runningRuns: { default: 500, unit: 'runs', relief: 'later', about: 'Runs that execute at once, on all conductors.' },
+  queuedRuns: { default: 2_000, unit: 'runs', relief: 'later', about: 'Runs that wait for their sessions.' },
+  openStreams: {
+    default: 1_000,
+    unit: 'streams',
+    relief: 'later',
+    about: 'Streams of events that are open at once, in each process.',
+  },
+  sessions: { default: 1_000_000, unit: 'sessions', relief: 'held', about: 'Sessions that are not shut down.' },
+  profiles: { default: 1_000, unit: 'profiles', relief: 'held', about: 'Profiles.' },
+  profileBytes: { default: 256 * kibi, unit: 'bytes', relief: 'held', about: 'The size of one profile, as JSON.' },
+  eventLogBytesPerDay: {
+    default: 10 * gibi,
+    unit: 'bytes',
+    relief: 'later',
+    about: 'What its runs write to their event logs in a day of UTC.',
+  },
+  webhookDeliveriesPerMinute: {
+    default: 600,
+    unit: 'deliveries',
+    relief: 'later',
+    about: 'Attempts to deliver webhooks; what is above waits.',
+  },
+  delegatedRuns: {
+    default: 200,
+    unit: 'runs',
+    relief: 'held',
+    about: 'Runs that one run may cause by delegation, those of its children included.',
+  },
+  delegationDepth: {
+    default: 3,
+    unit: 'levels',
+    relief: 'held',
+    about: 'How many delegations may lead to one another.',
+  },
+  delegatedAtOnce: {
+    default: 32,
+    unit: 'runs',
+    relief: 'later',
+    about: 'Runs of one tree of delegations that execute at once.',
+  },
+} as const satisfies Readonly<Record<string, LimitKind>>
+
+export type LimitName = keyof typeof limitKinds
+export const limitNames = Object.keys(limitKinds) as readonly LimitName[]
+export type Limits = Readonly<Record<LimitName, number>>
+
+/** The largest value that a limit may be given: PostgreSQL counts most of them as integers. */
+export const largestOf = (name: LimitName): number =>
+  limitKinds[name].unit === 'bytes' ? Number.MAX_SAFE_INTEGER : 1_000_000_000
+
+/** The limits where nobody has said otherwise. */
+export const defaultLimits: Limits = Object.fromEntries(
+  limitNames.map((name) => [name, limitKinds[name].default]),
+) as Record<LimitName, number>
+
+export const limitErrors = errorTable('limits', {
+  limitReached: {
+    status: 429,
+    retry: 'later',
+    about:
+      'The tenant has as much of something as it may; `limit` names the limit, `max` is its value. It frees up by itself.',
+  },
+  limitExceeded: {
+    status: 409,
+    about: 'The tenant has, or would have, more of something than it may; `limit` names the limit, `max` is its value.',
+  },
+})
+
+/** The answer to whoever is over a limit. */
+export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number): AppError {
+  const { relief, about } = limitKinds[limit]
+  const message = `The limit ${limit} of this tenant is ${max}. ${about} See GET /api/limits.`
+  const detail = { limit, max }
+  if (relief === 'held') return limitErrors.limitExceeded({ message, detail })
+  const headers = { 'retry-after': String(retryAfterSeconds ?? 1) }
+  return limitErrors.limitReached({ message, detail, headers })
+}
+
+/** Limits of a tenant that are not those of the role file. */
+export type OwnLimits = Partial<Limits>
+
+/** The requests of a guarded scope. */
+export interface GuardedRequests {
+  /** Whose request it is; called once the guard has let it in. */
+  tenantOf(request: FastifyRequest): string
+  /** The limit that it counts for. */
+  kindOf(request: FastifyRequest): LimitName
+  /** Whether processes count together, which they do unless this says otherwise. */
+  readonly scope?: HitScope
+}
+
+/** What each tenant may have. What an operator changes reaches every process within seconds. */
+export interface TenantLimits {
+  /** The limits of the role file. */
+  readonly defaults: Limits
+  of(tenantId: string): Limits
+  ownOf(tenantId: string): OwnLimits
+  /** Replaces limits of a tenant; null gives the role file's back. False: there is no such tenant, or no database. */
+  change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
+  /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */
+  guard(app: App, guarded: GuardedRequests): void
+  /** Whoever keeps a limit says how much of it a tenant uses. */
+  uses(limit: LimitName, count: (tenantId: string) => Promise<number> | number): void
+  /** How much of each limit a tenant uses, of those for which a number is kept. */
+  usedBy(tenantId: string): Promise<OwnLimits>
+}
+export const TenantLimits = capability<TenantLimits>('core.tenant-limits')

@@ -1,0 +1,29 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, maybe, Settings } from '#kernel'
+import { Database, presentDatabase } from '#contracts/database'
+import { Kv } from '#contracts/kv'
+import { largestOf, limitErrors, limitKinds, limitNames, TenantLimits } from '#contracts/limits'
+import { KeptLimits } from './limits.ts'
+
+const limit = (name: (typeof limitNames)[number]) =>
+  Type.Integer({
+    minimum: 0,
+    maximum: largestOf(name),
+    default: limitKinds[name].default,
+    description: limitKinds[name].about,
+  })
+
+/** How much each tenant may have: the limits of the role file, or those that an operator gave it. Each is kept by the plugin whose thing it is. */
+export default definePlugin({
+  name: 'limits',
+  config: Settings(Object.fromEntries(limitNames.map((name) => [name, limit(name)]))),
+  errors: limitErrors,
+  requires: { database: maybe(Database), kv: maybe(Kv) },
+  provides: { limits: TenantLimits },
+  async setup({ config, deps, log, onStart, onStop }) {
+    const limits = new KeptLimits(config as TenantLimits['defaults'], presentDatabase(deps.database), deps.kv, log)
+    onStart(() => limits.start())
+    onStop(async () => limits.stop())
+    return { limits }
+  },
+})

@@ -1,0 +1,67 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { definePlugin } from '#kernel'
+import { Database } from '#contracts/database'
+import { TenantLimits } from '#contracts/limits'
+import { databasePlugin, freshDatabase, testKernel } from '#testing'
+import limits from '../index.ts'
+import { KeptLimits } from '../limits.ts'
+
+async function process(t: TestContext, address: string, config = {}) {
+  const found: { limits: TenantLimits; database: Database }[] = []
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { limits: TenantLimits, database: Database },
+    setup: async ({ deps }) => (found.push(deps), {}),
+  })
+  await testKernel(t, [await databasePlugin(address), { name: 'limits', plugin: limits, config }, probe])
+  return found[0]!
+}
+
+test('limits are those of the role file, but for those that an operator gave a tenant', async (t) => {
+  const { limits: here } = await process(t, await freshDatabase(t), { runningRuns: 7 })
+  assert.deepEqual([here.of('default').runningRuns, here.of('default').queuedRuns], [7, 2_000])
+  assert.equal(await here.change('default', { runningRuns: 3, profiles: 5 }), true)
+  assert.deepEqual([here.of('default').runningRuns, here.of('default').profiles], [3, 5])
+  assert.deepEqual(here.ownOf('default'), { runningRuns: 3, profiles: 5 })
+  assert.equal(here.of('other').runningRuns, 7)
+  assert.equal(await here.change('default', { runningRuns: null }), true)
+  assert.deepEqual(here.ownOf('default'), { profiles: 5 })
+  assert.equal(here.of('default').runningRuns, 7)
+  assert.equal(await here.change('nobody', { profiles: 1 }), false)
+})
+
+test('another process learns of a change, one that is over again included', async (t) => {
+  const address = await freshDatabase(t)
+  const { limits: here, database } = await process(t, address)
+  await here.change('default', { profiles: 5 })
+  const { limits: there } = await process(t, address)
+  assert.equal(there.of('default').profiles, 5, 'at its start')
+  const other = new KeptLimits(here.defaults, database, undefined, { warn: () => assert.fail() })
+  await other.look()
+  assert.equal(other.of('default').profiles, 5)
+  await here.change('default', { profiles: null, queuedRuns: 1 })
+  await other.look()
+  assert.deepEqual(other.ownOf('default'), { queuedRuns: 1 })
+})
+
+test('while the database is away the limits stay as they were', async () => {
+  const warned: string[] = []
+  const away = { systemBatch: async () => Promise.reject(new Error('away')) } as unknown as Database
+  const limits = new KeptLimits({ profiles: 9 } as never, away, undefined, {
+    warn: (_: unknown, text?: string) => void warned.push(text!),
+  })
+  await limits.look()
+  assert.equal(limits.of('any').profiles, 9)
+  assert.equal(warned.length, 1)
+})
+
+test('of open streams a tenant has as many as it may, and those that were closed count no more', () => {
+  const limits = new KeptLimits({ openStreams: 2 } as never, undefined, undefined, { warn() {} })
+  assert.equal(limits.openStream('acme'), undefined)
+  assert.equal(limits.openStream('acme'), undefined)
+  assert.deepEqual([limits.openStream('acme')?.code, limits.openStream('acme')?.status], ['limit_reached', 429])
+  assert.equal(limits.openStream('globex'), undefined)
+  limits.closeStream('acme')
+  assert.equal(limits.openStream('acme'), undefined)
+})

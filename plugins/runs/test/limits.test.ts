@@ -1,0 +1,120 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { type Limits, TenantLimits } from '#contracts/limits'
+import type { RunSummary } from '#contracts/runs'
+import { fake } from '#testing'
+import { endless, eventually, FakeRunner, limitsOf, result, type Script, stage, type Stage, text } from './stage.ts'
+import { Turns } from '../turns.ts'
+
+/** A stage whose tenants have these limits. */
+async function limited(t: TestContext, own: Partial<Limits>, script: Script = endless): Promise<Stage> {
+  const runner = new FakeRunner()
+  runner.script = script
+  return stage(t, { runner, more: [fake(TenantLimits, limitsOf(own))] })
+}
+
+const post = (s: Stage, task: object) =>
+  s.kernel.listeners['conductor']!.inject({
+    method: 'POST',
+    url: '/api/runs',
+    payload: { profile: 'writer', prompt: 'x', ...task },
+  })
+const status = async (s: Stage, id: string): Promise<RunSummary['status'] | undefined> =>
+  (await s.store.findRun('acme', id))?.status
+
+test('a tenant has as many runs at once as it may; the next is refused, and starts once one has ended', async (t) => {
+  const s = await limited(t, { runningRuns: 2 })
+  const first = (await post(s, {})).json().runId
+  await post(s, { id: 'second' })
+  const refused = await post(s, {})
+  const { error, limit, max, message } = refused.json()
+  assert.deepEqual([refused.statusCode, error, limit, max], [429, 'limit_reached', 'runningRuns', 2])
+  assert.match(message, /runningRuns of this tenant is 2\./)
+  assert.equal(refused.headers['retry-after'], '1')
+  assert.equal((await post(s, { id: 'second' })).statusCode, 202, 'a repeated call joins its run')
+  await s.dispatch.cancel('acme', first)
+  assert.equal((await post(s, {})).statusCode, 202)
+})
+
+test('of many starts at once as many begin as may', async (t) => {
+  const s = await limited(t, { runningRuns: 7 })
+  const answers = await Promise.all(Array.from({ length: 30 }, () => post(s, {})))
+  const begun = answers.filter(({ statusCode }) => statusCode === 202)
+  assert.equal(begun.length, 7)
+  await Promise.all(begun.map((answer) => s.dispatch.cancel('acme', answer.json().runId)))
+  assert.equal((await post(s, {})).statusCode, 202, 'every slot came back')
+})
+
+test('a run that may wait waits for a slot as it does for its session', async (t) => {
+  const s = await limited(t, { runningRuns: 1 })
+  const { sessionId, runId } = (await post(s, {})).json()
+  await s.dispatch.cancel('acme', runId)
+  const other = (await post(s, {})).json().runId
+  const waiting = await post(s, { id: 'waits', sessionId, whenBusy: 'enqueue' })
+  assert.deepEqual([waiting.statusCode, waiting.json().status], [202, 'queued'])
+  await s.dispatch.cancel('acme', other)
+  await eventually('it begins', async () => (await status(s, 'waits')) === 'running')
+})
+
+test('as many runs of a tenant wait as may', async (t) => {
+  const s = await limited(t, { queuedRuns: 1 })
+  const { sessionId } = (await post(s, {})).json()
+  assert.equal((await post(s, { sessionId, whenBusy: 'enqueue' })).json().status, 'queued')
+  const refused = await post(s, { sessionId, whenBusy: 'enqueue' })
+  assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'queuedRuns'])
+})
+
+test('a tenant with as many sessions as it may have gets no other, and goes on in those', async (t) => {
+  const s = await limited(t, { sessions: 1 }, async function* () {
+    yield result('done')
+  })
+  const { sessionId, runId } = (await post(s, {})).json()
+  await eventually('it ends', async () => (await status(s, runId)) === 'ok')
+  const refused = await post(s, {})
+  assert.deepEqual(
+    [refused.statusCode, refused.json().error, refused.json().limit],
+    [409, 'limit_exceeded', 'sessions'],
+  )
+  assert.equal((await post(s, { sessionId })).statusCode, 202)
+  await eventually('the session rests', async () => (await s.store.shutdownSession('acme', sessionId)) === 'shutdown')
+  await eventually('one that was shut down counts no more', async () => (await post(s, {})).statusCode === 202)
+})
+
+test('runs that have written as much to their logs as they may in a day end, and no other begins', async (t) => {
+  const s = await limited(t, { eventLogBytesPerDay: 2_000 }, async function* (_run, signal) {
+    while (!signal.aborted) {
+      yield text('x'.repeat(500))
+      await new Promise((resolve) => setImmediate(resolve))
+    }
+  })
+  const { runId } = (await post(s, {})).json()
+  await eventually('it ends', async () => (await status(s, runId)) === 'error')
+  assert.equal((await s.store.findRun('acme', runId))!.error!.code, 'log_full')
+  const refused = await post(s, {})
+  assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'eventLogBytesPerDay'])
+  assert.ok(Number(refused.headers['retry-after']) <= 86_400)
+})
+
+test('sessions are looked at in turns of their tenants, each again that was named meanwhile', async () => {
+  const seen: string[] = []
+  const held: (() => void)[] = []
+  const turns = new Turns(async (tenantId, sessionId) => {
+    seen.push(`${tenantId}-${sessionId}`)
+    await new Promise<void>((resolve) => held.push(resolve))
+  })
+  for (let i = 0; i < 1_000; i++) turns.add('greedy', String(i))
+  turns.add('modest', 'a')
+  turns.add('greedy', '0')
+  const before = seen.length
+  assert.ok(before < 100, 'not all at once')
+  assert.ok(!seen.includes('modest-a'))
+  held.splice(0).forEach((release) => release())
+  await new Promise((resolve) => setImmediate(resolve))
+  assert.ok(seen.indexOf('modest-a') <= before + 1, 'it comes after one of the greedy tenant')
+  while (held.length > 0) {
+    held.splice(0).forEach((release) => release())
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+  assert.equal(seen.filter((one) => one === 'greedy-0').length, 2)
+  assert.equal(new Set(seen).size, 1_001)
+})

@@ -1,0 +1,85 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import { limitNames } from '#contracts/limits'
+import { startConductor } from './conductor.ts'
+
+/** A conductor, an operator's key, and the key of a tenant with these limits. */
+async function limited(t: TestContext, limits: object) {
+  const conductor = await startConductor(t)
+  const { call, issue } = conductor
+  const operator = (await issue('acme', 'owner')).token
+  assert.equal((await call(operator, 'POST', '/api/tenants', { id: 'initech' })).statusCode, 201)
+  const changed = await call(operator, 'PATCH', '/api/tenants/initech', { limits })
+  assert.deepEqual([changed.statusCode, changed.json().limits], [200, limits])
+  return { ...conductor, operator, key: (await issue('initech', 'owner')).token }
+}
+
+test('a tenant sees every limit, which are its own, and what it uses', async (t) => {
+  const { call, key, operator } = await limited(t, { profiles: 7 })
+  await call(key, 'POST', '/api/profiles', { name: 'one' })
+  const { limits } = (await call(key, 'GET', '/api/limits')).json()
+  assert.deepEqual(
+    limits.map(({ name }: { name: string }) => name),
+    limitNames,
+  )
+  const { about, ...profiles } = limits.find(({ name }: { name: string }) => name === 'profiles')
+  assert.deepEqual(profiles, { name: 'profiles', max: 7, used: 1, unit: 'profiles', own: true })
+  assert.match(about, /\w/)
+  const shown = (await call(operator, 'GET', '/api/tenants/initech')).json()
+  assert.deepEqual(shown.limits, { profiles: 7 })
+  const back = await call(operator, 'PATCH', '/api/tenants/initech', { limits: { profiles: null } })
+  assert.deepEqual(back.json().limits, {})
+  for (const bad of [{ profiles: -1 }, { profiles: 1.5 }, { unicorns: 1 }, { runningRuns: 2 ** 40 }])
+    assert.equal((await call(operator, 'PATCH', '/api/tenants/initech', { limits: bad })).statusCode, 400)
+  assert.equal((await call(key, 'PATCH', '/api/tenants/initech', { limits: {} })).statusCode, 404, 'not by itself')
+})
+
+test('requests of a minute are counted by what they do, and a refused one says when to come back', async (t) => {
+  const { call, key, operator } = await limited(t, { readsPerMinute: 3, writesPerMinute: 2 })
+  for (let i = 0; i < 3; i++) assert.equal((await call(key, 'GET', '/api/profiles')).statusCode, 200)
+  const refused = await call(key, 'GET', '/api/profiles')
+  assert.deepEqual(
+    [refused.statusCode, refused.json().error, refused.json().limit],
+    [429, 'limit_reached', 'readsPerMinute'],
+  )
+  assert.ok(Number(refused.headers['retry-after']) > 0)
+  assert.equal((await call(key, 'POST', '/api/profiles', { name: 'a' })).statusCode, 201, 'writes have their own')
+  assert.equal((await call(key, 'POST', '/api/profiles', { name: 'b' })).statusCode, 201)
+  assert.equal((await call(key, 'POST', '/api/profiles', { name: 'c' })).json().limit, 'writesPerMinute')
+  assert.equal((await call(operator, 'GET', '/api/profiles')).statusCode, 200, 'and other tenants have theirs')
+})
+
+test('profiles are bounded in number and size', async (t) => {
+  const { call, key } = await limited(t, { profiles: 2, profileBytes: 2_000 })
+  const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => call(key, 'POST', '/api/profiles', { name })))
+  assert.deepEqual(made.map(({ statusCode }) => statusCode).sort(), [201, 201, 409, 409])
+  const refused = made.find(({ statusCode }) => statusCode === 409)!.json()
+  assert.deepEqual([refused.error, refused.limit, refused.max], ['limit_exceeded', 'profiles', 2])
+  const name = made.find(({ statusCode }) => statusCode === 201)!.json().name
+  assert.equal((await call(key, 'POST', '/api/profiles', { name })).json().error, 'conflict')
+  const large = await call(key, 'PUT', `/api/profiles/${name}`, { instructions: 'x'.repeat(2_000) })
+  assert.deepEqual([large.statusCode, large.json().limit], [409, 'profileBytes'])
+})
+
+test('streams and messages to agents are bounded for all keys of a tenant together', async (t) => {
+  const { call, key, gateway } = await limited(t, { openStreams: 0, chatsPerMinute: 1 })
+  const stream = await call(key, 'GET', '/api/runs/any/stream')
+  assert.deepEqual([stream.statusCode, stream.json().limit], [429, 'openStreams'])
+  assert.equal((await call(key, 'GET', '/api/runs/any')).statusCode, 404, 'no other request is a stream')
+  await call(key, 'POST', '/api/profiles', { name: 'helper' })
+  await call(key, 'POST', '/api/profiles/helper/publish', {})
+  const chat = async (suffix = '') => {
+    const issued = await call(key, 'POST', '/api/profiles/helper/keys', { label: 'web' })
+    return gateway.inject({
+      method: 'POST',
+      url: `/v1/chat/initech/helper${suffix}`,
+      headers: { authorization: `Bearer ${issued.json().token}` },
+      payload: { message: 'hello' },
+    })
+  }
+  const first = await chat()
+  assert.equal(first.statusCode, 200, first.body)
+  const refused = await chat()
+  assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'chatsPerMinute'])
+  assert.equal((await chat('/stream')).statusCode, 429)
+})
