@@ -1,5 +1,6 @@
 import ipaddr from 'ipaddr.js'
 import { AppError, type AppErrorOptions, errorTable } from '#kernel'
+import { limitErrors } from '#contracts/limits'
 import { signedHeaders, type SignedParts, type Signer, type SigningKey } from '#contracts/signing'
 import { createPeers, type Identity, type Peers } from '#kit'
 
@@ -67,6 +68,8 @@ export function meaningOf(error: AppError): AppError {
   const { code, status, retryable } = error
   if (code === 'upstream') return error
   if (status === 401) return conductorErrors.upstream({ message: keysMismatched })
+  // A limit of the tenant is its own affair; any other is between the two services.
+  if (code === limitErrors.limitReached.row.code) return error
   if (status !== 429 && status < 500) return error
   return conductorErrors.upstream({ message: `The conductor answered ${status}.`, retryable, cause: error })
 }

@@ -1,10 +1,12 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import fp from 'fastify-plugin'
-import { type App, type AppError, isStream, rateLimit } from '#kernel'
+import { type App, type AppError, isAppError, isStream, rateLimit } from '#kernel'
 import type { Database, Statement } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import {
   type GuardedRequests,
+  limitErrors,
   type LimitName,
   limitNames,
   type Limits,
@@ -15,6 +17,13 @@ import {
 
 /** A change reaches other processes at their next look. */
 const lookEveryMs = 5_000
+
+const overLimits: readonly string[] = [limitErrors.limitReached.row.code, limitErrors.limitExceeded.row.code]
+/** How much longer each refused request of a minute waits for its answer, and how long at most. */
+const holdMs = 5
+const longestHoldMs = 1_000
+/** Of one tenant; further ones are answered at once. */
+const mostHeld = 200
 
 interface Row {
   readonly id: string
@@ -46,9 +55,11 @@ export class KeptLimits implements TenantLimits {
   readonly #whole = new Map<string, Limits>()
   readonly #uses = new Map<LimitName, (tenantId: string) => Promise<number> | number>()
   readonly #streams = new Map<string, number>()
-  /** Requests of this minute, by tenant and limit. */
-  readonly #counts = new Map<string, number>()
-  #minute = 0
+  /** Refused requests that are held up, by tenant. */
+  readonly #held = new Map<string, number>()
+  /** Requests by tenant and limit, and refused ones. */
+  readonly #minute = new Counts(60_000)
+  readonly #second = new Counts(1_000)
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
 
@@ -92,6 +103,9 @@ export class KeptLimits implements TenantLimits {
     app.addHook('onRoute', (route) => {
       if (isStream(route.config)) route.onRequest = [...[route.onRequest ?? []].flat(), countStream]
     })
+    app.addHook('onError', async (request, _reply, error) => {
+      if (isAppError(error) && overLimits.includes(error.code)) await this.holdUp(guarded.tenantOf(request))
+    })
     if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
   }
   /** Counts a stream of this process, or returns the error of a tenant that has as many as it may. */
@@ -107,17 +121,21 @@ export class KeptLimits implements TenantLimits {
     if (left > 0) this.#streams.set(tenantId, left)
     else this.#streams.delete(tenantId)
   }
-  /** True for the first `most` requests of a minute: those that this process counts for itself. */
-  firstOfMinute(key: string, most: number): boolean {
-    const minute = Math.floor(Date.now() / 60_000)
-    if (minute !== this.#minute) {
-      this.#minute = minute
-      this.#counts.clear()
-    }
-    const count = this.#counts.get(key) ?? 0
-    if (count >= most) return false
-    this.#counts.set(key, count + 1)
-    return true
+  /** Whoever goes on after a refusal is answered later and later, so that asking again and again costs us little. */
+  async holdUp(tenantId: string): Promise<void> {
+    const refused = this.#minute.count(`${tenantId} refused`)
+    const held = this.#held.get(tenantId) ?? 0
+    if (held >= mostHeld) return
+    this.#held.set(tenantId, held + 1)
+    await sleep(Math.min(longestHoldMs, refused * holdMs), undefined, { ref: false })
+    const left = this.#held.get(tenantId)! - 1
+    if (left > 0) this.#held.set(tenantId, left)
+    else this.#held.delete(tenantId)
+  }
+  /** Counts a request, and says what is known of it here: whether it may pass, or that all processes have to be asked. */
+  admit(key: string, max: number, own: number): 'pass' | 'ask' | 'too fast' {
+    if (this.#second.count(key) > Math.max(leastBurst, max * burstPart)) return 'too fast'
+    return this.#minute.count(key) <= own ? 'pass' : 'ask'
   }
   uses(limit: LimitName, count: (tenantId: string) => Promise<number> | number): void {
     this.#uses.set(limit, count)
@@ -158,6 +176,31 @@ export class KeptLimits implements TenantLimits {
   }
 }
 
+/** How often each thing happened in the stretch of time that is under way. */
+class Counts {
+  readonly #ms: number
+  readonly #counts = new Map<string, number>()
+  #stretch = 0
+
+  constructor(ms: number) {
+    this.#ms = ms
+  }
+  /** Counts one more, and returns how many there were. */
+  count(key: string): number {
+    const stretch = Math.floor(Date.now() / this.#ms)
+    if (stretch !== this.#stretch) {
+      this.#stretch = stretch
+      this.#counts.clear()
+    }
+    const count = (this.#counts.get(key) ?? 0) + 1
+    this.#counts.set(key, count)
+    return count
+  }
+}
+
+/** Of each limit so much may be used up in one second, and in any case so many requests: a minute's worth at once would be felt by all. */
+const burstPart = 0.1
+const leastBurst = 10
 /** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
 const ownPart = 0.1
 
@@ -177,7 +220,9 @@ const requestLimits = fp(
       max: (request) => limits.of(tenantOf(request))[kindOf(request)],
       async hit(key, max, windowSeconds) {
         const own = scope === 'process' ? 0 : Math.floor(max * ownPart)
-        if (limits.firstOfMinute(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
+        const known = limits.admit(key, max, own)
+        if (known === 'pass') return { allowed: true, count: 0, retryAfterMs: 0 }
+        if (known === 'too fast') return { allowed: false, count: max, retryAfterMs: 1_000 }
         const rest = await kv.hit(key, max - own, windowSeconds, scope)
         return { ...rest, count: own + rest.count }
       },

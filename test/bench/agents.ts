@@ -26,8 +26,13 @@ async function create(
   return (await response.json()) as Record<string, string>
 }
 
-/** Publishes an agent without tools on a model of the stand-in. */
-export async function publishAgent(conductorUrl: string, apiKey: string, model: string): Promise<Agent> {
+/** Publishes an agent of the key's tenant, without tools, on a model of the stand-in. */
+export async function publishAgent(
+  conductorUrl: string,
+  apiKey: string,
+  model: string,
+  tenant = 'default',
+): Promise<Agent> {
   const post = (path: string, body: unknown) => create(conductorUrl, apiKey, path, body)
   const profile = `bench-${model}`
   await post('/api/profiles', { name: profile, model: `openai/${model}` })
@@ -37,7 +42,7 @@ export async function publishAgent(conductorUrl: string, apiKey: string, model: 
     const { token } = await post(`/api/profiles/${profile}/keys`, { label: `bench ${i}` })
     keys.push(String(token))
   }
-  return { profile, path: `/v1/chat/default/${slug}`, keys }
+  return { profile, path: `/v1/chat/${tenant}/${slug}`, keys }
 }
 
 /** A key as an SDK has one: unlike the one of the environment it is looked up in the database with every request. */

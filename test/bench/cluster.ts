@@ -25,6 +25,8 @@ export interface Cluster {
   /** From the first role's spawn until the last one answers. */
   readonly bootMs: number
   readonly postgres: Started
+  /** What every process was started with. */
+  readonly env: Readonly<Record<string, string>>
   urls(role: 'conductor' | 'gateway'): string[]
   pids(): number[]
 }
@@ -128,6 +130,7 @@ export async function startCluster(options: ClusterOptions): Promise<Cluster> {
     apiKey,
     bootMs: performance.now() - began,
     postgres,
+    env,
     urls: (role) => members.filter((member) => member.role === role).map(({ urls }) => urls[role] ?? ''),
     pids: () => members.map(({ process }) => process.child.pid ?? 0),
   }

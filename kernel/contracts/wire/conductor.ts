@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { eventTypes } from '../run-event.ts'
 import { ChatOf, RunAccepted, RunSummary, SubTask } from '../runs.ts'
 import { bodyTooLarge, invalidRequest, unavailable } from '../http-errors.ts'
+import { limitErrors } from '../limits.ts'
 import { fleetErrors, runErrors } from '../run-errors.ts'
 import { webhookErrors } from '../webhooks.ts'
 import type { Wire } from './route.ts'
@@ -72,6 +73,8 @@ export const startErrors = [
   runErrors.attachmentsTooLarge,
   bodyTooLarge,
   runErrors.queueFull,
+  limitErrors.limitReached,
+  limitErrors.limitExceeded,
   fleetErrors.runnerFailed,
   fleetErrors.noRunner,
   fleetErrors.runnerUnreachable,

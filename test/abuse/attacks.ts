@@ -1,0 +1,169 @@
+import { connect, type Socket } from 'node:net'
+import { Pool } from 'undici'
+
+/** What a hostile tenant has: keys of its own, and the addresses that everybody has. */
+export interface Hostile {
+  readonly conductor: string
+  readonly gateway: string
+  /** Of an admin of its tenant. */
+  readonly key: string
+  /** A published agent of its own. */
+  readonly agent: { readonly path: string; readonly key: string }
+  /** Profiles on models that answer at once, and never. */
+  readonly profiles: { readonly quick: string; readonly hanging: string }
+}
+
+/** Counts what became of requests, by status. */
+export type Told = (status: number | string) => void
+
+/** One way to take what is not one's own. It goes on until it is told to stop. */
+export interface Attack {
+  readonly name: string
+  /** What it does first, before the victim is measured. */
+  prepare?(hostile: Hostile, told: Told): Promise<void>
+  run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>
+}
+
+const json = { 'content-type': 'application/json' }
+
+class Client {
+  readonly #pool: Pool
+  readonly #headers: Record<string, string>
+  readonly #told: Told
+
+  constructor(origin: string, key: string, told: Told, connections = 64) {
+    this.#pool = new Pool(origin, { connections, headersTimeout: 60_000, bodyTimeout: 60_000 })
+    this.#headers = { ...json, authorization: `Bearer ${key}` }
+    this.#told = told
+  }
+  /** Sends a request and reads all of its answer. */
+  async send(method: 'GET' | 'POST', path: string, body?: unknown): Promise<string> {
+    try {
+      const sent = body === undefined ? {} : { body: JSON.stringify(body) }
+      const reply = await this.#pool.request({ method, path, headers: this.#headers, ...sent })
+      const text = await reply.body.text()
+      this.#told(reply.statusCode)
+      return reply.statusCode < 300 ? text : ''
+    } catch (error) {
+      this.#told((error as Error).message.slice(0, 40))
+      return ''
+    }
+  }
+  close(): Promise<void> {
+    return this.#pool.destroy()
+  }
+}
+
+/** Sends as fast as answers come, `abreast` at a time. */
+async function flood(abreast: number, stop: AbortSignal, send: (n: number) => Promise<unknown>): Promise<void> {
+  let n = 0
+  const lane = async (): Promise<void> => {
+    while (!stop.aborted) await send(n++)
+  }
+  await Promise.all(Array.from({ length: abreast }, lane))
+}
+
+const clientOf = ({ conductor, key }: Hostile, told: Told): Client => new Client(conductor, key, told)
+
+/** 2,500 alternatives: 36 KB that took a second to compile. */
+const heavySchema = (n: number) => ({
+  oneOf: Array.from({ length: 2_500 }, (_, i) => ({ type: 'string', const: `${n}-${i}` })),
+})
+
+export const attacks: readonly Attack[] = [
+  {
+    name: 'heavy schemas, 14 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const profile = hostile.profiles.quick
+      await flood(14, stop, (n) =>
+        client.send('POST', '/api/runs', {
+          profile,
+          prompt: 'x',
+          responseFormat: { type: 'json_schema', name: 'x', schema: heavySchema(n) },
+        }),
+      )
+      await client.close()
+    },
+  },
+  {
+    name: 'whole lists of long prompts, 8 at a time',
+    async prepare(hostile, told) {
+      const client = clientOf(hostile, told)
+      const prompt = 'x'.repeat(900_000)
+      for (let n = 0; n < 60; n++) await client.send('POST', '/api/runs', { profile: hostile.profiles.quick, prompt })
+      await client.close()
+    },
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      await flood(8, stop, () => client.send('GET', '/api/runs'))
+      await client.close()
+    },
+  },
+  {
+    name: 'runs that hang, 20 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      await flood(20, stop, () => client.send('POST', '/api/runs', { profile: hostile.profiles.hanging, prompt: 'x' }))
+      await client.close()
+    },
+  },
+  {
+    name: '300 streams that nobody reads',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const body = { profile: hostile.profiles.hanging, prompt: 'x'.repeat(100_000) }
+      const started = await client.send('POST', '/api/runs', body)
+      const { runId = 'none' } = (started === '' ? {} : JSON.parse(started)) as { runId?: string }
+      const { hostname, port } = new URL(hostile.conductor)
+      const sockets: Socket[] = []
+      for (let i = 0; i < 300; i++) {
+        const socket = connect(Number(port), hostname)
+        socket.on('error', () => {})
+        socket.pause()
+        socket.write(
+          `GET /api/runs/${runId}/stream HTTP/1.1\r\nHost: ${hostname}\r\nAuthorization: Bearer ${hostile.key}\r\n\r\n`,
+        )
+        sockets.push(socket)
+        told('opened')
+      }
+      // Beside them it asks for what needs the database.
+      await flood(8, stop, () => client.send('GET', '/api/sessions?limit=50'))
+      for (const socket of sockets) socket.destroy()
+      await client.close()
+    },
+  },
+  {
+    name: 'requests that only read, 32 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      await flood(32, stop, () => client.send('GET', '/api/runs?limit=1'))
+      await client.close()
+    },
+  },
+  {
+    name: 'profiles of 200 KB, 8 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const instructions = 'x'.repeat(199_000)
+      await flood(8, stop, (n) => client.send('POST', '/api/profiles', { name: `p${process.pid}-${n}`, instructions }))
+      await client.close()
+    },
+  },
+  {
+    name: 'chats with its own agent, 64 at a time',
+    async run({ gateway, agent }, told, stop) {
+      const client = new Client(gateway, agent.key, told)
+      await flood(64, stop, () => client.send('POST', agent.path, { message: 'hello' }))
+      await client.close()
+    },
+  },
+  {
+    name: 'keys that are none, 32 at a time',
+    async run(hostile, told, stop) {
+      const client = new Client(hostile.conductor, `${hostile.key.slice(0, -1)}!`.replace('!', 'A'), told)
+      await flood(32, stop, () => client.send('GET', '/api/runs?limit=1'))
+      await client.close()
+    },
+  },
+]

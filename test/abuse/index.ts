@@ -1,0 +1,251 @@
+// `npm run abuse`: a hostile tenant at full effort beside a victim, both on a fleet of four processes. Prints how the victim
+// fares alone and during each attack, and fails when it is hurt or loses anything.
+import { execFile } from 'node:child_process'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { parseArgs, promisify } from 'node:util'
+import { publishAgent } from '../bench/agents.ts'
+import { type Cluster, command, startCluster } from '../bench/cluster.ts'
+import { runCommand, say, withProcesses } from '../bench/command.ts'
+import type { JobResult } from '../bench/job.ts'
+import { createLoad, type RunJob } from '../bench/load-client.ts'
+import type { Processes } from '../bench/processes.ts'
+import { chatOf, environment } from '../bench/service.ts'
+import { quantile } from '../bench/statistics.ts'
+import { draw, shown } from '../bench/table.ts'
+import { startModel } from '../bench/targets.ts'
+import type { Order, Word } from './attacker.ts'
+import { attacks, type Hostile } from './attacks.ts'
+
+interface Options {
+  /** How long the victim chats, alone and during each attack. */
+  readonly seconds: number
+  /** Part of the names of the attacks that are carried out. */
+  readonly only: string
+}
+
+const usage = `npm run abuse -- [--seconds N] [--only TEXT]
+  --seconds  how long the victim is measured, alone and during each attack; 15 unless given
+  --only     attacks whose name contains this; all unless given`
+
+/** Chats of the victim in a second, each streamed. */
+const perSecond = 20
+/** p99 during an attack over p99 alone. */
+const bar = 2
+/** No process may be deaf to everybody for longer. */
+const deafMs = 500
+
+/** The limits of a small plan: what an operator gives tenants whom nobody knows. */
+const plan = {
+  readsPerMinute: 600,
+  writesPerMinute: 300,
+  chatsPerMinute: 600,
+  runningRuns: 50,
+  openStreams: 100,
+  profiles: 100,
+}
+
+function readOptions(args: string[]): Options {
+  const { values } = parseArgs({ args, options: { seconds: { type: 'string' }, only: { type: 'string' } } })
+  const seconds = Number(values.seconds ?? 15)
+  if (!(seconds > 0)) throw new Error('--seconds takes a number')
+  return { seconds, only: values.only ?? '' }
+}
+
+interface Fleet {
+  readonly cluster: Cluster
+  /** A tenant that has used up nothing yet. */
+  hostile(): Promise<Hostile>
+  measure(seconds: number): Promise<JobResult>
+}
+
+/** What the victim saw, and whether a process was deaf meanwhile. */
+interface Seen {
+  readonly name: string
+  /** Just before the attack, because machines change from one minute to the next. */
+  readonly alone: JobResult
+  readonly result: JobResult
+  readonly deafMs: number
+  readonly lost: number
+  readonly answers: Readonly<Record<string, number>>
+}
+
+const operatorTenant = 'default'
+
+async function start(processes: Processes): Promise<Fleet> {
+  const run: RunJob = createLoad(processes.fork(new URL('../bench/client.ts', import.meta.url).pathname))
+  const model = await startModel(processes, 0)
+  const cluster = await startCluster({
+    processes,
+    env: { ...environment(model.url), AGENT_ORC_ADMIN_TENANT: operatorTenant },
+  })
+  const conductor = cluster.urls('conductor')[0]!
+  const gateway = cluster.urls('gateway')[0]!
+  const victim = await publishAgent(conductor, cluster.apiKey, 'tick-20')
+  const chat = chatOf([gateway], victim, false)
+  let tenants = 0
+  return {
+    cluster,
+    async hostile() {
+      const tenant = `hostile-${++tenants}`
+      await ask(conductor, cluster.apiKey, 'POST', '/api/tenants', { id: tenant })
+      await ask(conductor, cluster.apiKey, 'PATCH', `/api/tenants/${tenant}`, { limits: plan })
+      const key = await issueKey(cluster, tenant)
+      const quick = await publishAgent(conductor, key, 'burst-20', tenant)
+      const hanging = 'hanging'
+      await ask(conductor, key, 'POST', '/api/profiles', { name: hanging, model: 'openai/slow-600' })
+      const agent = { path: quick.path, key: quick.keys[0]! }
+      return { conductor, gateway, key, agent, profiles: { quick: quick.profile, hanging } }
+    },
+    measure: (seconds) => run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} }),
+  }
+}
+
+async function ask(origin: string, key: string, method: string, path: string, body?: object): Promise<unknown> {
+  const response = await fetch(`${origin}${path}`, {
+    method,
+    headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+    ...(body ? { body: JSON.stringify(body) } : {}),
+  })
+  const text = await response.text()
+  if (!response.ok) throw new Error(`${method} ${path}: ${response.status} ${text.slice(0, 300)}`)
+  return text === '' ? undefined : JSON.parse(text)
+}
+
+/** The first key of a tenant, as an operator mints it. */
+async function issueKey({ env }: Cluster, tenant: string): Promise<string> {
+  const [script] = command('start').filter((word) => word.endsWith('.js'))
+  const args = [script!, 'key', 'issue', '--tenant', tenant, '--role', 'admin', '--label', 'hostile', '--json']
+  const { stdout } = await promisify(execFile)(process.execPath, args, { env: { ...process.env, ...env } })
+  return (JSON.parse(stdout) as { token: string }).token
+}
+
+/** How long the event loops of the fleet kept everybody waiting: the delays of each process, as it counts them in buckets. */
+class Delays {
+  readonly #cluster: Cluster
+  readonly #before = new Map<string, number>()
+
+  constructor(cluster: Cluster) {
+    this.#cluster = cluster
+  }
+  /** The bound of the highest bucket in which a delay fell since the last call, in milliseconds. */
+  async worst(): Promise<number> {
+    let worst = 0
+    for (const { name, role, urls } of this.#cluster.members) {
+      const text = await (await fetch(`${urls[role]}/metrics`)).text()
+      let below = 0
+      for (const [, le, value] of text.matchAll(
+        /^agent_orc_event_loop_delay_seconds_bucket\{le="([^"]+)"[^}]*\} (\d+)$/gm,
+      )) {
+        const key = `${name} ${le}`
+        const count = Number(value) - below
+        below = Number(value)
+        if (count > (this.#before.get(key) ?? 0)) worst = Math.max(worst, le === '+Inf' ? Infinity : Number(le) * 1_000)
+        this.#before.set(key, count)
+      }
+    }
+    return worst
+  }
+}
+
+/** Runs of the victim that did not end well. Those that are under way get a moment. */
+async function losses({ cluster }: Fleet): Promise<number> {
+  const conductor = cluster.urls('conductor')[0]!
+  const count = async (status: string): Promise<number> => {
+    const headers = { authorization: `Bearer ${cluster.apiKey}` }
+    const response = await fetch(`${conductor}/api/runs?status=${status}&limit=1`, { headers })
+    await response.arrayBuffer()
+    return Number(response.headers.get('x-total-count'))
+  }
+  for (let left = 40; left > 0 && (await count('running')) > 0; left--) await sleep(250)
+  const bad = await Promise.all(['running', 'queued', 'error', 'cancelled', 'interrupted'].map(count))
+  return bad.reduce((sum, one) => sum + one, 0)
+}
+
+interface Stand {
+  readonly fleet: Fleet
+  readonly delays: Delays
+  readonly processes: Processes
+}
+
+async function endure({ fleet, delays, processes }: Stand, name: string, seconds: number): Promise<Seen> {
+  const alone = await fleet.measure(seconds)
+  const hostile = await fleet.hostile()
+  const attacker = processes.fork(new URL('attacker.ts', import.meta.url).pathname)
+  const heard = (): Promise<Word> =>
+    new Promise((resolve, reject) => {
+      attacker.once('message', resolve)
+      attacker.once('exit', () => reject(new Error(`${name}: the attacker ended`)))
+    })
+  const ready = heard()
+  attacker.send({ attack: name, hostile } satisfies Order)
+  await ready
+  await delays.worst()
+  const result = await fleet.measure(seconds)
+  const deaf = await delays.worst()
+  const done = heard()
+  attacker.send('stop')
+  const last = await Promise.race([done, sleep(20_000, { answers: { 'no end': 1 } })])
+  await processes.stopOne(attacker)
+  return {
+    name,
+    alone,
+    result,
+    deafMs: deaf,
+    lost: await losses(fleet),
+    answers: 'answers' in last ? last.answers : {},
+  }
+}
+
+function report(seen: readonly Seen[]): boolean {
+  const p99 = (result: JobResult): number => quantile(result.totalMs, 0.99)
+  const rows = seen.map(({ name, alone, result, deafMs: deaf, lost, answers }) => [
+    name,
+    shown(p99(alone), 1),
+    shown(p99(result), 1),
+    `${shown(p99(result) / p99(alone), 2)}x`,
+    shown(deaf, 0),
+    String(result.errors),
+    String(lost),
+    Object.entries(answers)
+      .map(([status, count]) => `${status}: ${count}`)
+      .join(', '),
+  ])
+  const head = [
+    'attack',
+    'p99 alone',
+    'p99 then',
+    'ratio',
+    'deaf ms, at most',
+    'failed chats',
+    'lost runs',
+    'its answers',
+  ]
+  process.stdout.write(`\n${draw([head, ...rows])}\n\nA hostile tenant may have ${JSON.stringify(plan)}.\n\n`)
+  let met = true
+  const judge = (text: string, ok: boolean): void => {
+    met &&= ok
+    process.stdout.write(`${ok ? 'met    ' : 'NOT MET'} ${text}\n`)
+  }
+  for (const { name, alone, result, deafMs: deaf, lost } of seen) {
+    judge(`${name}: p99 at most ${bar} times that alone`, p99(result) <= bar * p99(alone))
+    judge(`${name}: nothing failed or lost`, alone.errors + result.errors === 0 && lost === 0)
+    judge(`${name}: no process deaf for ${deafMs} ms`, deaf <= deafMs)
+  }
+  return met
+}
+
+await runCommand(usage, readOptions, ({ seconds, only }) =>
+  withProcesses(async (processes) => {
+    say('starting one process of each role')
+    const fleet = await start(processes)
+    say('first some chats, so that no process is cold')
+    await fleet.measure(5)
+    const delays = new Delays(fleet.cluster)
+    const seen: Seen[] = []
+    for (const { name } of attacks.filter((one) => one.name.includes(only))) {
+      say(name)
+      seen.push(await endure({ fleet, delays, processes }, name, seconds))
+    }
+    if (!report(seen)) process.exitCode = 1
+  }),
+)
