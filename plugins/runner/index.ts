@@ -29,7 +29,16 @@ export default definePlugin({
     ),
     mcpBaseUrl: url('Where sidecars reach the session MCP endpoint; the base URL unless given.'),
     capabilities: CommaList('Runtimes this runner takes; those its sidecars report unless given.'),
-    maxSessions: Type.Integer({ default: 100_000, minimum: 1 }),
+    maxSessions: Type.Integer({
+      default: 100_000,
+      minimum: 1,
+      description: 'Of a full runner a tenant has half at most.',
+    }),
+    maxProfileBytes: Type.Integer({
+      default: 64 * 1024 * 1024,
+      minimum: 0,
+      description: 'Of the profiles in the sessions of one tenant. Beyond it those that rest longest leave memory.',
+    }),
     drain: Duration(
       '25s',
       'A stopping runner lets its runs end, and conductors fetch the conversations that changed, for this long.',
@@ -48,6 +57,7 @@ export default definePlugin({
     const { toolkit, sandboxes } = deps
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
+      maxProfileBytes: config.maxProfileBytes,
       idleTtlMs: config.idleTtl,
       toolsOf: (profile) => Object.freeze(toolkit.specs(profile.tools).map(({ name }) => name)),
       onEvict: (session) => conversations.forget(session),

@@ -47,8 +47,84 @@ export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSessio
   return sandboxes.link(session)
 }
 
+interface Snapshot {
+  readonly profile: Profile
+  readonly bytes: number
+  users: number
+}
+
+interface Share {
+  /** Least recently used first. */
+  readonly sessions: Map<string, LiveSession>
+  /** By what names one version of a profile. */
+  readonly snapshots: Map<string, Snapshot>
+  bytes: number
+}
+
+/**
+ * What each tenant has of the memory of one runner: its sessions, and the profiles in them. Sessions of the same version of a
+ * profile share one copy.
+ */
+class TenantShares {
+  readonly #shares = new Map<string, Share>()
+
+  /** Counts a session, and returns the profile for it. */
+  add(session: LiveSession): Profile {
+    const { tenantId, id, profile } = session
+    const share = this.#shares.get(tenantId) ?? { sessions: new Map(), snapshots: new Map(), bytes: 0 }
+    this.#shares.set(tenantId, share)
+    share.sessions.set(id, session)
+    const key = versionOf(profile)
+    const known = share.snapshots.get(key)
+    if (known) {
+      known.users++
+      return known.profile
+    }
+    const bytes = JSON.stringify(profile).length
+    share.snapshots.set(key, { profile, bytes, users: 1 })
+    share.bytes += bytes
+    return profile
+  }
+  touch({ tenantId, id }: LiveSession): void {
+    const sessions = this.#shares.get(tenantId)?.sessions
+    const session = sessions?.get(id)
+    if (!session) return
+    sessions!.delete(id)
+    sessions!.set(id, session)
+  }
+  remove({ tenantId, id, profile }: LiveSession): void {
+    const share = this.#shares.get(tenantId)
+    if (!share?.sessions.delete(id)) return
+    const key = versionOf(profile)
+    const snapshot = share.snapshots.get(key)!
+    if (--snapshot.users === 0) {
+      share.snapshots.delete(key)
+      share.bytes -= snapshot.bytes
+    }
+    if (share.sessions.size === 0) this.#shares.delete(tenantId)
+  }
+  sizeOf(tenantId: string): { readonly sessions: number; readonly bytes: number } {
+    const share = this.#shares.get(tenantId)
+    return { sessions: share?.sessions.size ?? 0, bytes: share?.bytes ?? 0 }
+  }
+  /** The session of the tenant that rests longest. */
+  oldestAtRest(tenantId: string): LiveSession | undefined {
+    for (const session of this.#shares.get(tenantId)?.sessions.values() ?? [])
+      if (session.status !== 'running') return session
+    return undefined
+  }
+}
+
+/** A conductor of an earlier release names no version: then only the same text is the same profile. */
+const versionOf = (profile: Profile): string => {
+  const { name, version, updatedAt, placement } = profile
+  return JSON.stringify(version === undefined ? profile : [name, version, updatedAt, placement])
+}
+
 interface TableOptions {
   readonly max: number
+  /** Bytes of the profiles in the sessions of one tenant; beyond it those that rest longest leave. */
+  readonly maxProfileBytes: number
   readonly idleTtlMs: number
   /** What a session of this profile, which names some, may use. */
   readonly toolsOf: (profile: Profile) => readonly string[]
@@ -61,6 +137,7 @@ export class SessionTable {
   readonly #options: TableOptions
   // A Map keeps insertion order, so deleting and setting again moves a session to the recently used end.
   readonly #sessions = new Map<string, LiveSession>()
+  readonly #shares = new TenantShares()
   /** The runner is about to stop: the table takes no new session. */
   draining = false
 
@@ -94,7 +171,7 @@ export class SessionTable {
     if (this.draining) throw runnerErrors.runnerDraining()
     if (!isClientId(id)) throw runnerErrors.invalidSessionId()
     if (this.#sessions.has(id)) throw runnerErrors.unknownSession()
-    this.#makeRoom()
+    this.#makeRoom(tenantId)
     const usedAt = Date.now()
     const session: LiveSession = {
       id,
@@ -112,11 +189,13 @@ export class SessionTable {
       hydrating: undefined,
     }
     this.#sessions.set(id, session)
+    session.profile = this.#shares.add(session)
     return session
   }
   /** Marks a session as used now. */
   touch(session: LiveSession): void {
     session.usedAt = Date.now()
+    this.#shares.touch(session)
     this.#sessions.delete(session.id)
     this.#sessions.set(session.id, session)
   }
@@ -134,7 +213,10 @@ export class SessionTable {
     this.touch(session)
   }
   remove(session: LiveSession): void {
-    if (this.#sessions.get(session.id) === session) this.#sessions.delete(session.id)
+    if (this.#sessions.get(session.id) === session) {
+      this.#sessions.delete(session.id)
+      this.#shares.remove(session)
+    }
     session.status = 'shutdown'
   }
   /** Evicts sessions that were idle for too long. */
@@ -149,12 +231,25 @@ export class SessionTable {
     this.remove(session)
     this.#options.onEvict(session)
   }
-  #makeRoom(): void {
-    if (this.#sessions.size < this.#options.max) return
+  /** In a full table a tenant that has half of it makes room itself; otherwise whoever rests longest does. */
+  #makeRoom(tenantId: string): void {
+    const { max, maxProfileBytes } = this.#options
+    while (this.#shares.sizeOf(tenantId).bytes >= maxProfileBytes && this.#evictOldest(tenantId));
+    if (this.#sessions.size < max) return
+    if (this.#shares.sizeOf(tenantId).sessions >= Math.ceil(max / 2)) {
+      if (this.#evictOldest(tenantId)) return
+      throw runnerErrors.runnerFull()
+    }
     for (const session of this.#sessions.values()) {
       if (session.status !== 'running') return this.#evict(session)
     }
     throw runnerErrors.runnerFull()
+  }
+  /** False: none of the tenant's sessions rests. */
+  #evictOldest(tenantId: string): boolean {
+    const oldest = this.#shares.oldestAtRest(tenantId)
+    if (oldest) this.#evict(oldest)
+    return oldest !== undefined
   }
 }
 

@@ -175,7 +175,7 @@ test('a session that was idle too long leaves memory', (t) => {
   t.mock.timers.enable({ apis: ['Date'], now: 0 })
   const gone: string[] = []
   const onEvict = ({ id }: { id: string }) => void gone.push(id)
-  const table = new SessionTable({ max: 10, idleTtlMs: 100, toolsOf: () => [], onEvict })
+  const table = new SessionTable({ max: 10, maxProfileBytes: 1_000_000, idleTtlMs: 100, toolsOf: () => [], onEvict })
   const [a, b, c] = ['a', 'b', 'c'].map((id) => table.create('acme', id, profile()))
   b!.status = 'running'
   t.mock.timers.setTime(90)
@@ -250,4 +250,34 @@ test('a conversation that comes back is not brought before the sidecar has forgo
   assert.equal(f.forgotten[0], sessionId)
   assert.deepEqual(f.hydrated, [sessionId, 'other', sessionId])
   assert.equal((await execute(f)).at(-1)!['type'], 'result')
+})
+
+test('a tenant that fills the runner makes room with sessions of its own', () => {
+  const evicted: string[] = []
+  const onEvict = ({ id }: { id: string }): void => void evicted.push(id)
+  const table = new SessionTable({ max: 4, maxProfileBytes: 1_000_000, idleTtlMs: 1_000, toolsOf: () => [], onEvict })
+  table.create('modest', 'm1', profile('p'))
+  for (const id of ['g1', 'g2', 'g3']) table.create('greedy', id, profile('p'))
+  table.create('greedy', 'g4', profile('p'))
+  assert.deepEqual(evicted, ['g1'], 'not the one that rests longest of all')
+  table.create('modest', 'm2', profile('p'))
+  assert.deepEqual(evicted, ['g1', 'm1'], 'which goes for somebody who has less than half')
+  for (const id of ['g2', 'g3', 'g4']) {
+    const session = table.any(id)
+    if (session) table.occupy(session, `run-${id}`)
+  }
+  assert.throws(() => table.create('greedy', 'g5', profile('p')), { code: 'runner_full' })
+})
+
+test('sessions of one version of a profile share it, and those of large ones give way to each other', () => {
+  const evicted: string[] = []
+  const onEvict = ({ id }: { id: string }): void => void evicted.push(id)
+  const table = new SessionTable({ max: 100, maxProfileBytes: 3_000, idleTtlMs: 1_000, toolsOf: () => [], onEvict })
+  const large = (version: number) => ({ ...profile('p'), version, instructions: 'x'.repeat(1_000) })
+  const [first, second] = [1, 2].map((n) => table.create('acme', `s${n}`, large(1)))
+  assert.equal(first!.profile, second!.profile)
+  for (const version of [2, 3, 4]) table.create('acme', `v${version}`, large(version))
+  assert.deepEqual(evicted, ['s1', 's2'])
+  table.create('globex', 'theirs', large(1))
+  assert.equal(evicted.length, 2)
 })

@@ -25,7 +25,7 @@ function shared() {
       { runtime: 'runtime_b', mode: 'sidecar', url },
     ],
   }
-  const table = new SessionTable({ max: 1, idleTtlMs: 1, toolsOf: () => [], onEvict() {} })
+  const table = new SessionTable({ max: 1, maxProfileBytes: 1_000_000, idleTtlMs: 1, toolsOf: () => [], onEvict() {} })
   return { health, url, topology: createTopology(sidecars, table) }
 }
 
