@@ -2,7 +2,7 @@ import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { parseEnv } from 'node:util'
 import type { Command } from 'commander'
-import { BootError, plan } from '#kernel'
+import { BootError, plan, risksOf } from '#kernel'
 import { environment, type Environment, loadRole, root } from '../kernel/config.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
@@ -20,8 +20,9 @@ export function addCheckConfig(program: Command): void {
     .description('load and plan role files without opening anything')
     .argument('[file...]', 'role files, checked with this environment; none: those shipped, with config/check.env')
     .option('--env <file>', 'check with the variables of this file instead of the environment')
+    .option('--strict', 'fail for what is no mistake but a risk, too: for files of production')
     .option('--json', 'one JSON line per file')
-    .action(async (given: string[], options: { env?: string }, command: Command) => {
+    .action(async (given: string[], options: { env?: string; strict?: boolean }, command: Command) => {
       const terminal = terminalOf(command)
       const shipped = given.length === 0
       const env = options.env
@@ -31,20 +32,24 @@ export function addCheckConfig(program: Command): void {
           : environment()
       let failed = 0
       for (const file of shipped ? shippedRoles.map((name) => join(root, name)) : given) {
-        const problems = await problemsOf(file, env)
+        const problems = await problemsOf(file, env, options.strict === true)
         if (problems.length > 0) failed++
         terminal.print({ file, ok: problems.length === 0, problems }, () =>
           problems.length === 0 ? `ok  ${file}` : `BAD ${file}\n${problems.map((p) => `  - ${p}`).join('\n')}`,
         )
       }
-      if (failed > 0) throw new CliError(`${failed} role file${failed > 1 ? 's' : ''} cannot boot`)
+      if (failed > 0)
+        throw new CliError(
+          `${failed} role file${failed > 1 ? 's' : ''} ${options.strict ? 'cannot boot, or should not' : 'cannot boot'}`,
+        )
     })
 }
 
-async function problemsOf(file: string, env: Environment): Promise<readonly string[]> {
+async function problemsOf(file: string, env: Environment, strict: boolean): Promise<readonly string[]> {
   try {
-    plan(await loadRole(file, { env }))
-    return []
+    const role = await loadRole(file, { env })
+    plan(role)
+    return strict ? risksOf(role) : []
   } catch (error) {
     if (error instanceof BootError) return error.problems
     throw error

@@ -1,10 +1,9 @@
-import { Value } from '@sinclair/typebox/value'
 import type { FastifyBaseLogger, FastifyInstance } from 'fastify'
 import { Registry } from 'prom-client'
 import { Listeners } from './http/listeners.ts'
 import { createLogger } from './kit/logger.ts'
 import { tablesOf } from './contracts/error-docs.ts'
-import { BootError, type Entry, plan, type Role, settings } from './plan.ts'
+import { BootError, decoded, type Entry, guardedIn, plan, risksOf, type Role } from './plan.ts'
 import type { PluginContext } from './plugin.ts'
 
 export interface Running {
@@ -59,6 +58,7 @@ class Kernel {
   readonly #stops: (() => Promise<void>)[] = []
   readonly #stopping = new AbortController()
   readonly #failures: unknown[] = []
+  readonly #risks: readonly string[]
   #stopped: Promise<void> | undefined
 
   constructor(role: Role, order: readonly Entry[], options: BootOptions) {
@@ -66,12 +66,15 @@ class Kernel {
     this.#order = order
     this.#options = options
     this.#log = options.log ?? createLogger(role.name, role.log?.level ?? 'info')
+    this.#risks = risksOf(role)
+    for (const risk of this.#risks) this.#log.warn({ risk }, 'the role is set up with a risk')
     this.listeners = new Listeners(role.listeners, tablesOf(order.map(({ plugin }) => plugin)))
   }
 
   async start(): Promise<void> {
     const { listen = true, onStep = () => {} } = this.#options
-    await this.#do('listeners', () => this.listeners.create(this.#log, this.#role.log?.requests ?? false))
+    const guarded = guardedIn(this.#order)
+    await this.#do('listeners', () => this.listeners.create(this.#log, this.#role.log?.requests ?? false, guarded))
     for (const entry of this.#order) {
       onStep(entry.name)
       await this.#do(`${entry.name}: setup`, () => this.#setUp(entry))
@@ -121,12 +124,12 @@ class Kernel {
   }
 
   #contextOf(entry: Entry, deps: object): PluginContext<never, never> {
-    const { name, plugin } = entry
+    const { name } = entry
     const { listeners } = this
     const { onFailure = throwLater, onEnd = () => void this.stop().catch(notCleanly) } = this.#options
     const notCleanly = (err: unknown): void => this.#log.error({ err }, 'did not stop cleanly')
     return {
-      config: Value.Decode(plugin.config, settings(entry)) as never,
+      config: decoded(entry),
       deps: deps as never,
       log: this.#log.child({ plugin: name }),
       metrics: this.#metrics,
@@ -134,6 +137,7 @@ class Kernel {
       fail: (error) => onFailure(new BootError(this.#role.name, [`${name}: ${error.message}`], error)),
       end: onEnd,
       plugins: this.#order.map((one) => one.plugin),
+      risks: this.#risks,
       listeners: listeners.names,
       innermost: listeners.innermost,
       urlOf: (listener) => listeners.urlOf(listener),

@@ -6,6 +6,7 @@ import { isAlias, isMap, isScalar, isSeq, LineCounter, type Node, type Pair, par
 import { loadPlugin } from './config-modules.ts'
 import { ListenerSettings } from './http/listener-config.ts'
 import { Duration, Settings } from './kit/settings.ts'
+import { tlsProblem } from './kit/tls.ts'
 import { BootError, configProblems, type Entry as RoleEntry, type Role } from './plan.ts'
 import { type Origin, problemsOf, shownAt } from './problems.ts'
 
@@ -90,8 +91,11 @@ export async function loadRole(file: string, options: LoadOptions): Promise<Role
   const { role: name, log, shutdownGrace, ...checked } = Value.Decode(RoleFile, value)
   const listeners = Object.entries(checked.listeners).map(([listener, { port, ...settings }]) => {
     const origin = document.where(`/listeners/${escapePointer(listener)}/port`)
+    const why = settings.tls && tlsProblem(settings.tls)
+    if (why !== undefined) problems.push(`listeners.${listener}.tls ${why}${shownAt(origin)}`)
     return [listener, { ...settings, port, origin }] as const
   })
+  if (problems.length > 0) throw new BootError(shown, problems)
   return { name, listeners: Object.fromEntries(listeners), plugins: entries, shutdownGrace, ...(log ? { log } : {}) }
 }
 

@@ -37,6 +37,19 @@ export function settings(entry: Entry): unknown {
   return Value.Default(plugin.config, Value.Convert(plugin.config, structuredClone(config ?? {})))
 }
 
+/** The settings as the plugin gets them; only of an entry that `plan` has passed. */
+export const decoded = (entry: Entry): never => Value.Decode(entry.plugin.config, settings(entry)) as never
+
+/** Names of the listeners whose callers some plugin has show who they are. */
+export const guardedIn = (entries: readonly Entry[]): ReadonlySet<string> =>
+  new Set(entries.flatMap((entry) => entry.plugin.guards?.(decoded(entry)) ?? []))
+
+/** What whoever runs a role that can boot should know, one sentence each. */
+export const risksOf = (role: Role): string[] =>
+  role.plugins.flatMap((entry) =>
+    (entry.plugin.risks?.(decoded(entry), role) ?? []).map((why) => `${entry.name}: ${why}`),
+  )
+
 /** What is wrong with a plugin's settings, one sentence each, in words an operator can act on; never a value, it may be a secret. */
 export const configProblems = (entry: Entry): string[] =>
   problemsOf(`${entry.name}: config.`, entry.plugin.config, settings(entry), entry.where)

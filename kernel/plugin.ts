@@ -3,6 +3,7 @@ import { type StaticDecode, type TObject, type TSchema, Type } from '@sinclair/t
 import type { Registry } from 'prom-client'
 import type { ErrorTable } from './contracts/errors.ts'
 import type { App } from './http/app.ts'
+import type { Role } from './plan.ts'
 
 type Mode = 'one' | 'maybe' | 'many'
 
@@ -56,6 +57,8 @@ export interface PluginContext<C = unknown, R extends Refs = Refs> {
   end(): void
   /** The plugins of this role, this one included, in the order in which they are set up. */
   readonly plugins: readonly Pick<Plugin, 'name' | 'migrations'>[]
+  /** The risks of the role, see `PluginSpec`. */
+  readonly risks: readonly string[]
   /** Names of the listeners that this role declares and has switched on. */
   readonly listeners: readonly string[]
   /**
@@ -86,6 +89,13 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
   readonly provides: P
   /** Folder of migrations that the plugin's tables need, `new URL('./migrations/', import.meta.url)`. Whoever migrates the database applies them after ours. */
   readonly migrations?: URL
+  /**
+   * Listeners on which it has every caller show who it is, with `proofsOf` of the kit, by its settings: the kernel then answers
+   * nobody there until it does.
+   */
+  guards?(config: StaticDecode<C>): readonly string[]
+  /** What whoever runs this role should know, one sentence each: said by the log, `/readyz` and `check-config --strict`. */
+  risks?(config: StaticDecode<C>, role: Pick<Role, 'listeners' | 'plugins'>): readonly string[]
   /** What its callers may be told: its own table, and those of contracts that it answers with. */
   readonly errors?: ErrorTable | readonly ErrorTable[]
   setup(ctx: PluginContext<StaticDecode<C>, R>): Promise<Provided<P>>

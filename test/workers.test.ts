@@ -42,6 +42,7 @@ async function runner(t: TestContext) {
     [
       plugin,
       fake(RunnerSessions, {
+        admits: () => false,
         get: (id) => sessions.get(id),
         toolSpecs: () => [],
         invokeTool: async () => ({ ok: true, content: '' }),

@@ -16,6 +16,7 @@ export const RunEnvelope = Type.Object(
     metadata: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
     /** Streamable-HTTP MCP endpoint of the session, which has nothing to list when its profile names no tools. */
     sessionMcpUrl: Type.Optional(Type.String()),
+    /** To be sent there as a bearer token; it is good while the run is under way. */
     sessionMcpToken: Type.Optional(Type.String()),
     /** The vendor's conversation handle, when a former run of this session reported one. */
     runtimeSessionId: Type.Optional(Type.String()),

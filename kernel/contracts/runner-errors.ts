@@ -4,6 +4,7 @@ import { errorTable } from './errors.ts'
 export const runnerErrors = errorTable('runner', {
   invalidSessionId: { code: 'invalid session id', status: 400, about: 'The session id is not one of ours.' },
   toolNotAllowed: { status: 403, about: 'The tool is not in the toolkit of the session.' },
+  hostNotAllowed: { status: 403, about: 'The run names an MCP server on a host that this runner was not told of.' },
   unknownProfile: { status: 404, about: 'The profile was never broadcast to this runner.' },
   /** Also the answer for another tenant's session: a caller cannot tell the two apart. */
   unknownSession: {

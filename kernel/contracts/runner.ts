@@ -279,6 +279,8 @@ export const Fleet = capability<Fleet>('conductor.fleet')
 export interface RunnerSessions {
   /** Undefined for an unknown session. No tenant check: callers compare `tenantId` where the caller has one. */
   get(sessionId: string): RunnerSession | undefined
+  /** Whether an Authorization header has the token of the session's run under way, which the run's envelope brings. */
+  admits(session: RunnerSession, authorization: string | undefined): boolean
   toolSpecs(session: RunnerSession): ToolSpec[]
   /** AppError 403 `tool_not_allowed` outside the session's toolkit. */
   invokeTool(

@@ -11,6 +11,7 @@ export const sidecarErrors = errorTable('run-host', {
     message: 'The body is empty.',
     about: 'The bundle is empty, or is none that the runtime can read.',
   },
+  hostNotAllowed: { status: 403, about: 'The run would be sent to a host that this sidecar was not told of.' },
   notFound: { status: 404, message: 'This session has no state here.' },
   sessionBusy: { status: 409, retry: 'later', message: 'A run of this session is still under way.' },
   sessionStateMissing: {

@@ -1,11 +1,13 @@
 import { slot } from '../plugin.ts'
 
-export type SigningFamily = 'chat-gateway' | 'vfs'
+/** `chat-gateway`: gateways to conductors. `runner`: conductors to runners, and runners to sidecars. */
+export type SigningFamily = 'chat-gateway' | 'vfs' | 'runner'
 
 /** One of the two keys of a family, as the key-id header names it. */
 export type SigningKey = 'CURRENT' | 'PREVIOUS'
 
 export interface SignedParts {
+  /** '': about no tenant, which only the family `runner` may say. */
   readonly tenant: string
   readonly method: string
   /** The request-target exactly as sent, query included. */
@@ -21,7 +23,20 @@ export const signedHeaders = {
   tenant: 'x-chat-gateway-tenant',
 } as const
 
-/** Signs and verifies requests of the internal plane (AO-HMAC-SHA256-V1) with one family of keys. Specification 5.3. */
+/**
+ * Of the family `runner`. The tenant is the wire's own header, so that there is no second one to differ from it. The SHA-256 of the
+ * body is a header, because bodies are large here: a signature is checked before any of the body is read.
+ */
+export const runnerHeaders = {
+  signature: 'x-agent-orc-signature',
+  timestamp: 'x-agent-orc-timestamp',
+  nonce: 'x-agent-orc-nonce',
+  keyId: 'x-agent-orc-key-id',
+  tenant: 'x-tenant-id',
+  digest: 'x-agent-orc-content-sha256',
+} as const
+
+/** Signs and verifies requests (AO-HMAC-SHA256-V1) with one family of keys. Specification 5.3. */
 export interface Signer {
   /** True while a previous key still verifies, i.e. during a rotation. */
   readonly hasPreviousKey?: boolean

@@ -1,5 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { Settings } from '../kit/settings.ts'
+import { ListenerTls } from '../kit/tls.ts'
 import type { Origin } from '../problems.ts'
 
 /** A host as it stands in a URL: an IPv6 address is in brackets. */
@@ -23,6 +24,7 @@ export const ListenerSettings = Settings(
           'Names, as in a URL, under which it may be asked; a request for another one is refused. Absent: any.',
       }),
     ),
+    tls: Type.Optional(ListenerTls),
   },
   // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
   { default: {} },

@@ -1,6 +1,7 @@
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
-import fp from 'fastify-plugin'
-import { createLinkHost, linkHostKey } from '../kit/link/host.ts'
+import { peerLinks } from '../kit/link/listener.ts'
+import { provenCallers } from '../kit/proof.ts'
+import { readTls } from '../kit/tls.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
@@ -8,8 +9,8 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { allowedHosts, jsonBodies, parseJson, requestArrival, requestLog, requestNames } from './requests.ts'
-import { openStreams, quietConnections, streamsOf } from './streams.ts'
+import { allowedHosts, jsonBodies, requestArrival, requestLog, requestNames } from './requests.ts'
+import { openStreams, quietConnections } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
 const maxHeaderSize = 16 * 1024
@@ -23,6 +24,8 @@ export interface ListenerOptions {
   readonly logRequests: boolean
   /** For its OpenAPI document. */
   readonly errors: readonly ErrorTable[]
+  /** A plugin has its callers show who they are. */
+  readonly guarded: boolean
 }
 
 export interface Listener {
@@ -40,14 +43,16 @@ export interface Listener {
 export async function createListener(
   name: string,
   config: ListenerConfig,
-  { log, logRequests, errors }: ListenerOptions,
+  { log, logRequests, errors, guarded }: ListenerOptions,
 ): Promise<Listener> {
-  const app = fastifyOf(log)
+  const { hosts, tls } = config
+  const app = fastifyOf(log, tls)
   const leave = new AbortController()
   const leaving = leave.signal
   app.addHook('preClose', async () => leave.abort())
   await app
     .register(errorAnswers)
+    .register(provenCallers, { certificates: tls?.requestClientCert === true, guarded })
     .register(jsonBodies)
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
@@ -55,19 +60,23 @@ export async function createListener(
     .register(openStreams)
     .register(peerLinks, { leaving, logRequests })
     .register(requestArrival, { leaving })
-    .register(allowedHosts, { hosts: config.hosts })
+    .register(allowedHosts, { hosts })
   if (logRequests) await app.register(requestLog)
   return { app, listen: () => listen(app, config), leave: () => leave.abort() }
 }
 
-const fastifyOf = (log: FastifyBaseLogger): App =>
-  Fastify({
+function fastifyOf(log: FastifyBaseLogger, tls: ListenerConfig['tls']): App {
+  // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
+  const http = { maxHeaderSize, joinDuplicateHeaders: true }
+  const files = tls && readTls(tls)
+  // A client without a certificate is told so, by an answer: what it may have without one is answered, too.
+  const asked = { requestCert: tls?.requestClientCert === true, rejectUnauthorized: false }
+  return Fastify({
     loggerInstance: log,
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
     bodyLimit,
     requestTimeout,
-    // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
-    http: { maxHeaderSize, joinDuplicateHeaders: true },
+    ...((files?.cert ? { https: { ...http, ...files, ...asked } } : { http }) as { http: typeof http }),
     ...requestNames,
     routerOptions: { maxParamLength: 1024 },
     // The default bodies of the next three have another shape than our errors.
@@ -75,6 +84,7 @@ const fastifyOf = (log: FastifyBaseLogger): App =>
     frameworkErrors: handleError,
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
+}
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {
   const { host, port, origin } = config
@@ -91,29 +101,3 @@ async function listen(app: App, config: ListenerConfig): Promise<string> {
     throw new Error(`${host}:${port} ${reason}${remedy(origin)}`, { cause: error })
   }
 }
-
-interface LinkOptions {
-  readonly leaving: AbortSignal
-  readonly logRequests: boolean
-}
-
-/** Links of peers (see kernel/kit/link), whose requests are checked and bounded as those over HTTP are. */
-const peerLinks = fp(
-  async (app, { leaving, logRequests }: LinkOptions) => {
-    const links = createLinkHost({
-      log: app.log,
-      streams: streamsOf(app),
-      compile: app.validatorCompiler!,
-      parse: parseJson,
-      logRequests,
-      bodyLimit: app.initialConfig.bodyLimit!,
-    })
-    app.decorate(linkHostKey, links)
-    // A request for any other protocol is answered as plain HTTP.
-    Object.assign(app.server, { shouldUpgradeCallback: links.wants })
-    app.server.on('upgrade', links.upgrade)
-    leaving.addEventListener('abort', links.leave)
-    app.addHook('preClose', () => links.end())
-  },
-  { name: 'agent-orc-links', dependencies: ['agent-orc-bodies', 'agent-orc-streams'] },
-)

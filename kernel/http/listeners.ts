@@ -18,12 +18,14 @@ export class Listeners {
     this.#errors = errors
   }
 
-  async create(log: FastifyBaseLogger, logRequests: boolean): Promise<void> {
+  /** `guarded`: those whose callers a plugin has show who they are. */
+  async create(log: FastifyBaseLogger, logRequests: boolean, guarded: ReadonlySet<string>): Promise<void> {
     for (const [name, config] of Object.entries(this.#declared)) {
       if (config.port === undefined) continue
       // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
       const { createListener } = await import('./listener.ts')
-      const options = { log: log.child({ listener: name }), logRequests, errors: this.#errors }
+      const named = { log: log.child({ listener: name }), guarded: guarded.has(name) }
+      const options = { ...named, logRequests, errors: this.#errors }
       this.#on.set(name, await createListener(name, config, options))
     }
   }

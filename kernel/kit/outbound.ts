@@ -41,6 +41,20 @@ export const isAmong = (host: string, list: readonly string[]): boolean =>
     return allowed.startsWith('.') ? host === allowed.slice(1) || host.endsWith(allowed) : host === allowed
   })
 
+/**
+ * Whether a URL leads to one of a list's entries: `example.com`, `.example.com` (with its subdomains), an address, each with a port
+ * behind it or for any port.
+ */
+export function leadsTo(text: string, list: readonly string[]): boolean {
+  if (!URL.canParse(text)) return false
+  const url = new URL(text)
+  const port = url.port || (url.protocol === 'https:' ? '443' : '80')
+  return list.some((entry) => {
+    const [, host = '', only = port] = /^(\[.*\]|[^:]*)(?::(\d+))?$/.exec(entry) ?? []
+    return only === port && isAmong(hostOf(url), [host.replace(/^\[|\]$/g, '')])
+  })
+}
+
 /** A cloud's metadata service that lies in public address space. */
 const hostedMetadata = '168.63.129.16'
 

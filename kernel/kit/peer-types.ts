@@ -13,6 +13,7 @@ import type {
 } from '#contracts/wire/route'
 import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { ReplyHeaders } from './answer.ts'
+import type { TlsFiles } from './tls.ts'
 
 /** The errors that a wire uses for its own failures. */
 export interface Faults {
@@ -36,6 +37,7 @@ export interface Signature {
   taken(): void
 }
 export interface SignedRequest {
+  /** '' when the request is about none. */
   readonly tenant: string
   readonly method: string
   readonly target: string
@@ -50,6 +52,8 @@ export interface PeersOptions {
   readonly silentMs?: number
   /** Milliseconds for a whole answer, or for the head of a stream. */
   readonly timeoutMs: number
+  /** For peers whose addresses begin with https. */
+  readonly tls?: TlsFiles | undefined
   /** False: HTTP for everything. */
   readonly links?: boolean
 }

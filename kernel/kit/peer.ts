@@ -35,8 +35,6 @@ const maxAnswerBytes = 8 * 1024 * 1024
 const maxRefusalBytes = 64 * 1024
 /** After a failed attempt, perhaps because of a proxy in between, a link is tried less and less often. */
 const linkPauseMs = { first: 1_000, longest: 60_000 }
-/** The tenant for which a link is opened; each exchange then names its own. */
-const linkTenant = 'default'
 const nothing = new Uint8Array()
 
 export function createPeers(options: PeersOptions): Peers {
@@ -48,7 +46,7 @@ export function createPeers(options: PeersOptions): Peers {
     headersTimeout: 0,
     bodyTimeout: silentMs,
     keepAliveTimeout: 30_000,
-    connect: { timeout: connectMs },
+    connect: { timeout: connectMs, ...options.tls },
   })
   const check = createCheck()
   const all = new Set<HttpPeer>()
@@ -166,7 +164,7 @@ class HttpPeer implements Peer {
   async #overHttp(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply> {
     const { links = true } = this.#options
     const target = this.#prefix + targetOf(route, ask)
-    const request = { tenant: ask.tenant ?? linkTenant, method: route.method, target, body: body ?? nothing }
+    const request = { tenant: ask.tenant ?? '', method: route.method, target, body: body ?? nothing }
     const send = (signature: Signature | undefined): Promise<Reply> =>
       exchange(
         this.#agent,
@@ -178,7 +176,8 @@ class HttpPeer implements Peer {
             accept: 'lines' in route.reply ? 'application/x-ndjson' : 'application/json',
             ...(body && !route.bytes ? { 'content-type': 'application/json' } : {}),
             ...ask.headers,
-            ...(signature ? signature.sign(request) : this.#unsigned(ask.tenant)),
+            ...this.#unsigned(ask.tenant),
+            ...signature?.sign(request),
           },
           ...(body ? { body } : {}),
         },
@@ -225,9 +224,10 @@ class HttpPeer implements Peer {
   }
 
   async #open(): Promise<void> {
-    const { identity, connectMs } = this.#options
-    const request = { tenant: linkTenant, method: 'GET', target: this.#prefix + linkPath, body: nothing }
-    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs }
+    const { identity, connectMs, tls } = this.#options
+    // About no tenant: each exchange then names its own.
+    const request = { tenant: '', method: 'GET', target: this.#prefix + linkPath, body: nothing }
+    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs, tls }
     for (const signature of identity.signatures?.() ?? [undefined]) {
       const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
       if (made === 401) continue

@@ -3,6 +3,7 @@ import { CommaList, definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
+import { PeerTls, readTls } from '#kit'
 import { conductorAddress, conductorErrors, conductorPeers } from './peer.ts'
 import { createRemoteDispatch } from './dispatch.ts'
 
@@ -18,6 +19,7 @@ export default definePlugin({
     publicHost: Type.Optional(
       Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: the gateway itself is no private address either.' }),
     ),
+    tls: PeerTls,
   }),
   errors: conductorErrors,
   requires: { signers: Signers },
@@ -34,7 +36,7 @@ export default definePlugin({
         'requests to the conductor cannot be signed: set CHAT_GATEWAY_SIGNING_KEY_CURRENT to the same key as on the conductor',
       )
     }
-    const peers = conductorPeers(signer)
+    const peers = conductorPeers(signer, { tls: readTls(config.tls) })
     onStop(() => peers.close())
     const dispatch = createRemoteDispatch(peers.at(address.href), {
       conductor_internal_url: address.href,

@@ -1,8 +1,8 @@
 import ipaddr from 'ipaddr.js'
 import { AppError, type AppErrorOptions, errorTable } from '#kernel'
 import { limitErrors } from '#contracts/limits'
-import { signedHeaders, type SignedParts, type Signer, type SigningKey } from '#contracts/signing'
-import { createPeers, type Identity, type Peers } from '#kit'
+import { signedHeaders, type Signer } from '#contracts/signing'
+import { createPeers, type Peers, type PeersOptions, signedBy } from '#kit'
 
 const connectMs = 2_000
 /** A conductor creates or hydrates the session before it sends the response head of a new run. */
@@ -11,31 +11,22 @@ const headMs = 30_000
 const silentMs = 60_000
 
 /** Connections to a conductor's signed internal listener. Every request is signed by itself, so a repeated one has a fresh nonce. */
-export const conductorPeers = (signer: Signer, options: { readonly links?: boolean } = {}): Peers =>
+export const conductorPeers = (signer: Signer, options: Pick<PeersOptions, 'links' | 'tls'> = {}): Peers =>
   createPeers({
     ...options,
     connectMs,
     silentMs,
     timeoutMs: headMs,
-    identity: signedBy(signer),
+    identity: signedBy(withTenant(signer), signedHeaders.tenant),
     faults: { lost: (how) => new ConductorLost(how), failed: unexpected },
   })
 
-function signedBy(signer: Signer): Identity {
-  // The key that the conductor was last seen to know comes first: while keys are rotated it may not have been restarted yet.
-  let known: SigningKey = 'CURRENT'
-  const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']
-  const signatures = keys.map((key) => ({
-    sign: (request: SignedParts) => signer.sign(request, key),
-    taken() {
-      known = key
-    },
-  }))
-  return {
-    tenantHeader: signedHeaders.tenant,
-    signatures: () => (known === 'CURRENT' ? signatures : signatures.toReversed()),
-  }
-}
+/** Every signature of this plane names a tenant, also of what is about none, such as the opening of a link. */
+const withTenant = (signer: Signer): Signer => ({
+  hasPreviousKey: signer.hasPreviousKey ?? false,
+  sign: (parts, key) => signer.sign({ ...parts, tenant: parts.tenant || 'default' }, key),
+  verify: (headers, parts) => signer.verify(headers, parts),
+})
 
 export const conductorErrors = errorTable('conductor-client', {
   upstream: {

@@ -5,7 +5,9 @@ import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
 import { fleetErrors } from '#contracts/run-errors'
 import { Fleet, LocalRunners } from '#contracts/runner'
-import { createPeers } from '#kit'
+import { Signers } from '#contracts/signing'
+import { tenantHeader } from '#contracts/wire/runner'
+import { createPeers, PeerTls, readTls, signedBy } from '#kit'
 import { createMembership } from './membership.ts'
 import { membershipRoutes } from './membership.routes.ts'
 import { RunnerFleet } from './fleet.ts'
@@ -31,17 +33,19 @@ export default definePlugin({
       maximum: 100_000,
       description: 'Readings of GET /api/topology that a tenant has.',
     }),
+    tls: PeerTls,
     topologyFreshFor: Duration('2s', 'How long GET /api/topology shows what a runner said before it is asked again.'),
   }),
   errors: fleetErrors,
-  requires: { local: LocalRunners, kv: Kv, api: ApiGuard, internal: InternalGuard },
+  requires: { local: LocalRunners, kv: Kv, api: ApiGuard, internal: InternalGuard, signers: Signers },
   provides: { fleet: Fleet, readiness: ReadinessChecks },
-  async setup({ config, deps: { local, kv, api, internal }, log, routes, onStart, onStop }) {
+  async setup({ config, deps: { local, kv, api, internal, signers }, log, routes, onStart, onStop }) {
     if (config.urls.length + local.size === 0) {
       throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
     }
     const configured = [...new Set(config.urls.map(checkRunnerUrl))]
-    const peers = createPeers(runnerPeers)
+    const identity = signedBy(signers.get('runner'), tenantHeader)
+    const peers = createPeers({ ...runnerPeers, identity, tls: readTls(config.tls) })
     onStop(() => peers.close())
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
     const fleet = new RunnerFleet({ intervalMs: config.probeInterval, log })

@@ -3,7 +3,7 @@ import type { BroadcastChange } from '#contracts/broadcast'
 import { runnerHash } from '#contracts/ids'
 import { fleetErrors } from '#contracts/run-errors'
 import { isFailingStop, leaving, type RunnerLink } from '#contracts/runner'
-import { decodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
+import { decodeSessionStatus, maxStateBytes, runnerWire } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { openOnRead, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
 
@@ -14,9 +14,8 @@ const connectMs = 3_000
 /** The answer has the stored pool, which no conductor needs. */
 const putPool = { ...runnerWire.putPool, reply: { status: 204 } } as const
 
-/** How a conductor connects to its runners. */
-export const runnerPeers: PeersOptions = {
-  identity: { tenantHeader },
+/** How a conductor connects to its runners. Gateways ask conductors only, so they need no key for this. */
+export const runnerPeers: Omit<PeersOptions, 'identity'> = {
   connectMs,
   timeoutMs: callTimeoutMs,
   faults: {

@@ -27,7 +27,7 @@ export default definePlugin({
   }),
   errors: healthErrors,
   requires: { checks: ReadinessChecks },
-  async setup({ config, deps, listeners, log, metrics, routes, stopping, onStop }) {
+  async setup({ config, deps, listeners, log, metrics, risks, routes, stopping, onStop }) {
     collectDefaultMetrics({ register: metrics })
     const stopRecording = recordEventLoopDelay(metrics)
     onStop(async () => {
@@ -37,7 +37,7 @@ export default definePlugin({
     const readiness = createReadiness(deps.checks, stopping, log)
     for (const listener of listeners) {
       if (!config.withoutHealthz.includes(listener)) routes(listener, livenessRoutes)
-      routes(listener, readinessRoutes(readiness))
+      routes(listener, readinessRoutes(readiness, risks))
       if (!config.withoutMetrics.includes(listener)) routes(listener, metricsRoutes(metrics))
     }
     return {}

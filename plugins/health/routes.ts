@@ -8,13 +8,17 @@ export const healthErrors = errorTable('health', {
 })
 
 const Checks = Type.Record(Type.String(), Type.String(), { description: '`ok`, or what is wrong.' })
-const Ready = Type.Object({ ready: Type.Literal(true), checks: Checks })
+const Risks = Type.Optional(
+  Type.Array(Type.String(), { description: 'What whoever runs this process should know of its settings.' }),
+)
+const Ready = Type.Object({ ready: Type.Literal(true), checks: Checks, risks: Risks })
 const NotReady = Type.Object(
   {
     error: Type.Literal('not_ready'),
     request_id: Type.String(),
     ready: Type.Literal(false),
     checks: Checks,
+    risks: Risks,
   },
   { description: 'Not now; `checks` says why.' },
 )
@@ -32,7 +36,7 @@ export async function livenessRoutes(app: App): Promise<void> {
 }
 
 export const readinessRoutes =
-  (readiness: () => Promise<Readiness>) =>
+  (readiness: () => Promise<Readiness>, risks: readonly string[]) =>
   async (app: App): Promise<void> => {
     const schema = {
       tags: ['health'],
@@ -43,10 +47,13 @@ export const readinessRoutes =
     }
     app.get('/readyz', { ...access('public'), schema }, async (request, reply) => {
       const { ready, checks } = await readiness()
+      const known = risks.length > 0 ? { risks: [...risks] } : {}
       void reply.header('cache-control', 'no-store')
-      if (ready) return reply.send({ ready: true, checks })
+      if (ready) return reply.send({ ready: true, checks, ...known })
       // The answer is sent and not thrown: a probe that fails every few seconds must not be logged as an error each time.
-      return reply.code(503).send(errorBody(healthErrors.notReady({ detail: { ready, checks } }), request.id) as never)
+      return reply
+        .code(503)
+        .send(errorBody(healthErrors.notReady({ detail: { ready, checks, ...known } }), request.id) as never)
     })
   }
 

@@ -16,6 +16,7 @@ import {
   workerInstanceHeader,
 } from '#contracts/wire/sidecar'
 import { acceptLinks, serve, trusted } from '#kit'
+import { leadsTo } from '#kit/outbound'
 import { createEventWriter, HostedRun, type RunOutcome } from './run.ts'
 
 const drainTickMs = 25
@@ -204,8 +205,29 @@ export const localLink = (host: RunHost): SidecarLink => ({
   forget: (runtime, sessionId) => host.forget(runtime, sessionId),
 })
 
+/** Where a run that came over the network may be sent. An empty list allows any host. */
+export interface Destinations {
+  /** Those of the runners, for the tools of sessions. */
+  readonly runnerHosts: readonly string[]
+  /** Those of external MCP servers. */
+  readonly mcpHosts: readonly string[]
+}
+
+function refuseStrangers({ sessionMcpUrl, mcpServers = [] }: RunEnvelope, allowed: Destinations): void {
+  const refuse = (url: string, variable: string): never => {
+    const host = URL.canParse(url) ? new URL(url).host : 'no host'
+    throw sidecarErrors.hostNotAllowed({ message: `This sidecar was not told of ${host}; add it to ${variable}.` })
+  }
+  const { runnerHosts, mcpHosts } = allowed
+  if (sessionMcpUrl !== undefined && runnerHosts.length > 0 && !leadsTo(sessionMcpUrl, runnerHosts)) {
+    refuse(sessionMcpUrl, 'AGENT_ORC_RUNNER_HOSTS')
+  }
+  const strange = mcpHosts.length > 0 ? mcpServers.find(({ url }) => !leadsTo(url, mcpHosts)) : undefined
+  if (strange) refuse(strange.url, 'AGENT_ORC_MCP_HOSTS')
+}
+
 /** The sidecar's API. Specification 4.23. */
-export function sidecarRoutes(app: App, host: RunHost): void {
+export function sidecarRoutes(app: App, host: RunHost, allowed: Destinations): void {
   app.addHook('onRequest', async (_request, reply) => {
     void reply.header(workerInstanceHeader, host.instance)
   })
@@ -219,6 +241,7 @@ export function sidecarRoutes(app: App, host: RunHost): void {
   }
 
   serve(app, sidecarWire.run, ({ body, signal }) => {
+    refuseStrangers(body, allowed)
     host.refuseWhenStopping(body)
     const start = host.accept(body)
     return { headers: { [workerInflightHeader]: String(host.inflight) }, lines: start(signal) }

@@ -1,8 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Duration, Settings } from '#kernel'
+import { CommaList, definePlugin, Duration, Settings } from '#kernel'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
 import { sidecarErrors } from '#contracts/sidecar-errors'
+import { isOpen, isReachable } from '#kit'
 import { localLink, RunHost, sidecarRoutes } from './host.ts'
 
 /** Executes runs on the role's runtimes: over the sidecar API (specification 4.23) and for a runner in the same kernel. */
@@ -14,7 +15,19 @@ export default definePlugin({
       '25s',
       'A stopping sidecar lets its runs end, and runners fetch the conversations that changed, for this long.',
     ),
+    runnerHosts: CommaList(
+      'Hosts of runners whose tools runs may use, as host or host:port; any when empty. A run for another one is refused.',
+    ),
+    mcpHosts: CommaList('The same of external MCP servers.'),
   }),
+  risks: ({ runnerHosts, mcpHosts }, role) => [
+    ...(isOpen(role, 'sidecar')
+      ? ['whoever reaches the listener sidecar may use it; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
+      : []),
+    ...(isReachable(role, 'sidecar') && (runnerHosts.length === 0 || mcpHosts.length === 0)
+      ? ['runs may be sent to any host; set AGENT_ORC_RUNNER_HOSTS and AGENT_ORC_MCP_HOSTS']
+      : []),
+  ],
   errors: sidecarErrors,
   requires: { runtimes: Runtimes },
   provides: { links: LocalSidecars },
@@ -23,7 +36,7 @@ export default definePlugin({
     const host = new RunHost(config.mode, deps.runtimes, log, metrics)
     ctx.onStop(() => host.stop())
     ctx.beforeClose('sidecar', () => host.drain(config.drain))
-    ctx.routes('sidecar', async (app) => sidecarRoutes(app, host))
+    ctx.routes('sidecar', async (app) => sidecarRoutes(app, host, config))
     return { links: { local: localLink(host) } }
   },
 })

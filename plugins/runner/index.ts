@@ -5,7 +5,7 @@ import { runnerErrors } from '#contracts/runner-errors'
 import { Sidecars } from '#contracts/sidecar'
 import { Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
-import { acceptLinks, trusted } from '#kit'
+import { acceptLinks, isOpen, isReachable, trusted } from '#kit'
 import { BroadcastReceiver } from './broadcast.ts'
 import { Conversations } from './conversations.ts'
 import { runnerRoutes, runRoutes, sessionRoutes } from './routes.ts'
@@ -44,7 +44,18 @@ export default definePlugin({
       'A stopping runner lets its runs end, and conductors fetch the conversations that changed, for this long.',
     ),
     idleTtl: Duration('24h', 'An idle session leaves memory after this; the conductor can hydrate it again.'),
+    mcpHosts: CommaList(
+      'Hosts of external MCP servers to which a run may send its sidecar, as host or host:port; any when empty.',
+    ),
   }),
+  risks: ({ mcpHosts }, role) => [
+    ...(isOpen(role, 'runner')
+      ? ['whoever reaches the listener runner may use it; set RUNNER_SIGNING_KEY_CURRENT, or tls.requestClientCert']
+      : []),
+    ...(isReachable(role, 'runner') && mcpHosts.length === 0
+      ? ['a run may send its sidecar to any MCP server that is named to it; set AGENT_ORC_MCP_HOSTS']
+      : []),
+  ],
   errors: runnerErrors,
   requires: {
     sidecars: Sidecars,
@@ -83,6 +94,7 @@ export default definePlugin({
     })
     const sessions: RunnerSessions = {
       get: (id) => table.any(id),
+      admits: (session, authorization) => runs.admits(session, authorization),
       toolSpecs: (session) => toolkit.specs(session.tools),
       invokeTool: createToolCalls(toolkit, runs, sandboxes),
     }
@@ -90,7 +102,7 @@ export default definePlugin({
       acceptLinks(app, trusted)
       runnerRoutes(app, runner)
       sessionRoutes(app, runner, log)
-      runRoutes(app, runner, sessions, toolkit)
+      runRoutes(app, runner, { sessions, toolkit, mcpHosts: config.mcpHosts })
     })
     const sweeping = setInterval(() => table.sweep(), sweepEveryMs)
     ctx.onStop(async () => {

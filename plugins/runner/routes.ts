@@ -10,6 +10,7 @@ import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { awaitFirstChunk, serve } from '#kit'
 import { arrayParts } from '#kit/lists'
+import { leadsTo } from '#kit/outbound'
 import type { Runner } from './runner.ts'
 import { linkOf } from './sessions.ts'
 
@@ -132,12 +133,25 @@ export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: obje
   })
 }
 
+interface RunServices {
+  readonly sessions: RunnerSessions
+  readonly toolkit: Toolkit
+  /** Where runs may send their sidecar; anywhere when empty. */
+  readonly mcpHosts: readonly string[]
+}
+
 /** The runs of sessions, and the tools that they use. */
-export function runRoutes(app: App, runner: Runner, sessions: RunnerSessions, toolkit: Toolkit): void {
+export function runRoutes(app: App, runner: Runner, { sessions, toolkit, mcpHosts }: RunServices): void {
   // The first line is the runner's own and comes at once; a refusal comes instead of it, while a status can still be sent.
-  serve(app, runnerWire.execute, async ({ headers, body, signal }) => ({
-    lines: await awaitFirstChunk(runner.execute(headers[tenantHeader], body, signal)),
-  }))
+  serve(app, runnerWire.execute, async ({ headers, body, signal }) => {
+    const strange = mcpHosts.length > 0 && body.mcpServers?.find(({ url }) => !leadsTo(url, mcpHosts))
+    if (strange) {
+      throw runnerErrors.hostNotAllowed({
+        message: `This runner was not told of the host of the MCP server '${strange.name}'; add it to AGENT_ORC_MCP_HOSTS.`,
+      })
+    }
+    return { lines: await awaitFirstChunk(runner.execute(headers[tenantHeader], body, signal)) }
+  })
   serve(app, runnerWire.attach, async ({ headers, body, signal }) => ({
     lines: await awaitFirstChunk(runner.attach(headers[tenantHeader], body, signal)),
   }))

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto'
 import { type AppError, isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -61,6 +62,8 @@ export class Run implements OutputOwner {
   readonly #host: RunContext
   readonly #relay: Relay
   readonly #abort = new AbortController()
+  /** Shown by whoever executes the run, to use the session's tools until it ends. */
+  readonly toolsToken = randomBytes(32).toString('base64url')
   readonly #over = Promise.withResolvers<void>()
   /** Resolves when nothing of the run is left. */
   readonly over = this.#over.promise
@@ -213,6 +216,7 @@ export class Run implements OutputOwner {
       prompt: order.prompt,
       ...(order.metadata ? { metadata: order.metadata } : {}),
       sessionMcpUrl: this.#host.mcpUrl(session.id),
+      ...(session.tools.length > 0 ? { sessionMcpToken: this.toolsToken } : {}),
       ...(handle === undefined ? {} : { runtimeSessionId: handle }),
       ...(session.conversation ? { resume: true } : {}),
       firstSeq: this.#relay.next,

@@ -1,4 +1,6 @@
+import { timingSafeEqual } from 'node:crypto'
 import { startOnRead } from '#kernel'
+import { bearerForm } from '#contracts/auth'
 import type { ExecuteRun, RunnerLink, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
@@ -52,6 +54,13 @@ export class Runs {
   /** The run under way in a session. */
   of(session: RunnerSession): Run | undefined {
     return this.#outputs.get(keyOf(session.tenantId, session.id))?.owner
+  }
+  /** Whether an Authorization header has the token of the session's run under way. */
+  admits(session: RunnerSession, authorization = ''): boolean {
+    const run = this.of(session)
+    const shown = Buffer.from(bearerForm.exec(authorization)?.[1] ?? '')
+    const token = Buffer.from(run?.toolsToken ?? '')
+    return run?.ended === false && shown.length === token.length && timingSafeEqual(shown, token)
   }
   readonly execute: RunnerLink['execute'] = (tenantId, order, signal) =>
     startOnRead(() => (signal.aborted ? undefined : this.#begin(tenantId, order).start(order, signal)))

@@ -3,7 +3,9 @@ import { definePlugin, Settings, unavailable } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { sidecarLinkErrors } from '#contracts/runner-errors'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
-import { createPeers } from '#kit'
+import { Signers } from '#contracts/signing'
+import { tenantHeader } from '#contracts/wire/runner'
+import { createPeers, PeerTls, readTls, signedBy } from '#kit'
 import { createRemoteSidecar, createSidecars, type KnownSidecar, sidecarPeers } from './sidecars.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
@@ -16,13 +18,15 @@ export default definePlugin({
     general: url('The sidecar of `general`, instead of the shared one.'),
     runtimeA: url('The sidecar of `runtime_a`, instead of the shared one.'),
     runtimeB: url('The sidecar of `runtime_b`, instead of the shared one.'),
+    tls: PeerTls,
   }),
   errors: sidecarLinkErrors,
-  requires: { local: LocalSidecars },
+  requires: { local: LocalSidecars, signers: Signers },
   provides: { sidecars: Sidecars, readiness: ReadinessChecks },
   async setup(ctx) {
     const { config } = ctx
-    const peers = createPeers(sidecarPeers)
+    const identity = signedBy(ctx.deps.signers.get('runner'), tenantHeader)
+    const peers = createPeers({ ...sidecarPeers, identity, tls: readTls(config.tls) })
     ctx.onStop(() => peers.close())
     const byUrl = new Map<string, KnownSidecar>()
     const at = (address: string): KnownSidecar => {

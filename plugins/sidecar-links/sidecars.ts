@@ -91,8 +91,7 @@ const connectMs = 5_000
 const answerMs = 60_000
 
 /** How a runner connects to its sidecars. */
-export const sidecarPeers: PeersOptions = {
-  identity: { tenantHeader: 'x-tenant-id' },
+export const sidecarPeers: Omit<PeersOptions, 'identity'> = {
   connectMs,
   timeoutMs: answerMs,
   faults: {

@@ -228,6 +228,7 @@ export const runnerWire = {
     bodyLimit: bodies.maxRunBytes,
     reply: runLines,
     errors: [
+      runnerErrors.hostNotAllowed,
       runnerErrors.unknownSession,
       runnerErrors.sessionBusy,
       runnerErrors.attemptSuperseded,

@@ -82,6 +82,7 @@ export const sidecarWire = {
       invalidRequest,
       sidecarErrors.invalidSessionId,
       sidecarErrors.unknownRuntime,
+      sidecarErrors.hostNotAllowed,
       sidecarErrors.sessionBusy,
       sidecarErrors.sessionStateMissing,
       sidecarErrors.sidecarDraining,

@@ -1,6 +1,7 @@
 import { request as overTls } from 'node:https'
 import type { Duplex } from 'node:stream'
 import { Answer, type ExchangeOptions, type Reply, type ReplyHeaders } from '../answer.ts'
+import type { TlsFiles } from '../tls.ts'
 import {
   Connection,
   type Frames,
@@ -185,14 +186,16 @@ export interface LinkTarget {
   readonly headers: Readonly<Record<string, string>>
   readonly timeoutMs: number
   readonly times?: LinkTimes | undefined
+  readonly tls?: TlsFiles | undefined
 }
 
 /** Resolves to the link, or to the status with which the peer refused it; rejects when it cannot be reached. */
-export function connectLink({ origin, prefix, headers, timeoutMs, times }: LinkTarget) {
+export function connectLink({ origin, prefix, headers, timeoutMs, times, tls }: LinkTarget) {
   return new Promise<LinkCaller | number>((resolve, reject) => {
     const asking = (origin.startsWith('https:') ? overTls : overHttp)(origin + prefix + linkPath, {
       // A connection of its own: it does not come back to be used for another request.
       agent: false,
+      ...tls,
       headers: { ...headers, connection: 'Upgrade', upgrade: linkProtocol, [linkHeader]: linkVersion },
       timeout: timeoutMs,
     })

@@ -57,6 +57,7 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
       const admitted = async (admitting: Admission): Promise<void> => {
         if (leaving) throw stopping()
         if (links.size >= maxLinks) throw tooMany()
+        await options.prove(request)
         await admitting.admit(request)
         if (leaving) throw stopping()
         socket.write(`HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: ${linkProtocol}\r\n\r\n`)

@@ -1,3 +1,4 @@
+import type { IncomingMessage } from 'node:http'
 import type { FastifyBaseLogger, FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import type { Route } from '#contracts/wire/route'
 import { bodyTooLarge, notFound } from '../../contracts/http-errors.ts'
@@ -14,6 +15,8 @@ export interface LinkHostOptions {
   readonly logRequests: boolean
   /** The limit of routes that name none. */
   readonly bodyLimit: number
+  /** Rejects with an AppError when the listener demands a proof of its callers, and the opening of a link has none. */
+  readonly prove: (request: IncomingMessage) => Promise<unknown>
 }
 
 export type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>

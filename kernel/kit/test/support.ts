@@ -213,6 +213,7 @@ function hostOf(
     parse: (json) => JSON.parse(json.toString()) as unknown,
     logRequests: false,
     bodyLimit: 1024,
+    prove: async () => {},
   })
   host.accept(trusted, times)
   for (const [path, handler] of Object.entries(routes)) {

@@ -1,7 +1,7 @@
 import { createHmac, createSecretKey, hash, type KeyObject, randomBytes, timingSafeEqual } from 'node:crypto'
 import { isAppError, unauthorized, unavailable } from '#kernel'
 import type { Kv } from '#contracts/kv'
-import { signedHeaders, type SignedParts, type Signer, type SigningFamily } from '#contracts/signing'
+import { runnerHeaders, signedHeaders, type SignedParts, type Signer, type SigningFamily } from '#contracts/signing'
 
 /** How far a sender's clock may be off, either way. */
 const maxSkewSeconds = 60
@@ -17,8 +17,10 @@ const forms = {
   nonce: /^[A-Za-z0-9_-]{22}$/,
   keyId: /^[A-Za-z0-9_-]{1,64}$/,
   tenant: /^[A-Za-z0-9_.-]{1,128}$/,
+  digest: /^[0-9a-f]{64}$/,
 } as const
 type Field = keyof typeof forms
+type Fields = Record<Field, string>
 
 export interface SignerOptions {
   readonly family: SigningFamily
@@ -31,13 +33,45 @@ export interface SignerOptions {
   readonly now?: () => number
 }
 
+interface HeadSigner extends Signer {
+  /**
+   * As `verify`, before the body has come; of the family `runner`. Resolves to the SHA-256 in hex that was signed: whoever reads the
+   * body checks it.
+   */
+  verifyHead(headers: Parameters<Signer['verify']>[0], parts: Head): Promise<string>
+}
+type Head = Pick<SignedParts, 'method' | 'target'>
+
 /** AO-HMAC-SHA256-V1. Specification 5.3. */
-export function createSigner(options: SignerOptions): Signer {
+export function createSigner(options: SignerOptions): HeadSigner {
   const { family, kv, onRefused, now = Date.now } = options
   const seconds = (): number => Math.floor(now() / 1000)
   const current = keyOf(options.current)
   const previous = options.previous && keyOf(options.previous)
   const keys = previous ? [current, previous] : [current]
+
+  /** `digest`: of the body, where that is here already. */
+  const check = async (headers: Parameters<Signer['verify']>[0], head: Head, digest?: string): Promise<Fields> => {
+    const fields = parse(family, headers, digest)
+    const refuse = (reason: string): Error => {
+      onRefused(reason, fields?.keyId)
+      return unauthorized()
+    }
+    if (!fields) throw refuse('a signed header is missing, repeated or malformed')
+    const at = Number(fields.timestamp)
+    if (Math.abs(seconds() - at) > maxSkewSeconds) throw refuse('the timestamp is more than 60 s off')
+    // The key id is only a hint: during a rotation, a sender not yet restarted still calls the old key CURRENT.
+    const text = signedText(family, fields, head)
+    if (!keys.some((key) => equal(fields.signature, signature(key, text)))) {
+      throw refuse('the signature matches no key of this family')
+    }
+    const nonce = `ao:nonce:${family}:${fields.nonce}`
+    const fresh = await kv.claim(nonce, nonceTtlMs, at * 1_000).catch((cause: unknown) => {
+      throw isAppError(cause) ? cause : unavailable({ cause, retryable: true })
+    })
+    if (!fresh) throw refuse('the nonce was used before')
+    return fields
+  }
 
   return {
     hasPreviousKey: previous !== undefined,
@@ -49,31 +83,16 @@ export function createSigner(options: SignerOptions): Signer {
         nonce: randomBytes(16).toString('base64url'),
         keyId,
         tenant: parts.tenant,
+        digest: digestOf(parts.body),
       }
-      return named({ ...fields, signature: signature(key, signedText(family, fields, parts)) })
+      return named(family, { ...fields, signature: signature(key, signedText(family, fields, parts)) })
     },
-    async verify(headers, parts) {
-      const fields = parse(headers)
-      const refuse = (reason: string): Error => {
-        onRefused(reason, fields?.keyId)
-        return unauthorized()
-      }
-      if (!fields) throw refuse('a signed header is missing, repeated or malformed')
-      const at = Number(fields.timestamp)
-      if (Math.abs(seconds() - at) > maxSkewSeconds) throw refuse('the timestamp is more than 60 s off')
-      if (parts.body.byteLength > maxBodyBytes) throw refuse('the body is larger than 1 MiB')
-      // The key id is only a hint: during a rotation, a sender not yet restarted still calls the old key CURRENT.
-      const text = signedText(family, fields, parts)
-      if (!keys.some((key) => equal(fields.signature, signature(key, text)))) {
-        throw refuse('the signature matches no key of this family')
-      }
-      const nonce = `ao:nonce:${family}:${fields.nonce}`
-      const fresh = await kv.claim(nonce, nonceTtlMs, at * 1_000).catch((cause: unknown) => {
-        throw isAppError(cause) ? cause : unavailable({ cause, retryable: true })
-      })
-      if (!fresh) throw refuse('the nonce was used before')
-      return { tenant: fields.tenant }
+    async verify(headers, { body, ...head }) {
+      if (body.byteLength <= maxBodyBytes) return { tenant: (await check(headers, head, digestOf(body))).tenant }
+      onRefused('the body is larger than 1 MiB', undefined)
+      throw unauthorized()
     },
+    verifyHead: async (headers, head) => (await check(headers, head)).digest,
   }
 }
 
@@ -83,28 +102,42 @@ function keyOf(bytes: Buffer): KeyObject {
   return createSecretKey(bytes)
 }
 
-const parse = (headers: Parameters<Signer['verify']>[0]): Record<Field, string> | undefined => {
-  const fields: Partial<Record<Field, string>> = {}
-  for (const field of Object.keys(forms) as Field[]) {
-    const value = headers[signedHeaders[field]]
-    if (typeof value !== 'string' || !forms[field].test(value)) return undefined
+const digestOf = (body: Uint8Array): string => hash('sha256', body, 'hex')
+
+const headersOf = (family: SigningFamily): Partial<Record<Field, string>> =>
+  family === 'runner' ? runnerHeaders : signedHeaders
+
+/** Undefined when a header is missing or malformed, or names another digest than the body has. */
+function parse(
+  family: SigningFamily,
+  headers: Parameters<Signer['verify']>[0],
+  digest: string | undefined,
+): Fields | undefined {
+  const fields: Partial<Fields> = digest === undefined ? {} : { digest }
+  for (const [field, name] of Object.entries(headersOf(family)) as [Field, string][]) {
+    const mayLack = field === 'tenant' && family === 'runner'
+    const value = headers[name] ?? (mayLack ? '' : undefined)
+    if (typeof value !== 'string' || !(forms[field].test(value) || (mayLack && value === ''))) return undefined
+    if (field === 'digest' && digest !== undefined && value !== digest) return undefined
     fields[field] = value
   }
-  return fields as Record<Field, string>
+  return fields.digest === undefined ? undefined : (fields as Fields)
 }
 
-const named = (fields: Record<Field, string>): Record<string, string> =>
-  Object.fromEntries((Object.keys(fields) as Field[]).map((field) => [signedHeaders[field], fields[field]]))
+const named = (family: SigningFamily, fields: Fields): Record<string, string> =>
+  Object.fromEntries(
+    (Object.entries(headersOf(family)) as [Field, string][])
+      // A header without a value would not be what was signed, to a proxy that drops it.
+      .filter(([field]) => fields[field] !== '')
+      .map(([field, name]) => [name, fields[field]]),
+  )
 
 function signedText(
   family: SigningFamily,
-  { keyId, timestamp, nonce, tenant }: Record<Exclude<Field, 'signature'>, string>,
-  { method, target, body }: Omit<SignedParts, 'tenant'>,
+  { keyId, timestamp, nonce, tenant, digest }: Omit<Fields, 'signature'>,
+  { method, target }: Head,
 ): string {
-  const bodyHash = hash('sha256', body, 'hex')
-  return ['AO-HMAC-SHA256-V1', family, keyId, timestamp, nonce, tenant, method.toUpperCase(), target, bodyHash].join(
-    '\n',
-  )
+  return ['AO-HMAC-SHA256-V1', family, keyId, timestamp, nonce, tenant, method.toUpperCase(), target, digest].join('\n')
 }
 
 const signature = (key: KeyObject, text: string): string =>

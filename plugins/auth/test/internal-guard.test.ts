@@ -248,7 +248,7 @@ test('on a link each exchange names its tenant, and may do what a signature may'
     timeoutMs: 5_000,
     identity: {
       tenantHeader: signedHeaders.tenant,
-      signatures: () => [{ sign: (parts) => signer.sign(parts), taken() {} }],
+      signatures: () => [{ sign: (parts) => signer.sign({ ...parts, tenant: parts.tenant || 'default' }), taken() {} }],
     },
     faults: { lost: ({ cause }) => new AppError('lost', 502, { cause }), failed: () => new AppError('failed', 502) },
   })

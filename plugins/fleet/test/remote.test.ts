@@ -43,7 +43,7 @@ async function remote(t: TestContext, links: boolean) {
   })
   const kernel = await testKernel(t, [plugin], { listeners: ['runner'], listen: true })
   const url = kernel.urls['runner']!
-  const peers = createPeers({ ...runnerPeers, links })
+  const peers = createPeers({ ...runnerPeers, identity: { tenantHeader: 'x-tenant-id' }, links })
   t.after(() => peers.close())
   const peer = peers.at(url)
   const link: RunnerLink = createRemoteRunner(url, peer)

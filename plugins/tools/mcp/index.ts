@@ -1,7 +1,9 @@
+import type { IncomingHttpHeaders } from 'node:http'
 import { Type } from '@sinclair/typebox'
-import { access, type App, definePlugin, errorTable, failures, maybe } from '#kernel'
+import { access, type App, definePlugin, errorTable, failures, maybe, unauthorized } from '#kernel'
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
+import { proofsOf } from '#kit'
 import type * as McpServer from './server.ts'
 
 /** What is refused before JSON-RPC; what a call of a tool comes to is told in its terms: -32602 and -32603. */
@@ -20,10 +22,13 @@ export default definePlugin({
   requires: { sessions: RunnerSessions, hub: maybe(WorkerHub) },
   async setup(ctx) {
     const { sessions, hub } = ctx.deps
-    ctx.routes('runner', async (app) => mcpRoutes(app, sessions, 'network', admission(sessions, hub, false)))
+    ctx.routes('runner', async (app) => {
+      const { demanded } = proofsOf(app)
+      mcpRoutes(app, sessions, 'session', admission(sessions, hub, demanded ? 'tokens' : 'trust'))
+    })
     // A role without sandbox workers need not have it.
     if (ctx.listeners.includes('workers')) {
-      ctx.routes('workers', async (app) => mcpRoutes(app, sessions, 'worker', admission(sessions, hub, true)))
+      ctx.routes('workers', async (app) => mcpRoutes(app, sessions, 'worker', admission(sessions, hub, 'sandboxes')))
     }
     return {}
   },
@@ -39,21 +44,28 @@ const Answer = Type.Unknown({ description: 'A JSON-RPC answer, or a batch of the
 type Admit = (authorization: string | undefined, sessionId: string) => Promise<RunnerSession>
 
 /**
- * Where the network is trusted, only a sandbox is not part of it, and shows the token of its worker. Where nobody is trusted
- * (`sandboxesOnly`), sessions without a sandbox do not exist.
+ * Who may use a session. A sandbox always shows the token of its worker. `trust`: nobody else shows anything. `tokens`: everybody
+ * else shows the token of the run under way, and a stranger does not learn which sessions there are. `sandboxes`: sessions without
+ * a sandbox do not exist.
  */
 const admission =
-  (sessions: RunnerSessions, hub: WorkerHub | undefined, sandboxesOnly: boolean): Admit =>
+  (sessions: RunnerSessions, hub: WorkerHub | undefined, who: 'trust' | 'tokens' | 'sandboxes'): Admit =>
   async (authorization, id) => {
-    const session = sessions.get(id)
+    const found = sessions.get(id)
     // Specification 3.1: the endpoint exists only while the session is idle or running.
-    if (session?.status !== 'idle' && session?.status !== 'running') throw sessionMcpErrors.unknownSession()
-    if (session.profile.workerMode === 'sandbox') {
+    const session = found?.status === 'idle' || found?.status === 'running' ? found : undefined
+    if (session?.profile.workerMode === 'sandbox') {
       if (!hub) throw workerTokenErrors.superseded()
       await hub.authorize(authorization, session.tenantId, id)
-    } else if (sandboxesOnly) throw sessionMcpErrors.unknownSession()
+      return session
+    }
+    if (who === 'tokens' && !(session && sessions.admits(session, authorization))) throw noToken()
+    if (!session || who === 'sandboxes') throw sessionMcpErrors.unknownSession()
     return session
   }
+
+const noToken = (): Error =>
+  unauthorized({ message: 'Send the token of the run under way as a bearer: its envelope has it as sessionMcpToken.' })
 
 /**
  * `POST /runner/sessions/{id}/mcp`, streamable HTTP. Stateless: answers are JSON, and the session is the one in the
@@ -81,7 +93,8 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
     return answer(request, reply, sessions, session)
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
-  const refuse = async (): Promise<never> => {
+  const refuse = async ({ headers, params }: { headers: IncomingHttpHeaders; params: { id: string } }) => {
+    await admit(headers.authorization, params.id)
     throw sessionMcpErrors.methodNotAllowed({ headers: { allow: 'POST' } })
   }
   app.get('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)

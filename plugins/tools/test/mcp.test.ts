@@ -42,6 +42,7 @@ async function endpoint(t: TestContext, hub?: Partial<WorkerHub>) {
       sessionMcp,
       ...(hub ? [fake(WorkerHub, hub as WorkerHub)] : []),
       fake(RunnerSessions, {
+        admits: (_session, authorization) => authorization === 'Bearer of-the-run',
         get: (id) => known.get(id),
         toolSpecs: ({ tools }) =>
           tools.map((name) => ({

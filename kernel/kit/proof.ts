@@ -1,0 +1,113 @@
+import { createHash } from 'node:crypto'
+import type { IncomingMessage } from 'node:http'
+import { Readable } from 'node:stream'
+import type { TLSSocket } from 'node:tls'
+import fp from 'fastify-plugin'
+import { unauthorized } from '../contracts/http-errors.ts'
+import { accessOf } from '../http/access.ts'
+import type { App } from '../http/app.ts'
+import { guardedIn, type Role } from '../plan.ts'
+
+/**
+ * Looks at the head of a request, or of what opens a link, for what shows who sends it. Rejects with an AppError. Resolves to the
+ * SHA-256 in hex that the body must have, or to nothing where the body does not matter.
+ */
+export type Proof = (request: IncomingMessage) => Promise<string | undefined>
+
+/** What callers of one listener have to show, whatever they ask for. */
+export class Proofs {
+  /** True where something is demanded; then nobody is let in until it is known what. */
+  readonly demanded: boolean
+  readonly #all: Proof[] = []
+
+  constructor(demanded: boolean) {
+    this.demanded = demanded
+  }
+  /** Only for a listener that the plugin has named in its `guards`. */
+  demand(proof: Proof): void {
+    if (!this.demanded) throw new Error('a plugin demands proof on a listener that its `guards` does not name')
+    this.#all.push(proof)
+  }
+  /** Resolves to the digests that the body must have. Rejects with an AppError. */
+  async check(request: IncomingMessage): Promise<readonly string[]> {
+    if (this.demanded && this.#all.length === 0) throw unauthorized()
+    const digests: string[] = []
+    for (const proof of this.#all) {
+      const digest = await proof(request)
+      if (digest !== undefined) digests.push(digest)
+    }
+    return digests
+  }
+}
+
+const key = Symbol('agent-orc.proofs')
+
+/** What a listener demands of its callers; `app` may be any scope of it. */
+export const proofsOf = (app: App): Proofs => app.getDecorator<Proofs>(key)
+
+/** A client certificate that an authority of the listener has signed. */
+const clientCertificate: Proof = async ({ socket }) => {
+  if ((socket as Partial<TLSSocket>).authorized === true) return undefined
+  throw unauthorized({ message: 'Connect with a client certificate that this listener accepts.' })
+}
+
+/** Routes for whom the listener's proof is not the right one: each request shows a token of its own instead. */
+const withToken: ReadonlySet<string | undefined> = new Set(['worker', 'session'])
+
+/**
+ * Has every request show the proofs of its listener before anything is answered, unknown paths and documents included. `/healthz`
+ * is for probes, which can show nothing, and says nothing but that the process lives.
+ */
+export const provenCallers = fp(
+  async (app, { certificates, guarded }: { certificates: boolean; guarded: boolean }) => {
+    const proofs = new Proofs(certificates || guarded)
+    app.decorate(key, proofs)
+    // Every request pays for each hook.
+    if (!proofs.demanded) return
+    if (certificates) proofs.demand(clientCertificate)
+    const digests = new WeakMap<IncomingMessage, readonly string[]>()
+    app.addHook('onRequest', async ({ raw, routeOptions: { url, config } }) => {
+      if (url === '/healthz' || withToken.has(accessOf(config))) return
+      const all = await proofs.check(raw)
+      if (!hasBody(raw) && all.some((digest) => digest !== ofNothing)) throw unauthorized()
+      digests.set(raw, all)
+    })
+    app.addHook('preParsing', (request, _reply, payload, done) => {
+      const expected = digests.get(request.raw) ?? []
+      const body = payload as Readable
+      done(null, expected.length > 0 && hasBody(request.raw) ? Readable.from(checked(body, expected)) : body)
+    })
+  },
+  { name: 'agent-orc-proofs', dependencies: ['agent-orc-errors'] },
+)
+
+const ofNothing = createHash('sha256').digest('hex')
+
+const hasBody = ({ headers }: IncomingMessage): boolean =>
+  headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
+
+/** Hands the body on as it comes, and fails at its end when it is another one: nothing is handled before its body is whole. */
+async function* checked(body: Readable, expected: readonly string[]): AsyncGenerator<Buffer> {
+  const hash = createHash('sha256')
+  // On a failure the stream stays open, since its socket must still carry the answer.
+  for await (const chunk of body.iterator({ destroyOnReturn: false })) {
+    hash.update(chunk as Buffer)
+    yield chunk as Buffer
+  }
+  const found = hash.digest('hex')
+  if (expected.some((digest) => digest !== found)) throw unauthorized()
+}
+
+type Listeners = Pick<Role, 'listeners' | 'plugins'>
+const loopback: ReadonlySet<string> = new Set(['localhost', '127.0.0.1', '::1', '[::1]'])
+
+/** True for a listener that is on, unless it is for this machine alone: at its own address, under its own names. */
+export function isReachable({ listeners }: Listeners, name: string): boolean {
+  const { port, host = '', hosts } = listeners[name] ?? {}
+  const local = loopback.has(host) && hosts?.every((one) => loopback.has(one)) === true
+  return port !== undefined && !local
+}
+
+/** True for a reachable listener that answers whoever reaches it, by what the role file says. */
+export const isOpen = (role: Listeners, name: string): boolean =>
+  isReachable(role, name) && !role.listeners[name]?.tls?.requestClientCert && !guardedIn(role.plugins).has(name)
