@@ -1,8 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { once } from 'node:events'
-import { type AddressInfo, connect, createServer } from 'node:net'
-import { test, type TestContext } from 'node:test'
+import { test } from 'node:test'
 import { access, definePlugin, ndjson, type Plugin } from '#kernel'
 import { InternalGuard, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
@@ -15,6 +13,7 @@ import signing from '../plugins/auth/signing/index.ts'
 import tokensPlugin from '../plugins/auth/tokens/index.ts'
 import chat from '../plugins/chat/index.ts'
 import conductorClient from '../plugins/conductor-client/index.ts'
+import { frontDoor } from './front-door.ts'
 
 interface Keys {
   readonly current: string
@@ -59,22 +58,6 @@ const answering: Plugin = definePlugin({
     return {}
   },
 })
-
-/** One address that leads to the newest conductor, as a load balancer has. */
-async function frontDoor(t: TestContext): Promise<{ url: string; target: string }> {
-  const door = { url: '', target: '' }
-  const server = createServer((client) => {
-    const { hostname, port } = new URL(door.target)
-    const upstream = connect(Number(port), hostname)
-    client.pipe(upstream).pipe(client)
-    client.on('error', () => upstream.destroy()).on('close', () => upstream.destroy())
-    upstream.on('error', () => client.destroy()).on('close', () => client.destroy())
-  }).listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  t.after(() => void server.close())
-  door.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
-  return door
-}
 
 const signingEntry = (keys: Keys) => ({ name: 'signing', plugin: signing, config: { family: 'chat-gateway', ...keys } })
 const orders = [

@@ -92,6 +92,7 @@ export async function startCluster(options: ClusterOptions): Promise<Cluster> {
     AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
     AGENT_ORC_BOOTSTRAP_KEY: apiKey,
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+    RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     ...(redisUrl === undefined ? { GATEWAY_RATE_LIMIT_BACKEND: 'memory' } : { REDIS_URL: redisUrl }),
   }
   const members: Member[] = []

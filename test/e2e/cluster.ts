@@ -23,6 +23,7 @@ export interface Cluster {
   readonly gatewayUrl: string
   readonly internalUrl: string
   readonly runnerUrl: string
+  readonly sidecarUrl: string
   readonly signingKey: Buffer
   /** The key of the owner of tenant `default`. */
   readonly bootstrap: string
@@ -134,6 +135,9 @@ class Roles implements Cluster {
   }
   get runnerUrl(): string {
     return this.#url('runner', 'runner')
+  }
+  get sidecarUrl(): string {
+    return this.#url('sidecar', 'sidecar')
   }
 
   async startAll(): Promise<void> {
