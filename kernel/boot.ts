@@ -3,8 +3,8 @@ import { Registry } from 'prom-client'
 import { Listeners } from './http/listeners.ts'
 import { createLogger } from './kit/logger.ts'
 import { tablesOf } from './contracts/error-docs.ts'
-import { BootError, decoded, type Entry, guardedIn, plan, risksOf, type Role } from './plan.ts'
-import type { PluginContext } from './plugin.ts'
+import { BootError, decoded, guardedIn, plan, risksOf } from './plan.ts'
+import type { Entry, PluginContext, Role } from './plugin.ts'
 
 export interface Running {
   readonly role: string

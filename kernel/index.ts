@@ -1,7 +1,7 @@
 // The public contract of the kernel: everything a plugin may import from it.
 export { capability, definePlugin, maybe, slot } from './plugin.ts'
-export type { Capability, Consumed, Plugin, PluginContext, PluginSpec, Provided } from './plugin.ts'
-export { BootError, type Entry, plan, risksOf, type Role } from './plan.ts'
+export type { Capability, Consumed, Entry, Plugin, PluginContext, PluginSpec, Provided, Role } from './plugin.ts'
+export { BootError, plan, risksOf } from './plan.ts'
 export { boot, type BootOptions, type Running } from './boot.ts'
 export type { Origin } from './problems.ts'
 export { Base64Secret, CommaList, Duration, Settings } from './kit/settings.ts'

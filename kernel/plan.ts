@@ -1,26 +1,6 @@
 import { Value } from '@sinclair/typebox/value'
-import type { ListenerConfig } from './http/listener-config.ts'
-import { type Plugin, pluginApi } from './plugin.ts'
-import { type Origin, problemsOf, shownAt } from './problems.ts'
-
-/** One use of a plugin. `name` is the key in the role file, so one plugin can be used twice (two signing families). */
-export interface Entry {
-  readonly name: string
-  readonly plugin: Plugin
-  readonly config?: unknown
-  /** Where a setting came from: `path` is a JSON pointer into `config`, '' for the entry. Absent when built in code. */
-  readonly where?: (path: string) => Origin
-}
-
-/** What a config file resolves to. A role is data: which plugins, with which config, on which ports. */
-export interface Role {
-  readonly name: string
-  readonly listeners: Readonly<Record<string, ListenerConfig>>
-  readonly plugins: readonly Entry[]
-  readonly log?: { readonly level?: string; readonly requests?: boolean }
-  /** How long a process gives this role to stop before it exits anyway; milliseconds. */
-  readonly shutdownGrace?: number
-}
+import { type Entry, pluginApi, type Role } from './plugin.ts'
+import { problemsOf, shownAt } from './problems.ts'
 
 export class BootError extends Error {
   readonly problems: readonly string[]

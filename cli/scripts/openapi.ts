@@ -18,8 +18,9 @@ function stable(document: Json): string {
 
 async function documents(data: string): Promise<Map<string, string>> {
   const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
-  // The sample servers do not exist: the embedded one and memory stand in.
-  const env = { ...sample, POSTGRES_DSN: '', REDIS_URL: '', SIDECAR_URL: '', AGENT_ORC_DATA: data, LOG_LEVEL: 'error' }
+  // The sample servers do not exist: the embedded one and memory stand in. With a key the documents would not be answered.
+  const absent = { POSTGRES_DSN: '', REDIS_URL: '', SIDECAR_URL: '', RUNNER_SIGNING_KEY_CURRENT: '' }
+  const env = { ...sample, ...absent, AGENT_ORC_DATA: data, LOG_LEVEL: 'error' }
   const running = await boot(await loadRole(join(root, 'config/dev.yaml'), { env }), { listen: false })
   try {
     const found = new Map<string, string>()

@@ -6,7 +6,8 @@ import fp from 'fastify-plugin'
 import { unauthorized } from '../contracts/http-errors.ts'
 import { accessOf } from '../http/access.ts'
 import type { App } from '../http/app.ts'
-import { guardedIn, type Role } from '../plan.ts'
+import { guardedIn } from '../plan.ts'
+import type { Role } from '../plugin.ts'
 
 /**
  * Looks at the head of a request, or of what opens a link, for what shows who sends it. Rejects with an AppError. Resolves to the

@@ -92,7 +92,6 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
     HOME: process.env['HOME'] ?? '',
     AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
-    RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     AGENT_ORC_BOOTSTRAP_KEY: `bootstrap-${randomBytes(16).toString('hex')}`,
     LOG_LEVEL: 'info',
   }
