@@ -21,6 +21,8 @@ export interface Faults {
    * There was no whole answer. `asked` false: certainly nothing was begun. Else it may have been. `answered`: its head had come.
    */
   lost(how: { readonly asked: boolean; readonly answered: boolean; readonly cause: Error }): AppError
+  /** The peer has answered 401: it does not accept how the caller shows who it is. Its own error unless given. */
+  unproven?(): AppError
   /** The answer is not what the table says, or a refusal in an unknown form. */
   failed(options: AppErrorOptions): AppError
 }

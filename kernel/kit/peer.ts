@@ -126,6 +126,7 @@ class HttpPeer implements Peer {
     if (status < 200 || status > 299) {
       const said = await readJson(reply, maxRefusalBytes)
       if (status === 404 && route.absent) return undefined
+      if (status === 401 && faults.unproven) throw faults.unproven()
       throw refusal(status, said, faults)
     }
     if ('lines' in route.reply) {

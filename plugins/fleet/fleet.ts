@@ -1,8 +1,10 @@
 import { createHash } from 'node:crypto'
+import { unavailable } from '#kernel'
 import { hashOfSession } from '#contracts/ids'
 import { fleetErrors } from '#contracts/run-errors'
 import type { Fleet, FleetMember, Homecoming, Placement, RunnerLink } from '#contracts/runner'
 import { type FleetOptions, Member, type RunnerNews } from './member.ts'
+import { keysDiffer } from './remote-runner.ts'
 
 type Listener = (link: RunnerLink) => void
 
@@ -81,7 +83,10 @@ export class RunnerFleet implements Fleet {
   readonly describe = (): readonly FleetMember[] => this.members().map((member) => member.describe())
   /** Rejects when no runner can be reached. */
   readonly ready = async (): Promise<void> => {
-    if (!this.members().some((member) => member.state !== 'unreachable')) throw new Error('no runner is live')
+    const members = this.members()
+    if (members.some((member) => member.state !== 'unreachable')) return
+    if (members.some(({ refused }) => refused)) throw unavailable({ message: keysDiffer })
+    throw new Error('no runner is live')
   }
   readonly onLive = (listener: Listener): (() => void) => this.#listen('live', listener)
   readonly onDraining = (listener: Listener): (() => void) => this.#listen('draining', listener)

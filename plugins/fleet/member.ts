@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { AttachRun, ExecuteRun, FleetMember, RunnerInfo, RunnerLink } from '#contracts/runner'
+import { keysDiffer } from './remote-runner.ts'
 
 const probeTimeoutMs = 2_000
 /** A runner that was never reached is asked this soon again: conductor and runners usually start together. */
@@ -35,6 +36,8 @@ export class Member {
   /** Its answer to the last successful probe. */
   #known: RunnerInfo | undefined
   #reached = false
+  /** The latest probe was answered, but this conductor could not show who it is. */
+  refused = false
   #drained = false
   #runningWhenAsked = 0
   #probing: Promise<void> | undefined
@@ -134,6 +137,7 @@ export class Member {
     const fresh = this.#known?.instance !== info.instance || (!info.instance && !was)
     this.#known = info
     this.#reached = true
+    this.refused = false
     this.#runningWhenAsked = this.link.running
     this.#fleet.changed()
     if (!was)
@@ -142,6 +146,9 @@ export class Member {
     if (info.state === 'draining') this.#fleet.tell('draining', this.link)
   }
   #miss(err: unknown): void {
+    const before = this.refused
+    this.refused = isAppError(err) && err.detail['status'] === 401
+    if (this.refused && !before) this.#fleet.options.log.warn({ runner: this.link.hash }, keysDiffer)
     if (this.#stopping.signal.aborted || !this.#reached) return
     this.#reached = false
     this.#fleet.changed()

@@ -14,6 +14,9 @@ const connectMs = 3_000
 /** The answer has the stored pool, which no conductor needs. */
 const putPool = { ...runnerWire.putPool, reply: { status: 204 } } as const
 
+export const keysDiffer =
+  'The runner wants another proof of who calls: RUNNER_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
+
 /** How a conductor connects to its runners. Gateways ask conductors only, so they need no key for this. */
 export const runnerPeers: Omit<PeersOptions, 'identity'> = {
   connectMs,
@@ -21,6 +24,7 @@ export const runnerPeers: Omit<PeersOptions, 'identity'> = {
   faults: {
     lost: ({ asked, cause }) => fleetErrors.runnerUnreachable({ cause, retryable: !asked }),
     failed: fleetErrors.runnerFailed,
+    unproven: () => fleetErrors.runnerFailed({ message: keysDiffer, detail: { status: 401 } }),
   },
 }
 

@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings, unavailable } from '#kernel'
+import { definePlugin, isAppError, Settings, unavailable } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { sidecarLinkErrors } from '#contracts/runner-errors'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
@@ -48,7 +48,8 @@ export default definePlugin({
 /** A runner without any sidecar may still have sandboxes; one whose sidecars are all silent executes nothing. */
 async function anyAnswers(links: readonly SidecarLink[]): Promise<void> {
   if (links.length === 0) return
-  await Promise.any(links.map((link) => link.health())).catch(() => {
-    throw unavailable({ message: 'No sidecar answers.' })
+  await Promise.any(links.map((link) => link.health())).catch(({ errors }: AggregateError) => {
+    const refused = errors.find((error) => isAppError(error) && error.detail['status'] === 401)
+    throw refused ?? unavailable({ message: 'No sidecar answers.' })
   })
 }

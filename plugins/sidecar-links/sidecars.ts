@@ -100,6 +100,12 @@ export const sidecarPeers: Omit<PeersOptions, 'identity'> = {
       answered
         ? sidecarLinkErrors.sidecarLost({ cause })
         : sidecarLinkErrors.sidecarUnreachable({ cause, retryable: true }),
+    unproven: () =>
+      sidecarLinkErrors.sidecarRefused({
+        message:
+          'The sidecar wants another proof of who calls: RUNNER_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.',
+        detail: { status: 401 },
+      }),
     failed: ({ message, detail }) =>
       sidecarLinkErrors.sidecarRefused({
         message: message ?? `The sidecar answered ${String(detail?.['status'])}.`,

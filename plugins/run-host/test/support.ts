@@ -18,13 +18,15 @@ export interface HostOptions {
   readonly listen?: boolean
   /** No waiting for runners that are not there, unless the test is about it. */
   readonly drain?: string
+  /** Further settings. */
+  readonly config?: object
 }
 
 /** A kernel with run-host on the given runtimes, and its in-process link. */
 export async function hostOf(
   t: Pick<TestContext, 'after'>,
   runtimes: Record<string, Runtime>,
-  { mode = 'all', listen = false, drain = '0s' }: HostOptions = {},
+  { mode = 'all', listen = false, drain = '0s', config: more }: HostOptions = {},
 ): Promise<Host> {
   let link: SidecarLink | undefined
   let metrics: Registry | undefined
@@ -37,7 +39,7 @@ export async function hostOf(
       return {}
     },
   })
-  const config = { mode, ...(drain === 'as shipped' ? {} : { drain }) }
+  const config = { mode, ...more, ...(drain === 'as shipped' ? {} : { drain }) }
   const entry = { name: 'run-host', plugin: runHost, config }
   const kernel = await testKernel(t, [fake(Runtimes, runtimes), entry, probe], { listen, listeners: ['sidecar'] })
   return { kernel, link: link!, metrics: metrics! }

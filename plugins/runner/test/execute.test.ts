@@ -297,3 +297,45 @@ test('a sidecar that lost a conversation makes the runner let go of the session,
   for await (const chunk of runner.execute('acme', next, signal)) lines.push(chunk.toString())
   assert.match(lines.join(''), /"type":"result"/)
 })
+
+test("a run brings a token for the tools of its session, which ends with it and is no other run's", async (t) => {
+  const f = await runnerOf(t, async function* (envelope, events, signal) {
+    if (envelope.runId === 'r1') yield* hang(envelope, events, signal)
+    else yield* answer(envelope, events, signal)
+  })
+  const order = run({ create: { profile: profile('p', ['calculate']) } })
+  const reading = execute(f, order)
+  await until(() => f.envelopes.length === 1)
+  const session = f.sessions.get(order.sessionId)!
+  const token = f.envelopes[0]!.sessionMcpToken!
+  const admits = (shown: string | undefined) => f.sessions.admits(session, shown)
+  assert.equal(admits(`Bearer ${token}`), true)
+  for (const other of [undefined, '', token, 'Bearer ', `Bearer ${token}x`, `Bearer ${token.slice(1)}`, 'Bearer é']) {
+    assert.equal(admits(other), false, other)
+  }
+  f.runner.runs.cancel('acme', 'r1')
+  await reading
+  assert.equal(admits(`Bearer ${token}`), false)
+  await execute(f, run({ runId: 'r2', keepMs: 60_000 }))
+  const next = f.envelopes[1]!.sessionMcpToken!
+  assert.notEqual(next, token)
+  assert.equal(admits(`Bearer ${next}`), false, 'its output is kept, but it is over')
+  // Without tools there is nothing to show it for.
+  await execute(f, run({ runId: 'r3', sessionId: 'sess-00000000-00000003' }))
+  assert.equal(f.envelopes[2]!.sessionMcpToken, undefined)
+})
+
+test('a run goes to no MCP server on a host that the runner was not told of', async (t) => {
+  const f = await runnerOf(t, answer, { mcpHosts: 'api.example.com' })
+  const status = async (runId: string, url: string) => {
+    const body = run({ runId, mcpServers: [{ name: 'files', url }] })
+    const reply = await f.call('POST', '/runner/runs', { body })
+    return [reply.statusCode, reply.statusCode === 200 || reply.json<{ message: string }>().message]
+  }
+  assert.deepEqual(await status('r1', 'https://api.example.com/mcp'), [200, true])
+  assert.deepEqual(await status('r2', 'http://169.254.169.254/'), [
+    403,
+    "This runner was not told of the host of the MCP server 'files'; add it to AGENT_ORC_MCP_HOSTS.",
+  ])
+  assert.equal(f.envelopes.length, 1)
+})

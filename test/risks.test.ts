@@ -1,0 +1,78 @@
+import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { test } from 'node:test'
+import { parseEnv } from 'node:util'
+import { BootError, definePlugin, risksOf } from '#kernel'
+import { testKernel } from '#testing'
+import { loadRole, root } from '../kernel/config.ts'
+import health from '../plugins/health/index.ts'
+
+const secret = Buffer.alloc(32).toString('base64')
+const risks = async (role: string, env: Record<string, string>): Promise<string[]> =>
+  risksOf(await loadRole(join(root, `config/${role}.yaml`), { env }))
+
+test('a runner or a sidecar that answers whoever reaches it is a risk of its role, and so is one that may be led anywhere', async () => {
+  const hosts = { AGENT_ORC_RUNNER_HOSTS: '.internal', AGENT_ORC_MCP_HOSTS: 'none' }
+  const tls = { AGENT_ORC_TLS_CERT: 'c', AGENT_ORC_TLS_KEY: 'k', AGENT_ORC_TLS_CA: 'a' }
+  const key = { RUNNER_SIGNING_KEY_CURRENT: secret }
+  for (const role of ['runner', 'sidecar']) {
+    const open = new RegExp(`whoever reaches the listener ${role} may use it; set RUNNER_SIGNING_KEY_CURRENT`)
+    const [first, second, ...rest] = await risks(role, {})
+    assert.match(first!, open)
+    assert.match(second!, /AGENT_ORC_MCP_HOSTS/)
+    assert.deepEqual(rest, [])
+    for (const env of [{}, tls, { RUNNER_SIGNING_KEY_PREVIOUS: secret }, { HOST: '0.0.0.0' }]) {
+      assert.match((await risks(role, { ...env, ...hosts })).join('\n'), open)
+    }
+    for (const env of [key, { ...tls, AGENT_ORC_TLS_CLIENT_CERTS: 'true' }]) {
+      assert.deepEqual(await risks(role, { ...env, ...hosts }), [])
+    }
+    assert.equal((await risks(role, key)).length, 1)
+  }
+  assert.deepEqual(await risks('worker', {}), [], 'it opens no port')
+  // Its listeners are for this machine alone, under its own names, until somebody adds one.
+  assert.deepEqual(await risks('dev', {}), [])
+  assert.equal((await risks('dev', { AGENT_ORC_DEV_HOST: 'dev.example.com' })).length, 4)
+})
+
+test('every shipped role is without risks as config/check.env has it', async () => {
+  const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8')) as Record<string, string>
+  for (const role of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev', 'memory']) {
+    assert.deepEqual(await risks(role, sample), [], role)
+  }
+})
+
+test('risks are in the log of the boot and in /readyz, ready or not', async (t) => {
+  const bold = definePlugin({ name: 'bold', risks: () => ['it is bold'], setup: async () => ({}) })
+  const kernel = await testKernel(t, [bold, health], { listeners: ['conductor'] })
+  const logged = kernel.logs.filter(({ msg }) => msg === 'the role is set up with a risk')
+  assert.deepEqual(
+    logged.map(({ level, risk }) => [level, risk]),
+    [[logged[0]!['level'], 'bold: it is bold']],
+  )
+  const reply = await kernel.listeners['conductor']!.inject('/readyz')
+  assert.deepEqual(reply.json(), { ready: true, checks: {}, risks: ['bold: it is bold'] })
+})
+
+test('a listener whose certificates cannot work is refused with its line', async () => {
+  const tls = async (env: Record<string, string>): Promise<readonly string[]> =>
+    loadRole(join(root, 'config/runner.yaml'), { env }).then(
+      () => [],
+      (error: unknown) => (error instanceof BootError ? error.problems : [String(error)]),
+    )
+  const [cert, key, ca] = [{ AGENT_ORC_TLS_CERT: 'c' }, { AGENT_ORC_TLS_KEY: 'k' }, { AGENT_ORC_TLS_CA: 'a' }]
+  const asked = { AGENT_ORC_TLS_CLIENT_CERTS: 'true' }
+  const cases: [Record<string, string>, RegExp][] = [
+    [cert, /^listeners\.runner\.tls has a certificate or a key alone; set both .* \(config\/runner\.yaml:\d+\)$/],
+    [{ ...key, ...ca }, /^listeners\.runner\.tls has a certificate or a key alone/],
+    [asked, /^listeners\.runner\.tls asks for client certificates over plain HTTP/],
+    [{ ...cert, ...key, ...asked }, /would accept client certificates of every public authority; set `ca`/],
+  ]
+  for (const [env, problem] of cases) {
+    const found = await tls(env)
+    assert.equal(found.length, 1)
+    assert.match(found[0]!, problem)
+  }
+  assert.deepEqual(await tls({ ...cert, ...key, ...ca, ...asked }), [])
+})
