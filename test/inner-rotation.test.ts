@@ -131,5 +131,8 @@ test('keys of the inner doors rotate without one failed run, in whatever order c
   // A conductor that shares no key is refused: all of the above was verified.
   const stranger = conductor(toRunner.url, { current: randomBytes(32) }, false)
   t.after(stranger.end)
-  await assert.rejects(run(stranger.runner), { code: 'runner_failed', message: /RUNNER_SIGNING_KEY_CURRENT must be the same/ })
+  await assert.rejects(run(stranger.runner), {
+    code: 'runner_failed',
+    message: /RUNNER_SIGNING_KEY_CURRENT must be the same/,
+  })
 })

@@ -82,6 +82,10 @@ async function startFleet(t: TestContext) {
     POSTGRES_DSN: await freshDatabase(t),
     REDIS_URL: '',
     RUNNER_BASE_URL: '',
+    // The test asks the runner as it is, and its MCP server is on this machine.
+    RUNNER_SIGNING_KEY_CURRENT: '',
+    AGENT_ORC_RUNNER_HOSTS: '',
+    AGENT_ORC_MCP_HOSTS: '',
     AGENT_ORC_SKILLS_DIR: folder,
     AGENT_ORC_BOOTSTRAP_KEY: 'bootstrap-of-the-test-0123456789abcdef',
     AGENT_ORC_SANDBOX_PROCESS: 'true',

@@ -35,7 +35,7 @@ const problem = {
 
 const problemOnly = { schema: { $ref: '#/components/schemas/Problem' } }
 const problemContent = { 'application/json': problemOnly, 'application/problem+json': problemOnly }
-/** How a caller shows who it is. The network that runners and sidecars live in is trusted: nothing is shown there. */
+/** How a caller shows who it is. What `network` has to show, the settings of a runner or a sidecar say: nothing, a signature, a certificate. */
 const securitySchemes = {
   bearer: { type: 'http' as const, scheme: 'bearer', description: 'A key: `Authorization: Bearer ao_…`.' },
   signature: {

@@ -94,7 +94,7 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
   const refuse = async ({ headers, params }: { headers: IncomingHttpHeaders; params: { id: string } }) => {
-    await admit(headers.authorization, params.id)
+    if (proofsOf(app).demanded) await admit(headers.authorization, params.id)
     throw sessionMcpErrors.methodNotAllowed({ headers: { allow: 'POST' } })
   }
   app.get('/runner/sessions/:id/mcp', { ...access(who), schema: { params: Params, hide: true } }, refuse)
