@@ -48,6 +48,7 @@ export const sandboxErrors = errorTable('sandboxes', {
     message: 'This runner has neither key nor address of a model server of this name.',
   },
   unknownModelCall: { status: 404, message: 'Workers may only call models, and list them.' },
+  modelNotAllowed: { status: 403, about: 'Workers may only call the model of the profile of their run.' },
   /** A model call is charged to a run: code in a sandbox may not make calls of its own. */
   noRunUnderWay: { status: 409, message: 'Models are called in a run, and there is none under way.' },
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },

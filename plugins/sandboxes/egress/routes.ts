@@ -7,7 +7,9 @@ import { access, type App, type AppError, failures, isAppError, stream } from '#
 import { exchange } from '#kit'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
 import { refusals, tags, takeStreams } from '../hub/routes.ts'
+import { onlyModel } from './model-guard.ts'
 import type { ModelServer } from './model-servers.ts'
+import type { RemoteWorker } from '../hub/worker.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** A model may think for minutes before its first byte; the run's own deadline ends it sooner. */
@@ -55,8 +57,6 @@ const modelRequestHeaders = [
   'accept-encoding',
   'anthropic-beta',
   'anthropic-version',
-  'content-encoding',
-  'content-type',
   'idempotency-key',
   'openai-beta',
   'user-agent',
@@ -81,7 +81,7 @@ function modelRoutes(
     tags,
     summary: 'Call a model server',
     description:
-      "Stands for the provider's API root. The runner adds the key; the worker's own token may come as `x-api-key`, too.",
+      "Stands for the provider's API root. The runner adds the key; the worker's own token may come as `x-api-key`, too. The body is JSON and names the model of the run under way.",
     params: ModelParams,
     response: {
       200: { description: 'As the model server answers, streamed.', content: { '*/*': { schema: Type.Unknown() } } },
@@ -89,6 +89,7 @@ function modelRoutes(
         ...refusals,
         sandboxErrors.unknownModelProvider,
         sandboxErrors.unknownModelCall,
+        sandboxErrors.modelNotAllowed,
         sandboxErrors.noRunUnderWay,
         sandboxErrors.bodyTooLarge,
         sandboxErrors.modelServerUnreachable,
@@ -110,20 +111,35 @@ function modelRoutes(
         // One vendor's client is given the address without /v1 and adds that itself.
         const call = below?.path.replace(/^v1\//, '')
         if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw sandboxErrors.unknownModelCall()
-        if (method === 'POST' && !worker.busy) throw sandboxErrors.noRunUnderWay()
+        const model = method === 'POST' ? modelOf(worker, request.params.provider) : undefined
         const path = `${server.base.pathname.replace(/\/+$/, '')}/${call}${below.query}`
         return forward(request, reply, {
           dispatcher,
           origin: server.base.origin,
           path,
-          headers: { ...pick(request.headers, modelRequestHeaders), ...server.headers },
+          headers: {
+            ...pick(request.headers, modelRequestHeaders),
+            ...(model === undefined ? {} : json),
+            ...server.headers,
+          },
           signal: whileCalled(reply, worker.closed),
+          model,
           unreachable: sandboxErrors.modelServerUnreachable,
           refused: sandboxErrors.modelKeyRefused,
         })
       },
     })
   }
+}
+
+const json = { 'content-type': 'application/json' }
+
+/** The model that a worker may call now, as its provider calls it. */
+function modelOf({ model }: RemoteWorker, provider: string): string {
+  if (model === undefined) throw sandboxErrors.noRunUnderWay()
+  const slash = model.indexOf('/')
+  if (model.slice(0, slash) === provider) return model.slice(slash + 1)
+  throw sandboxErrors.modelNotAllowed({ message: `The run under way may call ${model} and no other model.` })
 }
 
 /** Segments that mean the same to everybody who reads them: nothing encoded, nothing that leads elsewhere. */
@@ -214,6 +230,8 @@ interface Destination {
   readonly path: string
   readonly headers: Readonly<Record<string, string>>
   readonly signal: AbortSignal
+  /** The one model that the body may name; its form is JSON then, and not compressed. */
+  readonly model?: string | undefined
   /** The error when it cannot be reached, or its answer is cut before it begins. */
   readonly unreachable: (options: { readonly cause: unknown }) => AppError
   /** The error when it refuses the runner's credentials. Its own answer about them is not shown to the worker. */
@@ -231,7 +249,7 @@ async function forward(request: FastifyRequest, reply: FastifyReply, to: Destina
       path: to.path,
       method: request.method as Dispatcher.HttpMethod,
       headers: { ...to.headers, ...lengthOf(request) },
-      body: bodyOf(request),
+      body: bodyOf(request, to.model),
     },
     { signal, lost: (cause) => (isAppError(cause) ? cause : to.unreachable({ cause })) },
   )
@@ -252,11 +270,14 @@ function lengthOf({ headers }: FastifyRequest): Record<string, string> {
   return { 'content-length': length }
 }
 
-function bodyOf({ method, headers, raw }: FastifyRequest): Readable | null {
+function bodyOf({ method, headers, raw }: FastifyRequest, model: string | undefined): Readable | null {
   const empty = headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0'
-  return method === 'GET' || empty
-    ? null
-    : Readable.from(bounded(raw.iterator({ destroyOnReturn: false })), { objectMode: false })
+  if (method === 'GET' || empty) {
+    if (model === undefined) return null
+    throw sandboxErrors.modelNotAllowed({ message: `Name the model of the run, ${model}.` })
+  }
+  const body = bounded(raw.iterator({ destroyOnReturn: false }))
+  return Readable.from(model === undefined ? body : onlyModel(body, model), { objectMode: false })
 }
 
 async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {

@@ -17,6 +17,8 @@ interface WorkerRuns {
   /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
   readonly busy: boolean
+  /** `provider/model` of the run under way. */
+  readonly model: string | undefined
   /** An external MCP server of the run under way, as its envelope named it. */
   mcpServer(name: string): McpServer | undefined
   /** Refuses all further runs. An upload under way is answered with this error. */
@@ -26,6 +28,7 @@ interface WorkerRuns {
 interface UnderWay {
   readonly events: RunEvents
   readonly mcpServers: readonly McpServer[]
+  readonly model: string
   /** Takes the command back. True when the worker may have begun. */
   withdraw(): boolean
 }
@@ -44,7 +47,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
       const events = awaitEvents(runId, envelope.resume === true)
       const command = mailbox.push({ kind: 'run', envelope: envelopeForWorker(envelope, runnerUrl, credential) })
       const withdraw = (): boolean => mailbox.withdraw(command)
-      current = { events, mcpServers, withdraw }
+      current = { events, mcpServers, model: envelope.profile.model, withdraw }
       const abort = (): void => events.end(signal.reason as Error)
       signal.addEventListener('abort', abort)
       const stopWatching = presence.watch(() => events.end(sandboxErrors.sidecarLost()))
@@ -65,6 +68,9 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
     },
     get busy() {
       return current !== undefined
+    },
+    get model() {
+      return current?.model
     },
     mcpServer: (name) => current?.mcpServers.find((server) => server.name === name),
     close(answer) {

@@ -125,6 +125,10 @@ export class RemoteWorker implements WorkerChannel {
   get busy(): boolean {
     return this.#runs.busy
   }
+  /** `provider/model` of the run under way. */
+  get model(): string | undefined {
+    return this.#runs.model
+  }
   /** Aborts when its callbacks are to be refused; the reason is their answer. */
   get closed(): AbortSignal {
     return this.#closing.signal

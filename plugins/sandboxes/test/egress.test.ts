@@ -45,7 +45,7 @@ async function upstreamOf(t: TestContext, respond?: (seen: Seen) => void) {
   return { seen, url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` }
 }
 
-async function behind(t: TestContext, respond?: (seen: Seen) => void, path = '/base/v1') {
+async function behind(t: TestContext, respond?: (seen: Seen) => void, path = '/base/v1', model = 'openai/m') {
   const upstream = await upstreamOf(t, respond)
   const models = {
     openai: { apiKey: key, baseUrl: upstream.url + path },
@@ -55,7 +55,7 @@ async function behind(t: TestContext, respond?: (seen: Seen) => void, path = '/b
   const { channel } = await hub.open()
   // Models may only be called during a run.
   const run = new AbortController()
-  begin(channel, {}, run.signal)
+  begin(channel, { profile: { model } }, run.signal)
     .next()
     .catch(() => {})
   const paths = workerPaths(channel.sessionId)
@@ -111,11 +111,11 @@ test('a model call gets the key of the runner, and nothing of the worker but wha
 })
 
 test("a vendor's process sends its token as an API key, and finds the API with or without its version", async (t) => {
-  const { origin, channel, paths, upstream } = await behind(t)
+  const { origin, channel, paths, upstream } = await behind(t, undefined, undefined, 'anthropic/m')
   for (const below of ['messages', 'v1/messages']) {
     const reply = await fetch(`${origin}${paths.models('anthropic')}/${below}?beta=true`, {
       method: 'POST',
-      body: '{}',
+      body: '{"model":"m"}',
       headers: { 'x-api-key': channel.token, 'anthropic-version': '2023-06-01' },
     })
     assert.equal(reply.status, 200)
@@ -138,7 +138,7 @@ test("a vendor's process sends its token as an API key, and finds the API with o
 
 test('a worker without a run can list models, and call none', async (t) => {
   const { call, paths, run } = await behind(t)
-  const ask = () => call(`${paths.models('openai')}/responses`, { method: 'POST', body: '{}' })
+  const ask = () => call(`${paths.models('openai')}/responses`, { method: 'POST', body: '{"model":"m"}' })
   assert.equal((await ask()).status, 200)
   run.abort(new Error('over'))
   const refused = await ask()
@@ -249,7 +249,7 @@ test('a model server that is away is 502, and one that is cut cuts the answer', 
   const refused = await call(`${paths.models('openai')}/models`)
   assert.equal(refused.status, 502)
   assert.equal(((await refused.json()) as { error: string }).error, 'model_server_unreachable')
-  const cut = await call(`${paths.models('openai')}/responses`, { method: 'POST', body: '{}' })
+  const cut = await call(`${paths.models('openai')}/responses`, { method: 'POST', body: '{"model":"m"}' })
   assert.equal(cut.status, 200)
   await assert.rejects(cut.text())
   assert.ok(!JSON.stringify(kernel.logs).includes(key))
@@ -286,7 +286,8 @@ test('both ways are streams: the answer begins before the request has ended, and
 
 test('a request larger than 32 MiB is refused, with or without its length, and is not sent on whole', async (t) => {
   const { origin, channel, paths, upstream } = await behind(t)
-  const block = Buffer.alloc(1024 * 1024)
+  const first = Buffer.from('{"model":"m","input":"'.padEnd(1024 * 1024, 'x'))
+  const block = Buffer.alloc(first.length, 'x')
   for (const length of [{ 'content-length': String(32 * block.length + 1) }, {}]) {
     const status = await new Promise<number | undefined>((resolve, reject) => {
       const request = httpRequest(`${origin}${paths.models('openai')}/chat/completions`, {
@@ -301,7 +302,7 @@ test('a request larger than 32 MiB is refused, with or without its length, and i
           request.on('error', () => {}).destroy()
         })
         .on('drain', () => void (written++ < 33 && request.write(block)))
-      request.write(block)
+      request.write(first)
     })
     assert.equal(status, 413)
   }
@@ -320,7 +321,7 @@ test('a caller that leaves, and a worker that is superseded, close the connectio
       headers: { authorization: `Bearer ${channel.token}` },
     })
       .on('error', () => {})
-      .end('{}')
+      .end('{"model":"m"}')
   const before = ask()
   await until(() => upstream.seen.length === 1, 'it waits for headers')
   before.destroy()

@@ -1,0 +1,109 @@
+import { sandboxErrors } from '../errors.ts'
+
+const quote = 0x22
+const backslash = 0x5c
+const opens = new Set([0x7b, 0x5b])
+const closes = new Set([0x7d, 0x5d])
+const [brace, comma, colon] = [0x7b, 0x2c, 0x3a]
+const blank = new Set([0x20, 0x09, 0x0a, 0x0d])
+/** No key or name of a model is longer; of a longer one only the beginning is kept. */
+const maxKept = 1_024
+/** Further lists of models, by which some servers go instead. */
+const otherLists = new Set(['models', 'fallbacks'])
+
+/**
+ * Lets the body of a model call through that names one model at its top, and names this one. A body may be 32 MiB, so it is looked at
+ * while it passes, and the end is held back until all of it was seen: a call that is refused never reaches a model. What two
+ * readers of JSON could take for two models is refused: a second name, an escaped key, a key in another case.
+ */
+export async function* onlyModel(body: AsyncIterable<Buffer>, model: string): AsyncGenerator<Buffer> {
+  const scan = new ModelScan(model)
+  let held: Buffer | undefined
+  for await (const chunk of body) {
+    scan.take(chunk)
+    if (held) yield held
+    held = chunk
+  }
+  scan.end()
+  if (held) yield held
+}
+
+/** Walks over the bytes of one JSON object. It checks no syntax: a server that reads the body does. */
+class ModelScan {
+  readonly #model: string
+  #depth = 0
+  #found = false
+  /** At the top: what comes next is the value of this key. */
+  #key: string | undefined
+  #afterColon = false
+  /** The string that is being read, of which the bytes are kept at the top alone. */
+  #text: number[] | undefined
+  #inString = false
+  #escaped = false
+  #over = false
+
+  constructor(model: string) {
+    this.#model = model
+  }
+
+  take(chunk: Buffer): void {
+    for (const byte of chunk) {
+      if (this.#inString) this.#inside(byte)
+      else this.#between(byte)
+    }
+  }
+  /** AppError 403 `model_not_allowed` unless exactly this model was named. */
+  end(): void {
+    if (!this.#over || this.#inString || !this.#found) throw refuse(this.#model)
+  }
+
+  #inside(byte: number): void {
+    if (this.#escaped) this.#escaped = false
+    else if (byte === backslash) this.#escaped = true
+    else if (byte === quote) {
+      this.#inString = false
+      return this.#ended()
+    }
+    if (this.#text && this.#text.length < maxKept) this.#text.push(byte)
+  }
+  #ended(): void {
+    if (!this.#text) return
+    const text = Buffer.from(this.#text).toString('utf8')
+    this.#text = undefined
+    if (!this.#afterColon) this.#named(text)
+    else if (this.#key === 'model') {
+      if (text !== this.#model) throw refuse(this.#model)
+      this.#found = true
+      this.#key = undefined
+    }
+  }
+  /** A key of the top. */
+  #named(key: string): void {
+    const plain = key.toLowerCase()
+    const doubtful =
+      key.includes('\\') || otherLists.has(plain) || (plain === 'model' && (key !== plain || this.#found))
+    if (doubtful) throw refuse(this.#model)
+    this.#key = key
+  }
+  #between(byte: number): void {
+    if (blank.has(byte)) return
+    // Nothing goes before or behind the one object, and there is no other encoding than UTF-8.
+    if (byte === 0 || this.#over || (this.#depth === 0 && byte !== brace)) throw refuse(this.#model)
+    if (byte === quote) {
+      this.#inString = true
+      if (this.#depth === 1) this.#text = []
+      return
+    }
+    if (this.#depth === 1) {
+      if (byte === colon) return void (this.#afterColon = true)
+      if (byte === comma) return void (this.#afterColon = false)
+      // The value of this key is no string.
+      if (this.#afterColon && this.#key === 'model') throw refuse(this.#model)
+    }
+    if (opens.has(byte)) this.#depth++
+    else if (closes.has(byte) && --this.#depth === 0) this.#over = true
+  }
+}
+
+const refuse = (model: string): Error =>
+  sandboxErrors.modelNotAllowed({ message: `The run under way may call ${model} and no other model.` })
