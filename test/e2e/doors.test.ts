@@ -213,3 +213,26 @@ function statusOf(url: string, tls: object): Promise<number> {
     asking.once('error', reject).end()
   })
 }
+
+test('processes whose keys differ say so to probes, which have a listener of their own', async (t) => {
+  const { cluster } = await closedCluster(t)
+  const other = { RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') }
+  const checks = async (url: string | undefined): Promise<Record<string, string>> => {
+    const reply = await fetch(`${url}/readyz`)
+    return ((await reply.json()) as { checks: Record<string, string> }).checks
+  }
+  const differs = /RUNNER_SIGNING_KEY_CURRENT must be the same on both/
+  const runner = await cluster.another('runner', { ...other, HEALTH_PORT: '0', SIDECAR_URL: cluster.sidecarUrl })
+  assert.match((await checks(runner.urls['health']))['sidecar']!, differs)
+  assert.equal((await fetch(`${runner.urls['health']}/metrics`)).status, 200)
+  assert.equal((await fetch(`${runner.urls['runner']}/readyz`)).status, 401)
+  const conductor = await cluster.another('conductor', { ...other, RUNNER_URLS: cluster.runnerUrl })
+  assert.match((await checks(conductor.urls['conductor']))['runners']!, differs)
+  const unsigned = await cluster.another('conductor', {
+    RUNNER_SIGNING_KEY_CURRENT: '',
+    RUNNER_URLS: cluster.runnerUrl,
+  })
+  assert.match((await checks(unsigned.urls['conductor']))['runners']!, differs)
+  const files = { AGENT_ORC_TLS_CERT: '/no/such.pem', AGENT_ORC_TLS_KEY: '/no/such.key' }
+  await assert.rejects(cluster.another('sidecar', files), /tls\.cert: \/no\/such\.pem cannot be read \(ENOENT\)/)
+})
