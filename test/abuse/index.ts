@@ -131,7 +131,7 @@ class Delays {
   async worst(): Promise<number> {
     let worst = 0
     for (const { name, role, urls } of this.#cluster.members) {
-      const text = await (await fetch(`${urls[role]}/metrics`)).text()
+      const text = await (await fetch(`${urls['health'] ?? urls[role]}/metrics`)).text()
       let below = 0
       for (const [, le, value] of text.matchAll(
         /^agent_orc_event_loop_delay_seconds_bucket\{le="([^"]+)"[^}]*\} (\d+)$/gm,
