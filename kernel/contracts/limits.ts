@@ -47,6 +47,12 @@ export const limitKinds = {
     about: 'Streams of events that are open at once, in each process.',
   },
   sessions: { default: 1_000_000, unit: 'sessions', relief: 'held', about: 'Sessions that are not shut down.' },
+  attachmentBytes: {
+    default: 256 * mebi,
+    unit: 'bytes',
+    relief: 'later',
+    about: 'Attachments of the runs that execute, in the memory of each conductor.',
+  },
   profiles: { default: 1_000, unit: 'profiles', relief: 'held', about: 'Profiles.' },
   profileBytes: { default: 256 * kibi, unit: 'bytes', relief: 'held', about: 'The size of one profile, as JSON.' },
   eventLogBytesPerDay: {

@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { RunStore } from '#contracts/run-store'
+import type { Task } from '#contracts/runs'
 
 /** What this process knows of one tenant. */
 interface Share {
@@ -19,6 +20,8 @@ interface Share {
   logged: number
   day: number
   unsaved: number
+  /** Of the attachments of runs that execute here. */
+  attachments: number
   /** Sessions when they were counted last, and those begun here since then. */
   sessions: number
   begun: number
@@ -32,6 +35,10 @@ const sweepEveryMs = 10_000
 const countEveryMs = 600_000
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
+
+/** As base64, which is how they are held. */
+export const attachmentBytesOf = ({ attachments = [] }: Pick<Task, 'attachments'>): number =>
+  attachments.reduce((sum, { data }) => sum + data.length, 0)
 
 type Store = Pick<RunStore, 'holdRuns' | 'countHeld' | 'countLogBytes' | 'countSessions'>
 
@@ -104,6 +111,17 @@ export class RunLimits {
     if (isFull()) throw overLimit('sessions', most)
     share.begun++
   }
+  /** Refuses attachments to a tenant whose runs hold as many as they may; a tenant without any may have those of one run. */
+  admitAttachments(tenantId: string, bytes: number): void {
+    if (!this.#limits || bytes === 0) return
+    const { attachmentBytes: most } = this.#limits.of(tenantId)
+    const held = this.#of(tenantId).attachments
+    if (held > 0 && held + bytes > most) throw overLimit('attachmentBytes', most)
+  }
+  /** A run with so many bytes of attachments begins; a negative number: it is over. */
+  holdAttachments(tenantId: string, bytes: number): void {
+    if (this.#limits && bytes !== 0) this.#of(tenantId).attachments += bytes
+  }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {
     if (this.#limits) this.#of(tenantId).unsaved += bytes
@@ -137,7 +155,7 @@ export class RunLimits {
     let share = this.#shares.get(tenantId)
     if (share) return share
     const runs = { held: 0, used: 0, waiting: 0, spare: 0, asking: undefined, fullUntil: 0 }
-    share = { ...runs, logged: 0, day: 0, unsaved: 0, sessions: 0, begun: 0, countedAt: 0 }
+    share = { ...runs, logged: 0, day: 0, unsaved: 0, attachments: 0, sessions: 0, begun: 0, countedAt: 0 }
     this.#shares.set(tenantId, share)
     this.#timer ??= setInterval(() => this.#sweep(), sweepEveryMs).unref()
     return share

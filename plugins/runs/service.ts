@@ -10,7 +10,7 @@ import { sessionChannels } from '#contracts/sessions'
 import { Cancellation, drainWaitMs, type Terminated } from './cancellation.ts'
 import { DelegationTrees } from './delegations.ts'
 import { endingOf, orphaned, policyOf, within } from './ending.ts'
-import { RunLimits } from './limits.ts'
+import { attachmentBytesOf, RunLimits } from './limits.ts'
 import { follow, type Logs, runChannel, unknownRun } from './log.ts'
 import { FlushClock } from './recorder.ts'
 import { type Executor, Run, type RunDeps, type RunOrder } from './run.ts'
@@ -183,6 +183,8 @@ export class RunService implements Executor {
     const waiting = saver?.busy(tenantId, sessionId)
     // Who starts a run has a slot for it already.
     if (order.orphan) this.limits.force(tenantId)
+    const attachments = attachmentBytesOf(order.task)
+    this.limits.holdAttachments(tenantId, attachments)
     const run = new Run(this.#running, order)
     this.#active.set(key, run)
     // The start was under way when this process was told to stop.
@@ -193,6 +195,7 @@ export class RunService implements Executor {
       // This process may have taken the run back, under another claim.
       if (this.#active.get(key) === run) this.#active.delete(key)
       this.limits.give(tenantId)
+      this.limits.holdAttachments(tenantId, -attachments)
       const link = run.runner ?? waiting
       // When the run goes on elsewhere, this runner has only half a turn.
       if (link && how === 'ended') saver?.rest(claim, link)

@@ -12,6 +12,7 @@ import { type RunAccepted, type RunSummary, type Task } from '#contracts/runs'
 import type { Webhooks } from '#contracts/webhooks'
 import type { Cancellation } from './cancellation.ts'
 import { within } from './ending.ts'
+import { attachmentBytesOf } from './limits.ts'
 import type { Executor, Run, RunOrder } from './run.ts'
 import { placementOf } from './runner-stream.ts'
 import { Turns } from './turns.ts'
@@ -93,9 +94,11 @@ export class Submission {
   }
 
   /** Refuses a task that would only fail when a model is called. */
-  async #check(tenantId: string, { attachments = [], responseFormat, webhook, chat }: Task): Promise<void> {
-    if (attachments.reduce((sum, { data }) => sum + data.length, 0) > maxAttachmentChars)
-      throw runErrors.attachmentsTooLarge()
+  async #check(tenantId: string, task: Task): Promise<void> {
+    const { attachments = [], responseFormat, webhook, chat } = task
+    const bytes = attachmentBytesOf(task)
+    if (bytes > maxAttachmentChars) throw runErrors.attachmentsTooLarge()
+    this.#executor.limits.admitAttachments(tenantId, bytes)
     for (const [i, { data }] of attachments.entries()) {
       if (!isBase64(data)) throw runErrors.invalidAttachment({ message: `body/attachments/${i}/data is not base64.` })
     }

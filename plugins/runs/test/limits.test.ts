@@ -95,6 +95,18 @@ test('runs that have written as much to their logs as they may in a day end, and
   assert.ok(Number(refused.headers['retry-after']) <= 86_400)
 })
 
+test('attachments of runs that execute are bounded together; one run always may have its own', async (t) => {
+  const s = await limited(t, { attachmentBytes: 6 })
+  const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+  const first = await post(s, { attachments })
+  assert.equal(first.statusCode, 202)
+  const refused = await post(s, { attachments })
+  assert.deepEqual([refused.statusCode, refused.json().limit], [429, 'attachmentBytes'])
+  assert.equal((await post(s, {})).statusCode, 202, 'a run without any')
+  await s.dispatch.cancel('acme', first.json().runId)
+  await eventually('there is room again', async () => (await post(s, { attachments })).statusCode === 202)
+})
+
 test('sessions are looked at in turns of their tenants, each again that was named meanwhile', async () => {
   const seen: string[] = []
   const held: (() => void)[] = []
