@@ -6,19 +6,21 @@ import fp from 'fastify-plugin'
 /** Bytes of one or more whole frames (SSE) or lines (NDJSON). */
 export type Chunk = string | Uint8Array
 
-/** Why a stream's signal aborted: its client left, or this server is stopping. */
-export type StreamEnd = 'client_gone' | 'shutdown'
+/** Why a stream's signal aborted: its client left, this server is stopping, or its client's key is no longer one. */
+export type StreamEnd = 'client_gone' | 'shutdown' | 'revoked'
 
 /** A reader that stays unwritable for this long is dropped: it may not hold memory for ever. */
 const unwritableMs = 30_000
 /** How long the headers of a stream wait for its first bytes. */
 const headersMs = 100
-/** How long streams get to write their last frame when the server stops. */
-const drainMs = 5_000
+/** How long streams get to write their last frame: when the server stops, and when their key is revoked. */
+const drainMs = { shutdown: 5_000, revoked: 500 } as const
 /** SSE comment that keeps proxies from closing an idle stream. */
 export const ping = ': ping\n\n'
 
 export interface OpenStream {
+  /** Absent for an exchange on a link of peers. */
+  readonly request?: FastifyRequest
   readonly abort: AbortController
   /** `destroy` cuts the stream; `write` is only called for heartbeats. */
   readonly raw: { destroy(): unknown; write(chunk: Chunk): unknown }
@@ -40,6 +42,8 @@ export interface StreamRegistry {
   /** True once `end` was called: no new stream may outlive it. */
   readonly ending: boolean
   add(stream: OpenStream): () => void
+  all(): Iterable<OpenStream>
+  revoke(stream: OpenStream): void
   end(): Promise<void>
 }
 
@@ -102,9 +106,9 @@ export function createStreamRegistry(): StreamRegistry {
       }
     }
   }
-  const finish = (s: OpenStream): NodeJS.Timeout => {
-    s.abort.abort('shutdown' satisfies StreamEnd)
-    return setTimeout(() => s.raw.destroy(), drainMs)
+  const finish = (s: OpenStream, why: keyof typeof drainMs): NodeJS.Timeout => {
+    s.abort.abort(why satisfies StreamEnd)
+    return setTimeout(() => s.raw.destroy(), drainMs[why])
   }
   return {
     get size() {
@@ -117,7 +121,7 @@ export function createStreamRegistry(): StreamRegistry {
       open.add(stream)
       wheel ??= setInterval(turn, 1_000).unref()
       // Its request was under way when `end` was called: it is ended like the streams that were open.
-      const late = ending ? finish(stream) : undefined
+      const late = ending ? finish(stream, 'shutdown') : undefined
       return () => {
         clearTimeout(late)
         open.delete(stream)
@@ -127,11 +131,16 @@ export function createStreamRegistry(): StreamRegistry {
         }
       }
     },
+    all: () => open,
+    revoke(stream) {
+      const late = finish(stream, 'revoked')
+      void stream.done.finally(() => clearTimeout(late))
+    },
     async end() {
       ending = true
       await Promise.all(
         [...open].map(async (s) => {
-          const late = finish(s)
+          const late = finish(s, 'shutdown')
           await s.done
           clearTimeout(late)
         }),
@@ -179,6 +188,7 @@ export function stream(
     return Promise.resolve()
   }
   const open: Open = {
+    request,
     abort: options.abort ?? new AbortController(),
     raw,
     heartbeat: options.heartbeat,
@@ -252,14 +262,3 @@ export const ndjson = (
   source: (signal: AbortSignal) => AsyncIterable<Chunk>,
   options: Partial<StreamOptions> = {},
 ): Promise<void> => stream(request, reply, { contentType: 'application/x-ndjson', ...options }, source)
-
-/** One SSE frame. `data` is JSON text: JSON escapes CR and LF, so it is always one line. */
-export const sseFrame = (event: string, data: string, id?: number | string): string =>
-  id === undefined ? `event: ${event}\ndata: ${data}\n\n` : `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
-
-/** The sequence number of a `Last-Event-ID` header; anything else means from the beginning. */
-export function lastEventId(request: FastifyRequest): number {
-  const header = request.headers['last-event-id']
-  const value = typeof header === 'string' && /^\d{1,15}$/.test(header) ? Number(header) : 0
-  return Number.isSafeInteger(value) ? value : 0
-}

@@ -1,4 +1,4 @@
-import { sseFrame } from '../http/streams.ts'
+import type { FastifyRequest } from 'fastify'
 import { type LogChunk, peekType } from '../contracts/run-event.ts'
 
 /** Unread bytes of a stream above which its writer waits. */
@@ -183,4 +183,15 @@ export function runFrames(chunk: LogChunk, prefix = ''): string {
     seq++
   }
   return frames
+}
+
+/** One SSE frame. `data` is JSON text: JSON escapes CR and LF, so it is always one line. */
+export const sseFrame = (event: string, data: string, id?: number | string): string =>
+  id === undefined ? `event: ${event}\ndata: ${data}\n\n` : `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
+
+/** The sequence number of a `Last-Event-ID` header; anything else means from the beginning. */
+export function lastEventId(request: FastifyRequest): number {
+  const header = request.headers['last-event-id']
+  const value = typeof header === 'string' && /^\d{1,15}$/.test(header) ? Number(header) : 0
+  return Number.isSafeInteger(value) ? value : 0
 }

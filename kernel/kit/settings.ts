@@ -7,12 +7,12 @@ const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h:
 const text = (description: string | undefined, options: object) =>
   Type.String({ ...options, ...(description ? { description } : {}) })
 
-/** `25s`, `5m`, `500ms`: milliseconds for the plugin. */
-export const Duration = (fallback: string, description?: string) =>
+/** `25s`, `5m`, `500ms`: milliseconds for the plugin. Without a default only where it is optional. */
+export const Duration = (fallback: string | undefined, description?: string) =>
   Type.Transform(
     text(description, {
       pattern: '^\\d+(ms|s|m|h|d)$',
-      default: fallback,
+      ...(fallback === undefined ? {} : { default: fallback }),
       expects: 'a duration such as 500ms, 25s or 5m',
     }),
   )

@@ -1,66 +1,10 @@
-import { createHmac, createSecretKey, randomBytes, timingSafeEqual } from 'node:crypto'
 import type { FastifyRequest, RouteOptions } from 'fastify'
-import { accessOf, type App, forbidden, isAppError, unauthorized } from '#kernel'
+import { accessOf, type App, forbidden, isAppError } from '#kernel'
+import { type Held, heldStreams } from '#kit'
+import { type AuditedWrite, type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
 import type { TenantLimits } from '#contracts/limits'
-import { type AuditEntry, type AuditTrail, declaredAction } from '#contracts/audit'
-import {
-  bearerForm,
-  type Caller,
-  type Guard,
-  operator,
-  roleAtLeast,
-  roles,
-  type TenantRole,
-  type Tokens,
-} from '#contracts/auth'
-
-/** Finds the caller of a request by its Authorization header, or throws `unauthorized`. */
-export type Authenticate = (authorization: string | undefined) => Promise<Caller>
-
-/** Finds a live key by its hash; undefined when unknown, revoked, expired, or of a deleted tenant. */
-export interface KeyLookup {
-  find(hash: Buffer): Promise<Caller | undefined>
-  /** False for a tenant that was deleted or never was: the bootstrap key, which has no row, is of no use to it either. */
-  tenantLives(tenantId: string): Promise<boolean>
-}
-
-export interface AuthenticateOptions {
-  readonly tokens: Tokens
-  /** Undefined in a role without a database: then only the bootstrap key is a key. */
-  readonly keys: KeyLookup | undefined
-  readonly bootstrap: { readonly key: string; readonly tenantId: string } | undefined
-}
-
-export function createAuthenticate({ tokens, keys, bootstrap }: AuthenticateOptions): Authenticate {
-  const isBootstrap = bootstrap && secretEqual(bootstrap.key)
-  return async (authorization = '') => {
-    const token = bearerForm.exec(authorization)?.[1]
-    if (token === undefined) throw refused()
-    if (bootstrap && isBootstrap?.(token)) {
-      const { tenantId } = bootstrap
-      if (keys && !(await keys.tenantLives(tenantId))) throw refused()
-      return { tenantId, role: 'owner', keyId: 'bootstrap' }
-    }
-    if (!keys || !tokens.wellFormed(token)) throw refused()
-    const caller = await keys.find(tokens.hash('ao:tenant-key:v1', token))
-    if (!caller) throw refused()
-    return caller
-  }
-}
-
-const refused = () =>
-  unauthorized({
-    message: 'Send one valid API key of a tenant: `Authorization: Bearer ao_…`.',
-    headers: { 'www-authenticate': 'Bearer' },
-  })
-
-/** Compares with a secret in constant time, whatever the lengths: both sides are hashed under a key nobody knows. */
-function secretEqual(secret: string): (text: string) => boolean {
-  const key = createSecretKey(randomBytes(32))
-  const digest = (text: string): Buffer => createHmac('sha256', key).update(text).digest()
-  const expected = digest(secret)
-  return (text) => timingSafeEqual(digest(text), expected)
-}
+import { type Caller, type Guard, operator, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
+import type { Authenticate } from './authenticate.ts'
 
 export interface GuardOptions {
   readonly authenticate: Authenticate
@@ -72,23 +16,32 @@ export interface GuardOptions {
   readonly limits: Pick<TenantLimits, 'guard'> | undefined
 }
 
+export interface ApiGuard extends Guard {
+  /** The open streams of the scopes that it protects. */
+  held(): Iterable<Held>
+  /** Puts on record what else an audited request did, once it is done: the same action, with each of these targets. */
+  record(request: FastifyRequest, targets: readonly string[]): Promise<void>
+}
+
 /** Authenticates every request of a scope before its body is read, and holds it to the role its route declares. */
-export function createApiGuard({ authenticate, adminTenant, trail, limits }: GuardOptions): Guard {
+export function createApiGuard({ authenticate, adminTenant, trail, limits }: GuardOptions): ApiGuard {
   const callers = new WeakMap<FastifyRequest, Caller>()
+  const scopes: App[] = []
 
   /** The caller when it is an operator. For anybody else the routes of operators do not exist. */
-  const operatorOf = async ({ headers }: FastifyRequest): Promise<Caller | undefined> => {
+  const operatorOf = async (request: FastifyRequest): Promise<Caller | undefined> => {
     if (adminTenant === undefined) return undefined
     try {
-      const caller = await authenticate(headers.authorization)
+      const caller = await authenticate(request)
       return caller.tenantId === adminTenant ? caller : undefined
     } catch (error) {
-      if (isAppError(error) && error.status === 401) return undefined
+      if (isAppError(error) && error.status < 500) return undefined
       throw error
     }
   }
   return {
     protect(app: App) {
+      scopes.push(app)
       const keeper = trail()
       const audit = keeper && auditScope(app, keeper)
       app.addHook('onRoute', ({ method, url, config }) => {
@@ -101,7 +54,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       app.addHook('onRequest', async (request, reply) => {
         const { config } = request.routeOptions
         const forOperators = accessOf(config) === operator
-        const caller = forOperators ? await operatorOf(request) : await authenticate(request.headers.authorization)
+        const caller = forOperators ? await operatorOf(request) : await authenticate(request)
         if (!caller) {
           // The client gets the very answer of a path that no route serves.
           reply.callNotFound()
@@ -123,6 +76,14 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       if (!caller) throw new Error(`${request.routeOptions.url} asks who calls, but was never protected`)
       return caller
     },
+    async record(request, targets) {
+      const keeper = trail()
+      const caller = callers.get(request)!
+      for (const target of keeper ? targets : []) {
+        await keeper!.end(await keeper!.begin({ ...writeOf(request, caller), target }), { status: 204 })
+      }
+    },
+    held: () => heldStreams(scopes, (request) => callers.get(request)),
   }
 }
 
@@ -181,19 +142,23 @@ function auditScope(app: App, trail: AuditTrail) {
   return {
     /** Rejects when the write cannot be put on record: then nobody may do it. */
     async begin(request: FastifyRequest, caller: Caller): Promise<void> {
-      const { method, ip, id } = request
       const { url, config } = request.routeOptions
-      if (url === undefined || !isAudited(method, config)) return
+      if (url === undefined || !isAudited(request.method, config)) return
       const target = targetOf(request)
-      const entry = await trail.begin({
-        tenantId: caller.tenantId,
-        actor: { keyId: caller.keyId, role: caller.role },
-        action: declaredAction(config) ?? actionOf(method, url),
-        ...(target === '' ? {} : { target }),
-        request: { method, path: request.url.split('?', 1)[0]!, id, remoteAddress: ip },
-      })
+      const entry = await trail.begin({ ...writeOf(request, caller), ...(target === '' ? {} : { target }) })
       open.set(request, entry)
     },
+  }
+}
+
+/** A request as the log has it, without its target. */
+function writeOf(request: FastifyRequest, { tenantId, keyId, role }: Caller): AuditedWrite {
+  const { method, ip, id, routeOptions } = request
+  return {
+    tenantId,
+    actor: { keyId, role },
+    action: declaredAction(routeOptions.config) ?? actionOf(method, routeOptions.url!),
+    request: { method, path: request.url.split('?', 1)[0]!, id, remoteAddress: ip },
   }
 }
 

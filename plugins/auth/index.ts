@@ -1,12 +1,17 @@
+import type { FastifyBaseLogger } from 'fastify'
 import { Type } from '@sinclair/typebox'
-import { definePlugin, maybe, Settings } from '#kernel'
+import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { accessErrors } from '#contracts/access-errors'
 import { AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, InternalGuard, Tokens } from '#contracts/auth'
 import { Database, needsDatabase, presentDatabase } from '#contracts/database'
+import { ReadinessChecks } from '#contracts/health'
 import { TenantLimits } from '#contracts/limits'
 import { Signers } from '#contracts/signing'
-import { acceptLinks } from '#kit'
-import { createApiGuard, createAuthenticate } from './api-guard.ts'
+import { acceptLinks, createClientAddress, KeyWatch, WrongKeys } from '#kit'
+import { createApiGuard } from './api-guard.ts'
+import { createAuthenticate } from './authenticate.ts'
+import { Bootstrap, bootstrapId } from './bootstrap.ts'
 import { createInternalGuard, linkAdmission } from './internal-guard.ts'
 import { apiKeyRoutes } from './keys.routes.ts'
 import { createApiKeyService } from './keys.service.ts'
@@ -22,36 +27,63 @@ export default definePlugin({
   config: Settings({
     bootstrapKey: Type.Optional(
       Type.String({
-        pattern: '^[A-Za-z0-9._~+/-]+=*$',
+        pattern: '^(?=.{32})[A-Za-z0-9._~+/-]+=*$',
+        expects: 'at least 32 characters of a bearer token (openssl rand -hex 24)',
         description:
           'AGENT_ORC_BOOTSTRAP_KEY: a bearer that acts as owner of the bootstrap tenant, before any key exists.',
       }),
     ),
+    bootstrap: Type.Union([Type.Literal('until-owner'), Type.Literal('always')], {
+      default: 'until-owner',
+      description:
+        'How long the bootstrap key works: until the bootstrap tenant has a live key of an owner, or beside it, too.',
+    }),
     bootstrapTenant: Type.String({ default: 'default' }),
     adminTenant: Type.Optional(
       Type.String({
         description: 'AGENT_ORC_ADMIN_TENANT: the tenant whose admins manage tenants; nobody does without it.',
       }),
     ),
+    keysPerMember: Type.Integer({
+      minimum: 0,
+      maximum: 10_000,
+      default: 10,
+      description: "Live keys that a member's key may have minted, with those that they minted in turn.",
+    }),
+    maxKeyLifetime: Type.Optional(
+      Duration(undefined, 'The longest that a key which is minted from now on lives. Absent: for ever.'),
+    ),
+    wrongKeysPerMinute: Type.Integer({
+      minimum: 1,
+      maximum: 1_000_000,
+      default: 30,
+      description: 'Wrong keys that one address may try in a minute, at each process.',
+    }),
+    trustedProxies: Type.Optional(
+      CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
+    ),
   }),
-  errors: authErrors,
+  errors: [authErrors, accessErrors],
   requires: {
     tokens: Tokens,
     signers: Signers,
     database: maybe(Database),
     limits: maybe(TenantLimits),
   },
-  provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites },
-  async setup({ config, deps: { tokens, signers, database, limits }, listeners, log, routes, onStop }) {
-    const { bootstrapKey, bootstrapTenant, adminTenant } = config
+  provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites, readiness: ReadinessChecks },
+  async setup({ config, deps: { tokens, signers, database, limits }, listeners, log, routes, onStart, onStop }) {
+    const { adminTenant, keysPerMember, maxKeyLifetime: maxLifetimeMs } = config
     // Without a database there are no keys but the bootstrap one.
     const stored = presentDatabase(database)
     const keys = stored && createKeyLookup(stored, log)
     if (keys) onStop(() => keys.settled())
+    const bootstrap = bootstrapOf(config, stored, log)
     const authenticate = createAuthenticate({
       tokens,
       keys,
-      bootstrap: bootstrapKey === undefined ? undefined : { key: bootstrapKey, tenantId: bootstrapTenant },
+      bootstrap,
+      clientOf: createClientAddress(config.trustedProxies ?? []),
+      wrongKeys: new WrongKeys(config.wrongKeysPerMinute),
     })
     let trail: AuditTrail | undefined
     const api = createApiGuard({
@@ -61,12 +93,21 @@ export default definePlugin({
       limits,
     })
     if (database) {
-      const service = createApiKeyService(database, tokens)
+      const service = createApiKeyService({ database, tokens, keysPerMember, maxLifetimeMs })
       routes('conductor', async (app) => {
         api.protect(app)
         needsDatabase(app, database)
         apiKeyRoutes(app, api, service)
       })
+    }
+    if (keys) {
+      const alive = async (tenantId: string, ids: readonly string[]): Promise<string[]> => {
+        const stands = ids.includes(bootstrapId) && (await bootstrap?.works())
+        return [...(await keys.alive(tenantId, ids)), ...(stands ? [bootstrapId] : [])]
+      }
+      const watch = new KeyWatch({ held: () => api.held(), alive, log })
+      onStart(async () => watch.start())
+      onStop(() => watch.stop())
     }
 
     const signer = signers.get('chat-gateway')
@@ -82,6 +123,21 @@ export default definePlugin({
       api,
       internal: createInternalGuard(signer),
       writes: { recordOn: (keeper) => void (trail = keeper) },
+      readiness: bootstrap ? { 'bootstrap-key': () => bootstrap.check() } : {},
     }
   },
 })
+
+interface BootstrapSettings {
+  readonly bootstrapKey?: string
+  readonly bootstrapTenant: string
+  readonly bootstrap: 'until-owner' | 'always'
+}
+
+function bootstrapOf(
+  { bootstrapKey: key, bootstrapTenant: tenantId, bootstrap }: BootstrapSettings,
+  database: Database | undefined,
+  log: FastifyBaseLogger,
+): Bootstrap | undefined {
+  return key === undefined ? undefined : new Bootstrap({ key, tenantId, always: bootstrap === 'always', database, log })
+}

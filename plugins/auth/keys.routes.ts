@@ -1,15 +1,16 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, invalidRequest, forbidden, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
-import type { Guard } from '#contracts/auth'
 import { PageQuery } from '#contracts/paging'
 import { sendList } from '#kit/lists'
+import type { ApiGuard } from './api-guard.ts'
+import { authErrors } from './errors.ts'
 import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './keys.schema.ts'
 import type { ApiKeyService } from './keys.service.ts'
 
 const tags = ['api keys']
 
-export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): void {
+export function apiKeyRoutes(app: App, guard: Pick<ApiGuard, 'callerOf' | 'record'>, service: ApiKeyService): void {
   app.get(
     '/api/api-keys',
     {
@@ -36,9 +37,9 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
         tags,
         summary: 'Issue an API key',
         description:
-          'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one.',
+          'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one; it expires with that key at the latest, may be used from no other addresses, and is revoked with it.',
         body: IssueBody,
-        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden) },
+        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, authErrors.tooManyKeys) },
       },
     },
     async (request, reply) => {
@@ -54,13 +55,14 @@ export function apiKeyRoutes(app: App, guard: Guard, service: ApiKeyService): vo
         tags,
         summary: 'Revoke an API key',
         description:
-          'Effective with its very next request. Keys that it created stay valid. Members revoke the keys that they created, admins and owners any key.',
+          'With all keys that it created, and what those created. Effective with their very next request; their open streams end within two seconds. Members revoke the keys that they created, admins any key but those of owners, owners any key.',
         params: IdParams,
-        response: { 204: NoContent, ...failures(notFound) },
+        response: { 204: NoContent, ...failures(forbidden, notFound) },
       },
     },
     async (request, reply) => {
-      await service.revoke(guard.callerOf(request), request.params.id)
+      const others = await service.revoke(guard.callerOf(request), request.params.id)
+      await guard.record(request, others)
       return reply.code(204).send()
     },
   )

@@ -15,7 +15,17 @@ export const IssueBody = Type.Object(
     expiresAt: Type.Optional(
       Type.String({
         pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
-        description: 'ISO 8601 with a zone, in the future; the key never expires when absent.',
+        description:
+          'ISO 8601 with a zone, in the future, and not after the key that asks expires. When absent, the latest that it may be: with that key, at the longest lifetime that the server allows, or never.',
+      }),
+    ),
+    allowedAddresses: Type.Optional(
+      Type.Array(Type.String({ minLength: 2, maxLength: 50 }), {
+        minItems: 1,
+        maxItems: 50,
+        uniqueItems: true,
+        description:
+          'Addresses and networks (`10.0.0.0/8`) from which the key may be used; within those of the key that asks, which it has when absent.',
       }),
     ),
   },
@@ -31,6 +41,9 @@ export const KeyMetadata = Type.Object({
   createdBy: Type.String({ description: 'The key that minted this one, `bootstrap`, or a command.' }),
   lastUsedAt: MaybeTime,
   expiresAt: MaybeTime,
+  allowedAddresses: Type.Union([Type.Array(Type.String()), Type.Null()], {
+    description: 'The networks from which it may be used; null: from anywhere.',
+  }),
   revokedAt: MaybeTime,
 })
 export type KeyMetadata = Static<typeof KeyMetadata>

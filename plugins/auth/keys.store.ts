@@ -1,9 +1,10 @@
+import { isIP } from 'node:net'
 import type { FastifyBaseLogger } from 'fastify'
-import type { Caller, TenantRole } from '#contracts/auth'
-import type { Database } from '#contracts/database'
+import type { TenantRole } from '#contracts/auth'
+import type { Database, TenantTx } from '#contracts/database'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
-import type { KeyLookup } from './api-guard.ts'
+import type { KeyLookup } from './authenticate.ts'
 import type { KeyMetadata } from './keys.schema.ts'
 
 interface Row {
@@ -14,10 +15,12 @@ interface Row {
   created_by: string
   last_used_at: string | null
   expires_at: string | null
+  allowed_addresses: string[] | null
   revoked_at: string | null
 }
 
-const columns = 'id, label, role, created_at, created_by, last_used_at, expires_at, revoked_at'
+const columns = `id, label, role, created_at, created_by, last_used_at, expires_at,
+  allowed_addresses::text[] AS allowed_addresses, revoked_at`
 
 const toMetadata = (row: Row): KeyMetadata => ({
   id: row.id,
@@ -27,6 +30,7 @@ const toMetadata = (row: Row): KeyMetadata => ({
   createdBy: row.created_by,
   lastUsedAt: row.last_used_at,
   expiresAt: row.expires_at,
+  allowedAddresses: row.allowed_addresses,
   revokedAt: row.revoked_at,
 })
 
@@ -37,18 +41,74 @@ export interface NewKey {
   readonly hash: Buffer
   readonly createdBy: string
   readonly expiresAt: Date | undefined
+  /** Networks in canonical form. */
+  readonly allowedAddresses: readonly string[] | undefined
+}
+
+/** SQL: a key that is neither revoked nor expired. */
+const live = '(revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))'
+
+/**
+ * Until the end of the transaction nobody else mints or revokes keys of the tenant: what a key mints while it is being revoked would
+ * be missed otherwise. To be called first, because a statement sees what was committed when it began.
+ */
+export async function lockKeys(tx: TenantTx): Promise<void> {
+  const values = [`api-keys ${tx.tenantId}`]
+  await tx.query({ text: 'SELECT pg_advisory_xact_lock(hashtextextended($1, 0))', values })
 }
 
 /** Undefined when the tenant does not exist or was deleted. */
-export async function insertKey(database: Database, tenantId: string, key: NewKey): Promise<KeyMetadata | undefined> {
+export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata | undefined> {
+  const { id, label, role, hash, createdBy, expiresAt, allowedAddresses } = key
   const insert = {
-    text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at)
-           SELECT id, $2, $3, $4, $5::bytea, $6, $7::timestamptz FROM tenants WHERE id = $1 AND deleted_at IS NULL
+    text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses)
+           SELECT id, $2, $3, $4, $5::bytea, $6, $7::timestamptz, $8::cidr[]
+           FROM tenants WHERE id = $1 AND deleted_at IS NULL
            RETURNING ${columns}`,
-    values: [tenantId, key.id, key.label, key.role, key.hash, key.createdBy, key.expiresAt ?? null],
+    values: [tx.tenantId, id, label, role, hash, createdBy, expiresAt ?? null, allowedAddresses ?? null],
   }
-  const [[row]] = await database.batch<[Row[]]>(tenantId, [insert])
+  const [row] = await tx.query<Row>(insert)
   return row && toMetadata(row)
+}
+
+/** A key that mints another one: what it has, the new one has at most. */
+export interface Minter {
+  readonly expiresAt: string | null
+  readonly allowedAddresses: readonly string[] | null
+}
+
+/** Undefined when the key is valid no longer. */
+export async function findMinter(tx: TenantTx, id: string): Promise<Minter | undefined> {
+  const select = {
+    text: `SELECT expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses"
+           FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}`,
+    values: [tx.tenantId, id],
+  }
+  const [row] = await tx.query<Minter>(select)
+  return row
+}
+
+/**
+ * How many live keys came from a member's key: those of the first member of its line, and what they minted in turn. Counted for
+ * each key alone a bound would be none, because each new key could mint as many again.
+ */
+export async function countMinted(tx: TenantTx, id: string): Promise<number> {
+  const select = {
+    text: `WITH RECURSIVE up AS (
+             SELECT id, created_by FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
+             UNION
+             SELECT k.id, k.created_by FROM tenant_api_keys k JOIN up ON k.id = up.created_by
+             WHERE k.tenant_id = $1 AND k.role = 'member' AND ${live}
+           ), down AS (
+             SELECT id FROM up WHERE created_by NOT IN (SELECT id FROM up)
+             UNION
+             SELECT k.id FROM tenant_api_keys k JOIN down ON k.created_by = down.id WHERE k.tenant_id = $1 AND ${live}
+           )
+           SELECT count(*)::integer - 1 AS minted FROM down`,
+    values: [tx.tenantId, id],
+  }
+  const [row] = await tx.query<{ minted: number }>(select)
+  return row!.minted
 }
 
 /** Newest first. `createdBy` undefined shows every key of the tenant. */
@@ -70,30 +130,46 @@ export async function listKeys(
   return readList({ database, tenantId }, list, page, toMetadata)
 }
 
-/** False when `createdBy` can see no such key. Revoking twice keeps the first time. */
-export async function revokeKey(
-  database: Database,
-  tenantId: string,
-  createdBy: string | undefined,
+/** The role of a key; undefined when `createdBy` can see no such key. */
+export async function roleOfKey(
+  tx: TenantTx,
   id: string,
-): Promise<boolean> {
-  const update = {
-    text: `UPDATE tenant_api_keys SET revoked_at = COALESCE(revoked_at, now())
-           WHERE tenant_id = $1 AND ($2::text IS NULL OR created_by = $2) AND id = $3 RETURNING id`,
-    values: [tenantId, createdBy ?? null, id],
+  createdBy: string | undefined,
+): Promise<TenantRole | undefined> {
+  const select = {
+    text: `SELECT role FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ($3::text IS NULL OR created_by = $3)`,
+    values: [tx.tenantId, id, createdBy ?? null],
   }
-  const [rows] = await database.batch<[object[]]>(tenantId, [update])
-  return rows.length > 0
+  const [row] = await tx.query<{ role: TenantRole }>(select)
+  return row?.role
+}
+
+/** Revokes a key with all that it minted, and resolves to the ids of those that were not revoked before. */
+export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {
+  const update = {
+    text: `WITH RECURSIVE line AS (
+             SELECT $2::text AS id
+             UNION
+             SELECT k.id FROM tenant_api_keys k JOIN line ON k.created_by = line.id WHERE k.tenant_id = $1
+           )
+           UPDATE tenant_api_keys SET revoked_at = now()
+           WHERE tenant_id = $1 AND id IN (SELECT id FROM line) AND revoked_at IS NULL RETURNING id`,
+    values: [tx.tenantId, id],
+  }
+  return (await tx.query<{ id: string }>(update)).map((row) => row.id)
 }
 
 interface FoundRow {
   tenant_id: string
   id: string
   role: TenantRole
+  here: boolean
   stale: boolean
 }
 
 export interface StoredKeys extends KeyLookup {
+  /** Those of these keys of a tenant that are still live. */
+  alive(tenantId: string, ids: readonly string[]): Promise<string[]>
   /** Resolves when the writes of last use under way are done. */
   settled(): Promise<void>
 }
@@ -105,14 +181,15 @@ export interface StoredKeys extends KeyLookup {
 export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger, 'warn'>): StoredKeys {
   const touching = new Map<string, Promise<void>>()
   return {
-    async find(hash): Promise<Caller | undefined> {
+    async find(hash, address) {
       const lookup = {
         name: 'api_keys_authenticate',
         text: `SELECT k.tenant_id, k.id, k.role,
+                      (k.allowed_addresses IS NULL OR coalesce($2::inet <<= ANY (k.allowed_addresses), false)) AS here,
                       (k.last_used_at IS NULL OR k.last_used_at < now() - interval '1 minute') AS stale
                FROM tenant_api_keys k JOIN tenants t ON t.id = k.tenant_id AND t.deleted_at IS NULL
                WHERE k.key_hash = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())`,
-        values: [hash],
+        values: [hash, isIP(address) === 0 ? null : address],
       }
       const [[row]] = await database.systemBatch<[FoundRow[]]>([lookup], { 'app.auth_hash': hash.toString('hex') })
       if (!row) return undefined
@@ -121,16 +198,16 @@ export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger,
           row.id,
           touch(row).finally(() => touching.delete(row.id)),
         )
-      return { tenantId: row.tenant_id, role: row.role, keyId: row.id }
+      return { tenantId: row.tenant_id, role: row.role, keyId: row.id, here: row.here }
     },
-    async tenantLives(tenantId) {
+    async alive(tenantId, ids) {
       const lookup = {
-        name: 'api_keys_tenant',
-        text: 'SELECT id FROM tenants WHERE id = $1 AND deleted_at IS NULL',
-        values: [tenantId],
+        name: 'api_keys_alive',
+        text: `SELECT id FROM tenant_api_keys WHERE tenant_id = $1 AND id = ANY ($2::text[]) AND ${live}
+               AND EXISTS (SELECT FROM tenants WHERE id = $1 AND deleted_at IS NULL)`,
+        values: [tenantId, ids],
       }
-      const [rows] = await database.systemBatch<[object[]]>([lookup])
-      return rows.length > 0
+      return (await database.unit<{ id: string }>(tenantId, lookup)).map((row) => row.id)
     },
     async settled() {
       await Promise.all(touching.values())

@@ -4,6 +4,7 @@ import { test, type TestContext } from 'node:test'
 import { access, AppError, definePlugin, type Entry, type Plugin, unavailable } from '#kernel'
 import { ApiGuard, roles, type TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { type ReadinessCheck, ReadinessChecks } from '#contracts/health'
 import { Signers } from '#contracts/signing'
 import { fake, testKernel } from '#testing'
 import auth from '../index.ts'
@@ -20,18 +21,25 @@ const tokens: Tokens = {
 }
 
 /** Answers the look-ups as the tables would, and counts round trips. */
-function fakeDatabase(keys: Record<string, TenantRole>) {
+function fakeDatabase(keys: Record<string, TenantRole>, owned = false) {
   const calls: { text: string; settings: unknown }[] = []
   const database = {
-    async systemBatch(statements: readonly { text: string; values: readonly [Buffer | string] }[], settings: unknown) {
+    async systemBatch(statements: readonly { text: string; values: readonly [Buffer] }[], settings: unknown) {
       const { text, values } = statements[0]!
       calls.push({ text, settings })
       const [wanted] = values
-      if (typeof wanted === 'string') return [['acme', 'globex', 'default'].includes(wanted) ? [{ id: wanted }] : []]
       const found = Object.keys(keys).find((token) => wanted.equals(hashOf(`ao:tenant-key:v1 ${token}`)))
       return [
-        found === undefined ? [] : [{ tenant_id: 'acme', id: `tak_${keys[found]}`, role: keys[found], stale: false }],
+        found === undefined
+          ? []
+          : [{ tenant_id: 'acme', id: `tak_${keys[found]}`, role: keys[found], here: true, stale: false }],
       ]
+    },
+    /** Whether the tenant of the bootstrap key has an owner. */
+    async unit(tenantId: string, { text }: { text: string }) {
+      calls.push({ text, settings: undefined })
+      if (tenantId === 'deleted') return []
+      return [{ owned: tenantId === 'globex' && owned }]
     },
   }
   return { calls, database: database as unknown as Database }
@@ -57,13 +65,21 @@ const routes = (levels: readonly string[] = roles) =>
 
 const keys = { ao_dev_m: 'member', ao_dev_a: 'admin', ao_dev_o: 'owner' } as const
 
-async function conductor(t: TestContext, config: Record<string, string> = {}, listen = false) {
-  const { calls, database } = fakeDatabase(keys)
+const first = 'bootstrap-of-the-test-0123456789'
+
+async function conductor(t: TestContext, config: Record<string, unknown> = {}, listen = false, owned = false) {
+  const { calls, database } = fakeDatabase(keys, owned)
   const guard: Entry = { name: 'auth', plugin: auth, config }
-  const kernel = await kernelOf(t, [guard, routes(), fake(Tokens, tokens), fake(Database, database)], listen)
+  let checks: ReadonlyMap<string, ReadinessCheck> = new Map()
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { checks: ReadinessChecks },
+    setup: async ({ deps }) => ((checks = deps.checks), {}),
+  })
+  const kernel = await kernelOf(t, [guard, probe, routes(), fake(Tokens, tokens), fake(Database, database)], listen)
   const get = (url: string, authorization?: string, headers: Record<string, string> = {}) =>
     kernel.listeners['conductor']!.inject({ url, headers: { ...headers, ...(authorization ? { authorization } : {}) } })
-  return { kernel, get, calls }
+  return { kernel, get, calls, checks }
 }
 
 test('a bearer key acts in its own tenant with its own role', async (t) => {
@@ -174,32 +190,114 @@ test('escapes in the path and HEAD go through the same guard', async (t) => {
 })
 
 test('the bootstrap key is owner of the bootstrap tenant, and needs no database', async (t) => {
-  const { get } = await conductor(t, { bootstrapKey: 'first-key', bootstrapTenant: 'globex' })
-  assert.deepEqual((await get('/owner', 'Bearer first-key')).json(), {
+  const { get } = await conductor(t, { bootstrapKey: first, bootstrapTenant: 'globex' })
+  assert.deepEqual((await get('/owner', `Bearer ${first}`)).json(), {
     tenantId: 'globex',
     role: 'owner',
     keyId: 'bootstrap',
   })
-  assert.equal((await get('/owner', 'Bearer first-kez')).statusCode, 401)
-  assert.equal((await get('/owner', 'Bearer first-key-and-more')).statusCode, 401)
+  assert.equal((await get('/owner', `Bearer ${first.slice(0, -1)}z`)).statusCode, 401)
+  assert.equal((await get('/owner', `Bearer ${first}-and-more`)).statusCode, 401)
 
-  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: 'first-key' } }
+  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: first } }
   const without = await kernelOf(t, [guard, routes(), fake(Tokens, tokens)])
   const call = (key: string) =>
     without.listeners['conductor']!.inject({ url: '/owner', headers: { authorization: `Bearer ${key}` } })
-  assert.equal((await call('first-key')).json().tenantId, 'default')
+  assert.equal((await call(first)).json().tenantId, 'default')
   assert.equal((await call('ao_dev_o')).statusCode, 401)
 })
 
 test('the bootstrap key is no key once its tenant is gone, and costs one round trip like any other', async (t) => {
-  const { get, calls } = await conductor(t, { bootstrapKey: 'first-key', bootstrapTenant: 'deleted' })
-  assert.equal((await get('/owner', 'Bearer first-key')).statusCode, 401)
+  const { get, calls } = await conductor(t, { bootstrapKey: first, bootstrapTenant: 'deleted' })
+  assert.equal((await get('/owner', `Bearer ${first}`)).statusCode, 401)
   assert.equal(calls.length, 1)
 })
 
-test('a bootstrap key that no header could carry refuses the boot', async (t) => {
-  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: 'two words' } }
-  await assert.rejects(kernelOf(t, [guard, fake(Tokens, tokens)]), /bootstrapKey/)
+test('the bootstrap key is no key beside the key of an owner, unless the role file says so', async (t) => {
+  const config = { bootstrapKey: first, bootstrapTenant: 'globex' }
+  const owned = await conductor(t, config, false, true)
+  assert.equal((await owned.get('/member', `Bearer ${first}`)).statusCode, 401)
+  const always = await conductor(t, { ...config, bootstrap: 'always' }, false, true)
+  assert.equal((await always.get('/member', `Bearer ${first}`)).statusCode, 200)
+})
+
+test('the use of the bootstrap key is a warning, once a minute, and shown by /readyz', async (t) => {
+  const { kernel, get, checks } = await conductor(t, { bootstrapKey: first })
+  const check = checks.get('bootstrap-key')!
+  assert.equal(await check(), undefined)
+  for (let i = 0; i < 3; i++) await get('/member', `Bearer ${first}`)
+  const warned = kernel.logs.filter(({ msg }) => String(msg).includes('AGENT_ORC_BOOTSTRAP_KEY'))
+  assert.equal(warned.length, 1)
+  assert.equal(warned[0]!['level'], 40)
+  assert.match(
+    String(await check()),
+    /^AGENT_ORC_BOOTSTRAP_KEY was last used at .*; issue a key for an owner and unset it$/,
+  )
+})
+
+test('a bootstrap key that no header could carry, or under 32 characters, refuses the boot', async (t) => {
+  for (const bootstrapKey of [`two words ${first}`, 'first-key', 'x'.repeat(31)]) {
+    const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey } }
+    await assert.rejects(
+      kernelOf(t, [guard, fake(Tokens, tokens)]),
+      /bootstrapKey.* at least 32 characters/,
+      bootstrapKey,
+    )
+  }
+})
+
+test('a key from an address that it is not for is 403, and on routes of operators nothing', async (t) => {
+  const database = {
+    systemBatch: async (_statements: unknown) => [
+      [{ tenant_id: 'acme', id: 'tak_1', role: 'owner', here: false, stale: false }],
+    ],
+  } as unknown as Database
+  const guard: Entry = { name: 'auth', plugin: auth, config: { adminTenant: 'acme' } }
+  const all = routes([...roles, 'operator'])
+  const kernel = await kernelOf(t, [guard, all, fake(Tokens, tokens), fake(Database, database)])
+  const get = (url: string) =>
+    kernel.listeners['conductor']!.inject({
+      url,
+      headers: { authorization: 'Bearer ao_dev_o' },
+      remoteAddress: '192.0.2.1',
+    })
+  const { error, message } = (await get('/member')).json()
+  assert.deepEqual([error, message], ['address_not_allowed', 'This key may not be used from the address 192.0.2.1.'])
+  assert.equal((await get('/operator')).statusCode, 404)
+})
+
+test('who tries too many wrong keys hears 429, costs no look-up, and locks nobody out who is known', async (t) => {
+  const { kernel, calls } = await conductor(t, { wrongKeysPerMinute: 3, trustedProxies: '10.0.0.1' })
+  const ask = (key: string | undefined, remoteAddress: string, forwarded?: string) =>
+    kernel.listeners['conductor']!.inject({
+      url: '/member',
+      remoteAddress,
+      headers: {
+        ...(key === undefined ? {} : { authorization: `Bearer ${key}` }),
+        ...(forwarded === undefined ? {} : { 'x-forwarded-for': forwarded }),
+      },
+    })
+  assert.equal((await ask('ao_dev_m', '192.0.2.1')).statusCode, 200)
+  for (const key of ['ao_dev_x', 'ao_dev_y', 'no-token']) assert.equal((await ask(key, '192.0.2.1')).statusCode, 401)
+  // Without a key nothing is tried.
+  assert.equal((await ask(undefined, '192.0.2.1')).statusCode, 401)
+  const before = calls.length
+  for (const key of ['ao_dev_z', 'no-token', 'ao_dev_a']) {
+    const reply = await ask(key, '192.0.2.1')
+    assert.deepEqual([reply.statusCode, reply.json().error], [429, 'too_many_wrong_keys'])
+    assert.match(String(reply.headers['retry-after']), /^([1-9]|[1-5]\d|60)$/)
+  }
+  assert.equal(calls.length, before, 'nothing was looked up')
+  assert.equal((await ask('ao_dev_m', '192.0.2.1')).statusCode, 200, 'a key that worked before goes on')
+  assert.equal((await ask('ao_dev_a', '192.0.2.2')).statusCode, 200, 'another address is not touched')
+  // A proxy's own word counts when it is trusted; anybody else's does not.
+  assert.equal((await ask('ao_dev_z', '10.0.0.1', '192.0.2.1')).statusCode, 429)
+  assert.equal((await ask('ao_dev_z', '10.0.0.1', '192.0.2.3')).statusCode, 401)
+  assert.equal((await ask('ao_dev_z', '192.0.2.1', '192.0.2.4')).statusCode, 429)
+  // Addresses of one IPv6 network are one client.
+  for (const end of [1, 2, 3]) assert.equal((await ask('ao_dev_x', `2001:db8::${end}`)).statusCode, 401)
+  assert.equal((await ask('ao_dev_x', '2001:db8::4')).statusCode, 429)
+  assert.equal((await ask('ao_dev_x', '2001:db8:0:1::4')).statusCode, 401)
 })
 
 test('when the database is away the answer is 503, never a pass', async (t) => {
@@ -219,14 +317,14 @@ test('without a pepper no key is accepted, and the answer says what is missing; 
       throw new AppError('key_hashing_unavailable', 503)
     },
   }
-  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: 'first-key' } }
+  const guard: Entry = { name: 'auth', plugin: auth, config: { bootstrapKey: first } }
   const { database } = fakeDatabase(keys)
   const kernel = await kernelOf(t, [guard, routes(), fake(Tokens, unpeppered), fake(Database, database)])
   const get = (key: string) =>
     kernel.listeners['conductor']!.inject({ url: '/member', headers: { authorization: `Bearer ${key}` } })
   const reply = await get('ao_dev_m')
   assert.deepEqual([reply.statusCode, reply.json().error], [503, 'key_hashing_unavailable'])
-  assert.equal((await get('first-key')).statusCode, 200)
+  assert.equal((await get(first)).statusCode, 200)
 })
 
 test('a route of a protected scope without a role refuses the boot', async (t) => {

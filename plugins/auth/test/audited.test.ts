@@ -15,7 +15,7 @@ const tokens: Tokens = { mint: () => '', wellFormed: () => true, hash: (_domain,
 const database = {
   async systemBatch([{ values }]: readonly [{ values: readonly [Buffer] }]) {
     const [tenant_id, role] = values[0].toString().split('.')
-    return [[{ tenant_id, role, id: `tak_${role}`, stale: false }]]
+    return [[{ tenant_id, role, id: `tak_${role}`, here: true, stale: false }]]
   },
 } as unknown as Database
 

@@ -1,23 +1,24 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { test, type TestContext } from 'node:test'
+import type { FastifyRequest } from 'fastify'
 import { AppError, definePlugin } from '#kernel'
-import type { Guard, TenantRole, Tokens } from '#contracts/auth'
+import type { TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { apiKeyRoutes } from '../keys.routes.ts'
-import { createApiKeyService, issueKey } from '../keys.service.ts'
+import { createApiKeyService, issueKey, type KeyServiceOptions } from '../keys.service.ts'
 import { createKeyLookup } from '../keys.store.ts'
 
 /** Each test says who calls. The guard's own tests show how a key becomes a caller. */
-const openGuard: Guard = {
-  protect() {},
-  callerOf: ({ headers }) => ({
+const openGuard = (recorded: string[]) => ({
+  record: async (_request: unknown, targets: readonly string[]) => void recorded.push(...targets),
+  callerOf: ({ headers }: Pick<FastifyRequest, 'headers'>) => ({
     tenantId: String(headers['tenant']),
     role: headers['role'] as TenantRole,
     keyId: String(headers['key']),
   }),
-}
+})
 
 function countingTokens(): Tokens {
   let minted = 0
@@ -34,14 +35,18 @@ interface Who {
   readonly key?: string
 }
 
-async function conductor(t: TestContext, tokens = countingTokens()) {
+type Bounds = Partial<Pick<KeyServiceOptions, 'keysPerMember' | 'maxLifetimeMs'>>
+
+async function conductor(t: TestContext, tokens = countingTokens(), bounds: Bounds = {}) {
   const found: Database[] = []
+  const recorded: string[] = []
   const mounted = definePlugin({
     name: 'mounted',
     requires: { database: Database },
     async setup({ deps: { database }, routes }) {
       found.push(database)
-      routes('conductor', async (app) => apiKeyRoutes(app, openGuard, createApiKeyService(database, tokens)))
+      const options = { database, tokens, keysPerMember: 10, maxLifetimeMs: undefined, ...bounds }
+      routes('conductor', async (app) => apiKeyRoutes(app, openGuard(recorded), createApiKeyService(options)))
       return {}
     },
   })
@@ -50,14 +55,31 @@ async function conductor(t: TestContext, tokens = countingTokens()) {
     kernel.listeners['conductor']!.inject({
       method,
       url,
-      headers: { tenant: 'acme', role: 'owner', key: 'tak_boss', ...who },
+      headers: { tenant: 'acme', role: 'owner', key: 'bootstrap', ...who },
       ...(body ? { body } : {}),
     })
   const mint = async (who: Who, body: object = { label: 'l' }): Promise<string> =>
     (await call('POST', '/api/api-keys', who, body)).json().id
   const ids = async (who: Who): Promise<string[]> =>
     (await call('GET', '/api/api-keys', who)).json<{ id: string }[]>().map((k) => k.id)
-  return { call, mint, ids, database: found[0]!, tokens }
+  const database = found[0]!
+  /** A key that no other one minted, as if a command had. */
+  const seed = async (id: string, role: TenantRole, fields: { expiresAt?: string; addresses?: string[] } = {}) => {
+    const insert = {
+      text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses)
+             VALUES ('acme', $1, 'l', $2, decode(md5($1), 'hex'), 'test', $3, $4::cidr[])`,
+      values: [id, role, fields.expiresAt ?? null, fields.addresses ?? null],
+    }
+    await database.batch('acme', [insert])
+    return { role, key: id } as const
+  }
+  /** The ids of the keys of acme that are not revoked. */
+  const standing = async (): Promise<string[]> => {
+    const select = { text: 'SELECT id FROM tenant_api_keys WHERE revoked_at IS NULL ORDER BY id' }
+    const [rows] = await database.batch<[{ id: string }[]]>('acme', [select])
+    return rows.map(({ id }) => id)
+  }
+  return { call, mint, ids, database, tokens, seed, standing, recorded }
 }
 
 test('issue answers 201 with the metadata and the token, which is stored only as a hash', async (t) => {
@@ -76,9 +98,10 @@ test('issue answers 201 with the metadata and the token, which is stored only as
   assert.deepEqual(rest, {
     label: 'CI',
     role: 'member',
-    createdBy: 'tak_boss',
+    createdBy: 'bootstrap',
     lastUsedAt: null,
     expiresAt: '2099-01-02T02:04:05.000Z',
+    allowedAddresses: null,
     revokedAt: null,
     token: 'ao_test_1',
   })
@@ -109,13 +132,14 @@ test('lists show metadata of active and revoked keys, and never the token', asyn
 })
 
 test("a key inherits its minter's role, may have a lower one, and never a higher one", async (t) => {
-  const { call } = await conductor(t)
+  const { call, seed } = await conductor(t)
   const levels = ['member', 'admin', 'owner'] as const
   for (const [i, role] of levels.entries()) {
-    const inherited = await call('POST', '/api/api-keys', { role }, { label: 'l' })
+    const who = await seed(`tak_${role}`, role)
+    const inherited = await call('POST', '/api/api-keys', who, { label: 'l' })
     assert.equal(inherited.json().role, role)
     for (const [j, wanted] of levels.entries()) {
-      const reply = await call('POST', '/api/api-keys', { role }, { label: 'l', role: wanted })
+      const reply = await call('POST', '/api/api-keys', who, { label: 'l', role: wanted })
       assert.equal(reply.statusCode, j <= i ? 201 : 403, `${role} grants ${wanted}`)
       assert.equal(j <= i ? reply.json().role : reply.json().error, j <= i ? wanted : 'forbidden')
     }
@@ -123,17 +147,19 @@ test("a key inherits its minter's role, may have a lower one, and never a higher
 })
 
 test('admins and owners see every key of the tenant, members only those they created', async (t) => {
-  const { mint, ids } = await conductor(t)
-  const member = { role: 'member', key: 'tak_m' } as const
-  const [theirs, mine] = [await mint({ role: 'admin', key: 'tak_a' }), await mint(member)]
+  const { mint, ids, seed } = await conductor(t)
+  const member = await seed('tak_m', 'member')
+  const [theirs, mine] = [await mint(await seed('tak_a', 'admin')), await mint(member)]
   await mint({ tenant: 'globex' })
-  for (const role of ['admin', 'owner'] as const) assert.deepEqual(await ids({ role, key: 'tak_x' }), [mine, theirs])
+  for (const role of ['admin', 'owner'] as const) {
+    assert.deepEqual(await ids({ role, key: 'tak_x' }), [mine, theirs, 'tak_a', 'tak_m'])
+  }
   assert.deepEqual(await ids(member), [mine])
 })
 
 test('revoke answers 204, again and again, and members revoke only their own', async (t) => {
-  const { call, mint, ids } = await conductor(t)
-  const member = { role: 'member', key: 'tak_m' } as const
+  const { call, mint, ids, seed } = await conductor(t)
+  const member = await seed('tak_m', 'member')
   const [theirs, mine] = [await mint({}), await mint(member)]
   assert.equal((await call('DELETE', `/api/api-keys/${theirs}`, member)).statusCode, 404)
   const revokedAt = async (id: string): Promise<string | null> =>
@@ -145,7 +171,7 @@ test('revoke answers 204, again and again, and members revoke only their own', a
   assert.notEqual(first, null)
   assert.equal((await call('DELETE', `/api/api-keys/${mine}`, { role: 'admin', key: 'tak_a' })).statusCode, 204)
   assert.equal(await revokedAt(mine), first)
-  assert.equal((await ids({})).length, 2)
+  assert.equal((await ids({})).length, 3)
 })
 
 test("another tenant's key answers exactly like one that does not exist", async (t) => {
@@ -174,6 +200,10 @@ test('a malformed request is 400', async (t) => {
     { label: 'l', expiresAt: '2099-13-45T00:00:00Z' },
     { label: 'l', expiresAt: '2020-01-01T00:00:00Z' },
     { label: 'l', scope: 'x' },
+    { label: 'l', allowedAddresses: [] },
+    { label: 'l', allowedAddresses: ['10.0.0.0/33'] },
+    { label: 'l', allowedAddresses: ['example.com'] },
+    { label: 'l', allowedAddresses: ['10.0.0.7/8'] },
   ]) {
     const reply = await call('POST', '/api/api-keys', {}, body)
     assert.equal(reply.statusCode, 400, JSON.stringify(body))
@@ -204,6 +234,117 @@ test('the first key of an installation needs no caller, but a tenant that exists
   })
 })
 
+// What a key passes on to those that it mints. ADR 50.
+
+test('a key is revoked with all that it minted, at any depth, and the others stay', async (t) => {
+  const { call, mint, seed, standing, recorded } = await conductor(t)
+  const owner = await seed('tak_o', 'owner')
+  const child = await mint(owner)
+  const grandchild = await mint({ key: child })
+  const beside = await mint(await seed('tak_p', 'owner'))
+  assert.equal((await call('DELETE', `/api/api-keys/${owner.key}`, { key: 'tak_p' })).statusCode, 204)
+  assert.deepEqual(await standing(), ['tak_p', beside].toSorted())
+  assert.deepEqual(recorded.toSorted(), [child, grandchild].toSorted(), 'what went with it is on record')
+})
+
+test('a key that is revoked mints nothing, also when both are asked for at once', async (t) => {
+  const { call, seed, standing } = await conductor(t)
+  await seed('tak_boss', 'owner')
+  for (let i = 0; i < 10; i++) {
+    const owner = await seed(`tak_${i}`, 'owner')
+    const minting = Array.from({ length: 5 }, () => call('POST', '/api/api-keys', owner, { label: 'l' }))
+    const [revoked, ...minted] = await Promise.all([call('DELETE', `/api/api-keys/tak_${i}`), ...minting])
+    assert.equal(revoked!.statusCode, 204)
+    for (const { statusCode } of minted) assert.ok([201, 401].includes(statusCode), String(statusCode))
+    assert.deepEqual(await standing(), ['tak_boss'])
+  }
+})
+
+test('a key expires with the one that minted it at the latest, and later is refused in a sentence', async (t) => {
+  const { call, seed } = await conductor(t)
+  const expiresAt = '2098-01-01T00:00:00.000Z'
+  const owner = await seed('tak_o', 'owner', { expiresAt })
+  const issue = (body: object) => call('POST', '/api/api-keys', owner, { label: 'l', ...body })
+  assert.equal((await issue({})).json().expiresAt, expiresAt)
+  assert.equal((await issue({ expiresAt })).json().expiresAt, expiresAt)
+  assert.equal((await issue({ expiresAt: '2097-01-01T00:00:00Z' })).json().expiresAt, '2097-01-01T00:00:00.000Z')
+  const late = await issue({ expiresAt: '2098-01-01T00:00:01Z' })
+  assert.equal(late.statusCode, 400)
+  assert.equal(late.json().message, `body/expiresAt must not be after ${expiresAt}, when the key that mints it expires`)
+})
+
+test('with a longest lifetime no key lives longer, whoever mints it', async (t) => {
+  const day = 86_400_000
+  const { call, seed } = await conductor(t, countingTokens(), { maxLifetimeMs: day })
+  const before = Date.now()
+  for (const who of [{}, await seed('tak_o', 'owner')]) {
+    const { expiresAt } = (await call('POST', '/api/api-keys', who, { label: 'l' })).json()
+    assert.ok(Date.parse(expiresAt) >= before + day && Date.parse(expiresAt) <= Date.now() + day, expiresAt)
+    const longer = new Date(before + 2 * day).toISOString()
+    const refused = await call('POST', '/api/api-keys', who, { label: 'l', expiresAt: longer })
+    assert.match(refused.json().message, /because keys of this server live no longer/)
+  }
+})
+
+test('a key may be used from the addresses of the one that minted it, or from fewer', async (t) => {
+  const { call, seed } = await conductor(t)
+  const owner = await seed('tak_o', 'owner', { addresses: ['10.0.0.0/8', '2001:db8::/32'] })
+  const issue = (...allowedAddresses: string[]) =>
+    call('POST', '/api/api-keys', owner, { label: 'l', ...(allowedAddresses.length > 0 ? { allowedAddresses } : {}) })
+  assert.deepEqual((await issue()).json().allowedAddresses, ['10.0.0.0/8', '2001:db8::/32'])
+  const within = ['10.1.0.0/16', '10.0.0.7', '2001:db8:1::/48']
+  assert.deepEqual((await issue(...within)).json().allowedAddresses, ['10.1.0.0/16', '10.0.0.7/32', '2001:db8:1::/48'])
+  for (const wider of ['0.0.0.0/0', '11.0.0.1', '10.0.0.0/7', '2001:db9::/32', '::/0']) {
+    const reply = await issue('10.0.0.7', wider)
+    assert.equal(reply.statusCode, 400, wider)
+    assert.match(reply.json().message, /^body\/allowedAddresses\/1 must be within .* 10\.0\.0\.0\/8, 2001:db8::\/32$/)
+  }
+  assert.match((await issue('10.1.2.3/16')).json().message, /must be the network itself: 10\.1\.0\.0\/16$/)
+})
+
+test('a member mints so many live keys, with those that they mint; a revoked one makes room', async (t) => {
+  const { call, mint, seed } = await conductor(t, countingTokens(), { keysPerMember: 3 })
+  const member = await seed('tak_m', 'member')
+  const first = await mint(member)
+  await mint({ role: 'member', key: first })
+  const third = await mint({ role: 'member', key: first })
+  for (const key of ['tak_m', first, third]) {
+    const reply = await call('POST', '/api/api-keys', { role: 'member', key }, { label: 'l' })
+    const { error, limit, max, message } = reply.json()
+    assert.deepEqual([reply.statusCode, error, limit, max], [409, 'too_many_keys', 'keysPerMember', 3])
+    assert.match(message, /^The limit keysPerMember is 3/)
+  }
+  assert.equal((await call('POST', '/api/api-keys', await seed('tak_n', 'member'), { label: 'l' })).statusCode, 201)
+  assert.equal((await call('POST', '/api/api-keys', await seed('tak_a', 'admin'), { label: 'l' })).statusCode, 201)
+  assert.equal((await call('DELETE', `/api/api-keys/${third}`, { role: 'admin', key: 'tak_a' })).statusCode, 204)
+  assert.equal((await call('POST', '/api/api-keys', member, { label: 'l' })).statusCode, 201)
+  assert.equal((await call('POST', '/api/api-keys', member, { label: 'l' })).statusCode, 409)
+})
+
+test('many at once mint no more than that either', async (t) => {
+  const { call, seed } = await conductor(t, countingTokens(), { keysPerMember: 3 })
+  const member = await seed('tak_m', 'member')
+  const replies = await Promise.all(
+    Array.from({ length: 8 }, () => call('POST', '/api/api-keys', member, { label: 'l' })),
+  )
+  assert.equal(replies.filter(({ statusCode }) => statusCode === 201).length, 3)
+})
+
+test("an admin revokes any key but an owner's", async (t) => {
+  const { call, mint, seed, standing } = await conductor(t)
+  const [owner, admin] = [await seed('tak_o', 'owner'), await seed('tak_a', 'admin')]
+  const minted = await mint(owner)
+  for (const id of ['tak_o', minted]) {
+    const reply = await call('DELETE', `/api/api-keys/${id}`, admin)
+    assert.deepEqual([reply.statusCode, reply.json().error], [403, 'forbidden'])
+    assert.equal(reply.json().message, "Only owners may revoke an owner's key.")
+  }
+  const lower = (await call('POST', '/api/api-keys', owner, { label: 'l', role: 'admin' })).json().id
+  assert.equal((await call('DELETE', `/api/api-keys/${lower}`, admin)).statusCode, 204)
+  assert.equal((await call('DELETE', `/api/api-keys/tak_o`, owner)).statusCode, 204)
+  assert.deepEqual(await standing(), ['tak_a'])
+})
+
 // The look-up by which a caller is authenticated.
 
 const hash = Buffer.alloc(32, 9)
@@ -231,12 +372,13 @@ async function stored(t: TestContext) {
   return { database, set, lookup: createKeyLookup(database, { warn: assert.fail }) }
 }
 
-const caller = { tenantId: 'acme', role: 'admin', keyId: 'tak_1' }
+const here = '203.0.113.7'
+const caller = { tenantId: 'acme', role: 'admin', keyId: 'tak_1', here: true }
 
 test('a key is found by its hash before its tenant is known', async (t) => {
   const { lookup } = await stored(t)
-  assert.deepEqual(await lookup.find(hash), caller)
-  assert.equal(await lookup.find(Buffer.alloc(32, 8)), undefined)
+  assert.deepEqual(await lookup.find(hash, here), caller)
+  assert.equal(await lookup.find(Buffer.alloc(32, 8), here), undefined)
   await lookup.settled()
 })
 
@@ -247,14 +389,15 @@ test('a revoked or expired key, or one of a deleted tenant, is unknown on the ve
     ["expires_at = now() - interval '1 second'", "expires_at = now() + interval '1 hour'"],
   ] as const) {
     await set(off)
-    assert.equal(await lookup.find(hash), undefined, off)
+    assert.equal(await lookup.find(hash, here), undefined, off)
     await set(on)
-    assert.deepEqual(await lookup.find(hash), caller, on)
+    assert.deepEqual(await lookup.find(hash, here), caller, on)
   }
-  assert.deepEqual(await Promise.all(['acme', 'nobody'].map(lookup.tenantLives)), [true, false])
+  assert.deepEqual(await lookup.alive('acme', ['tak_1', 'tak_2']), ['tak_1'])
+  assert.deepEqual(await lookup.alive('globex', ['tak_1', 'tak_2']), ['tak_2'])
   await database.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = 'acme'` }])
-  assert.equal(await lookup.find(hash), undefined)
-  assert.equal(await lookup.tenantLives('acme'), false)
+  assert.equal(await lookup.find(hash, here), undefined)
+  assert.deepEqual(await lookup.alive('acme', ['tak_1']), [])
   await lookup.settled()
 })
 
@@ -280,35 +423,47 @@ test('the last use is recorded behind the request, at most once a minute', async
     return row!
   }
   assert.equal((await lastUse()).at, null)
-  await Promise.all([lookup.find(hash), lookup.find(hash)])
+  await Promise.all([lookup.find(hash, here), lookup.find(hash, here)])
   const first = await lastUse()
   assert.equal(first.fresh, true)
   await set(`last_used_at = now() - interval '40 seconds'`)
-  await lookup.find(hash)
+  await lookup.find(hash, here)
   assert.equal((await lastUse()).fresh, false)
   await set(`last_used_at = now() - interval '61 seconds'`)
-  await lookup.find(hash)
+  await lookup.find(hash, here)
   assert.equal((await lastUse()).fresh, true)
 })
 
 test('a key used within the last minute costs no write', async () => {
   const database = {
-    systemBatch: async () => [[{ tenant_id: 'acme', id: 'tak_1', role: 'admin', stale: false }]],
+    systemBatch: async () => [[{ tenant_id: 'acme', id: 'tak_1', role: 'admin', here: true, stale: false }]],
     batch: () => assert.fail('nothing to write'),
   } as unknown as Database
   const lookup = createKeyLookup(database, { warn: assert.fail })
-  assert.deepEqual(await lookup.find(hash), caller)
+  assert.deepEqual(await lookup.find(hash, here), caller)
   await lookup.settled()
 })
 
 test('a last use that cannot be recorded is logged and costs the request nothing', async () => {
   const logged: unknown[] = []
   const database = {
-    systemBatch: async () => [[{ tenant_id: 'acme', id: 'tak_1', role: 'admin', stale: true }]],
+    systemBatch: async () => [[{ tenant_id: 'acme', id: 'tak_1', role: 'admin', here: true, stale: true }]],
     batch: () => Promise.reject(new Error('gone')),
   } as unknown as Database
   const lookup = createKeyLookup(database, { warn: (...args: unknown[]) => void logged.push(args) })
-  assert.deepEqual(await lookup.find(hash), caller)
+  assert.deepEqual(await lookup.find(hash, here), caller)
   await lookup.settled()
   assert.equal(logged.length, 1)
+})
+
+test('a key with addresses is found everywhere, and is for use from those alone', async (t) => {
+  const { lookup, set } = await stored(t)
+  await set(`allowed_addresses = '{10.0.0.0/8, 2001:db8::/32}'`)
+  const from = async (address: string) => (await lookup.find(hash, address))?.here
+  for (const address of ['10.0.0.1', '10.255.255.255', '2001:db8:ffff::1'])
+    assert.equal(await from(address), true, address)
+  // A socket of the machine has no address.
+  for (const address of ['11.0.0.1', '203.0.113.7', '::1', '2001:db9::1', ''])
+    assert.equal(await from(address), false, address)
+  await lookup.settled()
 })

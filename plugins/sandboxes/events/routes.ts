@@ -3,7 +3,7 @@ import { Counter, Gauge, type Registry } from 'prom-client'
 import { access, type App, failures, rateLimit } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import type { SandboxEventDecoder } from '#contracts/sandbox'
-import { countedAs } from './client-address.ts'
+import { type ClientAddress, countedAs } from '#kit'
 import type { FanOut } from './fan-out.ts'
 import { sandboxEventErrors } from './errors.ts'
 
@@ -25,7 +25,7 @@ export interface SandboxEventRoutes {
   readonly fanOut: Pick<FanOut, 'offer'>
   readonly metrics: EventMetrics
   readonly requestsPerMinute: number
-  readonly clientOf: (peer: string, forwardedFor: string | string[] | undefined) => string
+  readonly clientOf: ClientAddress
 }
 
 export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes): Promise<void> {
@@ -33,7 +33,7 @@ export async function sandboxEventRoutes(app: App, options: SandboxEventRoutes):
   /** The route is open to anybody, so each address has a limit. */
   const limit = await rateLimit(app, {
     name: 'sandbox-events',
-    keyOf: ({ ip, headers }) => `ao:sandbox-events:${countedAs(clientOf(ip, headers['x-forwarded-for']))}`,
+    keyOf: (request) => `ao:sandbox-events:${countedAs(clientOf(request))}`,
     max: requestsPerMinute,
     hit: (...counted) => kv.hit(...counted),
     refused(when) {

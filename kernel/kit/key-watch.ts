@@ -1,0 +1,104 @@
+import type { FastifyBaseLogger, FastifyRequest } from 'fastify'
+import type { App } from '../http/app.ts'
+import { streamsOf } from '../http/streams.ts'
+
+/** Something that is open for as long as a key is valid: a stream, or a request that waits. */
+export interface Held {
+  readonly tenantId: string
+  readonly keyId: string
+  /** Ends it: the key is valid no longer. */
+  end(): void
+}
+
+export interface KeyWatchOptions {
+  /** Everything that is open in this process now. */
+  held(): Iterable<Held>
+  /** Those of some keys of one tenant that are still valid. */
+  alive(tenantId: string, keyIds: readonly string[]): Promise<readonly string[]>
+  readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
+}
+
+/** With the half second that a stream gets to end, the two seconds in which a revocation has to be felt. */
+const lookEveryMs = 1_000
+/** Keys that one statement asks for. */
+const atOnce = 1_000
+
+/**
+ * Ends what is open when its key no longer holds, whatever made it so: revocation, expiry, a tenant that was deleted, in whichever
+ * process or by hand in the database. Once a second it asks for the keys of all that is open, each once; while nothing is open it
+ * asks nothing. While the database does not answer, what is open stays so: nobody could be let in anew, and nothing is known against
+ * those who are in.
+ */
+export class KeyWatch {
+  readonly #options: KeyWatchOptions
+  #timer: NodeJS.Timeout | undefined
+  #looking: Promise<void> | undefined
+  #failing = false
+
+  constructor(options: KeyWatchOptions) {
+    this.#options = options
+  }
+
+  start(): void {
+    this.#timer = setInterval(() => void this.look(), lookEveryMs).unref()
+  }
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#looking
+  }
+
+  /** Looks now, or joins the look under way. Never rejects. */
+  look(): Promise<void> {
+    return (this.#looking ??= this.#look().finally(() => (this.#looking = undefined)))
+  }
+
+  async #look(): Promise<void> {
+    const { held, log } = this.#options
+    const tenants = new Map<string, Map<string, Held[]>>()
+    for (const one of held()) {
+      const keys = tenants.get(one.tenantId) ?? new Map<string, Held[]>()
+      if (keys.size === 0) tenants.set(one.tenantId, keys)
+      const those = keys.get(one.keyId)
+      if (those) those.push(one)
+      else keys.set(one.keyId, [one])
+    }
+    try {
+      // Asked for together: units of many tenants share a round trip.
+      await Promise.all([...tenants].map(([tenantId, keys]) => this.#end(tenantId, keys)))
+      this.#failing = false
+    } catch (err) {
+      if (!this.#failing) log.warn({ err }, 'the keys of open streams cannot be looked at; the streams stay open')
+      this.#failing = true
+    }
+  }
+
+  async #end(tenantId: string, keys: ReadonlyMap<string, readonly Held[]>): Promise<void> {
+    const { alive, log } = this.#options
+    const ids = [...keys.keys()]
+    for (let i = 0; i < ids.length; i += atOnce) {
+      const asked = ids.slice(i, i + atOnce)
+      const valid = new Set(await alive(tenantId, asked))
+      for (const id of asked) {
+        if (valid.has(id)) continue
+        const those = keys.get(id)!
+        log.info({ tenant: tenantId, key: id, ended: those.length }, 'a key is valid no longer; what it had open ends')
+        for (const one of those) one.end()
+      }
+    }
+  }
+}
+
+/** The open streams of the listeners of some scopes, as far as their callers are known. */
+export function* heldStreams(
+  scopes: readonly App[],
+  callerOf: (request: FastifyRequest) => Pick<Held, 'tenantId' | 'keyId'> | undefined | null,
+): Generator<Held> {
+  for (const streams of new Set(scopes.map(streamsOf))) {
+    for (const stream of streams.all()) {
+      const caller = stream.request && callerOf(stream.request)
+      if (!caller || stream.abort.signal.aborted) continue
+      const { tenantId, keyId } = caller
+      yield { tenantId, keyId, end: () => streams.revoke(stream) }
+    }
+  }
+}

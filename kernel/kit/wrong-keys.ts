@@ -1,0 +1,68 @@
+import { accessErrors } from '#contracts/access-errors'
+import { countedAs } from './client-address.ts'
+
+const windowMs = 60_000
+/** Addresses of which something is known at once. Whoever has more of them makes this forget the oldest. */
+const mostAddresses = 10_000
+/** Keys that worked lately. */
+const mostKeys = 10_000
+
+interface Failures {
+  count: number
+  /** When they are forgotten, by the clock. */
+  readonly until: number
+}
+
+/**
+ * The throttle of those who try keys. After so many wrong ones from an address within a minute it hears 429 for the rest of it, and
+ * nothing is looked up for it; of IPv6 a /64 counts as one address. Keys that worked in this process lately go on working from
+ * there, so that one bad neighbour behind a shared address costs nobody else anything. Each process counts for itself.
+ */
+export class WrongKeys {
+  readonly #mostPerMinute: number
+  readonly #now: () => number
+  readonly #failures = new Map<string, Failures>()
+  readonly #good = new Set<string>()
+
+  /** `now` in milliseconds, by a clock that never goes back. */
+  constructor(mostPerMinute: number, now = () => performance.now()) {
+    this.#mostPerMinute = mostPerMinute
+    this.#now = now
+  }
+
+  /** Throws 429 when the address has tried too many wrong keys, unless `known` says that this key is no attempt. */
+  check(address: string, known: () => boolean): void {
+    // Nearly always there is nobody who failed.
+    if (this.#failures.size === 0) return
+    const failures = this.#of(countedAs(address))
+    if (!failures || failures.count < this.#mostPerMinute || known()) return
+    const seconds = Math.max(1, Math.ceil((failures.until - this.#now()) / 1_000))
+    throw accessErrors.tooManyWrongKeys({ headers: { 'retry-after': String(seconds) } })
+  }
+
+  /** `key` is some text that stands for the key, such as its hash. */
+  isGood(key: string): boolean {
+    return this.#good.has(key)
+  }
+  worked(key: string): void {
+    // Last in the order of a set is what was added last: the first is the one that is out of use for longest.
+    this.#good.delete(key)
+    this.#good.add(key)
+    if (this.#good.size > mostKeys) this.#good.delete(this.#good.values().next().value!)
+  }
+  failed(address: string, key?: string): void {
+    if (key !== undefined) this.#good.delete(key)
+    const counted = countedAs(address)
+    const failures = this.#of(counted)
+    if (failures) failures.count++
+    else this.#failures.set(counted, { count: 1, until: this.#now() + windowMs })
+    if (this.#failures.size > mostAddresses) this.#failures.delete(this.#failures.keys().next().value!)
+  }
+
+  #of(counted: string): Failures | undefined {
+    const failures = this.#failures.get(counted)
+    if (!failures || failures.until > this.#now()) return failures
+    this.#failures.delete(counted)
+    return undefined
+  }
+}
