@@ -3,6 +3,7 @@ import { access, type App, rateLimit } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { HitScope, Kv } from '#contracts/kv'
+import { type ClientAddress, type Held, heldStreams, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
 
@@ -65,6 +66,14 @@ const byKey = {
          JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
          WHERE key.tenant_id = $1 AND key.key_hash = $2::bytea AND key.revoked_at IS NULL`,
 }
+const alive = {
+  name: 'chat-keys-alive',
+  text: `SELECT key.id FROM published_agent_keys key
+         JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
+         JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
+         WHERE key.tenant_id = $1 AND key.id = ANY ($2::text[]) AND key.revoked_at IS NULL
+           AND agent.enabled AND agent.unpublished_at IS NULL`,
+}
 /** For requests that carry no valid key. */
 const origins = {
   name: 'chat-origins',
@@ -96,12 +105,21 @@ const allow = (reply: FastifyReply, origin: string): FastifyReply =>
   reply.header('access-control-allow-origin', origin).header('access-control-expose-headers', exposed)
 
 /**
- * While the gateway stops, or its database is away, the allowed origins cannot be read. The answer says nothing but that,
+ * While the gateway stops, its database is away, or it looks nothing up for an address, the allowed origins cannot be read. The answer says nothing but that,
  * so any script may read it: otherwise a browser shows its user a network failure, and the script cannot see `Retry-After`.
  */
 export function readableWhenAway({ headers: { origin } }: FastifyRequest, reply: FastifyReply): void {
-  if (reply.statusCode !== 503 || origin === undefined || reply.hasHeader('access-control-allow-origin')) return
+  if (![429, 503].includes(reply.statusCode) || origin === undefined || reply.hasHeader('access-control-allow-origin'))
+    return
   allow(reply, origin)
+}
+
+export interface AdmissionOptions {
+  readonly database: Database
+  readonly tokens: Tokens
+  readonly log: FastifyBaseLogger
+  readonly clientOf: ClientAddress
+  readonly wrongKeys: WrongKeys
 }
 
 /** Whether a request may chat: its key, the origin of the page that sent it, and the limit of the key. */
@@ -109,16 +127,32 @@ export class ChatAdmission {
   readonly #database: Database
   readonly #tokens: Tokens
   readonly #log: FastifyBaseLogger
+  readonly #clientOf: ClientAddress
+  readonly #wrongKeys: WrongKeys
+  /** The scopes that it guards. */
+  readonly #scopes: App[] = []
   /** Keys whose use has to be recorded, with their tenants. It is recorded in the background, so it delays no request. */
   readonly #used = new Map<string, string>()
   readonly #remembered = new Map<string, { readonly caller: ChatCaller; readonly until: number }>()
   #timer: NodeJS.Timeout | undefined
   #recording = Promise.resolve()
 
-  constructor(database: Database, tokens: Tokens, log: FastifyBaseLogger) {
+  constructor({ database, tokens, log, clientOf, wrongKeys }: AdmissionOptions) {
     this.#database = database
     this.#tokens = tokens
     this.#log = log
+    this.#clientOf = clientOf
+    this.#wrongKeys = wrongKeys
+  }
+
+  /** The open streams of the scopes that it guards. */
+  held(): Iterable<Held> {
+    return heldStreams(this.#scopes, (request) => request.getDecorator<ChatCaller | null>(caller))
+  }
+  /** Those of these keys of a tenant that may still chat. */
+  async alive(tenantId: string, keyIds: readonly string[]): Promise<string[]> {
+    const found = await this.#database.unit<{ id: string }>(tenantId, { ...alive, values: [tenantId, keyIds] })
+    return found.map(({ id }) => id)
   }
 
   /**
@@ -126,6 +160,7 @@ export class ChatAdmission {
    * request, or comes from memory where the statement that starts the run looks at the key and its agent again.
    */
   guard(app: App, from: 'database' | 'memory'): void {
+    this.#scopes.push(app)
     app.decorateRequest(caller, null)
     app.addHook('onRequest', async (request, reply) => {
       const shown = this.#shown(request)
@@ -166,9 +201,13 @@ export class ChatAdmission {
 
   async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<ChatCaller> {
     const { origin } = request.headers
-    if (shown) this.#remembered.delete(memoryKey(shown))
+    const key = shown && memoryKey(shown)
+    const tried = request.headers.authorization !== undefined
+    if (tried) this.#wrongKeys.check(this.#clientOf(request), () => key !== undefined && this.#wrongKeys.isGood(key))
+    if (key) this.#remembered.delete(key)
     const found = shown && (await this.#find(request, shown))
     if (!found) {
+      if (tried) this.#wrongKeys.failed(this.#clientOf(request), key)
       // Without these headers a browser would show its user a network failure instead of the 401.
       if (origin !== undefined && (await this.#admits(request, origin))) allow(reply, origin)
       throw invalidKey()
@@ -179,6 +218,7 @@ export class ChatAdmission {
       allow(reply, origin)
     }
     if (!found.agent.active) throw chatErrors.notPublished()
+    this.#wrongKeys.worked(key!)
     this.#remember(shown, found)
     return found
   }

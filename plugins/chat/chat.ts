@@ -7,7 +7,7 @@ import { isBase64 } from '#contracts/prompt'
 import { runErrors } from '#contracts/run-errors'
 import { type DispatchTask, endingOnly, type RunDispatch, type StartedRun } from '#contracts/runs'
 import { callerOf, type ChatCaller } from './admission.ts'
-import { chatErrors } from './errors.ts'
+import { chatErrors, invalidKey } from './errors.ts'
 import {
   bodyIds,
   findRun,
@@ -65,8 +65,9 @@ export function chatRoutes(app: App, parts: ChatParts): void {
       const caller = callerOf(request)
       const chat = await openChat(parts, caller, request.body, request.headers['idempotency-key'])
       try {
-        const told = await waits.for(() => chat.ended(), caller.agent.syncMaxDurationMs, reply.raw)
+        const told = await waits.for(() => chat.ended(), caller.agent.syncMaxDurationMs, caller, reply.raw)
         if (typeof told === 'string' && told !== 'unreachable') await chat.leave(told)
+        if (told === 'revoked') throw invalidKey()
         void reply.headers(idHeaders(chat.run))
         if (typeof told === 'string' || told.status !== 'ok') throw noAnswer(chat.run, told)
         return { ...bodyIds(chat.run), message: told.message }

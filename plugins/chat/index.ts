@@ -1,7 +1,8 @@
 import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
-import { type App, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { type App, CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { accessErrors } from '#contracts/access-errors'
 import { Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
@@ -9,6 +10,7 @@ import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
+import { createClientAddress, KeyWatch, WrongKeys } from '#kit'
 import { callerOf, ChatAdmission, createKeyLimit } from './admission.ts'
 import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './sweeps.ts'
@@ -28,8 +30,17 @@ export default definePlugin({
     publicHost: Type.Optional(Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: logged on boot.' })),
     heartbeat: Duration('15s', 'Silence after which an open stream gets a `: ping`.'),
     drain: Duration('20s', 'What synchronous calls under way get to finish when the server stops.'),
+    wrongKeysPerMinute: Type.Integer({
+      minimum: 1,
+      maximum: 1_000_000,
+      default: 30,
+      description: 'Wrong keys that one address may try in a minute, at each process.',
+    }),
+    trustedProxies: Type.Optional(
+      CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
+    ),
   }),
-  errors: [chatErrors, runErrors, idempotencyErrors, limitErrors],
+  errors: [chatErrors, accessErrors, runErrors, idempotencyErrors, limitErrors],
   requires: {
     database: Database,
     tokens: Tokens,
@@ -46,8 +57,15 @@ export default definePlugin({
     const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
     const sweep = createSweep(database, log)
     const ingress = createIngress(database, log)
-    const admission = new ChatAdmission(database, tokens, log)
+    const clientOf = createClientAddress(config.trustedProxies ?? [])
+    const wrongKeys = new WrongKeys(config.wrongKeysPerMinute)
+    const admission = new ChatAdmission({ database, tokens, log, clientOf, wrongKeys })
     const waits = new SyncWaits(stopping, config.drain)
+    const watch = new KeyWatch({
+      held: () => [...admission.held(), ...waits.held()],
+      alive: (tenantId, keyIds) => admission.alive(tenantId, keyIds),
+      log,
+    })
     const common = { database, dispatch, follower, heartbeatMs: config.heartbeat }
     const told = { accepted: ingress.touched, doubtful: sweep.touched }
 
@@ -73,6 +91,7 @@ export default definePlugin({
     if (database.absent) return {}
     onStart(async () => {
       admission.start()
+      watch.start()
       sweep.start()
       void sweep.turn()
       ingress.start()
@@ -82,7 +101,7 @@ export default definePlugin({
       log.info({ ...about, rate_limit_backend, public_host }, 'chat-gateway.ready')
     })
     onStop(async () => {
-      await Promise.all([sweep.stop(), ingress.stop(), admission.stop()])
+      await Promise.all([sweep.stop(), ingress.stop(), admission.stop(), watch.stop()])
     })
     return {}
   },

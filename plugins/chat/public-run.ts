@@ -1,12 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
-import { isAppError, sseFrame } from '#kernel'
+import { isAppError, sseFrame, type StreamEnd } from '#kernel'
 import type { Database } from '#contracts/database'
 import { publicMessageOf } from '#contracts/endings'
 import { replayedHeader } from '#contracts/idempotency'
 import { endOf, lastSeqOf, type LogChunk, parseLine } from '#contracts/run-event'
 import type { RunDispatch } from '#contracts/runs'
-import { chatErrors } from './errors.ts'
+import { chatErrors, invalidKey } from './errors.ts'
 
 // A public run as its clients see it: its ids, its row, and its events as SSE frames. The conductor writes the row with the
 // run's start and with its end, in the same commits; the gateway reads it.
@@ -226,6 +226,11 @@ function terminalFrame(ids: RunIds, { status, message, seq }: Outcome): string {
 
 /** Tells a client that the stream ended here and not the run: it resumes with `Last-Event-ID`. */
 const closing = ': closing\n\n'
+/** The key of the reader is one no longer. The run goes on: this is the end of the stream for whoever has it open, and of no run. */
+const revoked = ({ publicRunId }: RunIds): string => {
+  const { code, message } = invalidKey()
+  return sseFrame('error', JSON.stringify({ code, message, public_run_id: publicRunId }))
+}
 /** How often a run is looked for that the conductor does not know yet. */
 const lookAgainMs = 300
 
@@ -308,7 +313,9 @@ export function createFollower({ database, dispatch, log, onEnded }: Dependencie
       } finally {
         size--
       }
-      if (signal.reason !== 'client_gone') yield closing
+      const why = signal.reason as StreamEnd | undefined
+      if (why === 'revoked') yield revoked(run)
+      else if (why !== 'client_gone') yield closing
       return told
     },
   }

@@ -1,6 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { Attachment } from '#contracts/prompt'
 import { eventStream, unauthorized } from '#kernel'
+import { accessErrors } from '#contracts/access-errors'
 import { idempotencyErrors } from '#contracts/idempotency'
 import { runErrors } from '#contracts/run-errors'
 import { chatErrors } from './errors.ts'
@@ -72,7 +73,12 @@ export const EventStream = eventStream(
 )
 
 /** What any request of a key may be refused with. */
-export const refusals = [unauthorized, chatErrors.originNotAllowed, chatErrors.notPublished] as const
+export const refusals = [
+  unauthorized,
+  chatErrors.originNotAllowed,
+  chatErrors.notPublished,
+  accessErrors.tooManyWrongKeys,
+] as const
 /** What a new message may be refused with, too. */
 export const chatRefusals = [
   ...refusals,

@@ -1,31 +1,40 @@
 import type { ServerResponse } from 'node:http'
+import type { Held } from '#kit'
 
-/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer. */
-export type GaveUp = 'timeout' | 'stopping' | 'gone'
+/** Why a synchronous call waits no longer. `gone`: its client has left, so nobody reads the answer; `revoked`: its key is none. */
+export type GaveUp = 'timeout' | 'stopping' | 'gone' | 'revoked'
+
+/** Who waits. */
+type Waiter = Pick<Held, 'tenantId' | 'keyId'>
 
 /** Waits of synchronous calls. When the server stops they get `drainMs` more, so that most calls under way still get their answer. */
 export class SyncWaits {
-  readonly #giveUps = new Set<() => void>()
+  readonly #giveUps = new Map<(why: GaveUp) => void, Waiter>()
   #drained = false
 
   constructor(stopping: AbortSignal, drainMs: number) {
     const drain = (): void => {
       this.#drained = true
-      for (const giveUp of this.#giveUps) giveUp()
+      for (const giveUp of this.#giveUps.keys()) giveUp('stopping')
     }
     const stop = (): void => void setTimeout(drain, drainMs).unref()
     if (stopping.aborted) stop()
     else stopping.addEventListener('abort', stop, { once: true })
   }
 
+  /** What is to end when a key is one no longer. */
+  *held(): Generator<Held> {
+    for (const [giveUp, { tenantId, keyId }] of this.#giveUps) yield { tenantId, keyId, end: () => giveUp('revoked') }
+  }
+
   /** What `work` resolves to, or why there is nothing yet. */
-  async for<T>(work: () => Promise<T>, ms: number, client: ServerResponse): Promise<T | GaveUp> {
+  async for<T>(work: () => Promise<T>, ms: number, waiter: Waiter, client: ServerResponse): Promise<T | GaveUp> {
     if (this.#drained) return 'stopping'
     const { promise, resolve, reject } = Promise.withResolvers<T | GaveUp>()
-    const giveUp = (): void => resolve('stopping')
+    const giveUp = (why: GaveUp): void => resolve(why)
     const gone = (): void => resolve('gone')
     const timer = setTimeout(resolve, ms, 'timeout')
-    this.#giveUps.add(giveUp)
+    this.#giveUps.set(giveUp, waiter)
     client.once('close', gone)
     work().then(resolve, reject)
     try {
