@@ -21,7 +21,9 @@ export async function startConductor(t: TestContext, variables: Record<string, s
     requires: { database: Database, tokens: Tokens, signers: Signers },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
-  const kernel = await testRole(t, 'dev', [probe], { AGENT_ORC_ADMIN_TENANT: adminTenant, ...variables })
+  // Tests of every route try more wrong keys than anybody may.
+  const given = { AGENT_ORC_ADMIN_TENANT: adminTenant, AGENT_ORC_WRONG_KEYS_RPM: '1000000', ...variables }
+  const kernel = await testRole(t, 'dev', [probe], given)
   const { database, tokens, signers } = parts[0]!
   const app = kernel.listeners['conductor']!
   const internal = kernel.listeners['internal']!

@@ -30,31 +30,40 @@ test('no key of a deleted tenant works for one more request, on the conductor or
   assert.deepEqual(await statuses(), [200, 400, 404, 400])
 })
 
+const firstKey = 'bootstrap-of-the-test-0123456789'
+
 test('the bootstrap key stops with its tenant', async (t) => {
-  const { call, database } = await startConductor(t, { AGENT_ORC_BOOTSTRAP_KEY: 'first-key' })
-  assert.equal((await call('first-key', 'GET', '/api/profiles')).statusCode, 200)
+  const { call, database } = await startConductor(t, { AGENT_ORC_BOOTSTRAP_KEY: firstKey })
+  assert.equal((await call(firstKey, 'GET', '/api/profiles')).statusCode, 200)
   await database.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = 'default'` }])
-  assert.equal((await call('first-key', 'GET', '/api/profiles')).statusCode, 401)
+  assert.equal((await call(firstKey, 'GET', '/api/profiles')).statusCode, 401)
 })
 
-test('an admin may revoke any key of the tenant, the last owner’s too, and can grant no owner; the bootstrap key can', async (t) => {
-  const { call, issue } = await startConductor(t, { AGENT_ORC_BOOTSTRAP_KEY: 'first-key' })
+test('the bootstrap key is none beside the key of an owner, and brings one back when the last is revoked', async (t) => {
+  const variables = { AGENT_ORC_BOOTSTRAP_KEY: firstKey, AGENT_ORC_BOOTSTRAP: 'until-owner' }
+  const { call, issue } = await startConductor(t, variables)
   const [owner, admin] = [await issue('default', 'owner'), await issue('default', 'admin')]
   const minted = (await call(owner.token, 'POST', '/api/api-keys', { label: 'CI' })).json()
   assert.equal((await call(admin.token, 'POST', '/api/api-keys', { label: 'up', role: 'owner' })).statusCode, 403)
   for (const { id } of [owner, minted]) {
-    assert.equal((await call(admin.token, 'DELETE', `/api/api-keys/${id}`)).statusCode, 204)
+    assert.equal((await call(admin.token, 'DELETE', `/api/api-keys/${id}`)).statusCode, 403)
   }
-  assert.equal((await call(owner.token, 'GET', '/api/profiles')).statusCode, 401)
-  const back = await call('first-key', 'POST', '/api/api-keys', { label: 'ops', role: 'owner' })
+  assert.equal((await call(firstKey, 'GET', '/api/profiles')).statusCode, 401)
+  assert.equal((await call(owner.token, 'DELETE', `/api/api-keys/${owner.id}`)).statusCode, 204)
+  for (const { token } of [owner, minted]) assert.equal((await call(token, 'GET', '/api/profiles')).statusCode, 401)
+  const back = await call(firstKey, 'POST', '/api/api-keys', { label: 'ops', role: 'owner' })
   assert.deepEqual([back.statusCode, back.json().role, back.json().createdBy], [201, 'owner', 'bootstrap'])
 })
 
-test('what a revoked key had minted stays valid', async (t) => {
+test('what a revoked key had minted is revoked with it, and the audit log says so', async (t) => {
   const { call, issue } = await startConductor(t)
-  const minter = await issue('acme', 'admin')
+  const [owner, minter] = [await issue('acme', 'owner'), await issue('acme', 'admin')]
   const minted = (await call(minter.token, 'POST', '/api/api-keys', { label: 'CI' })).json()
-  await call(minter.token, 'DELETE', `/api/api-keys/${minter.id}`)
-  assert.equal((await call(minter.token, 'GET', '/api/profiles')).statusCode, 401)
-  assert.equal((await call(minted.token, 'GET', '/api/profiles')).statusCode, 200)
+  await call(owner.token, 'DELETE', `/api/api-keys/${minter.id}`)
+  for (const { token } of [minter, minted]) assert.equal((await call(token, 'GET', '/api/profiles')).statusCode, 401)
+  const log = (await call(owner.token, 'GET', '/api/audit?action=api-keys.delete')).json<Record<string, unknown>[]>()
+  assert.deepEqual(
+    log.map(({ target, status, actor }) => [target, status, actor]),
+    [minted.id, minter.id].map((id) => [id, 204, { keyId: owner.id, role: 'owner' }]),
+  )
 })

@@ -173,7 +173,9 @@ export class ChatAdmission {
     // A caller from memory is read anew before it gets an error: if its key was revoked, it is told that first.
     app.setErrorHandler(async (error: Error & { readonly status?: number }, request) => {
       const { renew } = request.getDecorator<ChatCaller | null>(caller) ?? {}
-      if (renew && !(Number(error.status) >= 500)) await renew()
+      const status = Number(error.status)
+      // With 401 it was read anew already.
+      if (renew && status !== 401 && !(status >= 500)) await renew()
       throw error
     })
   }
@@ -202,7 +204,8 @@ export class ChatAdmission {
   async #read(request: FastifyRequest, reply: FastifyReply, shown: Shown | undefined): Promise<ChatCaller> {
     const { origin } = request.headers
     const key = shown && memoryKey(shown)
-    const tried = request.headers.authorization !== undefined
+    // Whoever shows no token tries none.
+    const tried = bearerForm.test(request.headers.authorization ?? '')
     if (tried) this.#wrongKeys.check(this.#clientOf(request), () => key !== undefined && this.#wrongKeys.isGood(key))
     if (key) this.#remembered.delete(key)
     const found = shown && (await this.#find(request, shown))

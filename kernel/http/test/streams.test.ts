@@ -295,6 +295,23 @@ test('the end gives a stream 5 s for its last words, and terms as short to one t
   remove()
 })
 
+test('a stream whose key is revoked has half a second for its last words; one that ends in time is not cut', async (t) => {
+  t.mock.timers.enable({ apis: ['setInterval', 'setTimeout', 'Date'] })
+  const registry = createStreamRegistry()
+  const [stuck, quick, other] = [fakeStream(15_000), fakeStream(15_000), fakeStream(15_000)]
+  stuck.stream.done = new Promise<void>(() => {})
+  for (const { stream } of [stuck, quick, other]) registry.add(stream)
+  assert.deepEqual([...registry.all()], [stuck.stream, quick.stream, other.stream])
+  registry.revoke(stuck.stream)
+  registry.revoke(quick.stream)
+  assert.deepEqual([stuck.stream.abort.signal.reason, other.stream.abort.signal.aborted], ['revoked', false])
+  await quick.stream.done
+  t.mock.timers.tick(499)
+  assert.equal(stuck.destroyed(), 0)
+  t.mock.timers.tick(1)
+  assert.deepEqual([stuck.destroyed(), quick.destroyed(), other.destroyed()], [1, 0, 0])
+})
+
 test('when the last stream is gone no timer is left', (t) => {
   t.mock.timers.enable({ apis: ['setInterval', 'Date'] })
   const registry = createStreamRegistry()

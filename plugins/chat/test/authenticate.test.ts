@@ -222,3 +222,31 @@ test('two Authorization headers never authenticate, whichever is right', async (
     assert.equal(status, 401)
   }
 })
+
+test('who tries too many wrong keys hears 429, which a page may read, and locks nobody out who is known', async (t) => {
+  const { app, database } = await gateway(t, { config: { wrongKeysPerMinute: 3 } })
+  const agent = await publish(database)
+  const other = await addKey(database, 'acme', agent.id)
+  const ask = (key: string, url = agent.url, method: 'GET' | 'POST' = 'POST') =>
+    app.inject({
+      method,
+      url,
+      headers: { authorization: `Bearer ${key}`, origin: 'https://page.example' },
+      ...(method === 'POST' ? { payload } : {}),
+    })
+  await sql(database, 'acme', `UPDATE published_agents SET allowed_origins = '{https://page.example}'`)
+  assert.equal((await ask(agent.key)).statusCode, 200)
+  for (const key of ['ao_test_x', 'ao_test_y', 'sk-not-ours']) assert.equal((await ask(key)).statusCode, 401)
+  for (const key of ['ao_test_z', 'sk-not-ours', other]) {
+    const reply = await ask(key)
+    assert.deepEqual([reply.statusCode, reply.json().error], [429, 'too_many_wrong_keys'])
+    assert.equal(reply.headers['access-control-allow-origin'], 'https://page.example')
+    assert.ok(Number(reply.headers['retry-after']) >= 1)
+  }
+  assert.equal((await ask(agent.key)).statusCode, 200, 'a key that worked before goes on, from memory')
+  const unknown = `${agent.url}/conversations/conv_0123456789abcdefghjkmnpqr`
+  assert.equal((await ask(agent.key, unknown, 'GET')).statusCode, 404, 'and where it is read each time')
+  await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = now()')
+  assert.equal((await ask(agent.key)).statusCode, 401, 'revoked, it is refused as such')
+  assert.equal((await ask(agent.key)).statusCode, 429, 'and then it is a wrong key like others')
+})

@@ -115,7 +115,8 @@ export async function gateway(t: TestContext, options: GatewayOptions = {}): Pro
       fake(RunDispatch, dispatch as RunDispatch),
       await idempotencyPlugin(),
       peek,
-      { name: 'chat', plugin: chat, config: options.config ?? {} },
+      // Tests try more wrong keys than anybody may.
+      { name: 'chat', plugin: chat, config: { wrongKeysPerMinute: 1_000_000, ...options.config } },
     ],
     { listeners: ['gateway'], listen: options.listen ?? false },
   )
