@@ -6,7 +6,6 @@ import { join, resolve } from 'node:path'
 export interface DevSecrets {
   readonly pepper: string
   readonly signingKey: string
-  readonly bootstrapKey: string
   readonly webhookKey: string
   readonly workerKey: string
 }
@@ -52,7 +51,6 @@ export function devData(folder: string): DevData {
       const made: DevSecrets = {
         pepper: random(),
         signingKey: random(),
-        bootstrapKey: random(),
         webhookKey: random(),
         workerKey: random(),
       }

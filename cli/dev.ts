@@ -3,6 +3,7 @@ import { type Command, InvalidArgumentError } from 'commander'
 import { BootError, type Entry } from '#kernel'
 import { environment, type Environment, loadPlugin, loadRole, root } from '../kernel/config.ts'
 import { type DevAgent, devData, type DevSecrets, type ReadyLine } from './dev-data.ts'
+import { issueRecorded, lender, type Platform } from './platform.ts'
 import { serve } from './start.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
@@ -27,7 +28,9 @@ export function addDev(program: Command): void {
       const secrets = await data.secrets()
       const env = { ...devEnvironment(data.folder, secrets), ...nonEmpty(given) }
       const shipped = await loadRole(join(root, 'config/dev.yaml'), { env: { ...env, ...ports(options.port) } })
-      const role = { ...shipped, plugins: [...shipped.plugins, ...(await added(options.with))] }
+      const { plugin, lent } = lender()
+      const plugins = [...shipped.plugins, ...(await added(options.with)), { name: plugin.name, plugin }]
+      const role = { ...shipped, plugins }
       const onStep = (step: string): void => terminal.step(`  ${step}`)
       const served = await serve([role], { onStep }).catch((error: unknown) => {
         terminal.step('')
@@ -39,7 +42,7 @@ export function addDev(program: Command): void {
         const seeded = await seed({
           conductorUrl: urls['conductor']!,
           gatewayUrl: urls['gateway']!,
-          bootstrapKey: env['AGENT_ORC_BOOTSTRAP_KEY']!,
+          platform: lent(),
           last: await data.lastReady(),
         })
         const line: ReadyLine = {
@@ -83,7 +86,6 @@ function devEnvironment(folder: string, secrets: DevSecrets): Environment {
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: secrets.signingKey,
     AGENT_ORC_WEBHOOK_KEY: secrets.webhookKey,
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: secrets.workerKey,
-    AGENT_ORC_BOOTSTRAP_KEY: secrets.bootstrapKey,
   }
 }
 
@@ -158,16 +160,16 @@ const agents: readonly SeedAgent[] = [
 interface SeedOptions {
   readonly conductorUrl: string
   readonly gatewayUrl: string
-  readonly bootstrapKey: string
+  readonly platform: Platform
   /** What the last start on this data directory handed out. It is handed out again while it works. */
   readonly last: ReadyLine | undefined
 }
 
-/** Brings a development server to two published agents and a key for each, through the same API anybody uses. */
+/** Brings a development server to an owner's key, and with that, as anybody would, to two published agents and a key for each. */
 async function seed(options: SeedOptions): Promise<Pick<ReadyLine, 'tenant' | 'apiKey' | 'agents'>> {
-  const { conductorUrl, gatewayUrl, bootstrapKey, last } = options
+  const { conductorUrl, gatewayUrl, platform, last } = options
   const kept = last && (await works(`${conductorUrl}/api/profiles?limit=1`, last.apiKey)) ? last.apiKey : undefined
-  const apiKey = kept ?? (await mintApiKey(conductorUrl, bootstrapKey))
+  const apiKey = kept ?? (await mintApiKey(platform))
   const api = client(conductorUrl, apiKey)
   const seeded = await Promise.all(
     agents.map(async (agent): Promise<DevAgent> => {
@@ -200,9 +202,9 @@ async function publish(api: Client, { profile, instructions, tools }: SeedAgent)
   return String(agent['slug'])
 }
 
-const mintApiKey = async (url: string, bootstrapKey: string): Promise<string> => {
-  const reply = await client(url, bootstrapKey)('POST', '/api/api-keys', { label: 'development', role: 'owner' })
-  return String(expectOk(reply, 'mint an API key')['token'])
+const mintApiKey = async (platform: Platform): Promise<string> => {
+  const request = { tenantId: devTenant, role: 'owner', label: 'development', createdBy: 'agent-orc dev' } as const
+  return (await issueRecorded(platform, request)).token
 }
 
 const mintAgentKey = async (api: Client, profile: string): Promise<string> => {

@@ -1,16 +1,13 @@
 import { join } from 'node:path'
 import { Value } from '@sinclair/typebox/value'
 import { type Command, Option } from 'commander'
-import { boot, definePlugin, isAppError } from '#kernel'
-import type { AuditedWrite } from '#contracts/audit'
-import { roles, type TenantRole, Tokens } from '#contracts/auth'
-import { Database } from '#contracts/database'
-import { environment, loadRole, root } from '../kernel/config.ts'
-import { createAuditTrail } from '../plugins/audit/trail.ts'
-import { issueKey, unknownTenant } from '../plugins/auth/keys.service.ts'
+import { roles, type TenantRole } from '#contracts/auth'
+import { root } from '../kernel/config.ts'
+import { unknownTenant } from '../plugins/auth/keys.service.ts'
 import { CreateTenant } from '../plugins/tenants/schema.ts'
 import { createTenantService } from '../plugins/tenants/service.ts'
 import { findTenant } from '../plugins/tenants/store.ts'
+import { issueRecorded, recorded, withPlatform } from './platform.ts'
 import { CliError, terminalOf } from './terminal.ts'
 
 const creating = 'agent-orc tenant create'
@@ -70,67 +67,11 @@ export function addKey(program: Command): void {
         // Looked up first, because a tenant that does not exist has no audit log to write to.
         const tenant = await findTenant(database, tenantId)
         if (!tenant || tenant.deletedAt !== null) throw unknownTenant(tenantId)
-        const request = { tenantId, role, label, createdBy: issuing }
-        return recorded(database, { name: issuing, tenantId, action: 'api-keys.create' }, () =>
-          issueKey(database, tokens, request),
-        )
+        return issueRecorded({ database, tokens }, { tenantId, role, label, createdBy: issuing })
       })
       terminalOf(command).print(
         issued,
         () => `${issued.token}\n\nThis is the only time it is shown; its id is ${issued.id}.`,
       )
     })
-}
-
-/** Boots the parts of a role file that a command needs to work on the database, for as long as `work` takes. */
-async function withPlatform<T>(file: string, work: (database: Database, tokens: Tokens) => Promise<T>): Promise<T> {
-  const role = await loadRole(file, { env: environment() })
-  let parts: { database: Database; tokens: Tokens } | undefined
-  const borrow = definePlugin({
-    name: 'command',
-    requires: { database: Database, tokens: Tokens },
-    async setup({ deps }) {
-      parts = deps
-      return {}
-    },
-  })
-  const needed = role.plugins.filter(({ name }) => name === 'database' || name === 'tokens')
-  const insisting = needed.map((entry) =>
-    entry.name === 'database' ? { ...entry, config: { ...(entry.config as object), required: true } } : entry,
-  )
-  const plugins = [...insisting, { name: 'command', plugin: borrow }]
-  const running = await boot({ ...role, listeners: {}, plugins })
-  try {
-    return await work(parts!.database, parts!.tokens)
-  } catch (error) {
-    if (isAppError(error)) throw new CliError(error.sentence ?? error.code)
-    throw error
-  } finally {
-    await running.stop()
-  }
-}
-
-interface Recorded {
-  readonly name: string
-  readonly tenantId: string
-  readonly action: string
-}
-
-/** Does `work` with an entry in the tenant's audit log before it, and its outcome after it. */
-async function recorded<T>(
-  database: Database,
-  { name, tenantId, action }: Recorded,
-  work: () => Promise<T & { readonly id: string }>,
-): Promise<T> {
-  const trail = createAuditTrail(database, { warn: (_fields, message) => console.error(`agent-orc: ${message}`) })
-  const write: AuditedWrite = { tenantId, actor: { keyId: name, role: 'operator' }, action }
-  const entry = await trail.begin(write)
-  try {
-    const made = await work()
-    await trail.end(entry, { status: 201, target: made.id })
-    return made
-  } catch (error) {
-    await trail.end(entry, { status: isAppError(error) ? error.status : 500 })
-    throw error
-  }
 }
