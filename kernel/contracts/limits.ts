@@ -7,7 +7,7 @@ import { capability } from '../plugin.ts'
 /** One thing of which a tenant may have so much. */
 interface LimitKind {
   readonly default: number
-  readonly unit: 'requests' | 'runs' | 'streams' | 'sessions' | 'profiles' | 'bytes' | 'deliveries' | 'levels'
+  readonly unit: 'requests' | 'runs' | 'streams' | 'sessions' | 'profiles' | 'bytes' | 'deliveries' | 'levels' | 'keys'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -84,6 +84,12 @@ export const limitKinds = {
     unit: 'runs',
     relief: 'later',
     about: 'Runs of one tree of delegations that execute at once.',
+  },
+  keysPerMember: {
+    default: 10,
+    unit: 'keys',
+    relief: 'held',
+    about: 'Live keys below the key of a member: those that it minted, and that they minted in turn.',
   },
 } as const satisfies Readonly<Record<string, LimitKind>>
 

@@ -6,7 +6,7 @@ import { AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, InternalGuard, Tokens } from '#contracts/auth'
 import { Database, needsDatabase, presentDatabase } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
-import { TenantLimits } from '#contracts/limits'
+import { limitErrors, TenantLimits } from '#contracts/limits'
 import { Signers } from '#contracts/signing'
 import { acceptLinks, createClientAddress, KeyWatch, WrongKeys } from '#kit'
 import { createApiGuard } from './api-guard.ts'
@@ -44,12 +44,6 @@ export default definePlugin({
         description: 'AGENT_ORC_ADMIN_TENANT: the tenant whose admins manage tenants; nobody does without it.',
       }),
     ),
-    keysPerMember: Type.Integer({
-      minimum: 0,
-      maximum: 10_000,
-      default: 10,
-      description: "Live keys that a member's key may have minted, with those that they minted in turn.",
-    }),
     maxKeyLifetime: Type.Optional(
       Duration(undefined, 'The longest that a key which is minted from now on lives. Absent: for ever.'),
     ),
@@ -63,7 +57,7 @@ export default definePlugin({
       CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
     ),
   }),
-  errors: [authErrors, accessErrors],
+  errors: [authErrors, accessErrors, limitErrors],
   requires: {
     tokens: Tokens,
     signers: Signers,
@@ -72,7 +66,7 @@ export default definePlugin({
   },
   provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites, readiness: ReadinessChecks },
   async setup({ config, deps: { tokens, signers, database, limits }, listeners, log, routes, onStart, onStop }) {
-    const { adminTenant, keysPerMember, maxKeyLifetime: maxLifetimeMs } = config
+    const { adminTenant, maxKeyLifetime: maxLifetimeMs } = config
     // Without a database there are no keys but the bootstrap one.
     const stored = presentDatabase(database)
     const keys = stored && createKeyLookup(stored, log)
@@ -93,7 +87,7 @@ export default definePlugin({
       limits,
     })
     if (database) {
-      const service = createApiKeyService({ database, tokens, keysPerMember, maxLifetimeMs })
+      const service = createApiKeyService({ database, tokens, limits, maxLifetimeMs })
       routes('conductor', async (app) => {
         api.protect(app)
         needsDatabase(app, database)

@@ -1,10 +1,10 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, invalidRequest, forbidden, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
+import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { sendList } from '#kit/lists'
 import type { ApiGuard } from './api-guard.ts'
-import { authErrors } from './errors.ts'
 import { IdParams, IssueBody, IssuedKey, KeyMetadata } from './keys.schema.ts'
 import type { ApiKeyService } from './keys.service.ts'
 
@@ -39,7 +39,7 @@ export function apiKeyRoutes(app: App, guard: Pick<ApiGuard, 'callerOf' | 'recor
         description:
           'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one; it expires with that key at the latest, may be used from no other addresses, and is revoked with it.',
         body: IssueBody,
-        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, authErrors.tooManyKeys) },
+        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, limitErrors.limitExceeded) },
       },
     },
     async (request, reply) => {

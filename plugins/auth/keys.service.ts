@@ -2,9 +2,10 @@ import { forbidden, invalidField, notFound, unauthorized } from '#kernel'
 import { type Caller, roleAtLeast, type TenantRole, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Page } from '#contracts/paging'
 import { bootstrapId } from './bootstrap.ts'
-import { authErrors, tooManyKeys } from './errors.ts'
+import { authErrors } from './errors.ts'
 import type { IssueBody, IssuedKey } from './keys.schema.ts'
 import {
   countMinted,
@@ -52,25 +53,26 @@ function mint(tokens: Tokens) {
 export interface KeyServiceOptions {
   readonly database: Database
   readonly tokens: Tokens
-  /** How many live keys a member's key may have minted. */
-  readonly keysPerMember: number
+  /** Undefined: those where nobody has said otherwise. */
+  readonly limits: Pick<TenantLimits, 'of'> | undefined
   /** How long a key may live, in milliseconds; undefined: for ever. */
   readonly maxLifetimeMs: number | undefined
 }
 
-export function createApiKeyService({ database, tokens, keysPerMember, maxLifetimeMs }: KeyServiceOptions) {
+export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }: KeyServiceOptions) {
   return {
     /** The new key has the minter's role unless a lower one is asked for, and its bounds. Specification 2.3. */
     async issue({ tenantId, role: own, keyId }: Caller, body: IssueBody): Promise<IssuedKey> {
       const role = body.role ?? own
       if (!roleAtLeast(own, role)) throw roleTooHigh(role)
       const { token, ...minted } = mint(tokens)
+      const { keysPerMember: most } = limits?.of(tenantId) ?? defaultLimits
       return database.tenant(tenantId, async (tx) => {
         await lockKeys(tx)
         const minter = keyId === bootstrapId ? unbound : await findMinter(tx, keyId)
         // It was revoked since the request was let in.
         if (!minter) throw unauthorized()
-        if (own === 'member' && (await countMinted(tx, keyId)) >= keysPerMember) throw tooManyKeys(keysPerMember)
+        if (own === 'member' && (await countMinted(tx, keyId)) >= most) throw overLimit('keysPerMember', most)
         const key = await insertKey(tx, {
           ...minted,
           role,

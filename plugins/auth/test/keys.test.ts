@@ -5,6 +5,7 @@ import type { FastifyRequest } from 'fastify'
 import { AppError, definePlugin } from '#kernel'
 import type { TenantRole, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
+import { defaultLimits } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import { apiKeyRoutes } from '../keys.routes.ts'
 import { createApiKeyService, issueKey, type KeyServiceOptions } from '../keys.service.ts'
@@ -35,7 +36,8 @@ interface Who {
   readonly key?: string
 }
 
-type Bounds = Partial<Pick<KeyServiceOptions, 'keysPerMember' | 'maxLifetimeMs'>>
+type Bounds = Partial<Pick<KeyServiceOptions, 'limits' | 'maxLifetimeMs'>>
+const keysPerMember = (max: number): Bounds => ({ limits: { of: () => ({ ...defaultLimits, keysPerMember: max }) } })
 
 async function conductor(t: TestContext, tokens = countingTokens(), bounds: Bounds = {}) {
   const found: Database[] = []
@@ -45,7 +47,7 @@ async function conductor(t: TestContext, tokens = countingTokens(), bounds: Boun
     requires: { database: Database },
     async setup({ deps: { database }, routes }) {
       found.push(database)
-      const options = { database, tokens, keysPerMember: 10, maxLifetimeMs: undefined, ...bounds }
+      const options = { database, tokens, limits: undefined, maxLifetimeMs: undefined, ...bounds }
       routes('conductor', async (app) => apiKeyRoutes(app, openGuard(recorded), createApiKeyService(options)))
       return {}
     },
@@ -303,7 +305,7 @@ test('a key may be used from the addresses of the one that minted it, or from fe
 })
 
 test('a member mints so many live keys, with those that they mint; a revoked one makes room', async (t) => {
-  const { call, mint, seed } = await conductor(t, countingTokens(), { keysPerMember: 3 })
+  const { call, mint, seed } = await conductor(t, countingTokens(), keysPerMember(3))
   const member = await seed('tak_m', 'member')
   const first = await mint(member)
   await mint({ role: 'member', key: first })
@@ -311,8 +313,8 @@ test('a member mints so many live keys, with those that they mint; a revoked one
   for (const key of ['tak_m', first, third]) {
     const reply = await call('POST', '/api/api-keys', { role: 'member', key }, { label: 'l' })
     const { error, limit, max, message } = reply.json()
-    assert.deepEqual([reply.statusCode, error, limit, max], [409, 'too_many_keys', 'keysPerMember', 3])
-    assert.match(message, /^The limit keysPerMember is 3/)
+    assert.deepEqual([reply.statusCode, error, limit, max], [409, 'limit_exceeded', 'keysPerMember', 3])
+    assert.match(message, /^The limit keysPerMember of this tenant is 3/)
   }
   assert.equal((await call('POST', '/api/api-keys', await seed('tak_n', 'member'), { label: 'l' })).statusCode, 201)
   assert.equal((await call('POST', '/api/api-keys', await seed('tak_a', 'admin'), { label: 'l' })).statusCode, 201)
@@ -322,7 +324,7 @@ test('a member mints so many live keys, with those that they mint; a revoked one
 })
 
 test('many at once mint no more than that either', async (t) => {
-  const { call, seed } = await conductor(t, countingTokens(), { keysPerMember: 3 })
+  const { call, seed } = await conductor(t, countingTokens(), keysPerMember(3))
   const member = await seed('tak_m', 'member')
   const replies = await Promise.all(
     Array.from({ length: 8 }, () => call('POST', '/api/api-keys', member, { label: 'l' })),
