@@ -17,7 +17,8 @@ const silentMs = 2_000
 const byTheClock = [
   /^(instance|gateway|idempotency|webhooks|queue)-/,
   /-tenants$|^tenant-ids$/,
-  /^chat-(ingress|keys-used)$/,
+  /^chat-(ingress|keys-used|keys-alive)$/,
+  /^api_keys_alive$/,
   // Sent once for a burst of wake-ups, and only while another process listens.
   /^kv_/,
   /^LISTEN/,
