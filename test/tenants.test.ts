@@ -67,3 +67,19 @@ test('what a revoked key had minted is revoked with it, and the audit log says s
     [minted.id, minter.id].map((id) => [id, 204, { keyId: owner.id, role: 'owner' }]),
   )
 })
+
+test('a key is revoked with what it minted also when the audit log fails meanwhile', async (t) => {
+  const { call, issue, database } = await startConductor(t)
+  const [owner, minter] = [await issue('acme', 'owner'), await issue('acme', 'admin')]
+  const minted = (await call(minter.token, 'POST', '/api/api-keys', { label: 'CI' })).json()
+  // The entry of the request itself is taken, those of what went with it are not.
+  await database.systemBatch([
+    {
+      text: `CREATE FUNCTION refuse_minted() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN IF NEW.target LIKE '${minted.id}' THEN RAISE EXCEPTION 'full'; END IF; RETURN NEW; END $$`,
+    },
+    { text: 'CREATE TRIGGER refuse BEFORE INSERT ON audit_entries FOR EACH ROW EXECUTE FUNCTION refuse_minted()' },
+  ])
+  assert.equal((await call(owner.token, 'DELETE', `/api/api-keys/${minter.id}`)).statusCode, 204)
+  for (const { token } of [minter, minted]) assert.equal((await call(token, 'GET', '/api/profiles')).statusCode, 401)
+})

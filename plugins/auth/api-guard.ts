@@ -19,7 +19,7 @@ export interface GuardOptions {
 export interface ApiGuard extends Guard {
   /** The open streams of the scopes that it protects. */
   held(): Iterable<Held>
-  /** Puts on record what else an audited request did, once it is done: the same action, with each of these targets. */
+  /** Puts on record what else an audited request did, once it is done: the same action, with each of these targets. Never rejects. */
   record(request: FastifyRequest, targets: readonly string[]): Promise<void>
 }
 
@@ -78,10 +78,14 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
     },
     async record(request, targets) {
       const keeper = trail()
-      const caller = callers.get(request)!
-      for (const target of keeper ? targets : []) {
-        await keeper!.end(await keeper!.begin({ ...writeOf(request, caller), target }), { status: 204 })
-      }
+      if (!keeper) return
+      const write = writeOf(request, callers.get(request)!)
+      const recorded = async (target: string): Promise<void> =>
+        keeper.end(await keeper.begin({ ...write, target }), { status: 204 })
+      // Units of work share round trips. It is done already: the client hears of that, whatever becomes of the record.
+      await Promise.all(targets.map(recorded)).catch((err: unknown) =>
+        request.log.warn({ err, targets }, 'what else an audited request did is not on record'),
+      )
     },
     held: () => heldStreams(scopes, (request) => callers.get(request)),
   }
