@@ -36,6 +36,14 @@ test('a runner or a sidecar that answers whoever reaches it is a risk of its rol
   assert.equal((await risks('dev', { AGENT_ORC_DEV_HOST: 'dev.example.com' })).length, 4)
 })
 
+test('a bootstrap key beside the keys of owners is a risk; one until there is an owner is none', async () => {
+  const key = { AGENT_ORC_BOOTSTRAP_KEY: 'bootstrap-of-the-test-0123456789' }
+  const of = async (env: Record<string, string>) =>
+    (await risks('conductor', { ...key, ...env })).filter((risk) => risk.startsWith('auth: '))
+  assert.deepEqual(await of({}), [])
+  assert.match((await of({ AGENT_ORC_BOOTSTRAP: 'always' })).join(), /the bootstrap key acts as owner/)
+})
+
 test('every shipped role is without risks as config/check.env has it', async () => {
   const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8')) as Record<string, string>
   for (const role of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev', 'memory']) {

@@ -57,6 +57,10 @@ export default definePlugin({
       CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
     ),
   }),
+  risks: ({ bootstrapKey, bootstrap }) =>
+    bootstrapKey !== undefined && bootstrap === 'always'
+      ? ['the bootstrap key acts as owner for as long as it is set; set AGENT_ORC_BOOTSTRAP=until-owner']
+      : [],
   errors: [authErrors, accessErrors, limitErrors],
   requires: {
     tokens: Tokens,
