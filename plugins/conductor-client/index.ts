@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
+import { limitErrors } from '#contracts/limits'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
 import { PeerTls, readTls } from '#kit'
@@ -21,7 +22,7 @@ export default definePlugin({
     ),
     tls: PeerTls,
   }),
-  errors: conductorErrors,
+  errors: [conductorErrors, limitErrors],
   requires: { signers: Signers },
   provides: { dispatch: RunDispatch, checks: ReadinessChecks },
   async setup({ config, deps, onStop }) {

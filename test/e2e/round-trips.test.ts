@@ -18,7 +18,9 @@ const byTheClock = [
   /^(instance|gateway|idempotency|webhooks|queue)-/,
   /-tenants$|^tenant-ids$/,
   /^chat-(ingress|keys-used|keys-alive)$/,
-  /^api_keys_alive$/,
+  /^(api_keys_alive|limits_changed)$/,
+  // A conductor takes its share of a tenant's runs once, and adds up what they have logged.
+  /^run-(shares|log)-/,
   // Sent once for a burst of wake-ups, and only while another process listens.
   /^kv_/,
   /^LISTEN/,
