@@ -9,6 +9,11 @@ export const httpErrors = errorTable('http', {
   },
   unauthorized: { status: 401, message: 'The request carries no valid credentials.' },
   forbidden: { status: 403, message: 'Your role does not allow this.' },
+  originNotAllowed: {
+    status: 403,
+    message:
+      'Web pages of this origin may not ask this server; whoever runs it can add the origin to `origins` of its listener.',
+  },
   notFound: { status: 404, message: 'There is nothing of this name or id.' },
   requestTimeout: { status: 408, retry: 'later', message: 'The request did not arrive in time.' },
   conflict: { status: 409, about: 'What is there already does not go with it; the sentence says what.' },

@@ -1,5 +1,6 @@
 import type { FastifyContextConfig } from 'fastify'
 import fp from 'fastify-plugin'
+import type { App } from './app.ts'
 
 interface RouteOptions {
   /** It bounds by itself how long its body may take to arrive: the listener's limit ends when its handler begins. */
@@ -9,6 +10,7 @@ interface RouteOptions {
 }
 interface RouteConfig extends RouteOptions {
   readonly access?: unknown
+  readonly ownOrigins?: unknown
 }
 
 /** Says who may call a route, e.g. `app.get('/x', { ...access('member'), schema }, handler)`. A route without it fails the boot. */
@@ -22,6 +24,14 @@ export const accessOf = (config: unknown): string | undefined => {
   return typeof who === 'string' ? who : undefined
 }
 
+/** From here on the routes of a scope judge by themselves which web pages may ask them; the listener's `origins` do not. */
+export const judgeOrigins = (app: App): unknown =>
+  app.addHook(
+    'onRoute',
+    (route) => void (route.config = { ...route.config!, ownOrigins: true } as FastifyContextConfig),
+  )
+
+export const judgesOrigins = (config: unknown): boolean => (config as RouteConfig | undefined)?.ownOrigins === true
 export const isUpload = (config: unknown): boolean => (config as RouteConfig | undefined)?.upload === true
 export const isStream = (config: unknown): boolean => (config as RouteConfig | undefined)?.stream === true
 

@@ -1,10 +1,8 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { Settings } from '../kit/settings.ts'
 import { ListenerTls } from '../kit/tls.ts'
+import { webGuardSettings } from '../kit/web-guard.ts'
 import type { Origin } from '../problems.ts'
-
-/** A host as it stands in a URL: an IPv6 address is in brackets. */
-const hostPattern = '^([A-Za-z0-9._-]+|\\[[0-9A-Fa-f:.]+\\])$'
 
 /** A listener as it stands in a role file. */
 export const ListenerSettings = Settings(
@@ -17,13 +15,7 @@ export const ListenerSettings = Settings(
         description: 'TCP port; 0 picks a free one. Empty: the listener is declared and off.',
       }),
     ),
-    hosts: Type.Optional(
-      Type.Array(Type.String({ pattern: hostPattern, expects: 'a host name or address without a port' }), {
-        minItems: 1,
-        description:
-          'Names, as in a URL, under which it may be asked; a request for another one is refused. Absent: any.',
-      }),
-    ),
+    ...webGuardSettings,
     tls: Type.Optional(ListenerTls),
   },
   // Without a default of its own, TypeBox does not look for defaults inside the values of a record.

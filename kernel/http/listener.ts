@@ -2,6 +2,7 @@ import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import { peerLinks } from '../kit/link/listener.ts'
 import { provenCallers } from '../kit/proof.ts'
 import { readTls } from '../kit/tls.ts'
+import { standingHeaders, WebGuard } from '../kit/web-guard.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
 import { declaredAccess } from './access.ts'
@@ -9,7 +10,7 @@ import type { App, TypeBox } from './app.ts'
 import { errorAnswers, handleClientError, handleError } from './errors.ts'
 import type { ListenerConfig } from './listener-config.ts'
 import { openapiDocument } from './openapi.ts'
-import { allowedHosts, jsonBodies, requestArrival, requestLog, requestNames } from './requests.ts'
+import { jsonBodies, requestArrival, requestLog, requestNames } from './requests.ts'
 import { openStreams, quietConnections } from './streams.ts'
 
 /** Headers larger than this are refused with 431: four times what any client of ours sends. */
@@ -59,8 +60,7 @@ export async function createListener(
     .register(quietConnections)
     .register(openStreams)
     .register(peerLinks, { leaving, logRequests })
-    .register(requestArrival, { leaving })
-    .register(allowedHosts, { hosts })
+    .register(requestArrival, { leaving, guard: new WebGuard(config) })
   if (logRequests) await app.register(requestLog)
   return { app, listen: () => listen(app, config), leave: () => leave.abort() }
 }
@@ -81,7 +81,7 @@ function fastifyOf(log: FastifyBaseLogger, tls: ListenerConfig['tls']): App {
     routerOptions: { maxParamLength: 1024 },
     // The default bodies of the next three have another shape than our errors.
     return503OnClosing: false,
-    frameworkErrors: handleError,
+    frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
 }

@@ -4,8 +4,9 @@ import fp from 'fastify-plugin'
 import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
 import type { AppError } from '../contracts/errors.ts'
-import { httpErrors, invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
-import { isUpload } from './access.ts'
+import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
+import type { WebGuard } from '../kit/web-guard.ts'
+import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
 import { streamsOf } from './streams.ts'
 
@@ -19,11 +20,12 @@ export const requestNames = {
 
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(
-  async (app, { leaving }: { leaving: AbortSignal }) => {
+  async (app, { leaving, guard }: { leaving: AbortSignal; guard: WebGuard }) => {
     const streams = streamsOf(app)
     const deadlines = createDeadlines(app.server.requestTimeout)
     let uploads = false
     app.addHook('onRoute', (route) => {
+      if (accessOf(route.config) === 'network') guard.withoutProof()
       if (!isUpload(route.config)) return
       uploads = true
       // Node's limit is for a whole server; from here on each request has its own.
@@ -32,6 +34,9 @@ export const requestArrival = fp(
     })
     app.addHook('onRequest', (request, reply, done) => {
       void reply.header('x-request-id', request.id)
+      guard.mark(request, reply)
+      const refusal = guard.refusal(request, judgesOrigins(request.routeOptions.config))
+      if (refusal) return done(refusal)
       if (leaving.aborted) void reply.header('connection', 'close')
       if (streams.ending) return done(stopping())
       if (request.url.includes('%00')) return done(withNul(request.url))
@@ -54,22 +59,6 @@ export const requestLog = fp(
     )
   },
   { name: 'agent-orc-request-log' },
-)
-
-/**
- * Refuses requests for other hosts than these, against DNS rebinding: a web page whose own name resolves to this machine can
- * make its visitor's browser send requests here and read the answers, but the browser names the page's host in them. Requests
- * over a link of peers are not checked, because no browser can open one.
- */
-export const allowedHosts = fp(
-  async (app, { hosts }: { hosts: readonly string[] | undefined }) => {
-    if (!hosts) return
-    const allowed = new Set(hosts.map((host) => host.toLowerCase()))
-    app.addHook('onRequest', ({ hostname }, _reply, done) => {
-      done(allowed.has(hostname.toLowerCase()) ? undefined : httpErrors.unknownHost())
-    })
-  },
-  { name: 'agent-orc-hosts', dependencies: ['agent-orc-errors'] },
 )
 
 const stopping = (): AppError =>

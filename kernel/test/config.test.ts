@@ -107,10 +107,14 @@ test('hosts of a listener are names without a port, at least one; one that comes
   assert.deepEqual((await load()).listeners['gateway']!.hosts, ['localhost', '[::1]'])
   assert.deepEqual((await load({ MORE: 'box.example' })).listeners['gateway']!.hosts?.at(-1), 'box.example')
   const wrong = await folder(t, role("['${MORE}']"))
-  assert.deepEqual(await wrong.problems({ MORE: 'http://x:80' }), [
-    'listeners.gateway.hosts.0 expects a host name or address without a port; set MORE (role.yaml:4)',
+  assert.deepEqual(await wrong.problems({ MORE: 'x:80' }), [
+    'listeners.gateway.hosts.0 expects a host name or address without a port, a network such as 10.0.0.0/8, or a URL whose host is meant; set MORE (role.yaml:4)',
   ])
   assert.equal((await wrong.problems()).length, 1)
+  // One variable alone, which is a list or nothing.
+  const alone = await folder(t, role('${MORE}'))
+  assert.equal((await alone.load()).listeners['gateway']!.hosts, undefined)
+  assert.deepEqual((await alone.load({ MORE: 'a, b' })).listeners['gateway']!.hosts, ['a, b'])
 })
 
 test('log and shutdownGrace have defaults, and are checked', async (t) => {
@@ -143,7 +147,7 @@ plugins:
   const { problems } = await folder(t, { 'role.yaml': text, 'p.mjs': pluginText })
   assert.deepEqual(await problems(), [
     'listners is not a setting here; known: role, listeners, log, shutdownGrace, instead, plugins (role.yaml:2)',
-    'listeners.gateway.prot is not a setting here; known: host, port, hosts, tls (role.yaml:5)',
+    'listeners.gateway.prot is not a setting here; known: host, port, hosts, origins, tls (role.yaml:5)',
     'log.colour is not a setting here; known: level, requests (role.yaml:7)',
     'p: config.urll is not a setting here; known: url (role.yaml:11)',
   ])

@@ -44,7 +44,7 @@ export function apiKeyRoutes(app: App, guard: Pick<ApiGuard, 'callerOf' | 'recor
     },
     async (request, reply) => {
       const issued = await service.issue(guard.callerOf(request), request.body)
-      return reply.code(201).header('cache-control', 'no-store').send(issued)
+      return reply.code(201).send(issued)
     },
   )
   app.delete(

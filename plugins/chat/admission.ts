@@ -1,5 +1,5 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
-import { access, type App, rateLimit } from '#kernel'
+import { access, judgeOrigins, type App, rateLimit } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { HitScope, Kv } from '#contracts/kv'
@@ -254,6 +254,7 @@ export class ChatAdmission {
 
   /** Lets scripts of other origins read answers, and answers their preflights: they carry no key, so the agent of the URL decides. */
   crossOrigin(app: App): void {
+    judgeOrigins(app)
     app.addHook('onRequest', (_request, reply, done) => {
       void reply.header('vary', 'Origin')
       done()

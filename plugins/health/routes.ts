@@ -48,7 +48,6 @@ export const readinessRoutes =
     app.get('/readyz', { ...access('public'), schema }, async (request, reply) => {
       const { ready, checks } = await readiness()
       const known = risks.length > 0 ? { risks: [...risks] } : {}
-      void reply.header('cache-control', 'no-store')
       if (ready) return reply.send({ ready: true, checks, ...known })
       // The answer is sent and not thrown: a probe that fails every few seconds must not be logged as an error each time.
       return reply

@@ -50,7 +50,7 @@ export function keyRoutes(app: App, guard: Guard, service: PublishingService): v
     async (request, reply) => {
       const { tenantId } = guard.callerOf(request)
       const issued = await service.issueKey(tenantId, publishable(request.params.name), request.body.label)
-      return reply.code(201).header('cache-control', 'no-store').send(issued)
+      return reply.code(201).send(issued)
     },
   )
   app.delete(

@@ -3,6 +3,7 @@ import { type ClientRequest, request as httpRequest } from 'node:http'
 import { test, type TestContext } from 'node:test'
 import Fastify from 'fastify'
 import { access } from '#kernel'
+import { WebGuard } from '../../kit/web-guard.ts'
 import { errorAnswers, handleClientError } from '../errors.ts'
 import { requestArrival } from '../requests.ts'
 import { openStreams } from '../streams.ts'
@@ -13,7 +14,7 @@ async function listener(t: TestContext, limitMs: number) {
   await app
     .register(errorAnswers)
     .register(openStreams)
-    .register(requestArrival, { leaving: new AbortController().signal })
+    .register(requestArrival, { leaving: new AbortController().signal, guard: new WebGuard({}) })
   app.addHook('onRequest', async (request, reply) => {
     if (request.headers.authorization === undefined && request.url === '/guarded') await reply.code(401).send()
   })

@@ -86,6 +86,6 @@ export function createLinkHost(options: LinkHostOptions): LinkHost {
 function refuse(socket: Duplex, error: AppError, requestId: string): void {
   const body = JSON.stringify(errorBody(error, requestId))
   socket.end(
-    `HTTP/1.1 ${error.status} Refused\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+    `HTTP/1.1 ${error.status} Refused\r\nconnection: close\r\nx-content-type-options: nosniff\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
   )
 }

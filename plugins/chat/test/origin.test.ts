@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Type } from '@sinclair/typebox'
-import { access, AppError, definePlugin } from '#kernel'
+import { access, AppError, definePlugin, judgeOrigins } from '#kernel'
 import { testKernel } from '#testing'
 import { readableWhenAway } from '../admission.ts'
 import { gateway, publish } from './gateway.ts'
@@ -137,6 +137,7 @@ test('a script of any origin can read that the gateway is away, and nothing else
     name: 'away',
     async setup(ctx) {
       ctx.routes('gateway', async (app) => {
+        judgeOrigins(app)
         app.addHook('onSend', async (request, reply) => readableWhenAway(request, reply))
         const schema = { params: Type.Object({ status: Type.Integer() }) }
         app.get('/:status', { ...access('public'), schema }, async ({ params: { status } }) => {

@@ -1,0 +1,118 @@
+import { isIP } from 'node:net'
+import { Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import ipaddr from 'ipaddr.js'
+import type { AppError } from '../contracts/errors.ts'
+import { httpErrors } from '../contracts/http-errors.ts'
+
+const name = '\\.?[A-Za-z0-9_-][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\]'
+const network = '[0-9A-Fa-f:.]+/[0-9]{1,3}'
+const url = 'https?://[^\\s,]+'
+const listOf = (entry: string): string => `^(${entry})(,\\s*(${entry}))*$`
+
+/** The form of a setting that names hosts; several may be in one text, with commas between. */
+const hostForm = {
+  pattern: listOf(`${name}|${network}|${url}`),
+  expects: 'a host name or address without a port, a network such as 10.0.0.0/8, or a URL whose host is meant',
+}
+/** The form of a setting that names origins, as browsers write them. */
+const originForm = {
+  pattern: listOf('[a-z][a-z0-9+.-]*://[^/\\s,]+'),
+  expects: 'an origin such as https://console.example.com, without a path',
+}
+
+/** What a role file says of it, for each listener. */
+export const webGuardSettings = {
+  hosts: Type.Optional(
+    Type.Array(Type.String(hostForm), {
+      minItems: 1,
+      description:
+        'Under what it may be asked: names, `.example.com` with its subdomains, addresses, networks. Another request is refused. ' +
+        'Absent: anything; where a route asks for no proof, localhost and any address.',
+    }),
+  ),
+  origins: Type.Optional(
+    Type.Array(Type.String(originForm), {
+      description: 'Web pages that may send requests, beside those of the host that is asked. Absent: none.',
+    }),
+  ),
+}
+
+/**
+ * Hosts of a listener that authenticates nobody, unless it names its own. A page of the web that reaches this machine through DNS
+ * comes under a name: never under an address, which probes use.
+ */
+const withoutProof = ['localhost', '0.0.0.0/0', '::/0'] as const
+
+const entriesOf = (settings: readonly string[]): string[] =>
+  settings.flatMap((text) => text.split(',')).map((entry) => entry.trim().toLowerCase())
+
+const bare = (host: string): string => host.replace(/^\[|\]$/g, '')
+
+/** Whether a host, as it stands in a request, is one of those of a setting. */
+export function hostMatcher(settings: readonly string[]): (host: string) => boolean {
+  const hosts = entriesOf(settings).map((entry) => (entry.includes('://') ? new URL(entry).hostname : entry))
+  const networks = hosts.flatMap((host) => networkOf(bare(host)))
+  const suffixes = hosts.filter((host) => host.startsWith('.'))
+  const names = new Set(hosts)
+  return (asked) => {
+    const host = asked.toLowerCase()
+    if (names.has(host)) return true
+    const address = bare(host)
+    if (isIP(address) === 0) return suffixes.some((suffix) => host.endsWith(suffix) || host === suffix.slice(1))
+    const parsed = ipaddr.process(address)
+    return networks.some((range) => range[0].kind() === parsed.kind() && parsed.match(range))
+  }
+}
+
+/** The network that an entry names; an address is one by itself. */
+function networkOf(entry: string): [ipaddr.IPv4 | ipaddr.IPv6, number][] {
+  if (entry.includes('/')) return [ipaddr.parseCIDR(entry)]
+  if (isIP(entry) === 0) return []
+  const address = ipaddr.process(entry)
+  return [[address, address.kind() === 'ipv4' ? 32 : 128]]
+}
+
+/** Of every answer: a browser neither guesses what it holds nor keeps it. */
+export const standingHeaders = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' } as const
+const strictTransport = `max-age=${365 * 24 * 60 * 60}`
+
+/**
+ * What web pages may do at a listener. A page whose own name resolves to this machine (DNS rebinding) makes its visitor's browser
+ * send requests here and reads the answers, but the browser names the page's host in them; another page's requests name its origin,
+ * and their answers it cannot read, but a write is done all the same. What is no browser sends no origin. Requests over a link of
+ * peers are not checked, because no browser can open one.
+ */
+export class WebGuard {
+  readonly #origins: ReadonlySet<string>
+  readonly #named: boolean
+  #serves: (host: string) => boolean
+
+  constructor({ hosts, origins = [] }: { readonly hosts?: readonly string[]; readonly origins?: readonly string[] }) {
+    this.#origins = new Set(entriesOf(origins))
+    this.#named = hosts !== undefined
+    this.#serves = hosts ? hostMatcher(hosts) : () => true
+  }
+
+  /** A route of the listener asks for no proof of who calls: without hosts in the role file it has some all the same. */
+  withoutProof(): void {
+    if (!this.#named) this.#serves = hostMatcher(withoutProof)
+  }
+
+  /** Sets what every answer carries. */
+  mark({ raw, headers }: FastifyRequest, reply: FastifyReply): void {
+    void reply.headers(standingHeaders)
+    // Browsers take it over TLS only. A proxy in front says whether it was there; whoever lies about that tells only itself.
+    const secure = 'encrypted' in raw.socket || headers['x-forwarded-proto'] === 'https'
+    if (secure) void reply.header('strict-transport-security', strictTransport)
+  }
+
+  /** Why a request is refused; undefined when it is not. `ownOrigins`: its route judges origins itself. */
+  refusal({ hostname, host, headers: { origin } }: FastifyRequest, ownOrigins: boolean): AppError | undefined {
+    if (!this.#serves(hostname)) return httpErrors.unknownHost()
+    if (origin === undefined || ownOrigins || this.#origins.has(origin.toLowerCase())) return undefined
+    // A page of this very listener, or of a proxy that hands its requests on under its own name.
+    if (origin.replace(/^https?:\/\//, '') === host.toLowerCase()) return undefined
+    return httpErrors.originNotAllowed()
+  }
+}

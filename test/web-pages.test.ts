@@ -1,0 +1,135 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { type IncomingHttpHeaders, request } from 'node:http'
+import { connect } from 'node:net'
+import { text } from 'node:stream/consumers'
+import { test, type TestContext } from 'node:test'
+import { bootRole, type RoleName } from './e2e/roles.ts'
+import { nameOf, type Route, unknownIds } from './route-table.ts'
+import { freshDatabase } from '#testing'
+
+// What a page of the web can make its visitor's browser do here, over real sockets, on every route of every listener.
+
+const ports = ['GATEWAY', 'CONDUCTOR', 'INTERNAL', 'RUNNER', 'WORKER', 'SIDECAR'].map((name) => [
+  `AGENT_ORC_${name}_PORT`,
+  '0',
+])
+const key = Buffer.alloc(32, 7).toString('base64')
+
+const urlsOf = async (t: TestContext, role: RoleName, env: Record<string, string> = {}) => {
+  const started = await bootRole(role, {
+    ...(Object.fromEntries(ports) as Record<string, string>),
+    INTERNAL_PORT: '0',
+    POSTGRES_DSN: role === 'dev' ? await freshDatabase(t) : '',
+    AGENT_API_KEY_PEPPER: key,
+    CHAT_GATEWAY_SIGNING_KEY_CURRENT: key,
+    AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: key,
+    ...env,
+  })
+  t.after(() => started.end())
+  return Object.entries(started.urls)
+}
+
+interface Answer {
+  readonly status: number
+  readonly headers: IncomingHttpHeaders
+  readonly body: string
+}
+
+/** Not `fetch`, which lets nobody choose the host that it names. */
+async function ask(base: string, method: string, path: string, headers: Record<string, string>): Promise<Answer> {
+  const body = headers['content-type'] ? { 'content-length': '2' } : {}
+  const asked = request(new URL(path, base), { method, headers: { connection: 'close', ...body, ...headers } })
+  asked.end(headers['content-type'] ? '{}' : undefined)
+  const [reply] = await once(asked, 'response')
+  return { status: reply.statusCode, headers: reply.headers, body: await text(reply) }
+}
+
+const json = { 'content-type': 'application/json' }
+const errorOf = ({ status, body }: Answer) => [status, JSON.parse(body).error]
+
+type Documented = Pick<Route, 'method' | 'path'>
+
+/** Every documented route, and a few that no document has. */
+async function routesOf(base: string): Promise<Documented[]> {
+  const { paths } = JSON.parse((await ask(base, 'GET', '/openapi.json', {})).body)
+  const named = Object.entries(paths as Record<string, object>).flatMap(([path, operations]) =>
+    Object.keys(operations).map((method) => ({ method: method.toUpperCase() as Route['method'], path })),
+  )
+  return [...named, { method: 'GET', path: '/openapi.json' }, { method: 'POST', path: '/no/route' }]
+}
+const filled = ({ path }: Documented): string =>
+  path.replaceAll(
+    /\{[^}]+\}/g,
+    (param, at: number) => unknownIds[path.slice(0, at) + param] ?? 'sess-00000000-00000000',
+  )
+
+for (const role of ['dev', 'memory'] as const) {
+  test(`${role}: under a foreign name (DNS rebinding) and from a foreign origin no route of any listener does anything`, async (t) => {
+    const urls = await urlsOf(t, role, role === 'memory' ? { AGENT_ORC_SIDECAR_PORT: '0' } : {})
+    assert.ok(urls.length >= 5)
+    for (const [listener, base] of urls) {
+      const { port } = new URL(base)
+      const routes = await routesOf(base)
+      assert.ok(routes.length >= 4, listener)
+      for (const route of routes) {
+        const about = `${listener}: ${nameOf(route)}`
+        const evil = { host: `evil.example:${port}`, origin: `http://evil.example:${port}`, ...json }
+        assert.deepEqual(errorOf(await ask(base, route.method, filled(route), evil)), [421, 'unknown_host'], about)
+        // A page of another port of this machine, which is another origin.
+        const refused = errorOf(await ask(base, route.method, filled(route), { origin: 'http://localhost:1', ...json }))
+        // Published agents have origins of their own: there it is the key that is missing, or the database.
+        const own = listener === 'gateway' && route.path.startsWith('/v1/')
+        if (own) assert.ok([401, 503].includes(refused[0]), about)
+        else assert.deepEqual(refused, [403, 'origin_not_allowed'], about)
+      }
+    }
+  })
+}
+
+test('a page that was led to the port of the runner begins no session there, and calls no tool of one', async (t) => {
+  const urls = Object.fromEntries(await urlsOf(t, 'memory'))
+  const runner = urls['runner']!
+  const profile = { name: 'p', id: 'p', runtime: 'general', model: 'builtin/echo', tools: ['current_time'] }
+  const begin = (headers: Record<string, string>, path = '/runner/sessions') => {
+    const asked = request(new URL(path, runner), {
+      method: 'POST',
+      headers: { ...json, 'x-tenant-id': 'default', accept: 'application/json, text/event-stream', ...headers },
+    })
+    asked.end(
+      JSON.stringify(
+        path === '/runner/sessions'
+          ? { profileName: 'p', profile }
+          : { jsonrpc: '2.0', id: 1, method: 'tools/list', params: {} },
+      ),
+    )
+    return once(asked, 'response').then(async ([reply]) => ({ status: reply.statusCode, body: await text(reply) }))
+  }
+  const { port } = new URL(runner)
+  const host = `evil.example:${port}`
+  assert.equal((await begin({ host })).status, 421)
+  assert.equal((await begin({ origin: 'https://evil.example' })).status, 403)
+  const mcp = '/runner/sessions/sess-00000000-00000000/mcp'
+  assert.equal((await begin({ host }, mcp)).status, 421)
+  assert.equal((await begin({ origin: 'https://evil.example' }, mcp)).status, 403)
+  assert.equal((await begin({}, mcp)).status, 404, 'what is no browser gets as far as the session')
+})
+
+test('every answer of every listener says nosniff and no-store, and behind TLS that it is to be asked over TLS', async (t) => {
+  for (const [listener, base] of await urlsOf(t, 'dev')) {
+    for (const route of await routesOf(base)) {
+      const about = `${listener}: ${nameOf(route)}`
+      const { headers } = await ask(base, route.method, filled(route), {})
+      assert.equal(headers['x-content-type-options'], 'nosniff', about)
+      assert.equal(headers['cache-control'], 'no-store', about)
+      assert.equal(headers['strict-transport-security'], undefined, about)
+      const behind = await ask(base, route.method, filled(route), { 'x-forwarded-proto': 'https' })
+      assert.equal(behind.headers['strict-transport-security'], 'max-age=31536000', about)
+    }
+    const bad = await ask(base, 'GET', '/%zz', {})
+    assert.deepEqual([bad.status, bad.headers['x-content-type-options']], [400, 'nosniff'], listener)
+    const socket = connect(Number(new URL(base).port), '127.0.0.1')
+    socket.end('no http\r\n\r\n')
+    assert.match(await text(socket), /^HTTP\/1\.1 400 .*\r\nx-content-type-options: nosniff\r\n/s, listener)
+  }
+})
