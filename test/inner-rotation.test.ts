@@ -28,7 +28,7 @@ type Name = (typeof orders)[number][number]
 function conductor(url: string, { current, previous }: Keys, links: boolean) {
   const keys = { current, ...(previous ? { previous } : {}) }
   const signer = createSigner({ family: 'runner', ...keys, kv: undefined as never, onRefused() {} })
-  const peers = createPeers({ ...runnerPeers, identity: signedBy(signer, tenantHeader), links })
+  const peers = createPeers({ ...runnerPeers(), identity: signedBy(signer, tenantHeader), links })
   return { runner: createRemoteRunner(url, peers.at(url)), end: () => peers.close() }
 }
 

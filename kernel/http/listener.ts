@@ -46,7 +46,7 @@ export async function createListener(
   config: ListenerConfig,
   { log, logRequests, errors, guarded }: ListenerOptions,
 ): Promise<Listener> {
-  const { hosts, tls } = config
+  const { tls } = config
   const app = fastifyOf(log, tls)
   const leave = new AbortController()
   const leaving = leave.signal

@@ -23,7 +23,7 @@ export function outboundUrl(text: string, { permits, schemes, hosts = [] }: Outb
   if (!schemes.includes(url.protocol.slice(0, -1))) return 'scheme'
   if (url.username !== '' || url.password !== '') return 'credentials'
   const host = hostOf(url)
-  if (isIP(host) !== 0 && !permits(host)) return 'address'
+  if (isIP(host) !== 0 ? !permits(host) : metadataNames.has(host)) return 'address'
   if (hosts.length > 0 && !isAmong(host, hosts)) return 'host'
   return url
 }
@@ -55,18 +55,55 @@ export function leadsTo(text: string, list: readonly string[]): boolean {
   })
 }
 
-/** A cloud's metadata service that lies in public address space. */
-const hostedMetadata = '168.63.129.16'
+/**
+ * Where clouds hand out the credentials of a machine, beside 169.254.0.0/16: of Azure, Alibaba, AWS with its names and times, and
+ * Google.
+ */
+const metadata = ['168.63.129.16/32', '100.100.100.200/32', 'fd00:ec2::/32', 'fd20:ce::254/128'].map((network) =>
+  ipaddr.parseCIDR(network),
+)
+/** Names by which they are known; each resolves on such a machine alone. */
+const metadataNames: ReadonlySet<string> = new Set([
+  'metadata',
+  'metadata.google.internal',
+  'metadata.goog',
+  'instance-data',
+  'instance-data.ec2.internal',
+  'metadata.azure.internal',
+  'metadata.tencentyun.com',
+])
+
+/** An address as it is reached; undefined for text that is none, and for a metadata service. */
+function reached(address: string): ipaddr.IPv4 | ipaddr.IPv6 | undefined {
+  if (!ipaddr.isValid(address)) return undefined
+  // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by what it reaches.
+  const parsed = ipaddr.process(address)
+  const hidden = metadata.some((network) => network[0].kind() === parsed.kind() && parsed.match(network))
+  return hidden ? undefined : parsed
+}
 
 /** True for an address of the open internet. Loopback, private, link-local, mapped, translated and reserved ones are not. */
 export function isPublicAddress(address: string): boolean {
-  if (!ipaddr.isValid(address)) return false
-  // `process` unwraps ::ffff:a.b.c.d, so that a mapped address is judged by what it reaches.
-  const parsed = ipaddr.process(address)
-  if (parsed.range() !== 'unicast' || parsed.toString() === hostedMetadata) return false
+  const parsed = reached(address)
+  if (parsed?.range() !== 'unicast') return false
   // IANA has assigned 2000::/3 so far; the rest of IPv6, for example ::a.b.c.d, belongs to nobody.
   return parsed instanceof ipaddr.IPv4 || (parsed.parts[0]! & 0xe000) === 0x2000
 }
+
+const ofNetworks: ReadonlySet<string> = new Set([
+  'private',
+  'loopback',
+  'uniqueLocal',
+  'carrierGradeNat',
+  'unspecified',
+])
+
+/**
+ * True for an address that a server of the operator's own may have: public, or of a private network. Link-local ones, metadata
+ * services and what leads to them by translation (NAT64, 6to4) are not.
+ */
+export const isNetworkAddress = (address: string): boolean =>
+  isPublicAddress(address) || ofNetworks.has(reached(address)?.range() ?? '')
 
 /** The part of dns.lookup that the guard needs; tests answer as a hostile name server. */
 export type Resolve = (
@@ -78,7 +115,7 @@ export const systemResolve: Resolve = (host, callback) => systemLookup(host, { a
 
 export class ForbiddenAddressError extends Error {
   constructor() {
-    super('the host resolves to an address that is not public')
+    super('the host resolves to an address that may not be asked')
     this.name = 'ForbiddenAddressError'
   }
 }

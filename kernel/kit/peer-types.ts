@@ -1,3 +1,4 @@
+import type { LookupFunction } from 'node:net'
 import type { Static, TObject, TSchema } from '@sinclair/typebox'
 import type {
   BodyOf,
@@ -50,6 +51,8 @@ export interface PeersOptions {
   readonly faults: Faults
   readonly identity: Identity
   readonly connectMs: number
+  /** Finds the addresses of names; the system's unless given. */
+  readonly lookup?: LookupFunction
   /** A stream that says nothing for so long is lost; 0 for never. A link finds out by itself. */
   readonly silentMs?: number
   /** Milliseconds for a whole answer, or for the head of a stream. */

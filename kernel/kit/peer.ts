@@ -38,7 +38,7 @@ const linkPauseMs = { first: 1_000, longest: 60_000 }
 const nothing = new Uint8Array()
 
 export function createPeers(options: PeersOptions): Peers {
-  const { connectMs, silentMs = 0 } = options
+  const { connectMs, silentMs = 0, lookup } = options
   // No bound on connections: one open stream holds one, and a bounded pool would queue a stream behind another.
   const agent = new Agent({
     connections: null,
@@ -46,7 +46,7 @@ export function createPeers(options: PeersOptions): Peers {
     headersTimeout: 0,
     bodyTimeout: silentMs,
     keepAliveTimeout: 30_000,
-    connect: { timeout: connectMs, ...options.tls },
+    connect: { timeout: connectMs, ...options.tls, ...(lookup ? { lookup } : {}) },
   })
   const check = createCheck()
   const all = new Set<HttpPeer>()
@@ -225,10 +225,10 @@ class HttpPeer implements Peer {
   }
 
   async #open(): Promise<void> {
-    const { identity, connectMs, tls } = this.#options
+    const { identity, connectMs, lookup, tls } = this.#options
     // About no tenant: each exchange then names its own.
     const request = { tenant: '', method: 'GET', target: this.#prefix + linkPath, body: nothing }
-    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs, tls }
+    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs, lookup, tls }
     for (const signature of identity.signatures?.() ?? [undefined]) {
       const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
       if (made === 401) continue

@@ -45,7 +45,7 @@ export default definePlugin({
     }
     const configured = [...new Set(config.urls.map(checkRunnerUrl))]
     const identity = signedBy(signers.get('runner'), tenantHeader)
-    const peers = createPeers({ ...runnerPeers, identity, tls: readTls(config.tls) })
+    const peers = createPeers({ ...runnerPeers(), identity, tls: readTls(config.tls) })
     onStop(() => peers.close())
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
     const fleet = new RunnerFleet({ intervalMs: config.probeInterval, log })

@@ -6,6 +6,7 @@ import { isFailingStop, leaving, type RunnerLink } from '#contracts/runner'
 import { decodeSessionStatus, maxStateBytes, runnerWire } from '#contracts/wire/runner'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { openOnRead, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
+import { guardedLookup, isNetworkAddress, outboundUrl, type Refusal, systemResolve } from '#kit/outbound'
 
 /** How long a runner may take over anything but a run. */
 const callTimeoutMs = 10_000
@@ -18,29 +19,36 @@ export const keysDiffer =
   'The runner wants another proof of who calls: RUNNER_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
 
 /** How a conductor connects to its runners. Gateways ask conductors only, so they need no key for this. */
-export const runnerPeers: Omit<PeersOptions, 'identity'> = {
+export const runnerPeers = (resolve = systemResolve): Omit<PeersOptions, 'identity'> => ({
   connectMs,
   timeoutMs: callTimeoutMs,
+  lookup: guardedLookup(resolve, isNetworkAddress),
   faults: {
     lost: ({ asked, cause }) => fleetErrors.runnerUnreachable({ cause, retryable: !asked }),
     failed: fleetErrors.runnerFailed,
     unproven: () => fleetErrors.runnerFailed({ message: keysDiffer, detail: { status: 401 } }),
   },
+})
+
+const refusals: Readonly<Record<Refusal, string>> = {
+  not_a_url: 'is not an http or https URL',
+  scheme: 'is not an http or https URL',
+  credentials: 'carries credentials',
+  address:
+    'has an address of no network of yours: link-local ones and those of the metadata services of clouds are not asked',
+  host: 'has a host that is not asked',
 }
 
 /**
  * A runner's base URL, without a slash at its end. Runners usually have private or loopback addresses: they live on the
  * network that operators keep closed, and only the signed plane and the configuration can name one. An operator's mistake
- * can still reach little: one GET that follows no redirect and must be answered as a runner does, and
- * never a link-local address, where clouds keep their credentials.
+ * can still reach little: one GET that follows no redirect and must be answered as a runner does, and never where clouds keep
+ * their credentials, whatever name leads there: `runnerPeers` looks at what a name resolves to.
  */
 export function checkRunnerUrl(text: string): string {
-  const url = URL.canParse(text) ? new URL(text) : undefined
-  if (!url || !/^https?:$/.test(url.protocol)) throw refuse(text, 'is not an http or https URL')
-  if (url.username !== '' || url.password !== '') throw refuse(text, 'carries credentials')
+  const url = outboundUrl(text, { permits: isNetworkAddress, schemes: ['http', 'https'] })
+  if (typeof url === 'string') throw refuse(text, refusals[url])
   if (url.hash !== '' || url.search !== '') throw refuse(text, 'has a query or a fragment')
-  // The URL parser has written every form of an IPv4 address as four decimal numbers by now.
-  if (/^169\.254\.|^\[(fe[89ab]|::ffff:a9fe)/.test(url.hostname)) throw refuse(text, 'is a link-local address')
   return text.replace(/\/+$/, '')
 }
 

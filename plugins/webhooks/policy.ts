@@ -3,6 +3,7 @@ import {
   guardedLookup,
   hostOf,
   isAmong,
+  isNetworkAddress,
   isPublicAddress,
   outboundUrl,
   type Resolve,
@@ -36,14 +37,16 @@ export function createPolicy({ allowHosts, timeoutMs, resolve = systemResolve }:
       pipelining: 0,
     })
   const open = agent(isPublicAddress)
-  const own = agent(() => true)
+  const own = agent(isNetworkAddress)
   const trusted = (url: URL): boolean => isAmong(hostOf(url), allowHosts)
   return {
     check(text) {
       const mine = URL.canParse(text) && trusted(new URL(text))
       const url = outboundUrl(
         text,
-        mine ? { permits: () => true, schemes: ['https', 'http'] } : { permits: isPublicAddress, schemes: ['https'] },
+        mine
+          ? { permits: isNetworkAddress, schemes: ['https', 'http'] }
+          : { permits: isPublicAddress, schemes: ['https'] },
       )
       if (typeof url === 'string') throw invalidWebhook(url)
       return url

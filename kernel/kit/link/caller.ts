@@ -1,3 +1,4 @@
+import type { LookupFunction } from 'node:net'
 import { request as overTls } from 'node:https'
 import type { Duplex } from 'node:stream'
 import { Answer, type ExchangeOptions, type Reply, type ReplyHeaders } from '../answer.ts'
@@ -185,12 +186,13 @@ export interface LinkTarget {
   /** How the caller shows who it is. */
   readonly headers: Readonly<Record<string, string>>
   readonly timeoutMs: number
+  readonly lookup?: LookupFunction | undefined
   readonly times?: LinkTimes | undefined
   readonly tls?: TlsFiles | undefined
 }
 
 /** Resolves to the link, or to the status with which the peer refused it; rejects when it cannot be reached. */
-export function connectLink({ origin, prefix, headers, timeoutMs, times, tls }: LinkTarget) {
+export function connectLink({ origin, prefix, headers, timeoutMs, lookup, times, tls }: LinkTarget) {
   return new Promise<LinkCaller | number>((resolve, reject) => {
     const asking = (origin.startsWith('https:') ? overTls : overHttp)(origin + prefix + linkPath, {
       // A connection of its own: it does not come back to be used for another request.
@@ -198,6 +200,7 @@ export function connectLink({ origin, prefix, headers, timeoutMs, times, tls }: 
       ...tls,
       headers: { ...headers, connection: 'Upgrade', upgrade: linkProtocol, [linkHeader]: linkVersion },
       timeout: timeoutMs,
+      ...(lookup ? { lookup } : {}),
     })
     asking.once('upgrade', (_response, socket, head) => {
       socket.setTimeout(0)

@@ -119,12 +119,15 @@ test('a probe that fails once is asked again before the runner is away, and read
   assert.equal(member!.state, 'live')
 })
 
-test('a runner URL is http or https, without credentials, query or fragment, and never link-local', () => {
+test('a runner URL is http or https, without credentials, query or fragment, and never link-local or a metadata service', () => {
   for (const [url, base] of [
     ['http://127.0.0.1:7060', 'http://127.0.0.1:7060'],
     ['https://runner.internal/', 'https://runner.internal'],
     ['http://10.0.0.7:7060/base/', 'http://10.0.0.7:7060/base'],
     ['http://[::1]:7060', 'http://[::1]:7060'],
+    ['http://[fd12::7]:7060', 'http://[fd12::7]:7060'],
+    ['http://100.64.0.7:7060', 'http://100.64.0.7:7060'],
+    ['http://8.8.8.8:7060', 'http://8.8.8.8:7060'],
   ] as const) {
     assert.equal(checkRunnerUrl(url), base)
   }
@@ -140,6 +143,19 @@ test('a runner URL is http or https, without credentials, query or fragment, and
     'http://2852039166',
     'http://[fe80::1]',
     'http://[::ffff:169.254.169.254]',
+    'http://168.63.129.16/machine',
+    'http://[::ffff:168.63.129.16]',
+    'http://100.100.100.200',
+    'http://[fd00:ec2::254]/latest',
+    'http://[fd00:ec2:0:0::0254]',
+    'http://[fd20:ce::254]',
+    'http://[64:ff9b::169.254.169.254]',
+    'http://[2002:a9fe:a9fe::]',
+    'http://metadata.google.internal/computeMetadata/v1/',
+    'http://METADATA.google.internal.',
+    'http://metadata',
+    'http://instance-data.ec2.internal',
+    'http://224.0.0.1',
   ]
   for (const url of refused) {
     assert.throws(

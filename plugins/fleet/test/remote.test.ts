@@ -6,7 +6,9 @@ import { AppError, definePlugin } from '#kernel'
 import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
 import { runnerWire } from '#contracts/wire/runner'
 import { acceptLinks, createPeers, serve, trusted } from '#kit'
+import { ForbiddenAddressError, type Resolve } from '#kit/outbound'
 import { testKernel } from '#testing'
+import { connectLink } from '../../../kernel/kit/link/caller.ts'
 import { createRemoteRunner, runnerPeers } from '../remote-runner.ts'
 
 const run: ExecuteRun = { runId: 'r1', sessionId: 's1', prompt: 'x', firstSeq: 1, timeoutMs: 1_000, keepMs: 5_000 }
@@ -43,7 +45,7 @@ async function remote(t: TestContext, links: boolean) {
   })
   const kernel = await testKernel(t, [plugin], { listeners: ['runner'], listen: true })
   const url = kernel.urls['runner']!
-  const peers = createPeers({ ...runnerPeers, identity: { tenantHeader: 'x-tenant-id' }, links })
+  const peers = createPeers({ ...runnerPeers(), identity: { tenantHeader: 'x-tenant-id' }, links })
   t.after(() => peers.close())
   const peer = peers.at(url)
   const link: RunnerLink = createRemoteRunner(url, peer)
@@ -116,3 +118,25 @@ for (const links of [false, true]) {
     await assert.rejects(link.info())
   })
 }
+
+test('a name that leads to a metadata service is not asked, over HTTP or for a link, whatever it led to before', async (t) => {
+  const asked: string[] = []
+  const resolve: Resolve = (host, callback) => {
+    asked.push(host)
+    callback(null, [{ address: asked.length === 1 ? '169.254.169.254' : 'fd00:ec2::254', family: 4 }])
+  }
+  const peers = createPeers({ ...runnerPeers(resolve), identity: { tenantHeader: 'x-tenant-id' } })
+  t.after(() => peers.close())
+  const link = createRemoteRunner('http://runner.example:7060', peers.at('http://runner.example:7060'))
+  for (const times of [1, 2]) {
+    await assert.rejects(link.info(), (error: AppError) => {
+      assert.equal(error.code, 'runner_unreachable')
+      assert.ok(error.cause instanceof ForbiddenAddressError)
+      return true
+    })
+    assert.equal(asked.length, times, 'each connection looks anew')
+  }
+  const { lookup } = runnerPeers((_host, callback) => callback(null, [{ address: '168.63.129.16', family: 4 }]))
+  const target = { origin: 'http://runner.example:7060', prefix: '', headers: {}, timeoutMs: 1_000, lookup }
+  await assert.rejects(connectLink(target), ForbiddenAddressError)
+})

@@ -225,6 +225,7 @@ test('N1: addresses that are not public are refused at once, and looked at again
     'https://169.254.169.254/latest',
     'https://168.63.129.16/',
     'https://[fd00::1]/',
+    'https://metadata.google.internal/',
   ]) {
     assert.throws(() => c.webhooks.check(url), { code: 'invalid_webhook', status: 400 }, url)
   }
