@@ -56,7 +56,8 @@ export function addDev(program: Command): void {
           bootMs: Math.round(performance.now()),
         }
         await data.saveReady(line)
-        terminal.print(line, () => welcome(line, given, options.data))
+        const sandboxes = await sandboxesOf(line.runnerUrl)
+        terminal.print(line, () => welcome(line, { env: given, folder: options.data, sandboxes }))
       } catch (error) {
         if (!served.stopping) {
           await served.stop()
@@ -111,7 +112,27 @@ function portNumber(text: string): number {
   return port
 }
 
-function welcome(line: ReadyLine, env: Environment, folder: string): string {
+async function sandboxesOf(runnerUrl: string): Promise<string> {
+  const { substrates } = (await (await fetch(`${runnerUrl}/runner/info`)).json()) as { substrates: string[] }
+  return sandboxesSaid(substrates)
+}
+
+const openly = 'process (isolates nothing: agents act as you, with your files and your network)'
+
+/** What the welcome says of the sandbox providers that there are. */
+export const sandboxesSaid = (providers: readonly string[]): string =>
+  providers.length > 0
+    ? providers.map((name) => (name === 'process' ? openly : name)).join(', ')
+    : `none, so agents have no shell and no files. Install bubblewrap 0.8 or newer (Linux), or, where you trust
+             every prompt, set AGENT_ORC_SANDBOX_PROCESS=true: agents then act as you.`
+
+interface Welcome {
+  readonly env: Environment
+  readonly folder: string
+  readonly sandboxes: string
+}
+
+function welcome(line: ReadyLine, { env, folder, sandboxes }: Welcome): string {
   const agent = line.agents.find((a) => a.slug === 'support')!
   const key = env['OPENAI_API_KEY'] ? 'OPENAI_API_KEY' : env['ANTHROPIC_API_KEY'] ? 'ANTHROPIC_API_KEY' : undefined
   const model = key
@@ -126,6 +147,7 @@ Agent Orc is ready after ${(line.bootMs / 1_000).toFixed(1)} s, for this machine
   Runner     ${line.runnerUrl}
   Sidecar    ${line.sidecarUrl}
   Model      ${model}
+  Sandboxes  ${sandboxes}
   Agents     ${line.agents.map((a) => a.slug).join(', ')}, published in tenant ${line.tenant}
 
 Try it:

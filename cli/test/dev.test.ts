@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { stat } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
+import { sandboxesSaid } from '../dev.ts'
 import { emptyFolder, run, start } from './spawned.ts'
 
 interface Ready {
@@ -69,4 +70,13 @@ test('dev from nothing: one ready line, agents that answer and call tools, and t
   )
   second.child.kill('SIGTERM')
   assert.equal((await second.finished()).code, 0)
+})
+
+test('dev says what sandboxes there are, what it means that there are none, and what process is', () => {
+  assert.equal(sandboxesSaid(['bubblewrap']), 'bubblewrap')
+  assert.match(sandboxesSaid(['bubblewrap', 'process']), /^bubblewrap, process \(isolates nothing: agents act as you/)
+  assert.match(
+    sandboxesSaid([]),
+    /^none, .*Install bubblewrap .*AGENT_ORC_SANDBOX_PROCESS=true: agents then act as you/s,
+  )
 })

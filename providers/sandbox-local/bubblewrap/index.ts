@@ -44,7 +44,10 @@ export default defineSandboxProvider({
   async create({ config, log, onStop }) {
     const { dir, templates, read, cgroup, mostMemoryMb, mostPids, mostDiskMb, ...byDefault } = config
     const limits = { byDefault, most: { memoryMb: mostMemoryMb, pids: mostPids, diskMb: mostDiskMb } }
-    if (process.platform !== 'linux') return undefined
+    const notOffered = (why: string): undefined => {
+      log.warn(`the sandbox provider 'bubblewrap' is not offered: ${why}`)
+    }
+    if (process.platform !== 'linux') return notOffered(`it needs Linux, and this is ${process.platform}`)
     const home = await openHome({ dir: dir || undefined, passable: process.getuid?.() === 0 })
     try {
       const machine = await prepareMachine(home, { cgroup: cgroup || undefined, read })
@@ -54,8 +57,7 @@ export default defineSandboxProvider({
     } catch (error) {
       await home.close()
       if (!(error instanceof CannotError)) throw error
-      log.info(`the sandbox provider 'bubblewrap' is not offered: ${error.message}`)
-      return undefined
+      return notOffered(error.message)
     }
   },
 })

@@ -27,6 +27,10 @@ export default defineSandboxProvider({
   }),
   async create({ config, log, onStop }) {
     if (!config.allow) return undefined
+    log.warn(
+      "the sandbox provider 'process' is switched on. It isolates nothing: what an agent does in such a sandbox it does as the user " +
+        'of this process, with its files, its network and its keys. For development, where every tenant and every prompt is trusted',
+    )
     const home = await openHome({ dir: config.dir || undefined })
     const start = createStarter({ templates: config.templates, log, prlimit: await canLimit() })
     const provider = createProvider(home, start)
