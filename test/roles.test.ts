@@ -43,10 +43,10 @@ test('the documented default ports hold, and the internal listener is off unless
     const role = await loadRole(file(name), { env: { ...sample, INTERNAL_PORT: '' } })
     return Object.fromEntries(Object.entries(role.listeners).map(([listener, { port }]) => [listener, port]))
   }
-  assert.deepEqual(await ports('conductor'), { conductor: 8080, internal: undefined })
-  assert.deepEqual(await ports('gateway'), { gateway: 8090 })
-  assert.deepEqual(await ports('runner'), { runner: 7060, workers: 7061, health: undefined })
-  assert.deepEqual(await ports('sidecar'), { sidecar: 7070, health: undefined })
+  assert.deepEqual(await ports('conductor'), { conductor: 8080, internal: undefined, operations: 9180 })
+  assert.deepEqual(await ports('gateway'), { gateway: 8090, operations: 9190 })
+  assert.deepEqual(await ports('runner'), { runner: 7060, workers: 7061, health: undefined, operations: 9160 })
+  assert.deepEqual(await ports('sidecar'), { sidecar: 7070, health: undefined, operations: 9170 })
   assert.deepEqual(await ports('dev'), {
     gateway: 8090,
     conductor: 8080,

@@ -31,3 +31,25 @@ const retries: Readonly<Record<`${ErrorRow['retryable']}`, string>> = {
 export function told({ row }: Listed): string {
   return `\`${shownCode(row)}\`: ${row.about}${retries[`${row.retryable}`]}`
 }
+
+/** The schema of every error body. */
+export const problemSchema = {
+  type: 'object',
+  required: ['error', 'request_id'],
+  properties: {
+    error: { type: 'string', description: 'Stable code to match on.' },
+    message: { type: 'string', description: 'A sentence for people.' },
+    request_id: { type: 'string', description: 'Names this request in the logs.' },
+    retryable: { type: 'boolean', description: 'True when the same request may succeed later.' },
+    issues: {
+      type: 'array',
+      description: 'With `invalid_request`: what is wrong, and where.',
+      items: {
+        type: 'object',
+        required: ['path', 'message'],
+        properties: { path: { type: 'string' }, message: { type: 'string' } },
+      },
+    },
+  },
+  additionalProperties: true,
+}

@@ -4,6 +4,9 @@ import type { App } from './app.ts'
 import type { Listener } from './listener.ts'
 import type { ListenerConfig } from './listener-config.ts'
 
+/** The listener that alone shows metrics and documents, in a role that declares it and switches it on. */
+export const operationsListener = 'operations'
+
 /** The listeners of a role that are switched on, in the order in which it declares them: outermost first. */
 export class Listeners {
   readonly urls: Record<string, string> = {}
@@ -27,6 +30,18 @@ export class Listeners {
       const named = { log: log.child({ listener: name }), guarded: guarded.has(name) }
       const options = { ...named, logRequests, errors: this.#errors }
       this.#on.set(name, await createListener(name, config, options))
+    }
+    if (this.#on.size > 0) await this.#document()
+  }
+
+  /** Each listener shows its own document, unless the role has one for its operators: that shows them all. */
+  async #document(): Promise<void> {
+    const { serveDocument } = await import('./openapi.ts')
+    const { [operationsListener]: operations, ...others } = this.apps
+    if (operations) serveDocument(operations, '/openapi.json', operations)
+    for (const [name, app] of Object.entries(others)) {
+      if (operations) serveDocument(operations, `/openapi/${name}.json`, app)
+      else serveDocument(app, '/openapi.json', app)
     }
   }
 

@@ -1,8 +1,9 @@
 import swagger from '@fastify/swagger'
 import fp from 'fastify-plugin'
-import { listed } from '../contracts/error-docs.ts'
+import { listed, problemSchema } from '../contracts/error-docs.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
 import { access, accessOf } from './access.ts'
+import type { App } from './app.ts'
 
 const about = `Every error is a Problem: match on \`error\`, show \`message\`, quote \`request_id\` (also the header
 \`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
@@ -10,28 +11,6 @@ Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`L
 \`X-Total-Count\` counts them all. Times are ISO 8601 UTC, money is in cents.
 \`x-access\` says who may call an operation; there is none where anybody may. \`x-errors\` lists every code that this
 server answers, and of a response those that the operation is known for.`.replaceAll('\n', ' ')
-
-// The schema of every error body; see errors.ts.
-const problem = {
-  type: 'object',
-  required: ['error', 'request_id'],
-  properties: {
-    error: { type: 'string', description: 'Stable code to match on.' },
-    message: { type: 'string', description: 'A sentence for people.' },
-    request_id: { type: 'string', description: 'Names this request in the logs.' },
-    retryable: { type: 'boolean', description: 'True when the same request may succeed later.' },
-    issues: {
-      type: 'array',
-      description: 'With `invalid_request`: what is wrong, and where.',
-      items: {
-        type: 'object',
-        required: ['path', 'message'],
-        properties: { path: { type: 'string' }, message: { type: 'string' } },
-      },
-    },
-  },
-  additionalProperties: true,
-}
 
 const problemOnly = { schema: { $ref: '#/components/schemas/Problem' } }
 const problemContent = { 'application/json': problemOnly, 'application/problem+json': problemOnly }
@@ -48,7 +27,7 @@ const securitySchemes = {
 }
 const components = {
   securitySchemes,
-  schemas: { Problem: problem as object },
+  schemas: { Problem: problemSchema as object },
   responses: {
     Refused: { description: 'The request was refused; `error` says why.', content: problemContent },
     Unavailable: {
@@ -99,14 +78,17 @@ interface Documented {
   readonly errors: readonly ErrorTable[]
 }
 
-/** Serves /openapi.json, which documents the routes that are registered after this plugin. */
+/** Documents the routes that are registered after this plugin. */
 export const openapiDocument = fp(
   async (app, { listener, errors }: Documented) => {
     await app.register(swagger, openapi(listener, errors))
-    app.get('/openapi.json', { ...access('public'), schema: { hide: true } }, async () => app.swagger())
   },
   { name: 'agent-orc-openapi', dependencies: ['agent-orc-access'] },
 )
+
+/** Serves the document of a listener, there or on another one. */
+export const serveDocument = (on: App, path: string, of: App): unknown =>
+  on.get(path, { ...access('public'), schema: { hide: true } }, async () => of.swagger())
 
 /** The OpenAPI document of one listener. Errors are described once, here; a route says only what is special about it. */
 const openapi = (name: string, errors: readonly ErrorTable[]) =>

@@ -1,6 +1,6 @@
 import { collectDefaultMetrics } from 'prom-client'
 import { Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
+import { definePlugin, operationsListener, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
 import { recordEventLoopDelay } from './event-loop.ts'
 import { createReadiness } from './readiness.ts'
@@ -11,7 +11,8 @@ const listenerNames = (names: readonly string[], description: string) =>
 
 /**
  * The endpoints for whoever operates a process. `/healthz` says that it lives and touches nothing, `/readyz` asks every part that
- * added a readiness check, `/metrics` shows its figures in the Prometheus text format.
+ * added a readiness check, `/metrics` shows its figures in the Prometheus text format: on the listener
+ * `operations` alone, where the role has that.
  */
 export default definePlugin({
   name: 'health',
@@ -35,10 +36,12 @@ export default definePlugin({
       metrics.clear()
     })
     const readiness = createReadiness(deps.checks, stopping, log)
+    const own = listeners.filter((listener) => listener === operationsListener)
+    const shown = own.length > 0 ? own : listeners.filter((listener) => !config.withoutMetrics.includes(listener))
     for (const listener of listeners) {
       if (!config.withoutHealthz.includes(listener)) routes(listener, livenessRoutes)
       routes(listener, readinessRoutes(readiness, risks))
-      if (!config.withoutMetrics.includes(listener)) routes(listener, metricsRoutes(metrics))
+      if (shown.includes(listener)) routes(listener, metricsRoutes(metrics))
     }
     return {}
   },

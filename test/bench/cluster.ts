@@ -91,6 +91,7 @@ export async function startCluster(options: ClusterOptions): Promise<Cluster> {
     POSTGRES_DSN: dsn,
     AGENT_API_KEY_PEPPER: randomBytes(32).toString('base64'),
     AGENT_ORC_BOOTSTRAP_KEY: apiKey,
+    AGENT_ORC_OPERATIONS_PORT: '0',
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     // Figures of runners and sidecars, which answer nothing else without a signature.

@@ -98,7 +98,7 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
   const urlOf = (name: Name): string => at(ports.of(name))
   const environment = (name: Name): Environment => {
     const [role, number] = name.split('-') as [string, string]
-    const own = { ...shared, PORT: String(ports.of(name)) }
+    const own = { ...shared, PORT: String(ports.of(name)), AGENT_ORC_OPERATIONS_PORT: '0' }
     const stores = {
       POSTGRES_DSN: proxies.get(`postgres ${name}`)?.url ?? '',
       REDIS_URL: proxies.get(`redis ${name}`)?.url ?? '',

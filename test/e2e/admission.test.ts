@@ -106,16 +106,28 @@ for (const form of forms) {
       assert.ok([401, 404].includes((await chat(agent, { message: 'hi' })).status))
     })
 
-    await t.test('health, readiness, metrics and the OpenAPI document answer without a key', async () => {
-      for (const base of [cluster.gatewayUrl, cluster.conductorUrl, cluster.internalUrl, cluster.runnerUrl]) {
-        const health = await fetch(`${base}/healthz`)
-        assert.deepEqual([health.status, await health.text()], [200, 'ok'])
-        assert.equal((await fetch(`${base}/readyz`)).status, 200)
-        assert.match(await (await fetch(`${base}/metrics`)).text(), /process_cpu/)
-        const document = (await (await fetch(`${base}/openapi.json`)).json()) as { openapi: string }
-        assert.match(document.openapi, /^3\.1/)
-      }
-      assert.match(await (await fetch(`${cluster.gatewayUrl}/metrics`)).text(), /chat_gateway_requests_total/)
-    })
+    await t.test(
+      'health and readiness answer without a key, and so do metrics and documents, in their place',
+      async () => {
+        const bases = { gateway: cluster.gatewayUrl, conductor: cluster.conductorUrl, runner: cluster.runnerUrl }
+        for (const [role, base] of Object.entries({ ...bases, internal: cluster.internalUrl })) {
+          const health = await fetch(`${base}/healthz`)
+          assert.deepEqual([health.status, await health.text()], [200, 'ok'])
+          assert.equal((await fetch(`${base}/readyz`)).status, 200)
+          const operations = cluster.operationsUrl(role === 'internal' ? 'conductor' : (role as keyof typeof bases))
+          const apart = form === 'four'
+          for (const path of ['/metrics', '/openapi.json']) {
+            assert.equal((await fetch(base + path)).status, apart ? 404 : 200, `${role}${path}`)
+          }
+          assert.match(await (await fetch(`${operations}/metrics`)).text(), /process_cpu/)
+          const found = await fetch(apart ? `${operations}/openapi/${role}.json` : `${base}/openapi.json`)
+          const document = (await found.json()) as { openapi: string; info: { title: string } }
+          assert.match(document.openapi, /^3\.1/)
+          assert.equal(document.info.title, `Agent Orc ${role}`)
+        }
+        const counted = await fetch(`${cluster.operationsUrl('gateway')}/metrics`)
+        assert.match(await counted.text(), /chat_gateway_requests_total/)
+      },
+    )
   })
 }

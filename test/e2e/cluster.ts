@@ -28,6 +28,8 @@ export interface Cluster {
   /** The key of the owner of tenant `default`. */
   readonly bootstrap: string
   readonly dsn: string
+  /** Where a role shows its metrics. */
+  operationsUrl(role: Part): string
   /** The process that plays a role, which is apart: in the single form it is always the same one. */
   pid(role: Part): number
   /** kill -9, and wait until it is gone. */
@@ -120,6 +122,7 @@ class Roles implements Cluster {
       OPENAI_BASE_URL: model.url,
       LOG_LEVEL: 'warn',
       AGENT_ORC_WORKER_PORT: '0',
+      AGENT_ORC_OPERATIONS_PORT: '0',
       ...env,
     }
   }
@@ -158,6 +161,10 @@ class Roles implements Cluster {
     await Promise.all([...this.#running.values(), ...this.#others].map((started) => started.end()))
   }
 
+  operationsUrl(role: Part): string {
+    const { urls } = this.#started(role)
+    return urls['operations'] ?? urls[role]!
+  }
   pid(role: Part): number {
     return processOf(this.#started(role)).pid!
   }
@@ -258,8 +265,8 @@ export async function quickLeases(t: Pick<TestContext, 'after'>): Promise<Partia
 }
 
 const portVariable = (role: RoleName, listener: string): string =>
-  listener === 'workers'
-    ? 'AGENT_ORC_WORKER_PORT'
+  listener === 'workers' || listener === 'operations'
+    ? `AGENT_ORC_${listener === 'workers' ? 'WORKER' : 'OPERATIONS'}_PORT`
     : role === 'dev'
       ? `AGENT_ORC_${listener.toUpperCase()}_PORT`
       : listener === 'internal'

@@ -72,6 +72,7 @@ export async function startOwners(
     PORT: '0',
     RUNNER_PORT: '0',
     AGENT_ORC_WORKER_PORT: '0',
+    AGENT_ORC_OPERATIONS_PORT: '0',
   }
   const running: Process[] = []
   t.after(async () => {

@@ -61,7 +61,7 @@ async function resting(cluster: Cluster): Promise<Counts | undefined> {
 }
 
 async function count(cluster: Cluster): Promise<Counts> {
-  const metrics = await (await fetch(`${cluster.gatewayUrl}/metrics`)).text()
+  const metrics = await (await fetch(`${cluster.operationsUrl('gateway')}/metrics`)).text()
   const timers = /^nodejs_active_resources\{type="Timeout"\} (\d+)/m.exec(metrics)
   assert.ok(timers, 'the process counts its timers')
   return { sockets: readdirSync(`/proc/${cluster.pid('gateway')}/fd`).length, timers: Number(timers[1]) }

@@ -140,6 +140,22 @@ test('/metrics answers on every listener but that of the sandboxes, with the pro
   }
 })
 
+test('with a listener `operations` metrics and documents are there alone, those of every other listener by its name', async (t) => {
+  const listeners = ['gateway', 'workers', 'operations']
+  const { operations, ...others } = (await testKernel(t, [health], { listeners })).listeners
+  const read = async (url: string) => (await operations!.inject(url)).json().info?.title
+  for (const [name, app] of Object.entries(others)) {
+    assert.equal((await app.inject('/healthz')).statusCode, 200)
+    for (const url of ['/metrics', '/openapi.json', `/openapi/${name}.json`]) {
+      assert.equal((await app.inject(url)).statusCode, 404, `${name}${url}`)
+    }
+    assert.equal(await read(`/openapi/${name}.json`), `Agent Orc ${name}`)
+  }
+  assert.equal(await read('/openapi.json'), 'Agent Orc operations')
+  assert.match((await operations!.inject('/metrics')).body, /^process_cpu_user_seconds_total /m)
+  assert.equal((await operations!.inject('/readyz')).statusCode, 200)
+})
+
 test('two kernels of one process keep their figures apart', async (t) => {
   await testKernel(t, [health, counting])
   const other = await testKernel(t, [health])

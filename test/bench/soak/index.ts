@@ -71,7 +71,7 @@ async function soak(options: Options, processes: Processes): Promise<Outcome> {
 async function busy(members: readonly Member[]): Promise<string[]> {
   const found: string[] = []
   for (const { name, role, urls } of members) {
-    const text = await (await fetch(`${urls['health'] ?? urls[role]}/metrics`)).text()
+    const text = await (await fetch(`${urls['operations'] ?? urls[role]}/metrics`)).text()
     for (const [, gauge, value] of text.matchAll(/^(chat_gateway_watcher_active|sidecar_runs_inflight)\S* (\S+)$/gm)) {
       if (Number(value) !== 0) found.push(`${name}: ${gauge} is ${value} at rest`)
     }
