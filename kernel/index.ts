@@ -4,7 +4,7 @@ export type { Capability, Consumed, Entry, Plugin, PluginContext, PluginSpec, Pr
 export { BootError, plan, risksOf } from './plan.ts'
 export { boot, type BootOptions, type Running } from './boot.ts'
 export type { Origin } from './problems.ts'
-export { Base64Secret, CommaList, Duration, Settings } from './kit/settings.ts'
+export { Base64Secret, CommaList, Duration, everyTenant, Settings, type TenantList, Tenants } from './kit/settings.ts'
 export { AppError, type AppErrorOptions, type ErrorTable, errorTable, isAppError, unbegun } from './contracts/errors.ts'
 export { conflict, forbidden, invalidField, invalidRequest, notFound } from './contracts/http-errors.ts'
 export { httpErrors, unauthorized, unavailable } from './contracts/http-errors.ts'

@@ -39,7 +39,9 @@ function sentence({ message, schema }: ValueError): string {
   if (message === 'Unexpected property') {
     return `is not a setting here; known: ${Object.keys((schema as { properties?: object }).properties ?? {}).join(', ') || 'none'}`
   }
-  if (message === 'Expected required property') return 'is required'
+  if (message === 'Expected required property') {
+    return typeof schema['missing'] === 'string' ? `is required: ${schema['missing']}` : 'is required'
+  }
   // Set by the types of kit/settings.ts: a pattern means nothing to an operator.
   if (typeof schema['expects'] === 'string') return `expects ${schema['expects']}`
   const choices = (schema['anyOf'] as readonly TSchema[] | undefined)?.map((s) => s['const'] as unknown)

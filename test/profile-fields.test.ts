@@ -97,7 +97,7 @@ async function startFleet(t: TestContext) {
     const role = await loadRole(join(root, `config/${name}.yaml`), { env: { ...common, ...env } })
     const plugins = role.plugins.map((entry) =>
       entry.name === 'mcp-servers'
-        ? { ...entry, config: { servers: { files: { url: 'http://127.0.0.1:1/' } } } }
+        ? { ...entry, config: { servers: { files: { url: 'http://127.0.0.1:1/', tenants: ['*'] } } } }
         : entry,
     )
     const kernel = await boot({

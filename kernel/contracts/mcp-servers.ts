@@ -16,7 +16,9 @@ export type McpServer = Static<typeof McpServer>
 export interface McpServers {
   /** Returns the names that a tenant may not use. */
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
-  /** Called for each run, so that a changed credential holds from the next run on. Names that no longer exist are left out. */
+  /** Those that a tenant may use, sorted. */
+  names(tenantId: string): Promise<readonly string[]>
+  /** Called for each run, so that a changed credential holds from the next run on. Names that no longer exist, and those that the tenant may not use any more, are left out. */
   resolve(tenantId: string, names: readonly string[]): Promise<readonly McpServer[]>
 }
 export const McpServers = capability<McpServers>('conductor.mcp-servers')

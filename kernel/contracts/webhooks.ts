@@ -9,8 +9,8 @@ export const webhookErrors = errorTable('webhooks', {
 
 /** Checks webhook addresses. The message itself is written with the row of the run. */
 export interface Webhooks {
-  /** AppError 400 `invalid_webhook` for an address that may not be asked, 503 `webhooks_unavailable` without a signing key. */
-  check(url: string): void
+  /** AppError 400 `invalid_webhook` for an address that a tenant may not have asked, 503 `webhooks_unavailable` without a signing key. */
+  check(tenantId: string, url: string): void
   /** Gives the deliverer a way to read runs that have ended. Nothing is delivered before this call. */
   readRuns(find: FindRun): void
 }

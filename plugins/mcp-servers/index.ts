@@ -1,6 +1,8 @@
-import { type Static, Type } from '@sinclair/typebox'
-import { definePlugin, Settings } from '#kernel'
+import { isIP } from 'node:net'
+import { type StaticDecode, Type } from '@sinclair/typebox'
+import { definePlugin, Settings, type TenantList, Tenants } from '#kernel'
 import { type McpServer, McpServers } from '#contracts/mcp-servers'
+import { hostOf, isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
 
 const Server = Type.Object(
   {
@@ -15,6 +17,7 @@ const Server = Type.Object(
           'Sent with every request, e.g. `authorization: Bearer ${GITHUB_TOKEN}`. One that comes out empty is left out.',
       }),
     ),
+    tenants: Tenants('The tenants whose profiles may name it.'),
   },
   { additionalProperties: false },
 )
@@ -23,9 +26,9 @@ const ServerTable = Type.Record(Type.String(), Server, {
   default: {},
   description: 'Servers by the name that profiles give them: up to 64 letters, digits, hyphens and underscores.',
 })
-type ServerTable = Static<typeof ServerTable>
+type ServerTable = StaticDecode<typeof ServerTable>
 
-/** The external MCP servers that profiles may name, from the table in the role file; every tenant's profiles may name them. */
+/** The external MCP servers that profiles may name, from the table in the role file. To a tenant that may not use one it does not exist. */
 export default definePlugin({
   name: 'mcp-servers',
   config: Settings({ servers: ServerTable }),
@@ -37,15 +40,44 @@ export default definePlugin({
 const nameForm = /^[A-Za-z0-9_-]{1,64}$/
 
 function createServers(table: ServerTable): McpServers {
-  const servers = new Map<string, McpServer>()
-  for (const [name, { url, headers }] of Object.entries(table)) {
+  const servers = new Map<string, { readonly server: McpServer; readonly tenants: TenantList }>()
+  for (const [name, { url, headers, tenants }] of Object.entries(table)) {
     if (!nameForm.test(name)) {
       throw new Error(`the MCP server '${name}': a name has up to 64 letters, digits, hyphens and underscores`)
     }
-    servers.set(name, { name, url, ...(headers ? { headers } : {}) })
+    checkAddress(name, url)
+    servers.set(name, { server: { name, url, ...(headers ? { headers } : {}) }, tenants })
+  }
+  const find = (tenantId: string, name: string): McpServer | undefined => {
+    const found = servers.get(name)
+    return found?.tenants.allows(tenantId) ? found.server : undefined
   }
   return {
-    unknown: async (_tenantId, names) => names.filter((name) => !servers.has(name)),
-    resolve: async (_tenantId, names) => names.flatMap((name) => servers.get(name) ?? []),
+    unknown: async (tenantId, names) => names.filter((name) => !find(tenantId, name)),
+    names: async (tenantId) => [...servers.keys()].filter((name) => find(tenantId, name)).toSorted(),
+    resolve: async (tenantId, names) => names.flatMap((name) => find(tenantId, name) ?? []),
   }
+}
+
+/** A server may be private: the role file names it. Not where clouds keep their credentials, and a private one names its port. */
+function checkAddress(name: string, text: string): void {
+  const url = outboundUrl(text, { permits: isNetworkAddress, schemes: ['http', 'https'] })
+  if (typeof url === 'string') throw new Error(`the MCP server '${name}': ${refusals[url]}`)
+  const host = hostOf(url)
+  const own = host === 'localhost' || (isIP(host) !== 0 && !isPublicAddress(host))
+  if (own && !/:\d+$/.test(authorityOf(text))) {
+    throw new Error(
+      `the MCP server '${name}' has a private address: write its port, too, as in http://${url.hostname}:80`,
+    )
+  }
+}
+
+const authorityOf = (url: string): string => /^\w+:\/\/([^/?#]*)/.exec(url)?.[1] ?? ''
+
+const refusals: Readonly<Record<Refusal, string>> = {
+  not_a_url: 'its address is not a URL',
+  scheme: 'its address is not an http or https URL',
+  credentials: 'its address carries credentials; send them as headers',
+  address: 'its address is link-local, or that of the metadata service of a cloud',
+  host: 'its host is not asked',
 }

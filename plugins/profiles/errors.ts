@@ -37,6 +37,11 @@ export const unstorableText = (cause: unknown) =>
   })
 export const poolWithoutRuntime = (pool: string, runtime: string) =>
   profileErrors.poolWithoutRuntime({ message: `The pool '${pool}' is not for profiles of runtime '${runtime}'.` })
+export const unknownMcpServer = (name: string, usable: readonly string[]) =>
+  profileErrors.unknownMcpServer({
+    name,
+    message: `There is no MCP server of that name for this tenant; there are: ${usable.join(', ') || 'none'}.`,
+  })
 export const preconditionFailed = (version: number) =>
   profileErrors.preconditionFailed({
     message: `The profile is at version ${version}: read it again, and write with that ETag.`,

@@ -6,7 +6,7 @@ import { isProfileName, type Profile, type ProfileInput } from '#contracts/profi
 import type { Skills } from '#contracts/skills'
 import type { BroadcastSender } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
-import { nameMismatch, poolWithoutRuntime, profileErrors } from './errors.ts'
+import { nameMismatch, poolWithoutRuntime, profileErrors, unknownMcpServer } from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
 import type { ReplaceProfile } from './schema.ts'
 import type { Expected, ProfileStore, Writer } from './store.ts'
@@ -98,7 +98,9 @@ async function checkReferences(
   const [skill] = await firstUnknown(skills, tenantId, document.skills)
   if (skill !== undefined) throw profileErrors.unknownSkill({ name: skill })
   const [server] = await firstUnknown(mcpServers, tenantId, document.mcpServers)
-  if (server !== undefined) throw profileErrors.unknownMcpServer({ name: server })
+  if (server === undefined) return
+  const usable = (await mcpServers?.names(tenantId)) ?? []
+  throw unknownMcpServer(server, usable)
 }
 
 const firstUnknown = async (

@@ -32,10 +32,10 @@ interface PublishingOptions {
 
 /** Publishing of profiles and the keys of published agents. Specification 2.1, 2.2, 4.4. */
 export function createPublishingService({ database, profiles, tokens, webhooks, publicHost }: PublishingOptions) {
-  const checkWebhook = (url: string | null | undefined): void => {
+  const checkWebhook = (tenantId: string, url: string | null | undefined): void => {
     if (typeof url !== 'string') return
     if (!webhooks) throw publishingErrors.webhooksUnavailable()
-    webhooks.check(url)
+    webhooks.check(tenantId, url)
   }
   const toAgent = (tenantId: string, row: AgentRow): PublishedAgent => ({
     id: row.id,
@@ -57,7 +57,7 @@ export function createPublishingService({ database, profiles, tokens, webhooks, 
     async publish(tenantId: string, profile: string, body: PublishBody): Promise<PublishedAgent> {
       const { allowedOrigins = [] } = body
       checkOrigins(allowedOrigins)
-      checkWebhook(body.webhookUrl)
+      checkWebhook(tenantId, body.webhookUrl)
       if (!(await profiles.find(tenantId, profile))) throw unknownProfile()
       const row = await insertAgent(database, tenantId, {
         id: newId('pub'),
@@ -79,7 +79,7 @@ export function createPublishingService({ database, profiles, tokens, webhooks, 
     async change(tenantId: string, profile: string, body: PatchBody): Promise<PublishedAgent> {
       if ('slug' in body) throw slugFixed()
       checkOrigins(body.allowedOrigins ?? [])
-      checkWebhook(body.webhookUrl)
+      checkWebhook(tenantId, body.webhookUrl)
       return toAgent(tenantId, found(await updateAgent(database, tenantId, profile, body)))
     },
     async unpublish(tenantId: string, profile: string): Promise<void> {

@@ -106,7 +106,7 @@ export class Submission {
     // The webhook of an agent was checked when it was published: a chat must not fail because of it.
     if (!webhook || chat) return
     if (!this.#deps.webhooks) throw runErrors.webhooksUnavailable()
-    this.#deps.webhooks.check(webhook.url)
+    this.#deps.webhooks.check(tenantId, webhook.url)
   }
   /** In a new session, which takes the place of `insteadOf` where the conversation of a chat goes on in it. */
   async #startNew(asked: Asked, insteadOf?: string): Promise<RunAccepted> {

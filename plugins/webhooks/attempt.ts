@@ -34,7 +34,7 @@ export const createAttempt =
       'webhook-timestamp': String(timestamp),
       'webhook-signature': secrets.sign(tenantId, versions, message.id, timestamp, body),
     }
-    const answer = await send(policy, { url: message.url, headers, body }, timeoutMs, stop)
+    const answer = await send(policy, { tenantId, url: message.url, headers, body }, timeoutMs, stop)
     // This process is stopping and gave the attempt up: another one may take the message at once.
     if (stop.aborted && !answer.taken) return { state: 'pending', status: undefined, error: undefined, inMs: 0 }
     return outcomeOf(answer, message, Math.random())
@@ -60,6 +60,7 @@ function messageBody(run: RunSummary): string {
 }
 
 interface Message {
+  readonly tenantId: string
   readonly url: string
   readonly headers: Readonly<Record<string, string>>
   readonly body: string
@@ -88,10 +89,10 @@ async function send(policy: Policy, message: Message, timeoutMs: number, stop: A
   const signal = AbortSignal.any([stop, AbortSignal.timeout(timeoutMs)])
   try {
     // The operator may have changed what is allowed since the address was accepted.
-    const url = policy.check(message.url)
+    const url = policy.check(message.tenantId, message.url)
     const { statusCode, headers, body } = await request(url, {
       method: 'POST',
-      dispatcher: policy.agentFor(url),
+      dispatcher: policy.agentFor(message.tenantId, url),
       headers: { ...message.headers, 'content-type': 'application/json', 'user-agent': 'agent-orc' },
       body: message.body,
       signal,

@@ -1,6 +1,6 @@
 import { Counter } from 'prom-client'
 import { Type } from '@sinclair/typebox'
-import { Base64Secret, CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { Base64Secret, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase } from '#contracts/database'
 import { Kv } from '#contracts/kv'
@@ -8,7 +8,7 @@ import { TenantLimits } from '#contracts/limits'
 import { type FindRun, Webhooks, webhookErrors } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
 import { createRate, Deliverer, startRounds } from './deliverer.ts'
-import { createPolicy } from './policy.ts'
+import { AllowHosts, createPolicy } from './policy.ts'
 import { deliveryRoutes, secretRoutes } from './routes.ts'
 import { createSecrets } from './secrets.ts'
 import { createWebhookService } from './service.ts'
@@ -19,18 +19,14 @@ export default definePlugin({
   name: 'webhooks',
   config: Settings({
     key: Type.Optional(Base64Secret('AGENT_ORC_WEBHOOK_KEY: the signing secrets of tenants are derived from it.')),
-    allowHosts: Type.Optional(
-      CommaList(
-        'Hosts of your own that may be private and may speak plain http, e.g. `hooks.internal, .corp.example`.',
-      ),
-    ),
+    allowHosts: AllowHosts,
     timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
   }),
   errors: [webhookErrors, databaseErrors],
   requires: { guard: ApiGuard, database: Database, kv: maybe(Kv), limits: maybe(TenantLimits) },
   provides: { webhooks: Webhooks },
   async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
-    const { key, allowHosts = [], timeout = 15_000 } = config
+    const { key, allowHosts, timeout = 15_000 } = config
     const { guard, database, kv, limits } = deps
     let findRun: FindRun | undefined
     const attempts = new Counter({
@@ -87,10 +83,10 @@ export default definePlugin({
     })
     return {
       webhooks: {
-        check(url) {
+        check(tenantId, url) {
           if (database.absent) throw databaseErrors.databaseRequired()
           if (!secrets) throw webhookErrors.webhooksUnavailable()
-          policy.check(url)
+          policy.check(tenantId, url)
         },
         readRuns(find) {
           findRun = find

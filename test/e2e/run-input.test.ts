@@ -31,7 +31,7 @@ async function withServer(t: TestContext, role: 'dev' | 'conductor', url: string
   const folder = await mkdtemp(join(tmpdir(), 'ao-role-'))
   t.after(() => rm(folder, { recursive: true }))
   const text = await readFile(new URL(`../../config/${role}.yaml`, import.meta.url), 'utf8')
-  const server = `{ files: { url: '${url}', headers: { authorization: 'Bearer \${EXTERNAL_KEY}' } } }`
+  const server = `{ files: { url: '${url}', headers: { authorization: 'Bearer \${EXTERNAL_KEY}' }, tenants: '*' } }`
   const path = join(folder, `${role}.yaml`)
   await writeFile(path, text.replace('servers: {}', `servers: ${server}`))
   return path

@@ -34,7 +34,7 @@ for (const form of forms) {
     const cluster = await startCluster(t, form, {
       env: {
         AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
-        AGENT_ORC_WEBHOOK_ALLOW_HOSTS: '127.0.0.1',
+        AGENT_ORC_WEBHOOK_ALLOW_HOSTS: `${new URL(url).host}=default`,
       },
       apart: ['conductor'],
     })

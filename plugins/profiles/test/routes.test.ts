@@ -137,6 +137,7 @@ test('an unknown skill or MCP server is 400 and is named; known ones are taken',
     const servers = await call(method, url, { name: 'p', skills: ['using-pdf'], mcpServers: ['files', 'none'] })
     assert.equal(servers.statusCode, 400)
     assert.equal(servers.json().error, 'unknown_mcp_server: none')
+    assert.match(servers.json().message, /there are: files\./)
   }
 })
 

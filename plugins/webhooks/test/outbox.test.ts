@@ -29,7 +29,10 @@ interface Delivery {
 const settled = ({ state, nextAttemptAt }: Delivery): boolean =>
   state !== 'pending' || Math.abs(Date.parse(nextAttemptAt!) - Date.now() - 60_000) > 30_000
 
-async function conductor(t: TestContext, { key = randomBytes(32).toString('base64'), allowHosts = '127.0.0.1' } = {}) {
+async function conductor(
+  t: TestContext,
+  { key = randomBytes(32).toString('base64'), allowHosts = [] as readonly string[] } = {},
+) {
   const found: { database?: Database; webhooks?: Webhooks } = {}
   const findRun: FindRun = async (_tenantId, runId) => ({
     runId,
@@ -110,8 +113,8 @@ async function conductor(t: TestContext, { key = randomBytes(32).toString('base6
 }
 
 test('the end of a run is told once, signed as Standard Webhooks verifies it', async (t) => {
-  const c = await conductor(t)
   const receiver = await startReceiver(t)
+  const c = await conductor(t, { allowHosts: [receiver.allowed] })
   const { body } = await c.api<{ secret: string }>('GET', '/api/webhooks/secret')
   await c.insert('r1', receiver.url)
   await c.insert('r2', receiver.url)
@@ -137,8 +140,8 @@ test('the end of a run is told once, signed as Standard Webhooks verifies it', a
 })
 
 test('a receiver that fails is asked again under the same id, and given up after the last attempt', async (t) => {
-  const c = await conductor(t)
   const receiver = await startReceiver(t, 500)
+  const c = await conductor(t, { allowHosts: [receiver.allowed] })
   await c.insert('r1', receiver.url)
   await c.end('r1')
   for (let attempt = 1; attempt <= 8; attempt++) {
@@ -161,10 +164,10 @@ test('a receiver that fails is asked again under the same id, and given up after
 })
 
 test('a receiver that is gone for good is asked once; redirects are failures and are not followed', async (t) => {
-  const c = await conductor(t)
   const gone = await startReceiver(t, 410)
   const target = await startReceiver(t)
   const moved = await startReceiver(t, 302)
+  const c = await conductor(t, { allowHosts: [gone.allowed, target.allowed, moved.allowed] })
   await c.insert('r1', gone.url)
   await c.insert('r2', moved.url)
   await c.end('r1')
@@ -177,8 +180,8 @@ test('a receiver that is gone for good is asked once; redirects are failures and
 })
 
 test('a message of a process that died on the way is sent by another one', async (t) => {
-  const c = await conductor(t)
   const receiver = await startReceiver(t)
+  const c = await conductor(t, { allowHosts: [receiver.allowed] })
   await c.insert('r1', receiver.url)
   // A message whose process died is due again once its lease has run out.
   await c.database.batch('acme', [
@@ -194,8 +197,8 @@ test('a message of a process that died on the way is sent by another one', async
 })
 
 test('for a day after a change messages carry both signatures', async (t) => {
-  const c = await conductor(t)
   const receiver = await startReceiver(t)
+  const c = await conductor(t, { allowHosts: [receiver.allowed] })
   const old = (await c.api<{ secret: string }>('GET', '/api/webhooks/secret')).body.secret
   const rotated = (
     await c.api<{ secret: string; version: number; previousUntil: string }>('POST', '/api/webhooks/secret/rotate')
@@ -212,7 +215,9 @@ test('for a day after a change messages carry both signatures', async (t) => {
 })
 
 test('N1: addresses that are not public are refused at once, and looked at again when a name is resolved', async (t) => {
-  const c = await conductor(t, { allowHosts: 'hooks.internal' })
+  const c = await conductor(t, {
+    allowHosts: ['hooks.internal:8080=acme|initech, .corp.example:80=*', '169.254.169.254:80=*', '[fd00::1]:8443=*'],
+  })
   for (const url of [
     'nonsense',
     'http://example.com/',
@@ -227,10 +232,30 @@ test('N1: addresses that are not public are refused at once, and looked at again
     'https://[fd00::1]/',
     'https://metadata.google.internal/',
   ]) {
-    assert.throws(() => c.webhooks.check(url), { code: 'invalid_webhook', status: 400 }, url)
+    assert.throws(() => c.webhooks.check('acme', url), { code: 'invalid_webhook', status: 400 }, url)
   }
-  c.webhooks.check('https://example.com/hook')
-  c.webhooks.check('http://hooks.internal:8080/hook')
+  c.webhooks.check('acme', 'https://example.com/hook')
+  // What is the operator's own may be private and plain, at the port of its entry and for the tenants of its entry.
+  for (const [tenant, url] of [
+    ['acme', 'http://hooks.internal:8080/hook'],
+    ['initech', 'https://hooks.internal:8080/hook'],
+    ['globex', 'http://a.corp.example/hook'],
+    ['globex', 'http://corp.example:80/hook'],
+    ['globex', 'https://[fd00::1]:8443/hook'],
+  ] as const) {
+    assert.equal(c.webhooks.check(tenant, url), undefined, url)
+  }
+  for (const [tenant, url] of [
+    ['globex', 'http://hooks.internal:8080/hook'],
+    ['acm', 'http://hooks.internal:8080/hook'],
+    ['acme', 'http://hooks.internal/hook'],
+    ['acme', 'http://hooks.internal:8081/hook'],
+    ['acme', 'http://a.corp.example:7060/runner/sessions'],
+    ['acme', 'https://[fd00::1]/hook'],
+    ['acme', 'http://169.254.169.254/latest'],
+  ] as const) {
+    assert.throws(() => c.webhooks.check(tenant, url), { code: 'invalid_webhook', status: 400 }, `${tenant} ${url}`)
+  }
   // localhost resolves to loopback: the socket's own look-up is what refuses it.
   await c.insert('r1', 'https://localhost/hook')
   await c.end('r1')
@@ -238,9 +263,29 @@ test('N1: addresses that are not public are refused at once, and looked at again
   assert.equal(delivery.lastError, 'The host resolves to an address that is not public.')
 })
 
-test('another tenant’s message is an unknown one, and garbage is none', async (t) => {
-  const c = await conductor(t)
+test('a receiver without a port or without tenants is refused when it is configured', async (t) => {
+  for (const entry of ['hooks.internal', 'hooks.internal:8443', 'hooks.internal=*', 'hooks.internal:*=*', 'a:1=']) {
+    await assert.rejects(
+      conductor(t, { allowHosts: [entry] }),
+      /allowHosts\.0 expects host:port=tenants, .*hooks\.internal:8443=acme\|globex for two tenants/,
+      entry,
+    )
+  }
+})
+
+test('a receiver that is no longer allowed to a tenant is not told, whatever was accepted before', async (t) => {
   const receiver = await startReceiver(t)
+  const c = await conductor(t, { allowHosts: [receiver.allowed.replace('*', 'globex')] })
+  await c.insert('r1', receiver.url)
+  await c.end('r1')
+  const { lastError } = await c.until('r1', ({ state }) => state === 'dead')
+  assert.match(lastError!, /begins with https|not a public one/)
+  assert.deepEqual(receiver.posts, [])
+})
+
+test('another tenant’s message is an unknown one, and garbage is none', async (t) => {
+  const receiver = await startReceiver(t)
+  const c = await conductor(t, { allowHosts: [receiver.allowed] })
   await c.insert('r1', receiver.url)
   await c.end('r1')
   const { id } = await c.until('r1', (d) => d.state === 'delivered')
@@ -254,6 +299,6 @@ test('another tenant’s message is an unknown one, and garbage is none', async 
 
 test('without a key nothing is signed and nothing is taken', async (t) => {
   const c = await conductor(t, { key: '' })
-  assert.throws(() => c.webhooks.check('https://example.com/'), { code: 'webhooks_unavailable', status: 503 })
+  assert.throws(() => c.webhooks.check('acme', 'https://example.com/'), { code: 'webhooks_unavailable', status: 503 })
   assert.equal((await c.api('GET', '/api/webhooks/secret')).status, 503)
 })

@@ -27,6 +27,8 @@ export async function startReceiver(t: TestContext, ...statuses: readonly (numbe
   })
   return {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/hook`,
+    /** For `allowHosts`. */
+    allowed: `127.0.0.1:${(server.address() as AddressInfo).port}=*`,
     posts,
     async received(count: number): Promise<void> {
       while (posts.length < count) await new Promise<void>((resolve) => waiting.push(resolve))

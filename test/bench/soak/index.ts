@@ -16,11 +16,11 @@ const progressMs = 30_000
 
 async function soak(options: Options, processes: Processes): Promise<Outcome> {
   say('starting')
-  const { cluster, usesRedis, world: worldOf } = await startService(processes)
-  if (!usesRedis) say('no redis-server on the PATH: one gateway and one conductor, everything in memory')
   const receiver = await startReceiver()
   processes.onStop(() => receiver.stop())
-  const world = await worldOf(options.seed, receiver)
+  const { cluster, usesRedis, world: worldOf } = await startService(processes, receiver)
+  if (!usesRedis) say('no redis-server on the PATH: one gateway and one conductor, everything in memory')
+  const world = await worldOf(options.seed)
   const watch = await startWatch(cluster.members)
   const began = performance.now()
   const passed = (): number => performance.now() - began

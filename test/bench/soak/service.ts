@@ -18,11 +18,11 @@ const idleTtl = '1m'
 export interface Service {
   readonly cluster: Cluster
   readonly usesRedis: boolean
-  world(seed: number, receiver: Receiver): Promise<World>
+  world(seed: number): Promise<World>
 }
 
 /** Two gateways and conductors where there is a Redis, else one of each, as the documentation demands. */
-export async function startService(processes: Processes): Promise<Service> {
+export async function startService(processes: Processes, receiver: Receiver): Promise<Service> {
   const model = await startModel(processes, 0)
   const redisUrl = await startRedis(processes)
   const folder = dirname(await dataDirectory(processes))
@@ -35,7 +35,7 @@ export async function startService(processes: Processes): Promise<Service> {
     env: {
       ...environment(model.url),
       AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
-      AGENT_ORC_WEBHOOK_ALLOW_HOSTS: '127.0.0.1',
+      AGENT_ORC_WEBHOOK_ALLOW_HOSTS: `${new URL(receiver.url).host}=*`,
     },
     pairs: redisUrl === undefined ? 1 : 2,
     ...(redisUrl === undefined ? {} : { redisUrl }),
@@ -46,7 +46,7 @@ export async function startService(processes: Processes): Promise<Service> {
   return {
     cluster,
     usesRedis: redisUrl !== undefined,
-    async world(seed, receiver) {
+    async world(seed) {
       const random = createRandom(seed)
       const [conductor = ''] = cluster.urls('conductor')
       const publish = (name: string) => publishAgent(conductor, cluster.apiKey, name)
