@@ -75,7 +75,8 @@ const added = (files: readonly string[]): Promise<Entry[]> =>
       const plugin = await loadPlugin(resolve(file), '').catch((error: unknown) => {
         throw new CliError((error as Error).message)
       })
-      return { name: plugin.name, plugin }
+      // In development every tenant may use what asks whom it is for.
+      return { name: plugin.name, plugin, config: 'tenants' in plugin.config.properties ? { tenants: '*' } : {} }
     }),
   )
 

@@ -89,6 +89,7 @@ async function startFleet(t: TestContext) {
     AGENT_ORC_SKILLS_DIR: folder,
     AGENT_ORC_BOOTSTRAP_KEY: 'bootstrap-of-the-test-0123456789abcdef',
     AGENT_ORC_SANDBOX_PROCESS: 'true',
+    AGENT_ORC_SANDBOX_TENANTS: '*',
     AGENT_ORC_WORKER_PORT: '0',
     AGENT_ORC_OPERATIONS_PORT: '0',
     LOG_LEVEL: 'silent',

@@ -7,6 +7,7 @@ import { parseEnv } from 'node:util'
 import { parse } from 'yaml'
 import { BootError, plan } from '#kernel'
 import { loadRole } from '../kernel/config.ts'
+import { settings } from '../kernel/plan.ts'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const file = (name: string): string => join(root, 'config', `${name}.yaml`)
@@ -170,4 +171,17 @@ test('plugins/README.md has one line for each plugin, with the roles that use it
     )
   }
   assert.deepEqual(problems, [], `mend plugins/README.md:\n${problems.join('\n')}`)
+})
+
+test('no role file switches plain processes on as sandboxes by itself', async () => {
+  for (const role of ['dev', 'runner', 'memory', 'sidecar']) {
+    const on = async (env: Record<string, string>) => {
+      const { plugins } = await loadRole(file(role), { env })
+      const found = plugins.find(({ plugin: { name } }) => name === 'process' || name === 'sandbox-process')
+      return found && (settings(found) as { allow: boolean }).allow
+    }
+    const has = role === 'dev' || role === 'runner'
+    assert.equal(await on({}), has ? false : undefined, role)
+    assert.equal(await on({ AGENT_ORC_SANDBOX_PROCESS: 'true' }), has ? true : undefined, role)
+  }
 })

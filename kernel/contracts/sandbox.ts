@@ -1,5 +1,6 @@
-import type { StaticDecode, TObject } from '@sinclair/typebox'
+import { type StaticDecode, type TObject, Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger } from 'fastify'
+import { type TenantList, Tenants } from './tenant-list.ts'
 import { type AppError, type ErrorTable, errorTable } from './errors.ts'
 import { definePlugin, type Plugin, slot } from '../plugin.ts'
 
@@ -70,6 +71,8 @@ export interface SandboxProvider {
   list?(owner: string): Promise<readonly string[]>
 }
 export const SandboxProviders = slot<SandboxProvider>('runner.sandbox-providers')
+/** The tenants that may use each provider, by its name; nobody may use one that is not here. */
+export const SandboxTenants = slot<TenantList>('runner.sandbox-tenants')
 
 const sandboxProviderErrors = errorTable('sandbox-providers', {
   sandboxGone: { status: 410, message: 'The sandbox is gone.' },
@@ -96,18 +99,26 @@ export function defineSandboxProvider<C extends TObject>(spec: {
   /** Undefined: not configured, or this machine cannot do it; the runner then does not offer it. */
   create(ctx: SandboxProviderContext<StaticDecode<C>>): Promise<SandboxProvider | undefined>
 }): Plugin {
-  return definePlugin<TObject, Record<never, never>, { providers: typeof SandboxProviders }>({
+  type Provides = { providers: typeof SandboxProviders; tenants: typeof SandboxTenants }
+  return definePlugin<TObject, Record<never, never>, Provides>({
     name: `sandbox-${spec.name}`,
-    ...(spec.config ? { config: spec.config } : {}),
-    provides: { providers: SandboxProviders },
+    config: Type.Object(
+      { ...spec.config?.properties, tenants: Tenants('The tenants whose sessions may have a sandbox of it.') },
+      { additionalProperties: false },
+    ),
+    provides: { providers: SandboxProviders, tenants: SandboxTenants },
     errors: [sandboxProviderErrors, ...(spec.errors ? [spec.errors] : [])],
     async setup(ctx) {
-      const provider = await spec.create({
-        config: ctx.config as StaticDecode<C>,
-        log: ctx.log,
-        onStop: (fn) => ctx.onStop(fn),
-      })
-      return { providers: provider ? { [spec.name]: provider } : {} }
+      const { tenants, ...config } = ctx.config as { readonly tenants: TenantList }
+      if (tenants.empty) {
+        ctx.log.info(`the sandbox provider '${spec.name}' is not offered: its setting tenants names none`)
+        return { providers: {}, tenants: {} }
+      }
+      const { log } = ctx
+      const provider = await spec.create({ config: config as StaticDecode<C>, log, onStop: (fn) => ctx.onStop(fn) })
+      return provider
+        ? { providers: { [spec.name]: provider }, tenants: { [spec.name]: tenants } }
+        : { providers: {}, tenants: {} }
     },
   })
 }

@@ -30,37 +30,6 @@ export const CommaList = (description?: string) =>
     )
     .Encode((list) => list.join(','))
 
-/** The tenants that may use something. */
-export interface TenantList {
-  allows(tenantId: string): boolean
-  /** Nobody is named, so it need not be there. */
-  readonly empty: boolean
-}
-export const everyTenant: TenantList = { allows: () => true, empty: false }
-
-const tenantId = '[A-Za-z0-9][A-Za-z0-9_.-]*'
-
-/** `'*'`, or `[acme, globex]`, or both in text with commas: a `TenantList` for the plugin. An empty list is nobody. */
-export const Tenants = (description = 'The tenants that may use it.', fallback?: readonly string[]) =>
-  Type.Transform(
-    Type.Array(
-      Type.String({
-        pattern: `^\\s*(\\*|${tenantId}(\\s*,\\s*${tenantId})*)\\s*$`,
-        expects: "'*' for every tenant, or ids of tenants",
-      }),
-      {
-        description: `${description} '*' for all; an empty list for nobody.`,
-        missing: "write '*' for every tenant, a list such as [acme, globex], or [] for nobody",
-        ...(fallback ? { default: fallback } : {}),
-      },
-    ),
-  )
-    .Decode((list): TenantList => {
-      const named = new Set(list.flatMap((text) => text.split(',')).map((id) => id.trim()))
-      return named.has('*') ? everyTenant : { allows: (id) => named.has(id), empty: named.size === 0 }
-    })
-    .Encode(() => [])
-
 /** A secret in base64 of at least 32 bytes: a Buffer for the plugin. */
 export const Base64Secret = (description?: string) =>
   Type.Transform(

@@ -36,12 +36,18 @@ export function testOrder(runnerUrl: string, fields: Partial<LaunchOrder> = {}):
   }
 }
 
-/** Boots `plugins` in a test kernel and takes the provider `name` out of it; undefined when it is not offered. */
+/** Boots `plugins` in a test kernel, for every tenant unless they say otherwise, and takes the provider `name` out of it; undefined when it is not offered. */
 export const sandboxProviderOf = async (
   t: Pick<TestContext, 'after'>,
   name: string,
   plugins: readonly (Plugin | Entry)[],
-): Promise<SandboxProvider | undefined> => (await entriesOf(t, SandboxProviders, plugins)).get(name)
+): Promise<SandboxProvider | undefined> => {
+  const entries = plugins.map((one) => {
+    const { plugin, ...entry } = 'plugin' in one ? one : { plugin: one, name: one.name, config: {} }
+    return { ...entry, plugin, config: { tenants: '*', ...(entry.config as object) } }
+  })
+  return (await entriesOf(t, SandboxProviders, entries)).get(name)
+}
 
 export interface Started {
   readonly order: LaunchOrder

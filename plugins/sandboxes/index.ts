@@ -1,7 +1,7 @@
 import { Type } from '@sinclair/typebox'
 import { Base64Secret, CommaList, definePlugin, Duration, maybe, type PluginContext, Settings } from '#kernel'
 import { runnerHash } from '#contracts/ids'
-import { SandboxProviders } from '#contracts/sandbox'
+import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
 import { Skills } from '#contracts/skills'
 import { PlatformTools } from '#contracts/tools'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
@@ -57,7 +57,7 @@ export default definePlugin({
     models: Type.Optional(ModelServers),
   }),
   errors: [sandboxErrors, workerTokenErrors],
-  requires: { providers: SandboxProviders, skills: maybe(Skills) },
+  requires: { providers: SandboxProviders, tenants: SandboxTenants, skills: maybe(Skills) },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {
     const { config, deps, log } = ctx
@@ -76,8 +76,8 @@ export default definePlugin({
       owner: () => runnerHash(config.baseUrl ?? ctx.urlOf('runner')),
       runnerUrl: () => config.workerBaseUrl ?? ctx.urlOf(listener),
     }
-    const { providers: configured } = deps
-    const substrates = createSubstrates({ configured, offered: config.providers, byDefault: config.default })
+    const { providers: configured, tenants } = deps
+    const substrates = createSubstrates({ configured, tenants, offered: config.providers, byDefault: config.default })
     const stopping = new AbortController()
     const reaper = createReaper(log)
     const { logLevel, connectTimeout: connectMs } = config

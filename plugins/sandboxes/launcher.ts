@@ -28,7 +28,7 @@ export interface LaunchRequest {
 /** Starts sandboxes and waits for the workers in them. */
 export interface Launcher {
   /** Where the sandboxes of a profile are. Throws as `launch` does for a profile that cannot have one. */
-  substrateFor(profile: Profile): Substrate
+  substrateFor(tenantId: string, profile: Profile): Substrate
   /** Resolves when the worker polls. Leaves nothing behind when it rejects; the error says why in words for people. */
   launch(request: LaunchRequest): Promise<Sandbox>
   /** Wakes a paused one and waits for its worker. AppError `sandbox_gone` when it is not there any more. */
@@ -73,9 +73,9 @@ export function createLauncher(options: LauncherOptions): Launcher {
   }
 
   const launcher: Launcher = {
-    substrateFor: (profile) => substrates.choose(requirementsOf(profile).provider),
+    substrateFor: (tenantId, profile) => substrates.choose(tenantId, requirementsOf(profile).provider),
     async launch({ tenantId, sessionId, profile, state, warm, signal }) {
-      const substrate = launcher.substrateFor(profile)
+      const substrate = launcher.substrateFor(tenantId, profile)
       // This comes first: without a token for its worker no sandbox is started.
       const channel = await hub.open(tenantId, sessionId)
       // Without one nothing is set, so that the worker's first upload is the newest copy.

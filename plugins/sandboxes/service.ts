@@ -132,7 +132,7 @@ const sentences: Readonly<Record<Start, string | undefined>> = {
 const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher): SidecarLink => ({
   /** Starts nothing: a session without a sandbox is well when it can have one. */
   async health(signal) {
-    launcher.substrateFor(session.profile)
+    launcher.substrateFor(session.tenantId, session.profile)
     const worker = table.find(session.tenantId, session.id)
     if (worker?.sandbox && (await stateOf(worker.sandbox, signal)) === undefined)
       throw sandboxErrors.sandboxUnreachable()

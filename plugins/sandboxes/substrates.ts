@@ -1,3 +1,4 @@
+import type { TenantList } from '#kernel'
 import type { SandboxProvider } from '#contracts/sandbox'
 import { sandboxErrors } from './errors.ts'
 
@@ -12,12 +13,14 @@ export interface Substrates {
   readonly names: readonly string[]
   readonly fallback: string | undefined
   all(): readonly Substrate[]
-  /** Throws AppError 503 `no_sandbox_substrate`. */
-  choose(provider: string | undefined): Substrate
+  /** The one that a tenant's profile names, or else the default of those that the tenant may use. Throws AppError 503 `no_sandbox_substrate`. */
+  choose(tenantId: string, provider: string | undefined): Substrate
 }
 
 export interface SubstrateSettings {
   readonly configured: ReadonlyMap<string, SandboxProvider>
+  /** Who may use them. */
+  readonly tenants: ReadonlyMap<string, TenantList>
   /** Empty: all that are configured. */
   readonly offered: readonly string[]
   /** The first of these that is offered. */
@@ -25,12 +28,12 @@ export interface SubstrateSettings {
 }
 
 /** Throws for a name that this runner does not have, so that the operator who configured it learns that at boot. */
-export function createSubstrates({ configured, offered, byDefault }: SubstrateSettings): Substrates {
+export function createSubstrates({ configured, tenants, offered, byDefault }: SubstrateSettings): Substrates {
   const names = [...new Set(offered.length > 0 ? offered : configured.keys())].toSorted()
   const missing = names.filter((name) => !configured.has(name))
   if (missing.length > 0) {
     throw new Error(
-      `AGENT_ORC_SANDBOX_PROVIDERS names ${missing.join(', ')}, which this runner does not have or this machine cannot do; it has ${listed([...configured.keys()])}`,
+      `AGENT_ORC_SANDBOX_PROVIDERS names ${missing.join(', ')}, which this runner does not have, this machine cannot do, or no tenant may use; it has ${listed([...configured.keys()])}`,
     )
   }
   const first = byDefault.find((name) => names.includes(name))
@@ -45,18 +48,21 @@ export function createSubstrates({ configured, offered, byDefault }: SubstrateSe
     names,
     fallback,
     all: () => names.map((name) => ({ name, provider: configured.get(name)! })),
-    choose(wanted = fallback) {
+    choose(tenantId, named) {
+      // One that the tenant may not use is to it as if it were not there.
+      const mine = names.filter((name) => tenants.get(name)?.allows(tenantId))
+      const wanted = named ?? byDefault.find((name) => mine.includes(name)) ?? (mine.length === 1 ? mine[0] : undefined)
       if (wanted === undefined) {
         const message =
-          names.length === 0
-            ? 'This runner has no sandboxes.'
-            : `This runner has no default sandbox provider; name one as sandbox.provider: ${names.join(', ')}.`
+          mine.length === 0
+            ? 'This runner has no sandboxes for this tenant.'
+            : `This runner has no default sandbox provider; name one as sandbox.provider: ${mine.join(', ')}.`
         throw sandboxErrors.noSandboxSubstrate({ message })
       }
-      const provider = names.includes(wanted) ? configured.get(wanted) : undefined
+      const provider = mine.includes(wanted) ? configured.get(wanted) : undefined
       if (!provider) {
         throw sandboxErrors.noSandboxSubstrate({
-          message: `This runner has no sandbox provider '${wanted}'; it has ${listed(names)}.`,
+          message: `This runner has no sandbox provider '${wanted}' for this tenant; it has ${listed(mine)}.`,
         })
       }
       return { name: wanted, provider }

@@ -20,6 +20,7 @@ export async function startWithSandboxes(
   const settings = {
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     AGENT_ORC_SANDBOX_PROCESS: 'true',
+    AGENT_ORC_SANDBOX_TENANTS: '*',
     AGENT_ORC_SANDBOX_DIR: dir,
     // Only this provider, whatever else this machine could run.
     AGENT_ORC_SANDBOX_PROVIDERS: 'process',

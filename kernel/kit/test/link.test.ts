@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { connectLink } from '../link/caller.ts'
+import { ForbiddenAddressError, guardedLookup, isNetworkAddress } from '../outbound.ts'
 import { Connection, initialCredit, kinds, maxDataBytes, maxOpenBytes, u32 } from '../link/connection.ts'
 import { held, linkOf, manyLines, type Seen, textOf, until } from './support.ts'
 
@@ -180,4 +182,13 @@ test('a frame may come in any pieces', async () => {
     assert.equal(text, 'x'.repeat(500), 'data is given on as it comes')
   }
   connection.destroy(new Error('done'))
+})
+
+test('a link goes by the look-up of its peers: a name that leads where they may not ask is refused', async () => {
+  const lookup = guardedLookup(
+    (_host, callback) => callback(null, [{ address: '168.63.129.16', family: 4 }]),
+    isNetworkAddress,
+  )
+  const target = { origin: 'http://runner.example:7060', prefix: '', headers: {}, timeoutMs: 1_000, lookup }
+  await assert.rejects(connectLink(target), ForbiddenAddressError)
 })

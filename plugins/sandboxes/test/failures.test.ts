@@ -102,8 +102,20 @@ test('a provider that this runner does not have is named, with those that it has
   const [code, status, , sentence] = await failureOf(run)
   assert.deepEqual(
     [code, status, sentence],
-    ['no_sandbox_substrate', 503, "This runner has no sandbox provider 'moon'; it has box."],
+    ['no_sandbox_substrate', 503, "This runner has no sandbox provider 'moon' for this tenant; it has box."],
   )
+})
+
+test('a tenant that a provider does not name has no sandbox of it, and none is started', async (t) => {
+  const tenants = { allows: (id: string) => id === 'acme', empty: false }
+  const { workers, substrate } = await stage(t, { tenants })
+  const profile = sandboxed('p', { sandbox: { provider: 'box' } })
+  const [code, , , sentence] = await failureOf(play(workers, newSession(profile, 'globex'), 'hello'))
+  assert.deepEqual(
+    [code, sentence],
+    ['no_sandbox_substrate', "This runner has no sandbox provider 'box' for this tenant; it has none."],
+  )
+  assert.deepEqual(substrate.calls, [])
 })
 
 test('a substrate that is away when a sandbox is to be woken fails the run and not the sandbox', async (t) => {

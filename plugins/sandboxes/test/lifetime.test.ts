@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { runnerHash } from '#contracts/ids'
+import { everyTenant } from '#kernel'
 import { createSubstrates } from '../substrates.ts'
 import { eventually, newSession, play, sandboxed, stage } from './stage.ts'
 import { createSubstrate } from './substrate.ts'
@@ -83,18 +84,47 @@ test('a runner offers what it was told to, or all that it has; a default only wh
     ['vm', provider],
     ['box', provider],
   ])
-  const made = (offered: string[] = [], ...byDefault: string[]) => createSubstrates({ configured, offered, byDefault })
+  const tenants = new Map([...configured.keys()].map((name) => [name, everyTenant]))
+  const made = (offered: string[] = [], ...byDefault: string[]) =>
+    createSubstrates({ configured, tenants, offered, byDefault })
   assert.deepEqual([made().names, made().fallback], [['box', 'vm'], undefined])
   assert.deepEqual([made(['vm']).names, made(['vm']).fallback], [['vm'], 'vm'])
   assert.equal(made([], 'vm').fallback, 'vm')
   assert.equal(made([], 'moon', 'vm', 'box').fallback, 'vm')
   assert.equal(made(['box'], 'moon', 'vm').fallback, 'box')
-  assert.throws(() => made().choose(undefined), {
+  assert.throws(() => made().choose('acme', undefined), {
     message: 'This runner has no default sandbox provider; name one as sandbox.provider: box, vm.',
   })
   assert.throws(() => made(['moon']), /AGENT_ORC_SANDBOX_PROVIDERS names moon, .*; it has vm, box/)
   assert.throws(() => made(['vm'], 'box'), /AGENT_ORC_SANDBOX_DEFAULT is box, .*; it offers vm/)
-  const none = createSubstrates({ configured: new Map(), offered: [], byDefault: [] })
+  const none = createSubstrates({ configured: new Map(), tenants: new Map(), offered: [], byDefault: [] })
   assert.deepEqual([none.names, none.fallback], [[], undefined])
-  assert.throws(() => none.choose(undefined), { message: 'This runner has no sandboxes.' })
+  assert.throws(() => none.choose('acme', undefined), { message: 'This runner has no sandboxes for this tenant.' })
+})
+
+test('a provider is there for the tenants that it names: to another it is none, and not its default', () => {
+  const [vm, box] = [{}, {}] as [never, never]
+  const configured = new Map([
+    ['vm', vm],
+    ['box', box],
+  ])
+  const only = (...ids: string[]) => ({ allows: (id: string) => ids.includes(id), empty: ids.length === 0 })
+  const tenants = new Map([
+    ['vm', only('acme')],
+    ['box', only('acme', 'globex')],
+  ])
+  const { choose } = createSubstrates({ configured, tenants, offered: [], byDefault: ['vm'] })
+  assert.equal(choose('acme', undefined).provider, vm)
+  assert.equal(choose('acme', 'box').provider, box)
+  assert.equal(choose('globex', undefined).provider, box, 'the only one that it may use')
+  const refused = { code: 'no_sandbox_substrate' }
+  assert.throws(() => choose('globex', 'vm'), {
+    ...refused,
+    message: "This runner has no sandbox provider 'vm' for this tenant; it has box.",
+  })
+  assert.throws(() => choose('initech', undefined), {
+    ...refused,
+    message: 'This runner has no sandboxes for this tenant.',
+  })
+  assert.throws(() => choose('initech', 'box'), refused)
 })

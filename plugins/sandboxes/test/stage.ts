@@ -2,10 +2,10 @@ import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Registry } from 'prom-client'
-import { definePlugin, linesOf } from '#kernel'
+import { definePlugin, everyTenant, linesOf, type TenantList } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
-import { SandboxProviders } from '#contracts/sandbox'
+import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
 import { SandboxWorkers } from '#contracts/workers'
 import { fake, testEnvelope, testKernel, type TestKernel, testProfile } from '#testing'
 import sandboxes from '../index.ts'
@@ -26,6 +26,8 @@ export interface StageOptions {
   readonly others?: Readonly<Record<string, Substrate>>
   /** True for a runner without a signing key for worker tokens. */
   readonly keyless?: boolean
+  /** Who may use the substrates; every tenant unless given. */
+  readonly tenants?: TenantList
   /** True for a runner without a sandbox provider. */
   readonly bare?: boolean
 }
@@ -52,7 +54,13 @@ export async function stage(t: TestContext, options: StageOptions = {}): Promise
     ...options.config,
   }
   const providers = options.bare ? {} : { box: substrate.provider, ...Object.fromEntries(others) }
-  const plugins = [{ name: 'sandboxes', plugin: sandboxes, config }, fake(SandboxProviders, providers), grab]
+  const tenants = Object.fromEntries(Object.keys(providers).map((name) => [name, options.tenants ?? everyTenant]))
+  const plugins = [
+    { name: 'sandboxes', plugin: sandboxes, config },
+    fake(SandboxProviders, providers),
+    fake(SandboxTenants, tenants),
+    grab,
+  ]
   const kernel = await testKernel(t, plugins, { listen: true, listeners: ['runner', 'workers'] })
   const waiting = async (): Promise<number> => {
     const gauge = await metrics!.getSingleMetric('runner_sandboxes')!.get()

@@ -29,7 +29,11 @@ export async function providerOf(t: TestContext, config: Record<string, unknown>
       return {}
     },
   })
-  const { logs } = await testKernel(t, [{ name: 'sandbox-e2b', plugin: e2b, config }, grab], { listeners: [] })
+  const { logs } = await testKernel(
+    t,
+    [{ name: 'sandbox-e2b', plugin: e2b, config: { tenants: '*', ...config } }, grab],
+    { listeners: [] },
+  )
   return { provider: found[0], logs }
 }
 

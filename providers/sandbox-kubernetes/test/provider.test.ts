@@ -25,7 +25,11 @@ test('without a namespace the provider is not offered', async (t) => {
 
 test('without a token that can be read it is not offered, and the log says which settings it needs', async (t) => {
   const { logs } = await testKernel(t, [
-    { name: 'kubernetes', plugin: kubernetes, config: { namespace: 'workers', tokenFile: '/nowhere/token' } },
+    {
+      name: 'kubernetes',
+      plugin: kubernetes,
+      config: { namespace: 'workers', tokenFile: '/nowhere/token', tenants: '*' },
+    },
   ])
   assert.ok(logs.some(({ msg }) => /not offered: \/nowhere\/token .*AGENT_ORC_KUBERNETES_TOKEN_FILE/.test(String(msg))))
   assert.equal(await providerOf(t, { namespace: 'workers', tokenFile: '/nowhere/token' }), undefined)

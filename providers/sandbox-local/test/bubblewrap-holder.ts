@@ -21,7 +21,7 @@ const probe = definePlugin({
     return {}
   },
 })
-const entry = { name: 'sandbox-bubblewrap', plugin, config }
+const entry = { name: 'sandbox-bubblewrap', plugin, config: { tenants: '*', ...config } }
 const { logs } = await testKernel({ after: () => {} }, [entry, probe], { listeners: [] })
 for (const { msg } of logs) say({ log: msg })
 setInterval(() => {}, 60_000)

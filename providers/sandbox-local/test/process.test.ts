@@ -2,7 +2,6 @@ import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readdir } from 'node:fs/promises'
-import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { isAppError } from '#kernel'
@@ -16,8 +15,6 @@ import {
   testSandboxProvider,
   until,
 } from '#testing'
-import { loadRole, root } from '../../../kernel/config.ts'
-import { settings } from '../../../kernel/plan.ts'
 import plugin from '../process/index.ts'
 import { signalTree, treeOf } from '../processes.ts'
 import { folderFor, marker, remains } from './remains.ts'
@@ -30,7 +27,7 @@ testSandboxProvider('process', make, { order: { env: marker }, remains })
 test('it is not offered unless it is allowed, and then the log says what that means', async (t) => {
   assert.equal(await make(t, {}), undefined)
   const warnings = async (config: object) => {
-    const entry = { name: 'sandbox-process', plugin, config: { dir: await folderFor(t), ...config } }
+    const entry = { name: 'sandbox-process', plugin, config: { tenants: '*', dir: await folderFor(t), ...config } }
     const { logs } = await testKernel(t, [entry], { listeners: [] })
     return logs.filter(({ level }) => level === 'warn' || level === 40).map(({ msg }) => String(msg))
   }
@@ -39,19 +36,6 @@ test('it is not offered unless it is allowed, and then the log says what that me
     (await warnings({ allow: true })).join(),
     /switched on\. It isolates nothing: .*its files, its network and its keys/,
   )
-})
-
-test('no role file of ours switches it on by itself', async () => {
-  for (const role of ['dev', 'runner', 'memory', 'sidecar']) {
-    const on = async (env: Record<string, string>) => {
-      const { plugins } = await loadRole(join(root, `config/${role}.yaml`), { env })
-      const found = plugins.find(({ plugin: { name } }) => name === 'process' || name === 'sandbox-process')
-      return found && (settings(found) as { allow: boolean }).allow
-    }
-    const has = role === 'dev' || role === 'runner'
-    assert.equal(await on({}), has ? false : undefined, role)
-    assert.equal(await on({ AGENT_ORC_SANDBOX_PROCESS: 'true' }), has ? true : undefined, role)
-  }
 })
 
 for (const pause of [false, true]) {
