@@ -1,5 +1,6 @@
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { capability, slot } from '../plugin.ts'
+import type { TenantList } from './tenant-list.ts'
 
 /**
  * A source of language models. The model contract is the AI SDK's provider specification v4, so every provider package
@@ -38,6 +39,8 @@ export type OpenModel = DirectModel['doOpen']
 
 /** Keyed by the provider name that a profile's `model` starts with. */
 export const Models = slot<ModelProvider>('sidecar.models')
+/** The tenants that may use a provider's models, by its name. Every tenant may use those of one that is not here. */
+export const ModelTenants = slot<TenantList>('sidecar.model-tenants')
 
 export interface ModelProviderContext {
   /** Keep-alive connections to model servers, closed when the role stops: pass it to the provider package. */

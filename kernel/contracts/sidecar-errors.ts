@@ -3,6 +3,10 @@ import { errorTable } from './errors.ts'
 /** What the host of runtimes answers to runners. A run that has begun is told of them by its `error` event. */
 export const sidecarErrors = errorTable('run-host', {
   unknownRuntime: { status: 400, about: 'This sidecar does not serve the runtime.' },
+  unknownModel: {
+    status: 400,
+    about: 'The tenant may not use models of this provider; the sentence lists those that it may use.',
+  },
   runtimeRequired: { status: 400, message: 'Say which runtime: ?runtime=NAME.' },
   invalidSessionId: { code: 'invalid session id', status: 400, about: 'The session id is not one of ours.' },
   stateNotSupported: { status: 400, message: 'This runtime keeps no state that could be taken over.' },

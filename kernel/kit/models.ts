@@ -14,9 +14,12 @@ import {
   type ModelProviderContext,
   type ModelRequest,
   Models,
+  ModelTenants,
   type OpenModel,
 } from '#contracts/model'
 import type { ErrorTable } from '../contracts/errors.ts'
+import { type TenantList, Tenants } from '../contracts/tenant-list.ts'
+import { Settings } from './settings.ts'
 import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
 
 // An import would load the fetch of Node, see kernel/http/errors.ts.
@@ -29,23 +32,28 @@ export function defineModelProvider<C extends TObject>(spec: {
   /** Undefined: not configured (e.g. no API key); the provider is then absent from the role. */
   create(config: Static<C>, ctx: ModelProviderContext): Promise<ModelProvider | undefined>
 }): Plugin {
-  return definePlugin<TObject, { egress: Capability<ModelEgress, 'maybe'> }, { models: typeof Models }>({
+  type Provides = { models: typeof Models; tenants: typeof ModelTenants }
+  return definePlugin<TObject, { egress: Capability<ModelEgress, 'maybe'> }, Provides>({
     name: `model-${spec.name}`,
-    ...(spec.config ? { config: spec.config } : {}),
+    config: Settings({
+      ...spec.config?.properties,
+      tenants: Tenants('The tenants whose runs may use its models.', ['*']),
+    }),
     ...(spec.errors ? { errors: spec.errors } : {}),
     requires: { egress: maybe(ModelEgress) },
-    provides: { models: Models },
+    provides: { models: Models, tenants: ModelTenants },
     async setup(ctx) {
       const { egress } = ctx.deps
+      const { tenants, ...config } = ctx.config as { readonly tenants: TenantList }
       const connections = createModelConnections()
       ctx.onStop(connections.close)
-      const provider = await spec.create(ctx.config as Static<C>, {
+      const provider = await spec.create(config as Static<C>, {
         fetch: connections.fetch,
         post: egress ? postBy(egress.fetch) : connections.post,
         egress: egress && { baseUrl: egress.baseUrl(spec.name), fetch: egress.fetch },
         onStop: (fn) => ctx.onStop(fn),
       })
-      return { models: provider ? { [spec.name]: provider } : {} }
+      return { models: provider ? { [spec.name]: provider } : {}, tenants: { [spec.name]: tenants } }
     },
   })
 }

@@ -1,3 +1,4 @@
+import { modelAccessErrors } from '#contracts/model-access'
 import { conflict, errorTable, invalidRequest, notFound } from '#kernel'
 
 export const profileErrors = errorTable('profiles', {
@@ -20,6 +21,7 @@ export const unfit = [
   profileErrors.unknownPool,
   profileErrors.unknownSkill,
   profileErrors.unknownMcpServer,
+  modelAccessErrors.unknownModel,
 ] as const
 
 export const unknownProfile = notFound

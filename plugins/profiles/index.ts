@@ -4,6 +4,7 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
+import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
 import { Profiles } from '#contracts/profiles'
 import { Fleet } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
@@ -29,7 +30,7 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  errors: [profileErrors, limitErrors],
+  errors: [profileErrors, limitErrors, modelAccessErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -37,10 +38,11 @@ export default definePlugin({
     skills: maybe(Skills),
     mcpServers: maybe(McpServers),
     limits: maybe(TenantLimits),
+    models: maybe(ModelAccess),
   },
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
-    const { guard, database, fleet, skills, mcpServers, limits } = deps
+    const { guard, database, fleet, skills, mcpServers, limits, models } = deps
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new BroadcastSender({
@@ -51,7 +53,7 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
-    const service = createProfileService(store, database, broadcast, { skills, mcpServers }, limits)
+    const service = createProfileService(store, database, broadcast, { skills, mcpServers, models }, limits)
     limits?.uses('profiles', (tenantId) => store.count(tenantId))
     const viewOf = createView(fleet)
     routes('conductor', async (app) => {

@@ -2,6 +2,7 @@ import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
+import type { ModelAccess } from '#contracts/model-access'
 import { isProfileName, type Profile, type ProfileInput } from '#contracts/profiles'
 import type { Skills } from '#contracts/skills'
 import type { BroadcastSender } from './broadcast.ts'
@@ -16,6 +17,8 @@ import { findVersion } from './versions.store.ts'
 export interface References {
   readonly skills: Skills | undefined
   readonly mcpServers: McpServers | undefined
+  /** Absent: every tenant may use every model. */
+  readonly models: ModelAccess | undefined
 }
 
 /** Writes commit first and are broadcast afterwards: what is stored is the truth. Specification 4.3. */
@@ -40,6 +43,7 @@ export function createProfileService(
   }
   const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
     checkSize(tenantId, document)
+    references.models?.check(tenantId, document.model)
     await checkReferences(references, tenantId, document)
     await checkPool(tenantId, document)
     return document

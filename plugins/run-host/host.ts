@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { type App, BootError, startOnRead } from '#kernel'
+import { type App, BootError, startOnRead, type TenantList } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import { restoredFromLog } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -25,11 +25,19 @@ const storedMs = 1_000
 /** Runners ask every few seconds. When none has asked for this long, a stopping sidecar waits for none to fetch its conversations. */
 const nobodyMs = 15_000
 
+/** What a sidecar has. */
+interface Offered {
+  readonly runtimes: ReadonlyMap<string, Runtime>
+  /** Who may use the models of a provider; every tenant where it is absent. */
+  readonly tenants: ReadonlyMap<string, TenantList>
+}
+
 /** The runs of a sidecar, for the HTTP routes and the in-process link alike. A session has at most one run. */
 export class RunHost {
   readonly instance = randomUUID()
   readonly #mode: string
   readonly #runtimes: ReadonlyMap<string, Runtime>
+  readonly #tenants: Offered['tenants']
   /** Runtimes whose conversations need not be fetched from here. */
   readonly #restorable: ReadonlySet<string>
   readonly #log: FastifyBaseLogger
@@ -45,8 +53,9 @@ export class RunHost {
   #lastAsked = -Infinity
 
   /** `mode` is the runtime that is served, or `all`. */
-  constructor(mode: string, runtimes: ReadonlyMap<string, Runtime>, log: FastifyBaseLogger, metrics: Registry) {
+  constructor(mode: string, { runtimes, tenants }: Offered, log: FastifyBaseLogger, metrics: Registry) {
     this.#mode = mode
+    this.#tenants = tenants
     this.#runtimes = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
     if (mode !== 'all' && this.#runtimes.size === 0) {
       const present = [...runtimes.keys()].toSorted().join(', ') || 'none'
@@ -99,6 +108,7 @@ export class RunHost {
     const { sessionId } = envelope
     const name = envelope.profile.runtime
     const runtime = this.#find(name, sessionId)
+    this.#refuseModel(envelope)
     this.#refuseBusy(sessionId)
     if (envelope.resume && runtime.has?.(sessionId) === false) throw sidecarErrors.sessionStateMissing()
     const run = new HostedRun(envelope, runtime, {
@@ -120,6 +130,16 @@ export class RunHost {
     const changes = this.#changes
     if (runtime.exportState && !this.#restorable.has(name)) changes.set(sessionId, (changes.get(sessionId) ?? 0) + 1)
     return run.lines
+  }
+
+  /** A conductor refuses such a profile first, if it knows; here is where the key is. */
+  #refuseModel({ tenantId, profile: { model } }: RunEnvelope): void {
+    const provider = model.split('/')[0]!
+    if (this.#tenants.get(provider)?.allows(tenantId) !== false) return
+    const usable = [...this.#tenants].flatMap(([name, tenants]) => (tenants.allows(tenantId) ? [`${name}/*`] : []))
+    throw sidecarErrors.unknownModel({
+      message: `There is no model '${model}' for this tenant; it may use: ${usable.toSorted().join(', ') || 'none'}.`,
+    })
   }
 
   /** `name` is the runtime's, which may be left out where the host serves only one. */

@@ -1,5 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { ModelTenants } from '#contracts/model'
 import { Runtimes } from '#contracts/runtime'
 import { LocalSidecars } from '#contracts/sidecar'
 import { sidecarErrors } from '#contracts/sidecar-errors'
@@ -29,11 +30,11 @@ export default definePlugin({
       : []),
   ],
   errors: sidecarErrors,
-  requires: { runtimes: Runtimes },
+  requires: { runtimes: Runtimes, tenants: ModelTenants },
   provides: { links: LocalSidecars },
   async setup(ctx) {
     const { config, deps, log, metrics } = ctx
-    const host = new RunHost(config.mode, deps.runtimes, log, metrics)
+    const host = new RunHost(config.mode, deps, log, metrics)
     ctx.onStop(() => host.stop())
     ctx.beforeClose('sidecar', () => host.drain(config.drain))
     ctx.routes('sidecar', async (app) => sidecarRoutes(app, host, config))

@@ -7,6 +7,7 @@ import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
+import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
 import { Prices } from '#contracts/prices'
 import { onCrash, Profiles } from '#contracts/profiles'
 import { runErrors } from '#contracts/run-errors'
@@ -56,13 +57,14 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
   definePlugin({
     name: 'runs',
     config: RunsConfig,
-    errors: [runErrors, idempotencyErrors, limitErrors],
+    errors: [runErrors, idempotencyErrors, limitErrors, modelAccessErrors],
     requires: {
       database: maybe(Database),
       profiles: Profiles,
       runners: Fleet,
       prices: maybe(Prices),
       mcpServers: maybe(McpServers),
+      models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),
       tenantLimits: maybe(TenantLimits),
       kv: Kv,

@@ -2,6 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
 import { overLimit, type TenantLimits } from '#contracts/limits'
+import type { ModelAccess } from '#contracts/model-access'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
 import { createOutputSchemas } from '#kit/schemas'
 import { isBase64, maxAttachmentChars } from '#contracts/prompt'
@@ -35,6 +36,8 @@ export interface SubmissionDeps {
   readonly webhooks: Webhooks | undefined
   /** Undefined: every tenant may have as much as it likes. */
   readonly tenantLimits: TenantLimits | undefined
+  /** Absent: every tenant may use every model. */
+  readonly models: ModelAccess | undefined
   readonly log: FastifyBaseLogger
 }
 
@@ -118,7 +121,9 @@ export class Submission {
     for (let attempt = 0; attempt < 5; attempt++) {
       const { profile, revision } = placed
       const runner =
-        remembers && !restoredFromLog(profile.runtime) ? runErrors.conversationEnded() : this.#placeOr(profile)
+        remembers && !restoredFromLog(profile.runtime)
+          ? runErrors.conversationEnded()
+          : this.#placeOr(asked.tenantId, profile)
       if (runner instanceof Error) {
         // The refusal may be due to a profile from memory that has changed since.
         placed = await this.#profileOf(asked, true)
@@ -264,8 +269,9 @@ export class Submission {
     return kind === 'other_profile' ? runErrors.sessionProfileMismatch() : unknownSession()
   }
   /** The runner for a new session, or why there is none. */
-  #placeOr(profile: PlacedProfile['profile']): RunnerLink | AppError {
+  #placeOr(tenantId: string, profile: PlacedProfile['profile']): RunnerLink | AppError {
     try {
+      this.#deps.models?.check(tenantId, profile.model)
       return this.#deps.runners.place(placementOf(profile))
     } catch (error) {
       if (isAppError(error)) return error

@@ -23,3 +23,28 @@ test('a runtime that misses something is not offered, and says what in its runs,
   assert.equal((await link.health()).missing, undefined)
   assert.equal((await run()).type, 'result')
 })
+
+test('a run on a model that its tenant may not use is refused where the key is, and never reaches the runtime', async (t) => {
+  const ran: string[] = []
+  const general = scripted(function* (prompt) {
+    ran.push(prompt)
+    yield { type: 'result', text: 'here', finishReason: 'stop' }
+  })
+  const only = (id: string) => ({ allows: (asked: string) => asked === id, empty: false })
+  const { link } = await hostOf(t, { general }, { models: { openai: only('acme'), anthropic: only('globex') } })
+  const run = (tenantId: string, model: string) =>
+    collectRun(link, testEnvelope({ tenantId, prompt: `${tenantId} ${model}`, profile: { model } })).then(terminalOf)
+  for (const [tenant, model] of [
+    ['globex', 'openai/gpt-5'],
+    ['initech', 'openai/gpt-5'],
+    ['acme', 'anthropic/claude'],
+  ] as const) {
+    await assert.rejects(run(tenant, model), { code: 'unknown_model', status: 400 }, `${tenant} ${model}`)
+  }
+  await assert.rejects(run('globex', 'openai/gpt-5'), {
+    message: "There is no model 'openai/gpt-5' for this tenant; it may use: anthropic/*.",
+  })
+  assert.equal((await run('acme', 'openai/gpt-5')).type, 'result')
+  assert.equal((await run('initech', 'other/model')).type, 'result')
+  assert.deepEqual(ran, ['acme openai/gpt-5', 'initech other/model'])
+})

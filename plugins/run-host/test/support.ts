@@ -1,6 +1,7 @@
 import type { TestContext } from 'node:test'
 import type { Registry } from 'prom-client'
-import { definePlugin, type Plugin } from '#kernel'
+import { definePlugin, type Plugin, type TenantList } from '#kernel'
+import { ModelTenants } from '#contracts/model'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { type Runtime, Runtimes } from '#contracts/runtime'
 import { LocalSidecars, type SidecarLink } from '#contracts/sidecar'
@@ -15,6 +16,8 @@ export interface Host {
 
 export interface HostOptions {
   readonly mode?: string
+  /** Who may use the models of a provider. */
+  readonly models?: Record<string, TenantList>
   readonly listen?: boolean
   /** No waiting for runners that are not there, unless the test is about it. */
   readonly drain?: string
@@ -26,7 +29,7 @@ export interface HostOptions {
 export async function hostOf(
   t: Pick<TestContext, 'after'>,
   runtimes: Record<string, Runtime>,
-  { mode = 'all', listen = false, drain = '0s', config: more }: HostOptions = {},
+  { mode = 'all', models = {}, listen = false, drain = '0s', config: more }: HostOptions = {},
 ): Promise<Host> {
   let link: SidecarLink | undefined
   let metrics: Registry | undefined
@@ -41,7 +44,10 @@ export async function hostOf(
   })
   const config = { mode, ...more, ...(drain === 'as shipped' ? {} : { drain }) }
   const entry = { name: 'run-host', plugin: runHost, config }
-  const kernel = await testKernel(t, [fake(Runtimes, runtimes), entry, probe], { listen, listeners: ['sidecar'] })
+  const kernel = await testKernel(t, [fake(Runtimes, runtimes), fake(ModelTenants, models), entry, probe], {
+    listen,
+    listeners: ['sidecar'],
+  })
   return { kernel, link: link!, metrics: metrics! }
 }
 

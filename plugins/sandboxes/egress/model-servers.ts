@@ -1,8 +1,9 @@
-import { type Static, Type } from '@sinclair/typebox'
-import { Settings } from '#kernel'
+import { type StaticDecode, Type } from '@sinclair/typebox'
+import { everyTenant, Settings, type TenantList, Tenants } from '#kernel'
 
 const baseUrl = (description: string) =>
   Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', expects: 'an http or https URL', description }))
+const tenants = Type.Optional(Tenants('The tenants whose workers may call it; all unless given.'))
 const apiKey = Type.Optional(Type.String({ description: 'Stays in the runner.' }))
 
 /** The model servers that workers reach through the runner, with the same settings as the model providers of a sidecar. */
@@ -10,12 +11,14 @@ export const ModelServers = Settings({
   openai: Type.Optional(
     Settings({
       apiKey,
+      tenants,
       baseUrl: baseUrl('Ends before /chat/completions; https://api.openai.com/v1 when only the key is set.'),
     }),
   ),
   anthropic: Type.Optional(
     Settings({
       apiKey,
+      tenants,
       baseUrl: baseUrl('With or without its final /v1; https://api.anthropic.com when only the key is set.'),
     }),
   ),
@@ -23,6 +26,8 @@ export const ModelServers = Settings({
 
 export interface ModelServer {
   readonly base: URL
+  /** Whose workers may call it. */
+  readonly tenants: TenantList
   readonly headers: Readonly<Record<string, string>>
   /** The calls that workers may make: by method, the paths below the base. */
   readonly calls: RegExp
@@ -37,12 +42,13 @@ const anthropicCalls = /^(POST messages(\/count_tokens)?|GET models(\/.+)?)$/
 export function modelServers({
   openai = {},
   anthropic = {},
-}: Static<typeof ModelServers>): ReadonlyMap<string, ModelServer> {
+}: StaticDecode<typeof ModelServers>): ReadonlyMap<string, ModelServer> {
   const found = new Map<string, ModelServer>()
   if (openai.apiKey || openai.baseUrl) {
     found.set('openai', {
       base: new URL(openai.baseUrl ?? 'https://api.openai.com/v1'),
       headers: openai.apiKey ? { authorization: `Bearer ${openai.apiKey}` } : {},
+      tenants: openai.tenants ?? everyTenant,
       calls: openaiCalls,
     })
   }
@@ -50,6 +56,7 @@ export function modelServers({
     found.set('anthropic', {
       base: versioned(new URL(anthropic.baseUrl ?? 'https://api.anthropic.com')),
       headers: anthropic.apiKey ? { 'x-api-key': anthropic.apiKey } : {},
+      tenants: anthropic.tenants ?? everyTenant,
       calls: anthropicCalls,
     })
   }

@@ -106,7 +106,7 @@ function modelRoutes(
       async handler(request, reply) {
         const { worker } = auth.of(request)
         const server = servers.get(request.params.provider)
-        if (!server) throw sandboxErrors.unknownModelProvider()
+        if (!server?.tenants.allows(worker.tenantId)) throw sandboxErrors.unknownModelProvider()
         const below = pathBelow(request.raw.url ?? '', segmentsBefore)
         // One vendor's client is given the address without /v1 and adds that itself.
         const call = below?.path.replace(/^v1\//, '')

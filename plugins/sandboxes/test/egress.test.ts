@@ -160,6 +160,17 @@ test('a provider that is not configured, or is none, is not there', async (t) =>
   }
 })
 
+test('a provider is there for the workers of the tenants that it names', async (t) => {
+  const openai = { baseUrl: 'http://127.0.0.1:1', tenants: { allows: (id: string) => id === 'globex', empty: false } }
+  const { open, urls } = await startHub(t, { models: { openai } })
+  const { channel } = await open(undefined, 'acme')
+  const reply = await fetch(`${urls['workers']}${workerPaths(channel.sessionId).models('openai')}/models`, {
+    headers: { authorization: `Bearer ${channel.token}` },
+  })
+  assert.equal(reply.status, 404)
+  assert.equal(((await reply.json()) as { error: string }).error, 'unknown_model_provider')
+})
+
 /** One request as these bytes, past everything that would tidy them. */
 async function raw(origin: string, text: string): Promise<string> {
   const { hostname, port } = new URL(origin)

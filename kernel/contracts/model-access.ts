@@ -1,0 +1,13 @@
+import { capability } from '../plugin.ts'
+import { errorTable } from './errors.ts'
+
+export const modelAccessErrors = errorTable('model-access', {
+  unknownModel: { status: 400, about: 'The tenant may not use this model; the sentence lists those that it may use.' },
+})
+
+/** Which tenants may use which models. */
+export interface ModelAccess {
+  /** Throws AppError 400 `unknown_model` for a model that a tenant may not use. */
+  check(tenantId: string, model: string): void
+}
+export const ModelAccess = capability<ModelAccess>('conductor.model-access')
