@@ -103,7 +103,7 @@ export class WebGuard {
   mark({ raw, headers }: FastifyRequest, reply: FastifyReply): void {
     void reply.headers(standingHeaders)
     // Browsers take it over TLS only. A proxy in front says whether it was there; whoever lies about that tells only itself.
-    const secure = 'encrypted' in raw.socket || headers['x-forwarded-proto'] === 'https'
+    const secure = 'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
     if (secure) void reply.header('strict-transport-security', strictTransport)
   }
 
