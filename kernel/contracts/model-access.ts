@@ -7,6 +7,8 @@ export const modelAccessErrors = errorTable('model-access', {
 
 /** Which tenants may use which models. */
 export interface ModelAccess {
+  /** False while every tenant may use every model. */
+  readonly restricts: boolean
   /** Throws AppError 400 `unknown_model` for a model that a tenant may not use. */
   check(tenantId: string, model: string): void
 }

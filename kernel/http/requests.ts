@@ -18,6 +18,13 @@ export const requestNames = {
   childLoggerFactory: (logger: FastifyBaseLogger) => logger,
 } as const
 
+/** Of every answer: a browser neither guesses what it holds nor keeps it. */
+export const standingHeaders = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' } as const
+const strictTransport = `max-age=${365 * 24 * 60 * 60}`
+/** A proxy in front says whether it was asked over TLS; whoever lies about that tells only itself. */
+const overTls = ({ raw, headers }: FastifyRequest): boolean =>
+  'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
+
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(
   async (app, { leaving, guard }: { leaving: AbortSignal; guard: WebGuard }) => {
@@ -34,9 +41,12 @@ export const requestArrival = fp(
     })
     app.addHook('onRequest', (request, reply, done) => {
       void reply.header('x-request-id', request.id)
-      guard.mark(request, reply)
-      const refusal = guard.refusal(request, judgesOrigins(request.routeOptions.config))
-      if (refusal) return done(refusal)
+      void reply.headers(standingHeaders)
+      if (overTls(request)) void reply.header('strict-transport-security', strictTransport)
+      if (!guard.anyHost || request.headers.origin !== undefined) {
+        const refusal = guard.refusal(request, judgesOrigins(request.routeOptions.config))
+        if (refusal) return done(refusal)
+      }
       if (leaving.aborted) void reply.header('connection', 'close')
       if (streams.ending) return done(stopping())
       if (request.url.includes('%00')) return done(withNul(request.url))

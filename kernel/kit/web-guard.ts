@@ -1,6 +1,6 @@
 import { isIP } from 'node:net'
 import { Type } from '@sinclair/typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import ipaddr from 'ipaddr.js'
 import type { AppError } from '../contracts/errors.ts'
 import { httpErrors } from '../contracts/http-errors.ts'
@@ -73,10 +73,6 @@ function networkOf(entry: string): [ipaddr.IPv4 | ipaddr.IPv6, number][] {
   return [[address, address.kind() === 'ipv4' ? 32 : 128]]
 }
 
-/** Of every answer: a browser neither guesses what it holds nor keeps it. */
-export const standingHeaders = { 'x-content-type-options': 'nosniff', 'cache-control': 'no-store' } as const
-const strictTransport = `max-age=${365 * 24 * 60 * 60}`
-
 /**
  * What web pages may do at a listener. A page whose own name resolves to this machine (DNS rebinding) makes its visitor's browser
  * send requests here and reads the answers, but the browser names the page's host in them; another page's requests name its origin,
@@ -86,25 +82,22 @@ const strictTransport = `max-age=${365 * 24 * 60 * 60}`
 export class WebGuard {
   readonly #origins: ReadonlySet<string>
   readonly #named: boolean
+  /** Whatever host is asked for is answered: then a request without an origin need not be looked at. */
+  anyHost: boolean
   #serves: (host: string) => boolean
 
   constructor({ hosts, origins = [] }: { readonly hosts?: readonly string[]; readonly origins?: readonly string[] }) {
     this.#origins = new Set(entriesOf(origins))
     this.#named = hosts !== undefined
+    this.anyHost = !hosts
     this.#serves = hosts ? hostMatcher(hosts) : () => true
   }
 
   /** A route of the listener asks for no proof of who calls: without hosts in the role file it has some all the same. */
   withoutProof(): void {
-    if (!this.#named) this.#serves = hostMatcher(withoutProof)
-  }
-
-  /** Sets what every answer carries. */
-  mark({ raw, headers }: FastifyRequest, reply: FastifyReply): void {
-    void reply.headers(standingHeaders)
-    // Browsers take it over TLS only. A proxy in front says whether it was there; whoever lies about that tells only itself.
-    const secure = 'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
-    if (secure) void reply.header('strict-transport-security', strictTransport)
+    if (this.#named) return
+    this.anyHost = false
+    this.#serves = hostMatcher(withoutProof)
   }
 
   /** Why a request is refused; undefined when it is not. `ownOrigins`: its route judges origins itself. */

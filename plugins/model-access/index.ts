@@ -29,6 +29,7 @@ function createAccess(table: StaticDecode<typeof ModelTable>): ModelAccess {
   const usable = (tenantId: string): string =>
     [...openTo(lines, tenantId), 'every model that is not in the list of the operator'].join(', ')
   return {
+    restricts: lines.length > 0,
     check(tenantId, model) {
       const line = lines.find(({ open, start }) => (open ? model.startsWith(start) : model === start))
       if (!line || line.tenants.allows(tenantId)) return

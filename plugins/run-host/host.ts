@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { type App, BootError, startOnRead, type TenantList } from '#kernel'
+import { type App, BootError, everyTenant, startOnRead, type TenantList } from '#kernel'
 import { isClientId } from '#contracts/ids'
 import { restoredFromLog } from '#contracts/profiles'
 import type { RunEnvelope } from '#contracts/run-envelope'
@@ -38,6 +38,8 @@ export class RunHost {
   readonly #mode: string
   readonly #runtimes: ReadonlyMap<string, Runtime>
   readonly #tenants: Offered['tenants']
+  /** Providers whose models are not for every tenant. */
+  readonly #restricted: Offered['tenants']
   /** Runtimes whose conversations need not be fetched from here. */
   readonly #restorable: ReadonlySet<string>
   readonly #log: FastifyBaseLogger
@@ -56,6 +58,7 @@ export class RunHost {
   constructor(mode: string, { runtimes, tenants }: Offered, log: FastifyBaseLogger, metrics: Registry) {
     this.#mode = mode
     this.#tenants = tenants
+    this.#restricted = new Map([...tenants].filter(([, list]) => list !== everyTenant))
     this.#runtimes = mode === 'all' ? runtimes : new Map([...runtimes].filter(([name]) => name === mode))
     if (mode !== 'all' && this.#runtimes.size === 0) {
       const present = [...runtimes.keys()].toSorted().join(', ') || 'none'
@@ -135,7 +138,7 @@ export class RunHost {
   /** A conductor refuses such a profile first, if it knows; here is where the key is. */
   #refuseModel({ tenantId, profile: { model } }: RunEnvelope): void {
     const provider = model.split('/')[0]!
-    if (this.#tenants.get(provider)?.allows(tenantId) !== false) return
+    if (this.#restricted.get(provider)?.allows(tenantId) !== false) return
     const usable = [...this.#tenants].flatMap(([name, tenants]) => (tenants.allows(tenantId) ? [`${name}/*`] : []))
     throw sidecarErrors.unknownModel({
       message: `There is no model '${model}' for this tenant; it may use: ${usable.toSorted().join(', ') || 'none'}.`,

@@ -79,6 +79,8 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       const store = await open(ctx)
       const service = new RunService({
         ...deps,
+        // Chats pay nothing for a list that is empty.
+        models: deps.models?.restricts ? deps.models : undefined,
         store,
         webhooks,
         tenantLimits,
