@@ -77,7 +77,7 @@ test('keys of the inner doors rotate without one failed run, in whatever order c
         : { PORT: '0' }),
       LOG_LEVEL: 'warn',
     }
-    const started = await bootRole(name, env)
+    const started = await bootRole(name, { AGENT_ORC_OPERATIONS_PORT: '0', ...env })
     booted.set(name, started)
     const door = name === 'runner' ? toRunner : toSidecar
     door.target = started.urls[name]!

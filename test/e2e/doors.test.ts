@@ -224,7 +224,7 @@ test('processes whose keys differ say so to probes, which have a listener of the
   const differs = /RUNNER_SIGNING_KEY_CURRENT must be the same on both/
   const runner = await cluster.another('runner', { ...other, HEALTH_PORT: '0', SIDECAR_URL: cluster.sidecarUrl })
   assert.match((await checks(runner.urls['health']))['sidecar']!, differs)
-  assert.equal((await fetch(`${runner.urls['health']}/metrics`)).status, 200)
+  assert.equal((await fetch(`${runner.urls['operations']}/metrics`)).status, 200)
   assert.equal((await fetch(`${runner.urls['runner']}/readyz`)).status, 401)
   const conductor = await cluster.another('conductor', { ...other, RUNNER_URLS: cluster.runnerUrl })
   assert.match((await checks(conductor.urls['conductor']))['runners']!, differs)
