@@ -15,6 +15,9 @@ export const ListenerSettings = Settings(
         description: 'TCP port; 0 picks a free one. Empty: the listener is declared and off.',
       }),
     ),
+    orFree: Type.Optional(
+      Type.Boolean({ description: 'When the port is in use, listen on a free one, and log which.' }),
+    ),
     ...webGuardSettings,
     tls: Type.Optional(ListenerTls),
   },

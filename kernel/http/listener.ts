@@ -87,10 +87,15 @@ function fastifyOf(log: FastifyBaseLogger, tls: ListenerConfig['tls']): App {
 }
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {
-  const { host, port, origin } = config
+  const { host, port, orFree, origin } = config
   try {
     return await app.listen({ host, port: port!, backlog: 4096 })
   } catch (error) {
+    if (orFree && port !== 0 && (error as NodeJS.ErrnoException).code === 'EADDRINUSE') {
+      const url = await listen(app, { ...config, port: 0 })
+      app.log.warn(`port ${port} is in use: listening on ${url}${remedy(origin)}`)
+      return url
+    }
     const reasons: Readonly<Record<string, string>> = {
       EADDRINUSE: 'is in use by another process',
       EACCES: 'is not open to this user',

@@ -227,6 +227,18 @@ test('a port that is taken is named with the variable that changes it', async ()
   ])
 })
 
+test('where a listener may have another port, one that is taken is no problem', async (t) => {
+  const taken = createServer()
+  await once(taken.listen(0, '127.0.0.1'), 'listening')
+  t.after(() => taken.close())
+  const { port } = taken.address() as AddressInfo
+  const running = await boot(role([], { operations: { host: '127.0.0.1', port, orFree: true } }))
+  t.after(() => running.stop())
+  assert.match(running.urls['operations']!, /^http:\/\/127\.0\.0\.1:\d+$/)
+  assert.notEqual(new URL(running.urls['operations']!).port, String(port))
+  assert.equal((await fetch(`${running.urls['operations']}/nothing`)).status, 404)
+})
+
 test('listeners close before plugins stop, outermost first, so that a request under way can finish', async () => {
   const events: string[] = []
   let release = (): void => {}
