@@ -7,7 +7,17 @@ import { capability } from '../plugin.ts'
 /** One thing of which a tenant may have so much. */
 interface LimitKind {
   readonly default: number
-  readonly unit: 'requests' | 'runs' | 'streams' | 'sessions' | 'profiles' | 'bytes' | 'deliveries' | 'levels' | 'keys'
+  readonly unit:
+    | 'requests'
+    | 'runs'
+    | 'streams'
+    | 'sessions'
+    | 'profiles'
+    | 'sandboxes'
+    | 'bytes'
+    | 'deliveries'
+    | 'levels'
+    | 'keys'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -52,6 +62,12 @@ export const limitKinds = {
     unit: 'bytes',
     relief: 'later',
     about: 'Attachments of the runs that execute, in the memory of each conductor.',
+  },
+  sandboxes: {
+    default: 100,
+    unit: 'sandboxes',
+    relief: 'later',
+    about: 'Sandboxes of its sessions on each runner, those that sleep included.',
   },
   profiles: { default: 1_000, unit: 'profiles', relief: 'held', about: 'Profiles.' },
   profileBytes: { default: 256 * kibi, unit: 'bytes', relief: 'held', about: 'The size of one profile, as JSON.' },

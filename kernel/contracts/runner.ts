@@ -29,6 +29,8 @@ export const ExecuteRun = Type.Object(
     epoch: Type.Optional(Type.Integer({ minimum: 0 })),
     /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 unless given: it ends with its connection. */
     keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
+    /** What the tenant may have on each runner; as much as there is room for unless given. Sent for profiles with a sandbox. */
+    limits: Type.Optional(Type.Object({ sandboxes: Type.Optional(Type.Integer({ minimum: 0 })) })),
     ...promptFields,
     ...attemptFields,
   },
@@ -141,6 +143,8 @@ export interface RunnerSession {
   readonly lastUsedAt: string
   readonly runtimeSessionId?: string
   readonly activeRunId?: string
+  /** What its tenant may have here, as the conductor of its newest run said. */
+  readonly limits?: ExecuteRun['limits']
 }
 
 /**

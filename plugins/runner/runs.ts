@@ -95,6 +95,7 @@ export class Runs {
   #begin(tenantId: string, order: ExecuteRun): Run {
     const session = this.#claim(tenantId, order)
     const run = new Run(this.#host, session, order)
+    if (order.limits) session.limits = order.limits
     this.#host.table.occupy(session, order.runId)
     this.#runs.add(run)
     const key = keyOf(tenantId, session.id)

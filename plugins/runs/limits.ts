@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { overLimit, type TenantLimits } from '#contracts/limits'
 import type { RunStore } from '#contracts/run-store'
+import type { ExecuteRun } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
 
 /** What this process knows of one tenant. */
@@ -121,6 +122,10 @@ export class RunLimits {
   /** A run with so many bytes of attachments begins; a negative number: it is over. */
   holdAttachments(tenantId: string, bytes: number): void {
     if (this.#limits && bytes !== 0) this.#of(tenantId).attachments += bytes
+  }
+  /** What a runner keeps of the tenant's limits. */
+  ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
+    return this.#limits ? { limits: { sandboxes: this.#limits.of(tenantId).sandboxes } } : {}
   }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {

@@ -58,7 +58,7 @@ export interface RecorderDeps {
   readonly store: RunStore
   readonly flushes: FlushClock
   readonly log: FastifyBaseLogger
-  readonly limits: Pick<RunLimits, 'logged'>
+  readonly limits: Pick<RunLimits, 'logged' | 'ofRunner'>
   /** Wakes watchers in other processes. */
   readonly announce: (claim: Claim) => void
   /** Aborts when this process ends and must not keep trying. */

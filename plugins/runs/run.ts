@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
-import { type OnCrash, restoredFromLog } from '#contracts/profiles'
+import { type OnCrash, restoredFromLog, substrateOf } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, FinishRun } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
@@ -260,6 +260,7 @@ export class Run {
       ...(task.metadata === undefined ? {} : { metadata: task.metadata }),
       ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
       ...(task.attachments || task.responseFormat ? promptFieldsOf(task) : {}),
+      ...(substrateOf(session.profile) === undefined ? {} : this.#deps.limits.ofRunner(this.claim.tenantId)),
       ...(placed && !remembers ? { create: { profile: session.profile } } : {}),
     }
   }

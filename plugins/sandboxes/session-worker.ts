@@ -1,5 +1,6 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import pLimit from 'p-limit'
+import { overLimit } from '#contracts/limits'
 import type { RunnerSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { SandboxState } from '#contracts/sandbox'
@@ -23,6 +24,8 @@ export interface SessionWorkerDeps {
   readonly launcher: Launcher
   readonly reaper: Reaper
   readonly pools: WarmPools
+  /** How many sandboxes the sessions of a tenant have, or start. */
+  countOf(tenantId: string): number
 }
 
 /** The worker of one session, with or without a sandbox at the moment. */
@@ -162,8 +165,11 @@ export class SessionWorker {
   }
 
   async #launch(): Promise<Start> {
-    const { launcher, pools } = this.#deps
-    const { tenantId, id: sessionId, profile } = this.session
+    const { launcher, pools, countOf } = this.#deps
+    const { tenantId, id: sessionId, profile, limits } = this.session
+    // This one is among those that start.
+    if (limits?.sandboxes !== undefined && countOf(tenantId) > limits.sandboxes)
+      throw overLimit('sandboxes', limits.sandboxes)
     const bound = await pools.take({ tenantId, sessionId, profile, state: this.#kept })
     const { signal } = this.#closing
     this.#take(
@@ -224,8 +230,14 @@ export interface WorkerTable {
   remove(session: RunnerSession): SessionWorker | undefined
 }
 
-export function createWorkerTable(deps: SessionWorkerDeps): WorkerTable {
+export function createWorkerTable(shared: Omit<SessionWorkerDeps, 'countOf'>): WorkerTable {
   const workers = new Map<string, SessionWorker>()
+  const exists = ({ phase }: SessionWorker): boolean => phase !== undefined && phase !== 'gone'
+  const deps: SessionWorkerDeps = {
+    ...shared,
+    countOf: (tenantId) =>
+      [...workers.values()].filter((worker) => worker.session.tenantId === tenantId && exists(worker)).length,
+  }
   const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
   return {
     of(session) {

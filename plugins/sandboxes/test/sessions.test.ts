@@ -230,3 +230,18 @@ test('a worker that does not come back from its sleep is replaced by one with th
   box!.state = 'gone'
   assert.deepEqual([startOf(await lines), answerOf(await lines)], ['launched', 'marmalade'])
 })
+
+test('a tenant has as many sandboxes as its conductor says it may; one that is gone makes room', async (t) => {
+  const { workers, substrate } = await stage(t)
+  const limited = (tenantId = 'acme') => ({ ...newSession(sandboxed(), tenantId), limits: { sandboxes: 1 } })
+  const first = limited()
+  await play(workers, first, 'hello')
+  const second = limited()
+  await assert.rejects(play(workers, second, 'hello'), { code: 'limit_reached', status: 429 })
+  const told = await workers.callTool(second, 'one', {}, { signal: new AbortController().signal, timeoutMs: 30_000 })
+  assert.match(told.content, /limit sandboxes of this tenant is 1/)
+  assert.equal(answerOf(await play(workers, limited('globex'), 'hello')), 'ok')
+  await workers.release(first)
+  assert.equal(answerOf(await play(workers, second, 'hello')), 'ok')
+  assert.equal(substrate.boxes.length, 3)
+})
