@@ -186,8 +186,10 @@ export class RunLimits {
   async #hold(tenantId: string, share: Share, idle: boolean): Promise<void> {
     const { runningRuns: max } = this.#limits!.of(tenantId)
     share.spare = idle ? 0 : Math.floor(max / sparePart)
-    share.held = await this.#store.holdRuns(tenantId, share.used + share.waiting + share.spare, max)
-    if (share.held < share.used + share.waiting) share.fullUntil = Date.now() + askAgainMs
+    // Others may come while the answer is on its way: whether there is no more is judged by what was asked.
+    const needed = share.used + share.waiting
+    share.held = await this.#store.holdRuns(tenantId, needed + share.spare, max)
+    if (share.held < needed) share.fullUntil = Date.now() + askAgainMs
   }
   /** Gives back what is not needed, behind whatever goes on. What cannot be given back now is at the next sweep. */
   #settle(tenantId: string, share: Share, idle?: boolean): void {

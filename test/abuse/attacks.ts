@@ -7,6 +7,8 @@ export interface Hostile {
   readonly gateway: string
   /** Of an admin of its tenant. */
   readonly key: string
+  /** A key that is no more. */
+  readonly revoked: string
   /** A published agent of its own. */
   readonly agent: { readonly path: string; readonly key: string }
   /** Profiles on models that answer at once, and never. */
@@ -159,9 +161,9 @@ export const attacks: readonly Attack[] = [
     },
   },
   {
-    name: 'keys that are none, 32 at a time',
+    name: 'a key that was revoked, 32 at a time',
     async run(hostile, told, stop) {
-      const client = new Client(hostile.conductor, `${hostile.key.slice(0, -1)}!`.replace('!', 'A'), told)
+      const client = new Client(hostile.conductor, hostile.revoked, told)
       await flood(32, stop, () => client.send('GET', '/api/runs?limit=1'))
       await client.close()
     },

@@ -94,7 +94,12 @@ async function start(processes: Processes): Promise<Fleet> {
       const hanging = 'hanging'
       await ask(conductor, key, 'POST', '/api/profiles', { name: hanging, model: 'openai/slow-600' })
       const agent = { path: quick.path, key: quick.keys[0]! }
-      return { conductor, gateway, key, agent, profiles: { quick: quick.profile, hanging } }
+      const gone = (await ask(conductor, key, 'POST', '/api/api-keys', { label: 'gone' })) as {
+        id: string
+        token: string
+      }
+      await ask(conductor, key, 'DELETE', `/api/api-keys/${gone.id}`)
+      return { conductor, gateway, key, revoked: gone.token, agent, profiles: { quick: quick.profile, hanging } }
     },
     measure: (seconds) => run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} }),
   }
@@ -131,7 +136,7 @@ class Delays {
   async worst(): Promise<number> {
     let worst = 0
     for (const { name, role, urls } of this.#cluster.members) {
-      const text = await (await fetch(`${urls['health'] ?? urls[role]}/metrics`)).text()
+      const text = await (await fetch(`${urls['operations'] ?? urls[role]}/metrics`)).text()
       let below = 0
       for (const [, le, value] of text.matchAll(
         /^agent_orc_event_loop_delay_seconds_bucket\{le="([^"]+)"[^}]*\} (\d+)$/gm,

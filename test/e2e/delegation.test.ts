@@ -36,7 +36,13 @@ for (const form of forms) {
     const [child] = await runsOf(cluster, `parent=${parent!.runId}`)
     assert.deepEqual(
       [child!.status, child!.result, child!.subTask.profile, child!.subTask.prompt, child!.parent],
-      ['ok', 'The word is marmalade.', 'helper', 'What is the word?', { runId: parent!.runId, depth: 1 }],
+      [
+        'ok',
+        'The word is marmalade.',
+        'helper',
+        'What is the word?',
+        { runId: parent!.runId, rootId: parent!.runId, depth: 1 },
+      ],
     )
     const { events } = (await cluster.api<Run>('GET', `/api/runs/${parent!.runId}`)).body
     assert.deepEqual(

@@ -45,6 +45,13 @@ test('of many starts at once as many begin as may', async (t) => {
   assert.equal((await post(s, {})).statusCode, 202, 'every slot came back')
 })
 
+test('starts that come while the first one asks for slots are not refused', async (t) => {
+  const s = await limited(t, { runningRuns: 100 })
+  const answers = await Promise.all(Array.from({ length: 100 }, () => post(s, {})))
+  assert.deepEqual([...new Set(answers.map(({ statusCode }) => statusCode))], [202])
+  assert.equal((await post(s, {})).statusCode, 429)
+})
+
 test('a run that may wait waits for a slot as it does for its session', async (t) => {
   const s = await limited(t, { runningRuns: 1 })
   const { sessionId, runId } = (await post(s, {})).json()
