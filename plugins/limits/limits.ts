@@ -59,7 +59,7 @@ export class KeptLimits implements TenantLimits {
   readonly #held = new Map<string, number>()
   /** Requests by tenant and limit, and refused ones. */
   readonly #minute = new Counts(60_000)
-  readonly #second = new Counts(1_000)
+  readonly #pace = new Pace()
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
 
@@ -132,10 +132,13 @@ export class KeptLimits implements TenantLimits {
     if (left > 0) this.#held.set(tenantId, left)
     else this.#held.delete(tenantId)
   }
-  /** Counts a request, and says what is known of it here: whether it may pass, or that all processes have to be asked. */
-  admit(key: string, max: number, own: number): 'pass' | 'ask' | 'too fast' {
-    if (this.#second.count(key) > Math.max(leastBurst, max * burstPart)) return 'too fast'
-    return this.#minute.count(key) <= own ? 'pass' : 'ask'
+  /** How long a request waits for its turn, in ms; undefined: others wait already, for as long as may be. */
+  turnOf(key: string, max: number): number | undefined {
+    return this.#pace.turnOf(key, 60_000 / (max * paceFactor))
+  }
+  /** True for the first `most` requests of a minute: those that this process counts for itself. */
+  isOwn(key: string, most: number): boolean {
+    return this.#minute.count(key) <= most
   }
   uses(limit: LimitName, count: (tenantId: string) => Promise<number> | number): void {
     this.#uses.set(limit, count)
@@ -198,9 +201,33 @@ class Counts {
   }
 }
 
-/** Of each limit so much may be used up in one second, and in any case so many requests: a minute's worth at once would be felt by all. */
-const burstPart = 0.1
-const leastBurst = 10
+/** Requests pass at this many times the average that their limit allows; faster ones wait for their turn. */
+const paceFactor = 6
+/** So many pass at once after a pause. */
+const atOnce = 10
+const longestTurnMs = 1_000
+
+/** Spreads what comes at once: a minute's worth in a single second would be felt by every tenant. */
+class Pace {
+  /** When the next turn of each key is. */
+  readonly #next = new Map<string, number>()
+  #cleanAt = 0
+
+  turnOf(key: string, everyMs: number): number | undefined {
+    const now = performance.now()
+    if (now > this.#cleanAt) this.#clean(now)
+    const next = Math.max(now, this.#next.get(key) ?? 0)
+    const waitMs = Math.max(0, next - now - atOnce * everyMs)
+    if (waitMs > longestTurnMs) return undefined
+    this.#next.set(key, next + everyMs)
+    return waitMs
+  }
+  #clean(now: number): void {
+    for (const [key, next] of this.#next) if (next <= now) this.#next.delete(key)
+    this.#cleanAt = now + 60_000
+  }
+}
+
 /** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
 const ownPart = 0.1
 
@@ -220,9 +247,10 @@ const requestLimits = fp(
       max: (request) => limits.of(tenantOf(request))[kindOf(request)],
       async hit(key, max, windowSeconds) {
         const own = scope === 'process' ? 0 : Math.floor(max * ownPart)
-        const known = limits.admit(key, max, own)
-        if (known === 'pass') return { allowed: true, count: 0, retryAfterMs: 0 }
-        if (known === 'too fast') return { allowed: false, count: max, retryAfterMs: 1_000 }
+        const waitMs = limits.turnOf(key, max)
+        if (waitMs === undefined) return { allowed: false, count: max, retryAfterMs: longestTurnMs }
+        if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
+        if (limits.isOwn(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
         const rest = await kv.hit(key, max - own, windowSeconds, scope)
         return { ...rest, count: own + rest.count }
       },
