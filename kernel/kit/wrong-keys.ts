@@ -1,14 +1,22 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { accessErrors } from '#contracts/access-errors'
+import type { AppError } from '../contracts/errors.ts'
 import { countedAs } from './client-address.ts'
 
 const windowMs = 60_000
 /** Addresses of which something is known at once. Whoever has more of them makes this forget the oldest. */
 const mostAddresses = 10_000
+/** How much longer each refusal of an address waits, and how long at most; beyond so many at once they are answered at once. */
+const holdMs = 5
+const longestHoldMs = 1_000
+const mostHeld = 200
 /** Keys that worked lately. */
 const mostKeys = 10_000
 
 interface Failures {
   count: number
+  /** Attempts that were refused unseen. */
+  refused: number
   /** When they are forgotten, by the clock. */
   readonly until: number
 }
@@ -23,6 +31,8 @@ export class WrongKeys {
   readonly #now: () => number
   readonly #failures = new Map<string, Failures>()
   readonly #good = new Set<string>()
+  /** Refusals that wait to be answered. */
+  #held = 0
 
   /** `now` in milliseconds, by a clock that never goes back. */
   constructor(mostPerMinute: number, now = () => performance.now()) {
@@ -30,14 +40,17 @@ export class WrongKeys {
     this.#now = now
   }
 
-  /** Throws 429 when the address has tried too many wrong keys, unless `known` says that this key is no attempt. */
-  check(address: string, known: () => boolean): void {
+  /**
+   * Rejects with 429 when the address has tried too many wrong keys, unless `known` says that this key is no attempt. Mostly returns
+   * undefined. Whoever goes on is answered later and later, up to a second: refusing thousands a second would be felt by all.
+   */
+  check(address: string, known: () => boolean): Promise<never> | undefined {
     // Nearly always there is nobody who failed.
-    if (this.#failures.size === 0) return
+    if (this.#failures.size === 0) return undefined
     const failures = this.#of(countedAs(address))
-    if (!failures || failures.count < this.#mostPerMinute || known()) return
+    if (!failures || failures.count < this.#mostPerMinute || known()) return undefined
     const seconds = Math.max(1, Math.ceil((failures.until - this.#now()) / 1_000))
-    throw accessErrors.tooManyWrongKeys({ headers: { 'retry-after': String(seconds) } })
+    return this.#refuse(failures, accessErrors.tooManyWrongKeys({ headers: { 'retry-after': String(seconds) } }))
   }
 
   /** `key` is some text that stands for the key, such as its hash. */
@@ -55,10 +68,19 @@ export class WrongKeys {
     const counted = countedAs(address)
     const failures = this.#of(counted)
     if (failures) failures.count++
-    else this.#failures.set(counted, { count: 1, until: this.#now() + windowMs })
+    else this.#failures.set(counted, { count: 1, refused: 0, until: this.#now() + windowMs })
     if (this.#failures.size > mostAddresses) this.#failures.delete(this.#failures.keys().next().value!)
   }
 
+  async #refuse(failures: Failures, error: AppError): Promise<never> {
+    failures.refused++
+    if (this.#held < mostHeld) {
+      this.#held++
+      await sleep(Math.min(longestHoldMs, failures.refused * holdMs), undefined, { ref: false })
+      this.#held--
+    }
+    throw error
+  }
   #of(counted: string): Failures | undefined {
     const failures = this.#failures.get(counted)
     if (!failures || failures.until > this.#now()) return failures

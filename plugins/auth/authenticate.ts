@@ -37,7 +37,7 @@ export function createAuthenticate(options: AuthenticateOptions): Authenticate {
     if (token === undefined) throw refused()
     const address = clientOf(request)
     if (bootstrap && isBootstrap?.(token)) {
-      wrongKeys.check(address, () => wrongKeys.isGood('bootstrap'))
+      await wrongKeys.check(address, () => wrongKeys.isGood('bootstrap'))
       const caller = await bootstrap.caller()
       if (caller) wrongKeys.worked('bootstrap')
       else wrongKeys.failed(address, 'bootstrap')
@@ -45,7 +45,7 @@ export function createAuthenticate(options: AuthenticateOptions): Authenticate {
     }
     const hash = keys && tokens.wellFormed(token) ? tokens.hash('ao:tenant-key:v1', token) : undefined
     const name = hash?.toString('base64')
-    wrongKeys.check(address, () => name !== undefined && wrongKeys.isGood(name))
+    await wrongKeys.check(address, () => name !== undefined && wrongKeys.isGood(name))
     const found = hash && (await keys!.find(hash, address))
     if (!found) {
       wrongKeys.failed(address, name)

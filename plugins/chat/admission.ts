@@ -206,7 +206,8 @@ export class ChatAdmission {
     const key = shown && memoryKey(shown)
     // Whoever shows no token tries none.
     const tried = bearerForm.test(request.headers.authorization ?? '')
-    if (tried) this.#wrongKeys.check(this.#clientOf(request), () => key !== undefined && this.#wrongKeys.isGood(key))
+    if (tried)
+      await this.#wrongKeys.check(this.#clientOf(request), () => key !== undefined && this.#wrongKeys.isGood(key))
     if (key) this.#remembered.delete(key)
     const found = shown && (await this.#find(request, shown))
     if (!found) {

@@ -7,9 +7,9 @@ function throttle(most: number) {
   let now = 0
   const wrongKeys = new WrongKeys(most, () => now)
   /** Seconds to wait, or 0 for an address that may go on. */
-  const waits = (address: string, known = false): number => {
+  const waits = async (address: string, known = false): Promise<number> => {
     try {
-      wrongKeys.check(address, () => known)
+      await wrongKeys.check(address, () => known)
       return 0
     } catch (error) {
       assert.ok(isAppError(error) && error.code === 'too_many_wrong_keys')
@@ -19,34 +19,34 @@ function throttle(most: number) {
   return { wrongKeys, waits, pass: (ms: number) => void (now += ms) }
 }
 
-test('an address that fails too often waits for the rest of the minute, and is then as any other', () => {
+test('an address that fails too often waits for the rest of the minute, and is then as any other', async () => {
   const { wrongKeys, waits, pass } = throttle(2)
   wrongKeys.failed('192.0.2.1')
   pass(20_000)
-  assert.equal(waits('192.0.2.1'), 0)
+  assert.equal(await waits('192.0.2.1'), 0)
   wrongKeys.failed('192.0.2.1')
-  assert.equal(waits('192.0.2.1'), 40)
-  assert.equal(waits('192.0.2.1', true), 0, 'a key that is known is no attempt')
-  assert.equal(waits('192.0.2.2'), 0)
+  assert.equal(await waits('192.0.2.1'), 40)
+  assert.equal(await waits('192.0.2.1', true), 0, 'a key that is known is no attempt')
+  assert.equal(await waits('192.0.2.2'), 0)
   pass(40_000)
-  assert.equal(waits('192.0.2.1'), 0)
+  assert.equal(await waits('192.0.2.1'), 0)
   wrongKeys.failed('192.0.2.1')
-  assert.equal(waits('192.0.2.1'), 0)
+  assert.equal(await waits('192.0.2.1'), 0)
 })
 
-test('an IPv6 network of 64 bits is one address, and an IPv4 one is its own however it is written', () => {
+test('an IPv6 network of 64 bits is one address, and an IPv4 one is its own however it is written', async () => {
   const { wrongKeys, waits } = throttle(2)
   for (const end of ['1', 'ffff']) wrongKeys.failed(`2001:db8::${end}`)
-  assert.equal(waits('2001:db8::2'), 60)
-  assert.equal(waits('2001:db8:0:1::2'), 0)
+  assert.equal(await waits('2001:db8::2'), 60)
+  assert.equal(await waits('2001:db8:0:1::2'), 0)
   for (const address of ['192.0.2.1', '::ffff:192.0.2.1']) wrongKeys.failed(address)
-  assert.equal(waits('192.0.2.1'), 60)
+  assert.equal(await waits('192.0.2.1'), 60)
 })
 
-test('what it remembers is bounded: of addresses and of keys the oldest are forgotten', () => {
+test('what it remembers is bounded: of addresses and of keys the oldest are forgotten', async () => {
   const { wrongKeys, waits } = throttle(1)
   for (let i = 0; i <= 10_000; i++) wrongKeys.failed(`10.${i >> 16}.${(i >> 8) & 255}.${i & 255}`)
-  assert.deepEqual([waits('10.0.0.0'), waits('10.0.0.1'), waits('10.0.39.16')], [0, 60, 60])
+  assert.deepEqual([await waits('10.0.0.0'), await waits('10.0.0.1'), await waits('10.0.39.16')], [0, 60, 60])
   wrongKeys.worked('first')
   for (let i = 0; i < 9_999; i++) wrongKeys.worked(`key ${i}`)
   assert.equal(wrongKeys.isGood('first'), true)
@@ -60,7 +60,7 @@ test('what it remembers is bounded: of addresses and of keys the oldest are forg
   assert.equal(wrongKeys.isGood('first'), false)
 })
 
-test('the client is who a trusted proxy names, and nobody else is believed', () => {
+test('the client is who a trusted proxy names, and nobody else is believed', async () => {
   const from = (proxies: string[], ip: string, forwarded?: string) =>
     createClientAddress(proxies)({ ip, headers: forwarded === undefined ? {} : { 'x-forwarded-for': forwarded } })
   assert.equal(from([], '192.0.2.1', '198.51.100.1'), '192.0.2.1')
