@@ -50,7 +50,7 @@ export default definePlugin({
     wrongKeysPerMinute: Type.Integer({
       minimum: 1,
       maximum: 1_000_000,
-      default: 30,
+      default: 300,
       description: 'Wrong keys that one address may try in a minute, at each process.',
     }),
     trustedProxies: Type.Optional(
