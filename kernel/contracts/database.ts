@@ -75,8 +75,19 @@ export interface Database {
   ): Promise<Rows>
   /** Listens to a NOTIFY channel; the listener gets the payload. It reconnects when the server was away; notifications sent meanwhile are lost. */
   listen(channel: string, listener: (payload: string) => void): Promise<() => Promise<void>>
+  /**
+   * A few connections of its own, for a library that keeps its tables in a schema of its own. No tenant is set on them: row
+   * security hides every tenanted row.
+   */
+  connections(size: number): Connections
   /** Proves that this process lives, from a thread with a connection of its own. Nothing is started before the first pulse. */
   heartbeat(options: HeartbeatOptions): Heartbeat
+}
+
+export interface Connections {
+  /** Runs SQL, several statements where there are no values. Rejects with 503 until the schema is there. */
+  query(text: string, values?: unknown[]): Promise<{ rows: object[] }>
+  close(): Promise<void>
 }
 
 export interface HeartbeatOptions {

@@ -7,7 +7,7 @@ import { createReadinessCheck, dsnOf, dsnProblem, openDatabase, prepare } from '
 import { openHeartbeat } from './heartbeat.ts'
 import { NotificationListener } from './listener.ts'
 import { readPluginMigrations } from './migrations.ts'
-import { divide, openPool, Shares } from './pool.ts'
+import { divide, openConnections, openPool, Shares } from './pool.ts'
 
 import { createTransactions, lanes } from './transactions.ts'
 
@@ -68,8 +68,9 @@ export default definePlugin({
       stopping,
       onRefused: fail,
     })
+    const onBroken = (error: Error): void => log.warn({ err: error }, 'an idle connection broke')
     const pool = await openPool(dsn, config.poolSize, {
-      onError: (error) => log.warn({ err: error }, 'an idle connection broke'),
+      onError: onBroken,
       gate,
       listener: innermost,
     })
@@ -104,6 +105,7 @@ export default definePlugin({
       unit,
       as,
       listen: listener.listen,
+      connections: (size: number) => openConnections(dsn, size, gate, onBroken),
       heartbeat: (about: HeartbeatOptions) => openHeartbeat(dsn, about),
     }
     const views: Readonly<Record<Work, Database>> = {

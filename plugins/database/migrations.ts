@@ -57,8 +57,8 @@ export async function readPluginMigrations(
   return all
 }
 
-/** Short enough to begin the names of tables, of which PostgreSQL keeps 63 bytes. */
-const pluginForm = /^(?=.{1,40}$)[a-z][a-z0-9]*(-[a-z0-9]+)*$/
+/** Short enough to begin the names of tables, of which PostgreSQL keeps 63 bytes. The schema of pg-boss is nobody else's. */
+const pluginForm = /^(?=.{1,40}$)(?!pgboss$)[a-z][a-z0-9]*(-[a-z0-9]+)*$/
 
 async function readFolder(folder: URL): Promise<Migration[]> {
   const base = folder.href.endsWith('/') ? folder : new URL(`${folder.href}/`)

@@ -1,7 +1,7 @@
 import fastifyPostgres from '@fastify/postgres'
 import pg from 'pg'
 import type { App } from '#kernel'
-import type { Statement, Work } from '#contracts/database'
+import type { Connections, Statement, Work } from '#contracts/database'
 import { Batch, type BatchResult, type Prepared } from './batch.ts'
 import { databaseAway, databaseBusy, isConnectionFailure, isStalePlan, statementError } from './errors.ts'
 
@@ -86,6 +86,23 @@ export async function openPool(dsn: string, size: number, options: PoolOptions):
     },
     counts: () => ({ inUse: pool.totalCount - pool.idleCount, waiting: pool.waitingCount }),
     close: async () => (listener ? undefined : pool.end()),
+  }
+}
+
+/** Connections beside the pool, for a library that has its own SQL. They are opened when they are needed, and closed when idle. */
+export function openConnections(dsn: string, size: number, gate: Gate, onError: (error: Error) => void): Connections {
+  const pool = new pg.Pool({ ...limits, connectionString: dsn, application_name: 'agent-orc jobs', max: size })
+  pool.on('error', (error: Error & { client?: unknown }) => {
+    delete error.client
+    onError(error)
+  })
+  return {
+    async query(text, values) {
+      const { closed } = gate
+      if (closed) throw closed()
+      return pool.query(text, values)
+    },
+    close: () => pool.end(),
   }
 }
 

@@ -38,6 +38,9 @@ interface Table {
   readonly references: readonly { readonly name: string; readonly target: string; readonly pairs: readonly string[] }[]
 }
 
+/** The schema of pg-boss, whose tables hold no tenant's rows: jobs say what is to be done, never with what. */
+const exempt = `n.nspname <> 'pgboss'`
+
 /** SQL: the namespace `n` is none of PostgreSQL's own, such as those of temporary tables. */
 export const ownNamespace = `n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'`
 
@@ -58,7 +61,7 @@ const tables = `
                   JOIN pg_attribute other ON other.attrelid = k.confrelid AND other.attnum = pair.other)))
       FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'), '[]') AS references
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  WHERE c.relkind IN ('r', 'p') AND ${ownNamespace}
+  WHERE c.relkind IN ('r', 'p') AND ${ownNamespace} AND ${exempt}
   ORDER BY 1`
 
 // Objects that read rows with the rights of somebody else, and so past row security.

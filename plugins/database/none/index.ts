@@ -14,6 +14,9 @@ const none: Database = {
   unit: refuse,
   systemBatch: refuse,
   listen: refuse,
+  connections() {
+    throw databaseErrors.databaseRequired()
+  },
   heartbeat() {
     throw databaseErrors.databaseRequired()
   },

@@ -1,0 +1,93 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { PgBoss } from 'pg-boss'
+import type { Connections, Database } from '#contracts/database'
+import type { Jobs } from '#contracts/jobs'
+import { retry } from '#kit'
+
+/** Connections for pg-boss: one waits for no other for long, since its statements are small. */
+const connections = 2
+/** A job whose process has not said for so long that it lives is another one's. */
+const heartbeatSeconds = 30
+/** The longest that one job may take; what is left is for the next one. */
+const expireInSeconds = 12 * 3_600
+const askSeconds = 5
+const stopMs = 5_000
+
+interface Job {
+  readonly cron: string
+  readonly work: (signal: AbortSignal) => Promise<void>
+}
+
+/** Jobs on pg-boss, in the schema `pgboss`. The boot does not wait for it, and it heals when the database comes back. */
+export class JobQueue implements Jobs {
+  readonly #database: Database
+  readonly #log: FastifyBaseLogger
+  readonly #stopping: AbortSignal
+  readonly #jobs = new Map<string, Job>()
+  #connections: Connections | undefined
+  #boss: PgBoss | undefined
+  #starting: Promise<void> | undefined
+
+  constructor(database: Database, log: FastifyBaseLogger, stopping: AbortSignal) {
+    this.#database = database
+    this.#log = log
+    this.#stopping = stopping
+  }
+
+  every(name: string, cron: string, work: Job['work']): void {
+    this.#jobs.set(name, { cron, work })
+  }
+  async ask(name: string): Promise<void> {
+    await this.#starting
+    // With nobody to do it now, the schedule has it done.
+    await this.#boss?.send(name, {})
+  }
+
+  start(): void {
+    if (this.#jobs.size === 0) return
+    const open = this.#database.connections(connections)
+    this.#connections = open
+    this.#starting = retry(() => this.#open(open), { firstMs: 500, longestMs: 10_000, signal: this.#stopping }).catch(
+      (err: unknown) => {
+        if (!this.#stopping.aborted) this.#log.error({ err }, 'jobs cannot be done')
+      },
+    )
+  }
+  async stop(): Promise<void> {
+    await this.#starting
+    await this.#boss?.stop({ graceful: true, timeout: stopMs }).catch(() => {})
+    await this.#connections?.close()
+  }
+
+  async #open(connections: Connections): Promise<void> {
+    const { PgBoss } = await import('pg-boss')
+    const boss = new PgBoss({
+      db: { executeSql: (text, values) => connections.query(text, values) },
+      schema: 'pgboss',
+      registerInstance: false,
+    })
+    boss.on('error', (err: Error) => this.#log.warn({ err }, 'jobs wait for the database'))
+    try {
+      await boss.start()
+      for (const [name, job] of this.#jobs) await this.#serve(boss, name, job)
+    } catch (error) {
+      await boss.stop({ graceful: false }).catch(() => {})
+      throw error
+    }
+    this.#boss = boss
+  }
+  async #serve(boss: PgBoss, name: string, { cron, work }: Job): Promise<void> {
+    // Exclusive: one waits or is under way, on all processes together.
+    const kept = { retryLimit: 5, retryDelay: 10, retryBackoff: true, heartbeatSeconds, expireInSeconds }
+    await boss.createQueue(name, { policy: 'exclusive', ...kept })
+    await boss.schedule(name, cron, {}, { tz: 'UTC' })
+    await boss.work(name, { pollingIntervalSeconds: askSeconds }, async ([job]) => {
+      try {
+        await work(AbortSignal.any([this.#stopping, job!.signal]))
+      } catch (err) {
+        this.#log.warn({ err, job: name }, 'a job failed; it is tried again')
+        throw err
+      }
+    })
+  }
+}
