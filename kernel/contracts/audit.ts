@@ -29,6 +29,8 @@ export interface AuditOutcome {
   readonly status: number
   /** The id of the thing that was created. */
   readonly target?: string
+  /** What the write came to where that is its proof, such as how many rows were erased. Never a content. */
+  readonly detail?: Readonly<Record<string, unknown>>
 }
 
 /** The record of administrative writes. It only grows, and in two steps, so that no crash loses the trace of a write. */
@@ -42,6 +44,9 @@ export interface AuditEntry {
   readonly tenantId: string
   readonly id: string
 }
+
+/** The log itself, for what is done without a request. */
+export const AuditLog = capability<AuditTrail>('conductor.audit-log')
 
 /** Provided by the guard of the public listener, so that a route is audited because it is protected, without a line of its own. */
 export interface AuditedWrites {

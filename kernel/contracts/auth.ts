@@ -53,3 +53,10 @@ export interface Tokens {
 /** Published-agent keys and tenant keys hash under different domains, so one can never be used as the other. */
 export type TokenDomain = 'ao:pub-key:v1' | 'ao:tenant-key:v1'
 export const Tokens = capability<Tokens>('core.tokens')
+
+/** Issues keys of tenants for those who may grant them. */
+export interface KeyIssuer {
+  /** The first key of a tenant, of role owner; its token is shown once. `createdBy` is the key that asked. */
+  issueOwner(tenantId: string, createdBy: string): Promise<{ readonly id: string; readonly token: string }>
+}
+export const KeyIssuer = capability<KeyIssuer>('conductor.key-issuer')

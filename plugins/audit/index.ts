@@ -1,6 +1,6 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, definePlugin } from '#kernel'
-import { AuditedWrites } from '#contracts/audit'
+import { AuditedWrites, AuditLog } from '#contracts/audit'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { sendList } from '#kit/lists'
@@ -11,15 +11,17 @@ import { AuditQuery, ListedEntry } from './schema.ts'
 export default definePlugin({
   name: 'audit',
   requires: { guard: ApiGuard, writes: AuditedWrites, database: Database },
+  provides: { trail: AuditLog },
   async setup({ deps, log, routes }) {
     // Without a database there is no log, and no write waits for one.
-    if (!deps.database.absent) deps.writes.recordOn(createAuditTrail(deps.database, log))
+    const trail = createAuditTrail(deps.database, log)
+    if (!deps.database.absent) deps.writes.recordOn(trail)
     routes('conductor', async (app) => {
       deps.guard.protect(app)
       needsDatabase(app, deps.database)
       auditRoutes(app, deps.guard, deps.database)
     })
-    return {}
+    return { trail }
   },
 })
 

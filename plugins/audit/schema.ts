@@ -43,5 +43,10 @@ export const ListedEntry = Type.Object({
   status: Type.Union([Type.Integer(), Type.Null()], {
     description: 'Status of the answer. Null: not known (yet); the write may have been done.',
   }),
+  detail: Type.Optional(
+    Type.Record(Type.String(), Type.Unknown(), {
+      description: 'What it came to, where that is its proof: the rows that an erasure deleted, by table.',
+    }),
+  ),
 })
 export type ListedEntry = Static<typeof ListedEntry>

@@ -24,8 +24,8 @@ export function createAuditTrail(database: Database, log: { warn(fields: object,
       })
       return entry
     },
-    async end(entry, { status, target }) {
-      const outcome = { status, ...(target === undefined ? {} : { target: storable(target) }) }
+    async end(entry, { status, target, detail }) {
+      const outcome = { status, ...(detail ? { detail } : {}), ...(target === undefined ? {} : { target: storable(target) }) }
       await insertOutcome(database, entry, outcome).catch((err: unknown) =>
         log.warn({ err, entry: entry.id, status }, 'how an audited write ended is not on record'),
       )
@@ -41,7 +41,7 @@ const begin = {
 }
 const end = {
   name: 'audit-end',
-  text: `INSERT INTO audit_outcomes (tenant_id, entry_id, status, target) VALUES ($1, $2, $3, $4)`,
+  text: `INSERT INTO audit_outcomes (tenant_id, entry_id, status, target, detail) VALUES ($1, $2, $3, $4, $5::jsonb)`,
 }
 
 async function insertEntry(database: Database, id: string, write: AuditedWrite): Promise<void> {
@@ -53,7 +53,8 @@ async function insertEntry(database: Database, id: string, write: AuditedWrite):
 
 async function insertOutcome(database: Database, entry: AuditEntry, outcome: AuditOutcome): Promise<void> {
   const { tenantId, id } = entry
-  await database.unit(tenantId, { ...end, values: [tenantId, id, outcome.status, outcome.target ?? null] })
+  await database.unit(tenantId, { ...end, values: [tenantId, id, outcome.status, outcome.target ?? null, outcome.detail ? JSON.stringify(outcome.detail) : null],
+  })
 }
 
 interface Row {
@@ -68,6 +69,7 @@ interface Row {
   request_id: string | null
   remote_address: string | null
   status: number | null
+  detail: Record<string, unknown> | null
 }
 
 interface EntryFilter extends Page {
@@ -81,7 +83,7 @@ interface EntryFilter extends Page {
 }
 
 const columns = `e.id, e.at, e.actor_key, e.actor_role, e.action, coalesce(o.target, e.target) AS target,
-  e.method, e.path, e.request_id, e.remote_address, o.status`
+  e.method, e.path, e.request_id, e.remote_address, o.status, o.detail`
 // Not LIKE: nothing in the text is a pattern.
 const has = (text: string): string => `position(lower($5) IN lower(coalesce(${text}, ''))) > 0`
 const matches = `e.tenant_id = $1 AND ($2::text IS NULL OR e.actor_key = $2) AND ($3::text IS NULL OR e.action = $3)
@@ -121,6 +123,7 @@ const toEntry = (row: Row): ListedEntry => ({
   requestId: row.request_id,
   remoteAddress: row.remote_address,
   status: row.status,
+  ...(row.detail ? { detail: row.detail } : {}),
 })
 
 const notRecorded = (cause: unknown) =>

@@ -3,8 +3,8 @@ import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { AuditedWrites, type AuditTrail } from '#contracts/audit'
-import { ApiGuard, InternalGuard, Tokens } from '#contracts/auth'
-import { Database, needsDatabase, presentDatabase } from '#contracts/database'
+import { ApiGuard, InternalGuard, KeyIssuer, Tokens } from '#contracts/auth'
+import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { Signers } from '#contracts/signing'
@@ -14,7 +14,7 @@ import { createAuthenticate } from './authenticate.ts'
 import { Bootstrap, bootstrapId } from './bootstrap.ts'
 import { createInternalGuard, linkAdmission } from './internal-guard.ts'
 import { apiKeyRoutes } from './keys.routes.ts'
-import { createApiKeyService } from './keys.service.ts'
+import { createApiKeyService, issueKey } from './keys.service.ts'
 import { createKeyLookup } from './keys.store.ts'
 import { authErrors } from './errors.ts'
 
@@ -68,7 +68,13 @@ export default definePlugin({
     database: maybe(Database),
     limits: maybe(TenantLimits),
   },
-  provides: { api: ApiGuard, internal: InternalGuard, writes: AuditedWrites, readiness: ReadinessChecks },
+  provides: {
+    api: ApiGuard,
+    internal: InternalGuard,
+    writes: AuditedWrites,
+    readiness: ReadinessChecks,
+    issuer: KeyIssuer,
+  },
   async setup({ config, deps: { tokens, signers, database, limits }, listeners, log, routes, onStart, onStop }) {
     const { adminTenant, maxKeyLifetime: maxLifetimeMs } = config
     // Without a database there are no keys but the bootstrap one.
@@ -122,6 +128,12 @@ export default definePlugin({
       internal: createInternalGuard(signer),
       writes: { recordOn: (keeper) => void (trail = keeper) },
       readiness: bootstrap ? { 'bootstrap-key': () => bootstrap.check() } : {},
+      issuer: {
+        async issueOwner(tenantId, createdBy) {
+          if (!stored) throw databaseErrors.databaseRequired()
+          return issueKey(stored, tokens, { tenantId, role: 'owner', label: 'first owner key', createdBy })
+        },
+      },
     }
   },
 })

@@ -2,7 +2,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import type { Database } from '#contracts/database'
 import { endings, publicMessageOf } from '#contracts/endings'
 
-const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants ORDER BY id` }
+const everyTenant = { name: 'chat-tenants', text: `SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id` }
 
 interface TenantTask {
   readonly everyMs: number

@@ -201,7 +201,7 @@ const renewKeys = (
   return database.batch(tenantId, [{ ...renew, values: [tenantId, ...columns, leaseSeconds] }])
 }
 
-const everyTenant = { name: 'idempotency-tenants', text: `SELECT id FROM tenants ORDER BY id` }
+const everyTenant = { name: 'idempotency-tenants', text: `SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id` }
 
 async function tenantIds(database: Database): Promise<string[]> {
   const [rows] = await database.systemBatch<[{ id: string }[]]>([everyTenant])

@@ -1,0 +1,56 @@
+import { capability } from '../plugin.ts'
+import { errorTable } from './errors.ts'
+
+interface RetentionKind {
+  /** The fewest days that may be said. */
+  readonly least: number
+  readonly about: string
+}
+
+/** What is kept for a time, each kind by its own age. */
+export const retentionKinds = {
+  runs: { least: 1, about: 'Days after its end that a run is kept, with its event log, its files and its webhook message.' },
+  messages: {
+    least: 1,
+    about: 'Days after its last message that a conversation is kept, with its messages, public runs and saved state.',
+  },
+  audit: { least: 30, about: 'Days that an entry of the audit log is kept.' },
+  webhooks: { least: 1, about: 'Days that a webhook message is kept that was delivered or given up.' },
+  meters: { least: 1, about: 'Days that the meters of usage are kept, from which stats are read.' },
+  sessions: { least: 1, about: 'Days after its last use that an idle session is kept, with its saved state.' },
+} as const satisfies Readonly<Record<string, RetentionKind>>
+
+export type RetentionName = keyof typeof retentionKinds
+export const retentionNames = Object.keys(retentionKinds) as readonly RetentionName[]
+/** The most days that may be said: a hundred years. */
+export const mostDays = 36_500
+
+/** Days by kind; what has none is kept for ever. */
+export type RetentionDays = Partial<Readonly<Record<RetentionName, number>>>
+
+export const retentionErrors = errorTable('retention', {
+  legalHold: {
+    status: 409,
+    retry: 'later',
+    message: 'The tenant is under a legal hold, so nothing of it is deleted. An operator lifts it: PATCH /api/tenants/{id} {"legalHold": false}.',
+  },
+  tenantErased: {
+    status: 409,
+    message: 'The erasure of this tenant has begun, so it cannot be brought back.',
+  },
+  noRetention: {
+    status: 503,
+    message: 'This server deletes nothing by age: its role file has no plugin `retention`.',
+  },
+})
+
+/** Deletes what is older than a tenant wants it kept, and all of what was to be erased. */
+export interface Retention {
+  /** What the role file says for tenants that have nothing of their own. */
+  readonly defaults: RetentionDays
+  /** Days after its deletion that a tenant is erased; absent: only on request. */
+  readonly eraseAfter: number | undefined
+  /** There is something to erase: now rather than at the next time. */
+  wake(): Promise<void>
+}
+export const Retention = capability<Retention>('conductor.retention')

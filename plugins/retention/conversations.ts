@@ -1,0 +1,167 @@
+import type { TenantTx } from '#contracts/database'
+import type { Place } from './batches.ts'
+
+interface Seen {
+  readonly conversation_id: string
+  readonly idle: boolean
+  readonly place: string[]
+}
+
+/** Conversations among the next public runs whose last message is older than `before`, and where the walk goes on. */
+export async function idleConversations(
+  tx: TenantTx,
+  before: Date,
+  limit: number,
+  place: Place,
+): Promise<{ ids: string[]; next: Place }> {
+  const rows = await tx.query<Seen>({
+    name: 'retention-idle',
+    text: `SELECT p.conversation_id, ARRAY[p.created_at::text, p.id] AS place, NOT EXISTS (
+             SELECT FROM messages m WHERE m.tenant_id = $1 AND m.conversation_id = p.conversation_id AND m.at >= $2::timestamptz
+           ) AS idle
+           FROM public_runs p WHERE p.tenant_id = $1 AND p.created_at < $2::timestamptz
+             AND ($4::timestamptz IS NULL OR (p.created_at, p.id) > ($4, $5::text))
+           ORDER BY p.created_at, p.id LIMIT $3`,
+    values: [tx.tenantId, before, limit, place?.[0] ?? null, place?.[1] ?? null],
+  })
+  const ids = [...new Set(rows.filter(({ idle }) => idle).map((row) => row.conversation_id))]
+  return { ids, next: rows.length < limit ? undefined : rows.at(-1)!.place }
+}
+
+/**
+ * Ends conversations in which nothing is under way, so that no chat goes on in them: their rows go, with the saved state of their
+ * sessions, which are shut down. Resolves to those that are ended, earlier ones included; the others are left as they are.
+ *
+ * The rows are locked first and looked at afterwards, by a statement that sees what was committed meanwhile: a chat that goes on has
+ * to claim the session, and then finds it shut down.
+ */
+export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: Date): Promise<string[]> {
+  if (ids.length === 0) return []
+  const locked = await tx.query<{ id: string; session_id: string | null }>({
+    text: 'SELECT id, session_id FROM conversations WHERE tenant_id = $1 AND id = ANY($2) FOR UPDATE SKIP LOCKED',
+    values: [tx.tenantId, ids],
+  })
+  const sessions = locked.flatMap(({ session_id }) => session_id ?? [])
+  const free = await tx.query<{ id: string }>({
+    text: `SELECT id FROM sessions WHERE tenant_id = $1 AND id = ANY($2) AND claim_run IS NULL FOR UPDATE SKIP LOCKED`,
+    values: [tx.tenantId, sessions],
+  })
+  const rows = await tx.query<{ id: string }>({
+    text: `WITH gone AS (
+             DELETE FROM conversations c WHERE c.tenant_id = $1 AND c.id = ANY($2)
+               AND (c.session_id IS NULL OR c.session_id = ANY($3)
+                 OR NOT EXISTS (SELECT FROM sessions s WHERE s.tenant_id = $1 AND s.id = c.session_id))
+               AND NOT EXISTS (SELECT FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = c.session_id)
+               AND NOT EXISTS (SELECT FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = c.id
+                                 AND p.status IN ('dispatching', 'running'))
+               AND ($5::timestamptz IS NULL OR NOT EXISTS (
+                 SELECT FROM messages m WHERE m.tenant_id = $1 AND m.conversation_id = c.id AND m.at >= $5))
+             RETURNING id, session_id
+           ), state AS (
+             DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY (ARRAY(SELECT session_id FROM gone))
+           ), shut AS (
+             UPDATE sessions SET status = 'shutdown', last_prompt = NULL
+             WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT session_id FROM gone)) AND claim_run IS NULL
+           )
+           SELECT id FROM gone
+           UNION
+           SELECT id FROM unnest($4::text[]) AS id WHERE NOT EXISTS (SELECT FROM conversations c WHERE c.tenant_id = $1 AND c.id = id)
+             AND NOT EXISTS (SELECT FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = id
+                               AND p.status IN ('dispatching', 'running'))`,
+    values: [tx.tenantId, locked.map(({ id }) => id), free.map(({ id }) => id), ids, before ?? null],
+  })
+  return rows.map(({ id }) => id)
+}
+
+/** A session that was deleted here, and the runner that took its last run. */
+export interface LeftSession {
+  readonly id: string
+  readonly runner: string | null
+}
+
+/** Rows that went, as users call them, and sessions that a runner may still have. */
+export interface Cleared {
+  /** How many it took on: fewer than the limit when nothing is left. */
+  readonly publicRuns: number
+  readonly messages: number
+  readonly runs: number
+  readonly sessions: readonly LeftSession[]
+  /** Something that belongs to it is executed, so nothing was deleted. */
+  readonly busy: boolean
+}
+
+interface Owned {
+  readonly id: string
+  readonly session_id: string
+  readonly over: boolean
+}
+
+const nothing = { publicRuns: 0, messages: 0, runs: 0, sessions: [], busy: false }
+
+/**
+ * Deletes of ended conversations at most `limit` public runs with their messages; with `runs`, also the runs behind them and those
+ * that they delegated, with logs, webhook messages and sessions. The public runs of `endUser` go last: they are how a conversation
+ * is found again after a crash.
+ */
+export async function clearConversations(
+  tx: TenantTx,
+  ids: readonly string[],
+  limit: number,
+  runs: 'keep' | { readonly endUser: string },
+): Promise<Cleared> {
+  if (ids.length === 0) return nothing
+  const found = await tx.query<{ id: string; run_id: string | null }>({
+    text: `SELECT m.public_run_id AS id, p.run_id FROM messages m
+           LEFT JOIN public_runs p ON p.tenant_id = $1 AND p.id = m.public_run_id
+           WHERE m.tenant_id = $1 AND m.conversation_id = ANY($2) AND m.role = 'user'
+           ORDER BY p.end_user_id IS NOT DISTINCT FROM $4::text, m.position LIMIT $3`,
+    values: [tx.tenantId, ids, limit, runs === 'keep' ? null : runs.endUser],
+  })
+  const publicRuns = found.map(({ id }) => id)
+  const owned = runs === 'keep' ? [] : await ownedRuns(tx, found.flatMap(({ run_id }) => run_id ?? []))
+  if (owned.some(({ over }) => !over)) return { ...nothing, busy: true }
+  const sessions = await deleteRuns(tx, owned)
+  const said = await tx.query({
+    text: `WITH gone AS (DELETE FROM public_runs WHERE tenant_id = $1 AND id = ANY($2))
+           DELETE FROM messages WHERE tenant_id = $1 AND public_run_id = ANY($2) RETURNING 1`,
+    values: [tx.tenantId, publicRuns],
+  })
+  return { publicRuns: found.length, messages: said.length, runs: owned.length, sessions, busy: false }
+}
+
+/** Runs, and those that they have delegated, at any depth. */
+const ownedRuns = (tx: TenantTx, ids: readonly string[]): Promise<Owned[]> =>
+  tx.query<Owned>({
+    text: `WITH RECURSIVE tree AS (
+             SELECT id, session_id, finished_at FROM runs WHERE tenant_id = $1 AND id = ANY($2)
+             UNION
+             SELECT r.id, r.session_id, r.finished_at FROM tree JOIN runs r
+               ON r.tenant_id = $1 AND r.parent IS NOT NULL AND r.parent ->> 'runId' = tree.id)
+           SELECT id, session_id, finished_at IS NOT NULL AS over FROM tree`,
+    values: [tx.tenantId, ids],
+  })
+
+/** Resolves to the sessions in which they were, which go with their last run. */
+async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSession[]> {
+  if (runs.length === 0) return []
+  const sessions = [...new Set(runs.map(({ session_id }) => session_id))]
+  await tx.query({
+    text: `WITH events AS (DELETE FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2)),
+             deliveries AS (DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND run_id = ANY($2)),
+             repeats AS (DELETE FROM idempotency_keys WHERE tenant_id = $1 AND plan ->> 'runId' = ANY($2)),
+             noted AS (INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING)
+           DELETE FROM runs WHERE tenant_id = $1 AND id = ANY($2)`,
+    values: [tx.tenantId, runs.map(({ id }) => id)],
+  })
+  // What the tenant itself has begun in such a session stays, without what the session remembers.
+  return tx.query<LeftSession>({
+    text: `WITH state AS (DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY($2)),
+             shut AS (UPDATE sessions s SET status = 'shutdown', last_prompt = NULL
+               WHERE s.tenant_id = $1 AND s.id = ANY($2) AND s.claim_run IS NULL
+                 AND EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.session_id = s.id))
+           DELETE FROM sessions s WHERE s.tenant_id = $1 AND s.id = ANY($2) AND s.claim_run IS NULL
+             AND NOT EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.session_id = s.id)
+           RETURNING s.id, s.runner_hash AS runner`,
+    values: [tx.tenantId, sessions],
+  })
+}

@@ -1,0 +1,134 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { notFound } from '#kernel'
+import type { AuditTrail } from '#contracts/audit'
+import type { Database } from '#contracts/database'
+import type { Fleet } from '#contracts/runner'
+import type { Batches } from './batches.ts'
+import { clearConversations, closeIdle, type LeftSession } from './conversations.ts'
+
+/** Conversations of one look, and public runs that go in one transaction. */
+const conversationsAtOnce = 20
+const runsAtOnce = 25
+
+/** What an erasure came to so far. */
+export interface Erased {
+  readonly conversations: number
+  readonly messages: number
+  readonly runs: number
+  readonly sessions: number
+  /** Conversations that something is under way in, or that there was no time for: they are erased when that is over. */
+  readonly pending: number
+}
+
+interface EndUsersParts {
+  readonly database: Database
+  readonly batches: Batches
+  readonly trail: AuditTrail
+  /** Undefined in a role without runners: then nothing else has a copy. */
+  readonly fleet: Pick<Fleet, 'owner'> | undefined
+  readonly log: Pick<FastifyBaseLogger, 'warn'>
+}
+
+/** The people whom tenants name in their chats: found, and erased with all that they said and were answered. */
+export class EndUsers {
+  readonly #parts: EndUsersParts
+
+  constructor(parts: EndUsersParts) {
+    this.#parts = parts
+  }
+
+  /** Their conversations by id, behind `after`. */
+  async conversations(tenantId: string, endUserId: string, after: string, limit: number): Promise<string[]> {
+    const page = {
+      name: 'end-user-conversations',
+      text: `SELECT DISTINCT conversation_id AS id FROM public_runs
+             WHERE tenant_id = $1 AND end_user_id = $2 AND conversation_id > $3 ORDER BY 1 LIMIT $4`,
+      values: [tenantId, endUserId, after, limit],
+    }
+    const [rows] = await this.#parts.database.as('reads').batch<[{ id: string }[]]>(tenantId, [page])
+    return rows.map(({ id }) => id)
+  }
+  /** Rejects with 404 for one of whom nothing is here, as for another tenant's, and with 409 under a legal hold. */
+  async request(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+    await this.#parts.batches.once(tenantId, async (tx) => {
+      const [known] = await tx.query({
+        text: `WITH known AS (SELECT 1 FROM public_runs WHERE tenant_id = $1 AND end_user_id = $2 LIMIT 1)
+               INSERT INTO end_user_erasures (tenant_id, end_user_id) SELECT $1, $2 FROM known
+               ON CONFLICT (tenant_id, end_user_id) DO UPDATE SET asked_at = end_user_erasures.asked_at RETURNING 1`,
+        values: [tenantId, endUserId],
+      })
+      if (!known) throw notFound()
+    })
+    return this.erase(tenantId, endUserId, signal)
+  }
+  /** Those whose erasure is not over. */
+  async asked(tenantId: string): Promise<string[]> {
+    const list = { text: 'SELECT end_user_id AS id FROM end_user_erasures WHERE tenant_id = $1', values: [tenantId] }
+    const [rows] = await this.#parts.database.as('reads').batch<[{ id: string }[]]>(tenantId, [list])
+    return rows.map(({ id }) => id)
+  }
+  /** Goes on with an erasure that was left over, and puts its end on record. */
+  async resume(tenantId: string, endUserId: string, signal: AbortSignal): Promise<void> {
+    const { trail } = this.#parts
+    const erased = await this.erase(tenantId, endUserId, signal)
+    if (erased.pending > 0) return
+    const actor = { keyId: 'retention', role: 'operator' }
+    const entry = await trail.begin({ tenantId, actor, action: 'end-users.erased', target: endUserId })
+    await trail.end(entry, { status: 200, detail: { ...erased } })
+  }
+  /** Stops between two transactions when the signal aborts; what is left is pending. */
+  async erase(tenantId: string, endUserId: string, signal: AbortSignal): Promise<Erased> {
+    const total = { conversations: 0, messages: 0, runs: 0, sessions: 0 }
+    let ids: string[] = []
+    for (let after = ''; !signal.aborted; after = ids.at(-1)!) {
+      ids = await this.conversations(tenantId, endUserId, after, conversationsAtOnce)
+      if (ids.length === 0) break
+      const page = ids
+      const closed = await this.#parts.batches.once(tenantId, (tx) => closeIdle(tx, page))
+      for (const id of closed) await this.#clear(tenantId, id, endUserId, total, signal)
+    }
+    const left = await this.conversations(tenantId, endUserId, '', 1_000)
+    if (left.length === 0) await this.#forget(tenantId, endUserId)
+    return { ...total, pending: left.length }
+  }
+
+  async #clear(
+    tenantId: string,
+    id: string,
+    endUser: string,
+    total: { -readonly [Kind in Exclude<keyof Erased, 'pending'>]: number },
+    signal: AbortSignal,
+  ): Promise<void> {
+    while (!signal.aborted) {
+      const done = await this.#parts.batches.once(tenantId, (tx) =>
+        clearConversations(tx, [id], runsAtOnce, { endUser }),
+      )
+      if (done.busy) return
+      total.messages += done.messages
+      total.runs += done.runs
+      total.sessions += done.sessions.length
+      await this.#tellRunners(tenantId, done.sessions)
+      if (done.publicRuns === runsAtOnce) continue
+      total.conversations++
+      return
+    }
+  }
+  /** A runner that cannot be told keeps its copy until it needs the room, or restarts: no run can start in the session again. */
+  async #tellRunners(tenantId: string, sessions: readonly LeftSession[]): Promise<void> {
+    const { fleet, log } = this.#parts
+    for (const { id, runner } of sessions) {
+      await fleet
+        ?.owner(id, runner ?? undefined)
+        ?.deleteSession(tenantId, id)
+        .catch((err: unknown) => log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased'))
+    }
+  }
+  async #forget(tenantId: string, endUserId: string): Promise<void> {
+    const drop = {
+      text: 'DELETE FROM end_user_erasures WHERE tenant_id = $1 AND end_user_id = $2',
+      values: [tenantId, endUserId],
+    }
+    await this.#parts.database.batch(tenantId, [drop])
+  }
+}
+

@@ -1,0 +1,54 @@
+import { Type } from '@sinclair/typebox'
+import { definePlugin, maybe, Settings } from '#kernel'
+import { AuditLog } from '#contracts/audit'
+import { ApiGuard } from '#contracts/auth'
+import { Database, needsDatabase } from '#contracts/database'
+import { Jobs } from '#contracts/jobs'
+import { mostDays, Retention, type RetentionDays, retentionErrors, retentionKinds, retentionNames } from '#contracts/retention'
+import { Fleet } from '#contracts/runner'
+import { Batches } from './batches.ts'
+import { EndUsers } from './end-users.ts'
+import { Figures } from './figures.ts'
+import { pass } from './pass.ts'
+import { endUserRoutes } from './routes.ts'
+import { eraseTenant } from './tenant-erasure.ts'
+
+const job = 'retention'
+const days = (least: number, description: string) =>
+  Type.Optional(Type.Integer({ minimum: least, maximum: mostDays, description }))
+
+/** Deletes what is older than its tenant wants it kept; erases tenants and end users whole, and puts it on record. */
+export default definePlugin({
+  name: 'retention',
+  config: Settings({
+    ...Object.fromEntries(retentionNames.map((kind) => [kind, days(retentionKinds[kind].least, retentionKinds[kind].about)])),
+    eraseAfter: days(0, 'Days after its deletion that a tenant is erased; absent: only where that was asked for.'),
+    schedule: Type.String({ default: '17 * * * *', description: 'When a pass begins: five fields of cron, in UTC.' }),
+    pauseMs: Type.Integer({ default: 50, minimum: 0, maximum: 60_000, description: 'Between two small transactions.' }),
+    operatorTenant: Type.String({ default: 'default', description: 'In whose audit log erased tenants are put on record.' }),
+  }),
+  errors: retentionErrors,
+  requires: { guard: ApiGuard, database: Database, jobs: Jobs, trail: AuditLog, fleet: maybe(Fleet) },
+  provides: { retention: Retention },
+  async setup({ config, deps, log, metrics, routes }) {
+    const { eraseAfter, schedule, pauseMs, operatorTenant, ...rest } = config
+    const { guard, database, jobs, trail, fleet } = deps
+    const defaults = rest as RetentionDays
+    const figures = new Figures(metrics)
+    const batches = new Batches(database, pauseMs, figures.deleted)
+    const endUsers = new EndUsers({ database, batches, trail, fleet, log })
+    const erasure = { database, batches, trail, log, operatorTenant }
+    const parts = { database, batches, endUsers, defaults, figures, log }
+    jobs.every(job, schedule, (signal) =>
+      pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),
+    )
+    const wake = (): Promise<void> =>
+      jobs.ask(job).catch((err: unknown) => log.warn({ err }, 'retention could not be asked for; it begins by its schedule'))
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, database)
+      endUserRoutes(app, guard, database, endUsers, () => void wake())
+    })
+    return { retention: { defaults, eraseAfter, wake } }
+  },
+})

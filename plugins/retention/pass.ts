@@ -1,0 +1,103 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { isAppError } from '#kernel'
+import type { Database } from '#contracts/database'
+import { type RetentionDays, retentionErrors, type RetentionName, retentionNames } from '#contracts/retention'
+import type { Batches } from './batches.ts'
+import type { EndUsers } from './end-users.ts'
+import type { Figures } from './figures.ts'
+import { batchOf } from './kinds.ts'
+
+interface Tenant {
+  readonly id: string
+  readonly retention: RetentionDays | null
+  readonly legal_hold: boolean
+  readonly due: boolean
+}
+
+/** Those of which there is something to delete or to erase, a page at a time: there may be many tenants. */
+const tenants = {
+  name: 'retention-tenants',
+  text: `SELECT id, retention, legal_hold, deleted_at IS NOT NULL AND coalesce(erase_at <= now(), false) AS due FROM tenants
+         WHERE id > $1 AND erased_at IS NULL ORDER BY id LIMIT 200`,
+}
+const dayMs = 24 * 3_600_000
+/** How long a conductor that is away can learn which files to remove. */
+const notesDays = 30
+
+interface PassParts {
+  readonly database: Database
+  readonly batches: Batches
+  readonly endUsers: Pick<EndUsers, 'asked' | 'resume'>
+  readonly defaults: RetentionDays
+  readonly figures: Figures
+  readonly log: Pick<FastifyBaseLogger, 'info' | 'warn'>
+  eraseTenant(tenantId: string, signal: AbortSignal): Promise<unknown>
+}
+
+/** Goes through all tenants once. What fails for one of them is tried again with the next pass, and keeps no other one waiting. */
+export async function pass(parts: PassParts, signal: AbortSignal): Promise<void> {
+  const { database, log, figures } = parts
+  const failures: unknown[] = []
+  figures.begin()
+  for (let after = '', page: Tenant[]; ; after = page.at(-1)!.id) {
+    ;[page] = await database.as('reads').systemBatch<[Tenant[]]>([{ ...tenants, values: [after] }])
+    if (page.length === 0) break
+    for (const tenant of page) {
+      signal.throwIfAborted()
+      await passOf(parts, tenant, signal).catch((err: unknown) => {
+        if (signal.aborted) throw err
+        if (isAppError(err) && err.code === retentionErrors.legalHold.row.code) return
+        log.warn({ err, tenant: tenant.id }, 'what is too old of a tenant could not be deleted; it is tried again')
+        failures.push(err)
+      })
+    }
+  }
+  figures.end(failures.length === 0)
+  if (failures.length > 0) throw new Error(`${failures.length} tenants failed`, { cause: failures[0] })
+}
+
+async function passOf(parts: PassParts, tenant: Tenant, signal: AbortSignal): Promise<void> {
+  const { batches, endUsers, defaults, figures, log } = parts
+  const { id } = tenant
+  if (tenant.legal_hold) return
+  if (tenant.due) return void (await parts.eraseTenant(id, signal))
+  for (const endUser of await endUsers.asked(id)) await endUsers.resume(id, endUser, signal)
+  const days = { ...defaults, ...tenant.retention }
+  const deleted: Record<string, number> = {}
+  for (const kind of retentionNames) {
+    const kept = days[kind]
+    if (kept === undefined) continue
+    Object.assign(deleted, await batches.all(id, batchOf(kind, new Date(Date.now() - kept * dayMs)), signal))
+    figures.oldest(kind, await oldestOf(parts.database, id, kind))
+  }
+  await batches.all(id, oldNotes, signal)
+  if (Object.values(deleted).some((rows) => rows > 0)) log.info({ tenant: id, deleted }, 'what was too old was deleted')
+}
+
+const oldNotes: Parameters<Batches['all']>[1] = async (tx, limit) => {
+  const gone = await tx.query({
+    text: `DELETE FROM erased_runs WHERE tenant_id = $1 AND run_id = ANY (ARRAY(
+             SELECT run_id FROM erased_runs WHERE tenant_id = $1 AND at < now() - $2 * interval '1 day' ORDER BY at LIMIT $3))
+           RETURNING 1`,
+    values: [tx.tenantId, notesDays, limit],
+  })
+  return { deleted: {}, next: gone.length < limit ? undefined : [] }
+}
+
+/** Each is the first entry of an index. */
+const times: Readonly<Record<RetentionName, string>> = {
+  runs: 'min(started_at) AS at FROM runs',
+  messages: 'min(created_at) AS at FROM public_runs',
+  audit: 'min(at) AS at FROM audit_entries',
+  webhooks: 'min(created_at) AS at FROM webhook_deliveries',
+  meters: 'min(recorded_at) AS at FROM run_meters',
+  sessions: 'min(created_at) AS at FROM sessions',
+}
+
+async function oldestOf(database: Database, tenantId: string, kind: RetentionName): Promise<number> {
+  const text = `SELECT coalesce(extract(epoch FROM now() - at), 0)::float8 AS seconds
+                FROM (SELECT ${times[kind]} WHERE tenant_id = $1) AS oldest`
+  const look = { name: `retention-oldest-${kind}`, text, values: [tenantId] }
+  const [[row]] = await database.as('reads').batch<[{ seconds: number }[]]>(tenantId, [look])
+  return row!.seconds
+}
