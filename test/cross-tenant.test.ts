@@ -62,12 +62,22 @@ async function belongings(conductor: Conductor, call: Call, tenantId: string): P
       values: [tenantId],
     },
     {
+      text: `INSERT INTO conversations (tenant_id, id, published_id, end_user_id) VALUES ($1, 'conv_initech', 'pub_x', 'initech-person')`,
+      values: [tenantId],
+    },
+    {
+      text: `INSERT INTO public_runs (tenant_id, id, published_id, conversation_id, run_id, status, end_user_id, finished_at)
+             VALUES ($1, 'prun_initech', 'pub_x', 'conv_initech', 'run-initech', 'ok', 'initech-person', now())`,
+      values: [tenantId],
+    },
+    {
       text: `INSERT INTO webhook_deliveries (tenant_id, id, run_id, url, state) VALUES ($1, $2, 'run-initech', 'https://initech.example/', 'dead')`,
       values: [tenantId, messageId],
     },
   ])
   return {
     '/api/api-keys/{id}': apiKey.id,
+    '/api/end-users/{id}': 'initech-person',
     '/api/pools/{id}': pool.id,
     '/api/profiles/{name}': 'initech-agent',
     '/api/profiles/{name}/keys/{keyId}': key.id,

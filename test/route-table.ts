@@ -79,6 +79,7 @@ const resourcesOf = (path: string): string[] =>
 /** Ids that nothing has. A new resource adds one here; the tests of the whole route table say so when it is missing. */
 export const unknownIds: Fixtures = {
   '/api/api-keys/{id}': 'tak_0000',
+  '/api/end-users/{id}': 'nobody',
   '/api/pools/{id}': 'pool_0000',
   '/api/profiles/{name}': 'nobody',
   '/api/profiles/{name}/keys/{keyId}': 'key_0000',

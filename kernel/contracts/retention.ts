@@ -9,7 +9,10 @@ interface RetentionKind {
 
 /** What is kept for a time, each kind by its own age. */
 export const retentionKinds = {
-  runs: { least: 1, about: 'Days after its end that a run is kept, with its event log, its files and its webhook message.' },
+  runs: {
+    least: 1,
+    about: 'Days after its end that a run is kept, with its event log, its files and its webhook message.',
+  },
   messages: {
     least: 1,
     about: 'Days after its last message that a conversation is kept, with its messages, public runs and saved state.',
@@ -32,7 +35,8 @@ export const retentionErrors = errorTable('retention', {
   legalHold: {
     status: 409,
     retry: 'later',
-    message: 'The tenant is under a legal hold, so nothing of it is deleted. An operator lifts it: PATCH /api/tenants/{id} {"legalHold": false}.',
+    message:
+      'The tenant is under a legal hold, so nothing of it is deleted. An operator lifts it: PATCH /api/tenants/{id} {"legalHold": false}.',
   },
   tenantErased: {
     status: 409,

@@ -25,7 +25,11 @@ export function createAuditTrail(database: Database, log: { warn(fields: object,
       return entry
     },
     async end(entry, { status, target, detail }) {
-      const outcome = { status, ...(detail ? { detail } : {}), ...(target === undefined ? {} : { target: storable(target) }) }
+      const outcome = {
+        status,
+        ...(detail ? { detail } : {}),
+        ...(target === undefined ? {} : { target: storable(target) }),
+      }
       await insertOutcome(database, entry, outcome).catch((err: unknown) =>
         log.warn({ err, entry: entry.id, status }, 'how an audited write ended is not on record'),
       )
@@ -53,7 +57,15 @@ async function insertEntry(database: Database, id: string, write: AuditedWrite):
 
 async function insertOutcome(database: Database, entry: AuditEntry, outcome: AuditOutcome): Promise<void> {
   const { tenantId, id } = entry
-  await database.unit(tenantId, { ...end, values: [tenantId, id, outcome.status, outcome.target ?? null, outcome.detail ? JSON.stringify(outcome.detail) : null],
+  await database.unit(tenantId, {
+    ...end,
+    values: [
+      tenantId,
+      id,
+      outcome.status,
+      outcome.target ?? null,
+      outcome.detail ? JSON.stringify(outcome.detail) : null,
+    ],
   })
 }
 

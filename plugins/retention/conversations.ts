@@ -118,7 +118,13 @@ export async function clearConversations(
     values: [tx.tenantId, ids, limit, runs === 'keep' ? null : runs.endUser],
   })
   const publicRuns = found.map(({ id }) => id)
-  const owned = runs === 'keep' ? [] : await ownedRuns(tx, found.flatMap(({ run_id }) => run_id ?? []))
+  const owned =
+    runs === 'keep'
+      ? []
+      : await ownedRuns(
+          tx,
+          found.flatMap(({ run_id }) => run_id ?? []),
+        )
   if (owned.some(({ over }) => !over)) return { ...nothing, busy: true }
   const sessions = await deleteRuns(tx, owned)
   const said = await tx.query({

@@ -120,7 +120,9 @@ export class EndUsers {
       await fleet
         ?.owner(id, runner ?? undefined)
         ?.deleteSession(tenantId, id)
-        .catch((err: unknown) => log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased'))
+        .catch((err: unknown) =>
+          log.warn({ err, sessionId: id }, 'a runner could not be told that a session is erased'),
+        )
     }
   }
   async #forget(tenantId: string, endUserId: string): Promise<void> {
@@ -131,4 +133,3 @@ export class EndUsers {
     await this.#parts.database.batch(tenantId, [drop])
   }
 }
-

@@ -20,7 +20,9 @@ export type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
 export const Export = Type.Object({
   endUserId: Type.String(),
   exportedAt: Time,
-  items: Type.Array(ExportedItem, { description: 'In the order of conversations. A document that breaks off is not closed by `]}`.' }),
+  items: Type.Array(ExportedItem, {
+    description: 'In the order of conversations. A document that breaks off is not closed by `]}`.',
+  }),
 })
 
 interface ExportOf {
@@ -33,7 +35,9 @@ interface ExportOf {
 /** All that is stored of an end user, in bounded parts, each read when the one before has left. */
 export async function* exported({ database, endUsers, tenantId, endUserId }: ExportOf): AsyncGenerator<ExportedItem[]> {
   const read = async (text: string, values: readonly unknown[]): Promise<Record<string, unknown>[]> =>
-    (await database.as('reads').batch<[Record<string, unknown>[]]>(tenantId, [{ text, values: [tenantId, ...values] }]))[0]
+    (
+      await database.as('reads').batch<[Record<string, unknown>[]]>(tenantId, [{ text, values: [tenantId, ...values] }])
+    )[0]
   const typed = (type: string, rows: readonly Record<string, unknown>[]): ExportedItem[] =>
     rows.map((row) => ({ type, ...row }) as ExportedItem)
 
@@ -45,7 +49,10 @@ export async function* exported({ database, endUsers, tenantId, endUserId }: Exp
       for (let place = '0', rows; ; place = String(rows.at(-1)!['position'])) {
         rows = await read(messages, [id, place, atOnce])
         if (rows.length === 0) break
-        yield typed('message', rows.map(({ position: _, ...row }) => row))
+        yield typed(
+          'message',
+          rows.map(({ position: _, ...row }) => row),
+        )
       }
       for (let place = '', rows; ; place = String(rows.at(-1)!['publicRunId'])) {
         rows = await read(runs, [id, place, 1])

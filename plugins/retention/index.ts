@@ -4,7 +4,14 @@ import { AuditLog } from '#contracts/audit'
 import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
-import { mostDays, Retention, type RetentionDays, retentionErrors, retentionKinds, retentionNames } from '#contracts/retention'
+import {
+  mostDays,
+  Retention,
+  type RetentionDays,
+  retentionErrors,
+  retentionKinds,
+  retentionNames,
+} from '#contracts/retention'
 import { Fleet } from '#contracts/runner'
 import { Batches } from './batches.ts'
 import { EndUsers } from './end-users.ts'
@@ -21,11 +28,16 @@ const days = (least: number, description: string) =>
 export default definePlugin({
   name: 'retention',
   config: Settings({
-    ...Object.fromEntries(retentionNames.map((kind) => [kind, days(retentionKinds[kind].least, retentionKinds[kind].about)])),
+    ...Object.fromEntries(
+      retentionNames.map((kind) => [kind, days(retentionKinds[kind].least, retentionKinds[kind].about)]),
+    ),
     eraseAfter: days(0, 'Days after its deletion that a tenant is erased; absent: only where that was asked for.'),
     schedule: Type.String({ default: '17 * * * *', description: 'When a pass begins: five fields of cron, in UTC.' }),
     pauseMs: Type.Integer({ default: 50, minimum: 0, maximum: 60_000, description: 'Between two small transactions.' }),
-    operatorTenant: Type.String({ default: 'default', description: 'In whose audit log erased tenants are put on record.' }),
+    operatorTenant: Type.String({
+      default: 'default',
+      description: 'In whose audit log erased tenants are put on record.',
+    }),
   }),
   errors: retentionErrors,
   requires: { guard: ApiGuard, database: Database, jobs: Jobs, trail: AuditLog, fleet: maybe(Fleet) },
@@ -43,7 +55,9 @@ export default definePlugin({
       pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),
     )
     const wake = (): Promise<void> =>
-      jobs.ask(job).catch((err: unknown) => log.warn({ err }, 'retention could not be asked for; it begins by its schedule'))
+      jobs
+        .ask(job)
+        .catch((err: unknown) => log.warn({ err }, 'retention could not be asked for; it begins by its schedule'))
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)

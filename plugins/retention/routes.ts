@@ -66,8 +66,7 @@ export function endUserRoutes(app: App, guard: Guard, database: Database, endUse
       if (known === undefined) throw notFound()
       const rest = exported({ database, endUsers, tenantId, endUserId })
       const exportedAt = new Date().toISOString()
-      // The generator yields parts; the first bytes are those of the document around them.
-      const [items = []] = [(await rest.next()).value ?? []]
+      const { value: items = [] } = await rest.next()
       const document = (all: readonly ExportedItem[]) => ({ endUserId, exportedAt, items: all })
       return sendItems(request, reply, { items, rest }, { item: ExportedItem, document })
     },

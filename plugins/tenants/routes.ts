@@ -1,10 +1,13 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, NoContent, failures, invalidRequest, conflict, notFound } from '#kernel'
 import { type Guard, operator } from '#contracts/auth'
+import { retentionErrors } from '#contracts/retention'
 import { sendList } from '#kit/lists'
 import {
   ChangeTenant,
+  CreatedTenant,
   CreateTenant,
+  DeleteQuery,
   FindQuery,
   IdParams,
   ListQuery,
@@ -62,12 +65,15 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       schema: {
         tags,
         summary: 'Create a tenant',
-        description: `${operators} Its first key: \`agent-orc key issue --tenant <id> --role owner\`.`,
+        description: `${operators} With \`ownerKey\` the answer has its first key; \`agent-orc key issue --tenant <id> --role owner\` makes further ones.`,
         body: CreateTenant,
-        response: { 201: Tenant, ...failures(invalidRequest, conflict) },
+        response: { 201: CreatedTenant, ...failures(invalidRequest, conflict) },
       },
     },
-    async (request, reply) => reply.code(201).send(await service.create(request.body)),
+    async (request, reply) => {
+      const created = await service.create(request.body, guard.callerOf(request).keyId)
+      return reply.code(201).header('cache-control', 'no-store').send(created)
+    },
   )
   app.get(
     '/api/tenants/:id',
@@ -88,9 +94,12 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         ...byId,
-        summary: 'Rename a tenant, set its limits, or bring a deleted one back',
+        summary: 'Rename a tenant, set its limits and how long things are kept, hold it, or bring a deleted one back',
         body: ChangeTenant,
-        response: { 200: Tenant, ...failures(invalidRequest, notFound) },
+        response: {
+          200: Tenant,
+          ...failures(invalidRequest, notFound, retentionErrors.tenantErased, retentionErrors.noRetention),
+        },
       },
     },
     async (request) => service.change(request.params.id, request.body),
@@ -102,13 +111,17 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       schema: {
         tags,
         summary: 'Delete a tenant',
-        description: `${operators} Nothing is erased: its keys stop working with their next request, and what it has running is cancelled.`,
+        description: `${operators} Its keys stop working with their next request, and what it has running is cancelled. Nothing is erased unless \`erase\` says so, or the role file after how many days.`,
         params: IdParams,
-        response: { 204: NoContent, ...failures(notFound, conflict) },
+        querystring: DeleteQuery,
+        response: {
+          204: NoContent,
+          ...failures(notFound, conflict, retentionErrors.legalHold, retentionErrors.noRetention),
+        },
       },
     },
     async (request, reply) => {
-      await service.remove(request.params.id, guard.callerOf(request).tenantId)
+      await service.remove(request.params.id, guard.callerOf(request).tenantId, request.query.erase ?? false)
       return reply.code(204).send()
     },
   )

@@ -1,11 +1,14 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { conflict, notFound, unavailable } from '#kernel'
+import type { KeyIssuer } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { limitKinds, limitNames, type TenantLimits } from '#contracts/limits'
+import { type Retention, retentionErrors } from '#contracts/retention'
 import type { RunStore } from '#contracts/run-store'
 import { isTerminal, type RunDispatch, runStatuses } from '#contracts/runs'
 import {
   type ChangeTenant,
+  type CreatedTenant,
   type CreateTenant,
   isTenantId,
   type ListQuery,
@@ -26,16 +29,27 @@ const undeletable = (id: string, why: string) => conflict({ message: `The tenant
 /** The tenant that every installation has, and that the bootstrap key belongs to. Specification 4.2. */
 const firstTenant = 'default'
 
-/** `onDeleted` is called with a tenant whose keys no longer work, and whose runs should end. */
-export function createTenantService(
-  database: Database,
-  limits: TenantLimits | undefined,
-  onDeleted: (tenantId: string) => void,
-) {
+interface TenantServiceParts {
+  readonly database: Database
+  readonly limits: TenantLimits | undefined
+  readonly retention: Retention | undefined
+  readonly issuer: KeyIssuer | undefined
+  /** Called with a tenant whose keys no longer work, and whose runs should end. */
+  onDeleted(tenantId: string): void
+}
+
+export function createTenantService({ database, limits, retention, issuer, onDeleted }: TenantServiceParts) {
   return {
     list: (query: ListQuery) => listTenants(database, query),
-    async create({ id, name = id }: CreateTenant): Promise<Tenant> {
+    /** `createdBy`: the key that asks. */
+    async create({ id, name = id, ownerKey = false }: CreateTenant, createdBy: string): Promise<CreatedTenant> {
+      if (ownerKey && !issuer)
+        throw unavailable({ message: 'This server issues no keys: its role file has no plugin `auth`.' })
       const tenant = await insertTenant(database, id, name)
+      if (tenant && ownerKey) {
+        const { id: keyId, token } = await issuer!.issueOwner(id, createdBy)
+        return { ...tenant, ownerKey: { id: keyId, token } }
+      }
       if (tenant) return tenant
       const taken = await findTenant(database, id)
       throw tenantExists(id, typeof taken?.deletedAt === 'string')
@@ -45,9 +59,14 @@ export function createTenantService(
       if (!tenant || (tenant.deletedAt !== null && !includeDeleted)) throw unknownTenant()
       return tenant
     },
-    async change(id: string, { name, deleted, limits: wanted }: ChangeTenant): Promise<Tenant> {
-      const tenant = isTenantId(id) ? await updateTenant(database, id, name, deleted === false) : undefined
-      if (!tenant) throw unknownTenant()
+    async change(id: string, { deleted, limits: wanted, ...change }: ChangeTenant): Promise<Tenant> {
+      if ((change.retention || change.legalHold !== undefined) && !retention) throw retentionErrors.noRetention()
+      const restore = deleted === false
+      const tenant = isTenantId(id) ? await updateTenant(database, id, { ...change, restore }) : undefined
+      if (!tenant) {
+        const found = restore && isTenantId(id) ? await findTenant(database, id) : undefined
+        throw found ? retentionErrors.tenantErased() : unknownTenant()
+      }
       if (!wanted) return tenant
       if (!limits) throw unavailable({ message: 'This server keeps no limits: its role file has no plugin `limits`.' })
       if (!(await limits.change(id, wanted))) throw unknownTenant()
@@ -66,12 +85,22 @@ export function createTenantService(
         about: limitKinds[name].about,
       }))
     },
-    /** Marks the tenant as deleted and erases nothing. Its keys stop working. `own` is the caller's tenant, which cannot be deleted. */
-    async remove(id: string, own: string): Promise<void> {
+    /**
+     * Marks the tenant as deleted; its keys stop working. Nothing is erased unless that is asked for, or the role file says after how many
+     * days. `own` is the caller's tenant, which cannot be deleted.
+     */
+    async remove(id: string, own: string, erase: boolean): Promise<void> {
       if (id === firstTenant) throw undeletable(id, 'every installation has it')
       if (id === own) throw undeletable(id, 'tenants are managed from it')
-      if (!isTenantId(id) || !(await deleteTenant(database, id))) throw unknownTenant()
-      onDeleted(id)
+      if (erase && !retention) throw retentionErrors.noRetention()
+      if (!isTenantId(id)) throw unknownTenant()
+      if (await deleteTenant(database, id, erase, retention?.eraseAfter)) {
+        onDeleted(id)
+        if (erase) await retention!.wake()
+        return
+      }
+      const found = erase ? await findTenant(database, id) : undefined
+      throw found?.legalHold ? retentionErrors.legalHold() : unknownTenant()
     },
   }
 }

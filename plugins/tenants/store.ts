@@ -2,6 +2,7 @@ import type { Database } from '#contracts/database'
 import type { OwnLimits } from '#contracts/limits'
 import type { Listing } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
+import type { RetentionDays } from '#contracts/retention'
 import type { ListQuery, Tenant } from './schema.ts'
 
 interface Row {
@@ -10,16 +11,26 @@ interface Row {
   created_at: string
   deleted_at: string | null
   limits: OwnLimits | null
+  retention: RetentionDays | null
+  legal_hold: boolean
+  erase_at: string | null
+  erased_at: string | null
+  erased_rows: Record<string, number> | null
 }
 
-const columns = 'id, name, created_at, deleted_at, limits'
+const columns = 'id, name, created_at, deleted_at, limits, retention, legal_hold, erase_at, erased_at, erased_rows'
 
 const toTenant = (row: Row): Tenant => ({
   id: row.id,
   name: row.name,
   limits: { ...row.limits },
+  retention: { ...row.retention },
+  legalHold: row.legal_hold,
   createdAt: row.created_at,
   deletedAt: row.deleted_at,
+  ...(row.erase_at === null
+    ? {}
+    : { erasure: { dueAt: row.erase_at, erasedAt: row.erased_at, rows: { ...row.erased_rows } } }),
 })
 
 export async function findTenant(database: Database, id: string): Promise<Tenant | undefined> {
@@ -51,28 +62,61 @@ export async function insertTenant(database: Database, id: string, name: string)
   return row && toTenant(row)
 }
 
-/** Undefined when there is no such tenant, or a deleted one that is not to be brought back. */
+export interface TenantChange {
+  readonly name?: string | undefined
+  readonly restore: boolean
+  readonly legalHold?: boolean | undefined
+  /** Days by kind; null gives the role file's back. */
+  readonly retention?: Readonly<Record<string, number | null | undefined>> | undefined
+}
+
+/** Undefined when there is no such tenant, or a deleted one that is not to be brought back, or no longer can be. */
 export async function updateTenant(
   database: Database,
   id: string,
-  name: string | undefined,
-  restore: boolean,
+  { name, restore, legalHold, retention = {} }: TenantChange,
 ): Promise<Tenant | undefined> {
+  const entries = Object.entries(retention)
+  const given = Object.fromEntries(entries.filter(([, days]) => typeof days === 'number'))
+  const dropped = entries.filter(([, days]) => days === null).map(([kind]) => kind)
   const update = {
-    text: `UPDATE tenants SET name = coalesce($2, name), deleted_at = NULL
-           WHERE id = $1 AND ($3::boolean OR deleted_at IS NULL) RETURNING ${columns}`,
-    values: [id, name ?? null, restore],
+    // A deleted tenant's hold can be set and lifted: it is what keeps it from being erased.
+    text: `UPDATE tenants SET name = coalesce($2, name), legal_hold = coalesce($4, legal_hold),
+             retention = (coalesce(retention, '{}') || $5::jsonb) - $6::text[],
+             deleted_at = CASE WHEN NOT $3 THEN deleted_at END, erase_at = CASE WHEN NOT $3 THEN erase_at END
+           WHERE id = $1 AND (deleted_at IS NULL OR $7::boolean OR ($3::boolean AND (erase_at IS NULL OR erase_at > now())))
+           RETURNING ${columns}`,
+    values: [
+      id,
+      name ?? null,
+      restore,
+      legalHold ?? null,
+      JSON.stringify(given),
+      dropped,
+      legalHold !== undefined && !restore,
+    ],
   }
   const [[row]] = await database.systemBatch<[Row[]]>([update])
   return row && toTenant(row)
 }
 
-/** False when there is no such tenant any more. */
-export async function deleteTenant(database: Database, id: string): Promise<boolean> {
+/**
+ * Deletes a tenant that is not deleted yet, to be erased after so many days; never unless given. With `erase` now, and also one that was
+ * deleted before. Undefined when there is none. One under a legal hold is not touched by `erase`.
+ */
+export async function deleteTenant(
+  database: Database,
+  id: string,
+  erase: boolean,
+  eraseAfterDays: number | undefined,
+): Promise<Tenant | undefined> {
   const update = {
-    text: `UPDATE tenants SET deleted_at = now() WHERE id = $1 AND deleted_at IS NULL RETURNING id`,
-    values: [id],
+    text: `UPDATE tenants SET deleted_at = coalesce(deleted_at, now()),
+             erase_at = CASE WHEN $2 THEN least(erase_at, now()) ELSE now() + $3::int * interval '1 day' END
+           WHERE id = $1 AND CASE WHEN $2::boolean THEN erased_at IS NULL AND NOT legal_hold ELSE deleted_at IS NULL END
+           RETURNING ${columns}`,
+    values: [id, erase, eraseAfterDays ?? null],
   }
-  const [rows] = await database.systemBatch<[object[]]>([update])
-  return rows.length > 0
+  const [[row]] = await database.systemBatch<[Row[]]>([update])
+  return row && toTenant(row)
 }

@@ -61,6 +61,22 @@ export class JournalFolder {
     await file.close()
     await rm(this.#path(file.header), { force: true })
   }
+  /** Tenants with a folder here. */
+  async tenants(): Promise<string[]> {
+    const entries = await readdir(this.#dir, { withFileTypes: true })
+    return entries.filter((entry) => entry.isDirectory()).map(({ name }) => decodeURIComponent(name))
+  }
+  /** Removes the files of runs that are to be forgotten, those that were put aside included. */
+  async removeRuns(tenantId: string, runs: ReadonlySet<string>): Promise<void> {
+    for (const name of await readdir(this.#of(tenantId))) {
+      const [runId] = name.split(ending, 1)
+      if (name.includes(ending) && runs.has(runId!)) await rm(join(this.#of(tenantId), name), { force: true })
+    }
+  }
+  async removeTenant(tenantId: string): Promise<void> {
+    this.#made.delete(tenantId)
+    await rm(this.#of(tenantId), { recursive: true, force: true })
+  }
   /** Makes the names of new files durable. */
   async sync(tenantId: string): Promise<void> {
     const handle = await open(this.#of(tenantId), 'r')

@@ -64,7 +64,14 @@ test('create answers 201 with the tenant, whose name is its id unless given, and
   assert.equal(reply.statusCode, 201)
   const { createdAt, ...rest } = reply.json()
   assert.match(createdAt, /Z$/)
-  assert.deepEqual(rest, { id: 'initech', name: 'Initech', limits: {}, deletedAt: null })
+  assert.deepEqual(rest, {
+    id: 'initech',
+    name: 'Initech',
+    limits: {},
+    retention: {},
+    legalHold: false,
+    deletedAt: null,
+  })
   assert.deepEqual((await call('GET', '/initech')).json(), reply.json())
   assert.equal((await call('POST', '', { id: 'hooli' })).json().name, 'hooli')
   const again = await call('POST', '', { id: 'initech' })

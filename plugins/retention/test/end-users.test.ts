@@ -1,0 +1,116 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { chat, run, stage } from './stage.ts'
+
+test('an end user is erased whole, with what their runs delegated; other people and other tenants stay; meters stay', async (t) => {
+  const { sql, count, call, database } = await stage(t)
+  await sql('acme', ...chat('acme', 'a1', 1, 'conv_a', 'ann'), ...chat('acme', 'a2', 0, 'conv_a', 'ann'))
+  await sql(
+    'acme',
+    ...run('acme', 'run_child', 0),
+    `UPDATE runs SET parent = '{"runId": "run_a2", "depth": 1}' WHERE id = 'run_child'`,
+  )
+  await sql('acme', ...chat('acme', 'b1', 0, 'conv_b', 'bob'), ...chat('acme', 'c1', 0, 'conv_c'))
+  await sql('globex', ...chat('globex', 'g1', 0, 'conv_a', 'ann'))
+  await sql(
+    'acme',
+    `INSERT INTO idempotency_keys (tenant_id, scope, key, fingerprint, plan, answer, expires_at)
+     VALUES ('acme', 's', 'k', 'x', '{"runId": "run_a1"}', '"secret of a1"', now() + interval '1 day')`,
+  )
+  const reply = await call('DELETE', '/api/end-users/ann', 'acme')
+  assert.equal(reply.statusCode, 200)
+  assert.deepEqual(reply.json(), { endUserId: 'ann', conversations: 1, messages: 4, runs: 3, sessions: 2, pending: 0 })
+  for (const table of [
+    'conversations',
+    'public_runs',
+    'runs',
+    'run_events',
+    'sessions',
+    'session_state',
+    'webhook_deliveries',
+  ]) {
+    assert.deepEqual([await count('acme', table), await count('globex', table)], [2, 1], table)
+  }
+  assert.deepEqual([await count('acme', 'idempotency_keys'), await count('acme', 'end_user_erasures')], [0, 0])
+  assert.equal(await count('acme', 'run_meters'), 5)
+  for (const secret of ['a1', 'a2', 'run_child']) {
+    for (const table of ['messages', 'runs', 'run_events', 'sessions', 'session_state']) {
+      const look = {
+        text: `SELECT 1 FROM ${table} t WHERE position($1 IN t::text) > 0`,
+        values: [`secret of ${secret}`],
+      }
+      assert.deepEqual(await database.batch('acme', [look]), [[]], `${table} ${secret}`)
+    }
+  }
+  // Files of runs go by these notes.
+  assert.equal(await count('acme', 'erased_runs'), 3)
+  const again = await call('DELETE', '/api/end-users/ann', 'acme')
+  assert.deepEqual([again.statusCode, again.json().error], [404, 'not_found'])
+})
+
+test('somebody else’s end user is an unknown one', async (t) => {
+  const { sql, count, call } = await stage(t)
+  await sql('globex', ...chat('globex', 'g1', 0, 'conv_g', 'gina'))
+  const comparable = ({ statusCode, body }: { statusCode: number; body: string }) => [
+    statusCode,
+    body.replace(/"request_id":"[^"]*"/, ''),
+  ]
+  for (const [method, more] of [
+    ['DELETE', ''],
+    ['GET', '/export'],
+  ] as const) {
+    const foreign = await call(method, `/api/end-users/gina${more}`, 'acme')
+    assert.equal(foreign.statusCode, 404)
+    assert.deepEqual(comparable(foreign), comparable(await call(method, `/api/end-users/nobody${more}`, 'acme')))
+  }
+  assert.equal((await call('DELETE', '/api/end-users/%00', 'acme')).statusCode, 404)
+  assert.equal(await count('globex', 'messages'), 2)
+})
+
+test('what is under way is erased when it is over, by the next pass, which puts it on record', async (t) => {
+  const { sql, count, call, pass } = await stage(t)
+  await sql('acme', ...chat('acme', 'a', 0, 'conv_a', 'ann'), ...chat('acme', 'b', 0, 'conv_b', 'ann'))
+  await sql(
+    'acme',
+    `UPDATE sessions SET status = 'running', claim_run = 'run_b', claim_owner = 'x' WHERE id = 'sess-conv_b'`,
+  )
+  const reply = (await call('DELETE', '/api/end-users/ann', 'acme')).json()
+  assert.deepEqual([reply.conversations, reply.pending], [1, 1])
+  await pass()
+  assert.deepEqual([await count('acme', 'conversations'), await count('acme', 'messages')], [1, 2])
+  await sql(
+    'acme',
+    `UPDATE sessions SET status = 'idle', claim_run = NULL, claim_owner = NULL WHERE id = 'sess-conv_b'`,
+  )
+  await pass()
+  assert.deepEqual(
+    [await count('acme', 'conversations'), await count('acme', 'messages'), await count('acme', 'runs')],
+    [0, 0, 0],
+  )
+  assert.equal(await count('acme', 'end_user_erasures'), 0)
+  const [entry] = (await call('GET', '/api/audit', 'acme')).json()
+  assert.deepEqual(
+    [entry.action, entry.target, entry.status, entry.detail.conversations],
+    ['end-users.erased', 'ann', 200, 1],
+  )
+})
+
+test('an export has all of an end user and nothing of anybody else, however much it is', async (t) => {
+  const { sql, call } = await stage(t)
+  for (let i = 0; i < 60; i++) await sql('acme', ...chat('acme', `a${i}`, 0, `conv_${i % 3}`, 'ann'))
+  await sql('acme', ...chat('acme', 'bob1', 0, 'conv_bob', 'bob'))
+  const reply = await call('GET', '/api/end-users/ann/export', 'acme')
+  assert.equal(reply.statusCode, 200)
+  const { endUserId, items } = reply.json()
+  const counts = Object.groupBy(items as { type: string }[], ({ type }) => type)
+  assert.equal(endUserId, 'ann')
+  assert.deepEqual(Object.fromEntries(Object.entries(counts).map(([type, all]) => [type, all!.length])), {
+    conversation: 3,
+    message: 120,
+    run: 60,
+    events: 60,
+  })
+  assert.ok(!reply.body.includes('bob'))
+  for (let i = 0; i < 60; i++)
+    assert.ok(reply.body.includes(`secret of a${i}"`) || reply.body.includes(`secret of run_a${i}"`), String(i))
+})
