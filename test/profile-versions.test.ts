@@ -24,7 +24,7 @@ test('profiles from before versions become version 1, in every tenant, and are t
     metadata: {},
   }
   try {
-    await client.query('DROP SCHEMA public CASCADE; CREATE SCHEMA public')
+    await client.query('DROP SCHEMA public, pgboss CASCADE; CREATE SCHEMA public')
     await migrate(
       dsn,
       all.filter(({ number }) => number < 8),

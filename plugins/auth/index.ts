@@ -61,7 +61,7 @@ export default definePlugin({
     bootstrapKey !== undefined && bootstrap === 'always'
       ? ['the bootstrap key acts as owner for as long as it is set; set AGENT_ORC_BOOTSTRAP=until-owner']
       : [],
-  errors: [authErrors, accessErrors, limitErrors],
+  errors: [authErrors, accessErrors, limitErrors, databaseErrors],
   requires: {
     tokens: Tokens,
     signers: Signers,

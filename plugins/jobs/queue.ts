@@ -10,7 +10,8 @@ const connections = 2
 const heartbeatSeconds = 30
 /** The longest that one job may take; what is left is for the next one. */
 const expireInSeconds = 12 * 3_600
-const askSeconds = 5
+/** How often each process looks for jobs that another one has asked for; its own it begins at once. */
+const askSeconds = 15
 const stopMs = 5_000
 
 interface Job {
@@ -24,6 +25,8 @@ export class JobQueue implements Jobs {
   readonly #log: FastifyBaseLogger
   readonly #stopping: AbortSignal
   readonly #jobs = new Map<string, Job>()
+  /** Ids of pg-boss for what looks for each job here. */
+  readonly #workers = new Map<string, string>()
   #connections: Connections | undefined
   #boss: PgBoss | undefined
   #starting: Promise<void> | undefined
@@ -41,6 +44,8 @@ export class JobQueue implements Jobs {
     await this.#starting
     // With nobody to do it now, the schedule has it done.
     await this.#boss?.send(name, {})
+    const worker = this.#workers.get(name)
+    if (worker !== undefined) this.#boss?.notifyWorker(worker)
   }
 
   start(): void {
@@ -62,7 +67,8 @@ export class JobQueue implements Jobs {
   async #open(connections: Connections): Promise<void> {
     const { PgBoss } = await import('pg-boss')
     const boss = new PgBoss({
-      db: { executeSql: (text, values) => connections.query(text, values) },
+      // The server shows whose statement it is.
+      db: { executeSql: (text, values) => connections.query(`/* jobs */ ${text}`, values) },
       schema: 'pgboss',
       registerInstance: false,
     })
@@ -81,7 +87,7 @@ export class JobQueue implements Jobs {
     const kept = { retryLimit: 5, retryDelay: 10, retryBackoff: true, heartbeatSeconds, expireInSeconds }
     await boss.createQueue(name, { policy: 'exclusive', ...kept })
     await boss.schedule(name, cron, {}, { tz: 'UTC' })
-    await boss.work(name, { pollingIntervalSeconds: askSeconds }, async ([job]) => {
+    const worker = await boss.work(name, { pollingIntervalSeconds: askSeconds }, async ([job]) => {
       try {
         await work(AbortSignal.any([this.#stopping, job!.signal]))
       } catch (err) {
@@ -89,5 +95,6 @@ export class JobQueue implements Jobs {
         throw err
       }
     })
+    this.#workers.set(name, worker)
   }
 }

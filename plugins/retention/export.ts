@@ -5,8 +5,6 @@ import type { EndUsers } from './end-users.ts'
 /** Rows of one read; the logs of runs, which are larger, are read one by one. */
 const atOnce = 50
 
-const Time = Type.String({ format: 'date-time' })
-
 export const ExportedItem = Type.Object(
   { type: Type.Union(['conversation', 'message', 'run', 'events'].map((type) => Type.Literal(type))) },
   {
@@ -19,7 +17,6 @@ export type ExportedItem = Static<typeof ExportedItem> & Record<string, unknown>
 
 export const Export = Type.Object({
   endUserId: Type.String(),
-  exportedAt: Time,
   items: Type.Array(ExportedItem, {
     description: 'In the order of conversations. A document that breaks off is not closed by `]}`.',
   }),

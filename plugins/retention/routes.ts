@@ -65,9 +65,8 @@ export function endUserRoutes(app: App, guard: Guard, database: Database, endUse
       const [known] = await endUsers.conversations(tenantId, endUserId, '', 1)
       if (known === undefined) throw notFound()
       const rest = exported({ database, endUsers, tenantId, endUserId })
-      const exportedAt = new Date().toISOString()
       const { value: items = [] } = await rest.next()
-      const document = (all: readonly ExportedItem[]) => ({ endUserId, exportedAt, items: all })
+      const document = (all: readonly ExportedItem[]) => ({ endUserId, items: all })
       return sendItems(request, reply, { items, rest }, { item: ExportedItem, document })
     },
   )

@@ -94,7 +94,7 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
       ...access(operator),
       schema: {
         ...byId,
-        summary: 'Rename a tenant, set its limits and how long things are kept, hold it, or bring a deleted one back',
+        summary: 'Rename, limit, hold or bring back a tenant',
         body: ChangeTenant,
         response: {
           200: Tenant,

@@ -24,6 +24,7 @@ const byTheClock = [
   // Sent once for a burst of wake-ups, and only while another process listens.
   /^kv_/,
   /^LISTEN/,
+  /^\/\* jobs \*\//,
 ]
 /** Statements that open and close any unit of work. */
 const frame = /^ao_/

@@ -59,7 +59,7 @@ test('O6: a process of the first release goes on working on the newest schema: n
   const client = new pg.Client({ connectionString: dsn })
   await client.connect()
   try {
-    await client.query('DROP SCHEMA public CASCADE; CREATE SCHEMA public')
+    await client.query('DROP SCHEMA public, pgboss CASCADE; CREATE SCHEMA public')
     const all = await readMigrations()
     await migrate(
       dsn,

@@ -39,7 +39,7 @@ async function run(dsn: string, ...texts: string[]): Promise<unknown[]> {
 
 async function emptyDatabase(t: TestContext): Promise<string> {
   const dsn = await freshDatabase(t)
-  await run(dsn, 'DROP SCHEMA public CASCADE', 'CREATE SCHEMA public')
+  await run(dsn, 'DROP SCHEMA public, pgboss CASCADE', 'CREATE SCHEMA public')
   return dsn
 }
 

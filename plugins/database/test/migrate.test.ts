@@ -21,7 +21,7 @@ async function release(t: TestContext, files: Readonly<Record<string, string>>) 
 /** A database without anything in it. */
 async function emptyDatabase(t: TestContext): Promise<string> {
   const dsn = await freshDatabase(t)
-  await rows(dsn, 'DROP SCHEMA public CASCADE; CREATE SCHEMA public')
+  await rows(dsn, 'DROP SCHEMA public, pgboss CASCADE; CREATE SCHEMA public')
   return dsn
 }
 

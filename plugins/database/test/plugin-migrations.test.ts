@@ -54,7 +54,7 @@ const boot = (t: TestContext, dsn: string, migrates: boolean, ...plugins: Plugin
 
 test('migrations of plugins are applied after ours, in the order of the plugins and their numbers, under their names', async (t) => {
   const dsn = await freshDatabase(t)
-  await rows(dsn, 'DROP SCHEMA public CASCADE; CREATE SCHEMA public')
+  await rows(dsn, 'DROP SCHEMA public, pgboss CASCADE; CREATE SCHEMA public')
   const zoo = await plugin(t, 'zoo', { '0001_zoo.sql': table('zoo') })
   const notes = await plugin(t, 'my-notes', {
     '0002_more.sql': 'ALTER TABLE my_notes ADD COLUMN text text',

@@ -6,9 +6,9 @@ import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, type Statement } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { databasePlugin, fake, freshDatabase, type TestKernel, testKernel } from '#testing'
-import audit from '../../audit/index.ts'
-import tenants from '../../tenants/index.ts'
-import retention from '../index.ts'
+import audit from '../../plugins/audit/index.ts'
+import tenants from '../../plugins/tenants/index.ts'
+import retention from '../../plugins/retention/index.ts'
 
 /** Every caller is an admin of the tenant in the header. */
 const openGuard: Guard = {

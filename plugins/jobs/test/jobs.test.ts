@@ -1,0 +1,81 @@
+import assert from 'node:assert/strict'
+import { readFile } from 'node:fs/promises'
+import { test, type TestContext } from 'node:test'
+import { definePlugin } from '#kernel'
+import { Database } from '#contracts/database'
+import { Jobs } from '#contracts/jobs'
+import { databasePlugin, freshDatabase, testKernel } from '#testing'
+import { getConstructionPlans } from 'pg-boss'
+import jobs from '../index.ts'
+
+type Work = (signal: AbortSignal) => Promise<void>
+
+/** A process that serves one job. */
+async function worker(t: TestContext, dsn: string, work: Work) {
+  const found: { database: Database; jobs: Jobs }[] = []
+  const server = definePlugin({
+    name: 'server',
+    requires: { jobs: Jobs, database: Database },
+    async setup({ deps }) {
+      deps.jobs.every('chore', '0 0 1 1 *', work)
+      found.push(deps)
+      return {}
+    },
+  })
+  const kernel = await testKernel(t, [await databasePlugin(dsn), jobs, server], { listeners: [] })
+  return { ...found[0]!, kernel }
+}
+
+test('what is asked for is done once at a time, whichever process does it, and again when it failed', async (t) => {
+  const dsn = await freshDatabase(t)
+  const done = Promise.withResolvers<void>()
+  let running = 0
+  let most = 0
+  let attempts = 0
+  const work: Work = async () => {
+    most = Math.max(most, ++running)
+    await new Promise(setImmediate)
+    running--
+    if (++attempts === 1) throw new Error('the first attempt fails')
+    done.resolve()
+  }
+  const [one, two] = [await worker(t, dsn, work), await worker(t, dsn, work)]
+  await Promise.all([one.jobs.ask('chore'), two.jobs.ask('chore'), one.jobs.ask('chore')])
+  const [[row]] = await one.database.systemBatch<[{ n: number }[]]>([
+    { text: `SELECT count(*)::int AS n FROM pgboss.job WHERE name = 'chore'` },
+  ])
+  assert.equal(row!.n, 1)
+  // Its second attempt waits for ten seconds, which this test does not.
+  const hurry = {
+    text: `UPDATE pgboss.job SET start_after = now() WHERE name = 'chore' AND state = 'retry' RETURNING 1`,
+  }
+  while ((await one.database.systemBatch<[object[]]>([hurry]))[0].length === 0) await new Promise(setImmediate)
+  await two.jobs.ask('chore')
+  await done.promise
+  assert.equal(most, 1)
+})
+
+test('the signal of a job aborts when its process stops', async (t) => {
+  const begun = Promise.withResolvers<AbortSignal>()
+  const { jobs: queue, kernel } = await worker(t, await freshDatabase(t), async (signal) => {
+    begun.resolve(signal)
+    await new Promise((resolve) => signal.addEventListener('abort', resolve))
+  })
+  await queue.ask('chore')
+  const signal = await begun.promise
+  assert.equal(signal.aborted, false)
+  await kernel.stop()
+  assert.equal(signal.aborted, true)
+})
+
+test('the migration makes what pg-boss would make by itself', async () => {
+  const migration = await readFile(new URL('../../../migrations/0034_jobs.sql', import.meta.url), 'utf8')
+  // Its own transaction and lock are the migration's.
+  const own = /^\s*(BEGIN;|COMMIT;|SET LOCAL .*|SELECT pg_advisory_xact_lock.*|--.*)?$/
+  const statements = (sql: string): string[] =>
+    sql
+      .split('\n')
+      .map((line) => line.trim())
+      .filter((line) => !own.test(line))
+  assert.deepEqual(statements(migration), statements(getConstructionPlans('pgboss')))
+})
