@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setImmediate as nextTurn } from 'node:timers/promises'
 import { adminTenant, startConductor } from './conductor.ts'
 
 test('no key of a deleted tenant works for one more request, on the conductor or on the gateway, until it is brought back', async (t) => {
@@ -82,4 +83,33 @@ test('a key is revoked with what it minted also when the audit log fails meanwhi
   ])
   assert.equal((await call(owner.token, 'DELETE', `/api/api-keys/${minter.id}`)).statusCode, 204)
   for (const { token } of [minter, minted]) assert.equal((await call(token, 'GET', '/api/profiles')).statusCode, 401)
+})
+
+test('a tenant comes with its first key, and is erased by the job of whichever conductor has it', async (t) => {
+  const { call, issue } = await startConductor(t)
+  const operator = await issue(adminTenant, 'admin')
+  const created = await call(operator.token, 'POST', '/api/tenants', { id: 'initech', ownerKey: true })
+  assert.deepEqual([created.statusCode, created.headers['cache-control']], [201, 'no-store'])
+  const { token } = created.json().ownerKey
+  const keys = (await call(token, 'GET', '/api/api-keys')).json()
+  assert.deepEqual(
+    keys.map(({ role, createdBy }: { role: string; createdBy: string }) => [role, createdBy]),
+    [['owner', operator.id]],
+  )
+  assert.equal((await call(operator.token, 'GET', '/api/tenants/initech')).json().ownerKey, undefined)
+  await call(token, 'POST', '/api/profiles', { name: 'agent' })
+  assert.equal((await call(operator.token, 'DELETE', '/api/tenants/initech?erase=true')).statusCode, 204)
+  const erasure = async () =>
+    (await call(operator.token, 'GET', '/api/tenants/initech?includeDeleted=true')).json().erasure
+  while ((await erasure()).erasedAt === null) await nextTurn()
+  const { rows } = await erasure()
+  assert.deepEqual([rows.profiles, rows.tenant_api_keys], [1, 1])
+  const find = async () =>
+    (await call(operator.token, 'GET', '/api/audit?action=tenants.erase')).json() as {
+      target: string
+      status: number
+    }[]
+  while ((await find())[0]?.status !== 200) await nextTurn()
+  assert.equal((await find())[0]!.target, 'initech')
+  assert.equal((await call(operator.token, 'POST', '/api/tenants', { id: 'initech' })).statusCode, 409)
 })
