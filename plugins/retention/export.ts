@@ -46,10 +46,7 @@ export async function* exported({ database, endUsers, tenantId, endUserId }: Exp
       for (let place = '0', rows; ; place = String(rows.at(-1)!['position'])) {
         rows = await read(messages, [id, place, atOnce])
         if (rows.length === 0) break
-        yield typed(
-          'message',
-          rows.map(({ position: _, ...row }) => row),
-        )
+        yield typed('message', rows)
       }
       for (let place = '', rows; ; place = String(rows.at(-1)!['publicRunId'])) {
         rows = await read(runs, [id, place, 1])

@@ -88,6 +88,11 @@ export function tenantRoutes(app: App, guard: Guard, service: TenantService): vo
     },
     async (request) => service.find(request.params.id, request.query.includeDeleted ?? false),
   )
+  tenantChangeRoutes(app, guard, service)
+}
+
+/** What becomes of a tenant that is there. */
+function tenantChangeRoutes(app: App, guard: Guard, service: TenantService): void {
   app.patch(
     '/api/tenants/:id',
     {

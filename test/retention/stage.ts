@@ -1,4 +1,5 @@
 import type { TestContext } from 'node:test'
+import type { LightMyRequestResponse } from 'fastify'
 import type { Registry } from 'prom-client'
 import { definePlugin } from '#kernel'
 import { AuditedWrites } from '#contracts/audit'
@@ -22,15 +23,15 @@ export interface Stage {
   metrics(): Promise<string>
   /** One pass over all tenants, as a job would make it. */
   pass(signal?: AbortSignal): Promise<void>
-  call(method: 'GET' | 'POST' | 'PATCH' | 'DELETE', url: string, tenant?: string, body?: object): Promise<Reply>
+  call(
+    method: 'GET' | 'POST' | 'PATCH' | 'DELETE',
+    url: string,
+    tenant?: string,
+    body?: object,
+  ): Promise<LightMyRequestResponse>
   /** How many rows a tenant sees in a table. */
   count(tenantId: string, table: string): Promise<number>
   sql(tenantId: string, ...texts: string[]): Promise<void>
-}
-interface Reply {
-  readonly statusCode: number
-  readonly body: string
-  json(): any
 }
 
 /** Retention on a real database, with jobs that are done when a test says so. */
