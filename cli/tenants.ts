@@ -33,9 +33,17 @@ export function addTenant(program: Command): void {
       const [problem] = Value.Errors(CreateTenant, tenant)
       if (problem) throw new CliError(`${problem.path.slice(1)}: ${problem.message}`, 2)
       const created = await withPlatform(config, (database) => {
-        const { create } = createTenantService({ database: database, limits: undefined, retention: undefined, issuer: undefined, onDeleted() {} })
+        const { create } = createTenantService({
+          database: database,
+          limits: undefined,
+          retention: undefined,
+          issuer: undefined,
+          onDeleted() {},
+        })
         // The first entry of the new tenant's own log.
-        return recorded(database, { name: creating, tenantId: id, action: 'tenants.create' }, () => create(tenant, creating))
+        return recorded(database, { name: creating, tenantId: id, action: 'tenants.create' }, () =>
+          create(tenant, creating),
+        )
       })
       terminalOf(command).print(
         created,

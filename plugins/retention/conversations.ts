@@ -37,25 +37,31 @@ export async function idleConversations(
  */
 export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: Date): Promise<string[]> {
   if (ids.length === 0) return []
+  // Row by row by the primary key: of a table without statistics the planner would read all for a list of ids.
   const locked = await tx.query<{ id: string; session_id: string | null }>({
-    text: 'SELECT id, session_id FROM conversations WHERE tenant_id = $1 AND id = ANY($2) FOR UPDATE SKIP LOCKED',
+    text: `SELECT c.id, c.session_id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
+             SELECT id, session_id FROM conversations WHERE tenant_id = $1 AND id = wanted.id FOR UPDATE SKIP LOCKED) c`,
     values: [tx.tenantId, ids],
   })
   const sessions = locked.flatMap(({ session_id }) => session_id ?? [])
   const free = await tx.query<{ id: string }>({
-    text: `SELECT id FROM sessions WHERE tenant_id = $1 AND id = ANY($2) AND claim_run IS NULL FOR UPDATE SKIP LOCKED`,
+    text: `SELECT s.id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
+             SELECT id FROM sessions WHERE tenant_id = $1 AND id = wanted.id AND claim_run IS NULL FOR UPDATE SKIP LOCKED) s`,
     values: [tx.tenantId, sessions],
   })
   const rows = await tx.query<{ id: string }>({
-    text: `WITH gone AS (
-             DELETE FROM conversations c WHERE c.tenant_id = $1 AND c.id = ANY($2)
-               AND (c.session_id IS NULL OR c.session_id = ANY($3)
-                 OR NOT EXISTS (SELECT FROM sessions s WHERE s.tenant_id = $1 AND s.id = c.session_id))
-               AND NOT EXISTS (SELECT FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = c.session_id)
-               AND NOT EXISTS (SELECT FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = c.id
-                                 AND p.status IN ('dispatching', 'running'))
-               AND ($5::timestamptz IS NULL OR NOT EXISTS (
-                 SELECT FROM messages m WHERE m.tenant_id = $1 AND m.conversation_id = c.id AND m.at >= $5))
+    text: `WITH idle AS MATERIALIZED (
+             SELECT c.id FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
+               SELECT id, session_id FROM conversations WHERE tenant_id = $1 AND id = wanted.id OFFSET 0) c
+             WHERE (c.session_id IS NULL OR c.session_id = ANY($3) OR (
+                 SELECT s.id FROM sessions s WHERE s.tenant_id = $1 AND s.id = c.session_id) IS NULL)
+               AND (SELECT q.run_id FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = c.session_id LIMIT 1) IS NULL
+               AND (SELECT p.id FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = c.id
+                      AND p.status IN ('dispatching', 'running') LIMIT 1) IS NULL
+               AND ($5::timestamptz IS NULL OR (
+                 SELECT m.position FROM messages m WHERE m.tenant_id = $1 AND m.conversation_id = c.id AND m.at >= $5 LIMIT 1) IS NULL)
+           ), gone AS (
+             DELETE FROM conversations WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM idle))
              RETURNING id, session_id
            ), state AS (
              DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY (ARRAY(SELECT session_id FROM gone))
@@ -65,9 +71,10 @@ export async function closeIdle(tx: TenantTx, ids: readonly string[], before?: D
            )
            SELECT id FROM gone
            UNION
-           SELECT id FROM unnest($4::text[]) AS id WHERE NOT EXISTS (SELECT FROM conversations c WHERE c.tenant_id = $1 AND c.id = id)
-             AND NOT EXISTS (SELECT FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = id
-                               AND p.status IN ('dispatching', 'running'))`,
+           SELECT wanted.id FROM unnest($4::text[]) AS wanted (id)
+           WHERE (SELECT c.id FROM conversations c WHERE c.tenant_id = $1 AND c.id = wanted.id) IS NULL
+             AND (SELECT p.id FROM public_runs p WHERE p.tenant_id = $1 AND p.conversation_id = wanted.id
+                    AND p.status IN ('dispatching', 'running') LIMIT 1) IS NULL`,
     values: [tx.tenantId, locked.map(({ id }) => id), free.map(({ id }) => id), ids, before ?? null],
   })
   return rows.map(({ id }) => id)
@@ -111,10 +118,13 @@ export async function clearConversations(
 ): Promise<Cleared> {
   if (ids.length === 0) return nothing
   const found = await tx.query<{ id: string; run_id: string | null }>({
-    text: `SELECT m.public_run_id AS id, p.run_id FROM messages m
-           LEFT JOIN public_runs p ON p.tenant_id = $1 AND p.id = m.public_run_id
-           WHERE m.tenant_id = $1 AND m.conversation_id = ANY($2) AND m.role = 'user'
-           ORDER BY p.end_user_id IS NOT DISTINCT FROM $4::text, m.position LIMIT $3`,
+    text: `SELECT said.id, p.run_id FROM (
+             SELECT m.public_run_id AS id, m.position FROM unnest($2::text[]) AS wanted (id) CROSS JOIN LATERAL (
+               SELECT public_run_id, position FROM messages
+               WHERE tenant_id = $1 AND conversation_id = wanted.id AND role = 'user' OFFSET 0) m
+           ) said LEFT JOIN LATERAL (
+             SELECT run_id, end_user_id FROM public_runs WHERE tenant_id = $1 AND id = said.id OFFSET 0) p ON true
+           ORDER BY p.end_user_id IS NOT DISTINCT FROM $4::text, said.position LIMIT $3`,
     values: [tx.tenantId, ids, limit, runs === 'keep' ? null : runs.endUser],
   })
   const publicRuns = found.map(({ id }) => id)
