@@ -77,6 +77,8 @@ function sql(count: number, table: string, values: string): Statement {
   return { text: `INSERT INTO ${table} SELECT ${values} FROM generate_series(1, ${count}) n` }
 }
 
+const bad = (...parts: string[]): string => Buffer.from(JSON.stringify(parts)).toString('base64url')
+
 test('every list of many rows is the sum of its pages, whichever way it is asked for, and no read is large', async (t) => {
   const conductor = await startConductor(t)
   const { token } = await conductor.issue('acme', 'owner')
@@ -88,6 +90,10 @@ test('every list of many rows is the sum of its pages, whichever way it is asked
     assert.equal(reply.statusCode, 200, url)
     const body = reply.json<Item[] | { total: number; tenants: Item[] }>()
     return { items: Array.isArray(body) ? body : body.tenants, headers: reply.headers, body }
+  }
+  const refusal = async (url: string) => {
+    const reply = await conductor.call(token, 'GET', url)
+    return [reply.statusCode, reply.json<{ error: string }>().error]
   }
   for (const path of lists) {
     reads.clear()
@@ -102,8 +108,24 @@ test('every list of many rows is the sum of its pages, whichever way it is asked
     const { items: whole, body, headers } = await ask(path === '/api/audit' ? `${path}?limit=200` : path)
     assert.equal(headers['x-total-count'], String(total), path)
     assert.deepEqual(whole, paged, path)
+    const followed: Item[] = []
+    for (let cursor = ''; ;) {
+      const { items, headers: told } = await ask(`${path}?limit=70${cursor}`)
+      followed.push(...items)
+      if (told['x-next-cursor'] === undefined) break
+      cursor = `&cursor=${String(told['x-next-cursor'])}`
+      assert.ok(String(told['link']).includes(`limit=70${cursor}>; rel="next"`), path)
+    }
+    assert.deepEqual(followed, paged, `${path}: by cursor`)
+    for (const cursor of [
+      'x',
+      bad('nothing'),
+      bad('created_at,id<', 'someday', 'x'),
+      bad('started_at,id<', '2026-02-30', ''),
+    ])
+      assert.deepEqual(await refusal(`${path}?limit=2&cursor=${cursor}`), [400, 'invalid_request'], `${path} ${cursor}`)
     if (!Array.isArray(body)) assert.equal(body.total, total)
-    assert.ok(reads.largest.rows <= 200, `${path}: a read of ${reads.largest.rows} rows`)
+    assert.ok(reads.largest.rows <= 201, `${path}: a read of ${reads.largest.rows} rows`)
     assert.ok(reads.largest.bytes <= 6 * 1024 * 1024, `${path}: a read of ${reads.largest.bytes} bytes`)
     const head = await conductor.app.inject({
       method: 'HEAD',
@@ -160,3 +182,28 @@ interface Shown {
   readonly error: { readonly message: string }
   readonly subTask: { readonly prompt: string; readonly metadata?: unknown; readonly responseFormat?: unknown }
 }
+
+test('a list counts to 10,000, says when there are more, and goes on behind it by cursor', async (t) => {
+  const conductor = await startConductor(t)
+  const { token } = await conductor.issue('acme', 'owner')
+  const run = (from: number, to: number): Statement => ({
+    text: `INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, started_at, finished_at)
+      SELECT 'acme', 'run' || n, 's', 'p', 'ok', 'x', 'x', 1, '2026-01-01Z'::timestamptz - n * interval '1 second', now()
+      FROM generate_series($1::int, $2::int) n`,
+    values: [from, to],
+  })
+  const count = async (query = '') => {
+    const { headers } = await conductor.call(token, 'GET', `/api/runs?limit=1${query}`)
+    return [headers['x-total-count'], headers['x-total-count-exact']]
+  }
+  await conductor.database.batch('acme', [run(1, 10_000)])
+  assert.deepEqual(await count(), ['10000', undefined])
+  await conductor.database.batch('acme', [run(10_001, 10_002)])
+  assert.deepEqual(await count(), ['10000', 'false'])
+  assert.deepEqual(await count('&from=2025-12-31T23:59:58Z'), ['2', undefined])
+  const last = await conductor.call(token, 'GET', '/api/runs?limit=2&offset=9999')
+  const behind = await conductor.call(token, 'GET', `/api/runs?limit=2&cursor=${String(last.headers['x-next-cursor'])}`)
+  const ids = [last, behind].flatMap((reply) => reply.json<{ runId: string }[]>().map(({ runId }) => runId))
+  assert.deepEqual(ids, ['run10000', 'run10001', 'run10002'])
+  assert.equal(behind.headers['x-next-cursor'], undefined)
+})

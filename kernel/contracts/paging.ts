@@ -10,41 +10,75 @@ export const PageQuery = Type.Object({
     }),
   ),
   offset: Type.Optional(
-    Type.Integer({ minimum: 0, maximum: Number.MAX_SAFE_INTEGER, description: 'Used with `limit`.' }),
+    Type.Integer({
+      minimum: 0,
+      maximum: Number.MAX_SAFE_INTEGER,
+      description: 'Used with `limit`. What is skipped is read: far behind, go on with `cursor`.',
+    }),
+  ),
+  cursor: Type.Optional(
+    Type.String({
+      maxLength: 2_000,
+      description:
+        'Used with `limit`, instead of `offset`: the `X-Next-Cursor` of the page before. Every page costs what the first one does.',
+    }),
   ),
 })
+
+/** A list says exactly how many items it has up to so many; counting more would take as long as reading them. */
+export const mostCounted = 10_000
 
 export interface Page {
   readonly limit?: number
   readonly offset?: number
+  readonly cursor?: string
 }
 
 /** What a list answers: its items in order, or the first of them and a way to read on. */
 export interface Listing<T> {
   readonly items: readonly T[]
-  /** How many there are, on all pages. */
+  /** How many there are, on all pages; not more than are counted. */
   readonly total: number
+  /** There are more than `total`. */
+  readonly more?: boolean
+  /** The cursor of the page behind this one; absent for the last page, and where nothing tells the place of an item. */
+  readonly next?: string
   /** What of the list, or of the page that was asked for, is behind `items`: a bounded read at a time, each when it is pulled. */
   readonly rest?: AsyncIterable<readonly T[]>
 }
 
-/** The page that a query asks for. An offset without a limit is ignored: the list is whole then. */
-export const pageOf = ({ limit, offset = 0 }: Page): Page => (limit === undefined ? {} : { limit, offset })
+/** The page that a query asks for. Without a limit the list is whole. A cursor says where a page begins, an offset would skip more. */
+export const pageOf = ({ limit, offset = 0, cursor }: Page): Page =>
+  limit === undefined ? {} : cursor === undefined ? { limit, offset } : { limit, offset: 0, cursor }
 
-/** The headers of a list: `X-Total-Count`, and for a page the `Link` to its neighbours, which keeps every other query parameter. */
-export function pageHeaders(url: string, { limit, offset = 0 }: Page, total: number): Record<string, string> {
-  const count = { 'x-total-count': String(total) }
+/**
+ * The headers of a list: `X-Total-Count`, with `X-Total-Count-Exact: false` when there are more than that, and for a page
+ * `X-Next-Cursor` and the `Link` to its neighbours, which keeps every other query parameter.
+ */
+export function pageHeaders(
+  url: string,
+  page: Page,
+  { total, more = false, next }: Pick<Listing<unknown>, 'total' | 'more' | 'next'>,
+): Record<string, string> {
+  const count = { 'x-total-count': String(total), ...(more ? { 'x-total-count-exact': 'false' } : {}) }
+  const { limit, offset = 0 } = pageOf(page)
   if (limit === undefined) return count
-  const link = (start: number, rel: string): string => {
+  const link = (place: Readonly<Record<string, string>>, rel: string): string => {
     const [path = '', query] = url.split('?', 2)
     const params = new URLSearchParams(query)
-    params.set('limit', String(limit))
-    params.set('offset', String(start))
+    for (const name of ['limit', 'offset', 'cursor']) params.delete(name)
+    for (const [name, value] of Object.entries({ limit: String(limit), ...place })) params.set(name, value)
     return `<${path}?${params.toString()}>; rel="${rel}"`
   }
+  const behind =
+    next !== undefined ? { cursor: next } : offset + limit < total ? { offset: String(offset + limit) } : undefined
   const links = [
-    ...(offset > 0 ? [link(Math.max(0, offset - limit), 'prev')] : []),
-    ...(offset + limit < total ? [link(offset + limit, 'next')] : []),
+    ...(offset > 0 ? [link({ offset: String(Math.max(0, offset - limit)) }, 'prev')] : []),
+    ...(behind ? [link(behind, 'next')] : []),
   ]
-  return links.length > 0 ? { ...count, link: links.join(', ') } : count
+  return {
+    ...count,
+    ...(next === undefined ? {} : { 'x-next-cursor': next }),
+    ...(links.length > 0 ? { link: links.join(', ') } : {}),
+  }
 }

@@ -8,7 +8,7 @@ import type { App } from './app.ts'
 const about = `Every error is a Problem: match on \`error\`, show \`message\`, quote \`request_id\` (also the header
 \`X-Request-Id\`) when you ask for help. \`Accept: application/problem+json\` gets the same as RFC 9457.
 Lists answer whole, as a bare array; with \`limit\` they answer a page, with \`Link\` to its neighbours.
-\`X-Total-Count\` counts them all. Times are ISO 8601 UTC, money is in cents.
+\`X-Total-Count\` counts them, up to 10,000. Times are ISO 8601 UTC, money is in cents.
 \`x-access\` says who may call an operation; there is none where anybody may. \`x-errors\` lists every code that this
 server answers, and of a response those that the operation is known for.`.replaceAll('\n', ' ')
 
@@ -36,7 +36,9 @@ const components = {
     },
   },
   headers: {
-    Total: { description: 'How many there are, on all pages.', schema: { type: 'integer' as const } },
+    Total: { description: 'How many there are, on all pages, up to 10,000.', schema: { type: 'integer' as const } },
+    TotalExact: { description: '`false`: there are more than that; else absent.', schema: { type: 'string' as const } },
+    NextCursor: { description: 'The `cursor` of the next page, if there is one.', schema: { type: 'string' as const } },
     Link: {
       description: '`rel="next"` and `rel="prev"`; only with `limit`, and only where there is one.',
       schema: { type: 'string' as const },
@@ -144,6 +146,8 @@ function complete(operation: Operation): void {
   if (paged && responses['200']) {
     responses['200'].headers = {
       'X-Total-Count': { $ref: '#/components/headers/Total' },
+      'X-Total-Count-Exact': { $ref: '#/components/headers/TotalExact' },
+      'X-Next-Cursor': { $ref: '#/components/headers/NextCursor' },
       Link: { $ref: '#/components/headers/Link' },
     }
   }

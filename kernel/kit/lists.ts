@@ -1,14 +1,17 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { TSchema } from '@sinclair/typebox'
-import type { Database, Statement } from '#contracts/database'
-import { type Listing, type Page, pageHeaders, pageOf } from '#contracts/paging'
+import { type Database, sqlState, type Statement } from '#contracts/database'
+import { type Listing, mostCounted, type Page, pageHeaders, pageOf } from '#contracts/paging'
+import { cursorOf, nextOf, offsetOf, placeIn, unknownCursor } from './cursor.ts'
 import { stream } from '../http/streams.ts'
+
+export { nextOf, offsetOf } from './cursor.ts'
 
 /** A list in SQL. Its rows stand in one order, by columns that together are unique. */
 export interface ListSql {
   readonly columns: string
   /** Of a list of one table: what is made of the rows that were chosen. What `columns` says is made of all that are sorted for it. */
-  readonly shown?: string
+  readonly shown?: string | undefined
   /** The tables, with their joins. */
   readonly from: string
   /** The tables that the condition needs, when those are fewer: the count is taken from them. */
@@ -19,6 +22,8 @@ export interface ListSql {
   /** The columns of the order and their types, by which a later read says behind which row it begins. */
   readonly order: Readonly<Record<string, 'text' | 'int' | 'timestamptz'>>
   readonly newestFirst?: boolean
+  /** A condition that no index answers is looked for among so many rows only, the first in the order, and the answer says so. */
+  readonly among?: { readonly first: number; readonly where: string }
   /** The most rows of one read: so many that the largest of them are some megabytes. */
   readonly atOnce: number
 }
@@ -36,24 +41,67 @@ interface Placed {
 
 /**
  * Reads a list, or a page of it. The first read counts as well, and may go to an offset; each further one begins behind the row
- * that was read last, in a transaction of its own. Between two of them nothing is held, however slow the reader is.
+ * that was read last, in a transaction of its own. Between two of them nothing is held, however slow the reader is. A cursor that
+ * is none of this list is refused.
  */
 export async function readList<Row extends object, T>(
   of: ListOf,
-  list: ListSql,
+  asked: ListSql,
   page: Page,
   toItem: (row: Row) => T,
 ): Promise<Listing<T>> {
-  const { limit: wanted = Infinity, offset = 0 } = pageOf(page)
+  const { limit: wanted = Infinity, offset = 0, cursor } = pageOf(page)
+  const list = amongFirst(asked)
   const size = Math.min(wanted, list.atOnce)
-  const { counted = list.from, where, values } = list
-  const count = { text: `SELECT count(*)::int AS total FROM ${counted} WHERE ${where}`, values }
-  const first = statement(list, where, [size, offset], (next) => `LIMIT $${next} OFFSET $${next + 1}`)
-  const [[{ total }], rows] = await ask<[[{ total: number }], (Row & Placed)[]]>(of, [count, first])
+  const from = cursor === undefined ? undefined : placeIn(cursor, list)
+  const statements = [
+    countOf(list, asked),
+    // One more tells whether there is more.
+    placed(list, from, size + 1, offset),
+    ...(wanted !== Infinity && size < wanted
+      ? [placed({ ...list, columns: '', shown: undefined }, from, 2, offset + wanted - 1)]
+      : []),
+  ]
+  const answer = await ask<[[Counted], (Row & Placed)[], Placed[]]>(of, statements).catch((error: unknown) => {
+    // Class 22: a part of the cursor is no value of its column.
+    throw from && sqlState(error)?.startsWith('22') ? unknownCursor() : error
+  })
+  const [[{ counted, complete }], read, ends = read.slice(size - 1)] = answer
+  const rows = read.slice(0, size)
+  const next = ends.length > 1 ? { next: cursorOf(list, ends[0]!.place) } : {}
+  const total = Math.min(counted, mostCounted)
+  const more = counted > mostCounted || !complete ? { more: true } : {}
   const items = rows.map((row) => toItem(withoutPlace(row)))
-  const last = rows.at(-1)
-  if (!last || rows.length < size || size === wanted || offset + size >= total) return { items, total }
-  return { items, total, rest: readOn(of, list, last.place, wanted - size, toItem) }
+  const whole = { items, total, ...more, ...(wanted === Infinity ? {} : next) }
+  if (read.length <= size || size === wanted) return whole
+  return { ...whole, rest: readOn(of, list, rows.at(-1)!.place, wanted - size, toItem) }
+}
+
+interface Counted {
+  /** One more than are counted when there are more. */
+  readonly counted: number
+  /** False: there are rows among which nobody looked. */
+  readonly complete: boolean
+}
+
+// In the order of the list, which has it read the same index, and end where it has counted enough.
+function countOf(
+  { from, counted = from, where, values, order, newestFirst = false }: ListSql,
+  asked: ListSql,
+): Statement {
+  const count = (rows: string, condition: string, most: number) =>
+    `SELECT count(*)::int FROM (SELECT 1 FROM ${rows} WHERE ${condition} ORDER BY ${byOf(order, newestFirst)} LIMIT ${most}) first`
+  const { among } = asked
+  const complete = among ? `(${count(asked.from, asked.where, among.first + 1)}) <= ${among.first}` : 'true'
+  return { text: `SELECT (${count(counted, where, mostCounted + 1)}) AS counted, ${complete} AS complete`, values }
+}
+
+/** The list of the first rows that are to be looked through, as a list of its own. */
+function amongFirst(list: ListSql): ListSql {
+  const { among, from, where, order, newestFirst = false } = list
+  if (!among) return list
+  const first = `SELECT * FROM ${from} WHERE ${where} ORDER BY ${byOf(order, newestFirst)} LIMIT ${among.first}`
+  return { ...list, from: `(${first}) ${from}`, where: among.where }
 }
 
 async function* readOn<Row extends object, T>(
@@ -63,16 +111,10 @@ async function* readOn<Row extends object, T>(
   wanted: number,
   toItem: (row: Row) => T,
 ): AsyncGenerator<readonly T[]> {
-  const columns = Object.entries(list.order)
-  const next = list.values.length + 1
-  const marks = columns.map(([, type], i) => `$${next + i}::${type}`)
-  const behind = `(${Object.keys(list.order).join(', ')}) ${list.newestFirst ? '<' : '>'} (${marks.join(', ')})`
   let place = from
   for (let left = wanted; left > 0; left -= list.atOnce) {
     const size = Math.min(left, list.atOnce)
-    const [rows] = await ask<[(Row & Placed)[]]>(of, [
-      statement(list, `${list.where} AND ${behind}`, [...place, size], (n) => `LIMIT $${n + columns.length}`),
-    ])
+    const [rows] = await ask<[(Row & Placed)[]]>(of, [placed(list, place, size)])
     if (rows.length > 0) yield rows.map((row) => toItem(withoutPlace(row)))
     if (rows.length < size) return
     place = rows.at(-1)!.place
@@ -86,19 +128,32 @@ function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements
 }
 
 // Not named, so that it is planned with its values and the filter at hand decides the index.
-function statement(
-  { columns, shown, from, values, order, newestFirst = false }: ListSql,
-  where: string,
-  more: readonly unknown[],
-  limits: (next: number) => string,
+/** So many rows with their places, from an offset, of the whole list or of what is behind a place. */
+function placed(
+  { columns, shown, from, where, values, order, newestFirst = false }: ListSql,
+  behind: Placed['place'] | undefined,
+  limit: number,
+  offset = 0,
 ): Statement {
   const keys = Object.keys(order)
+  const more = behind ? [...behind, limit, offset] : [limit, offset]
+  const mark = (i: number): string => `$${values.length + 1 + i}`
+  const marks = Object.values(order).map((type, i) => `${mark(i)}::${type}`)
+  const condition = behind
+    ? `${where} AND (${keys.join(', ')}) ${newestFirst ? '<' : '>'} (${marks.join(', ')})`
+    : where
   const place = `ARRAY[${keys.map((key) => `${key}::text`).join(', ')}] AS place`
-  const by = keys.map((key) => `${key} ${newestFirst ? 'DESC' : 'ASC'}`).join(', ')
-  const chosen = `SELECT ${columns}, ${place} FROM ${from} WHERE ${where} ORDER BY ${by} ${limits(values.length + 1)}`
+  const by = byOf(order, newestFirst)
+  const chosen = `SELECT ${columns}${columns && ','} ${place} FROM ${from} WHERE ${condition} ORDER BY ${by}
+    LIMIT ${mark(more.length - 2)} OFFSET ${mark(more.length - 1)}`
   const text = shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${from} ORDER BY ${by}`
   return { text, values: [...values, ...more] }
 }
+
+const byOf = (order: ListSql['order'], newestFirst: boolean): string =>
+  Object.keys(order)
+    .map((key) => `${key} ${newestFirst ? 'DESC' : 'ASC'}`)
+    .join(', ')
 
 function withoutPlace<Row extends object>(row: Row & Placed): Row {
   const { place: _, ...own } = row
@@ -112,13 +167,19 @@ export function listOf<Kept, T>(
   atOnce: number,
   toItem: (kept: Kept) => T,
 ): Listing<T> {
-  const { limit = all.length, offset = 0 } = pageOf(page)
+  const { limit = all.length } = pageOf(page)
+  const offset = offsetOf(page)
   const wanted = all.slice(offset, offset + limit)
   const part = (from: number): T[] => wanted.slice(from, from + atOnce).map(toItem)
   const rest = async function* () {
     for (let from = atOnce; from < wanted.length; from += atOnce) yield part(from)
   }
-  return { items: part(0), total: all.length, ...(wanted.length > atOnce ? { rest: rest() } : {}) }
+  return {
+    items: part(0),
+    total: all.length,
+    ...nextOf(page, all.length),
+    ...(wanted.length > atOnce ? { rest: rest() } : {}),
+  }
 }
 
 export interface ItemsAnswer<T, Shown> {
@@ -142,7 +203,7 @@ export function sendList<T, Shown = T>(
   list: Listing<T>,
   { page, headers = {}, ...answer }: ListAnswer<T, Shown>,
 ): Promise<FastifyReply> {
-  void reply.headers({ ...pageHeaders(request.url, page, list.total), ...headers })
+  void reply.headers({ ...pageHeaders(request.url, page, list), ...headers })
   return sendItems(request, reply, list, answer)
 }
 

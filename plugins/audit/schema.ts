@@ -22,6 +22,7 @@ export const AuditQuery = Type.Object({
   // The log only grows: without a default, a client that leaves the limit out would read all of it.
   limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 200, default: 100 })),
   offset: PageQuery.properties.offset,
+  cursor: PageQuery.properties.cursor,
 })
 export type AuditQuery = Static<typeof AuditQuery>
 

@@ -1,5 +1,6 @@
 import type { Statement } from '#contracts/database'
 import { type Listing, type Page, pageOf } from '#contracts/paging'
+import { nextOf, offsetOf } from '#kit/lists'
 import type { PublishedMetrics, PublishedStats } from '#contracts/stats'
 import {
   type AmountRow,
@@ -177,7 +178,8 @@ export async function readAgents(
   sort: AgentSort,
   paging: Page,
 ): Promise<Listing<AgentStats>> {
-  const { limit = Infinity, offset = 0 } = pageOf(paging)
+  const { limit = Infinity } = pageOf(paging)
+  const offset = offsetOf(paging)
   const read = async (from: number) => {
     const size = Math.min(limit - (from - offset), rowsAtOnce)
     const values = [...rangeValues(tenantId, range), size, from]
@@ -190,7 +192,7 @@ export async function readAgents(
   const rest = async function* () {
     for (let from = offset + rowsAtOnce; from < end; from += rowsAtOnce) yield (await read(from)).agents
   }
-  return { items: agents, total, ...(end - offset > rowsAtOnce ? { rest: rest() } : {}) }
+  return { items: agents, total, ...nextOf(paging, total), ...(end - offset > rowsAtOnce ? { rest: rest() } : {}) }
 }
 
 /** Profiles of one read, a megabyte of their figures. A tenant with more has them computed again for each further read. */

@@ -1,0 +1,62 @@
+import { invalidField } from '../contracts/http-errors.ts'
+import { type Page, pageOf } from '#contracts/paging'
+
+/** The order of a list, by which its rows have places. */
+interface Order {
+  readonly order: Readonly<Record<string, string>>
+  readonly newestFirst?: boolean
+}
+
+// What a cursor says of its list. Whoever changes the order of a list makes its cursors unknown, which is what they are then.
+const nameOf = ({ order, newestFirst = false }: Order): string =>
+  `${Object.keys(order).join()}${newestFirst ? '<' : '>'}`
+const counted = '#'
+
+export const unknownCursor = () =>
+  invalidField('querystring/cursor', 'is no X-Next-Cursor of this list; begin again without it')
+
+const encode = (name: string, place: readonly string[]): string =>
+  Buffer.from(JSON.stringify([name, ...place])).toString('base64url')
+
+function decode(cursor: string, name: string): string[] {
+  const [found, ...place] = read(cursor)
+  if (found !== name) throw unknownCursor()
+  return place
+}
+
+function read(cursor: string): string[] {
+  try {
+    const parts: unknown = JSON.parse(Buffer.from(cursor, 'base64url').toString())
+    // PostgreSQL text holds no NUL.
+    if (Array.isArray(parts) && parts.every((part) => typeof part === 'string' && !part.includes('\0'))) return parts
+  } catch {
+    // No JSON: none of ours.
+  }
+  throw unknownCursor()
+}
+
+/** The cursor of what is behind a place of a list. */
+export const cursorOf = (list: Order, place: readonly string[]): string => encode(nameOf(list), place)
+
+/** The place that a cursor of this list names: as many values as its order has columns. */
+export function placeIn(cursor: string, list: Order): string[] {
+  const place = decode(cursor, nameOf(list))
+  if (place.length !== Object.keys(list.order).length) throw unknownCursor()
+  return place
+}
+
+/** Where a page begins in a list that is computed as a whole: its cursors count, too. */
+export function offsetOf(page: Page): number {
+  const { offset = 0, cursor } = pageOf(page)
+  if (cursor === undefined) return offset
+  const place = Number(decode(cursor, counted)[0])
+  if (!Number.isSafeInteger(place) || place < 0) throw unknownCursor()
+  return place
+}
+
+/** The cursor behind a page of such a list. */
+export function nextOf(page: Page, total: number): { next?: string } {
+  const { limit = Infinity } = pageOf(page)
+  const end = offsetOf(page) + limit
+  return end < total ? { next: encode(counted, [String(end)]) } : {}
+}
