@@ -14,6 +14,8 @@ export interface ListSql {
   readonly shown?: string | undefined
   /** The tables, with their joins. */
   readonly from: string
+  /** What `from` is called, when it is no table. */
+  readonly named?: string
   /** The tables that the condition needs, when those are fewer: the count is taken from them. */
   readonly counted?: string
   /** The condition, with `$1` and so on for `values`. */
@@ -98,10 +100,10 @@ function countOf(
 
 /** The list of the first rows that are to be looked through, as a list of its own. */
 function amongFirst(list: ListSql): ListSql {
-  const { among, from, where, order, newestFirst = false } = list
+  const { among, from, named = from, where, order, newestFirst = false } = list
   if (!among) return list
   const first = `SELECT * FROM ${from} WHERE ${where} ORDER BY ${byOf(order, newestFirst)} LIMIT ${among.first}`
-  return { ...list, from: `(${first}) ${from}`, where: among.where }
+  return { ...list, from: `(${first}) ${named}`, named, where: among.where }
 }
 
 async function* readOn<Row extends object, T>(
@@ -130,7 +132,7 @@ function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements
 // Not named, so that it is planned with its values and the filter at hand decides the index.
 /** So many rows with their places, from an offset, of the whole list or of what is behind a place. */
 function placed(
-  { columns, shown, from, where, values, order, newestFirst = false }: ListSql,
+  { columns, shown, from, named = from, where, values, order, newestFirst = false }: ListSql,
   behind: Placed['place'] | undefined,
   limit: number,
   offset = 0,
@@ -146,7 +148,7 @@ function placed(
   const by = byOf(order, newestFirst)
   const chosen = `SELECT ${columns}${columns && ','} ${place} FROM ${from} WHERE ${condition} ORDER BY ${by}
     LIMIT ${mark(more.length - 2)} OFFSET ${mark(more.length - 1)}`
-  const text = shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${from} ORDER BY ${by}`
+  const text = shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${named} ORDER BY ${by}`
   return { text, values: [...values, ...more] }
 }
 

@@ -1,5 +1,5 @@
 import type { Statement } from '#contracts/database'
-import { type Listing, type Page, pageOf } from '#contracts/paging'
+import { type Listing, mostCounted, type Page, pageOf } from '#contracts/paging'
 import { nextOf, offsetOf } from '#kit/lists'
 import type { PublishedMetrics, PublishedStats } from '#contracts/stats'
 import {
@@ -11,30 +11,37 @@ import {
   meterColumns,
   type MeterRow,
   rangeValues,
+  summedColumns,
   toAmounts,
   toMetered,
   toRange,
 } from './meters.ts'
 import type { Reader } from './reader.ts'
+import { type Duration, durations, metered, percentile, rolledValues, unrolledSessions } from './rollups.ts'
 import type { AgentSort, AgentStats, Overview, UsageTotals } from './schema.ts'
 import { type Binned, binOf, fill, gridValues } from './series.ts'
 import { type Grid, gridOf, type Range } from './window.ts'
 
-const totals = `SELECT ${meterColumns},
-    percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY date_part('epoch', recorded_at - started_at)) AS seconds
-  FROM run_meters WHERE ${finishedIn}`
-// No run is older than its longest timeout, a day: the bound keeps this from reading all that the tenant ever ran.
+const totals = `SELECT ${summedColumns},
+    (SELECT json_agg(took ORDER BY took.seconds) FROM ${durations} took) AS durations
+  FROM ${metered()}`
+// Those that have been running since before the edge of the roll-ups are marked. No run is older than its longest timeout, a day.
 const now = `SELECT
     (SELECT count(*)::int FROM runs
-     WHERE tenant_id = $1 AND started_at > now() - interval '25 hours' AND status = 'running') AS running,
+     WHERE tenant_id = $1 AND status = 'running' AND started_at >= greatest(now() - interval '25 hours',
+       (SELECT rolled_until FROM rollup_edges WHERE tenant_id = $1)))
+    + (SELECT count(*)::int FROM run_marks m JOIN runs r ON r.tenant_id = $1 AND r.id = m.run_id
+       WHERE m.tenant_id = $1 AND m.status = 'running' AND r.status = 'running') AS running,
     (SELECT count(*)::int FROM run_queue WHERE tenant_id = $1) AS queued,
     (SELECT count(*)::int FROM profiles WHERE tenant_id = $1) AS profiles,
     (SELECT count(*)::int FROM published_agents WHERE tenant_id = $1 AND unpublished_at IS NULL) AS published`
-// The status of a session is not indexed, so that claims stay cheap: its creation is, and bounds what is read.
-const sessions = `SELECT status, count(*)::int AS count FROM sessions
-  WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3 GROUP BY status`
+// The status of a session is not indexed, so that claims stay cheap, and it changes: the newest are counted.
+const sessions = `SELECT status, count(*)::int AS count FROM (
+    SELECT status FROM sessions WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3
+    ORDER BY created_at DESC, id DESC LIMIT ${mostCounted}
+  ) newest GROUP BY status`
 
-type Totals = MeterRow & { readonly seconds: readonly [p50: number, p95: number] | null }
+type Totals = MeterRow & { readonly durations: readonly Duration[] | null }
 interface Now {
   readonly running: number
   readonly queued: number
@@ -49,7 +56,7 @@ interface SessionCount {
 export async function readOverview(reader: Reader, tenantId: string, range: Range): Promise<Overview> {
   const values = rangeValues(tenantId, range)
   const statements: Statement[] = [
-    { text: totals, values },
+    { text: totals, values: rolledValues(tenantId, range) },
     { name: 'stats-now', text: now, values: [tenantId] },
     { text: sessions, values },
     amountTotals(tenantId, range),
@@ -69,7 +76,10 @@ export async function readOverview(reader: Reader, tenantId: string, range: Rang
     runs: { ...runs, running, queued },
     failedRuns,
     successRate: decided === 0 ? null : runs.ok / decided,
-    durationMs: total!.seconds && { p50: ms(total!.seconds[0]), p95: ms(total!.seconds[1]) },
+    durationMs: total!.durations && {
+      p50: ms(percentile(total!.durations, 0.5)),
+      p95: ms(percentile(total!.durations, 0.95)),
+    },
     ...metered,
     ...toAmounts(amounts),
     sessions: { total: idle + busy + errored + shutdown, idle, running: busy, errored, shutdown },
@@ -80,7 +90,7 @@ export async function readOverview(reader: Reader, tenantId: string, range: Rang
 
 const ms = (seconds: number): number => Math.round(seconds * 1_000)
 
-const toolCalls = `SELECT coalesce(sum(tool_calls), 0)::bigint AS tool_calls FROM run_meters WHERE ${finishedIn}`
+const toolCalls = `SELECT coalesce(sum(tool_calls), 0)::bigint AS tool_calls FROM ${metered()}`
 // A publication that has ended keeps its row, so its requests keep their name.
 const topPublished = `
   SELECT top.id, agent.slug, agent.profile_name AS profile, agent.unpublished_at IS NULL AS active, top.amount
@@ -101,7 +111,7 @@ interface TopRow {
 export async function readUsage(reader: Reader, tenantId: string, range: Range): Promise<UsageTotals> {
   const values = rangeValues(tenantId, range)
   const [[calls], amounts, top] = await reader.read<[{ tool_calls: number }[], AmountRow[], TopRow[]]>(tenantId, [
-    { text: toolCalls, values },
+    { text: toolCalls, values: rolledValues(tenantId, range) },
     amountTotals(tenantId, range),
     { text: topPublished, values },
   ])
@@ -137,19 +147,15 @@ const counters = [
   'unpriced',
 ] as const
 
-// Sessions are told apart by 64 bits of their ids: a month may hold hundreds of thousands, and grouping the ids themselves
-// takes half as long again. `count(DISTINCT …)` would sort every row. A profile without runs has zeros; one that was
-// deleted is listed as long as its runs are, so that the rows add up to the totals.
+// A profile without runs has zeros; one that was deleted is listed as long as its runs are, so that the rows add up to the totals.
 const listed = `
   WITH used AS (
-    SELECT profile, max(recorded_at) AS last_at, ${meterColumns} FROM run_meters WHERE ${finishedIn} GROUP BY profile
-  ), lived AS (
-    SELECT profile, count(*) AS sessions
-    FROM (SELECT DISTINCT profile, hashtextextended(session_id, 0) FROM run_meters WHERE ${finishedIn}) session
-    GROUP BY profile
+    SELECT profile, max(last_at) AS last_at, sum(sessions) AS sessions, ${summedColumns} FROM ${metered()} GROUP BY profile
+    HAVING sum(ok + error + cancelled + interrupted) > 0
+  ), lived AS (${unrolledSessions}
   ), listed AS (
     SELECT coalesce(existing.name, used.profile) AS profile, existing.name IS NULL AS deleted,
-      coalesce(lived.sessions, 0)::int AS sessions, used.last_at,
+      (coalesce(used.sessions, 0) + coalesce(lived.sessions, 0))::int AS sessions, used.last_at,
       ${counters.map((counter) => `coalesce(used.${counter}, 0)::bigint AS ${counter}`).join(', ')}
     FROM (SELECT name FROM profiles WHERE tenant_id = $1) existing
     FULL JOIN used ON used.profile = existing.name
@@ -159,7 +165,7 @@ const listed = `
 const page = (sort: AgentSort): string => `${listed}
   SELECT all_rows.count, page.*
   FROM (SELECT count(*)::int AS count FROM listed) all_rows
-  LEFT JOIN (SELECT * FROM listed ORDER BY ${ordered(sort)} LIMIT $4 OFFSET $5) page ON true
+  LEFT JOIN (SELECT * FROM listed ORDER BY ${ordered(sort)} LIMIT $5 OFFSET $6) page ON true
   ORDER BY ${ordered(sort)}`
 
 type AgentRow = MeterRow & {
@@ -182,7 +188,7 @@ export async function readAgents(
   const offset = offsetOf(paging)
   const read = async (from: number) => {
     const size = Math.min(limit - (from - offset), rowsAtOnce)
-    const values = [...rangeValues(tenantId, range), size, from]
+    const values = [...rolledValues(tenantId, range), size, from]
     const [rows] = await reader.read<[AgentRow[]]>(tenantId, [{ text: page(sort), values }])
     const agents = rows.flatMap((row) => (row.profile === null ? [] : [toAgent(row, row.profile)]))
     return { agents, total: rows[0]?.count ?? 0 }

@@ -17,12 +17,19 @@ export interface MeterRow {
   readonly unpriced: number
 }
 
+const statuses = ['ok', 'error', 'cancelled', 'interrupted']
+const amounts = ['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls', 'cost_microcents']
 const ended = (status: string): string => `count(*) FILTER (WHERE status = '${status}')::int AS ${status}`
 const sum = (column: string): string => `coalesce(sum(${column}), 0)::bigint AS ${column}`
 
-export const meterColumns = `count(*)::int AS total, ${['ok', 'error', 'cancelled', 'interrupted'].map(ended).join(', ')},
-  ${['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls', 'cost_microcents'].map(sum).join(', ')},
+/** Of rows of `run_meters`. */
+export const meterColumns = `count(*)::int AS total, ${statuses.map(ended).join(', ')}, ${amounts.map(sum).join(', ')},
   count(*) FILTER (WHERE cost_microcents IS NULL)::int AS unpriced`
+
+/** Of rows of `metered`. */
+export const summedColumns = `coalesce(sum(${statuses.join(' + ')}), 0)::int AS total,
+  ${statuses.map((status) => `coalesce(sum(${status}), 0)::int AS ${status}`).join(', ')}, ${amounts.map(sum).join(', ')},
+  coalesce(sum(unpriced), 0)::int AS unpriced`
 
 /** $1 tenant, $2 start, $3 end: a range of the primary key. */
 export const finishedIn = 'tenant_id = $1 AND recorded_at >= $2 AND recorded_at < $3'

@@ -18,12 +18,12 @@ export const Overview = Type.Object({
       'Of the runs that ended by themselves, the part that is `ok`; null when there were none. Cancelled ones are left out.',
   }),
   durationMs: Type.Union([Type.Object({ p50: count(), p95: count() }), Type.Null()], {
-    description: 'From start to end of the runs that finished.',
+    description: 'From start to end of the runs that finished; of many within 2.5 %.',
   }),
   ...amounts,
   sessions: Type.Object(
     { total: count(), idle: count(), running: count(), errored: count(), shutdown: count() },
-    { description: 'Sessions created in this time, by what they are now.' },
+    { description: 'Of the sessions created in this time the newest 10,000, by what they are now.' },
   ),
   profiles: count('Right now.'),
   publishedAgents: count('Right now.'),

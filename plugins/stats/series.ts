@@ -4,15 +4,15 @@ import {
   type AmountRow,
   amountsIn,
   failedOf,
-  finishedIn,
-  meterColumns,
   type MeterRow,
   rangeValues,
+  summedColumns,
   toAmounts,
   toMetered,
   toRange,
 } from './meters.ts'
 import type { Reader } from './reader.ts'
+import { metered, rolledValues } from './rollups.ts'
 import type { Grid } from './window.ts'
 
 /** $4: the size of a bucket. Any midnight in UTC will do as origin: every size divides a day. */
@@ -23,7 +23,8 @@ export const gridValues = (tenantId: string, grid: Grid): unknown[] => [
 ]
 
 // Unnamed: planned with the range, a minute as well as a month.
-const runs = `SELECT ${binOf('recorded_at')}, ${meterColumns} FROM run_meters WHERE ${finishedIn} GROUP BY bin`
+const runs = (size: number): string =>
+  `SELECT date_bin($5::interval, at, '2000-01-01T00:00:00Z') AS bin, ${summedColumns} FROM ${metered(size / 60_000)} GROUP BY bin`
 const amounts = `SELECT ${binOf(`CASE meter WHEN 'ingress' THEN minute ELSE recorded_at END`)}, meter, sum(amount)::bigint AS amount
   FROM usage_meters WHERE ${amountsIn} GROUP BY bin, meter`
 
@@ -34,7 +35,7 @@ export interface Binned {
 export async function readSeries(reader: Reader, tenantId: string, grid: Grid): Promise<Timeseries> {
   const values = gridValues(tenantId, grid)
   const statements: Statement[] = [
-    { text: runs, values },
+    { text: runs(grid.size), values: [...rolledValues(tenantId, grid), `${grid.size} milliseconds`] },
     { text: amounts, values },
   ]
   const [runRows, amountRows] = await reader.read<[(MeterRow & Binned)[], (AmountRow & Binned)[]]>(tenantId, statements)

@@ -162,8 +162,13 @@ export interface EndedRow {
 /** Told of sessions that are free while runs wait for them. */
 export type OnWanted = (tenantId: string, sessionId: string) => void
 
+interface Told {
+  readonly onWanted: OnWanted
+  onEnded(tenantId: string): void
+}
+
 /** What whoever holds the claim of a run writes of it. */
-export function createEnds(db: Database, onWanted: OnWanted) {
+export function createEnds(db: Database, { onWanted, onEnded }: Told) {
   /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
   const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
     const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
@@ -174,7 +179,10 @@ export function createEnds(db: Database, onWanted: OnWanted) {
   return {
     append: new Appends(db).append,
     retry: (claim, attempt, chunk) => write(claim, retry({ ...of(claim), ...chunk, attempt }), chunk),
-    finish: (end) => write(end.claim, finishStatement(end), end.tail),
+    finish(end) {
+      onEnded(end.claim.tenantId)
+      return write(end.claim, finishStatement(end), end.tail)
+    },
     discard: (claim) => write(claim, discard(of(claim))),
     handOver: (claim) => write(claim, handOver(of(claim))),
   } satisfies Partial<RunStore>

@@ -3,7 +3,7 @@ import { endOf } from '#contracts/run-event'
 import type { RunFilter, RunStore } from '#contracts/run-store'
 import type { RunPreview, RunStatus } from '#contracts/runs'
 import type { Session } from '#contracts/sessions'
-import { readList } from '#kit/lists'
+import { type ListSql, readList } from '#kit/lists'
 import {
   type ChunkRow,
   type DurableRow,
@@ -36,6 +36,29 @@ const runList = {
   // Of 16 KB at most, if every character of their texts takes four bytes.
   atOnce: 64,
 } as const
+
+// By a status: what is not `ok` is marked up to the edge of the roll-ups, and read from the meters and the newest runs behind it.
+// Runs that are `ok` are the many, and found among the others.
+const edge = `coalesce((SELECT rolled_until FROM rollup_edges WHERE tenant_id = $1), '-infinity')`
+const marked = `SELECT run_id AS id, started_at FROM run_marks WHERE tenant_id = $1 AND status = $4`
+const behindEdge = {
+  running: `SELECT id, started_at FROM runs WHERE tenant_id = $1 AND status = 'running'
+    AND started_at >= greatest(${edge}, now() - interval '25 hours')`,
+  ended: `SELECT run_id, started_at FROM run_meters WHERE tenant_id = $1 AND status = $4 AND recorded_at >= ${edge}`,
+}
+const waiting = `SELECT q.run_id AS id, r.started_at FROM run_queue q JOIN runs r ON r.tenant_id = $1 AND r.id = q.run_id
+  WHERE q.tenant_id = $1`
+const ofStatus = (found: string) => `(
+  SELECT runs.* FROM (${found}) found JOIN runs ON runs.tenant_id = $1 AND runs.id = found.id AND runs.started_at = found.started_at
+) runs`
+const ended = { named: 'runs', from: ofStatus(`${marked} UNION ALL ${behindEdge.ended}`) }
+const byStatus: Readonly<Partial<Record<RunStatus, Pick<ListSql, 'from' | 'named'>>>> = {
+  queued: { named: 'runs', from: ofStatus(waiting) },
+  running: { named: 'runs', from: ofStatus(`${marked} UNION ALL ${behindEdge.running}`) },
+  error: ended,
+  cancelled: ended,
+  interrupted: ended,
+}
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
 const logAfter = prepared(
@@ -81,12 +104,15 @@ const sessionById = prepared(
   `SELECT ${sessionColumns} FROM sessions WHERE tenant_id = :tenant AND id = :session`,
 )
 // The specification lists "live session records": without sessions that were shut down.
-const sessionMatches = `tenant_id = $1 AND status <> 'shutdown' AND ($2::text IS NULL
-  OR position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0)`
+const isLive = `tenant_id = $1 AND status <> 'shutdown'`
+// No index answers a part of a text, so it is looked for in the newest sessions. A whole id is found wherever it is.
+const namedLike = `position(lower($2) IN lower(id)) > 0 OR position(lower($2) IN lower(profile)) > 0`
+/** Sessions in which a text is looked for. */
+const mostSearched = 10_000
 const sessionList = {
   columns: sessionColumns,
   from: 'sessions',
-  where: sessionMatches,
+  where: isLive,
   order: { created_at: 'timestamptz', id: 'text' },
   newestFirst: true,
   // Of 16 KB at most: a last prompt has 4,000 characters.
@@ -103,7 +129,14 @@ export function createReads(db: Database) {
     async listRuns(tenantId, filter: RunFilter) {
       const { profile, sessionId, status, from, to, parent } = filter
       const values = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
-      return readList<PreviewRow, RunPreview>({ database: db, tenantId }, { ...runList, values }, filter, toPreview)
+      // Those of a session, or of a parent, are few.
+      const found = status !== undefined && sessionId === undefined && parent === undefined ? byStatus[status] : {}
+      return readList<PreviewRow, RunPreview>(
+        { database: db, tenantId },
+        { ...runList, ...found, values },
+        filter,
+        toPreview,
+      )
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })
@@ -137,8 +170,18 @@ export function createReads(db: Database) {
       return row && toSession(row)
     },
     async listSessions(tenantId, filter) {
-      const values = [tenantId, filter.q === undefined || filter.q === '' ? null : filter.q]
-      return readList<SessionRow, Session>({ database: db, tenantId }, { ...sessionList, values }, filter, toSession)
+      const { q = '', ...page } = filter
+      const found = (list: Partial<ListSql>) =>
+        readList<SessionRow, Session>(
+          { database: db, tenantId },
+          { ...sessionList, ...list } as ListSql,
+          page,
+          toSession,
+        )
+      if (q === '') return found({ values: [tenantId] })
+      const among = await found({ among: { first: mostSearched, where: namedLike }, values: [tenantId, q] })
+      if (among.total > 0 || !among.more) return among
+      return found({ where: `${isLive} AND id = $2`, values: [tenantId, q] })
     },
   } satisfies Partial<RunStore>
 }

@@ -7,6 +7,7 @@ import { createLostClaims } from './lost-claims.ts'
 import { Orphans } from './orphans.ts'
 import { createQueue } from './queue.ts'
 import { createReads } from './reads.ts'
+import { Rollups } from './rollups.ts'
 import { createStarts } from './starts.ts'
 import { createState } from './state.ts'
 import { createTenantUse } from './use.ts'
@@ -22,6 +23,8 @@ export interface PostgresRunStoreOptions extends InstanceOptions {
 export interface PostgresRunStore extends RunStore {
   /** Registers this process as an owner and begins to look for dead ones. */
   open(): Promise<void>
+  /** Adds up the ended runs of a tenant now, so many in one transaction, as a process does by itself when some have ended. */
+  rollUp(tenantId: string, size?: number): Promise<void>
   /** Signs this process off: others sweep the runs that it still owns. */
   close(): Promise<void>
 }
@@ -39,6 +42,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
   const steal: Orphans['steal'] = (...one) => orphans.steal(...one)
   const lostClaims = createLostClaims(db, instance, steal, options.strayMs)
   const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, onWanted })
+  const rollups = new Rollups(database, log)
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const warn = (what: string) => (err: unknown) => log.warn({ err }, `${what} failed`)
@@ -56,7 +60,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
     ...createReads(database),
     ...createState(database),
     ...createStarts({ db, instance, orphans, lostClaims }),
-    ...createEnds(db, onWanted),
+    ...createEnds(db, { onWanted, onEnded: (tenantId) => rollups.note(tenantId) }),
     ...createTenantUse(db, database, instance),
     ...queue,
     retreat: instance.retreat,
@@ -65,6 +69,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
     requestEnd: instance.requestEnd,
     onEndRequested: instance.onEndRequested,
     onFenced: instance.onFenced,
+    rollUp: (tenantId, size) => rollups.roll(tenantId, size),
     sweepOrphans: () => orphans.sweep(),
     onOrphan: (adopter) => orphans.giveTo(adopter),
     executing: lostClaims.executing,
@@ -72,10 +77,12 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
       await instance.open()
       await listen()
       sweep()
+      rollups.open()
       timer = setInterval(sweep, options.sweepMs).unref()
     },
     async close() {
       clearInterval(timer)
+      await rollups.close()
       await sweeping
       await instance.close()
     },

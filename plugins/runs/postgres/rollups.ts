@@ -1,0 +1,223 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database, TenantTx } from '#contracts/database'
+import { prepared } from './rows.ts'
+
+/** Runs of one step: it takes a fraction of a second and holds no lock that a run waits for. */
+const stepRuns = 20_000
+/** What is younger is left for the next step: a transaction that is writing has read its clock before it commits. */
+const lagMs = 60_000
+/** Figures reach back 30 days. */
+const kept = `interval '32 days'`
+
+const begin = prepared('rollup-begin', 'INSERT INTO rollup_edges (tenant_id) VALUES (:tenant) ON CONFLICT DO NOTHING')
+// One step at a time; a conductor that finds another at it leaves the tenant to it.
+const lock = prepared(
+  'rollup-lock',
+  'SELECT rolled_until::text AS from FROM rollup_edges WHERE tenant_id = :tenant FOR UPDATE SKIP LOCKED',
+)
+// A row bears the time at which its transaction wrote it. Whoever writes now may show later what is older than now, so the edge stays
+// before the oldest transaction that has written.
+const reach = prepared(
+  'rollup-reach',
+  `WITH safe AS MATERIALIZED (
+     SELECT least(clock_timestamp() - :lagMs * interval '1 millisecond', (
+       SELECT min(xact_start) FROM pg_stat_activity
+       WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+     )) AS at
+   ), next AS (
+     SELECT recorded_at AS at FROM run_meters
+     WHERE tenant_id = :tenant AND recorded_at >= :from::timestamptz AND recorded_at < (SELECT at FROM safe)
+     ORDER BY recorded_at OFFSET :size LIMIT 1
+   )
+   SELECT coalesce((SELECT at FROM next), safe.at)::text AS until, EXISTS (SELECT 1 FROM next) AS more,
+     coalesce((SELECT at FROM next), safe.at) > :from::timestamptz AS further
+   FROM safe`,
+)
+
+const ended = `tenant_id = :tenant AND recorded_at >= :from::timestamptz AND recorded_at < :until::timestamptz`
+const spans = '(VALUES (1), (5), (60), (1440)) spans (span)'
+const binOf = (time: string): string => `date_bin(span * interval '1 minute', ${time}, '2000-01-01T00:00:00Z')`
+const counters = [
+  ['ok', `count(*) FILTER (WHERE status = 'ok')`],
+  ['error', `count(*) FILTER (WHERE status = 'error')`],
+  ['cancelled', `count(*) FILTER (WHERE status = 'cancelled')`],
+  ['interrupted', `count(*) FILTER (WHERE status = 'interrupted')`],
+  ...['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls'].map((one) => [one, `sum(${one})`]),
+  ['cost_microcents', 'coalesce(sum(cost_microcents), 0)'],
+  ['unpriced', 'count(*) FILTER (WHERE cost_microcents IS NULL)'],
+  ['sessions', '0'],
+]
+const names = counters.map(([name]) => name)
+
+// First by the minute, so that the longer spans add up few rows.
+const addRuns = prepared(
+  'rollup-runs',
+  `WITH minutes AS MATERIALIZED (
+     SELECT date_trunc('minute', recorded_at) AS minute, profile, max(recorded_at) AS last_at,
+       ${counters.map(([name, value]) => `${value} AS ${name}`).join(', ')}
+     FROM run_meters WHERE ${ended} AND recorded_at >= now() - ${kept} GROUP BY 1, 2
+   )
+   INSERT INTO run_rollups AS r (tenant_id, span, at, profile, last_at, ${names.join(', ')})
+   SELECT :tenant, span, ${binOf('minute')}, profile, max(last_at), ${names.map((name) => `sum(${name})`).join(', ')}
+   FROM minutes CROSS JOIN ${spans} GROUP BY 2, 3, 4
+   ON CONFLICT (tenant_id, span, at, profile) DO UPDATE SET
+     last_at = greatest(r.last_at, excluded.last_at), ${names.map((name) => `${name} = r.${name} + excluded.${name}`).join(', ')}`,
+)
+const addDurations = prepared(
+  'rollup-durations',
+  `WITH minutes AS MATERIALIZED (
+     SELECT date_trunc('minute', recorded_at) AS minute,
+       floor(ln(greatest(date_part('epoch', recorded_at - started_at), 0.001)) / ln(1.05))::int AS bin, count(*) AS runs,
+       sum(date_part('epoch', recorded_at - started_at)) AS seconds
+     FROM run_meters WHERE ${ended} AND recorded_at >= now() - ${kept} GROUP BY 1, 2
+   )
+   INSERT INTO run_durations AS d (tenant_id, span, at, bin, runs, seconds)
+   SELECT :tenant, span, ${binOf('minute')}, bin, sum(runs), sum(seconds)
+   FROM minutes CROSS JOIN ${spans} GROUP BY 2, 3, 4
+   ON CONFLICT (tenant_id, span, at, bin) DO UPDATE SET runs = d.runs + excluded.runs, seconds = d.seconds + excluded.seconds`,
+)
+// A session is counted where its last run ended: it leaves where it was counted before.
+const moveSessions = prepared(
+  'rollup-sessions',
+  `WITH last AS MATERIALIZED (
+     SELECT session_id, min(profile) AS profile, max(recorded_at) AS last_at
+     FROM run_meters WHERE ${ended} AND recorded_at >= now() - ${kept} GROUP BY session_id
+   ), before AS MATERIALIZED (
+     SELECT e.profile, e.last_at FROM session_ends e JOIN last USING (session_id)
+     WHERE e.tenant_id = :tenant AND e.last_at >= now() - ${kept}
+   ), moved AS (
+     INSERT INTO session_ends (tenant_id, session_id, profile, last_at) SELECT :tenant, session_id, profile, last_at FROM last
+     ON CONFLICT (tenant_id, session_id) DO UPDATE SET profile = excluded.profile, last_at = excluded.last_at
+   ), changes AS (
+     SELECT profile, last_at, 1 AS sessions FROM last UNION ALL SELECT profile, last_at, -1 FROM before
+   )
+   INSERT INTO run_rollups AS r (tenant_id, span, at, profile, ${names.join(', ')})
+   SELECT :tenant, span, ${binOf('last_at')}, profile, ${names.map((name) => (name === 'sessions' ? 'sum(sessions)' : '0')).join(', ')}
+   FROM changes CROSS JOIN ${spans} GROUP BY 2, 3, 4
+   ON CONFLICT (tenant_id, span, at, profile) DO UPDATE SET sessions = r.sessions + excluded.sessions`,
+)
+
+// No run is older than its longest timeout, a day.
+const markRuns = prepared(
+  'rollup-mark-runs',
+  `WITH over AS (
+     DELETE FROM run_marks m WHERE tenant_id = :tenant AND status = 'running'
+       AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant_id = :tenant AND r.id = m.run_id AND r.status = 'running')
+   )
+   INSERT INTO run_marks (tenant_id, status, started_at, run_id)
+   SELECT :tenant, status, started_at, run_id FROM run_meters WHERE ${ended} AND status <> 'ok'
+   UNION ALL
+   SELECT :tenant, status, started_at, id FROM runs
+   WHERE tenant_id = :tenant AND status = 'running' AND started_at < :until::timestamptz
+     AND started_at >= greatest(:from::timestamptz, now() - interval '25 hours')
+   ON CONFLICT DO NOTHING`,
+)
+
+const old = (table: string, time: string): string =>
+  `DELETE FROM ${table} WHERE ctid = ANY (ARRAY(
+     SELECT ctid FROM ${table} WHERE tenant_id = :tenant AND ${time} < now() - ${kept} LIMIT ${stepRuns}))`
+const inSpans = (table: string): string => old(table, 'span IN (1, 5, 60, 1440) AND at')
+const forget = [
+  prepared('rollup-forget-runs', inSpans('run_rollups')),
+  prepared('rollup-forget-durations', inSpans('run_durations')),
+  prepared('rollup-forget-sessions', old('session_ends', 'last_at')),
+]
+const moveEdge = prepared(
+  'rollup-edge',
+  'UPDATE rollup_edges SET rolled_until = :until::timestamptz WHERE tenant_id = :tenant',
+)
+const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
+
+/** How long after its last end a tenant is looked at: until the edge is behind that end. */
+const wakeMs = 3 * 60_000
+const roundMs = 20_000
+/** Each process looks at every tenant this often, for what others have left when they died. */
+const allMs = 60 * 60_000
+
+/** Adds up runs behind their ends. Any process may do so for any tenant: a step is whole or was not, and its row of the edge is its lock. */
+export class Rollups {
+  readonly #db: Database
+  readonly #lagMs: number
+  readonly #log: FastifyBaseLogger
+  readonly #ended = new Map<string, number>()
+  #timer: NodeJS.Timeout | undefined
+  #round: Promise<void> = Promise.resolve()
+  #busy = false
+  #allAt = 0
+  #closed = false
+
+  constructor(db: Database, log: FastifyBaseLogger, lag = lagMs) {
+    this.#lagMs = lag
+    this.#db = db
+    this.#log = log
+  }
+
+  /** A run of the tenant has ended here. */
+  note(tenantId: string): void {
+    this.#ended.set(tenantId, performance.now())
+  }
+
+  open(): void {
+    this.#allAt = performance.now() + roundMs
+    this.#timer = setInterval(() => this.#tick(), roundMs).unref()
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    clearInterval(this.#timer)
+    await this.#round
+  }
+
+  #tick(): void {
+    if (this.#busy) return
+    this.#busy = true
+    this.#round = this.#rollAll()
+      .catch((err: unknown) =>
+        this.#log.warn({ err }, 'adding up runs failed; figures are read from the runs themselves'),
+      )
+      .finally(() => {
+        this.#busy = false
+      })
+  }
+
+  async #rollAll(): Promise<void> {
+    const now = performance.now()
+    const due = new Set(this.#ended.keys())
+    for (const [tenantId, at] of this.#ended) if (at < now - wakeMs) this.#ended.delete(tenantId)
+    if (now >= this.#allAt) {
+      const [tenants] = await this.#db.systemBatch<[{ id: string }[]]>([listTenants])
+      for (const { id } of tenants) due.add(id)
+      this.#allAt = now + allMs
+    }
+    for (const tenantId of due) if (!this.#closed) await this.roll(tenantId)
+  }
+
+  /** Adds up what has ended, step by step, until the edge is where it may be. */
+  async roll(tenantId: string, size = stepRuns): Promise<void> {
+    while (!this.#closed && (await this.#db.tenant(tenantId, (tx) => step(tx, size, this.#lagMs))));
+  }
+}
+
+/** False: there is no more for now. */
+async function step(tx: TenantTx, size: number, lag: number): Promise<boolean> {
+  const tenant = tx.tenantId
+  await tx.query(begin({ tenant }))
+  const [edge] = await tx.query<{ from: string }>(lock({ tenant }))
+  if (!edge) return false
+  const { from } = edge
+  const [{ until, more, further }] = await reachOf(tx, { from, size, lagMs: lag })
+  if (!further) return false
+  const values = { tenant, from, until }
+  for (const add of [addRuns, addDurations, moveSessions, markRuns]) await tx.query(add(values))
+  if (!more) for (const old of forget) await tx.query(old({ tenant }))
+  await tx.query(moveEdge(values))
+  return more
+}
+
+interface Reach {
+  readonly until: string
+  readonly more: boolean
+  readonly further: boolean
+}
+const reachOf = (tx: TenantTx, step: { from: string; size: number; lagMs: number }): Promise<[Reach]> =>
+  tx.query<Reach>(reach({ tenant: tx.tenantId, ...step })) as Promise<[Reach]>

@@ -1,0 +1,77 @@
+import { rangeValues } from './meters.ts'
+import type { Range } from './window.ts'
+
+/** Lengths of what runs are added up in, in minutes; see migrations/0031_run_rollups.sql. */
+const spans = [1, 5, 60, 1440] as const
+const minute = 60_000
+
+/**
+ * $1 tenant, $2 start, $3 end, $4 the first minute, five minutes, hour and day that begin in the range. It ends now, so the roll-ups
+ * behind its start all belong to it: none holds more than what ended before their edge.
+ */
+export const rolledValues = (tenantId: string, range: Range): unknown[] => [
+  ...rangeValues(tenantId, range),
+  spans.map((span) => new Date(Math.ceil(range.start.getTime() / (span * minute)) * span * minute).toISOString()),
+]
+const firstOf = (i: number): string => `($4::timestamptz[])[${i + 1}]`
+const whole = firstOf(0)
+
+const edge = `coalesce((SELECT rolled_until FROM rollup_edges WHERE tenant_id = $1), '-infinity')`
+const raw = (columns: string, from: string, until: string): string =>
+  `SELECT ${columns} FROM run_meters WHERE tenant_id = $1 AND recorded_at >= ${from} AND recorded_at < ${until}`
+
+/** Runs that no roll-up of the range holds: up to its first minute, and behind the edge. */
+const unrolled = (columns: string): string =>
+  `${raw(columns, '$2', `least(${whole}, $3::timestamptz)`)} UNION ALL ${raw(columns, `greatest(${whole}, ${edge})`, '$3')}`
+
+/** The longest roll-ups that fit: from a minute to five, from there to an hour, to a day, and whole days or the longest wanted ones. */
+function rolled(table: string, columns: string, longest: number): string {
+  const used = spans.filter((span) => span <= longest)
+  const parts = used.map((span, i) => {
+    const until = i === used.length - 1 ? '' : ` AND at < ${firstOf(i + 1)}`
+    return `SELECT ${columns} FROM ${table} WHERE tenant_id = $1 AND span = ${span} AND at >= ${firstOf(i)}${until}`
+  })
+  return parts.join(' UNION ALL ')
+}
+
+const counters = ['ok', 'error', 'cancelled', 'interrupted']
+const amounts = ['input_tokens', 'output_tokens', 'cached_tokens', 'tool_calls']
+
+/** What the runs that ended in a range add up to, as rows of any grain: `longest` minutes at most, so that buckets hold them whole. */
+export const metered = (longest = 1440): string => `(
+  ${unrolled(`recorded_at AS at, profile, ${counters.map((status) => `(status = '${status}')::int::bigint AS ${status}`).join(', ')},
+    ${amounts.map((one) => `${one}::bigint`).join(', ')}, cost_microcents, (cost_microcents IS NULL)::int::bigint AS unpriced,
+    0::bigint AS sessions, recorded_at AS last_at`)}
+  UNION ALL ${rolled('run_rollups', ['at', 'profile', ...counters, ...amounts, 'cost_microcents', 'unpriced', 'sessions', 'last_at'].join(', '), longest)}
+) metered`
+
+/** How long they took: runs of about the same duration, and the mean of it. */
+export const durations = `(
+  SELECT sum(runs)::int AS runs, sum(seconds) / sum(runs) AS seconds FROM (
+    ${unrolled(`floor(ln(greatest(date_part('epoch', recorded_at - started_at), 0.001)) / ln(1.05))::int AS bin, 1 AS runs,
+      date_part('epoch', recorded_at - started_at) AS seconds`)}
+    UNION ALL ${rolled('run_durations', 'bin, runs, seconds', 1440)}
+  ) took GROUP BY bin
+)`
+
+/** Sessions of a profile that no roll-up counts: their last run is one that is in none. */
+export const unrolledSessions = `
+  SELECT profile, count(*) AS sessions FROM (SELECT DISTINCT profile, session_id FROM (${unrolled('profile, session_id')}) run) session
+  WHERE NOT EXISTS (SELECT 1 FROM session_ends e WHERE e.tenant_id = $1 AND e.session_id = session.session_id AND e.last_at >= ${whole})
+  GROUP BY profile`
+
+export interface Duration {
+  readonly runs: number
+  readonly seconds: number
+}
+
+/** A part of the runs took no longer. Between two runs it is what lies between theirs, as PostgreSQL's percentile_cont has it. */
+export function percentile(sorted: readonly Duration[], part: number): number {
+  const place = part * (sorted.reduce((sum, { runs }) => sum + runs, 0) - 1)
+  const at = (index: number): number => {
+    let passed = 0
+    return sorted.find(({ runs }) => (passed += runs) > index)!.seconds
+  }
+  const [low, high] = [at(Math.floor(place)), at(Math.ceil(place))]
+  return low + (high - low) * (place - Math.floor(place))
+}
