@@ -58,7 +58,8 @@ CREATE TABLE run_marks (
   status text NOT NULL,
   started_at timestamptz NOT NULL,
   run_id text NOT NULL,
-  PRIMARY KEY (tenant_id, status, started_at, run_id)
+  profile text NOT NULL,
+  PRIMARY KEY (tenant_id, status, started_at, run_id) INCLUDE (profile)
 );
 
 ALTER TABLE rollup_edges ENABLE ROW LEVEL SECURITY;
@@ -90,3 +91,13 @@ ALTER TABLE run_marks FORCE ROW LEVEL SECURITY;
 CREATE POLICY tenant ON run_marks
   USING (tenant_id = NULLIF(current_setting('app.tenant_id', true), ''))
   WITH CHECK (tenant_id = NULLIF(current_setting('app.tenant_id', true), ''));
+
+-- The edge of the tenant at hand. A function, because the planner asks it how much there is behind the edge; of a sub-select it knows
+-- nothing, and reads all that ever ended.
+CREATE FUNCTION rolled_until() RETURNS timestamptz STABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN coalesce(
+    (SELECT e.rolled_until FROM rollup_edges e WHERE e.tenant_id = NULLIF(current_setting('app.tenant_id', true), '')),
+    '-infinity');
+END
+$$;

@@ -35,7 +35,8 @@ async function stage(t: TestContext) {
   const answers = async () => {
     const found: Record<string, unknown> = {}
     for (const window of ['1h', '24h', '7d', '30d']) {
-      const of = async (name: string) => (found[`${name} ${window}`] = await get(`/api/${name}?window=${window}`))
+      const of = async (name: string) =>
+        (found[`${name} ${window}`] = (await get(`/api/${name}?window=${window}`)) as object)
       // The mean of a bin of durations is no moment of a run, and where the window begins and ends is the moment of the question.
       Object.assign(await of('stats/overview'), { start: '', end: '', durationMs: null })
       Object.assign(await of('usage'), { start: '', end: '' })

@@ -12,6 +12,8 @@ export interface ListSql {
   readonly columns: string
   /** Of a list of one table: what is made of the rows that were chosen. What `columns` says is made of all that are sorted for it. */
   readonly shown?: string | undefined
+  /** The tables that `shown` needs beside the chosen rows, joined to them. */
+  readonly joined?: string
   /** The tables, with their joins. */
   readonly from: string
   /** What `from` is called, when it is no table. */
@@ -132,7 +134,7 @@ function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements
 // Not named, so that it is planned with its values and the filter at hand decides the index.
 /** So many rows with their places, from an offset, of the whole list or of what is behind a place. */
 function placed(
-  { columns, shown, from, named = from, where, values, order, newestFirst = false }: ListSql,
+  { columns, shown, from, named = from, joined = '', where, values, order, newestFirst = false }: ListSql,
   behind: Placed['place'] | undefined,
   limit: number,
   offset = 0,
@@ -148,7 +150,8 @@ function placed(
   const by = byOf(order, newestFirst)
   const chosen = `SELECT ${columns}${columns && ','} ${place} FROM ${from} WHERE ${condition} ORDER BY ${by}
     LIMIT ${mark(more.length - 2)} OFFSET ${mark(more.length - 1)}`
-  const text = shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${named} ORDER BY ${by}`
+  const text =
+    shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${named} ${joined} ORDER BY ${by}`
   return { text, values: [...values, ...more] }
 }
 

@@ -28,8 +28,7 @@ const totals = `SELECT ${summedColumns},
 // Those that have been running since before the edge of the roll-ups are marked. No run is older than its longest timeout, a day.
 const now = `SELECT
     (SELECT count(*)::int FROM runs
-     WHERE tenant_id = $1 AND status = 'running' AND started_at >= greatest(now() - interval '25 hours',
-       (SELECT rolled_until FROM rollup_edges WHERE tenant_id = $1)))
+     WHERE tenant_id = $1 AND status = 'running' AND started_at >= greatest(now() - interval '25 hours', rolled_until()))
     + (SELECT count(*)::int FROM run_marks m JOIN runs r ON r.tenant_id = $1 AND r.id = m.run_id
        WHERE m.tenant_id = $1 AND m.status = 'running' AND r.status = 'running') AS running,
     (SELECT count(*)::int FROM run_queue WHERE tenant_id = $1) AS queued,

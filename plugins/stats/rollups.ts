@@ -16,13 +16,12 @@ export const rolledValues = (tenantId: string, range: Range): unknown[] => [
 const firstOf = (i: number): string => `($4::timestamptz[])[${i + 1}]`
 const whole = firstOf(0)
 
-const edge = `coalesce((SELECT rolled_until FROM rollup_edges WHERE tenant_id = $1), '-infinity')`
 const raw = (columns: string, from: string, until: string): string =>
   `SELECT ${columns} FROM run_meters WHERE tenant_id = $1 AND recorded_at >= ${from} AND recorded_at < ${until}`
 
 /** Runs that no roll-up of the range holds: up to its first minute, and behind the edge. */
 const unrolled = (columns: string): string =>
-  `${raw(columns, '$2', `least(${whole}, $3::timestamptz)`)} UNION ALL ${raw(columns, `greatest(${whole}, ${edge})`, '$3')}`
+  `${raw(columns, '$2', `least(${whole}, $3::timestamptz)`)} UNION ALL ${raw(columns, `greatest(${whole}, rolled_until())`, '$3')}`
 
 /** The longest roll-ups that fit: from a minute to five, from there to an hour, to a day, and whole days or the longest wanted ones. */
 function rolled(table: string, columns: string, longest: number): string {

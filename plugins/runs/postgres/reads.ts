@@ -37,28 +37,30 @@ const runList = {
   atOnce: 64,
 } as const
 
-// By a status: what is not `ok` is marked up to the edge of the roll-ups, and read from the meters and the newest runs behind it.
-// Runs that are `ok` are the many, and found among the others.
-const edge = `coalesce((SELECT rolled_until FROM rollup_edges WHERE tenant_id = $1), '-infinity')`
-const marked = `SELECT run_id AS id, started_at FROM run_marks WHERE tenant_id = $1 AND status = $4`
-const behindEdge = {
-  running: `SELECT id, started_at FROM runs WHERE tenant_id = $1 AND status = 'running'
-    AND started_at >= greatest(${edge}, now() - interval '25 hours')`,
-  ended: `SELECT run_id, started_at FROM run_meters WHERE tenant_id = $1 AND status = $4 AND recorded_at >= ${edge}`,
+// By a status: what is not `ok` is marked up to the edge of the roll-ups, and found in the meters and the newest runs behind it. Runs
+// that are `ok` are the many, and found among the others. $2: the status.
+const place = 'tenant_id, id, started_at'
+const found = `tenant_id, run_id AS id, started_at, profile`
+const ofRun = `SELECT r.tenant_id, r.id, r.started_at, r.profile`
+const foundBy: Readonly<Partial<Record<RunStatus, string>>> = {
+  queued: `${ofRun} FROM run_queue q JOIN runs r ON r.tenant_id = $1 AND r.id = q.run_id
+    WHERE q.tenant_id = $1 AND r.status = $2`,
+  running: `${ofRun} FROM run_marks m JOIN runs r ON r.tenant_id = $1 AND r.id = m.run_id AND r.status = $2
+    WHERE m.tenant_id = $1 AND m.status = $2
+    UNION ALL SELECT ${place}, profile FROM runs
+    WHERE tenant_id = $1 AND status = $2 AND started_at >= greatest(rolled_until(), now() - interval '25 hours')`,
 }
-const waiting = `SELECT q.run_id AS id, r.started_at FROM run_queue q JOIN runs r ON r.tenant_id = $1 AND r.id = q.run_id
-  WHERE q.tenant_id = $1`
-const ofStatus = (found: string) => `(
-  SELECT runs.* FROM (${found}) found JOIN runs ON runs.tenant_id = $1 AND runs.id = found.id AND runs.started_at = found.started_at
-) runs`
-const ended = { named: 'runs', from: ofStatus(`${marked} UNION ALL ${behindEdge.ended}`) }
-const byStatus: Readonly<Partial<Record<RunStatus, Pick<ListSql, 'from' | 'named'>>>> = {
-  queued: { named: 'runs', from: ofStatus(waiting) },
-  running: { named: 'runs', from: ofStatus(`${marked} UNION ALL ${behindEdge.running}`) },
-  error: ended,
-  cancelled: ended,
-  interrupted: ended,
-}
+const foundEnded = `SELECT ${found} FROM run_marks WHERE tenant_id = $1 AND status = $2
+  UNION ALL SELECT ${found} FROM run_meters WHERE tenant_id = $1 AND status = $2 AND recorded_at >= rolled_until()`
+const listOfStatus = (status: RunStatus) => ({
+  ...runList,
+  columns: place,
+  from: `(${foundBy[status] ?? foundEnded}) found`,
+  named: 'found',
+  joined: `JOIN runs USING (${place})`,
+  where: `($3::text IS NULL OR profile = $3) AND ($4::timestamptz IS NULL OR started_at >= $4)
+    AND ($5::timestamptz IS NULL OR started_at < $5)`,
+})
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.
 const logAfter = prepared(
@@ -128,15 +130,17 @@ export function createReads(db: Database) {
     },
     async listRuns(tenantId, filter: RunFilter) {
       const { profile, sessionId, status, from, to, parent } = filter
-      const values = [tenantId, profile, sessionId, status, from, to, parent].map((value) => value ?? null)
+      const run = (list: Omit<ListSql, 'values'>, values: readonly unknown[]) =>
+        readList<PreviewRow, RunPreview>(
+          { database: db, tenantId },
+          { ...list, values: [tenantId, ...values.map((value) => value ?? null)] },
+          filter,
+          toPreview,
+        )
       // Those of a session, or of a parent, are few.
-      const found = status !== undefined && sessionId === undefined && parent === undefined ? byStatus[status] : {}
-      return readList<PreviewRow, RunPreview>(
-        { database: db, tenantId },
-        { ...runList, ...found, values },
-        filter,
-        toPreview,
-      )
+      if (status === undefined || status === 'ok' || sessionId !== undefined || parent !== undefined)
+        return run(runList, [profile, sessionId, status, from, to, parent])
+      return run(listOfStatus(status), [status, profile, from, to])
     },
     async readLog(tenantId, runId, afterSeq) {
       type LogRow = { status: RunStatus } & (ChunkRow | { first_seq: null })

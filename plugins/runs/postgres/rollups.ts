@@ -104,10 +104,10 @@ const markRuns = prepared(
      DELETE FROM run_marks m WHERE tenant_id = :tenant AND status = 'running'
        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant_id = :tenant AND r.id = m.run_id AND r.status = 'running')
    )
-   INSERT INTO run_marks (tenant_id, status, started_at, run_id)
-   SELECT :tenant, status, started_at, run_id FROM run_meters WHERE ${ended} AND status <> 'ok'
+   INSERT INTO run_marks (tenant_id, status, started_at, run_id, profile)
+   SELECT :tenant, status, started_at, run_id, profile FROM run_meters WHERE ${ended} AND status <> 'ok'
    UNION ALL
-   SELECT :tenant, status, started_at, id FROM runs
+   SELECT :tenant, status, started_at, id, profile FROM runs
    WHERE tenant_id = :tenant AND status = 'running' AND started_at < :until::timestamptz
      AND started_at >= greatest(:from::timestamptz, now() - interval '25 hours')
    ON CONFLICT DO NOTHING`,
@@ -117,7 +117,14 @@ const old = (table: string, time: string): string =>
   `DELETE FROM ${table} WHERE ctid = ANY (ARRAY(
      SELECT ctid FROM ${table} WHERE tenant_id = :tenant AND ${time} < now() - ${kept} LIMIT ${stepRuns}))`
 const inSpans = (table: string): string => old(table, 'span IN (1, 5, 60, 1440) AND at')
+// Marks go with the oldest runs.
+const forgetMarks = prepared(
+  'rollup-forget-marks',
+  `DELETE FROM run_marks m WHERE m.status IN ('error', 'cancelled', 'interrupted') AND m.tenant_id = :tenant
+     AND m.started_at < (SELECT started_at FROM runs WHERE tenant_id = :tenant ORDER BY started_at, id LIMIT 1)`,
+)
 const forget = [
+  forgetMarks,
   prepared('rollup-forget-runs', inSpans('run_rollups')),
   prepared('rollup-forget-durations', inSpans('run_durations')),
   prepared('rollup-forget-sessions', old('session_ends', 'last_at')),
