@@ -59,7 +59,7 @@ export async function readList<Row extends object, T>(
   const size = Math.min(wanted, list.atOnce)
   const from = cursor === undefined ? undefined : placeIn(cursor, list)
   const statements = [
-    countOf(list, asked),
+    countOf(asked),
     // One more tells whether there is more.
     placed(list, from, size + 1, offset),
     ...(wanted !== Infinity && size < wanted
@@ -89,15 +89,12 @@ interface Counted {
 }
 
 // In the order of the list, which has it read the same index, and end where it has counted enough.
-function countOf(
-  { from, counted = from, where, values, order, newestFirst = false }: ListSql,
-  asked: ListSql,
-): Statement {
-  const count = (rows: string, condition: string, most: number) =>
-    `SELECT count(*)::int FROM (SELECT 1 FROM ${rows} WHERE ${condition} ORDER BY ${byOf(order, newestFirst)} LIMIT ${most}) first`
-  const { among } = asked
-  const complete = among ? `(${count(asked.from, asked.where, among.first + 1)}) <= ${among.first}` : 'true'
-  return { text: `SELECT (${count(counted, where, mostCounted + 1)}) AS counted, ${complete} AS complete`, values }
+function countOf({ from, counted = from, where, among, values, order, newestFirst = false }: ListSql): Statement {
+  const most = among ? among.first : mostCounted + 1
+  const first = `SELECT ${among ? '*' : '1'} FROM ${counted} WHERE ${where} ORDER BY ${byOf(order, newestFirst)} LIMIT ${most}`
+  const matches = among ? ` FILTER (WHERE ${among.where})` : ''
+  const complete = among ? `count(*) < ${most}` : 'true'
+  return { text: `SELECT count(*)${matches}::int AS counted, ${complete} AS complete FROM (${first}) first`, values }
 }
 
 /** The list of the first rows that are to be looked through, as a list of its own. */

@@ -40,7 +40,6 @@ const runList = {
 // By a status: what is not `ok` is marked up to the edge of the roll-ups, and found in the meters and the newest runs behind it. Runs
 // that are `ok` are the many, and found among the others. $2: the status.
 const place = 'tenant_id, id, started_at'
-const found = `tenant_id, run_id AS id, started_at, profile`
 const ofRun = `SELECT r.tenant_id, r.id, r.started_at, r.profile`
 const foundBy: Readonly<Partial<Record<RunStatus, string>>> = {
   queued: `${ofRun} FROM run_queue q JOIN runs r ON r.tenant_id = $1 AND r.id = q.run_id
@@ -50,8 +49,11 @@ const foundBy: Readonly<Partial<Record<RunStatus, string>>> = {
     UNION ALL SELECT ${place}, profile FROM runs
     WHERE tenant_id = $1 AND status = $2 AND started_at >= greatest(rolled_until(), now() - interval '25 hours')`,
 }
-const foundEnded = `SELECT ${found} FROM run_marks WHERE tenant_id = $1 AND status = $2
-  UNION ALL SELECT ${found} FROM run_meters WHERE tenant_id = $1 AND status = $2 AND recorded_at >= rolled_until()`
+// Without conditions inside, so that each side is read in the order of its index.
+const found = 'tenant_id, run_id AS id, started_at, profile, status'
+const foundEnded = `SELECT ${found}, 'infinity'::timestamptz AS recorded_at FROM run_marks
+  UNION ALL SELECT ${found}, recorded_at FROM run_meters`
+const isFoundEnded = 'tenant_id = $1 AND status = $2 AND recorded_at >= rolled_until()'
 const listOfStatus = (status: RunStatus) => ({
   ...runList,
   columns: place,
@@ -59,7 +61,7 @@ const listOfStatus = (status: RunStatus) => ({
   named: 'found',
   joined: `JOIN runs USING (${place})`,
   where: `($3::text IS NULL OR profile = $3) AND ($4::timestamptz IS NULL OR started_at >= $4)
-    AND ($5::timestamptz IS NULL OR started_at < $5)`,
+    AND ($5::timestamptz IS NULL OR started_at < $5) ${foundBy[status] === undefined ? `AND ${isFoundEnded}` : ''}`,
 })
 
 // One statement, so status and chunks are of one instant. The first chunk may begin before the event asked for.

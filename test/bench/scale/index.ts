@@ -39,7 +39,7 @@ async function bench({ runs, samples }: Options, processes: Processes): Promise<
     const measured = {
       count,
       seconds: { seeded, rolled },
-      ms: { ...(await reads(ask, count, samples)), ...(await writes(stage, samples)) },
+      ms: { ...(await reads(ask, samples)), ...(await writes(stage, samples)) },
     }
     if (round > 0) figures.push(measured)
   }
@@ -48,9 +48,9 @@ async function bench({ runs, samples }: Options, processes: Processes): Promise<
   return met
 }
 
-async function reads(ask: (path: string) => Promise<Response>, count: number, samples: number) {
+async function reads(ask: (path: string) => Promise<Response>, samples: number) {
   const found: Record<string, number> = {}
-  for (const [name, path] of await questions(ask, count)) {
+  for (const [name, path] of await questions(ask)) {
     const once = () => timed(async () => void (await (await ask(path)).arrayBuffer()))
     for (let n = 0; n < 3; n++) await once()
     const taken: number[] = []

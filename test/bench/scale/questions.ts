@@ -1,13 +1,10 @@
 /** What is asked of the API, by name. Some questions need something of an answer: a session, a place in the middle. */
-export async function questions(
-  ask: (path: string) => Promise<Response>,
-  count: number,
-): Promise<[name: string, path: string][]> {
+export async function questions(ask: (path: string) => Promise<Response>): Promise<[name: string, path: string][]> {
+  const day = (ago: number): string => new Date(Date.now() - ago * 86_400_000).toISOString()
   const [run] = (await (await ask('/api/runs?limit=1&offset=20')).json()) as { sessionId: string }[]
-  const middle = await ask(`/api/runs?limit=1&offset=${Math.floor(count / 2)}`)
+  const middle = await ask(`/api/runs?limit=1&to=${day(15)}`)
   const cursor = middle.headers.get('x-next-cursor')
   await middle.arrayBuffer()
-  const day = (ago: number): string => new Date(Date.now() - ago * 86_400_000).toISOString()
   const runs = (query: string): string => `/api/runs?limit=50${query}`
   return [
     ['runs', runs('')],

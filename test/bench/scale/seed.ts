@@ -3,7 +3,7 @@ import pg from 'pg'
 /** The tenant that is measured; nine others have a hundredth as many runs each, between its own. */
 export const tenant = 'default'
 const others = Array.from({ length: 9 }, (_, i) => `other${i}`)
-const tables = `runs, sessions, run_meters, run_events, usage_meters, run_rollups, run_durations, session_ends, run_marks, rollup_edges`
+const rolledUp = 'run_rollups, run_durations, session_ends, run_marks, rollup_edges'
 
 // A superuser's: row security would have each tenant seeded apart, and its rows would lie apart.
 const seeds = (count: number): string[] => {
@@ -15,7 +15,7 @@ const seeds = (count: number): string[] => {
   // Those under a hundredth of all are the others', so the tenant's own have every status all the same.
   const mixed = status.replaceAll('n % 100', '(n / 7) % 100')
   return [
-    `TRUNCATE ${tables}`,
+    `TRUNCATE runs, sessions, run_meters, run_events, usage_meters, ${rolledUp}`,
     `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, created_at, last_used_at, last_prompt,
        last_run_status, run_count)
      SELECT tenant, 'sess_' || lpad(session::text, 12, '0') || tenant, ${profile('session * 5')}, 'general', '{}', 'idle', ${at}, ${at}, 'Hello there',
@@ -29,6 +29,8 @@ const seeds = (count: number): string[] => {
     `INSERT INTO run_meters (tenant_id, recorded_at, run_id, session_id, profile, status, started_at, model, input_tokens, output_tokens, cost_microcents)
      SELECT tenant_id, finished_at, id, session_id, profile, status, started_at, 'builtin/demo', 900, 200, 4000 FROM runs`,
     `INSERT INTO tenants (id, name) SELECT unnest('{${others.join()}}'::text[]), 'Other' ON CONFLICT DO NOTHING`,
+    // A conductor that was there meanwhile has found nothing to add up.
+    `TRUNCATE ${rolledUp}`,
     'VACUUM ANALYZE',
     'CHECKPOINT',
   ]

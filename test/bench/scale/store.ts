@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { pino } from 'pino'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
@@ -51,7 +52,15 @@ export async function openStore(dsn: string): Promise<Stage> {
     return started.claim
   }
   return {
-    rollUp: (tenantId) => store.rollUp(tenantId),
+    async rollUp(tenantId) {
+      const edge = { text: `SELECT rolled_until() > now() - interval '5 minutes' AS done` }
+      // The other conductor may be at it.
+      for (let done = false; !done;) {
+        await store.rollUp(tenantId)
+        done = (await db.batch<[{ done: boolean }[]]>(tenantId, [edge]))[0][0]!.done
+        if (!done) await sleep(500)
+      }
+    },
     async analyze() {
       for (const table of ['run_rollups', 'run_durations', 'session_ends', 'run_marks', 'rollup_edges'])
         await db.systemBatch([{ text: `ANALYZE ${table}` }])
