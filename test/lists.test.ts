@@ -207,3 +207,26 @@ test('a list counts to 10,000, says when there are more, and goes on behind it b
   assert.deepEqual(ids, ['run10000', 'run10001', 'run10002'])
   assert.equal(behind.headers['x-next-cursor'], undefined)
 })
+
+test('a text is looked for in the newest 10,000 sessions, and the answer says so; a whole id is found anywhere', async (t) => {
+  const conductor = await startConductor(t)
+  const { token } = await conductor.issue('acme', 'owner')
+  await conductor.database.batch('acme', [
+    {
+      text: `INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status, created_at)
+        SELECT 'acme', 'sess' || n, 'p' || n % 2, 'general', '{}', 'idle', '2026-01-01Z'::timestamptz - n * interval '1 second'
+        FROM generate_series(1, 10002) n`,
+    },
+  ])
+  const found = async (query: string) => {
+    const reply = await conductor.call(token, 'GET', `/api/sessions?${query}`)
+    const { 'x-total-count': total, 'x-total-count-exact': exact, 'x-next-cursor': next } = reply.headers
+    return { ids: reply.json<{ id: string }[]>().map(({ id }) => id), total, exact, next: String(next) }
+  }
+  const first = await found('q=P1&limit=2')
+  assert.deepEqual([first.ids, first.total, first.exact], [['sess1', 'sess3'], '5000', 'false'])
+  assert.deepEqual((await found(`q=P1&limit=2&cursor=${first.next}`)).ids, ['sess5', 'sess7'])
+  assert.deepEqual((await found('q=ess10002&limit=2')).ids, [], 'a part of the id of an older one')
+  const { ids, exact } = await found('q=sess10002&limit=2')
+  assert.deepEqual([ids, exact], [['sess10002'], undefined])
+})

@@ -18,7 +18,13 @@ export const SessionParams = Type.Object({ id: Type.String({ description: 'Id of
 const SessionListQuery = Type.Composite([
   PageQuery,
   Type.Object({
-    q: Type.Optional(Type.String({ maxLength: 200, description: 'Part of the session id or the profile name.' })),
+    q: Type.Optional(
+      Type.String({
+        maxLength: 200,
+        description:
+          'Part of the session id or the profile name, looked for in the newest 10,000 sessions; a whole id is found in all.',
+      }),
+    ),
   }),
 ])
 const SessionList = Type.Array(Session, { description: 'Live sessions, newest first.' })
