@@ -8,6 +8,7 @@ import { startConductor } from './conductor.ts'
 const same = (actual: Record<string, unknown>, expected: Record<string, unknown>, when: string) => {
   for (const [asked, answer] of Object.entries(expected)) assert.deepEqual(actual[asked], answer, `${asked}, ${when}`)
 }
+const log = pino({ level: 'silent' })
 const tables = ['rollup_edges', 'run_rollups', 'run_durations', 'session_ends', 'run_marks']
 const statuses = `(ARRAY['ok', 'ok', 'error', 'cancelled', 'interrupted'])[1 + n % 5]`
 
@@ -61,7 +62,8 @@ async function stage(t: TestContext) {
     ])
     return row?.at
   }
-  const rollups = (lagMs?: number) => new Rollups(database, pino({ level: 'silent' }), lagMs)
+  const rollups = (lagMs?: number) =>
+    new Rollups(database, { log, endedAt: new Map(), ...(lagMs === undefined ? {} : { lagMs }) })
   return { database, answers, all, edge, rollups, get }
 }
 

@@ -162,13 +162,11 @@ export interface EndedRow {
 /** Told of sessions that are free while runs wait for them. */
 export type OnWanted = (tenantId: string, sessionId: string) => void
 
-interface Told {
-  readonly onWanted: OnWanted
-  onEnded(tenantId: string): void
-}
+/** When a run of a tenant has ended here last, by the monotonic clock. */
+export type EndedAt = Map<string, number>
 
 /** What whoever holds the claim of a run writes of it. */
-export function createEnds(db: Database, { onWanted, onEnded }: Told) {
+export function createEnds(db: Database, onWanted: OnWanted, endedAt: EndedAt) {
   /** A unit of work on a claimed run, which may free its session. False: the claim was lost. */
   const write = async ({ tenantId, sessionId }: Claim, statement: Statement, chunk?: LogChunk): Promise<boolean> => {
     const options = { order: sessionId, bytes: chunk?.lines.length ?? 0 }
@@ -180,7 +178,7 @@ export function createEnds(db: Database, { onWanted, onEnded }: Told) {
     append: new Appends(db).append,
     retry: (claim, attempt, chunk) => write(claim, retry({ ...of(claim), ...chunk, attempt }), chunk),
     finish(end) {
-      onEnded(end.claim.tenantId)
+      endedAt.set(end.claim.tenantId, performance.now())
       return write(end.claim, finishStatement(end), end.tail)
     },
     discard: (claim) => write(claim, discard(of(claim))),

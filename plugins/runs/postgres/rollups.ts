@@ -1,11 +1,10 @@
 import type { FastifyBaseLogger } from 'fastify'
-import type { Database, TenantTx } from '#contracts/database'
+import type { Database } from '#contracts/database'
+import type { EndedAt } from './ends.ts'
 import { prepared } from './rows.ts'
 
 /** Runs of one step: it takes a fraction of a second and holds no lock that a run waits for. */
 const stepRuns = 20_000
-/** What is younger is left for the next step: a transaction that is writing has read its clock before it commits. */
-const lagMs = 60_000
 /** Figures reach back 30 days. */
 const kept = `interval '32 days'`
 
@@ -30,6 +29,9 @@ const reach = prepared(
      ORDER BY recorded_at OFFSET :size LIMIT 1
    )
    SELECT coalesce((SELECT at FROM next), safe.at)::text AS until, EXISTS (SELECT 1 FROM next) AS more,
+     EXISTS (
+       SELECT 1 FROM run_meters WHERE tenant_id = :tenant AND recorded_at >= :from::timestamptz AND recorded_at < safe.at
+     ) AS some,
      coalesce((SELECT at FROM next), safe.at) > :from::timestamptz AS further
    FROM safe`,
 )
@@ -137,36 +139,42 @@ const listTenants = { name: 'tenant-ids', text: 'SELECT id FROM tenants' }
 
 /** How long after its last end a tenant is looked at: until the edge is behind that end. */
 const wakeMs = 3 * 60_000
-const roundMs = 20_000
-/** Each process looks at every tenant this often, for what others have left when they died. */
+const roundMs = 30_000
+/** Each process looks at every tenant this often: for what others have left when they died, and for what is too old. */
 const allMs = 60 * 60_000
+
+interface RollupsOptions {
+  readonly log: FastifyBaseLogger
+  readonly endedAt: EndedAt
+  /** What is younger is left for the next step: a transaction that is writing has read its clock before it commits. */
+  readonly lagMs?: number
+}
 
 /** Adds up runs behind their ends. Any process may do so for any tenant: a step is whole or was not, and its row of the edge is its lock. */
 export class Rollups {
   readonly #db: Database
-  readonly #lagMs: number
-  readonly #log: FastifyBaseLogger
-  readonly #ended = new Map<string, number>()
+  readonly #options: RollupsOptions
   #timer: NodeJS.Timeout | undefined
-  #round: Promise<void> = Promise.resolve()
-  #busy = false
+  #round: Promise<void> | undefined
   #allAt = 0
   #closed = false
 
-  constructor(db: Database, log: FastifyBaseLogger, lag = lagMs) {
-    this.#lagMs = lag
+  constructor(db: Database, options: RollupsOptions) {
     this.#db = db
-    this.#log = log
-  }
-
-  /** A run of the tenant has ended here. */
-  note(tenantId: string): void {
-    this.#ended.set(tenantId, performance.now())
+    this.#options = options
   }
 
   open(): void {
+    const { log } = this.#options
+    const round = (): void => {
+      this.#round ??= this.#rollDue()
+        .catch((err: unknown) => log.warn({ err }, 'the tenants whose runs are to be added up are not known'))
+        .finally(() => {
+          this.#round = undefined
+        })
+    }
     this.#allAt = performance.now() + roundMs
-    this.#timer = setInterval(() => this.#tick(), roundMs).unref()
+    this.#timer = setInterval(round, roundMs).unref()
   }
 
   async close(): Promise<void> {
@@ -175,56 +183,60 @@ export class Rollups {
     await this.#round
   }
 
-  #tick(): void {
-    if (this.#busy) return
-    this.#busy = true
-    this.#round = this.#rollAll()
-      .catch((err: unknown) =>
-        this.#log.warn({ err }, 'adding up runs failed; figures are read from the runs themselves'),
-      )
-      .finally(() => {
-        this.#busy = false
-      })
-  }
-
-  async #rollAll(): Promise<void> {
+  async #rollDue(): Promise<void> {
+    const { endedAt, log } = this.#options
     const now = performance.now()
-    const due = new Set(this.#ended.keys())
-    for (const [tenantId, at] of this.#ended) if (at < now - wakeMs) this.#ended.delete(tenantId)
-    if (now >= this.#allAt) {
+    const due = new Set(endedAt.keys())
+    for (const [tenantId, at] of endedAt) if (at < now - wakeMs) endedAt.delete(tenantId)
+    const all = now >= this.#allAt
+    if (all) {
       const [tenants] = await this.#db.systemBatch<[{ id: string }[]]>([listTenants])
       for (const { id } of tenants) due.add(id)
       this.#allAt = now + allMs
     }
-    for (const tenantId of due) if (!this.#closed) await this.roll(tenantId)
+    // A step of each in turn: one tenant with millions of runs does not keep the others waiting.
+    for (const tenantId of due) {
+      if (this.#closed) return
+      due.delete(tenantId)
+      try {
+        if (await this.#step(tenantId, stepRuns, all)) due.add(tenantId)
+      } catch (err) {
+        log.warn({ err, tenantId }, 'adding up runs failed; figures are read from the runs themselves')
+      }
+    }
   }
 
-  /** Adds up what has ended, step by step, until the edge is where it may be. */
+  /** Adds up what has ended, so many in one transaction, until the edge is where it may be, and drops what is too old. */
   async roll(tenantId: string, size = stepRuns): Promise<void> {
-    while (!this.#closed && (await this.#db.tenant(tenantId, (tx) => step(tx, size, this.#lagMs))));
+    while (!this.#closed && (await this.#step(tenantId, size, true)));
   }
-}
 
-/** False: there is no more for now. */
-async function step(tx: TenantTx, size: number, lag: number): Promise<boolean> {
-  const tenant = tx.tenantId
-  await tx.query(begin({ tenant }))
-  const [edge] = await tx.query<{ from: string }>(lock({ tenant }))
-  if (!edge) return false
-  const { from } = edge
-  const [{ until, more, further }] = await reachOf(tx, { from, size, lagMs: lag })
-  if (!further) return false
-  const values = { tenant, from, until }
-  for (const add of [addRuns, addDurations, moveSessions, markRuns]) await tx.query(add(values))
-  if (!more) for (const old of forget) await tx.query(old({ tenant }))
-  await tx.query(moveEdge(values))
-  return more
+  /** False: there is no more for now. */
+  #step(tenantId: string, size: number, forgets: boolean): Promise<boolean> {
+    const { lagMs = 60_000 } = this.#options
+    return this.#db.tenant(tenantId, async (tx) => {
+      const tenant = tx.tenantId
+      await tx.query(begin({ tenant }))
+      const [edge] = await tx.query<{ from: string }>(lock({ tenant }))
+      if (!edge) return false
+      const [next] = await tx.query<Reach>(reach({ tenant, from: edge.from, size, lagMs }))
+      const { until, some, more, further } = next!
+      if (!further) return false
+      const values = { tenant, from: edge.from, until }
+      if (some) for (const add of [addRuns, addDurations, moveSessions]) await tx.query(add(values))
+      await tx.query(markRuns(values))
+      if (forgets && !more) for (const old of forget) await tx.query(old({ tenant }))
+      await tx.query(moveEdge(values))
+      return more
+    })
+  }
 }
 
 interface Reach {
   readonly until: string
+  /** Runs have ended up to there. */
+  readonly some: boolean
+  /** Others have ended behind it, which may be added up. */
   readonly more: boolean
   readonly further: boolean
 }
-const reachOf = (tx: TenantTx, step: { from: string; size: number; lagMs: number }): Promise<[Reach]> =>
-  tx.query<Reach>(reach({ tenant: tx.tenantId, ...step })) as Promise<[Reach]>

@@ -1,7 +1,7 @@
 import type { Database } from '#contracts/database'
 import type { Prices } from '#contracts/prices'
 import type { RunStore } from '#contracts/run-store'
-import { createEnds } from './ends.ts'
+import { createEnds, type EndedAt } from './ends.ts'
 import { createInstance, type InstanceOptions } from './instance.ts'
 import { createLostClaims } from './lost-claims.ts'
 import { Orphans } from './orphans.ts'
@@ -42,7 +42,8 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
   const steal: Orphans['steal'] = (...one) => orphans.steal(...one)
   const lostClaims = createLostClaims(db, instance, steal, options.strayMs)
   const { sweepQueues, ...queue } = createQueue({ db, instance, lostClaims, onWanted })
-  const rollups = new Rollups(database, log)
+  const endedAt: EndedAt = new Map()
+  const rollups = new Rollups(database, { log, endedAt })
   let timer: NodeJS.Timeout | undefined
   let sweeping: Promise<unknown> = Promise.resolve()
   const warn = (what: string) => (err: unknown) => log.warn({ err }, `${what} failed`)
@@ -60,7 +61,7 @@ export function createPostgresRunStore(database: Database, options: PostgresRunS
     ...createReads(database),
     ...createState(database),
     ...createStarts({ db, instance, orphans, lostClaims }),
-    ...createEnds(db, { onWanted, onEnded: (tenantId) => rollups.note(tenantId) }),
+    ...createEnds(db, onWanted, endedAt),
     ...createTenantUse(db, database, instance),
     ...queue,
     retreat: instance.retreat,

@@ -1,11 +1,12 @@
-import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pino } from 'pino'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import type { Claim } from '#contracts/run-store'
 import type { Profile } from '#contracts/profiles'
 import { databasePlugin, testKernel } from '#testing'
-import { createPostgresRunStore } from '../../../plugins/runs/postgres/store.ts'
+import { createPostgresRunStore, type PostgresRunStore } from '../../../plugins/runs/postgres/store.ts'
 import { tenant } from './seed.ts'
 
 /** A conductor's store on the seeded database. Each work answers how many milliseconds it took. */
@@ -20,6 +21,12 @@ const profile = { name: 'profile0', runtime: 'general', model: 'builtin/demo', l
 /** Runs that a dead process leaves. */
 const left = 10
 
+async function timed(work: () => Promise<unknown>): Promise<number> {
+  const began = performance.now()
+  await work()
+  return performance.now() - began
+}
+
 export async function openStore(dsn: string): Promise<Stage> {
   const stops: (() => unknown)[] = []
   const found: { db?: Database } = {}
@@ -30,28 +37,13 @@ export async function openStore(dsn: string): Promise<Stage> {
   })
   await testKernel({ after: (stop) => void stops.push(stop as () => unknown) }, [await databasePlugin(dsn), grab])
   const db = found.db!
-  const options = {
-    heartbeatMs: 4_000,
-    leaseMs: 60_000,
-    hungMs: 60_000,
-    sweepMs: 600_000,
-    log: pino({ level: 'silent' }),
-  }
+  const long = 600_000
+  const options = { heartbeatMs: 4_000, leaseMs: 60_000, hungMs: 60_000, sweepMs: long, log: pino({ level: 'silent' }) }
   const store = createPostgresRunStore(db, options)
   await store.open()
   stops.unshift(() => store.close())
-  const timed = async (work: () => Promise<unknown>): Promise<number> => {
-    const began = performance.now()
-    await work()
-    return performance.now() - began
-  }
-  const start = async (sessionId = `sess_${randomUUID()}`) => {
-    const run = { tenantId: tenant, runId: `run_${randomUUID()}`, sessionId }
-    const started = await store.start({ ...run, task: { profile: 'profile0', prompt: 'x' }, create: { profile } })
-    if (started.kind !== 'started') throw new Error(`the run was not started: ${started.kind}`)
-    return started.claim
-  }
   return {
+    works: worksOf(store, db),
     async rollUp(tenantId) {
       const edge = { text: `SELECT rolled_until() > now() - interval '5 minutes' AS done` }
       // The other conductor may be at it.
@@ -65,42 +57,43 @@ export async function openStore(dsn: string): Promise<Stage> {
       for (const table of ['run_rollups', 'run_durations', 'session_ends', 'run_marks', 'rollup_edges'])
         await db.systemBatch([{ text: `ANALYZE ${table}` }])
     },
-    works: {
-      'start and end of a run': () =>
-        timed(async () => {
-          const claim = await start()
-          const tail = { firstSeq: 1, count: 1, lines: Buffer.from('{"type":"done"}\n') }
-          await store.finish({ claim, status: 'ok', sessionStatus: 'idle', result: 'done', tail })
-        }),
-      async [`sweep of ${left} runs of a dead process`]() {
-        const owner = `inst_${randomUUID()}`
-        await db.systemBatch([
-          {
-            text: `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() - interval '1 second')`,
-            values: [owner],
-          },
-        ])
-        for (let n = 0; n < left; n++) {
-          const { runId, sessionId } = await start()
-          await db.batch(tenant, [
-            {
-              text: 'UPDATE runs SET claim_owner = $2 WHERE tenant_id = $3 AND id = $1',
-              values: [runId, owner, tenant],
-            },
-            {
-              text: 'UPDATE sessions SET claim_owner = $2 WHERE tenant_id = $3 AND id = $1',
-              values: [sessionId, owner, tenant],
-            },
-          ])
-        }
-        return timed(async () => {
-          if ((await store.sweepOrphans()) !== left)
-            throw new Error('the sweep did not end the runs of the dead process')
-        })
-      },
-    },
     async close() {
       for (const stop of stops) await stop()
+    },
+  }
+}
+
+function worksOf(store: PostgresRunStore, db: Database): Stage['works'] {
+  const start = async () => {
+    const run = { tenantId: tenant, runId: newId('run'), sessionId: newId('sess') }
+    const started = await store.start({ ...run, task: { profile: 'profile0', prompt: 'x' }, create: { profile } })
+    if (started.kind !== 'started') throw new Error(`the run was not started: ${started.kind}`)
+    return started.claim
+  }
+  /** As if another process had started it. */
+  const leave = (owner: string, { runId, sessionId }: Claim) =>
+    db.batch(tenant, [
+      { text: 'UPDATE runs SET claim_owner = $1 WHERE tenant_id = $2 AND id = $3', values: [owner, tenant, runId] },
+      {
+        text: 'UPDATE sessions SET claim_owner = $1 WHERE tenant_id = $2 AND id = $3',
+        values: [owner, tenant, sessionId],
+      },
+    ])
+  return {
+    'start and end of a run': () =>
+      timed(async () => {
+        const claim = await start()
+        const tail = { firstSeq: 1, count: 1, lines: Buffer.from('{"type":"done"}\n') }
+        await store.finish({ claim, status: 'ok', sessionStatus: 'idle', result: 'done', tail })
+      }),
+    async [`sweep of ${left} runs of a dead process`]() {
+      const owner = newId('inst')
+      const text = `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() - interval '1 second')`
+      await db.systemBatch([{ text, values: [owner] }])
+      for (let n = 0; n < left; n++) await leave(owner, await start())
+      return timed(async () => {
+        if ((await store.sweepOrphans()) !== left) throw new Error('the sweep did not end the runs of the dead process')
+      })
     },
   }
 }
