@@ -61,17 +61,18 @@ export function pageHeaders(
   { total, more = false, next }: Pick<Listing<unknown>, 'total' | 'more' | 'next'>,
 ): Record<string, string> {
   const count = { 'x-total-count': String(total), ...(more ? { 'x-total-count-exact': 'false' } : {}) }
-  const { limit, offset = 0 } = pageOf(page)
+  const { limit, offset = 0, cursor } = pageOf(page)
   if (limit === undefined) return count
   const link = (place: Readonly<Record<string, string>>, rel: string): string => {
     const [path = '', query] = url.split('?', 2)
     const params = new URLSearchParams(query)
-    for (const name of ['limit', 'offset', 'cursor']) params.delete(name)
+    for (const name of ['offset', 'cursor']) if (!(name in place)) params.delete(name)
     for (const [name, value] of Object.entries({ limit: String(limit), ...place })) params.set(name, value)
     return `<${path}?${params.toString()}>; rel="${rel}"`
   }
-  const behind =
-    next !== undefined ? { cursor: next } : offset + limit < total ? { offset: String(offset + limit) } : undefined
+  // Whoever pages by offset goes on so, as long as it is known that there is something.
+  const byOffset = cursor === undefined && offset + limit < total
+  const behind = byOffset ? { offset: String(offset + limit) } : next === undefined ? undefined : { cursor: next }
   const links = [
     ...(offset > 0 ? [link({ offset: String(Math.max(0, offset - limit)) }, 'prev')] : []),
     ...(behind ? [link(behind, 'next')] : []),
