@@ -164,6 +164,8 @@ async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSes
   await tx.query({
     text: `WITH events AS (DELETE FROM run_events WHERE tenant_id = $1 AND run_id = ANY($2)),
              deliveries AS (DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND run_id = ANY($2)),
+             marks AS (DELETE FROM run_marks m USING runs r WHERE r.tenant_id = $1 AND r.id = ANY($2)
+               AND m.tenant_id = $1 AND m.status = r.status AND m.started_at = r.started_at AND m.run_id = r.id),
              repeats AS (DELETE FROM idempotency_keys WHERE tenant_id = $1 AND plan ->> 'runId' = ANY($2)),
              noted AS (INSERT INTO erased_runs (tenant_id, run_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING)
            DELETE FROM runs WHERE tenant_id = $1 AND id = ANY($2)`,
@@ -172,6 +174,7 @@ async function deleteRuns(tx: TenantTx, runs: readonly Owned[]): Promise<LeftSes
   // What the tenant itself has begun in such a session stays, without what the session remembers.
   return tx.query<LeftSession>({
     text: `WITH state AS (DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY($2)),
+             ends AS (DELETE FROM session_ends WHERE tenant_id = $1 AND session_id = ANY($2)),
              shut AS (UPDATE sessions s SET status = 'shutdown', last_prompt = NULL
                WHERE s.tenant_id = $1 AND s.id = ANY($2) AND s.claim_run IS NULL
                  AND EXISTS (SELECT FROM runs r WHERE r.tenant_id = $1 AND r.session_id = s.id))

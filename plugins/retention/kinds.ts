@@ -40,13 +40,16 @@ const resting = (session: string): string => `
 
 const walks = {
   // What a run of now stands on stays: a session that executes has all of its runs, and a message that is not delivered its run.
-  runs: `WITH ${seen('runs', 'started_at', ', finished_at, session_id')}, due AS MATERIALIZED (
-      SELECT id FROM seen WHERE finished_at < $2::timestamptz AND ${resting('seen.session_id')}
+  runs: `WITH ${seen('runs', 'started_at', ', finished_at, session_id, status')}, due AS MATERIALIZED (
+      SELECT id, time, status FROM seen WHERE finished_at < $2::timestamptz AND ${resting('seen.session_id')}
         AND NOT EXISTS (SELECT FROM webhook_deliveries w WHERE w.tenant_id = $1 AND w.run_id = seen.id AND w.state = 'pending')
     ), events AS (
       DELETE FROM run_events WHERE tenant_id = $1 AND run_id = ANY (ARRAY(SELECT id FROM due))
     ), deliveries AS (
       DELETE FROM webhook_deliveries WHERE tenant_id = $1 AND run_id = ANY (ARRAY(SELECT id FROM due))
+    ), marks AS (
+      DELETE FROM run_marks m USING due
+      WHERE m.tenant_id = $1 AND m.status = due.status AND m.started_at = due.time AND m.run_id = due.id
     ), gone AS (
       DELETE FROM runs WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM due)) RETURNING id
     ), noted AS (
@@ -62,6 +65,8 @@ const walks = {
         AND NOT EXISTS (SELECT FROM run_queue q WHERE q.tenant_id = $1 AND q.session_id = s.id) RETURNING id
     ), state AS (
       DELETE FROM session_state WHERE tenant_id = $1 AND session_id = ANY (ARRAY(SELECT id FROM gone))
+    ), ends AS (
+      DELETE FROM session_ends WHERE tenant_id = $1 AND session_id = ANY (ARRAY(SELECT id FROM gone))
     ) ${answer}`,
 } as const
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { chat, run, stage } from './stage.ts'
+import { chat, rolledUp, run, stage } from './stage.ts'
 
 test('an end user is erased whole, with what their runs delegated; other people and other tenants stay; meters stay', async (t) => {
   const { sql, count, call, database } = await stage(t)
@@ -17,6 +17,7 @@ test('an end user is erased whole, with what their runs delegated; other people 
     `INSERT INTO idempotency_keys (tenant_id, scope, key, fingerprint, plan, answer, expires_at)
      VALUES ('acme', 's', 'k', 'x', '{"runId": "run_a1"}', '"secret of a1"', now() + interval '1 day')`,
   )
+  for (const tenant of ['acme', 'globex']) await sql(tenant, ...rolledUp(tenant))
   const reply = await call('DELETE', '/api/end-users/ann', 'acme')
   assert.equal(reply.statusCode, 200)
   assert.deepEqual(reply.json(), { endUserId: 'ann', conversations: 1, messages: 4, runs: 3, sessions: 2, pending: 0 })
@@ -27,6 +28,8 @@ test('an end user is erased whole, with what their runs delegated; other people 
     'run_events',
     'sessions',
     'session_state',
+    'session_ends',
+    'run_marks',
     'webhook_deliveries',
   ]) {
     assert.deepEqual([await count('acme', table), await count('globex', table)], [2, 1], table)

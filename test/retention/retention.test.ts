@@ -5,17 +5,17 @@ import { test } from 'node:test'
 import { setImmediate as nextTurn } from 'node:timers/promises'
 import { sqlState } from '#contracts/database'
 import { freshDatabase } from '#testing'
-import { ago, chat, run, stage } from './stage.ts'
+import { ago, chat, rolledUp, run, stage } from './stage.ts'
 
 test('what a tenant has a time for goes when it is older, with all that hangs on it; other tenants and kinds stay', async (t) => {
   const { pass, sql, count, call } = await stage(t)
   for (const tenant of ['acme', 'globex']) {
-    await sql(tenant, ...run(tenant, 'run_old', 10), ...run(tenant, 'run_new', 2))
+    await sql(tenant, ...run(tenant, 'run_old', 10), ...run(tenant, 'run_new', 2), ...rolledUp(tenant))
   }
   const kept = await call('PATCH', '/api/tenants/acme', 'default', { retention: { runs: 7 } })
   assert.deepEqual([kept.statusCode, kept.json().retention], [200, { runs: 7 }])
   await pass()
-  for (const table of ['runs', 'run_events', 'webhook_deliveries']) {
+  for (const table of ['runs', 'run_events', 'webhook_deliveries', 'run_marks']) {
     assert.deepEqual([await count('acme', table), await count('globex', table)], [1, 2], table)
   }
   // Each kind has its own time.
@@ -24,8 +24,13 @@ test('what a tenant has a time for goes when it is older, with all that hangs on
   await call('PATCH', '/api/tenants/acme', 'default', { retention: { runs: null, meters: 7, sessions: 7 } })
   await pass()
   assert.deepEqual(
-    [await count('acme', 'run_meters'), await count('acme', 'sessions'), await count('acme', 'session_state')],
-    [1, 1, 1],
+    [
+      await count('acme', 'run_meters'),
+      await count('acme', 'sessions'),
+      await count('acme', 'session_state'),
+      await count('acme', 'session_ends'),
+    ],
+    [1, 1, 1, 1],
   )
   assert.deepEqual((await call('GET', '/api/tenants/acme')).json().retention, { meters: 7, sessions: 7 })
 })

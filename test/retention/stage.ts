@@ -108,3 +108,11 @@ export const chat = (tenant: string, id: string, days: number, conversation: str
     ),
   ]
 }
+
+/** What the roll-ups of a tenant's runs and sessions keep of each. */
+export const rolledUp = (tenant: string): string[] => [
+  `INSERT INTO run_marks (tenant_id, status, started_at, run_id, profile)
+   SELECT tenant_id, status, started_at, id, profile FROM runs WHERE tenant_id = '${tenant}'`,
+  `INSERT INTO session_ends (tenant_id, session_id, profile, last_at)
+   SELECT tenant_id, id, profile, last_used_at FROM sessions WHERE tenant_id = '${tenant}'`,
+]

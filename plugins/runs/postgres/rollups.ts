@@ -8,7 +8,12 @@ const stepRuns = 20_000
 /** Figures reach back 30 days. */
 const kept = `interval '32 days'`
 
-const begin = prepared('rollup-begin', 'INSERT INTO rollup_edges (tenant_id) VALUES (:tenant) ON CONFLICT DO NOTHING')
+// None for a tenant that is erased, or never ran anything.
+const begin = prepared(
+  'rollup-begin',
+  `INSERT INTO rollup_edges (tenant_id) SELECT :tenant WHERE EXISTS (SELECT 1 FROM run_meters WHERE tenant_id = :tenant)
+   ON CONFLICT DO NOTHING`,
+)
 // One step at a time; a conductor that finds another at it leaves the tenant to it.
 const lock = prepared(
   'rollup-lock',
@@ -107,7 +112,8 @@ const markRuns = prepared(
        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant_id = :tenant AND r.id = m.run_id AND r.status = 'running')
    )
    INSERT INTO run_marks (tenant_id, status, started_at, run_id, profile)
-   SELECT :tenant, status, started_at, run_id, profile FROM run_meters WHERE ${ended} AND status <> 'ok'
+   SELECT :tenant, status, started_at, run_id, profile FROM run_meters m WHERE ${ended} AND status <> 'ok'
+     AND EXISTS (SELECT 1 FROM runs r WHERE r.tenant_id = :tenant AND r.id = m.run_id)
    UNION ALL
    SELECT :tenant, status, started_at, id, profile FROM runs
    WHERE tenant_id = :tenant AND status = 'running' AND started_at < :until::timestamptz
@@ -119,7 +125,7 @@ const old = (table: string, time: string): string =>
   `DELETE FROM ${table} WHERE ctid = ANY (ARRAY(
      SELECT ctid FROM ${table} WHERE tenant_id = :tenant AND ${time} < now() - ${kept} LIMIT ${stepRuns}))`
 const inSpans = (table: string): string => old(table, 'span IN (1, 5, 60, 1440) AND at')
-// Marks go with the oldest runs.
+// Retention deletes marks with their runs; whoever deletes runs otherwise begins with the oldest.
 const forgetMarks = prepared(
   'rollup-forget-marks',
   `DELETE FROM run_marks m WHERE m.status IN ('error', 'cancelled', 'interrupted') AND m.tenant_id = :tenant
