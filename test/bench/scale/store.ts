@@ -87,13 +87,18 @@ function worksOf(store: PostgresRunStore, db: Database): Stage['works'] {
         await store.finish({ claim, status: 'ok', sessionStatus: 'idle', result: 'done', tail })
       }),
     async [`sweep of ${left} runs of a dead process`]() {
-      const owner = newId('inst')
-      const text = `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() - interval '1 second')`
-      await db.systemBatch([{ text, values: [owner] }])
-      for (let n = 0; n < left; n++) await leave(owner, await start())
-      return timed(async () => {
-        if ((await store.sweepOrphans()) !== left) throw new Error('the sweep did not end the runs of the dead process')
-      })
+      // The other conductor sweeps, too, and may be first.
+      for (;;) {
+        const owner = newId('inst')
+        for (let n = 0; n < left; n++) await leave(owner, await start())
+        const text = `INSERT INTO instances (id, kind, lease_until) VALUES ($1, 'conductor', now() - interval '1 second')`
+        await db.systemBatch([{ text, values: [owner] }])
+        let swept = 0
+        const ms = await timed(async () => {
+          swept = await store.sweepOrphans()
+        })
+        if (swept === left) return ms
+      }
     },
   }
 }
