@@ -38,7 +38,7 @@ async function bench({ runs, samples }: Options, processes: Processes): Promise<
     say(`in ${Math.round(rolled / 1_000)} s; measuring`)
     const measured = {
       count,
-      seconds: { seeded, rolled },
+      prepared: { seeded, rolled },
       ms: { ...(await reads(ask, samples)), ...(await writes(stage, samples)) },
     }
     if (round > 0) figures.push(measured)

@@ -3,7 +3,7 @@ import { draw, shown } from '../table.ts'
 export interface Figures {
   readonly count: number
   /** Milliseconds of the preparations. */
-  readonly seconds: { readonly seeded: number; readonly rolled: number }
+  readonly prepared: { readonly seeded: number; readonly rolled: number }
   readonly ms: Readonly<Record<string, number>>
 }
 

@@ -6,6 +6,7 @@ import { newId } from '#contracts/ids'
 import type { Claim } from '#contracts/run-store'
 import type { Profile } from '#contracts/profiles'
 import { databasePlugin, testKernel } from '#testing'
+import { batchOf } from '../../../plugins/retention/kinds.ts'
 import { createPostgresRunStore, type PostgresRunStore } from '../../../plugins/runs/postgres/store.ts'
 import { tenant } from './seed.ts'
 
@@ -20,6 +21,8 @@ export interface Stage {
 const profile = { name: 'profile0', runtime: 'general', model: 'builtin/demo', limits: {} } as unknown as Profile
 /** Runs that a dead process leaves. */
 const left = 10
+/** Runs that retention deletes at once. */
+const aged = 100
 
 async function timed(work: () => Promise<unknown>): Promise<number> {
   const began = performance.now()
@@ -86,6 +89,14 @@ function worksOf(store: PostgresRunStore, db: Database): Stage['works'] {
         const tail = { firstSeq: 1, count: 1, lines: Buffer.from('{"type":"done"}\n') }
         await store.finish({ claim, status: 'ok', sessionStatus: 'idle', result: 'done', tail })
       }),
+    // Of so old ones that the smallest size has enough for all samples.
+    [`retention of ${aged} runs`]: () =>
+      timed(() =>
+        db.tenant(tenant, async (tx) => {
+          const { deleted } = await batchOf('runs', new Date(Date.now() - 20 * 86_400_000))(tx, aged, undefined)
+          if (deleted['runs'] !== aged) throw new Error(`retention deleted ${deleted['runs']} runs`)
+        }),
+      ),
     async [`sweep of ${left} runs of a dead process`]() {
       // The other conductor sweeps, too, and may be first.
       for (;;) {
