@@ -9,7 +9,7 @@ import { startPostgres } from '#kit/postgres'
 import { type Options, readOptions, usage } from './options.ts'
 import { type Figures, report } from './report.ts'
 import { questions } from './questions.ts'
-import { seed, tenant } from './seed.ts'
+import { seed, settle, tenant } from './seed.ts'
 import { openStore, type Stage } from './store.ts'
 
 async function bench({ runs, samples }: Options, processes: Processes): Promise<boolean> {
@@ -34,7 +34,7 @@ async function bench({ runs, samples }: Options, processes: Processes): Promise<
     const seeded = await timed(() => seed(postgres.adminDsn('agent_orc'), count))
     say(`in ${Math.round(seeded / 1_000)} s; adding them up`)
     const rolled = await timed(() => stage.rollUp(tenant))
-    await stage.analyze()
+    await settle(postgres.adminDsn('agent_orc'))
     say(`in ${Math.round(rolled / 1_000)} s; measuring`)
     const measured = {
       count,

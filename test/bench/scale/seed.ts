@@ -37,12 +37,17 @@ const seeds = (count: number): string[] => {
 }
 
 /** So many ended runs of the tenant within the last 30 days, evenly, of 20 profiles, five runs to a session. */
-export async function seed(dsn: string, count: number): Promise<void> {
+export const seed = (dsn: string, count: number): Promise<void> => run(dsn, seeds(count))
+
+/** What autovacuum does with new rows after a while. */
+export const settle = (dsn: string): Promise<void> => run(dsn, [`VACUUM ANALYZE ${rolledUp}`])
+
+async function run(dsn: string, statements: readonly string[]): Promise<void> {
   const client = new pg.Client({ connectionString: dsn })
   await client.connect()
   try {
     await client.query(`SET synchronous_commit = off; SET maintenance_work_mem = '512MB'`)
-    for (const text of seeds(count)) await client.query(text)
+    for (const text of statements) await client.query(text)
   } finally {
     await client.end()
   }

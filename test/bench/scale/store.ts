@@ -13,7 +13,6 @@ import { tenant } from './seed.ts'
 /** A conductor's store on the seeded database. Each work answers how many milliseconds it took. */
 export interface Stage {
   rollUp(tenantId: string): Promise<void>
-  analyze(): Promise<void>
   readonly works: Readonly<Record<string, () => Promise<number>>>
   close(): Promise<void>
 }
@@ -55,10 +54,6 @@ export async function openStore(dsn: string): Promise<Stage> {
         done = (await db.batch<[{ done: boolean }[]]>(tenantId, [edge]))[0][0]!.done
         if (!done) await sleep(500)
       }
-    },
-    async analyze() {
-      for (const table of ['run_rollups', 'run_durations', 'session_ends', 'run_marks', 'rollup_edges'])
-        await db.systemBatch([{ text: `ANALYZE ${table}` }])
     },
     async close() {
       for (const stop of stops) await stop()
