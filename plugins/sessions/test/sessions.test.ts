@@ -55,7 +55,8 @@ test('sessions are listed with their profile, runtime, status and last run, page
   )
   const page = await call('GET', '/api/sessions?limit=1&offset=0')
   assert.equal(page.json().length, 1)
-  assert.match(String(page.headers['link']), /cursor=/)
+  assert.match(String(page.headers['link']), /offset=1/)
+  assert.equal(typeof page.headers['x-next-cursor'], 'string')
 })
 
 test('a session lists its own runs', async (t) => {
