@@ -94,6 +94,8 @@ async function start(processes: Processes): Promise<Fleet> {
       const hanging = 'hanging'
       await ask(conductor, key, 'POST', '/api/profiles', { name: hanging, model: 'openai/slow-600' })
       const agent = { path: quick.path, key: quick.keys[0]! }
+      // Limits that an operator gives reach the other processes within five seconds.
+      await sleep(6_000)
       const gone = (await ask(conductor, key, 'POST', '/api/api-keys', { label: 'gone' })) as {
         id: string
         token: string
