@@ -20,7 +20,7 @@ const byTheClock = [
   /^chat-(ingress|keys-used|keys-alive)$/,
   /^(api_keys_alive|limits_changed)$/,
   // A conductor takes its share of a tenant's runs once, and adds up what they have logged.
-  /^run-(shares|log)-/,
+  /^run-(shares-hold|log-bytes)$/,
   // Sent once for a burst of wake-ups, and only while another process listens.
   /^kv_/,
   /^LISTEN/,
