@@ -152,8 +152,8 @@ export type OwnLimits = Partial<Limits>
 export interface GuardedRequests {
   /** Whose request it is; called once the guard has let it in. */
   tenantOf(request: FastifyRequest): string
-  /** The limit that it counts for. */
-  kindOf(request: FastifyRequest): LimitName
+  /** What requests count for that do more than read; those that read count for `readsPerMinute`. */
+  readonly writes: LimitName
   /** Whether processes count together, which they do unless this says otherwise. */
   readonly scope?: HitScope
 }

@@ -1,5 +1,5 @@
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
-import { peerLinks } from '../kit/link/listener.ts'
+import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
 import { readTls } from '../kit/tls.ts'
 import { WebGuard } from '../kit/web-guard.ts'

@@ -8,6 +8,8 @@ import { accessOf } from '../http/access.ts'
 import type { App } from '../http/app.ts'
 import { guardedIn } from '../plan.ts'
 import type { Role } from '../plugin.ts'
+import type { SignedParts, Signer, SigningKey } from '#contracts/signing'
+import type { Identity, Signature } from './peer-types.ts'
 
 /**
  * Looks at the head of a request, or of what opens a link, for what shows who sends it. Rejects with an AppError. Resolves to the
@@ -112,3 +114,18 @@ export function isReachable({ listeners }: Listeners, name: string): boolean {
 /** True for a reachable listener that answers whoever reaches it, by what the role file says. */
 export const isOpen = (role: Listeners, name: string): boolean =>
   isReachable(role, name) && !role.listeners[name]?.tls?.requestClientCert && !guardedIn(role.plugins).has(name)
+
+/** Callers that sign with a family of keys; without a signer the tenant's header is all. `tenantHeader` is that of the wire. */
+export function signedBy(signer: Signer | undefined, tenantHeader: string): Identity {
+  if (!signer) return { tenantHeader }
+  // The key that a peer was last seen to know comes first: while keys are rotated it may not have been restarted yet.
+  let known: SigningKey = 'CURRENT'
+  const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']
+  const signatures = keys.map((key): Signature => ({
+    sign: (request: SignedParts) => signer.sign(request, key),
+    taken() {
+      known = key
+    },
+  }))
+  return { tenantHeader, signatures: () => (known === 'CURRENT' ? signatures : signatures.toReversed()) }
+}

@@ -4,6 +4,7 @@ import type { FastifyRequest } from 'fastify'
 import ipaddr from 'ipaddr.js'
 import type { AppError } from '../contracts/errors.ts'
 import { httpErrors } from '../contracts/http-errors.ts'
+import { isWithin, type Network, networkOf } from './addresses.ts'
 
 const name = '\\.?[A-Za-z0-9_-][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\]'
 const network = '[0-9A-Fa-f:.]+/[0-9]{1,3}'
@@ -49,10 +50,17 @@ const entriesOf = (settings: readonly string[]): string[] =>
 
 const bare = (host: string): string => host.replace(/^\[|\]$/g, '')
 
+/** The network that an entry names, if any; an address is one by itself. Throws for what looks like one and is none. */
+function namedNetwork(entry: string): Network[] {
+  const network = networkOf(entry)
+  if (!network && entry.includes('/')) throw new Error(`'${entry}' is no network`)
+  return network ? [network] : []
+}
+
 /** Whether a host, as it stands in a request, is one of those of a setting. */
 export function hostMatcher(settings: readonly string[]): (host: string) => boolean {
   const hosts = entriesOf(settings).map((entry) => (entry.includes('://') ? new URL(entry).hostname : entry))
-  const networks = hosts.flatMap((host) => networkOf(bare(host)))
+  const networks = hosts.flatMap((host) => namedNetwork(bare(host)))
   const suffixes = hosts.filter((host) => host.startsWith('.'))
   const names = new Set(hosts)
   return (asked) => {
@@ -61,16 +69,8 @@ export function hostMatcher(settings: readonly string[]): (host: string) => bool
     const address = bare(host)
     if (isIP(address) === 0) return suffixes.some((suffix) => host.endsWith(suffix) || host === suffix.slice(1))
     const parsed = ipaddr.process(address)
-    return networks.some((range) => range[0].kind() === parsed.kind() && parsed.match(range))
+    return networks.some((network) => isWithin(parsed, network))
   }
-}
-
-/** The network that an entry names; an address is one by itself. */
-function networkOf(entry: string): [ipaddr.IPv4 | ipaddr.IPv6, number][] {
-  if (entry.includes('/')) return [ipaddr.parseCIDR(entry)]
-  if (isIP(entry) === 0) return []
-  const address = ipaddr.process(entry)
-  return [[address, address.kind() === 'ipv4' ? 32 : 128]]
 }
 
 /**

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { accessErrors } from '#contracts/access-errors'
 import type { AppError } from '../contracts/errors.ts'
-import { countedAs } from './client-address.ts'
+import { countedAs } from './addresses.ts'
 
 const windowMs = 60_000
 /** Addresses of which something is known at once. Whoever has more of them makes this forget the oldest. */

@@ -68,7 +68,7 @@ export function createApiGuard({ authenticate, adminTenant, trail, limits }: Gua
       })
       limits?.guard(app, {
         tenantOf: (request) => callers.get(request)!.tenantId,
-        kindOf: ({ method }) => (method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : 'writesPerMinute'),
+        writes: 'writesPerMinute',
       })
     },
     callerOf(request) {

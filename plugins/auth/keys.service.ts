@@ -4,6 +4,7 @@ import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { Page } from '#contracts/paging'
+import { networksOf } from '#kit'
 import { bootstrapId } from './bootstrap.ts'
 import { authErrors } from './errors.ts'
 import type { IssueBody, IssuedKey } from './keys.schema.ts'
@@ -17,7 +18,6 @@ import {
   revokeLine,
   roleOfKey,
 } from './keys.store.ts'
-import { networksOf } from './networks.ts'
 
 const roleTooHigh = (role: string) => forbidden({ message: `A key may grant at most its own role, not '${role}'.` })
 const ownersKey = () => forbidden({ message: "Only owners may revoke an owner's key." })

@@ -1,4 +1,5 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
+import { Counter, Histogram, type Registry } from 'prom-client'
 import { access, judgeOrigins, type App, rateLimit } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
@@ -39,6 +40,7 @@ export interface ChatCaller {
 const caller = 'agent-orc.chat-caller'
 /** The caller of a request in a guarded scope; throws in any other. */
 export const callerOf = (request: FastifyRequest): ChatCaller => request.getDecorator<ChatCaller>(caller)
+export const tenantOf = (request: FastifyRequest): string => callerOf(request).tenantId
 
 interface Shown {
   readonly tenantId: string
@@ -120,6 +122,7 @@ export interface AdmissionOptions {
   readonly log: FastifyBaseLogger
   readonly clientOf: ClientAddress
   readonly wrongKeys: WrongKeys
+  readonly registry: Registry
 }
 
 /** Whether a request may chat: its key, the origin of the page that sent it, and the limit of the key. */
@@ -129,6 +132,8 @@ export class ChatAdmission {
   readonly #log: FastifyBaseLogger
   readonly #clientOf: ClientAddress
   readonly #wrongKeys: WrongKeys
+  readonly #requests: Counter
+  readonly #duration: Histogram
   /** The scopes that it guards. */
   readonly #scopes: App[] = []
   /** Keys whose use has to be recorded, with their tenants. It is recorded in the background, so it delays no request. */
@@ -137,12 +142,36 @@ export class ChatAdmission {
   #timer: NodeJS.Timeout | undefined
   #recording = Promise.resolve()
 
-  constructor({ database, tokens, log, clientOf, wrongKeys }: AdmissionOptions) {
+  constructor({ database, tokens, log, clientOf, wrongKeys, registry }: AdmissionOptions) {
     this.#database = database
     this.#tokens = tokens
     this.#log = log
     this.#clientOf = clientOf
     this.#wrongKeys = wrongKeys
+    const registers = [registry]
+    this.#requests = new Counter({
+      name: 'chat_gateway_requests_total',
+      help: 'Public chat requests by route and response status.',
+      labelNames: ['route', 'status'],
+      registers,
+    })
+    this.#duration = new Histogram({
+      name: 'chat_gateway_request_duration_seconds',
+      help: 'Time from request to the end of the response; of a stream, to its last frame.',
+      labelNames: ['route'],
+      buckets: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120],
+      registers,
+    })
+  }
+
+  /** Counts and times every request of a scope, by route pattern. */
+  observe(app: App): void {
+    app.addHook('onResponse', (request, reply, done) => {
+      const route = request.routeOptions.url ?? 'unknown'
+      this.#requests.inc({ route, status: reply.statusCode })
+      this.#duration.observe({ route }, reply.elapsedTime / 1_000)
+      done()
+    })
   }
 
   /** The open streams of the scopes that it guards. */
@@ -307,7 +336,7 @@ export class ChatAdmission {
 export const createKeyLimit = (app: App, kv: Pick<Kv, 'hit'>, scope: HitScope) =>
   rateLimit(app, {
     name: 'key',
-    keyOf: (request) => `ao:chat-key:${callerOf(request).tenantId}:${callerOf(request).keyId}`,
+    keyOf: (request) => `ao:chat-key:${tenantOf(request)}:${callerOf(request).keyId}`,
     max: (request) => callerOf(request).agent.rateLimitRpm,
     hit: (key, max, windowSeconds) => kv.hit(key, max, windowSeconds, scope),
     refused: chatErrors.rateLimited,

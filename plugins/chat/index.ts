@@ -1,7 +1,5 @@
-import type { FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
-import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
-import { type App, CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
@@ -11,10 +9,10 @@ import { limitErrors, TenantLimits } from '#contracts/limits'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
 import { createClientAddress, KeyWatch, WrongKeys } from '#kit'
-import { callerOf, ChatAdmission, createKeyLimit } from './admission.ts'
+import { ChatAdmission, createKeyLimit, tenantOf } from './admission.ts'
 import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './sweeps.ts'
-import { createFollower, type Outcome } from './public-run.ts'
+import { createFollower } from './public-run.ts'
 import { conversationRoutes, runRoutes } from './runs.routes.ts'
 import { SyncWaits } from './sync-waits.ts'
 import { chatErrors } from './errors.ts'
@@ -53,13 +51,12 @@ export default definePlugin({
     const { database, tokens, kv, dispatch, idempotency, limits } = deps
     // Said at boot, not at the first chat: without the pepper no key could be checked.
     if (!database.absent) tokens.hash('ao:pub-key:v1', '')
-    const metrics = createMetrics(registry, () => follower.size)
-    const follower = createFollower({ database, dispatch, log, onEnded: metrics.ended })
+    const follower = createFollower({ database, dispatch, log, registry })
     const sweep = createSweep(database, log)
     const ingress = createIngress(database, log)
     const clientOf = createClientAddress(config.trustedProxies ?? [])
     const wrongKeys = new WrongKeys(config.wrongKeysPerMinute)
-    const admission = new ChatAdmission({ database, tokens, log, clientOf, wrongKeys })
+    const admission = new ChatAdmission({ database, tokens, log, clientOf, wrongKeys, registry })
     const waits = new SyncWaits(stopping, config.drain)
     const watch = new KeyWatch({
       held: () => [...admission.held(), ...waits.held()],
@@ -70,20 +67,19 @@ export default definePlugin({
     const told = { accepted: ingress.touched, doubtful: sweep.touched }
 
     routes('gateway', async (app) => {
-      metrics.observe(app)
+      admission.observe(app)
       needsDatabase(app, database)
       admission.crossOrigin(app)
       const scope = config.rateLimitBackend === 'memory' ? 'process' : 'shared'
       const limit = await createKeyLimit(app, kv, scope)
-      const tenantOf = (request: FastifyRequest): string => callerOf(request).tenantId
       await app.register(async (guarded) => {
         admission.guard(guarded, 'memory')
-        limits?.guard(guarded, { scope, tenantOf, kindOf: () => 'chatsPerMinute' })
+        limits?.guard(guarded, { scope, tenantOf, writes: 'chatsPerMinute' })
         chatRoutes(guarded, { ...common, ...told, idempotency, log, waits, limit })
       })
       await app.register(async (guarded) => {
         admission.guard(guarded, 'database')
-        limits?.guard(guarded, { scope, tenantOf, kindOf: () => 'readsPerMinute' })
+        limits?.guard(guarded, { scope, tenantOf, writes: 'readsPerMinute' })
         runRoutes(guarded, common)
         conversationRoutes(guarded, common)
       })
@@ -106,48 +102,3 @@ export default definePlugin({
     return {}
   },
 })
-
-/** The metrics of specification 6. */
-function createMetrics(registry: Registry, activeWatchers: () => number) {
-  const registers = [registry]
-  const requests = new Counter({
-    name: 'chat_gateway_requests_total',
-    help: 'Public chat requests by route and response status.',
-    labelNames: ['route', 'status'],
-    registers,
-  })
-  const duration = new Histogram({
-    name: 'chat_gateway_request_duration_seconds',
-    help: 'Time from request to the end of the response; of a stream, to its last frame.',
-    labelNames: ['route'],
-    buckets: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120],
-    registers,
-  })
-  const terminal = new Counter({
-    name: 'chat_gateway_run_terminal_total',
-    help: 'Public runs that ended, by how they were announced.',
-    labelNames: ['status'],
-    registers,
-  })
-  new Gauge({
-    name: 'chat_gateway_watcher_active',
-    help: 'Public runs that this process follows.',
-    registers,
-    collect() {
-      this.set(activeWatchers())
-    },
-  })
-  return {
-    /** Counts and times every request of a scope, by route pattern. */
-    observe(app: App): void {
-      app.addHook('onResponse', (request, reply, done) => {
-        const route = request.routeOptions.url ?? 'unknown'
-        requests.inc({ route, status: reply.statusCode })
-        duration.observe({ route }, reply.elapsedTime / 1_000)
-        done()
-      })
-    },
-    // A run that was lost is announced as an error.
-    ended: ({ status }: Outcome): void => terminal.inc({ status: status === 'ok' ? 'done' : 'error' }),
-  }
-}

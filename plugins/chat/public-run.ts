@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
+import { Counter, Gauge, type Registry } from 'prom-client'
 import { isAppError, sseFrame, type StreamEnd } from '#kernel'
 import type { Database } from '#contracts/database'
 import { publicMessageOf } from '#contracts/endings'
@@ -253,17 +254,30 @@ interface Dependencies {
   readonly database: Database
   readonly dispatch: RunDispatch
   readonly log: FastifyBaseLogger
-  onEnded(outcome: Outcome): void
+  readonly registry: Registry
 }
 
 /** Reads the logs of runs for clients. It holds nothing but a cursor of each: a client that leaves ends its reading and not the run. */
-export function createFollower({ database, dispatch, log, onEnded }: Dependencies) {
+export function createFollower({ database, dispatch, log, registry }: Dependencies) {
   let size = 0
-  return {
-    /** How many streams and synchronous calls it reads for. */
-    get size() {
-      return size
+  const registers = [registry]
+  const terminal = new Counter({
+    name: 'chat_gateway_run_terminal_total',
+    help: 'Public runs that ended, by how they were announced.',
+    labelNames: ['status'],
+    registers,
+  })
+  new Gauge({
+    name: 'chat_gateway_watcher_active',
+    help: 'Public runs that this process follows.',
+    registers,
+    collect() {
+      this.set(size)
     },
+  })
+  // A run that was lost is announced as an error.
+  const ended = ({ status }: Outcome): void => terminal.inc({ status: status === 'ok' ? 'done' : 'error' })
+  return {
     // One generator from the conductor's chunks to the socket: every layer costs a delta some microtasks.
     async *frames(run: PublicRun, reading: Reading, signal: AbortSignal): Frames {
       const { tenantId, publicRunId, runId } = run
@@ -283,7 +297,7 @@ export function createFollower({ database, dispatch, log, onEnded }: Dependencie
               if (event) {
                 // The terminal event was stored in one commit with the public run and its message, so it can be sent at once.
                 const outcome = outcomeOf(event, afterSeq)
-                onEnded(outcome)
+                ended(outcome)
                 yield encodeFrames(chunk, reading.exposeToolEvents, terminalFrame(run, outcome))
                 return outcome
               }
@@ -297,7 +311,7 @@ export function createFollower({ database, dispatch, log, onEnded }: Dependencie
             // The conductor does not know it yet, or never will: its row says when it is over.
             const outcome = (await findRun(database, tenantId, publicRunId))?.outcome
             if (outcome) {
-              onEnded(outcome)
+              ended(outcome)
               yield terminalFrame(run, outcome)
               return outcome
             }

@@ -132,9 +132,12 @@ export class KeptLimits implements TenantLimits {
     if (left > 0) this.#held.set(tenantId, left)
     else this.#held.delete(tenantId)
   }
-  /** How long a request waits for its turn, in ms; undefined: others wait already, for as long as may be. */
-  turnOf(key: string, max: number): number | undefined {
-    return this.#pace.turnOf(key, 60_000 / (max * paceFactor))
+  /** Resolves when it is a request's turn. Rejects with an AppError where others wait already, for as long as may be. */
+  async turn(tenantId: string, kind: LimitName, weight: number): Promise<void> {
+    const max = this.of(tenantId)[kind]
+    const waitMs = this.#pace.turnOf(`${tenantId} ${kind}`, 60_000 / (max * paceFactor), weight)
+    if (waitMs === undefined) throw overLimit(kind, max, longestTurnMs / 1_000)
+    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
   }
   /** True for the first `most` requests of a minute: those that this process counts for itself. */
   isOwn(key: string, most: number): boolean {
@@ -205,6 +208,12 @@ class Counts {
 const paceFactor = 6
 /** So many pass at once after a pause. */
 const atOnce = 10
+/** A body takes a turn more for each part of this size. The largest pass at the average that the limit allows. */
+const bytesOfTurn = 32 * 1_024
+const turnsOf = ({ headers }: FastifyRequest): number =>
+  headers['transfer-encoding'] === undefined
+    ? Math.min(paceFactor, 1 + Math.floor(Number(headers['content-length'] ?? 0) / bytesOfTurn))
+    : paceFactor
 const longestTurnMs = 1_000
 
 /** Spreads what comes at once: a minute's worth in a single second would be felt by every tenant. */
@@ -213,13 +222,14 @@ class Pace {
   readonly #next = new Map<string, number>()
   #cleanAt = 0
 
-  turnOf(key: string, everyMs: number): number | undefined {
+  /** How long to wait for the next turn, in ms; undefined: too long. */
+  turnOf(key: string, everyMs: number, turns: number): number | undefined {
     const now = performance.now()
     if (now > this.#cleanAt) this.#clean(now)
     const next = Math.max(now, this.#next.get(key) ?? 0)
     const waitMs = Math.max(0, next - now - atOnce * everyMs)
     if (waitMs > longestTurnMs) return undefined
-    this.#next.set(key, next + everyMs)
+    this.#next.set(key, next + turns * everyMs)
     return waitMs
   }
   #clean(now: number): void {
@@ -240,16 +250,15 @@ interface RequestLimitsOptions {
 /** Keeps the limits on the requests of a scope. With a second process a tenant has at most a tenth more requests. */
 const requestLimits = fp(
   async (app, { limits, kv, guarded }: RequestLimitsOptions) => {
-    const { tenantOf, kindOf, scope = 'shared' } = guarded
+    const { tenantOf, writes, scope = 'shared' } = guarded
+    const kindOf = ({ method }: FastifyRequest): LimitName =>
+      method === 'GET' || method === 'HEAD' ? 'readsPerMinute' : writes
     const check = await rateLimit(app, {
       name: 'tenant',
       keyOf: (request) => `ao:tenant:${tenantOf(request)}:${kindOf(request)}`,
       max: (request) => limits.of(tenantOf(request))[kindOf(request)],
       async hit(key, max, windowSeconds) {
         const own = scope === 'process' ? 0 : Math.floor(max * ownPart)
-        const waitMs = limits.turnOf(key, max)
-        if (waitMs === undefined) return { allowed: false, count: max, retryAfterMs: longestTurnMs }
-        if (waitMs > 0) await sleep(waitMs, undefined, { ref: false })
         if (limits.isOwn(key, own)) return { allowed: true, count: 0, retryAfterMs: 0 }
         const rest = await kv.hit(key, max - own, windowSeconds, scope)
         return { ...rest, count: own + rest.count }
@@ -259,7 +268,10 @@ const requestLimits = fp(
         return overLimit(kind, limits.of(tenantOf(request))[kind], Number(headers?.['retry-after']))
       },
     })
-    app.addHook('onRequest', check)
+    app.addHook('onRequest', async (request, reply) => {
+      await limits.turn(tenantOf(request), kindOf(request), turnsOf(request))
+      await check(request, reply)
+    })
   },
   { name: 'agent-orc-tenant-requests' },
 )

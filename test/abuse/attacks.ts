@@ -32,17 +32,20 @@ class Client {
   readonly #pool: Pool
   readonly #headers: Record<string, string>
   readonly #told: Told
+  readonly #once: boolean
 
-  constructor(origin: string, key: string, told: Told, connections = 64) {
-    this.#pool = new Pool(origin, { connections, headersTimeout: 60_000, bodyTimeout: 60_000 })
+  /** `once`: each connection serves one request. */
+  constructor(origin: string, key: string, told: Told, { once = false }: { readonly once?: boolean } = {}) {
+    this.#pool = new Pool(origin, { connections: 64, headersTimeout: 60_000, bodyTimeout: 60_000 })
+    this.#once = once
     this.#headers = { ...json, authorization: `Bearer ${key}` }
     this.#told = told
   }
   /** Sends a request and reads all of its answer. */
-  async send(method: 'GET' | 'POST', path: string, body?: unknown): Promise<string> {
+  async send(method: 'GET' | 'POST' | 'PUT', path: string, body?: unknown): Promise<string> {
     try {
       const sent = body === undefined ? {} : { body: JSON.stringify(body) }
-      const reply = await this.#pool.request({ method, path, headers: this.#headers, ...sent })
+      const reply = await this.#pool.request({ method, path, headers: this.#headers, reset: this.#once, ...sent })
       const text = await reply.body.text()
       this.#told(reply.statusCode)
       return reply.statusCode < 300 ? text : ''
@@ -148,14 +151,20 @@ export const attacks: readonly Attack[] = [
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
       const instructions = 'x'.repeat(199_000)
-      await flood(8, stop, (n) => client.send('POST', '/api/profiles', { name: `p${process.pid}-${n}`, instructions }))
+      // As many as it may have, written again and again.
+      const names = Array.from({ length: 50 }, (_, i) => `p${process.pid}-${i}`)
+      for (const name of names) await client.send('POST', '/api/profiles', { name })
+      await flood(8, stop, (n) => {
+        const name = names[n % names.length]!
+        return client.send('PUT', `/api/profiles/${name}`, { name, instructions: `${n} ${instructions}` })
+      })
       await client.close()
     },
   },
   {
-    name: 'chats with its own agent, 64 at a time',
+    name: 'chats with its own agent, 64 at a time, each over a connection of its own',
     async run({ gateway, agent }, told, stop) {
-      const client = new Client(gateway, agent.key, told)
+      const client = new Client(gateway, agent.key, told, { once: true })
       await flood(64, stop, () => client.send('POST', agent.path, { message: 'hello' }))
       await client.close()
     },

@@ -1,8 +1,12 @@
 import type { IncomingMessage } from 'node:http'
 import type { Duplex } from 'node:stream'
+import fp from 'fastify-plugin'
 import type { AppError } from '../../contracts/errors.ts'
 import { unavailable } from '../../contracts/http-errors.ts'
 import { errorBody, failureOf } from '../../http/errors.ts'
+import { parseJson } from '../../http/requests.ts'
+import { streamsOf } from '../../http/streams.ts'
+import { proofsOf } from '../proof.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
 import type { Admission, ServedRoute } from '../call.ts'
 import { type LinkHostOptions, LinkRoutes } from './routes.ts'
@@ -89,3 +93,33 @@ function refuse(socket: Duplex, error: AppError, requestId: string): void {
     `HTTP/1.1 ${error.status} Refused\r\nconnection: close\r\nx-content-type-options: nosniff\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
   )
 }
+
+interface LinkOptions {
+  readonly leaving: AbortSignal
+  readonly logRequests: boolean
+}
+
+/**
+ * Links of peers, whose requests are checked and bounded as those over HTTP are. Who opens one shows what the listener demands;
+ * its requests need not show it again.
+ */
+export const peerLinks = fp(
+  async (app, { leaving, logRequests }: LinkOptions) => {
+    const links = createLinkHost({
+      log: app.log,
+      streams: streamsOf(app),
+      compile: app.validatorCompiler!,
+      parse: parseJson,
+      logRequests,
+      bodyLimit: app.initialConfig.bodyLimit!,
+      prove: (request) => proofsOf(app).check(request),
+    })
+    app.decorate(linkHostKey, links)
+    // A request for any other protocol is answered as plain HTTP.
+    Object.assign(app.server, { shouldUpgradeCallback: links.wants })
+    app.server.on('upgrade', links.upgrade)
+    leaving.addEventListener('abort', links.leave)
+    app.addHook('preClose', () => links.end())
+  },
+  { name: 'agent-orc-links', dependencies: ['agent-orc-bodies', 'agent-orc-proofs', 'agent-orc-streams'] },
+)

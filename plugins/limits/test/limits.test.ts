@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
 import { definePlugin } from '#kernel'
 import { Database } from '#contracts/database'
-import { TenantLimits } from '#contracts/limits'
+import { defaultLimits, TenantLimits } from '#contracts/limits'
 import { databasePlugin, freshDatabase, testKernel } from '#testing'
 import limits from '../index.ts'
 import { KeptLimits } from '../limits.ts'
@@ -64,4 +64,18 @@ test('of open streams a tenant has as many as it may, and those that were closed
   assert.equal(limits.openStream('globex'), undefined)
   limits.closeStream('acme')
   assert.equal(limits.openStream('acme'), undefined)
+})
+
+test('what comes at once waits for its turn; the turns of large requests take longer, and who would wait too long is refused', async () => {
+  const limits = new KeptLimits({ ...defaultLimits, writesPerMinute: 60 }, undefined, undefined, {
+    warn: () => assert.fail(),
+  })
+  const refused = async (tenant: string, turns: number): Promise<number> => {
+    const all = Array.from({ length: 5 }, () => limits.turn(tenant, 'writesPerMinute', turns))
+    const settled = await Promise.allSettled(all)
+    const errors = settled.flatMap((one) => (one.status === 'rejected' ? [(one.reason as { code: string }).code] : []))
+    assert.ok(errors.every((code) => code === 'limit_reached'))
+    return errors.length
+  }
+  assert.deepEqual([await refused('small', 1), await refused('large', 6)], [0, 2])
 })

@@ -1,5 +1,6 @@
 import type { FastifyRequest } from 'fastify'
 import ipaddr from 'ipaddr.js'
+import { invalidField } from '../contracts/http-errors.ts'
 
 /** An IP network: its address, and how many bits of it count. */
 export type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
@@ -15,6 +16,30 @@ export function networkOf(text: string): Network | undefined {
 /** Whether an address is in a network; those of the other version never are. */
 export const isWithin = (address: ipaddr.IPv4 | ipaddr.IPv6, [network, bits]: Network): boolean =>
   network.kind() === address.kind() && address.match(network, bits)
+
+const text = ([address, bits]: Network): string => `${address.toString()}/${bits}`
+
+/** The networks that a client names, written as PostgreSQL does; throws 400 for one that is none, or not within `bounds`. */
+export function networksOf(names: readonly string[], bounds: readonly string[] | null): string[] {
+  const outer = bounds?.map((name) => networkOf(name)!)
+  return names.map((name, i) => {
+    const field = `body/allowedAddresses/${i}`
+    const network = networkOf(name)
+    if (!network) throw invalidField(field, 'must be an IP address or a network such as 10.0.0.0/8')
+    const first = firstOf(name, network)
+    if (first !== network[0].toString()) throw invalidField(field, `must be the network itself: ${first}/${network[1]}`)
+    if (outer?.every(([address, bits]) => bits > network[1] || !isWithin(network[0], [address, bits]))) {
+      throw invalidField(field, `must be within the addresses of the key that mints it: ${outer.map(text).join(', ')}`)
+    }
+    return text(network)
+  })
+}
+
+function firstOf(name: string, [address]: Network): string {
+  if (!name.includes('/')) return address.toString()
+  const of = address.kind() === 'ipv4' ? ipaddr.IPv4 : ipaddr.IPv6
+  return of.networkAddressFromCIDR(name).toString()
+}
 
 export type ClientAddress = (request: Pick<FastifyRequest, 'ip' | 'headers'>) => string
 
