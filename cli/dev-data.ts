@@ -8,6 +8,7 @@ export interface DevSecrets {
   readonly signingKey: string
   readonly webhookKey: string
   readonly workerKey: string
+  readonly masterKey: string
 }
 
 /** `api.md`, "Ready line": what another program needs to use a development server. */
@@ -53,6 +54,7 @@ export function devData(folder: string): DevData {
         signingKey: random(),
         webhookKey: random(),
         workerKey: random(),
+        masterKey: random(),
       }
       // A folder of an earlier release has fewer secrets: those it has are kept.
       const all = { ...made, ...kept }

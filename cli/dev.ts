@@ -87,6 +87,7 @@ function devEnvironment(folder: string, secrets: DevSecrets): Environment {
     AGENT_API_KEY_PEPPER: secrets.pepper,
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: secrets.signingKey,
     AGENT_ORC_WEBHOOK_KEY: secrets.webhookKey,
+    AGENT_ORC_MASTER_KEY: secrets.masterKey,
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: secrets.workerKey,
   }
 }

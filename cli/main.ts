@@ -13,6 +13,7 @@ const commands: Readonly<Record<string, () => Promise<Add>>> = {
   key: async () => (await import('./tenants.ts')).addKey,
   tenant: async () => (await import('./tenants.ts')).addTenant,
   migrate: async () => (await import('./database.ts')).addMigrate,
+  secrets: async () => (await import('./secrets.ts')).addSecrets,
   runners: async () => (await import('./runners.ts')).addRunners,
   'check-config': async () => (await import('./check-config.ts')).addCheckConfig,
   plugins: async () => (await import('./plugins.ts')).addPlugins,

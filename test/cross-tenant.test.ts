@@ -47,6 +47,7 @@ async function belongings(conductor: Conductor, call: Call, tenantId: string): P
   await must('POST', '/api/profiles/initech-agent/publish', { slug: 'initech-slug' })
   const key = await must<{ id: string }>('POST', '/api/profiles/initech-agent/keys', { label: 'initech-key' })
   const apiKey = await must<{ id: string }>('POST', '/api/api-keys', { label: 'initech-api-key' })
+  await must('POST', '/api/secrets', { name: 'initech-secret', value: 'Initech’s password' })
   // Written as a conductor leaves them: nothing is executed here.
   const { database } = conductor
   const messageId = `msg_${'a'.repeat(32)}`
@@ -85,6 +86,8 @@ async function belongings(conductor: Conductor, call: Call, tenantId: string): P
     '/api/runs/{id}': 'run-initech',
     // A provider belongs to no tenant.
     '/api/sandbox-events/{provider}': unknownIds['/api/sandbox-events/{provider}']!,
+    '/api/secrets/{name}': 'initech-secret',
+    '/api/secrets/{name}/versions/{version}': '1',
     '/api/sessions/{id}': 'sess-initech1',
     '/api/tenants/{id}': tenantId,
     '/api/webhooks/deliveries/{id}': messageId,

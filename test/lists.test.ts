@@ -50,6 +50,22 @@ const rows: readonly Statement[] = [
     `runs (tenant_id, id, session_id, profile, status, prompt, result, claim_owner, claim_epoch, started_at, finished_at)`,
     `'acme', 'run' || n, 'sess1', 'p1', 'ok', repeat('é', 300000), repeat('🦉', 250000), 'x', 1, now() - (n / 50) * interval '1 microsecond', now()`,
   ),
+  sql(450, `secrets (tenant_id, name, version)`, `'acme', 'secret' || n, 1`),
+  sql(
+    450,
+    `secret_versions (tenant_id, name, version, master_key, wrapped_key, ciphertext, created_by)`,
+    `'acme', 'secret' || n, 1, 'mk_1', '', '', 'test'`,
+  ),
+  sql(
+    449,
+    `secret_versions (tenant_id, name, version, master_key, wrapped_key, ciphertext, created_by)`,
+    `'acme', 'secret1', 1 + n, 'mk_1', '', '', 'test'`,
+  ),
+  sql(
+    450,
+    `secret_reads (tenant_id, name, reader, version, reads, first_read_at, last_read_at)`,
+    `'acme', 'secret1', 'reader' || n, 1, 1, now(), now()`,
+  ),
   sql(
     120,
     `audit_entries (tenant_id, id, actor_key, actor_role, action, path)`,
@@ -66,6 +82,9 @@ const lists = [
   '/api/api-keys',
   '/api/published',
   '/api/webhooks/deliveries',
+  '/api/secrets',
+  '/api/secrets/secret1/versions',
+  '/api/secrets/secret1/reads',
   '/api/sessions',
   '/api/runs',
   '/api/audit',
@@ -138,8 +157,9 @@ test('every list of many rows is the sum of its pages, whichever way it is asked
   }
 })
 
-type Item = { readonly [field in 'runId' | 'id' | 'name' | 'profile' | 'version']?: string | number }
-const keyOf = ({ runId, id, version, profile, name }: Item): unknown => runId ?? id ?? version ?? profile ?? name
+type Item = { readonly [field in 'runId' | 'id' | 'name' | 'reader' | 'profile' | 'version']?: string | number }
+const keyOf = ({ runId, id, name, reader, version, profile }: Item): unknown =>
+  runId ?? id ?? name ?? reader ?? version ?? profile
 
 test('a list of runs shows the beginning of each text, cut between characters; the run itself has all', async (t) => {
   const conductor = await startConductor(t)

@@ -86,6 +86,8 @@ export const unknownIds: Fixtures = {
   '/api/profiles/{name}/versions/{version}': '1',
   '/api/runs/{id}': 'run_0000',
   '/api/sandbox-events/{provider}': 'nobody',
+  '/api/secrets/{name}': 'nobody',
+  '/api/secrets/{name}/versions/{version}': '1',
   '/api/sessions/{id}': 'sess-00000000-00000000',
   '/api/tenants/{id}': 'nobody',
   '/api/webhooks/deliveries/{id}': 'whd_0000',

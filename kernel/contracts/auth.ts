@@ -35,6 +35,10 @@ export interface Guard {
 export const ApiGuard = capability<Guard>('conductor.api-guard')
 /** HMAC signatures of the conductor's internal listener, chat-gateway family; every caller acts as admin of the signed tenant. Specification 5.3. */
 export const InternalGuard = capability<Guard>('conductor.internal-guard')
+/** Access of routes for those who sign with the family `vfs`: nobody else has it, gateways neither. */
+export const vfsService = 'vfs-service'
+/** HMAC signatures of the conductor's internal listener, family `vfs`, for routes of `vfsService`. Specification 5.3. */
+export const VfsGuard = capability<Guard>('conductor.vfs-guard')
 
 /**
  * Holds the token of an Authorization header, as RFC 9110 forms it: nothing that a quote, a comma or a control character could

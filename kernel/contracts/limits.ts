@@ -18,6 +18,7 @@ interface LimitKind {
     | 'deliveries'
     | 'levels'
     | 'keys'
+    | 'secrets'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -107,6 +108,8 @@ export const limitKinds = {
     relief: 'held',
     about: 'Live keys below the key of a member: those that it minted, and that they minted in turn.',
   },
+  secrets: { default: 1_000, unit: 'secrets', relief: 'held', about: 'Secrets.' },
+  secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds

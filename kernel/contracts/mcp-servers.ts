@@ -18,7 +18,12 @@ export interface McpServers {
   unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
   /** Those that a tenant may use, sorted. */
   names(tenantId: string): Promise<readonly string[]>
-  /** Called for each run, so that a changed credential holds from the next run on. Names that no longer exist, and those that the tenant may not use any more, are left out. */
+  /** The secrets that headers of these servers refer to and the tenant does not have. */
+  unknownSecrets(tenantId: string, names: readonly string[]): Promise<readonly string[]>
+  /**
+   * Called for each run, so that a changed credential holds from the next run on. Names that no longer exist, and those that the tenant
+   * may not use any more, are left out. Secrets in headers are plain text now; rejects as `Secrets.headers` does.
+   */
   resolve(tenantId: string, names: readonly string[]): Promise<readonly McpServer[]>
 }
 export const McpServers = capability<McpServers>('conductor.mcp-servers')

@@ -2,6 +2,7 @@ import swagger from '@fastify/swagger'
 import fp from 'fastify-plugin'
 import { listed, problemSchema } from '../contracts/error-docs.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
+import { vfsService } from '../contracts/auth.ts'
 import { access, accessOf } from './access.ts'
 import type { App } from './app.ts'
 
@@ -48,7 +49,7 @@ const components = {
 
 const schemeOf = (who: string | undefined): keyof typeof securitySchemes | undefined => {
   if (who === undefined || who === 'public' || who === 'network') return undefined
-  return who === 'service' ? 'signature' : 'bearer'
+  return who === 'service' || who === vfsService ? 'signature' : 'bearer'
 }
 
 const described: Readonly<Record<string, string>> = {

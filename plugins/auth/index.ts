@@ -3,7 +3,7 @@ import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { AuditedWrites, type AuditTrail } from '#contracts/audit'
-import { ApiGuard, InternalGuard, KeyIssuer, Tokens } from '#contracts/auth'
+import { ApiGuard, InternalGuard, KeyIssuer, Tokens, VfsGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { ReadinessChecks } from '#contracts/health'
 import { limitErrors, TenantLimits } from '#contracts/limits'
@@ -12,7 +12,7 @@ import { acceptLinks, createClientAddress, KeyWatch, WrongKeys } from '#kit'
 import { createApiGuard } from './api-guard.ts'
 import { createAuthenticate } from './authenticate.ts'
 import { Bootstrap, bootstrapId } from './bootstrap.ts'
-import { createInternalGuard, linkAdmission } from './internal-guard.ts'
+import { createInternalGuard, gateways, linkAdmission, vfsServers } from './internal-guard.ts'
 import { apiKeyRoutes } from './keys.routes.ts'
 import { createApiKeyService, issueKey } from './keys.service.ts'
 import { createKeyLookup } from './keys.store.ts'
@@ -71,6 +71,7 @@ export default definePlugin({
   provides: {
     api: ApiGuard,
     internal: InternalGuard,
+    vfs: VfsGuard,
     writes: AuditedWrites,
     readiness: ReadinessChecks,
     issuer: KeyIssuer,
@@ -125,7 +126,8 @@ export default definePlugin({
     }
     return {
       api,
-      internal: createInternalGuard(signer),
+      internal: createInternalGuard(signer, gateways),
+      vfs: createInternalGuard(signers.get('vfs'), vfsServers),
       writes: { recordOn: (keeper) => void (trail = keeper) },
       readiness: bootstrap ? { 'bootstrap-key': () => bootstrap.check() } : {},
       issuer: {

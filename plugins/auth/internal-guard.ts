@@ -1,29 +1,42 @@
 import { Readable } from 'node:stream'
 import type { FastifyRequest } from 'fastify'
 import { accessOf, type App, forbidden, invalidRequest, unauthorized } from '#kernel'
-import { type Caller, type Guard, roleAtLeast, roles, type TenantRole } from '#contracts/auth'
+import { type Caller, type Guard, roleAtLeast, roles, type TenantRole, vfsService } from '#contracts/auth'
 import { signedHeaders, type Signer } from '#contracts/signing'
 import type { Admission } from '#kit'
 import { authErrors } from './errors.ts'
 
-/** What the gateway may do: everything an admin of the signed tenant may. */
+/** What those who sign are to the tenants that they sign for. */
 const serviceRole: TenantRole = 'admin'
-const keyId = 'service:chat-gateway'
-/** What a route of the signed plane may ask for, and whether the gateway has it. */
-const accesses: ReadonlyMap<string, boolean> = new Map([
-  ['service', true],
-  ...roles.map((role): [string, boolean] => [role, roleAtLeast(serviceRole, role)]),
-])
+
+/** Who signs with one family of keys. */
+export interface Plane {
+  readonly keyId: string
+  /** What a route may ask for, and whether they have it. */
+  readonly accesses: ReadonlyMap<string, boolean>
+}
+/** What the gateway may do: everything an admin of the signed tenant may. */
+export const gateways: Plane = {
+  keyId: 'service:chat-gateway',
+  accesses: new Map([
+    ['service', true],
+    ...roles.map((role): [string, boolean] => [role, roleAtLeast(serviceRole, role)]),
+  ]),
+}
+export const vfsServers: Plane = { keyId: 'service:vfs', accesses: new Map([[vfsService, true]]) }
+
 const nothing = new Uint8Array()
 
 /** Verifies the signature of every request in a scope over the bytes received. Without a signer it refuses them all. */
-export function createInternalGuard(signer: Signer | undefined): Guard {
+export function createInternalGuard(signer: Signer | undefined, { keyId, accesses }: Plane): Guard {
   const callers = new WeakMap<FastifyRequest, Caller>()
   return {
     protect(app: App) {
       app.addHook('onRoute', ({ method, url, config }) => {
         if (!accesses.has(accessOf(config) ?? '')) {
-          throw new Error(`route ${String(method)} ${url} is on the signed plane; give it access('service') or a role`)
+          throw new Error(
+            `route ${String(method)} ${url} is on the signed plane; give it access() with one of ${[...accesses.keys()].join(', ')}`,
+          )
         }
       })
       // The signature covers the body as sent, so it is read here, before any parser, and handed on whole.
@@ -33,7 +46,7 @@ export function createInternalGuard(signer: Signer | undefined): Guard {
         const body = await readBody(payload)
         const { method, url } = request.raw
         const { tenant } = await signer.verify(request.headers, { method: method ?? '', target: url ?? '', body })
-        check(who)
+        check(who, accesses)
         callers.set(request, { tenantId: tenant, role: serviceRole, keyId })
         return Readable.from(body.length > 0 ? [body] : [])
       })
@@ -60,12 +73,12 @@ export const linkAdmission = (signer: Signer): Admission => ({
   callerOf(who, headers) {
     const tenantId = headers[signedHeaders.tenant]
     if (typeof tenantId !== 'string' || !tenantForm.test(tenantId)) throw unauthorized()
-    check(who)
-    return { tenantId, role: serviceRole, keyId }
+    check(who, gateways.accesses)
+    return { tenantId, role: serviceRole, keyId: gateways.keyId }
   },
 })
 
-function check(who: string): void {
+function check(who: string, accesses: Plane['accesses']): void {
   const granted = accesses.get(who)
   if (granted === undefined) throw unauthorized()
   if (!granted) throw forbidden()

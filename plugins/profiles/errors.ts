@@ -1,4 +1,5 @@
 import { modelAccessErrors } from '#contracts/model-access'
+import { secretErrors } from '#contracts/secrets'
 import { conflict, errorTable, invalidRequest, notFound } from '#kernel'
 
 export const profileErrors = errorTable('profiles', {
@@ -22,6 +23,8 @@ export const unfit = [
   profileErrors.unknownSkill,
   profileErrors.unknownMcpServer,
   modelAccessErrors.unknownModel,
+  secretErrors.unknownSecret,
+  secretErrors.secretsUnavailable,
 ] as const
 
 export const unknownProfile = notFound
@@ -43,6 +46,11 @@ export const unknownMcpServer = (name: string, usable: readonly string[]) =>
   profileErrors.unknownMcpServer({
     name,
     message: `There is no MCP server of that name for this tenant; there are: ${usable.join(', ') || 'none'}.`,
+  })
+export const missingSecret = (name: string) =>
+  secretErrors.unknownSecret({
+    name,
+    message: `An MCP server of this profile is sent the secret '${name}', which this tenant does not have; create it with POST /api/secrets.`,
   })
 export const preconditionFailed = (version: number) =>
   profileErrors.preconditionFailed({

@@ -6,6 +6,7 @@ import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
 import { Profiles } from '#contracts/profiles'
+import { secretErrors } from '#contracts/secrets'
 import { Fleet } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
 import { BroadcastSender } from './broadcast.ts'
@@ -30,7 +31,7 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  errors: [profileErrors, limitErrors, modelAccessErrors],
+  errors: [profileErrors, limitErrors, modelAccessErrors, secretErrors],
   requires: {
     guard: ApiGuard,
     database: Database,

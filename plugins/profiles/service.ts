@@ -7,7 +7,7 @@ import { isProfileName, type Profile, type ProfileInput } from '#contracts/profi
 import type { Skills } from '#contracts/skills'
 import type { BroadcastSender } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
-import { nameMismatch, poolWithoutRuntime, profileErrors, unknownMcpServer } from './errors.ts'
+import { missingSecret, nameMismatch, poolWithoutRuntime, profileErrors, unknownMcpServer } from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
 import type { ReplaceProfile } from './schema.ts'
 import type { Expected, ProfileStore, Writer } from './store.ts'
@@ -102,9 +102,10 @@ async function checkReferences(
   const [skill] = await firstUnknown(skills, tenantId, document.skills)
   if (skill !== undefined) throw profileErrors.unknownSkill({ name: skill })
   const [server] = await firstUnknown(mcpServers, tenantId, document.mcpServers)
-  if (server === undefined) return
-  const usable = (await mcpServers?.names(tenantId)) ?? []
-  throw unknownMcpServer(server, usable)
+  if (server !== undefined) throw unknownMcpServer(server, (await mcpServers?.names(tenantId)) ?? [])
+  if (!mcpServers || document.mcpServers.length === 0) return
+  const [secret] = await mcpServers.unknownSecrets(tenantId, document.mcpServers)
+  if (secret !== undefined) throw missingSecret(secret)
 }
 
 const firstUnknown = async (

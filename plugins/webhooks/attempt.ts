@@ -5,13 +5,14 @@ import type { RunSummary } from '#contracts/runs'
 import type { FindRun } from '#contracts/webhooks'
 import { ForbiddenAddressError } from '#kit/outbound'
 import type { Policy } from './policy.ts'
-import { currentVersion, type Secrets } from './secrets.ts'
+import { signatures, type SigningSecrets } from './secrets.ts'
+import { currentState } from './secrets.store.ts'
 import type { Settled, TakenMessage } from './store.ts'
 
 interface AttemptDeps {
   readonly database: Database
   readonly findRun: FindRun
-  readonly secrets: Secrets | undefined
+  readonly secrets: SigningSecrets | undefined
   readonly policy: Policy
   readonly timeoutMs: number
   readonly stop: AbortSignal
@@ -21,18 +22,20 @@ interface AttemptDeps {
 export const createAttempt =
   ({ database, findRun, secrets, policy, timeoutMs, stop }: AttemptDeps) =>
   async (tenantId: string, message: TakenMessage): Promise<Settled> => {
-    const [run, { version, previousUntil }] = await Promise.all([
-      findRun(tenantId, message.runId),
-      currentVersion(database, tenantId),
-    ])
+    const [run, state] = await Promise.all([findRun(tenantId, message.runId), currentState(database, tenantId)])
     if (!run || !secrets) return { state: 'dead', status: undefined, error: 'There is nothing to tell any more.' }
+    const keys = await secrets.keys(tenantId, state).catch((error: unknown) => {
+      if (isAppError(error)) return error
+      throw error
+    })
+    // The tenant may mend its secret: the message waits as if its receiver was away.
+    if (isAppError(keys)) return outcomeOf(failed(keys.message), message, Math.random())
     const body = messageBody(run)
     const timestamp = Math.floor(Date.now() / 1_000)
-    const versions = previousUntil === null ? [version] : [version, version - 1]
     const headers = {
       'webhook-id': message.id,
       'webhook-timestamp': String(timestamp),
-      'webhook-signature': secrets.sign(tenantId, versions, message.id, timestamp, body),
+      'webhook-signature': signatures(keys, message.id, timestamp, body),
     }
     const answer = await send(policy, { tenantId, url: message.url, headers, body }, timeoutMs, stop)
     // This process is stopping and gave the attempt up: another one may take the message at once.

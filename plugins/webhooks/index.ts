@@ -5,12 +5,13 @@ import { ApiGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase } from '#contracts/database'
 import { Kv } from '#contracts/kv'
 import { TenantLimits } from '#contracts/limits'
+import { secretErrors, Secrets } from '#contracts/secrets'
 import { type FindRun, Webhooks, webhookErrors } from '#contracts/webhooks'
 import { createAttempt } from './attempt.ts'
 import { createRate, Deliverer, startRounds } from './deliverer.ts'
 import { AllowHosts, createPolicy } from './policy.ts'
 import { deliveryRoutes, secretRoutes } from './routes.ts'
-import { createSecrets } from './secrets.ts'
+import { createSigningSecrets } from './secrets.ts'
 import { createWebhookService } from './service.ts'
 import { createOutbox } from './store.ts'
 
@@ -22,8 +23,14 @@ export default definePlugin({
     allowHosts: AllowHosts,
     timeout: Type.Optional(Duration('15s', 'How long a receiver may take.')),
   }),
-  errors: [webhookErrors, databaseErrors],
-  requires: { guard: ApiGuard, database: Database, kv: maybe(Kv), limits: maybe(TenantLimits) },
+  errors: [webhookErrors, databaseErrors, secretErrors],
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    kv: maybe(Kv),
+    limits: maybe(TenantLimits),
+    secrets: maybe(Secrets),
+  },
   provides: { webhooks: Webhooks },
   async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
     const { key, allowHosts, timeout = 15_000 } = config
@@ -37,7 +44,7 @@ export default definePlugin({
     })
     const policy = createPolicy({ allowHosts, timeoutMs: timeout })
     onStop(() => policy.close())
-    const secrets = key && createSecrets(key)
+    const secrets = key && createSigningSecrets(key, deps.secrets)
     const outbox = createOutbox(database)
     const stopping = new AbortController()
     const attempt = createAttempt({

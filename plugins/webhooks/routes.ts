@@ -1,9 +1,10 @@
 import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
+import { secretErrors } from '#contracts/secrets'
 import { webhookErrors } from '#contracts/webhooks'
 import { sendList } from '#kit/lists'
-import { Delivery, DeliveryParams, DeliveryQuery, Secret } from './schema.ts'
+import { Delivery, DeliveryParams, DeliveryQuery, OwnSecret, Secret } from './schema.ts'
 import type { WebhookService } from './service.ts'
 
 const tags = ['webhooks']
@@ -77,6 +78,34 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
       return service.secret(guard.callerOf(request).tenantId)
     },
   )
+  app.put(
+    '/api/webhooks/secret',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Sign with a secret of your own',
+        description:
+          'The secret is looked up at each delivery. For 24 hours messages carry the signature of what it replaces, too; also when its value is replaced later.',
+        body: OwnSecret,
+        response: {
+          200: Secret,
+          ...failures(
+            secretErrors.invalidRef,
+            secretErrors.unknownSecret,
+            secretErrors.secretExpired,
+            secretErrors.secretUnfit,
+            webhookErrors.webhooksUnavailable,
+            secretErrors.secretsUnavailable,
+          ),
+        },
+      },
+    },
+    async (request, reply) => {
+      void reply.header('cache-control', 'no-store')
+      return service.refer(guard.callerOf(request).tenantId, request.body.secret)
+    },
+  )
   app.post(
     '/api/webhooks/secret/rotate',
     {
@@ -84,7 +113,7 @@ export function secretRoutes(app: App, guard: Guard, service: WebhookService): v
       schema: {
         tags,
         summary: 'Replace the signing secret',
-        description: 'For 24 hours messages carry the signatures of both secrets.',
+        description: 'With one that this server makes. For 24 hours messages carry the signatures of both secrets.',
         response: { 200: Secret, ...failures(webhookErrors.webhooksUnavailable) },
       },
     },

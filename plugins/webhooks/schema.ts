@@ -34,10 +34,22 @@ export const DeliveryQuery = Type.Composite([
 export const DeliveryParams = Type.Object({ id: Type.String({ description: 'Id of the message.' }) })
 
 export const Secret = Type.Object({
-  secret: Type.String({ description: '`whsec_…`: what receivers verify signatures with.' }),
+  secret: Type.String({
+    description: '`whsec_…`: what receivers verify signatures with; or `secret://<name>`, the value of which it is.',
+  }),
   version: Type.Integer(),
   previousUntil: Type.Union([Time, Type.Null()], {
     description: 'Until then messages carry the signature of the secret before, too.',
   }),
 })
 export type Secret = Static<typeof Secret>
+
+export const OwnSecret = Type.Object(
+  {
+    secret: Type.String({
+      maxLength: 256,
+      description: '`secret://<name>`, whose value is `whsec_` and base64 of 24 to 64 bytes.',
+    }),
+  },
+  { additionalProperties: false },
+)

@@ -1,65 +1,64 @@
 import { createHmac, hkdfSync } from 'node:crypto'
-import type { Database } from '#contracts/database'
+import { secretErrors, secretOf, type Secrets } from '#contracts/secrets'
+import type { SigningState } from './secrets.store.ts'
 
-/** Signing secrets of tenants, derived from the installation's key: none is stored, and none can be read from a backup. */
-export interface Secrets {
-  /** `whsec_…`, as receivers configure it. */
-  secret(tenantId: string, version: number): string
-  /** `v1,<base64>`: HMAC-SHA256 over `id.timestamp.body`, one for each version. Standard Webhooks. */
-  sign(tenantId: string, versions: readonly number[], id: string, timestamp: number, body: string): string
+/** What messages are signed with: keys derived from the installation's own, or a secret of the tenant. */
+export interface SigningSecrets {
+  /** As receivers configure it: `whsec_…`, or the reference to the tenant's own secret. */
+  shown(tenantId: string, state: SigningState): string
+  /** The keys of a message: of the secret, and of what it replaced a short while ago. Rejects as `Secrets.resolve`. */
+  keys(tenantId: string, state: SigningState): Promise<readonly Buffer[]>
+  /** `invalid_ref`, `unknown_secret` (400) or `secret_unfit` (422) for a reference that cannot sign. */
+  check(tenantId: string, ref: string): Promise<void>
 }
 
-export function createSecrets(key: Buffer): Secrets {
+const reader = 'webhooks'
+
+export function createSigningSecrets(key: Buffer, secrets: Secrets | undefined): SigningSecrets {
   const derive = (tenantId: string, version: number): Buffer =>
     Buffer.from(hkdfSync('sha256', key, '', `ao/webhook/v1\0${tenantId}\0${version}`, 32))
+
+  const ofSecret = async (tenantId: string, ref: string): Promise<readonly Buffer[]> => {
+    if (!secrets) throw secretErrors.secretsUnavailable()
+    const name = secretOf(ref)
+    if (name === undefined) throw secretErrors.invalidRef()
+    const { value, previous } = await secrets.resolve(tenantId, name, reader)
+    const now = keyOf(value)
+    if (!now) throw unfit(name)
+    const before = previous === undefined ? undefined : keyOf(previous)
+    return before ? [now, before] : [now]
+  }
   return {
-    secret: (tenantId, version) => `whsec_${derive(tenantId, version).toString('base64')}`,
-    sign: (tenantId, versions, id, timestamp, body) =>
-      versions
-        .map((version) => createHmac('sha256', derive(tenantId, version)).update(`${id}.${timestamp}.${body}`))
-        .map((mac) => `v1,${mac.digest('base64')}`)
-        .join(' '),
+    shown: (tenantId, { ref, version }) => ref ?? `whsec_${derive(tenantId, version).toString('base64')}`,
+    async keys(tenantId, { ref, version, previousRef, previousUntil }) {
+      const now = ref === null ? [derive(tenantId, version)] : await ofSecret(tenantId, ref)
+      if (previousUntil === null) return now
+      // The message goes without a secret that is gone.
+      const before =
+        previousRef === null ? [derive(tenantId, version - 1)] : await ofSecret(tenantId, previousRef).catch(() => [])
+      return [...now, ...before]
+    },
+    async check(tenantId, ref) {
+      await ofSecret(tenantId, ref)
+    },
   }
 }
 
-/** How long messages carry the signature of a replaced secret as well: receivers change theirs meanwhile. */
-const overlapHours = 24
+/** `v1,<base64>`: HMAC-SHA256 over `id.timestamp.body`, one for each key. Standard Webhooks. */
+export const signatures = (keys: readonly Buffer[], id: string, timestamp: number, body: string): string =>
+  keys
+    .map((key) => createHmac('sha256', key).update(`${id}.${timestamp}.${body}`))
+    .map((mac) => `v1,${mac.digest('base64')}`)
+    .join(' ')
 
-interface Row {
-  version: number
-  previous_until: string | null
+// Standard Webhooks: 24 to 64 bytes, which are 32 to 88 characters.
+const keyForm = /^whsec_([A-Za-z0-9+/]{32,86}={0,2})$/
+const keyOf = (value: string): Buffer | undefined => {
+  const [, text] = keyForm.exec(value) ?? []
+  return text === undefined ? undefined : Buffer.from(text, 'base64')
 }
 
-/** Version 1 until a tenant changes its secret. */
-export interface SecretVersion {
-  readonly version: number
-  /** ISO time until which the version before still signs; null when there is none. */
-  readonly previousUntil: string | null
-}
-
-const columns = `version, CASE WHEN rotated_at > now() - interval '${overlapHours} hours'
-  THEN rotated_at + interval '${overlapHours} hours' END AS previous_until`
-
-const first: SecretVersion = { version: 1, previousUntil: null }
-const toVersion = (row: Row): SecretVersion => ({ version: row.version, previousUntil: row.previous_until })
-
-export async function currentVersion(database: Database, tenantId: string): Promise<SecretVersion> {
-  const find = {
-    name: 'webhooks-secret',
-    text: `SELECT ${columns} FROM webhook_secrets WHERE tenant_id = $1`,
-    values: [tenantId],
-  }
-  const [rows] = await database.batch<[Row[]]>(tenantId, [find])
-  return rows[0] ? toVersion(rows[0]) : first
-}
-
-export async function rotate(database: Database, tenantId: string): Promise<SecretVersion> {
-  const upsert = {
-    text: `INSERT INTO webhook_secrets (tenant_id, version) VALUES ($1, 2)
-           ON CONFLICT (tenant_id) DO UPDATE SET version = webhook_secrets.version + 1, rotated_at = now()
-           RETURNING ${columns}`,
-    values: [tenantId],
-  }
-  const [rows] = await database.batch<[Row[]]>(tenantId, [upsert])
-  return toVersion(rows[0]!)
-}
+const unfit = (name: string) =>
+  secretErrors.secretUnfit({
+    message: `The value of the secret '${name}' cannot sign webhooks: it has to be whsec_ and base64 of 24 to 64 bytes.`,
+  })

@@ -3,14 +3,15 @@ import type { Listing, Page } from '#contracts/paging'
 import { webhookErrors } from '#contracts/webhooks'
 import { unknownDelivery } from './errors.ts'
 import type { Delivery, DeliveryState, Secret } from './schema.ts'
-import { currentVersion, rotate, type Secrets, type SecretVersion } from './secrets.ts'
+import type { SigningSecrets } from './secrets.ts'
+import { currentState, rotate, type SigningState } from './secrets.store.ts'
 import type { Outbox } from './store.ts'
 
 export interface WebhookServiceDeps {
   readonly database: Database
   readonly outbox: Outbox
   /** Undefined without a key: nothing can be signed. */
-  readonly secrets: Secrets | undefined
+  readonly secrets: SigningSecrets | undefined
   readonly wake: (tenantId: string) => void
 }
 
@@ -20,15 +21,21 @@ export interface WebhookService {
   redeliver(tenantId: string, id: string): Promise<Delivery>
   secret(tenantId: string): Promise<Secret>
   rotate(tenantId: string): Promise<Secret>
+  /** Signs with a secret of the tenant's own from now on. */
+  refer(tenantId: string, ref: string): Promise<Secret>
 }
 
 // No other text is the id of a message, and PostgreSQL would refuse some of it with an error.
 const idForm = /^msg_[0-9a-f]{32}$/
 
 export function createWebhookService({ database, outbox, secrets, wake }: WebhookServiceDeps): WebhookService {
-  const shown = (tenantId: string, { version, previousUntil }: SecretVersion): Secret => {
+  const signing = (): SigningSecrets => {
     if (!secrets) throw webhookErrors.webhooksUnavailable()
-    return { secret: secrets.secret(tenantId, version), version, previousUntil }
+    return secrets
+  }
+  const shown = (tenantId: string, state: SigningState): Secret => {
+    const { version, previousUntil } = state
+    return { secret: signing().shown(tenantId, state), version, previousUntil }
   }
   const get = async (tenantId: string, id: string): Promise<Delivery> => {
     const delivery = idForm.test(id) ? await outbox.find(tenantId, id) : undefined
@@ -45,10 +52,14 @@ export function createWebhookService({ database, outbox, secrets, wake }: Webhoo
       if (revived) wake(tenantId)
       return revived ?? get(tenantId, id)
     },
-    secret: async (tenantId) => shown(tenantId, await currentVersion(database, tenantId)),
+    secret: async (tenantId) => shown(tenantId, await currentState(database, tenantId)),
     async rotate(tenantId) {
-      if (!secrets) throw webhookErrors.webhooksUnavailable()
-      return shown(tenantId, await rotate(database, tenantId))
+      signing()
+      return shown(tenantId, await rotate(database, tenantId, null))
+    },
+    async refer(tenantId, ref) {
+      await signing().check(tenantId, ref)
+      return shown(tenantId, await rotate(database, tenantId, ref))
     },
   }
 }

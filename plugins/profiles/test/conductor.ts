@@ -55,7 +55,12 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
     { name: 'profiles', plugin: profiles, config: { broadcastEvery } },
     probe,
     fleet,
-    fake(McpServers, { unknown: withoutThe('files'), names: async () => ['files'], resolve: async () => [] }),
+    fake(McpServers, {
+      unknown: withoutThe('files'),
+      names: async () => ['files'],
+      unknownSecrets: async () => [],
+      resolve: async () => [],
+    }),
     fake(Skills, { unknown: withoutThe('using-pdf'), files: async () => undefined }),
   ])
   type Method = 'GET' | 'POST' | 'PUT' | 'DELETE'

@@ -53,6 +53,7 @@ test('a run that is tried again is given the same, and servers as they are by th
   const mcpServers: McpServers = {
     unknown: async () => [],
     names: async () => [],
+    unknownSecrets: async () => [],
     async resolve(tenantId, names) {
       asked.push([tenantId, names])
       return names.map((name): McpServer => ({
@@ -87,6 +88,7 @@ test('a profile without MCP servers costs no look-up', async (t) => {
   const mcpServers: McpServers = {
     unknown: () => assert.fail('not asked'),
     names: () => assert.fail('not asked'),
+    unknownSecrets: () => assert.fail('not asked'),
     resolve: () => assert.fail('not asked'),
   }
   const s = await stage(t, { mcpServers })

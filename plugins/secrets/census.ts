@@ -1,0 +1,124 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import type { FastifyBaseLogger } from 'fastify'
+import { Counter, Gauge, type Registry } from 'prom-client'
+import type { Database, Statement } from '#contracts/database'
+import type { Keyring } from './envelope.ts'
+import { warnedBefore, withCurrent } from './store.ts'
+
+export interface SecretMetrics {
+  readonly resolved: Counter<'outcome'>
+  /** Secrets of all tenants, by `state`: `ok`, `expires_soon`, `expired`. */
+  readonly stored: Gauge<'state'>
+  /** Stored values of all tenants, by `master_key`: `current`, `previous`, `unknown`. */
+  readonly values: Gauge<'master_key'>
+}
+
+export const createSecretMetrics = (metrics: Registry): SecretMetrics => ({
+  resolved: new Counter({
+    name: 'secrets_resolved_total',
+    help: 'Secrets that were asked for in plain text, by what became of it.',
+    labelNames: ['outcome'],
+    registers: [metrics],
+  }),
+  stored: new Gauge({
+    name: 'secrets_stored',
+    help: 'Secrets of all tenants at the last count; expires_soon is within 14 days.',
+    labelNames: ['state'],
+    registers: [metrics],
+  }),
+  values: new Gauge({
+    name: 'secrets_values',
+    help: 'Stored values of all tenants at the last count, by the master key that they hang on.',
+    labelNames: ['master_key'],
+    registers: [metrics],
+  }),
+})
+
+interface StateRow {
+  state: 'ok' | 'expires_soon' | 'expired'
+  count: number
+}
+interface KeyRow {
+  master_key: string
+  count: number
+}
+
+const byState = (tenantId: string): Statement => ({
+  name: 'secrets_by_state',
+  text: `SELECT CASE WHEN v.expires_at <= now() THEN 'expired' WHEN v.expires_at <= now() + ${warnedBefore} THEN 'expires_soon' ELSE 'ok' END
+           AS state, count(*)::int AS count
+         FROM ${withCurrent} WHERE s.tenant_id = $1 GROUP BY 1`,
+  values: [tenantId],
+})
+const byMasterKey = (tenantId: string): Statement => ({
+  name: 'secrets_by_master_key',
+  text: 'SELECT master_key, count(*)::int AS count FROM secret_versions WHERE tenant_id = $1 GROUP BY 1',
+  values: [tenantId],
+})
+
+/** All tenants whose rows are there, deleted ones included: until they are erased their values hang on a key. */
+export async function tenantsOf(database: Database): Promise<readonly string[]> {
+  const select = { name: 'secrets_tenants', text: 'SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id' }
+  const [rows] = await database.systemBatch<[{ id: string }[]]>([select])
+  return rows.map(({ id }) => id)
+}
+
+/** How many values of a tenant hang on each master key. */
+export async function countByMasterKey(database: Database, tenantId: string): Promise<ReadonlyMap<string, number>> {
+  const [rows] = await database.batch<[KeyRow[]]>(tenantId, [byMasterKey(tenantId)])
+  return new Map(rows.map(({ master_key: id, count }) => [id, count]))
+}
+
+/** Between two counts, and between two tenants of one. */
+const restMs = 10 * 60_000
+const stepMs = 20
+
+/**
+ * Counts by and by what the secrets of all tenants are like, for metrics. Row security shows one tenant at a time; nothing waits
+ * for it.
+ */
+export function startCensus(
+  database: Database,
+  keyring: Keyring,
+  { stored, values }: SecretMetrics,
+  log: Pick<FastifyBaseLogger, 'warn'>,
+): () => void {
+  const stopping = new AbortController()
+  const rest = (ms: number): Promise<unknown> => sleep(ms, undefined, { signal: stopping.signal, ref: false })
+  const reads = database.as('reads')
+  const nameOf = (id: string): string =>
+    id === keyring.current ? 'current' : id === keyring.previous ? 'previous' : 'unknown'
+  const count = async (): Promise<void> => {
+    const states = new Map([
+      ['ok', 0],
+      ['expires_soon', 0],
+      ['expired', 0],
+    ])
+    const keys = new Map([
+      ['current', 0],
+      ['previous', 0],
+      ['unknown', 0],
+    ])
+    for (const tenantId of await tenantsOf(reads)) {
+      const [found, wrapped] = await reads.batch<[StateRow[], KeyRow[]]>(tenantId, [
+        byState(tenantId),
+        byMasterKey(tenantId),
+      ])
+      for (const row of found) states.set(row.state, states.get(row.state)! + row.count)
+      for (const row of wrapped) keys.set(nameOf(row.master_key), keys.get(nameOf(row.master_key))! + row.count)
+      await rest(stepMs)
+    }
+    for (const [state, many] of states) stored.set({ state }, many)
+    for (const [key, many] of keys) values.set({ master_key: key }, many)
+  }
+  const rounds = async (): Promise<void> => {
+    while (!stopping.signal.aborted) {
+      await count().catch((err: unknown) => {
+        if (!stopping.signal.aborted) log.warn({ err }, 'the secrets could not be counted')
+      })
+      await rest(restMs)
+    }
+  }
+  rounds().catch(() => {})
+  return () => stopping.abort()
+}

@@ -1,0 +1,71 @@
+import { definePlugin, maybe } from '#kernel'
+import { ApiGuard, VfsGuard } from '#contracts/auth'
+import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { secretErrors, Secrets } from '#contracts/secrets'
+import { PlainCache } from './cache.ts'
+import { createSecretMetrics, startCensus } from './census.ts'
+import { noKeyring } from './envelope.ts'
+import { resolveRoute } from './internal.routes.ts'
+import { Reads } from './reads.ts'
+import { createNoSecrets, createResolver } from './resolver.ts'
+import { secretReadRoutes, secretWriteRoutes } from './routes.ts'
+import { createSecretService } from './service.ts'
+import { keyringOf, SecretSettings } from './settings.ts'
+import { channel, countSecrets } from './store.ts'
+
+/**
+ * Secrets of tenants: stored encrypted, never read back over the API, given in plain text to plugins of the conductor and, signed,
+ * over its internal listener. Specification 2.11 and 4.17.
+ */
+export default definePlugin({
+  name: 'secrets',
+  config: SecretSettings,
+  errors: [secretErrors, databaseErrors, limitErrors],
+  requires: { guard: ApiGuard, vfs: VfsGuard, database: Database, limits: maybe(TenantLimits) },
+  provides: { secrets: Secrets },
+  async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
+    const { guard, vfs, database, limits } = deps
+    const { keepVersions, cacheFor: keepMs, cacheBytes: maxBytes } = config
+    const keyring = keyringOf(config)
+    const service = createSecretService({ database, keyring: keyring ?? noKeyring, limits, keepVersions })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, database)
+      if (!keyring) {
+        app.addHook('onRequest', async () => {
+          throw secretErrors.secretsUnavailable()
+        })
+      }
+      secretReadRoutes(app, guard, database)
+      secretWriteRoutes(app, guard, service)
+    })
+
+    const stored = presentDatabase(database)
+    const open = (): Secrets => {
+      if (!keyring || !stored) return createNoSecrets()
+      const cache = new PlainCache({ keepMs, maxBytes })
+      const reads = new Reads(stored, log)
+      const counted = createSecretMetrics(metrics)
+      const onOutcome = (outcome: 'resolved' | 'refused'): void => counted.resolved.inc({ outcome })
+      const begun: (() => void | Promise<void>)[] = []
+      limits?.uses('secrets', (tenantId) => countSecrets(stored, tenantId))
+      onStop(async () => {
+        for (const stop of begun) await stop()
+        cache.clear()
+        await reads.flush()
+      })
+      onStart(async () => {
+        begun.push(await stored.listen(channel, (changed) => cache.forget(changed)))
+        begun.push(startCensus(stored, keyring, counted, log))
+      })
+      return createResolver({ database: stored, keyring, cache, reads, onOutcome })
+    }
+    const secrets = open()
+    routes('internal', async (app) => {
+      vfs.protect(app)
+      resolveRoute(app, vfs, secrets)
+    })
+    return { secrets }
+  },
+})

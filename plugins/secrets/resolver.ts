@@ -1,0 +1,132 @@
+import type { Database } from '#contracts/database'
+import {
+  type HeaderMap,
+  type ResolvedSecret,
+  secretErrors,
+  type Secrets,
+  secretsIn,
+  withSecrets,
+} from '#contracts/secrets'
+import type { Kept, PlainCache } from './cache.ts'
+import type { Keyring } from './envelope.ts'
+import type { Reads } from './reads.ts'
+
+interface Row {
+  version: number
+  current: boolean
+  master_key: string
+  wrapped_key: Buffer
+  ciphertext: Buffer
+  ends: number | null
+}
+
+/** For so long the value before signs as well, where values sign. */
+const overlap = `interval '24 hours'`
+
+// The version that is given out, and behind it the one that it replaced a short while ago.
+const find = {
+  name: 'secrets_find',
+  text: `SELECT v.version, v.version = s.version AS current, v.master_key, v.wrapped_key, v.ciphertext,
+           (extract(epoch FROM v.expires_at) * 1000)::float8 AS ends
+         FROM secrets s JOIN secret_versions v ON v.tenant_id = s.tenant_id AND v.name = s.name
+         WHERE s.tenant_id = $1 AND s.name = $2
+           AND (v.version = s.version OR (v.version = s.version - 1 AND s.updated_at > now() - ${overlap}))
+         ORDER BY v.version DESC`,
+}
+
+export interface ResolverOptions {
+  readonly database: Database
+  readonly keyring: Keyring
+  readonly cache: PlainCache
+  readonly reads: Pick<Reads, 'note'>
+  /** Called with what became of each resolution, for metrics. */
+  readonly onOutcome: (outcome: 'resolved' | 'refused') => void
+}
+
+/** Gives out plain text. What is asked for again within seconds costs no round trip. */
+export function createResolver({ database, keyring, cache, reads, onOutcome }: ResolverOptions): Secrets {
+  const load = async (tenantId: string, name: string): Promise<Kept> => {
+    const { mark } = cache
+    const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...find, values: [tenantId, name] }])
+    const [row, before] = rows
+    if (!row?.current) throw unknown(name)
+    const open = ({ version, master_key: masterKey, wrapped_key: wrappedKey, ciphertext }: Row): string =>
+      keyring.open({ tenantId, name, version }, { masterKey, wrappedKey, ciphertext }).toString()
+    const secret = {
+      name,
+      version: row.version,
+      value: open(row),
+      ...(before ? { previous: open(before) } : {}),
+    }
+    const kept = { secret, expiresAt: row.ends ?? Infinity }
+    cache.put(tenantId, kept, mark)
+    return kept
+  }
+  const resolve = async (tenantId: string, name: string, reader: string): Promise<ResolvedSecret> => {
+    try {
+      const { secret, expiresAt } = cache.get(tenantId, name) ?? (await load(tenantId, name))
+      if (expiresAt <= Date.now()) throw expired(name)
+      reads.note(tenantId, secret, reader)
+      onOutcome('resolved')
+      return secret
+    } catch (error) {
+      onOutcome('refused')
+      throw error
+    }
+  }
+  return {
+    resolve,
+    async unknown(tenantId, names) {
+      if (names.length === 0) return []
+      const known = {
+        text: 'SELECT name FROM secrets WHERE tenant_id = $1 AND name = ANY ($2)',
+        values: [tenantId, names],
+      }
+      const [rows] = await database.batch<[{ name: string }[]]>(tenantId, [known])
+      const found = new Set(rows.map((row) => row.name))
+      return names.filter((name) => !found.has(name))
+    },
+    headers: (tenantId, headers, reader) => fill(headers, (name) => resolve(tenantId, name, reader)),
+  }
+}
+
+/** What a header may have: a line break in it would make two of one. */
+const headerForm = /^[\t\x20-\x7e\x80-\xff]*$/
+
+async function fill(
+  headers: HeaderMap,
+  resolve: (name: string) => Promise<ResolvedSecret>,
+): Promise<Record<string, string>> {
+  const values = new Map<string, string>()
+  for (const name of new Set(Object.values(headers).flatMap(secretsIn))) {
+    const { value } = await resolve(name)
+    // Said here: the libraries that send headers quote what they refuse.
+    if (!headerForm.test(value)) throw unfit(name)
+    values.set(name, value)
+  }
+  return Object.fromEntries(
+    Object.entries(headers).map(([header, text]) => [header, withSecrets(text, (name) => values.get(name)!)]),
+  )
+}
+
+/** Where there is no database or no master key: nothing is known, and nothing is given out. */
+export function createNoSecrets(): Secrets {
+  const refuse = async (): Promise<never> => {
+    throw secretErrors.secretsUnavailable()
+  }
+  return { unknown: refuse, resolve: refuse, headers: refuse }
+}
+
+export const unknown = (name: string) =>
+  secretErrors.unknownSecret({
+    name,
+    message: `This tenant has no secret '${name}'; create it with POST /api/secrets.`,
+  })
+const expired = (name: string) =>
+  secretErrors.secretExpired({
+    message: `The secret '${name}' has expired; PUT /api/secrets/${name} with a new value.`,
+  })
+const unfit = (name: string) =>
+  secretErrors.secretUnfit({
+    message: `The value of the secret '${name}' cannot be part of a header: it holds a line break, or a character that headers do not take.`,
+  })

@@ -1,0 +1,162 @@
+import { Type } from '@sinclair/typebox'
+import { access, type App, conflict, failures, NoContent, notFound } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import type { Database } from '#contracts/database'
+import { limitErrors } from '#contracts/limits'
+import { PageQuery } from '#contracts/paging'
+import { isSecretName, secretErrors } from '#contracts/secrets'
+import { sendList } from '#kit/lists'
+import { unknownSecret } from './errors.ts'
+import {
+  CreateSecret,
+  NameParams,
+  SecretMetadata,
+  SecretRead,
+  SecretVersion,
+  UpdateSecret,
+  VersionParams,
+} from './schema.ts'
+import type { SecretService } from './service.ts'
+import { listReads, listSecrets, listVersions } from './store.ts'
+
+const tags = ['secrets']
+
+/** Reads of what admins may see: never a value. Specification 4.17. */
+export function secretReadRoutes(app: App, guard: Guard, database: Database): void {
+  app.get(
+    '/api/secrets',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'List secrets',
+        description: 'By name, without their values. `warning` says which ones expire.',
+        querystring: PageQuery,
+        response: { 200: Type.Array(SecretMetadata), ...failures(secretErrors.secretsUnavailable) },
+      },
+    },
+    async (request, reply) => {
+      const { query: page } = request
+      const secrets = await listSecrets(database, guard.callerOf(request).tenantId, page)
+      return sendList(request, reply, secrets, { page, item: SecretMetadata })
+    },
+  )
+  app.get(
+    '/api/secrets/:name/versions',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'List the versions of a secret',
+        description: 'Newest first, without their values.',
+        params: NameParams,
+        querystring: PageQuery,
+        response: { 200: Type.Array(SecretVersion), ...failures(notFound, secretErrors.secretsUnavailable) },
+      },
+    },
+    async (request, reply) => {
+      const { query: page } = request
+      const name = knownName(request.params.name)
+      const versions = await listVersions(database, guard.callerOf(request).tenantId, name, page)
+      return sendList(request, reply, versions, { page, item: SecretVersion })
+    },
+  )
+  app.get(
+    '/api/secrets/:name/reads',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'List who has read a secret',
+        description:
+          'By reader: how often, when last, and which version that was, so that one can see where a new value has arrived. Some seconds late.',
+        params: NameParams,
+        querystring: PageQuery,
+        response: { 200: Type.Array(SecretRead), ...failures(notFound, secretErrors.secretsUnavailable) },
+      },
+    },
+    async (request, reply) => {
+      const { query: page } = request
+      const reads = await listReads(database, guard.callerOf(request).tenantId, knownName(request.params.name), page)
+      return sendList(request, reply, reads, { page, item: SecretRead })
+    },
+  )
+}
+
+export function secretWriteRoutes(app: App, guard: Guard, service: SecretService): void {
+  const { secretsUnavailable, secretUnreadable } = secretErrors
+  const { limitExceeded } = limitErrors
+  app.post(
+    '/api/secrets',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Create a secret',
+        description: 'Encrypted before it is stored. What refers to it writes `secret://<name>`.',
+        body: CreateSecret,
+        response: { 201: SecretMetadata, ...failures(conflict, limitExceeded, secretsUnavailable) },
+      },
+    },
+    async (request, reply) => {
+      const made = await service.create(guard.callerOf(request), request.body)
+      return reply.code(201).send(made)
+    },
+  )
+  app.put(
+    '/api/secrets/:name',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Replace a secret',
+        description:
+          'Stores a new version, which is given out from now on. What the body leaves out (`key`, `expiresAt`) the secret has no more.',
+        params: NameParams,
+        body: UpdateSecret,
+        response: { 200: SecretMetadata, ...failures(notFound, limitExceeded, secretsUnavailable) },
+      },
+    },
+    async (request) => service.update(guard.callerOf(request), knownName(request.params.name), request.body),
+  )
+  app.post(
+    '/api/secrets/:name/versions/:version/restore',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Restore a version of a secret',
+        description: 'Stores the old value as a new version. The history stays as it is.',
+        params: VersionParams,
+        response: { 200: SecretMetadata, ...failures(notFound, secretUnreadable, secretsUnavailable) },
+      },
+    },
+    async (request) => {
+      const { name, version } = request.params
+      return service.restore(guard.callerOf(request), knownName(name), version)
+    },
+  )
+  app.delete(
+    '/api/secrets/:name',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Delete a secret',
+        description: 'With all its versions. What refers to it fails from now on, and says so.',
+        params: NameParams,
+        response: { 204: NoContent, ...failures(notFound, secretsUnavailable) },
+      },
+    },
+    async (request, reply) => {
+      await service.remove(guard.callerOf(request), knownName(request.params.name))
+      return reply.code(204).send()
+    },
+  )
+}
+
+/** A name that no secret can have is an unknown one, and never reaches the database. */
+function knownName(name: string): string {
+  if (!isSecretName(name)) throw unknownSecret()
+  return name
+}

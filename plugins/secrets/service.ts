@@ -1,0 +1,103 @@
+import type { Caller } from '#contracts/auth'
+import type { Database, TenantTx } from '#contracts/database'
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
+import type { Keyring, Sealed } from './envelope.ts'
+import { nameMismatch, notInFuture, unknownVersion, unstorable } from './errors.ts'
+import type { CreateSecret, SecretMetadata, UpdateSecret } from './schema.ts'
+import { deleteSecret, findMetadata, insertSecret, insertVersion, nextVersion } from './store.ts'
+
+export interface SecretServiceOptions {
+  readonly database: Database
+  readonly keyring: Keyring
+  readonly limits: Pick<TenantLimits, 'of'> | undefined
+  /** How many values of a secret are kept, the one that is given out included. */
+  readonly keepVersions: number
+}
+
+export type SecretService = ReturnType<typeof createSecretService>
+
+/** What admins do with the secrets of their tenant. Specification 4.17. */
+export function createSecretService({ database, keyring, limits, keepVersions }: SecretServiceOptions) {
+  const limitsOf = (tenantId: string) => limits?.of(tenantId) ?? defaultLimits
+
+  /** The value as bytes, and when it ends; 400 or 409 for what cannot be kept. */
+  const checked = (tenantId: string, { value, expiresAt }: Pick<CreateSecret, 'value' | 'expiresAt'>) => {
+    if (!value.isWellFormed()) throw unstorable()
+    const bytes = Buffer.from(value)
+    const { secretBytes: most } = limitsOf(tenantId)
+    if (bytes.length > most) throw overLimit('secretBytes', most)
+    return { bytes, expiresAt: endOf(expiresAt) }
+  }
+  return {
+    async create({ tenantId, keyId }: Caller, input: CreateSecret): Promise<SecretMetadata> {
+      const { name, key = null } = input
+      const { bytes, expiresAt } = checked(tenantId, input)
+      const sealed = keyring.seal({ tenantId, name, version: 1 }, bytes)
+      const { secrets: most } = limitsOf(tenantId)
+      return database.tenant(tenantId, async (tx) => {
+        await insertSecret(tx, name, key, most)
+        await insertVersion(tx, name, 1, { sealed, expiresAt, createdBy: keyId }, keepVersions)
+        return findMetadata(tx, name)
+      })
+    },
+    async update({ tenantId, keyId }: Caller, name: string, input: UpdateSecret): Promise<SecretMetadata> {
+      if (input.name !== undefined && input.name !== name) throw nameMismatch()
+      const { bytes, expiresAt } = checked(tenantId, input)
+      return database.tenant(tenantId, async (tx) => {
+        const version = await nextVersion(tx, name, input.key ?? null)
+        const sealed = keyring.seal({ tenantId, name, version }, bytes)
+        await insertVersion(tx, name, version, { sealed, expiresAt, createdBy: keyId }, keepVersions)
+        return findMetadata(tx, name)
+      })
+    },
+    /** History is never rewritten: the old value becomes the newest version once more, with the end that it had. */
+    restore({ tenantId, keyId }: Caller, name: string, restored: number): Promise<SecretMetadata> {
+      return database.tenant(tenantId, async (tx) => {
+        const version = await nextVersion(tx, name)
+        const { expiresAt, ...old } = await readVersion(tx, name, restored)
+        const sealed = keyring.seal(
+          { tenantId, name, version },
+          keyring.open({ tenantId, name, version: restored }, old),
+        )
+        const made = { sealed, expiresAt, createdBy: keyId, restoredFrom: restored }
+        await insertVersion(tx, name, version, made, keepVersions)
+        return findMetadata(tx, name)
+      })
+    },
+    remove: ({ tenantId }: Caller, name: string): Promise<void> =>
+      database.tenant(tenantId, (tx) => deleteSecret(tx, name)),
+  }
+}
+
+interface StoredVersion {
+  master_key: string
+  wrapped_key: Buffer
+  ciphertext: Buffer
+  expires_at: string | null
+}
+
+async function readVersion(
+  tx: TenantTx,
+  name: string,
+  version: number,
+): Promise<Sealed & { readonly expiresAt: string | null }> {
+  const [row] = await tx.query<StoredVersion>({
+    text: `SELECT master_key, wrapped_key, ciphertext, expires_at FROM secret_versions
+           WHERE tenant_id = $1 AND name = $2 AND version = $3`,
+    values: [tx.tenantId, name, version],
+  })
+  if (!row) throw unknownVersion()
+  const { master_key: masterKey, wrapped_key: wrappedKey, ciphertext, expires_at: expiresAt } = row
+  return { masterKey, wrappedKey, ciphertext, expiresAt }
+}
+
+/** PostgreSQL takes larger years, but not in the form in which JavaScript writes them. */
+const lastYear = 9999
+
+function endOf(expiresAt: string | undefined): string | null {
+  if (expiresAt === undefined) return null
+  const time = new Date(expiresAt)
+  // NaN for a day that does not exist: it is not greater than now.
+  if (!(time.getTime() > Date.now()) || time.getUTCFullYear() > lastYear) throw notInFuture()
+  return time.toISOString()
+}
