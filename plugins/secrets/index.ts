@@ -28,7 +28,8 @@ export default definePlugin({
     const { guard, vfs, database, limits } = deps
     const { keepVersions, cacheFor: keepMs, cacheBytes: maxBytes } = config
     const keyring = keyringOf(config)
-    const service = createSecretService({ database, keyring: keyring ?? noKeyring, limits, keepVersions })
+    const cache = new PlainCache({ keepMs, maxBytes })
+    const service = createSecretService({ database, keyring: keyring ?? noKeyring, limits, keepVersions, cache })
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)
@@ -44,7 +45,6 @@ export default definePlugin({
     const stored = presentDatabase(database)
     const open = (): Secrets => {
       if (!keyring || !stored) return createNoSecrets()
-      const cache = new PlainCache({ keepMs, maxBytes })
       const reads = new Reads(stored, log)
       const counted = createSecretMetrics(metrics)
       const onOutcome = (outcome: 'resolved' | 'refused'): void => counted.resolved.inc({ outcome })

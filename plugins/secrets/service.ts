@@ -1,6 +1,7 @@
 import type { Caller } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
+import { keyOf, type PlainCache } from './cache.ts'
 import type { Keyring, Sealed } from './envelope.ts'
 import { nameMismatch, notInFuture, unknownVersion, unstorable } from './errors.ts'
 import type { CreateSecret, SecretMetadata, UpdateSecret } from './schema.ts'
@@ -12,12 +13,14 @@ export interface SecretServiceOptions {
   readonly limits: Pick<TenantLimits, 'of'> | undefined
   /** How many values of a secret are kept, the one that is given out included. */
   readonly keepVersions: number
+  /** Other processes hear of a write from the database; this one answers with it at once. */
+  readonly cache: Pick<PlainCache, 'forget'>
 }
 
 export type SecretService = ReturnType<typeof createSecretService>
 
 /** What admins do with the secrets of their tenant. Specification 4.17. */
-export function createSecretService({ database, keyring, limits, keepVersions }: SecretServiceOptions) {
+export function createSecretService({ database, keyring, limits, keepVersions, cache }: SecretServiceOptions) {
   const limitsOf = (tenantId: string) => limits?.of(tenantId) ?? defaultLimits
 
   /** The value as bytes, and when it ends; 400 or 409 for what cannot be kept. */
@@ -27,6 +30,11 @@ export function createSecretService({ database, keyring, limits, keepVersions }:
     const { secretBytes: most } = limitsOf(tenantId)
     if (bytes.length > most) throw overLimit('secretBytes', most)
     return { bytes, expiresAt: endOf(expiresAt) }
+  }
+  const change = async <T>(tenantId: string, name: string, work: (tx: TenantTx) => Promise<T>): Promise<T> => {
+    const made = await database.tenant(tenantId, work)
+    cache.forget(keyOf(tenantId, name))
+    return made
   }
   return {
     async create({ tenantId, keyId }: Caller, input: CreateSecret): Promise<SecretMetadata> {
@@ -43,7 +51,7 @@ export function createSecretService({ database, keyring, limits, keepVersions }:
     async update({ tenantId, keyId }: Caller, name: string, input: UpdateSecret): Promise<SecretMetadata> {
       if (input.name !== undefined && input.name !== name) throw nameMismatch()
       const { bytes, expiresAt } = checked(tenantId, input)
-      return database.tenant(tenantId, async (tx) => {
+      return change(tenantId, name, async (tx) => {
         const version = await nextVersion(tx, name, input.key ?? null)
         const sealed = keyring.seal({ tenantId, name, version }, bytes)
         await insertVersion(tx, name, version, { sealed, expiresAt, createdBy: keyId }, keepVersions)
@@ -52,7 +60,7 @@ export function createSecretService({ database, keyring, limits, keepVersions }:
     },
     /** History is never rewritten: the old value becomes the newest version once more, with the end that it had. */
     restore({ tenantId, keyId }: Caller, name: string, restored: number): Promise<SecretMetadata> {
-      return database.tenant(tenantId, async (tx) => {
+      return change(tenantId, name, async (tx) => {
         const version = await nextVersion(tx, name)
         const { expiresAt, ...old } = await readVersion(tx, name, restored)
         const sealed = keyring.seal(
@@ -65,7 +73,7 @@ export function createSecretService({ database, keyring, limits, keepVersions }:
       })
     },
     remove: ({ tenantId }: Caller, name: string): Promise<void> =>
-      database.tenant(tenantId, (tx) => deleteSecret(tx, name)),
+      change(tenantId, name, (tx) => deleteSecret(tx, name)),
   }
 }
 
