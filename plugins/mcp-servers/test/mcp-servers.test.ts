@@ -1,20 +1,29 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
-import { definePlugin } from '#kernel'
+import { definePlugin, type Plugin } from '#kernel'
 import { McpServers } from '#contracts/mcp-servers'
-import { testKernel } from '#testing'
+import { Secrets } from '#contracts/secrets'
+import { fake, testKernel } from '#testing'
 import mcpServers from '../index.ts'
 
-async function serversWith(t: Pick<TestContext, 'after'>, servers: object): Promise<McpServers> {
+async function serversWith(
+  t: Pick<TestContext, 'after'>,
+  servers: object,
+  ...more: readonly Plugin[]
+): Promise<McpServers> {
   const found: McpServers[] = []
   const probe = definePlugin({
     name: 'probe',
     requires: { servers: McpServers },
     setup: async ({ deps }) => (found.push(deps.servers), {}),
   })
-  const kernel = await testKernel(t, [{ name: 'mcp-servers', plugin: mcpServers, config: { servers } }, probe], {
-    listeners: [],
-  })
+  const kernel = await testKernel(
+    t,
+    [{ name: 'mcp-servers', plugin: mcpServers, config: { servers } }, probe, ...more],
+    {
+      listeners: [],
+    },
+  )
   assert.doesNotMatch(JSON.stringify(kernel.logs), /secret/)
   return found[0]!
 }
@@ -85,5 +94,47 @@ test('a private address names its port, and one where clouds keep their credenti
   }
   for (const url of ['http://169.254.169.254:80', 'http://[fd00:ec2::254]:80', 'http://metadata.google.internal:80']) {
     await assert.rejects(at(url), /metadata service of a cloud/, url)
+  }
+})
+
+test('secrets in headers are those of the tenant whose run it is, looked up for each run', async (t) => {
+  const asked: unknown[] = []
+  const secrets: Secrets = {
+    unknown: async (tenantId, names) => (asked.push([tenantId, names]), tenantId === 'acme' ? [] : names),
+    resolve: () => assert.fail('not asked'),
+    headers: async (tenantId, headers, reader) => (asked.push([tenantId, reader]), { ...headers, of: tenantId }),
+  }
+  const url = 'https://files.test/mcp'
+  const github = { authorization: 'Bearer secret://github', 'x-plain': 'plain' }
+  const table = {
+    github: { url, headers: github, tenants: '*' },
+    plain: { url, headers: { 'x-plain': 'plain' }, tenants: '*' },
+    ours: { url, headers: { 'x-key': 'secret://ours' }, tenants: ['acme'] },
+  }
+  const servers = await serversWith(t, table, fake(Secrets, secrets))
+  assert.deepEqual(await servers.resolve('acme', ['plain']), [{ name: 'plain', url, headers: { 'x-plain': 'plain' } }])
+  assert.deepEqual(await servers.unknownSecrets('acme', ['plain', 'gone']), [])
+  assert.deepEqual(asked, [], 'who uses no secret pays nothing')
+  assert.deepEqual(await servers.resolve('acme', ['github']), [
+    { name: 'github', url, headers: { ...github, of: 'acme' } },
+  ])
+  // A server that is not for the tenant needs nothing of it.
+  assert.deepEqual(await servers.unknownSecrets('globex', ['github', 'ours', 'github']), ['github'])
+  assert.deepEqual(asked, [
+    ['acme', 'mcp-servers/github'],
+    ['globex', ['github']],
+  ])
+})
+
+test('a reference that can never be resolved refuses the boot', async (t) => {
+  const at = (value: string, ...more: readonly Plugin[]) =>
+    serversWith(t, { files: { url: 'https://files.test', headers: { 'x-key': value }, tenants: '*' } }, ...more)
+  await assert.rejects(
+    at('secret://files'),
+    /'files': its header 'x-key' refers to a secret, but .* no plugin 'secrets'/,
+  )
+  const none = fake(Secrets, {} as Secrets)
+  for (const value of ['secret://', 'Bearer secret://a/b', 'secret://${A}']) {
+    await assert.rejects(at(value, none), /'files': in its header 'x-key', secret:\/\/ has no name of a secret/, value)
   }
 })

@@ -58,7 +58,7 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
     fake(McpServers, {
       unknown: withoutThe('files'),
       names: async () => ['files'],
-      unknownSecrets: async () => [],
+      unknownSecrets: async (tenantId) => (tenantId === 'globex' ? ['github'] : []),
       resolve: async () => [],
     }),
     fake(Skills, { unknown: withoutThe('using-pdf'), files: async () => undefined }),

@@ -141,6 +141,15 @@ test('an unknown skill or MCP server is 400 and is named; known ones are taken',
   }
 })
 
+test('a secret that a server of the profile is sent has to be there, and is named', async (t) => {
+  const { call } = await conductor(t)
+  const profile = { name: 'p', mcpServers: ['files'] }
+  const refused = await call('POST', '/api/profiles', profile, 'globex')
+  assert.deepEqual([refused.statusCode, refused.json().error], [400, 'unknown_secret: github'])
+  assert.equal((await call('POST', '/api/profiles', { name: 'p' }, 'globex')).statusCode, 201)
+  assert.equal((await call('POST', '/api/profiles', profile)).statusCode, 201)
+})
+
 test('a malformed profile is 400 with the field that is wrong', async (t) => {
   const { call } = await conductor(t)
   for (const [body, path] of [
