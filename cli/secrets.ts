@@ -48,7 +48,7 @@ export function addSecrets(program: Command): void {
     const left = result.keys.find(({ state }) => state === 'previous')?.values ?? 0
     if (left > 0) {
       throw new CliError(
-        `${left} values still hang on the previous key, ${result.failed} of them because they cannot be read with it; keep it, and run this again`,
+        `values left on the previous key: ${left} (not readable with it: ${result.failed}); keep that key, and run this again`,
       )
     }
   })

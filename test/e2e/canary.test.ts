@@ -1,0 +1,236 @@
+import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import pg from 'pg'
+import { startToolServer } from '#testing'
+import { createSigner } from '../../plugins/auth/signing/signer.ts'
+import { chat, chatStream } from './client.ts'
+import { type Cluster, eventually, parts, startCluster } from './cluster.ts'
+import { dumpOf, formsOf, foundIn } from './needles.ts'
+
+// Invariant K2: plain values go to whom they are for, and nowhere else, whatever fails on the way.
+
+const random = (): string => randomBytes(24).toString('base64')
+/** With what URLs and JSON write otherwise. */
+const canaries = {
+  token: `canary "token"+${random()}`,
+  newer: `canary "newer"+${random()}`,
+  echoed: `canary/echoed?${random()}`,
+  lines: `canary\r\nlines: ${random()}`,
+  signing: `whsec_${randomBytes(32).toString('base64')}`,
+  refused: `canary&refused ${random()}`,
+} as const
+
+/** Answers everything with what it was sent, as an error. */
+async function echoServer(t: TestContext): Promise<{ url: string; seen: string[] }> {
+  const seen: string[] = []
+  const server = createServer((request, response) => {
+    const told = JSON.stringify(request.headers)
+    seen.push(told)
+    response.writeHead(401, { 'content-type': 'application/json', 'www-authenticate': 'Bearer' }).end(told)
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    server.closeAllConnections()
+    server.close()
+  })
+  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/mcp`, seen }
+}
+
+/** The role file of the conductor with servers that are sent secrets. */
+async function roleFile(folder: string, urls: Readonly<Record<string, string>>): Promise<string> {
+  const text = await readFile(new URL('../../config/conductor.yaml', import.meta.url), 'utf8')
+  const servers = Object.entries(urls).map(
+    ([name, url]) => `${name}: { url: '${url}', headers: { authorization: 'Bearer secret://${name}' }, tenants: '*' }`,
+  )
+  const path = join(folder, 'conductor.yaml')
+  await writeFile(path, text.replace('servers: {}', `servers: { ${servers.join(', ')} }`))
+  return path
+}
+
+interface Run {
+  readonly runId: string
+  readonly sessionId: string
+  readonly status: string
+  readonly error?: { readonly code: string; readonly message: string }
+}
+
+async function finished(cluster: Cluster, body: object): Promise<Run> {
+  const accepted = await cluster.api<Run>('POST', '/api/runs', body)
+  assert.equal(accepted.status, 202, JSON.stringify(accepted.body))
+  return eventually('the run ends', async () => {
+    const run = (await cluster.api<Run>('GET', `/api/runs/${accepted.body.runId}`)).body
+    return ['queued', 'running'].includes(run.status) ? undefined : run
+  })
+}
+
+const textOf = async (url: string, init: RequestInit = {}): Promise<string> => {
+  const response = await fetch(url, init)
+  return `${JSON.stringify([...response.headers])}\n${await response.text()}`
+}
+
+test('the forms of a value are found in the middle of other text', () => {
+  const { token } = canaries
+  for (const around of ['', 'x', 'xy', 'xyz']) {
+    const text = Buffer.from(`${around}${token}${around}`)
+    for (const coded of [text.toString(), text.toString('base64'), text.toString('base64url'), text.toString('hex')]) {
+      assert.deepEqual(foundIn(coded, canaries), ['token'])
+    }
+  }
+  assert.deepEqual(foundIn(`?q=${encodeURIComponent(token)} ${JSON.stringify({ token })}`, canaries), ['token'])
+  assert.ok(formsOf(token).every((form) => form.length > 20))
+})
+
+test('K2: no plain value of a secret is in logs, errors, events, files, metrics, the database or saved state', async (t) => {
+  const folder = await mkdtemp(join(tmpdir(), 'ao-canary-'))
+  t.after(() => rm(folder, { recursive: true }))
+  const runsDir = join(folder, 'runs')
+  await mkdir(runsDir)
+  const tools = await startToolServer(t, { look: async () => ({ text: 'seen' }) })
+  const echo = await echoServer(t)
+  const vfsKey = randomBytes(32)
+  const cluster = await startCluster(t, 'four', {
+    files: { conductor: await roleFile(folder, { token: tools.url, echoed: echo.url, lines: tools.url }) },
+    env: {
+      AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
+      VFS_INTERNAL_SIGNING_KEY_CURRENT: vfsKey.toString('base64'),
+      AGENT_ORC_WEBHOOK_KEY: randomBytes(32).toString('base64'),
+      AGENT_ORC_WEBHOOK_ALLOW_HOSTS: `${new URL(echo.url).host}=*`,
+      AGENT_ORC_RUNS_DIR: runsDir,
+      LOG_LEVEL: 'trace',
+      LOG_REQUESTS: 'true',
+    },
+  })
+  /** Everything that anybody was told. */
+  const told: string[] = []
+  const api = async <T>(method: string, path: string, body?: unknown): Promise<{ status: number; body: T }> => {
+    const reply = await cluster.api<T>(method, path, body)
+    told.push(JSON.stringify(reply.body))
+    return reply
+  }
+
+  for (const name of ['token', 'echoed', 'lines', 'signing'] as const) {
+    assert.equal((await api('POST', '/api/secrets', { name, value: canaries[name] })).status, 201)
+  }
+  // What is refused is not repeated.
+  const { refused: value } = canaries
+  for (const body of [
+    { name: value, value },
+    { name: 'a', value: [value] },
+    { name: 'a', value, secret: value },
+    { name: 'a', value, key: value },
+    { name: 'a', value, expiresAt: value },
+    { name: 'token', value },
+    { name: 'a', value: value.repeat(5_000) },
+  ]) {
+    const { status } = await api('POST', '/api/secrets', body)
+    assert.ok(status >= 400 && status < 500, String(status))
+  }
+  const headers = { authorization: `Bearer ${cluster.bootstrap}`, 'content-type': 'application/json' }
+  const broken = { method: 'POST', headers, body: `{"name":"a","value":"${encodeURIComponent(value)}"` }
+  told.push(await textOf(`${cluster.conductorUrl}/api/secrets`, broken))
+
+  const agent = await cluster.agent('looker')
+  const withServers = (...mcpServers: string[]) =>
+    api<{ error?: string }>('PUT', '/api/profiles/looker', { model: 'openai/stand-in', mcpServers })
+  await api('PUT', '/api/webhooks/secret', { secret: 'secret://signing' })
+  const webhook = { url: echo.url }
+
+  assert.equal((await withServers('token', 'echoed')).status, 200)
+  const looks = () => cluster.model.next({ toolCalls: [{ name: 'mcp__token__look', arguments: {} }] }, { text: 'done' })
+  looks()
+  const ran = await finished(cluster, { profile: 'looker', prompt: 'look', webhook })
+  assert.equal(ran.status, 'ok', cluster.output().slice(-2_000))
+  assert.ok(tools.tokens.includes(`Bearer ${canaries.token}`), 'the server was sent the value')
+  assert.ok(echo.seen.some((one) => one.includes(JSON.stringify(canaries.echoed).slice(1, -1))))
+
+  // The session goes on with the new value; so does a chat.
+  await api('PUT', '/api/secrets/token', { value: canaries.newer })
+  looks()
+  const next = await finished(cluster, { profile: 'looker', prompt: 'again', sessionId: ran.sessionId, webhook })
+  assert.equal(next.status, 'ok')
+  assert.equal(tools.tokens.at(-1), `Bearer ${canaries.newer}`)
+  looks()
+  told.push(JSON.stringify((await chat(agent, { message: 'look' })).body))
+  looks()
+  for await (const frame of (await chatStream(agent, { message: 'look' })).frames) told.push(JSON.stringify(frame))
+
+  // Values that cannot be sent, were changed behind our back, or are gone end their runs, and say which it was.
+  const ending = async (): Promise<string | undefined> => {
+    const run = await finished(cluster, { profile: 'looker', prompt: 'look' })
+    told.push(JSON.stringify(run))
+    return run.error?.code
+  }
+  await withServers('lines')
+  assert.equal(await ending(), 'secret_unfit')
+  await withServers('token')
+  await changed(cluster.dsn, `UPDATE secret_versions SET ciphertext = ciphertext || 'x' WHERE name = 'token'`)
+  assert.equal(await ending(), 'secret_unreadable')
+  await api('DELETE', '/api/secrets/token')
+  assert.equal(await ending(), 'unknown_secret: token')
+  const unnamed = await withServers('token')
+  assert.deepEqual([unnamed.status, unnamed.body.error], [400, 'unknown_secret: token'])
+
+  // The signed plane gives out what it is for, and tells nobody else.
+  assert.match(await resolved(cluster, vfsKey, 'default'), /canary\/echoed/)
+  told.push(await resolved(cluster, randomBytes(32), 'default'), await resolved(cluster, vfsKey, 'acme'))
+  await eventually('a delivery has failed', async () =>
+    JSON.stringify((await api('GET', '/api/webhooks/deliveries')).body).includes('answered 401'),
+  )
+
+  for (const path of [
+    'secrets',
+    'secrets/echoed/versions',
+    'secrets/echoed/reads',
+    'audit?limit=200',
+    'runs',
+    'sessions',
+  ])
+    await api('GET', `/api/${path}`)
+  for (const { runId } of [ran, next]) {
+    await api('GET', `/api/runs/${runId}`)
+    await api('GET', `/api/runs/${runId}/events`)
+    told.push(await textOf(`${cluster.conductorUrl}/api/runs/${runId}/stream`, { headers }))
+  }
+  const state = `${cluster.runnerUrl}/runner/sessions/${ran.sessionId}/state`
+  told.push(await textOf(state, { headers: { 'x-tenant-id': 'default' } }))
+  for (const part of parts) told.push(await textOf(`${cluster.operationsUrl(part)}/metrics`))
+
+  assert.deepEqual(foundIn(told.join('\n'), canaries), [], 'in what was answered')
+  const output = cluster.output()
+  assert.match(output, /\/internal\/secrets\/resolve/, 'each request is logged')
+  assert.deepEqual(foundIn(output, canaries), [], 'in the logs')
+  const files = await readdir(runsDir, { recursive: true, withFileTypes: true })
+  const journals = await Promise.all(
+    files.filter((file) => file.isFile()).map((file) => readFile(join(file.parentPath, file.name), 'utf8')),
+  )
+  assert.ok(journals.some((text) => text.includes('seen')))
+  assert.deepEqual(foundIn(journals.join('\n'), canaries), [], 'in the files')
+  const dump = await dumpOf(cluster.dsn, 'default')
+  assert.match(dump.get('public.secret_versions')!, /echoed/)
+  for (const [table, rows] of dump) assert.deepEqual(foundIn(rows, canaries), [], `in ${table}`)
+})
+
+async function changed(dsn: string, statement: string): Promise<void> {
+  const client = new pg.Client({ connectionString: dsn })
+  await client.connect()
+  await client.query(`SELECT set_config('app.tenant_id', 'default', false)`)
+  await client.query(statement)
+  await client.query(`SELECT pg_notify('secrets', 'default/token')`)
+  await client.end()
+}
+
+/** What the internal listener says to whoever signs with a key for a tenant. */
+async function resolved(cluster: Cluster, key: Buffer, tenant: string): Promise<string> {
+  const kv = { claim: () => Promise.reject(new Error('this signer verifies nothing')) }
+  const signer = createSigner({ family: 'vfs', current: key, kv: kv as never, onRefused() {} })
+  const [target, body] = ['/internal/secrets/resolve', JSON.stringify({ ref: 'secret://echoed' })]
+  const signed = signer.sign({ tenant, method: 'POST', target, body: Buffer.from(body) })
+  const headers = { ...signed, 'content-type': 'application/json' }
+  return textOf(`${cluster.internalUrl}${target}`, { method: 'POST', headers, body })
+}
