@@ -231,6 +231,7 @@ const known = [
   'fuzz-slug',
   'default',
   'e2b',
+  'secret://writer',
 ]
 
 test('no request makes a listener of the control plane fail, and every answer is a documented one', async (t) => {
@@ -245,17 +246,19 @@ test('no request makes a listener of the control plane fail, and every answer is
   const { token } = await conductor.issue('acme', 'owner')
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer-two' })
+  await conductor.call(token, 'POST', '/api/secrets', { name: 'writer', value: 'x' })
   await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug' })
   const externally = await fuzz(conductor.app, known, (sent) => ({
     ...sent,
     headers: { ...sent.headers, authorization: `Bearer ${token}` },
   }))
-  const signer: Signer = conductor.signers.get('chat-gateway')!
+  const signerOf = (url: string): Signer =>
+    conductor.signers.get(url.startsWith('/internal/secrets/') ? 'vfs' : 'chat-gateway')!
   const internally = await fuzz(conductor.internal, known, (sent, { method }) => ({
     ...sent,
     headers: {
       ...sent.headers,
-      ...signer.sign({ tenant: 'acme', method, target: sent.url, body: sent.payload ?? Buffer.alloc(0) }),
+      ...signerOf(sent.url).sign({ tenant: 'acme', method, target: sent.url, body: sent.payload ?? Buffer.alloc(0) }),
     },
   }))
   assertNoStall(t, [externally, internally])
