@@ -23,12 +23,13 @@ interface Row {
 /** For so long the value before signs as well, where values sign. */
 const overlap = `interval '24 hours'`
 
-// The version that is given out, and behind it the one that it replaced a short while ago.
+// The version that is given out, and behind it the one that it replaced a short while ago. A deleted tenant has none.
 const find = {
   name: 'secrets_find',
   text: `SELECT v.version, v.version = s.version AS current, v.master_key, v.wrapped_key, v.ciphertext,
            (extract(epoch FROM v.expires_at) * 1000)::float8 AS ends
          FROM secrets s JOIN secret_versions v ON v.tenant_id = s.tenant_id AND v.name = s.name
+           JOIN tenants t ON t.id = s.tenant_id AND t.deleted_at IS NULL
          WHERE s.tenant_id = $1 AND s.name = $2
            AND (v.version = s.version OR (v.version = s.version - 1 AND s.updated_at > now() - ${overlap}))
          ORDER BY v.version DESC`,
@@ -56,7 +57,7 @@ export function createResolver({ database, keyring, cache, reads, onOutcome }: R
       name,
       version: row.version,
       value: open(row),
-      ...(before ? { previous: open(before) } : {}),
+      ...(before ? previousOf(() => open(before)) : {}),
     }
     const kept = { secret, expiresAt: row.ends ?? Infinity }
     cache.put(tenantId, kept, mark)
@@ -87,6 +88,15 @@ export function createResolver({ database, keyring, cache, reads, onOutcome }: R
       return names.filter((name) => !found.has(name))
     },
     headers: (tenantId, headers, reader) => fill(headers, (name) => resolve(tenantId, name, reader)),
+  }
+}
+
+/** One that cannot be read any more is none: the current one does not need it. */
+function previousOf(open: () => string): Pick<ResolvedSecret, 'previous'> {
+  try {
+    return { previous: open() }
+  } catch {
+    return {}
   }
 }
 

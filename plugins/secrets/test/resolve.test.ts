@@ -5,7 +5,7 @@ import { PlainCache } from '../cache.ts'
 import { Reads } from '../reads.ts'
 import { createResolver } from '../resolver.ts'
 import { keyringOf } from '../settings.ts'
-import { type Body, masterKey, stage } from './stage.ts'
+import { type Body, masterKey, randomKey, stage } from './stage.ts'
 
 test('whoever signs with the family vfs resolves secrets of the tenant that is signed, and of no other', async (t) => {
   const { owner, other, resolve } = await stage(t)
@@ -82,6 +82,27 @@ test('a signature that is missing, malformed, changed, used before or of another
   for (const headers of withoutOne) assert.equal((await resolve('secret://a', { headers })).status, 401)
   assert.equal((await resolve('secret://a', { headers: good })).status, 200)
   assert.equal((await resolve('secret://a', { headers: good })).status, 401, 'a nonce is good once')
+})
+
+test('while its keys are changed, both keys of the family verify', async (t) => {
+  const { owner, resolve, signers } = await stage(t, { VFS_INTERNAL_SIGNING_KEY_PREVIOUS: randomKey() })
+  await owner('POST', '/api/secrets', { name: 'a', value: 'x' })
+  const [target, body] = ['/internal/secrets/resolve', Buffer.from(JSON.stringify({ ref: 'secret://a' }))]
+  for (const key of ['CURRENT', 'PREVIOUS'] as const) {
+    const headers = signers.get('vfs')!.sign({ tenant: 'default', method: 'POST', target, body }, key)
+    assert.equal((await resolve('secret://a', { headers })).status, 200, key)
+  }
+})
+
+test('a deleted tenant has no secrets, and has them again when it is brought back', async (t) => {
+  const { owner, other, resolve } = await stage(t)
+  await (
+    await other('initech')
+  )('POST', '/api/secrets', { name: 'a', value: 'x' })
+  assert.equal((await owner('DELETE', '/api/tenants/initech')).status, 204)
+  assert.equal((await resolve('secret://a', { tenant: 'initech' })).status, 404)
+  await owner('PATCH', '/api/tenants/initech', { deleted: false })
+  assert.equal((await resolve('secret://a', { tenant: 'initech' })).status, 200)
 })
 
 test('without the keys of the family vfs nobody resolves anything', async (t) => {
@@ -171,13 +192,17 @@ test('what is asked for again within seconds is no round trip; a write is heard 
   await database.batch('default', [long])
   cache.clear()
   assert.deepEqual(await read(), { name: 'a', version: 2, value: 'two' })
+  const lost = { text: `UPDATE secret_versions SET master_key = 'mk_lost' WHERE version = 1` }
+  await database.batch('default', [lost, { text: 'UPDATE secrets SET updated_at = now()' }])
+  cache.clear()
+  assert.deepEqual(await read(), { name: 'a', version: 2, value: 'two' }, 'the current value needs no other')
 
   await (
     await other('initech')
   )('GET', '/api/secrets')
   await assert.rejects(resolver.resolve('initech', 'a', 'test'), { code: 'unknown_secret: a', status: 400 })
   assert.deepEqual(await resolver.unknown('default', ['a', 'b']), ['b'])
-  assert.deepEqual(outcomes, ['resolved', 'resolved', 'resolved', 'resolved', 'refused'])
+  assert.deepEqual(outcomes, [...Array.from({ length: 5 }, () => 'resolved'), 'refused'])
 })
 
 test('headers get the values of what they refer to, and no value that would make two headers of one', async (t) => {
