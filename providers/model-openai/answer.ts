@@ -254,8 +254,9 @@ class LikeFrames {
     const begin = frame.slice(0, at + contentKey.length)
     const alone = at >= 0 && frame.indexOf(contentKey, at + 1) < 0
     if (!alone || frame.slice(begin.length, begin.length + inside.length + 1) !== `${inside}"`) return
-    this.#begin = begin
-    this.#end = frame.slice(begin.length + inside.length)
+    // Copies: V8 keeps the whole string out of which a piece was cut.
+    this.#begin = Buffer.from(begin).toString()
+    this.#end = Buffer.from(frame.slice(begin.length + inside.length)).toString()
     this.#between = this.#end + begin
   }
 

@@ -1,7 +1,7 @@
 import type { LanguageModelV4ToolCall } from '@ai-sdk/provider'
 import { withoutCycles } from '#contracts/circular'
 import type { Replay } from '#contracts/replay'
-import type { OpenTurn, ToolCall } from './messages.ts'
+import { type OpenTurn, paragraph, type ToolCall } from './messages.ts'
 import { failed, type ToolOutcome, unknownTool } from './tools/outcome.ts'
 import type { ToolSet } from './tools/toolset.ts'
 
@@ -79,19 +79,13 @@ export async function execute(tools: ToolSet | undefined, { part, name, input }:
 interface Replayed {
   /** Model calls that are finished. */
   readonly steps: number
-  /** The text of these model calls. */
-  readonly answer: string
   /** Calls of the last step that have no result: they are executed, maybe once more. */
   readonly open: readonly PendingCall[]
 }
 
-/** The texts of two steps are paragraphs of one answer. */
-export const paragraph = '\n\n'
-
 /** Fills the turn from its log. A step is text, then calls, then their results. */
 export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
   let steps = 0
-  let answer = ''
   let asked: PendingCall[] = []
   let open: PendingCall[] = []
   const say = (): void => {
@@ -105,9 +99,8 @@ export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
     if (event.type === 'assistant') {
       say()
       const { text } = event
-      const begins = answer !== '' && turn.text === '' && text.startsWith(paragraph)
-      turn.text += begins ? text.slice(paragraph.length) : text
-      answer += text
+      const begins = turn.silent && turn.answer !== '' && text.startsWith(paragraph)
+      turn.say([begins ? text.slice(paragraph.length) : text])
     } else if (event.type === 'tool_call') {
       asked.push(replayedCall(event.id, event.name, event.arguments))
     } else {
@@ -119,5 +112,5 @@ export function replayInto(turn: OpenTurn, replay: Replay): Replayed {
     }
   }
   say()
-  return { steps, answer, open }
+  return { steps, open }
 }

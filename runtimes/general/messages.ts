@@ -58,11 +58,20 @@ export const toolResult = (call: ToolCall, ok: boolean, value: string): ToolResu
   output: { type: ok ? 'text' : 'error-text', value },
 })
 
+/** The texts of two steps are paragraphs of one answer. */
+export const paragraph = '\n\n'
+
+/** So many pieces of text are copied together. A piece may be cut out of a far larger string, which V8 keeps for as long as it. */
+const piecesTogether = 32
+
 /** The messages that one run adds to the conversation. */
 export class OpenTurn {
-  /** Text of the step under way. */
-  text = ''
   readonly #messages: Message[]
+  /** The text of the step under way, but for its newest pieces. */
+  #text = ''
+  #pieces: string[] = []
+  /** The texts of former steps. */
+  #before = ''
   #parts: (TextPart | ReasoningPart)[] = []
   /** How many characters of the step's text are in `#parts` already. */
   #added = 0
@@ -74,6 +83,32 @@ export class OpenTurn {
 
   get messages(): readonly Message[] {
     return this.#messages
+  }
+  /** The text of the step under way. */
+  get text(): string {
+    if (this.#pieces.length > 0) {
+      this.#text += this.#pieces.join('')
+      this.#pieces = []
+    }
+    return this.#text
+  }
+  /** True until the step under way has text. */
+  get silent(): boolean {
+    return this.#text === '' && this.#pieces.length === 0
+  }
+  /** The text of the whole run. */
+  get answer(): string {
+    return this.#before + this.gap + this.text
+  }
+  /** What stands between the texts of former steps and that of this one. */
+  get gap(): string {
+    return this.#before === '' || this.silent ? '' : paragraph
+  }
+
+  /** Adds pieces to the text of the step under way. */
+  say(pieces: readonly string[]): void {
+    for (const piece of pieces) if (piece !== '') this.#pieces.push(piece)
+    if (this.#pieces.length >= piecesTogether) void this.text
   }
 
   /** Adds reasoning after the text of this step so far. The part may still grow. */
@@ -87,14 +122,17 @@ export class OpenTurn {
     this.#addText()
     const message = assistantMessage(this.#parts, calls)
     if (message) this.#messages.push(message)
-    this.text = ''
+    this.#before = this.answer
+    this.#text = ''
+    this.#pieces = []
     this.#parts = []
     this.#added = 0
   }
 
   #addText(): void {
-    if (this.text.length > this.#added) this.#parts.push(textPart(this.text.slice(this.#added)))
-    this.#added = this.text.length
+    const { text } = this
+    if (text.length > this.#added) this.#parts.push(textPart(text.slice(this.#added)))
+    this.#added = text.length
   }
 
   addResult(call: ToolCall, ok: boolean, content: string): void {
@@ -113,6 +151,7 @@ export class OpenTurn {
   askForAnother(sentence: string): void {
     const from = this.#messages.length
     this.endStep([])
+    this.#before = ''
     this.#messages.push(userMessage(sentence))
     this.#refused = { from, count: this.#messages.length - from }
   }

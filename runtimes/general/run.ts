@@ -4,7 +4,7 @@ import type { ResponseFormat } from '#contracts/prompt'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import type { EventBatch, RuntimeEvent, Texts } from '#contracts/run-event'
 import type { RuntimeContext } from '#contracts/runtime'
-import { createCallIds, execute, paragraph, type PendingCall, pendingCall, replayInto } from './calls.ts'
+import { createCallIds, execute, type PendingCall, pendingCall, replayInto } from './calls.ts'
 import { type ContextWindow, createContext, type Fitted, type History } from './conversation.ts'
 import { errorEvent, ModelFailure, modelFailure, reported, generalErrors } from './errors.ts'
 import { type FilePart, OpenTurn } from './messages.ts'
@@ -63,8 +63,6 @@ class Run {
   #tools: ToolSet | undefined
   /** Model calls so far, those of former attempts too. */
   #steps = 0
-  /** The text of the whole run. */
-  #answer = ''
   /** True once the model was asked for another answer, because its first one does not fit. */
   #askedAgain = false
   #finish: Extract<LanguageModelV4StreamPart, { type: 'finish' }> | undefined
@@ -125,9 +123,8 @@ class Run {
     }
     this.#context = createContext(profile, this.#model.settings.contextTokens, deps.history.turns(sessionId) ?? [])
     if (!replay) return
-    const { steps, answer, open } = replayInto(this.#turn, replay)
+    const { steps, open } = replayInto(this.#turn, replay)
     this.#steps = steps
-    this.#answer = answer
     yield* this.#execute(open)
   }
 
@@ -194,18 +191,11 @@ class Run {
   }
 
   #takeTexts(deltas: Texts): void {
-    const text = deltas.join('')
-    let shown = deltas
-    if (this.#turn.text === '') {
-      this.#show(this.#reasoning?.flush())
-      if (this.#answer !== '') {
-        this.#answer += paragraph
-        shown = deltas.with(0, paragraph + deltas[0]!)
-      }
-    }
-    this.#turn.text += text
-    this.#answer += text
-    this.#pending.push(shown)
+    const begins = this.#turn.silent
+    this.#turn.say(deltas)
+    if (begins) this.#show(this.#reasoning?.flush())
+    const gap = begins ? this.#turn.gap : ''
+    this.#pending.push(gap === '' ? deltas : deltas.with(0, gap + deltas[0]!))
   }
 
   /** Ends a step. The run then ends, executes the calls, or asks the model once more. */
@@ -233,7 +223,7 @@ class Run {
 
   #takeAnswer(output: { readonly output?: unknown } = {}): void {
     const finishReason = this.#finish!.finishReason.unified
-    this.#pending.push({ type: 'result', text: this.#answer, finishReason, ...output })
+    this.#pending.push({ type: 'result', text: this.#turn.answer, finishReason, ...output })
     this.#state = 'ended'
   }
   #judge(read: Awaited<ReturnType<OutputForm['read']>>): void {
@@ -244,7 +234,6 @@ class Run {
       throw generalErrors.invalidOutput({ message: 'The model gave no answer that fits the response format.' })
     this.#askedAgain = true
     this.#state = 'asking'
-    this.#answer = ''
     this.#turn.askForAnother(read.problem)
     const message = 'The answer does not fit; the model is asked once more.'
     this.#pending.push({ type: 'progress', stage: 'output_invalid', supersedes: 1, message })
