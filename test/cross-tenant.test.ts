@@ -36,7 +36,8 @@ const caller =
   }
 
 /** Creates one of everything that belongs to a tenant and has an id. */
-async function belongings(conductor: Conductor, call: Call, tenantId: string): Promise<Fixtures> {
+async function belongings(conductor: Conductor, ownerKey: string, tenantId: string): Promise<Fixtures> {
+  const call = caller(conductor, ownerKey)
   const must = async <T>(method: Operation['method'], url: string, body: unknown): Promise<T> => {
     const reply = await call(method, url, body)
     assert.ok(reply.status < 300, `${method} ${url}: ${reply.status} ${JSON.stringify(reply.body)}`)
@@ -48,6 +49,15 @@ async function belongings(conductor: Conductor, call: Call, tenantId: string): P
   const key = await must<{ id: string }>('POST', '/api/profiles/initech-agent/keys', { label: 'initech-key' })
   const apiKey = await must<{ id: string }>('POST', '/api/api-keys', { label: 'initech-api-key' })
   await must('POST', '/api/secrets', { name: 'initech-secret', value: 'Initech’s password' })
+  await must('POST', '/api/skills', { name: 'initech-skill', description: 'Initech’s way.', body: 'Initech’s secret.' })
+  const boundary = 'initech-part'
+  const folder = await conductor.app.inject({
+    method: 'POST',
+    url: '/api/skills/import',
+    headers: { authorization: `Bearer ${ownerKey}`, 'content-type': `multipart/form-data; boundary=${boundary}` },
+    payload: `--${boundary}\r\ncontent-disposition: form-data; name="files"; filename="initech-staged/SKILL.md"\r\n\r\n---\nname: initech-staged\ndescription: d\n---\n\r\n--${boundary}--\r\n`,
+  })
+  const { stagingId } = folder.json<{ stagingId: string }>()
   // Written as a conductor leaves them: nothing is executed here.
   const { database } = conductor
   const messageId = `msg_${'a'.repeat(32)}`
@@ -89,6 +99,8 @@ async function belongings(conductor: Conductor, call: Call, tenantId: string): P
     '/api/secrets/{name}': 'initech-secret',
     '/api/secrets/{name}/versions/{version}': '1',
     '/api/sessions/{id}': 'sess-initech1',
+    '/api/skills/import/{stagingId}': stagingId,
+    '/api/skills/{name}': 'initech-skill',
     '/api/tenants/{id}': tenantId,
     '/api/webhooks/deliveries/{id}': messageId,
   }
@@ -111,9 +123,10 @@ test('T4: every route answers another tenant’s ids as it answers ids that nobo
       text: `INSERT INTO tenants (id, name) VALUES ('initech', 'Initech'), ('globex', 'Globex') ON CONFLICT DO NOTHING`,
     },
   ])
-  const initech = caller(conductor, (await conductor.issue('initech', 'owner')).token)
+  const { token: initechKey } = await conductor.issue('initech', 'owner')
+  const initech = caller(conductor, initechKey)
   const globex = caller(conductor, (await conductor.issue('globex', 'owner')).token)
-  const theirs = await belongings(conductor, initech, 'initech')
+  const theirs = await belongings(conductor, initechKey, 'initech')
   const operations = (await operationsOf(conductor.app)).filter(({ path }) => path.startsWith('/api/'))
   const named = operations.filter(({ path }) => path.includes('{'))
   const missing = Object.keys(unknownIds).filter((path) => !(path in theirs))
@@ -156,9 +169,9 @@ test('T4: another tenant’s ids inside a body are unknown ones, too', async (t)
       text: `INSERT INTO tenants (id, name) VALUES ('initech', 'Initech'), ('globex', 'Globex') ON CONFLICT DO NOTHING`,
     },
   ])
-  const initech = caller(conductor, (await conductor.issue('initech', 'owner')).token)
+  const { token: initechKey } = await conductor.issue('initech', 'owner')
   const globex = caller(conductor, (await conductor.issue('globex', 'owner')).token)
-  await belongings(conductor, initech, 'initech')
+  await belongings(conductor, initechKey, 'initech')
   const same = async (url: string, foreign: object, unknown: object, status: number): Promise<void> => {
     const [a, b] = [await globex('POST', url, foreign), await globex('POST', url, unknown)]
     assert.equal(a.status, status, JSON.stringify(a.body))

@@ -34,6 +34,14 @@ const rows: readonly Statement[] = [
     `published_agent_keys (tenant_id, id, published_id, label, key_hash)`,
     `'acme', 'key_' || n, 'pub_1', 'l', convert_to('key' || n, 'UTF8')`,
   ),
+  sql(
+    450,
+    `skill_contents (tenant_id, digest, manifest, body, archive)`,
+    `'acme', md5(n::text), jsonb_build_object('name', 's' || n, 'description', repeat('é', 1000), 'allowedTools', '[]'::jsonb, 'metadata', '{}'::jsonb,
+       'files', jsonb_build_array(jsonb_build_object('path', 'SKILL.md', 'contentType', 'text/markdown', 'sha256', '', 'executable', false, 'bytes', 1))),
+     repeat('é', 50000), ''`,
+  ),
+  sql(450, `skills (tenant_id, name, digest, source)`, `'acme', 's' || n, md5(n::text), 'user'`),
   // Many were written in the same instant: the id decides then.
   sql(
     450,
@@ -73,6 +81,7 @@ const rows: readonly Statement[] = [
   ),
 ]
 const lists = [
+  '/api/skills',
   '/api/profiles',
   '/api/profiles/p1/versions',
   '/api/profiles/p1/runs',

@@ -66,6 +66,13 @@ function wholeProfile(): Record<string, unknown> {
   return whole
 }
 
+/** What a runtime gets: the index of the skills follows the instructions, and the tools that read them follow the others. */
+const given = (profile: Profile): object => ({
+  ...written(profile),
+  instructions: profile.instructions.replace(/\n\n# Skills\n[^]*- using-pdf: Reads PDF files\.$/, ''),
+  tools: profile.tools.filter((tool) => !['skill_read', 'skill_resource', 'run_skill_script'].includes(tool)),
+})
+
 /** The fields of an answer that a client may write. */
 const written = (profile: object): object =>
   Object.fromEntries(Object.entries(profile).filter(([field]) => fields.includes(field)))
@@ -75,7 +82,10 @@ async function startFleet(t: TestContext) {
   const folder = await mkdtemp(join(tmpdir(), 'ao-fields-'))
   t.after(() => rm(folder, { recursive: true }))
   await mkdir(join(folder, 'using-pdf'))
-  await writeFile(join(folder, 'using-pdf/SKILL.md'), '# PDF')
+  await writeFile(
+    join(folder, 'using-pdf/SKILL.md'),
+    '---\nname: using-pdf\ndescription: Reads PDF files.\n---\n# PDF\n',
+  )
   const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
   const common = {
     ...sample,
@@ -185,11 +195,12 @@ test('every field of a profile is stored, listed, versioned, restored and told t
 test('every field of a profile reaches the runtime, by a new session, a later run and a runner that had forgotten it', async (t) => {
   const { call, run, restartRunner } = await startFleet(t)
   // With a worker of its own, a run would be executed by a runtime that is not of this test.
-  const whole = { ...wholeProfile(), workerMode: 'static' }
+  const whole: Record<string, unknown> = { ...wholeProfile(), workerMode: 'static' }
   await call('POST', '/api/pools', { name: 'gpu' })
   await call('POST', '/api/profiles', whole)
   const first = await run({ profile: 'whole', prompt: 'one' })
-  assert.deepEqual(written(first.profile), whole, 'a new session')
+  assert.deepEqual(given(first.profile), whole, 'a new session')
+  assert.notEqual(first.profile.instructions, whole['instructions'], 'with the index of its skills')
   assert.ok(first.profile.placement, 'with the pool as it was')
   const { sessionId } = first
   // The session keeps its snapshot, whatever becomes of the profile.

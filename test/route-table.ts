@@ -89,6 +89,8 @@ export const unknownIds: Fixtures = {
   '/api/secrets/{name}': 'nobody',
   '/api/secrets/{name}/versions/{version}': '1',
   '/api/sessions/{id}': 'sess-00000000-00000000',
+  '/api/skills/import/{stagingId}': 'stg_0000',
+  '/api/skills/{name}': 'nobody',
   '/api/tenants/{id}': 'nobody',
   '/api/webhooks/deliveries/{id}': 'whd_0000',
 }

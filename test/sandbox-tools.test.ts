@@ -1,14 +1,15 @@
 import assert from 'node:assert/strict'
-import { chmod, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
-import { dirname, join } from 'node:path'
+import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
 import { pino } from 'pino'
 import { definePlugin } from '#kernel'
+import type { SkillContent } from '#contracts/skills'
 import { type SessionSandbox, type ToolContext, Toolkit, type ToolResult } from '#contracts/tools'
 import { testKernel, testToolContext } from '#testing'
 import sandboxes from '../plugins/sandboxes/index.ts'
-import skillFolders from '../plugins/skill-folders/index.ts'
+import skillCache from '../plugins/skills/runner/index.ts'
 import tools from '../plugins/tools/index.ts'
 import { createTools } from '../plugins/worker/tools/tools.ts'
 
@@ -26,9 +27,7 @@ async function staged(t: TestContext) {
     },
   })
   const workspace = join(folder, 'workspace')
-  const skills = join(folder, 'skills')
-  const folders = { name: 'skill-folders', plugin: skillFolders, config: { dir: skills } }
-  await testKernel(t, [tools, sandboxes, folders, grab], { listeners: ['runner', 'workers'] })
+  await testKernel(t, [tools, sandboxes, skillCache, grab], { listeners: ['runner', 'workers'] })
   const settings = { workspace, path: process.env['PATH']!, lang: 'C.UTF-8', tmpDir: '/tmp' }
   const worker = await createTools(settings, pino({ level: 'silent' }))
   const limits: number[] = []
@@ -40,13 +39,7 @@ async function staged(t: TestContext) {
   }
   const call = (name: string, input: object, context: Partial<ToolContext> = {}): Promise<ToolResult> =>
     got.toolkit!.invoke(name, input, testToolContext({ sandbox, ...context }))
-  const addSkill = async (path: string, text: string, mode = 0o644): Promise<void> => {
-    const file = join(skills, path)
-    await mkdir(dirname(file), { recursive: true })
-    await writeFile(file, text)
-    await chmod(file, mode)
-  }
-  return { call, workspace, limits, addSkill }
+  return { call, workspace, limits }
 }
 
 test('files and commands of a session meet in its workspace', async (t) => {
@@ -85,37 +78,73 @@ test('a command is stopped in its time, and that time reaches the sandbox with a
   assert.match((await call('shell', { command: 'id', timeoutSeconds: 601 })).content, /timeoutSeconds must be <= 600/)
 })
 
+/** A skill of a session, as a conductor has brought it. */
+const greet: SkillContent = {
+  name: 'greet',
+  description: 'Greets.',
+  digest: 'a'.repeat(64),
+  body: '# Greet',
+  files: [
+    { path: 'SKILL.md', bytes: Buffer.from('# Greet'), executable: false },
+    { path: 'words.txt', bytes: Buffer.from('Hello'), executable: false },
+    { path: 'logo.png', bytes: Buffer.from([0x89, 0x50, 0, 0xff]), executable: false },
+    {
+      path: 'scripts/greet.sh',
+      bytes: Buffer.from('#!/bin/sh\necho "$(cat words.txt), $1!"\n'),
+      executable: true,
+    },
+  ],
+}
+
 test('a script of a skill runs in the sandbox, from the folder of its skill', async (t) => {
-  const { call, addSkill } = await staged(t)
-  await addSkill('greet/SKILL.md', '# Greet')
-  await addSkill('greet/words.txt', 'Hello')
-  await addSkill('greet/scripts/greet.sh', '#!/bin/sh\necho "$(cat words.txt), $1!"\n', 0o755)
-  const mine = { skills: ['greet'] }
+  const { call } = await staged(t)
   const greeted = await call(
     'run_skill_script',
     { skill: 'greet', script: 'scripts/greet.sh', args: ['Ada; id'] },
-    mine,
+    { skills: [greet] },
   )
   assert.deepEqual([greeted.ok, greeted.content.trim()], [true, 'Hello, Ada; id!\n[Exit code 0.]'])
 })
 
-test('only skills of the profile, and only files of the skill, are run', async (t) => {
-  const { call, addSkill } = await staged(t)
-  await addSkill('greet/SKILL.md', '# Greet')
-  await addSkill('greet/scripts/greet.sh', '#!/bin/sh\necho hi\n', 0o755)
-  await addSkill('secret/SKILL.md', '# Secret')
-  await addSkill('secret/scripts/run.sh', '#!/bin/sh\necho secret\n', 0o755)
-  const mine = { skills: ['greet', 'gone'] }
-  for (const skill of ['secret', 'gone', '../secret']) {
-    const refused = await call('run_skill_script', { skill, script: 'scripts/run.sh' }, mine)
-    assert.deepEqual(refused, {
-      ok: false,
-      content: `There is no skill '${skill}' in this session; it has: greet, gone.`,
-    })
+test('a skill is read whole, its text files are shown, and others are put into the sandbox', async (t) => {
+  const { call, workspace } = await staged(t)
+  const mine = { skills: [greet] }
+  const { content } = await call('skill_read', { name: 'greet' }, mine)
+  assert.match(content, /^# greet\n\nGreets\.\n\n# Greet\n\nFiles of this skill:\n- words\.txt \(5 bytes\)/)
+  assert.match(content, /scripts\/greet\.sh \(\d+ bytes, executable\)/)
+  assert.deepEqual(await call('skill_resource', { name: 'greet', path: 'words.txt' }, mine), {
+    ok: true,
+    content: 'Hello',
+  })
+  assert.deepEqual(await call('skill_resource', { name: 'greet', path: 'logo.png' }, mine), {
+    ok: true,
+    content: 'The file is in your sandbox: .skills/greet/logo.png',
+  })
+  assert.deepEqual([...(await readFile(join(workspace, '.skills/greet/logo.png')))], [0x89, 0x50, 0, 0xff])
+  const without = await call('skill_resource', { name: 'greet', path: 'logo.png' }, {
+    ...mine,
+    sandbox: undefined,
+  } as never)
+  assert.match(without.content, /no text that could be shown, and this session has no sandbox/)
+})
+
+test('only skills of the session, and only files of the skill, are read and run', async (t) => {
+  const { call } = await staged(t)
+  const mine = { skills: [greet, { ...greet, name: 'other' }] }
+  for (const name of ['secret', '../secret', 'Greet']) {
+    const refusal = { ok: false, content: `There is no skill '${name}' in this session; it has: greet, other.` }
+    assert.deepEqual(await call('run_skill_script', { skill: name, script: 'scripts/greet.sh' }, mine), refusal)
+    assert.deepEqual(await call('skill_read', { name }, mine), refusal)
+    assert.deepEqual(await call('skill_resource', { name, path: 'words.txt' }, mine), refusal)
   }
-  for (const script of ['scripts/none.sh', '../secret/scripts/run.sh', '/bin/sh']) {
-    const refused = await call('run_skill_script', { skill: 'greet', script }, mine)
+  assert.match((await call('skill_read', { name: 'greet' })).content, /in this session; it has: none\.$/)
+  for (const path of ['scripts/none.sh', '../secret/scripts/run.sh', '/bin/sh']) {
+    const refused = await call('run_skill_script', { skill: 'greet', script: path }, mine)
     assert.equal(refused.ok, false)
     assert.match(refused.content, /its scripts: scripts\/greet\.sh\.$/)
+    assert.match(
+      (await call('skill_resource', { name: 'greet', path }, mine)).content,
+      /^The skill 'greet' has no file/,
+    )
   }
 })

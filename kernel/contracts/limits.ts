@@ -13,6 +13,7 @@ interface LimitKind {
     | 'streams'
     | 'sessions'
     | 'profiles'
+    | 'skills'
     | 'sandboxes'
     | 'bytes'
     | 'deliveries'
@@ -72,6 +73,8 @@ export const limitKinds = {
   },
   profiles: { default: 1_000, unit: 'profiles', relief: 'held', about: 'Profiles.' },
   profileBytes: { default: 256 * kibi, unit: 'bytes', relief: 'held', about: 'The size of one profile, as JSON.' },
+  skills: { default: 1_000, unit: 'skills', relief: 'held', about: 'Skills of its own, those of the platform apart.' },
+  skillBytes: { default: 8 * mebi, unit: 'bytes', relief: 'held', about: 'The files of one skill together.' },
   eventLogBytesPerDay: {
     default: 10 * gibi,
     unit: 'bytes',

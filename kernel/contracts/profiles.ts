@@ -1,6 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { TenantTx } from './database.ts'
+import { PinnedSkill, skillsOfTools } from './skills.ts'
 
 const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$'
 const nameForm = new RegExp(namePattern)
@@ -61,7 +62,13 @@ export const ProfileInput = Type.Object(
     ),
     instructions: Type.Optional(Type.String({ maxLength: 200_000, default: '' })),
     tools: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 200, default: [] })),
-    skills: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 100, default: [] })),
+    skills: Type.Optional(
+      Type.Array(Type.String({ maxLength: 128 }), {
+        maxItems: 100,
+        default: [],
+        description: `Names of skills; \`${skillsOfTools}\` stands for those of the platform that explain the profile's tools.`,
+      }),
+    ),
     mcpServers: Type.Optional(Type.Array(Type.String({ maxLength: 128 }), { maxItems: 50, default: [] })),
     workerMode: Type.Optional(Type.Union([Type.Literal('static'), Type.Literal('sandbox')], { default: 'static' })),
     sandbox: Type.Optional(
@@ -130,6 +137,8 @@ export const Profile = Type.Object({
       runtimes: Type.Optional(Type.Array(Type.String())),
     }),
   ),
+  /** The versions of its skills that a session keeps. Only snapshots of profiles with skills have it. */
+  pinnedSkills: Type.Optional(Type.Array(PinnedSkill)),
   /** Absent only in snapshots and messages that were written by a release without versions. */
   version: Type.Optional(Type.Integer({ minimum: 1, description: 'Counts what was ever stored under this name.' })),
   createdAt: Type.String({ format: 'date-time' }),

@@ -16,6 +16,11 @@ export const runnerErrors = errorTable('runner', {
   noVfsSession: { code: 'no vfs session', status: 404, about: 'The session has no VirtualFS lease.' },
   noSandboxWorker: { code: 'no sandbox worker', status: 404, about: 'The session has no sandbox worker.' },
   sessionBusy: { status: 409, retry: 'later', message: 'A run is under way in this session.' },
+  skillsMissing: {
+    status: 409,
+    about:
+      'The session has skills of which this runner lacks versions; `digests` names them. Bring them and ask again.',
+  },
   attemptSuperseded: { status: 409, message: 'A later attempt of this run was begun, or its session was taken over.' },
   runGap: { status: 410, message: 'What follows this event of the run is not kept any more.' },
   stateExportFailed: {
@@ -32,6 +37,7 @@ export const runnerErrors = errorTable('runner', {
   runnerFull: { status: 503, retry: true, message: 'Every session of this runner has a run under way.' },
   /** Another runner may be asked: nothing was begun here. */
   runnerDraining: { status: 503, retry: true, message: 'The runner is about to stop and takes nothing new.' },
+  skillsNotKept: { status: 503, message: 'The session has skills, and this runner has no plugin that keeps any.' },
   noSandboxSubstrate: { status: 503, message: 'This runner has no sandboxes.' },
 })
 

@@ -8,6 +8,7 @@ import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 import type { StateBundle } from './runtime.ts'
+import type { SkillContent } from './skills.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
 
 /** Body of `POST /runner/runs`. */
@@ -187,6 +188,8 @@ export interface RunnerLink {
   delegations(tenantId: string, sessionId: string): Promise<readonly Delegation[]>
   /** Does nothing when the tool call does not wait any more. */
   answerDelegation(tenantId: string, sessionId: string, id: string, answer: DelegationAnswer): Promise<void>
+  /** Brings a version of a skill, for sessions that keep it. */
+  putSkill(tenantId: string, skill: SkillContent): Promise<void>
   /**
    * Executes a run in a session. Yields chunks of whole stamped NDJSON lines. A stream that ends without `result` or
    * `error` was cut. Aborting `signal` aborts the sidecar's turn, unless its reason leaves it to another reader: see `leaving`.

@@ -1,4 +1,7 @@
+import { createHash } from 'node:crypto'
+import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
+import { errorTable } from './errors.ts'
 
 /** A file of a skill, by its path inside the skill's folder, with slashes: `SKILL.md`, `scripts/convert.py`. */
 export interface SkillFile {
@@ -7,11 +10,93 @@ export interface SkillFile {
   readonly executable: boolean
 }
 
+/** A skill as one of its versions: what a session keeps, and what a runner has of it. */
+export const PinnedSkill = Type.Object({
+  name: Type.String(),
+  digest: Type.String({ description: 'SHA-256 over the paths, contents and executable bits of its files.' }),
+})
+export type PinnedSkill = Static<typeof PinnedSkill>
+
+/** One version of a skill, whole. */
+export interface SkillContent extends PinnedSkill {
+  readonly description: string
+  /** What follows the front matter of `SKILL.md`. */
+  readonly body: string
+  /** Every file, `SKILL.md` among them. */
+  readonly files: readonly SkillFile[]
+}
+
+/** What a profile has to be for a skill to be attached to it. */
+export interface SkillNeeds extends PinnedSkill {
+  /** Tools of the platform, by the names that profiles use; one that is unknown here keeps the name that its author gave it. */
+  readonly allowedTools: readonly string[]
+  /** It brings scripts, which run in a sandbox. */
+  readonly requiresSandbox: boolean
+}
+
+/** Names every platform skill that explains a tool of the profile. */
+export const skillsOfTools = 'using-*'
+
+/** What names the skills of a profile, and its tools, by which `using-*` is resolved. */
+export interface AttachedSkills {
+  readonly skills: readonly string[]
+  readonly tools: readonly string[]
+}
+
 /** The skills that a tenant may attach to profiles. */
 export interface Skills {
-  /** Returns the names of skills that do not exist. */
-  unknown(tenantId: string, names: readonly string[]): Promise<readonly string[]>
-  /** Returns every file in the skill's folder; undefined when there is no such skill. */
-  files(tenantId: string, name: string): Promise<readonly SkillFile[] | undefined>
+  /** Returns the skills that there are, in the order of their names in the profile, and the names of those that are not there. */
+  attached(
+    tenantId: string,
+    profile: AttachedSkills,
+  ): Promise<{ readonly found: readonly SkillNeeds[]; readonly missing: readonly string[] }>
+  /** Returns a version that is kept for a session, also when its skill was replaced or deleted. */
+  content(tenantId: string, digest: string): Promise<SkillContent | undefined>
 }
-export const Skills = capability<Skills>('core.skills')
+export const Skills = capability<Skills>('conductor.skills')
+
+/** The contents of skills that a runner has, as conductors bring them. */
+export interface SkillCache {
+  /** Returns the versions in the order asked for; undefined for one that is not here. */
+  take(tenantId: string, pinned: readonly PinnedSkill[]): readonly (SkillContent | undefined)[]
+  /** Keeps a version. AppError 400 `skill_corrupt` when it is not what its digest says. */
+  put(tenantId: string, skill: SkillContent): void
+}
+export const SkillCache = capability<SkillCache>('runner.skill-cache')
+
+/** The tools by which a model reads the skills of its session. Every session with skills has them, whatever its profile lists. */
+export const skillTools = ['skill_read', 'skill_resource'] as const
+/** Runs a script of a skill; sessions with a sandbox have it. */
+export const skillScriptTool = 'run_skill_script'
+
+export const skillErrors = errorTable('skills', {
+  invalidSkill: {
+    status: 400,
+    about: 'The skill is not in the form of the Agent Skills format; `problems` has every reason.',
+  },
+  skillCorrupt: { status: 400, message: 'The files of the skill are not what its digest says.' },
+  skillVersionGone: {
+    status: 410,
+    message: 'A version of a skill with which this session began is not there any more: begin a new session.',
+  },
+  skillNeedsTools: {
+    named: true,
+    status: 400,
+    about: 'The skill says in `allowed-tools` that it uses tools which the profile does not have.',
+  },
+  skillNeedsSandbox: {
+    named: true,
+    status: 400,
+    message: 'The skill has scripts, which run in a sandbox: give the profile one, or leave the skill out.',
+  },
+})
+
+/** The digest of a skill's files: one line for each, in the order of their paths. */
+export function digestOf(files: readonly SkillFile[]): string {
+  const lines = files
+    .map(({ path, bytes, executable }) => ({ path, text: `${sha256(bytes)} ${executable ? 'x' : '-'} ${path}\n` }))
+    .toSorted((a, b) => (a.path < b.path ? -1 : 1))
+  return sha256(lines.map(({ text }) => text).join(''))
+}
+
+export const sha256 = (data: Uint8Array | string): string => createHash('sha256').update(data).digest('hex')

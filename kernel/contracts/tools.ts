@@ -2,6 +2,7 @@ import type { Static } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { Delegations } from './delegation.ts'
 import type { ProgressEvent } from './run-event.ts'
+import type { SkillContent } from './skills.ts'
 
 /** Who calls a tool. It comes from the runner's own records: a model cannot choose any of it. */
 export interface ToolContext {
@@ -18,8 +19,8 @@ export interface ToolContext {
    * tool whose effect must not happen twice passes it on. Absent when the runtime does not name its calls.
    */
   readonly idempotencyKey?: string
-  /** The skills of the session's profile. */
-  readonly skills?: readonly string[]
+  /** The skills of the session, in the versions that it keeps. Absent when it has none. */
+  readonly skills?: readonly SkillContent[]
   /** Writes a `progress` event into the log of the run, where its readers see it. Absent outside a run. */
   readonly report?: (event: Static<typeof ProgressEvent>) => void
   /** The sandbox of the session, started when it is used first; absent when its profile has none. */

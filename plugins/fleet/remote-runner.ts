@@ -4,6 +4,7 @@ import { runnerHash } from '#contracts/ids'
 import { fleetErrors } from '#contracts/run-errors'
 import { isFailingStop, leaving, type RunnerLink } from '#contracts/runner'
 import { decodeSessionStatus, maxStateBytes, runnerWire } from '#contracts/wire/runner'
+import { encodeSkill } from '#contracts/wire/runner-skills'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { openOnRead, type LinesAnswer, type Peer, type PeersOptions } from '#kit'
 import { guardedLookup, isNetworkAddress, outboundUrl, type Refusal, systemResolve } from '#kit/outbound'
@@ -119,6 +120,9 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
     },
     vfsLeases: (tenant, signal) => peer.ask(runnerWire.vfsLeases, { tenant, signal }),
     vfsLease: (tenant, id, signal) => peer.ask(runnerWire.vfsLease, { tenant, params: { id }, signal }),
+    async putSkill(tenant, skill) {
+      await peer.ask(runnerWire.putSkill, { tenant, body: encodeSkill(skill) })
+    },
     execute(tenant, body, signal) {
       const opened = () => peer.ask(runnerWire.execute, { tenant, body, signal, endless: true })
       if (!body.keepMs) return openOnRead(async () => (await opened()).lines)

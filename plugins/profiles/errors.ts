@@ -1,5 +1,6 @@
 import { modelAccessErrors } from '#contracts/model-access'
 import { secretErrors } from '#contracts/secrets'
+import { skillErrors } from '#contracts/skills'
 import { conflict, errorTable, invalidRequest, notFound } from '#kernel'
 
 export const profileErrors = errorTable('profiles', {
@@ -21,6 +22,8 @@ export const unfit = [
   profileErrors.poolWithoutRuntime,
   profileErrors.unknownPool,
   profileErrors.unknownSkill,
+  skillErrors.skillNeedsTools,
+  skillErrors.skillNeedsSandbox,
   profileErrors.unknownMcpServer,
   modelAccessErrors.unknownModel,
   secretErrors.unknownSecret,

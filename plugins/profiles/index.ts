@@ -8,10 +8,10 @@ import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
 import { Profiles } from '#contracts/profiles'
 import { secretErrors } from '#contracts/secrets'
 import { Fleet } from '#contracts/runner'
-import { Skills } from '#contracts/skills'
+import { skillErrors, Skills } from '#contracts/skills'
 import { BroadcastSender } from './broadcast.ts'
 import { createChangeLog } from './changes.store.ts'
-import { createProfileLookup, PostgresProfileStore } from './store.ts'
+import { createProfileLookup, PostgresProfileStore, withPins } from './store.ts'
 import { MemoryProfileStore } from './memory.ts'
 import { poolRoutes } from './pools.ts'
 import { profileRoutes, profileWriteRoutes } from './routes.ts'
@@ -31,7 +31,7 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  errors: [profileErrors, limitErrors, modelAccessErrors, secretErrors],
+  errors: [profileErrors, limitErrors, modelAccessErrors, secretErrors, skillErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
@@ -68,6 +68,6 @@ export default definePlugin({
       versionRoutes(app, guard, database, service, viewOf)
       poolRoutes(app, guard, database, broadcast)
     })
-    return { profiles: memory ?? createProfileLookup(store) }
+    return { profiles: memory ? withPins(memory, skills) : createProfileLookup(store, skills) }
   },
 })

@@ -11,6 +11,7 @@ import { missingSecret, nameMismatch, poolWithoutRuntime, profileErrors, unknown
 import { runtimesOfPool } from './pools.ts'
 import type { ReplaceProfile } from './schema.ts'
 import type { Expected, ProfileStore, Writer } from './store.ts'
+import { checkSkills } from './skills.ts'
 import { findVersion } from './versions.store.ts'
 
 /** The catalogues in which the names of a profile are looked up. One that this role leaves out knows no name. */
@@ -97,19 +98,12 @@ export type ProfileService = ReturnType<typeof createProfileService>
 async function checkReferences(
   { skills, mcpServers }: References,
   tenantId: string,
-  document: Pick<ProfileDocument, 'skills' | 'mcpServers'>,
+  document: ProfileDocument,
 ): Promise<void> {
-  const [skill] = await firstUnknown(skills, tenantId, document.skills)
-  if (skill !== undefined) throw profileErrors.unknownSkill({ name: skill })
-  const [server] = await firstUnknown(mcpServers, tenantId, document.mcpServers)
+  await checkSkills(skills, tenantId, document)
+  if (document.mcpServers.length === 0) return
+  const [server] = (await mcpServers?.unknown(tenantId, document.mcpServers)) ?? document.mcpServers
   if (server !== undefined) throw unknownMcpServer(server, (await mcpServers?.names(tenantId)) ?? [])
-  if (!mcpServers || document.mcpServers.length === 0) return
-  const [secret] = await mcpServers.unknownSecrets(tenantId, document.mcpServers)
+  const [secret] = (await mcpServers?.unknownSecrets(tenantId, document.mcpServers)) ?? []
   if (secret !== undefined) throw missingSecret(secret)
 }
-
-const firstUnknown = async (
-  catalogue: Pick<Skills, 'unknown'> | undefined,
-  tenantId: string,
-  names: readonly string[],
-): Promise<readonly string[]> => (names.length === 0 ? [] : catalogue ? catalogue.unknown(tenantId, names) : names)

@@ -3,7 +3,9 @@ import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { overLimit } from '#contracts/limits'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
+import type { Skills } from '#contracts/skills'
 import type { ProfileDocument } from './document.ts'
+import { pinSkills } from './skills.ts'
 import {
   idChanged,
   idTaken,
@@ -235,7 +237,7 @@ const mostRemembered = 1_000
  * a run with one has the store compare its revision in the statement that starts it, so a profile from memory is as good as one
  * that was read, and costs no round trip.
  */
-export function createProfileLookup(store: ProfileStore): Profiles {
+export function createProfileLookup(store: ProfileStore, skills: Skills | undefined): Profiles {
   // A Map keeps insertion order, so its first entry is the oldest: that one is dropped when the map is full.
   const known = new Map<string, PlacedProfile>()
   return {
@@ -245,7 +247,8 @@ export function createProfileLookup(store: ProfileStore): Profiles {
       const key = `${tenantId}\n${name}`
       const remembered = fresh ? undefined : known.get(key)
       if (remembered) return remembered
-      const found = await store.findPlaced(tenantId, name)
+      // A skill that changes raises the revision of the profiles that name it: what is remembered is out of date then.
+      const found = await pinSkills(skills, tenantId, await store.findPlaced(tenantId, name))
       known.delete(key)
       if (found) known.set(key, found)
       if (known.size > mostRemembered) known.delete(known.keys().next().value!)
@@ -253,3 +256,10 @@ export function createProfileLookup(store: ProfileStore): Profiles {
     },
   }
 }
+
+/** Profiles in memory cost nothing to look up; the versions of their skills are those of now. */
+export const withPins = (profiles: Profiles, skills: Skills | undefined): Profiles => ({
+  find: (tenantId, name) => profiles.find(tenantId, name),
+  findIn: (tx, name) => profiles.findIn(tx, name),
+  findPlaced: async (tenantId, name) => pinSkills(skills, tenantId, await profiles.findPlaced(tenantId, name)),
+})

@@ -3,15 +3,17 @@ import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { LocalRunners, RunnerSessions } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import { Sidecars } from '#contracts/sidecar'
+import { SkillCache } from '#contracts/skills'
 import { Toolkit } from '#contracts/tools'
 import { SandboxWorkers } from '#contracts/workers'
 import { acceptLinks, isOpen, isReachable, trusted } from '#kit'
 import { BroadcastReceiver } from './broadcast.ts'
 import { Conversations } from './conversations.ts'
-import { runnerRoutes, runRoutes, sessionRoutes } from './routes.ts'
+import { runnerRoutes, runRoutes, sessionRoutes, skillRoutes } from './routes.ts'
 import { createRunner, drain } from './runner.ts'
 import { Runs } from './runs.ts'
 import { SessionTable } from './sessions.ts'
+import { toolNamesOf } from './skills.ts'
 import { createToolCalls } from './tool-calls.ts'
 
 const sweepEveryMs = 60_000
@@ -61,16 +63,20 @@ export default definePlugin({
     sidecars: Sidecars,
     toolkit: Toolkit,
     sandboxes: maybe(SandboxWorkers),
+    skills: maybe(SkillCache),
   },
   provides: { locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
-    const { toolkit, sandboxes } = deps
+    const { toolkit, sandboxes, skills } = deps
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       maxProfileBytes: config.maxProfileBytes,
       idleTtlMs: config.idleTtl,
-      toolsOf: (profile) => Object.freeze(toolkit.specs(profile.tools).map(({ name }) => name)),
+      toolsOf: (profile) =>
+        Object.freeze(
+          toolkit.specs(profile.pinnedSkills ? toolNamesOf(profile) : profile.tools).map(({ name }) => name),
+        ),
       onEvict: (session) => conversations.forget(session),
     })
     const conversations = new Conversations(table, deps, log)
@@ -78,6 +84,7 @@ export default definePlugin({
       table,
       conversations,
       executors: deps,
+      skills,
       log,
       mcpBase: () => config.mcpBaseUrl ?? config.baseUrl ?? ctx.urlOf('runner'),
     })
@@ -89,6 +96,7 @@ export default definePlugin({
       conversations,
       runs,
       broadcast,
+      skills,
       baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
       capabilities: config.capabilities,
     })
@@ -102,6 +110,7 @@ export default definePlugin({
       acceptLinks(app, trusted)
       runnerRoutes(app, runner)
       sessionRoutes(app, runner, log)
+      skillRoutes(app, runner)
       runRoutes(app, runner, { sessions, toolkit, mcpHosts: config.mcpHosts })
     })
     const sweeping = setInterval(() => table.sweep(), sweepEveryMs)

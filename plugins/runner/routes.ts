@@ -6,6 +6,7 @@ import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { Toolkit } from '#contracts/tools'
 import { encodeSessionStatus, maxStateBytes, runnerWire, tenantHeader } from '#contracts/wire/runner'
+import { decodeSkill } from '#contracts/wire/runner-skills'
 import type { WireSession } from '#contracts/wire/runner-bodies'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 import { awaitFirstChunk, serve } from '#kit'
@@ -131,6 +132,11 @@ export function sessionRoutes(app: App, runner: Runner, log: { warn(fields: obje
     const { bytes, contentType, runtimeSessionId: handle } = bundle
     return { bytes, type: contentType, headers: handle === undefined ? {} : { [runtimeSessionIdHeader]: handle } }
   })
+}
+
+/** The skills of sessions, which conductors bring. */
+export function skillRoutes(app: App, runner: Runner): void {
+  serve(app, runnerWire.putSkill, ({ headers, body }) => runner.putSkill(headers[tenantHeader], decodeSkill(body)))
 }
 
 interface RunServices {

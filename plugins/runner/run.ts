@@ -5,6 +5,7 @@ import type { RunEnvelope } from '#contracts/run-envelope'
 import type { RuntimeEvent } from '#contracts/run-event'
 import { type ExecuteRun, isFailingStop, leaving } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/profiles'
+import type { SkillCache, SkillContent } from '#contracts/skills'
 import type { PreparedRun } from '#contracts/workers'
 import { retry } from '#kit'
 import type { Conversations } from './conversations.ts'
@@ -12,6 +13,7 @@ import type { EndCode } from './relay.ts'
 import { type OutputOwner, RunOutput } from './output.ts'
 import { Relay, type Terminal } from './relay.ts'
 import { type Executors, hasSandbox, linkOf, type LiveSession, type SessionTable } from './sessions.ts'
+import { absentSkills, withSkills } from './skills.ts'
 
 /** How long after its deadline a sidecar may still end the run itself, with the answer so far. */
 const graceMs = 3_000
@@ -36,6 +38,8 @@ export interface RunContext {
   readonly table: SessionTable
   readonly conversations: Conversations
   readonly executors: Executors
+  /** Undefined: this runner keeps no skills. */
+  readonly skills: SkillCache | undefined
   readonly log: { warn(fields: object, message: string): void }
   /** How much a run may keep of what was read. */
   readonly keepBytes: () => number
@@ -58,6 +62,8 @@ export class Run implements OutputOwner {
   readonly attempt: number
   /** How many delegations led to the run. */
   readonly depth: number
+  /** The skills of the session; undefined when it has none. */
+  readonly skills: readonly SkillContent[] | undefined
   readonly output: RunOutput<Run>
   readonly #host: RunContext
   readonly #relay: Relay
@@ -77,8 +83,9 @@ export class Run implements OutputOwner {
   #readerDue: NodeJS.Timeout | undefined
   #unwound: NodeJS.Timeout | undefined
 
-  constructor(host: RunContext, session: LiveSession, order: ExecuteRun) {
+  constructor(host: RunContext, session: LiveSession, order: ExecuteRun, skills?: readonly SkillContent[]) {
     this.#host = host
+    this.skills = skills
     this.session = session
     this.attempt = order.attempt ?? 1
     this.depth = order.depth ?? 0
@@ -101,6 +108,7 @@ export class Run implements OutputOwner {
   start(order: ExecuteRun, signal: AbortSignal): AsyncIterator<Buffer> {
     this.#deadline = setTimeout(() => this.end('timeout'), Math.min(order.timeoutMs + graceMs, maxTimerMs))
     this.#write(this.#relay.own({ type: 'progress', stage: 'runner_accepted' }))
+    if (this.session.profile.skills.length > 0) this.#tellAbsent(absentSkills(this.session.profile))
     const reader = this.output.attach({ afterSeq: order.firstSeq - 1, epoch: this.output.epoch }, signal)
     // The order is not kept beyond the sidecar's first line: a prompt may be large, and a run may take long.
     void this.#begin(order).then(
@@ -212,7 +220,7 @@ export class Run implements OutputOwner {
       runId: order.runId,
       sessionId: session.id,
       tenantId: session.tenantId,
-      profile: session.profile,
+      profile: this.skills ? withSkills(session.profile, this.skills) : session.profile,
       prompt: order.prompt,
       ...(order.metadata ? { metadata: order.metadata } : {}),
       sessionMcpUrl: this.#host.mcpUrl(session.id),
@@ -227,6 +235,11 @@ export class Run implements OutputOwner {
       ...(order.attempt === undefined ? {} : { attempt: order.attempt }),
       ...(order.replay === undefined ? {} : { replay: order.replay }),
     }
+  }
+  #tellAbsent(names: readonly string[]): void {
+    if (names.length === 0) return
+    const message = `There is no skill ${names.join(', ')} any more; the run goes on without it.`
+    this.#write(this.#relay.own({ type: 'progress', stage: 'skills_absent', message }))
   }
   /** The sidecar has taken the run. One that should hold a conversation may still say that it does not. */
   readonly #accepted = (): void => {

@@ -6,6 +6,7 @@ import { newSessionId, runnerHash } from '#contracts/ids'
 import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
+import type { SkillCache } from '#contracts/skills'
 import type { BroadcastReceiver } from './broadcast.ts'
 import type { Conversations } from './conversations.ts'
 import type { Runs } from './runs.ts'
@@ -24,6 +25,8 @@ export interface RunnerParts {
   readonly conversations: Conversations
   readonly runs: Runs
   readonly broadcast: BroadcastReceiver
+  /** Undefined: this runner keeps no skills. */
+  readonly skills: SkillCache | undefined
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
   /** Runtimes this runner announces; empty: those that its sidecars report. */
@@ -88,6 +91,10 @@ export function createRunner(parts: RunnerParts): Runner {
     },
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,
+    async putSkill(tenantId, skill) {
+      if (!parts.skills) throw runnerErrors.skillsNotKept()
+      parts.skills.put(tenantId, skill)
+    },
     unsaved: conversations.unsaved,
     execute: runs.execute,
     attach: runs.attach,

@@ -6,6 +6,7 @@ import { runnerErrors } from '#contracts/runner-errors'
 import type { RunOutput } from './output.ts'
 import { Run, type RunContext } from './run.ts'
 import { canMove, keyOf, type LiveSession } from './sessions.ts'
+import { skillsOf } from './skills.ts'
 import { Ledgers } from './tool-calls.ts'
 
 /** Bytes that were read and are kept for another reader: of all runs together, of one run at most, and of one run in any case. */
@@ -94,7 +95,8 @@ export class Runs {
 
   #begin(tenantId: string, order: ExecuteRun): Run {
     const session = this.#claim(tenantId, order)
-    const run = new Run(this.#host, session, order)
+    const skills = session.profile.pinnedSkills && skillsOf(this.#host.skills, session)
+    const run = new Run(this.#host, session, order, skills)
     if (order.limits) session.limits = order.limits
     this.#host.table.occupy(session, order.runId)
     this.#runs.add(run)

@@ -117,8 +117,8 @@ class TenantShares {
 
 /** A conductor of an earlier release names no version: then only the same text is the same profile. */
 const versionOf = (profile: Profile): string => {
-  const { name, version, updatedAt, placement } = profile
-  return JSON.stringify(version === undefined ? profile : [name, version, updatedAt, placement])
+  const { name, version, updatedAt, placement, pinnedSkills } = profile
+  return JSON.stringify(version === undefined ? profile : [name, version, updatedAt, placement, pinnedSkills])
 }
 
 interface TableOptions {
@@ -177,7 +177,7 @@ export class SessionTable {
       id,
       tenantId,
       profile,
-      tools: profile.tools.length === 0 ? [] : this.#options.toolsOf(profile),
+      tools: profile.tools.length === 0 && !profile.pinnedSkills ? [] : this.#options.toolsOf(profile),
       status: 'idle',
       createdAt: new Date(usedAt).toISOString(),
       usedAt,

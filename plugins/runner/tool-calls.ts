@@ -34,7 +34,7 @@ export const createToolCalls =
       tenantId: session.tenantId,
       sessionId: session.id,
       profileName: profile.name,
-      skills: profile.skills,
+      ...(run?.skills ? { skills: run.skills } : {}),
       runId,
       depth: run?.depth ?? 0,
       signal: stop,

@@ -14,6 +14,7 @@ import { runErrors } from '#contracts/run-errors'
 import { RunStore } from '#contracts/run-store'
 import { Fleet } from '#contracts/runner'
 import { RunDispatch } from '#contracts/runs'
+import { skillErrors, Skills } from '#contracts/skills'
 import { Webhooks } from '#contracts/webhooks'
 import { conductorWire } from '#contracts/wire/conductor'
 import { publicRunRoutes, publicWire, runRoutes } from './routes.ts'
@@ -57,13 +58,14 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
   definePlugin({
     name: 'runs',
     config: RunsConfig,
-    errors: [runErrors, idempotencyErrors, limitErrors, modelAccessErrors],
+    errors: [runErrors, idempotencyErrors, limitErrors, modelAccessErrors, skillErrors],
     requires: {
       database: maybe(Database),
       profiles: Profiles,
       runners: Fleet,
       prices: maybe(Prices),
       mcpServers: maybe(McpServers),
+      skills: maybe(Skills),
       models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),
       tenantLimits: maybe(TenantLimits),

@@ -8,6 +8,7 @@ import { runErrors } from '#contracts/run-errors'
 import { type EventType, hasStamp, isTerminalType, type LogChunk, parseLine, peekType } from '#contracts/run-event'
 import type { Claim, DurableSession, RunStore } from '#contracts/run-store'
 import type { ExecuteRun, Fleet, RunnerLink } from '#contracts/runner'
+import { skillErrors, type Skills } from '#contracts/skills'
 import { type Ending, endingOf } from './ending.ts'
 import { readTurns } from './replay.ts'
 import type { RunUsage } from './usage.ts'
@@ -29,6 +30,7 @@ export interface RunnerStreamDeps {
   readonly store: RunStore
   readonly runners: Fleet
   readonly mcpServers: McpServers | undefined
+  readonly skills: Skills | undefined
 }
 
 /** Whose runner it is. */
@@ -78,6 +80,7 @@ export class RunnerStream {
     const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
     const body = await this.#withServers(run)
     const tried = new Set<string>()
+    const taught = new Set<RunnerLink>()
     const began = Date.now()
     let link = this.#route(tried)
     let hydrated = fresh
@@ -98,6 +101,9 @@ export class RunnerStream {
         if (error.code === 'unknown_session' && !hydrated) {
           await this.#hydrate(link, false)
           hydrated = true
+        } else if (error.code === 'skills_missing' && !taught.has(link)) {
+          taught.add(link)
+          await this.#bringSkills(link, error)
         } else if (error.code === 'session_busy' && Date.now() < began + busyRetryMs) {
           await sleep(25, undefined, { signal: this.#signal })
         } else if (tookNothing(error)) {
@@ -168,6 +174,17 @@ export class RunnerStream {
       throw runErrors.hydrationFailed({ cause, retryable: tookNothing(cause) })
     } finally {
       this.restoring = false
+    }
+  }
+  /** Brings a runner the versions of skills that it lacks: the first session that keeps one pays for it, and later ones do not. */
+  async #bringSkills(link: RunnerLink, { detail }: AppError): Promise<void> {
+    const { tenantId } = this.#claim
+    const { pinnedSkills = [] } = this.#session.profile
+    const lacking = new Set(Array.isArray(detail['digests']) ? (detail['digests'] as unknown[]) : [])
+    for (const { digest } of pinnedSkills.filter((pinned) => lacking.has(pinned.digest))) {
+      const skill = await this.#deps.skills?.content(tenantId, digest)
+      if (!skill) throw skillErrors.skillVersionGone()
+      await link.putSkill(tenantId, skill)
     }
   }
   /** MCP servers are looked up for each attempt: their headers may have changed, and are never stored with the run. */

@@ -1,8 +1,7 @@
 import { Type } from '@sinclair/typebox'
-import { Base64Secret, CommaList, definePlugin, Duration, maybe, type PluginContext, Settings } from '#kernel'
+import { Base64Secret, CommaList, definePlugin, Duration, type PluginContext, Settings } from '#kernel'
 import { runnerHash } from '#contracts/ids'
 import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
-import { Skills } from '#contracts/skills'
 import { PlatformTools } from '#contracts/tools'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { maxEventUploadBytes, maxEventUploadMs } from '#contracts/wire/worker'
@@ -57,7 +56,7 @@ export default definePlugin({
     models: Type.Optional(ModelServers),
   }),
   errors: [sandboxErrors, workerTokenErrors],
-  requires: { providers: SandboxProviders, tenants: SandboxTenants, skills: maybe(Skills) },
+  requires: { providers: SandboxProviders, tenants: SandboxTenants },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {
     const { config, deps, log } = ctx
@@ -92,7 +91,7 @@ export default definePlugin({
     return {
       workers: createSandboxWorkers({ table, launcher, pools, substrates, metrics, log }),
       hub,
-      tools: createSandboxTools(deps.skills),
+      tools: createSandboxTools(),
     }
   },
 })

@@ -1,13 +1,13 @@
-import type { Skills } from '#contracts/skills'
+import { skillScriptTool } from '#contracts/skills'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
 
 /** Tools that act inside a session's sandbox. A session has those that its profile lists. */
-export const createSandboxTools = (skills: Skills | undefined): Readonly<Record<string, PlatformTool>> => ({
+export const createSandboxTools = (): Readonly<Record<string, PlatformTool>> => ({
   shell,
   read_file: readFile,
   write_file: writeFile,
   list_files: listFiles,
-  run_skill_script: createRunSkillScript(skills),
+  [skillScriptTool]: runSkillScript,
 })
 
 /** How long a file tool may take, the start of a sandbox included. */
@@ -114,9 +114,9 @@ const listFiles = workerTool({
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
 
-/** Runs a script of a skill that the session's profile has. Its files are brought into the sandbox with each call. */
-const createRunSkillScript = (skills: Skills | undefined): PlatformTool => ({
-  name: 'run_skill_script',
+/** Runs a script of a skill that the session has. Its files are brought into the sandbox with each call. */
+const runSkillScript: PlatformTool = {
+  name: skillScriptTool,
   description: 'Runs a script of one of your skills in the sandbox, from the folder of the skill.',
   inputSchema: {
     type: 'object',
@@ -132,10 +132,11 @@ const createRunSkillScript = (skills: Skills | undefined): PlatformTool => ({
   timeoutMs: longestMs,
   async execute({ skill, script, args, timeoutSeconds: seconds }, context) {
     const name = String(skill)
-    // A skill that the profile does not list is answered like one that does not exist.
-    const mine = context.skills?.includes(name) ? await skills?.files(context.tenantId, name) : undefined
+    // A skill of the tenant that the session does not have is answered like one that does not exist.
+    const mine = context.skills?.find((one) => one.name === name)?.files
     if (!mine) {
-      return failed(`There is no skill '${name}' in this session; it has: ${context.skills?.join(', ') || 'none'}.`)
+      const names = context.skills?.map((one) => one.name).join(', ')
+      return failed(`There is no skill '${name}' in this session; it has: ${names || 'none'}.`)
     }
     if (!mine.some(({ path }) => path === script)) {
       const scripts = mine.flatMap(({ path }) => (path.startsWith('scripts/') ? [path] : []))
@@ -151,4 +152,4 @@ const createRunSkillScript = (skills: Skills | undefined): PlatformTool => ({
     const input = { folder: `.skills/${name}`, files, path: script, args, timeoutSeconds: seconds }
     return inSandbox(context, 'run_script', input, Number(seconds) * 1_000 + graceMs)
   },
-})
+}

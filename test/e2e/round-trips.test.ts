@@ -39,11 +39,19 @@ for (const form of forms) {
     const trips = await countRoundTrips(t, await freshDatabase(t))
     const cluster = await startCluster(t, form, { env: { POSTGRES_DSN: trips.url } })
     const agent = await cluster.agent('counted')
+    const taught = await cluster.agent('taught')
+    const skills = { model: 'openai/stand-in', tools: ['calculate'], skills: ['using-*'] }
+    assert.equal((await cluster.api('PUT', '/api/profiles/taught', skills)).status, 200)
+    await measure(trips, taught, false)
     // The first ones prepare statements and open connections.
     await measure(trips, agent, false)
-    for (const continued of [false, true]) {
-      await t.test(continued ? 'in a conversation that goes on' : 'in a conversation of its own', async () => {
-        const { cost, stored } = await measure(trips, agent, continued)
+    for (const [what, one, continued] of [
+      ['in a conversation of its own', agent, false],
+      ['in a conversation that goes on', agent, true],
+      ['with skills in a conversation of its own', taught, false],
+    ] as const) {
+      await t.test(what, async () => {
+        const { cost, stored } = await measure(trips, one, continued)
         const most = mostPerChat * chats + stored
         assert.ok(cost.length <= most, `${cost.length} for ${chats} chats, ${most} at most\n${summary(cost)}`)
         assert.ok(cost.length >= chats, 'the count sees the chats at all')

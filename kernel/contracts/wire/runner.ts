@@ -8,6 +8,7 @@ import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
+import { skillRoutes } from './runner-skills.ts'
 
 export { maxStateBytes, tenantHeader } from './runner-bodies.ts'
 
@@ -216,6 +217,7 @@ export const runnerWire = {
     absent: true,
   },
 
+  ...skillRoutes,
   execute: {
     ...of('runs'),
     method: 'POST',
@@ -231,6 +233,7 @@ export const runnerWire = {
       runnerErrors.hostNotAllowed,
       runnerErrors.unknownSession,
       runnerErrors.sessionBusy,
+      runnerErrors.skillsMissing,
       runnerErrors.attemptSuperseded,
       runnerErrors.runnerFull,
       runnerErrors.runnerDraining,

@@ -5,7 +5,7 @@ import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { Profiles } from '#contracts/profiles'
 import { Fleet, type FleetMember, type RunnerLink } from '#contracts/runner'
-import { Skills } from '#contracts/skills'
+import { type SkillNeeds, Skills } from '#contracts/skills'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
 import profiles from '../index.ts'
 
@@ -32,6 +32,14 @@ const withoutThe =
   (known: string) =>
   async (_tenantId: string, names: readonly string[]): Promise<string[]> =>
     names.filter((name) => name !== known)
+
+const digest = 'a'.repeat(64)
+/** One that any profile may have, one that needs a sandbox, and one that needs a tool. */
+const skillsThere: Readonly<Record<string, SkillNeeds>> = {
+  'using-pdf': { name: 'using-pdf', digest, allowedTools: [], requiresSandbox: false },
+  scripted: { name: 'scripted', digest, allowedTools: [], requiresSandbox: true },
+  browsing: { name: 'browsing', digest, allowedTools: ['http_fetch', 'mcp__files__read'], requiresSandbox: false },
+}
 
 /** A conductor with profiles and whatever runners a test gives it. */
 export async function conductor(t: TestContext, options: ConductorOptions = {}) {
@@ -61,7 +69,13 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
       unknownSecrets: async (tenantId) => (tenantId === 'globex' ? ['github'] : []),
       resolve: async () => [],
     }),
-    fake(Skills, { unknown: withoutThe('using-pdf'), files: async () => undefined }),
+    fake(Skills, {
+      attached: async (_tenant, { skills }) => ({
+        found: skills.flatMap((name) => skillsThere[name] ?? []),
+        missing: skills.filter((name) => !(name in skillsThere)),
+      }),
+      content: async () => undefined,
+    }),
   ])
   type Method = 'GET' | 'POST' | 'PUT' | 'DELETE'
   const call = (method: Method, url: string, body?: object, tenant = 'acme', headers: Record<string, string> = {}) =>

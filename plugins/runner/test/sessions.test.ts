@@ -140,7 +140,6 @@ test('tools outside the snapshot are refused, and the context is the runner’s 
     tenantId: 'acme',
     sessionId: session.id,
     profileName: 'p',
-    skills: [],
     runId: 'r1',
     depth: 0,
   })

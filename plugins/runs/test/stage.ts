@@ -88,6 +88,7 @@ export class FakeRunner implements RunnerLink {
   invalidateSandbox = async () => 0
   delegations = async (): Promise<readonly Delegation[]> => []
   async answerDelegation(): Promise<void> {}
+  async putSkill(): Promise<void> {}
   vfsLeases = async () => []
   vfsLease = async () => undefined
   attach(): AsyncIterable<Buffer> {

@@ -33,6 +33,12 @@ export const ScriptInput = Type.Object({
   timeoutSeconds: seconds,
 })
 
+export const FilesInput = Type.Object({
+  /** In the workspace. */
+  folder: Path,
+  files: Type.Array(ScriptFile),
+})
+
 /** Tools that start processes need both. */
 export interface Machine {
   readonly workspace: Workspace
@@ -64,15 +70,28 @@ export async function shell(
 /** bash where it is: models write for it. */
 const shellOf = (): string => ['/bin/bash', '/usr/bin/bash'].find((file) => existsSync(file)) ?? '/bin/sh'
 
+/** Writes files that the runner has, so that what an agent starts finds them. */
+export async function placeFiles(
+  { workspace }: Machine,
+  { folder, files }: Static<typeof FilesInput>,
+): Promise<ToolResult> {
+  await place(workspace, folder, files)
+  return { ok: true, content: `${files.length} files are in ${folder}.` }
+}
+
+async function place(workspace: Workspace, folder: string, files: readonly Static<typeof ScriptFile>[]): Promise<void> {
+  for (const { path, data, executable = false } of files) {
+    await put(workspace, within(folder, path), Buffer.from(data, 'base64'), { mode: executable ? 0o755 : 0o644 })
+  }
+}
+
 /** Runs a script by its shebang line or its extension. */
 export async function runScript(
   { workspace, processes }: Machine,
   { path, args = [], folder = '.', files = [], timeoutSeconds }: Static<typeof ScriptInput>,
   limits: CallLimits,
 ): Promise<ToolResult> {
-  for (const { path: file, data, executable = false } of files) {
-    await put(workspace, within(folder, file), Buffer.from(data, 'base64'), { mode: executable ? 0o755 : 0o644 })
-  }
+  await place(workspace, folder, files)
   const cwd = await workspace.existing(folder)
   const script = await workspace.existing(within(folder, path))
   if (!(await stat(script)).isFile()) throw refused(`'${path}' is no regular file.`)

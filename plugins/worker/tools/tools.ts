@@ -5,7 +5,7 @@ import { isAppError } from '#kernel'
 import type { ToolResult } from '#contracts/tools'
 import { listFiles, ListInput, readFile, ReadInput, writeFile, WriteInput } from './files.ts'
 import { createProcesses } from './processes.ts'
-import { type CallLimits, runScript, ScriptInput, shell, ShellInput } from './shell.ts'
+import { type CallLimits, FilesInput, placeFiles, runScript, ScriptInput, shell, ShellInput } from './shell.ts'
 import { createWorkspace } from './workspace.ts'
 
 /** Tools that act on the machine of a worker, inside one folder. */
@@ -48,6 +48,7 @@ export async function createTools(settings: ToolsSettings, log: FastifyBaseLogge
     ['read_file', tool(ReadInput, (input) => readFile(workspace, input))],
     ['write_file', tool(WriteInput, (input) => writeFile(workspace, input))],
     ['list_files', tool(ListInput, (input) => listFiles(workspace, input))],
+    ['place_files', tool(FilesInput, (input) => placeFiles(machine, input))],
     ['run_script', tool(ScriptInput, (input, limits) => runScript(machine, input, limits))],
   ])
   return {

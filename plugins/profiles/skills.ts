@@ -1,0 +1,57 @@
+import { type PlacedProfile, type Profile, substrateOf } from '#contracts/profiles'
+import {
+  type PinnedSkill,
+  skillErrors,
+  type SkillNeeds,
+  type Skills,
+  skillScriptTool,
+  skillTools,
+} from '#contracts/skills'
+import { profileErrors } from './errors.ts'
+
+type Attaching = Pick<Profile, 'skills' | 'tools' | 'mcpServers' | 'workerMode' | 'sandbox'>
+
+/** Refuses a profile that names a skill which is not there, or which it cannot use. Specification 4.3. */
+export async function checkSkills(skills: Skills | undefined, tenantId: string, profile: Attaching): Promise<void> {
+  const [first] = profile.skills
+  if (first === undefined) return
+  if (!skills) throw profileErrors.unknownSkill({ name: first })
+  const { found, missing } = await skills.attached(tenantId, profile)
+  if (missing[0] !== undefined) throw profileErrors.unknownSkill({ name: missing[0] })
+  for (const skill of found) checkFit(profile, skill)
+}
+
+/**
+ * The profile as a session is created from it: with the versions of its skills that the session keeps. A skill that was deleted
+ * is left out, and the run says so; one whose newest version the profile cannot use is refused as it would be on a write.
+ */
+export async function pinSkills(
+  skills: Skills | undefined,
+  tenantId: string,
+  placed: PlacedProfile | undefined,
+): Promise<PlacedProfile | undefined> {
+  if (!placed || !skills || placed.profile.skills.length === 0) return placed
+  const { found } = await skills.attached(tenantId, placed.profile)
+  if (found.length === 0) return placed
+  for (const skill of found) checkFit(placed.profile, skill)
+  const pinnedSkills = found.map(({ name, digest }): PinnedSkill => ({ name, digest }))
+  return { ...placed, profile: { ...placed.profile, pinnedSkills } }
+}
+
+/** What a skill is allowed to use, its profile must have: `allowed-tools` never gives an agent a tool. */
+function checkFit(profile: Attaching, { name, allowedTools, requiresSandbox }: SkillNeeds): void {
+  const sandboxed = substrateOf(profile) !== undefined
+  if (requiresSandbox && !sandboxed) throw skillErrors.skillNeedsSandbox({ name })
+  const has = new Set([...profile.tools, ...skillTools, ...(sandboxed ? [skillScriptTool] : [])])
+  const lacking = allowedTools.filter((tool) => !has.has(tool) && !isOfServer(profile, tool))
+  if (lacking.length === 0) return
+  throw skillErrors.skillNeedsTools({
+    name,
+    message: `The skill uses ${lacking.join(', ')} by its allowed-tools, and the profile does not have that: add it to \`tools\`, or leave the skill out.`,
+    detail: { tools: lacking },
+  })
+}
+
+/** Tools of an external MCP server are known when it is asked; a profile that names the server may use them. */
+const isOfServer = ({ mcpServers }: Attaching, tool: string): boolean =>
+  mcpServers.some((server) => tool.startsWith(`mcp__${server}__`) || tool === `mcp__${server}`)

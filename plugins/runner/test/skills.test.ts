@@ -1,0 +1,68 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import type { SkillCache, SkillContent } from '#contracts/skills'
+import type { RunnerSession } from '#contracts/runner'
+import { absentSkills, skillsOf, toolNamesOf, withSkills } from '../skills.ts'
+import { answer, execute, profile, run, runnerOf } from './fixtures.ts'
+
+const digest = (n: number): string => String(n).padStart(64, '0')
+const skill = (name: string, description: string): SkillContent => ({
+  name,
+  description,
+  digest: digest(1),
+  body: '',
+  files: [],
+})
+const pinned = (...names: string[]) => ({
+  ...profile('p', ['calculate']),
+  skills: names,
+  pinnedSkills: names.map((name, i) => ({ name, digest: digest(i) })),
+})
+
+test('a session with skills has the tools that read them, and with a sandbox the one that runs their scripts', () => {
+  assert.deepEqual(toolNamesOf(pinned('a')), ['calculate', 'skill_read', 'skill_resource'])
+  const sandboxed = { ...pinned('a'), sandbox: { provider: 'process' } }
+  assert.deepEqual(toolNamesOf(sandboxed), ['calculate', 'skill_read', 'skill_resource', 'run_skill_script'])
+})
+
+test('the index follows the instructions; what is too long is cut, the longest first, and said', () => {
+  const own = { ...pinned('a', 'b'), instructions: 'Be kind.' }
+  const { instructions, tools } = withSkills(own, [skill('a', 'Short\n  one.'), skill('b', 'Other.')])
+  assert.match(instructions, /^Be kind\.\n\n# Skills\n/)
+  assert.match(instructions, /- a: Short one\.\n- b: Other\.$/)
+  assert.deepEqual(tools, ['calculate', 'skill_read', 'skill_resource'])
+  const many = Array.from({ length: 100 }, (_, i) => skill(`s${i}`, i < 50 ? 'x'.repeat(1_024) : `short ${i}`))
+  const index = withSkills(pinned('a'), many).instructions
+  assert.ok(index.length < 14_000, `${index.length} characters`)
+  assert.match(index, /- s99: short 99\n/)
+  const cut = index.split('\n').filter((line) => line.endsWith('x…'))
+  assert.equal(cut.length, 50)
+  assert.ok(
+    cut.every((line) => line.length > 200),
+    'the room is shared out',
+  )
+  assert.match(index, /\(50 of the descriptions are cut here; `skill_read` shows them whole\.\)$/)
+})
+
+test('a skill that the profile names and the session does not have is absent; names that stand for others are not', () => {
+  assert.deepEqual(absentSkills({ ...pinned('a'), skills: ['a', 'gone', 'using-*'] }), ['gone'])
+})
+
+test('a version that the runner lacks is named, and nothing begins without it', () => {
+  const session = { tenantId: 'acme', profile: pinned('a', 'b') } as unknown as RunnerSession
+  const cache: SkillCache = {
+    take: (_tenant, wanted) => wanted.map(({ name }) => (name === 'a' ? skill('a', '') : undefined)),
+    put() {},
+  }
+  assert.throws(() => skillsOf(cache, session), { code: 'skills_missing', detail: { digests: [digest(1)] } })
+  assert.throws(() => skillsOf(undefined, session), { code: 'skills_not_kept', status: 503 })
+})
+
+test('a runner without skills refuses sessions that have some, and takes none', async (t) => {
+  const f = await runnerOf(t, answer)
+  await assert.rejects(execute(f, run({ create: { profile: pinned('a') } })), { code: 'skills_not_kept', status: 503 })
+  const body = { name: 'a', digest: digest(1), description: '', body: '', files: [] }
+  const put = await f.call('POST', '/runner/skills', { body })
+  assert.deepEqual([put.statusCode, put.json().error], [503, 'skills_not_kept'])
+  assert.equal((await f.call('POST', '/runner/skills', { tenant: '', body })).statusCode, 400)
+})

@@ -1,0 +1,137 @@
+import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
+import { isId } from '#contracts/ids'
+import type { Listing, Page } from '#contracts/paging'
+import { type AttachedSkills, type SkillContent, type SkillNeeds, type Skills, skillsOfTools } from '#contracts/skills'
+import { invalidSkill, noSuchFile, noSuchSkill, noSuchStaging } from './errors.ts'
+import { isSkillName, type SkillHeader } from './format.ts'
+import { type Reading, readWritten, type SkillPackage } from './package.ts'
+import type { Skill, SkillStore, WholeSkill } from './store.ts'
+import { platformTool } from './tool-names.ts'
+
+/** A version comes to a runner in one request: an operator's limit cannot make it larger. */
+const mostOfAll = 64 * 1024 * 1024
+
+/** Where the platform's skills come from. */
+export interface Seeds {
+  read(): Promise<readonly SkillPackage[]>
+  /** They may change while the process runs, so they are read for each use. */
+  readonly live: boolean
+}
+
+/** A skill, or what is to become one, in the words of a client. */
+export type SkillInput = Omit<SkillHeader, 'allowedTools' | 'metadata'> &
+  Partial<Pick<SkillHeader, 'allowedTools' | 'metadata'>> & { readonly body: string }
+
+/** What became of an upload. */
+export interface DryRun extends Omit<Reading, 'skill'> {
+  readonly stagingId: string | undefined
+}
+
+/** The skills of tenants: what there is, what comes and goes, and what profiles attach. */
+export class Catalog implements Skills {
+  readonly #store: SkillStore
+  readonly #seeds: Seeds
+  readonly #limits: TenantLimits | undefined
+  /** The tenants to which this process has brought the platform's skills. */
+  readonly #reconciled = new Set<string>()
+  #read: Promise<readonly SkillPackage[]> | undefined
+
+  constructor(store: SkillStore, seeds: Seeds, limits: TenantLimits | undefined) {
+    this.#store = store
+    this.#seeds = seeds
+    this.#limits = limits
+  }
+
+  async list(tenantId: string, page: Page): Promise<Listing<Skill>> {
+    await this.#reconcile(tenantId)
+    return this.#store.list(tenantId, page)
+  }
+  async find(tenantId: string, name: string): Promise<WholeSkill> {
+    const found = isSkillName(name)
+      ? (await this.#reconcile(tenantId), await this.#store.find(tenantId, name))
+      : undefined
+    if (!found) throw noSuchSkill()
+    return found
+  }
+  async file(tenantId: string, name: string, path: string) {
+    if (!isSkillName(name)) throw noSuchSkill()
+    await this.#reconcile(tenantId)
+    const file = path.includes('\0') ? undefined : await this.#store.file(tenantId, name, path)
+    if (!file) throw noSuchFile()
+    return file
+  }
+  /** Throws `invalid_skill` 400 with every problem. */
+  async create(tenantId: string, { body, allowedTools = [], metadata = {}, ...rest }: SkillInput): Promise<WholeSkill> {
+    const { skill, problems } = readWritten({ ...rest, allowedTools, metadata }, body)
+    if (!skill) throw invalidSkill(problems)
+    await this.#reconcile(tenantId)
+    const { most, mostBytes } = this.mostOf(tenantId)
+    if (skill.totalBytes > mostBytes) throw overLimit('skillBytes', mostBytes)
+    return this.#store.put(tenantId, skill, { source: 'user', replace: false, most })
+  }
+  async remove(tenantId: string, name: string): Promise<void> {
+    if (isSkillName(name)) {
+      await this.#reconcile(tenantId)
+      // One of the platform may come into its place.
+      this.#reconciled.delete(tenantId)
+      if (await this.#store.remove(tenantId, name)) return
+    }
+    throw noSuchSkill()
+  }
+  /** Keeps what an upload brought, when nothing is wrong with it. */
+  async stage(tenantId: string, { skill, ...reading }: Reading): Promise<DryRun> {
+    return { ...reading, stagingId: skill && (await this.#store.stage(tenantId, skill)) }
+  }
+  async commit(tenantId: string, stagingId: string): Promise<WholeSkill> {
+    const { most } = this.mostOf(tenantId)
+    const made = isId('stg', stagingId) ? await this.#store.commit(tenantId, stagingId, { most }) : undefined
+    if (!made) throw noSuchStaging()
+    return made
+  }
+  /** How many skills of its own a tenant may have, and how large one may be. */
+  mostOf(tenantId: string): { readonly most: number; readonly mostBytes: number } {
+    const { skills: most, skillBytes } = this.#limits?.of(tenantId) ?? defaultLimits
+    return { most, mostBytes: Math.min(skillBytes, mostOfAll) }
+  }
+
+  async attached(tenantId: string, { skills, tools }: AttachedSkills) {
+    if (skills.length === 0) return { found: [], missing: [] }
+    await this.#reconcile(tenantId)
+    const named = [...new Set(skills)].filter((name) => name !== skillsOfTools)
+    const implied = skills.includes(skillsOfTools) ? await this.#ofTools(tools) : []
+    const wanted = [...new Set([...named, ...implied])].filter(isSkillName)
+    const there = new Map((await this.#store.needs(tenantId, wanted)).map((skill) => [skill.name, skill]))
+    const found = wanted.flatMap((name): SkillNeeds[] => {
+      const skill = there.get(name)
+      if (!skill) return []
+      const { digest, requiresSandbox, allowedTools } = skill
+      return [{ name, digest, requiresSandbox, allowedTools: [...new Set(allowedTools.map(platformTool))] }]
+    })
+    return { found, missing: named.filter((name) => !there.has(name)) }
+  }
+  content(tenantId: string, digest: string): Promise<SkillContent | undefined> {
+    return this.#store.content(tenantId, digest)
+  }
+
+  /** The names of the platform's skills whose tools the profile has. */
+  async #ofTools(tools: readonly string[]): Promise<string[]> {
+    const seeds = await this.#current()
+    const fits = ({ name, allowedTools }: SkillPackage): boolean =>
+      name.startsWith('using-') && allowedTools.length > 0 && allowedTools.every((tool) => tools.includes(tool))
+    return seeds.filter(fits).map(({ name }) => name)
+  }
+  /** At a tenant's first need of skills, so that nobody waits for it at the start, and new tenants are no special case. */
+  async #reconcile(tenantId: string): Promise<void> {
+    if (!this.#seeds.live && this.#reconciled.has(tenantId)) return
+    await this.#store.reconcile(tenantId, await this.#current())
+    this.#reconciled.add(tenantId)
+  }
+  #current(): Promise<readonly SkillPackage[]> {
+    if (this.#seeds.live) return this.#seeds.read()
+    this.#read ??= this.#seeds.read().catch((error: unknown) => {
+      this.#read = undefined
+      throw error
+    })
+    return this.#read
+  }
+}

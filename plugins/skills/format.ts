@@ -1,0 +1,238 @@
+import { parseDocument } from 'yaml'
+
+/** The six fields of a skill's front matter. */
+export interface SkillHeader {
+  readonly name: string
+  readonly description: string
+  readonly license?: string
+  readonly compatibility?: string
+  readonly allowedTools: string[]
+  readonly metadata: Record<string, string>
+}
+
+/** What was found wrong: what keeps the skill out, and what was read as it was meant. */
+export interface Findings {
+  readonly problems: string[]
+  readonly forgiven: string[]
+}
+
+export const mostName = 64
+export const mostDescription = 1_024
+export const mostCompatibility = 500
+const mostFrontMatter = 64 * 1024
+const fields = ['name', 'description', 'license', 'compatibility', 'allowed-tools', 'metadata']
+
+/** The form of the Agent Skills format: lower-case letters and digits of any script, and single hyphens between them. */
+export const isSkillName = (text: string): boolean =>
+  text.length > 0 &&
+  [...text].length <= mostName &&
+  text === text.normalize('NFKC').toLowerCase() &&
+  /^[\p{L}\p{M}\p{N}]+(-[\p{L}\p{M}\p{N}]+)*$/u.test(text)
+
+/**
+ * Characters that people do not see and models read: tags, and those that turn the direction of text around. In a description or
+ * a body they are instructions that no reviewer has read.
+ */
+const hidden = /[\u{E0000}-\u{E007F}\u202A-\u202E\u2066-\u2069]/u
+const control = /(?![\t\n\r])\p{Cc}/u
+
+export function checkText(what: string, text: string, problems: string[]): void {
+  const found = hidden.exec(text) ?? control.exec(text)
+  if (!found) return
+  const code = found[0].codePointAt(0)!.toString(16).toUpperCase().padStart(4, '0')
+  problems.push(`${what} holds U+${code}, a character that people do not see: take it out.`)
+}
+
+/**
+ * Reads the text of a `SKILL.md`: strictly, and where that fails once more as it was probably meant, which `forgiven` says.
+ * Undefined when something is wrong that nobody can guess.
+ */
+export function readSkill(
+  text: string,
+  folder: string | undefined,
+  findings: Findings,
+): { readonly header: SkillHeader; readonly body: string } | undefined {
+  const before = findings.problems.length
+  const parts = splitFences(text, findings)
+  if (!parts) return undefined
+  const given = frontMatter(parts.front, findings)
+  if (!given) return undefined
+  const header = headerOf(given, folder, findings)
+  checkText('The body of SKILL.md', parts.body, findings.problems)
+  return findings.problems.length > before ? undefined : { header, body: parts.body }
+}
+
+/** Splits by whole lines, so that a rule inside the body is no fence. */
+function splitFences(
+  given: string,
+  { problems, forgiven }: Findings,
+): { readonly front: string; readonly body: string } | undefined {
+  let text = given.replaceAll('\r\n', '\n')
+  if (text.startsWith('\uFEFF')) {
+    forgiven.push('SKILL.md begins with a byte order mark, which was left out.')
+    text = text.slice(1)
+  }
+  const trimmed = text.replace(/^\s+/, '')
+  if (trimmed.startsWith('---') && trimmed !== text)
+    forgiven.push('SKILL.md begins with blank space before its front matter.')
+  const lines = trimmed.split('\n')
+  if (lines[0]?.trimEnd() !== '---') {
+    problems.push(
+      'SKILL.md has no front matter: its first line has to be `---`, followed by at least name and description.',
+    )
+    return undefined
+  }
+  const end = lines.findIndex((line, i) => i > 0 && line.trimEnd() === '---')
+  if (end < 0) {
+    problems.push('The front matter of SKILL.md does not end: a line `---` has to follow its fields.')
+    return undefined
+  }
+  const front = lines.slice(1, end).join('\n')
+  if (front.length > mostFrontMatter) {
+    problems.push('The front matter of SKILL.md is larger than 64 KiB.')
+    return undefined
+  }
+  return {
+    front,
+    body: lines
+      .slice(end + 1)
+      .join('\n')
+      .replace(/^\n+/, ''),
+  }
+}
+
+type Given = Readonly<Record<string, unknown>>
+
+/** As in the reference library every scalar is text: `version: 1.0` is not the number 1. Aliases could grow without end. */
+function parseFields(front: string): Given | string {
+  const document = parseDocument(front, { schema: 'failsafe', uniqueKeys: true, logLevel: 'silent' })
+  const [error] = document.errors
+  if (error) return error.message.split('\n', 1)[0]!.replace(/:$/, '')
+  try {
+    const value: unknown = document.toJS({ maxAliasCount: 0 })
+    if (typeof value !== 'object' || value === null || Array.isArray(value)) return 'it is no mapping of fields'
+    return value as Given
+  } catch {
+    return 'it uses an alias'
+  }
+}
+
+function frontMatter(front: string, { problems, forgiven }: Findings): Given | undefined {
+  const strict = parseFields(front)
+  if (typeof strict !== 'string') return strict
+  // The usual mistake: a description with a colon in it that nobody quoted.
+  const quoted = front.replaceAll(
+    /^([A-Za-z-]+):[ \t]+(?!["'|>[{])(.*:(?:[ \t].*)?)$/gm,
+    (_, key: string, value: string) => {
+      return `${key}: ${JSON.stringify(value.trimEnd())}`
+    },
+  )
+  const lenient = quoted === front ? strict : parseFields(quoted)
+  if (typeof lenient === 'string') {
+    problems.push(`The front matter of SKILL.md is no YAML: ${strict}.`)
+    return undefined
+  }
+  forgiven.push('A value of the front matter holds a colon and was not quoted; it was read as text.')
+  return lenient
+}
+
+function headerOf(given: Given, folder: string | undefined, findings: Findings): SkillHeader {
+  const { problems, forgiven } = findings
+  const value: Record<string, unknown> = {}
+  for (const [key, one] of Object.entries(given)) {
+    const known = fields.find((field) => field.replaceAll('-', '') === key.toLowerCase().replaceAll(/[-_]/g, ''))
+    if (known === undefined) forgiven.push(`The field '${clip(key)}' is not of the format; it was left out.`)
+    else if (known !== key) forgiven.push(`The field '${clip(key)}' was read as '${known}'.`)
+    if (known !== undefined && (known === key || !(known in given))) value[known] = one
+  }
+  const text = (field: string, most: number): string | undefined => {
+    const one = value[field]
+    if (one === undefined || one === null || one === '') return undefined
+    if (typeof one !== 'string') return void problems.push(`The field '${field}' has to be text.`)
+    checkText(`The field '${field}'`, one, problems)
+    if ([...one].length > most) problems.push(`The field '${field}' is longer than ${most} characters.`)
+    return one.trim()
+  }
+  const description = text('description', mostDescription)
+  if (!description)
+    problems.push("The field 'description' is missing or empty: it tells a model when to use the skill.")
+  const license = text('license', mostCompatibility)
+  const compatibility = text('compatibility', mostCompatibility)
+  return {
+    name: nameOf(value['name'], folder, findings),
+    description: description ?? '',
+    ...(license ? { license } : {}),
+    ...(compatibility ? { compatibility } : {}),
+    allowedTools: toolsOf(value['allowed-tools'], findings),
+    metadata: metadataOf(value['metadata'], findings),
+  }
+}
+
+function nameOf(given: unknown, folder: string | undefined, { problems, forgiven }: Findings): string {
+  const own = typeof given === 'string' ? given.trim() : ''
+  if (own === '' && folder !== undefined && isSkillName(folder)) {
+    forgiven.push(`The field 'name' is missing; the folder's name '${folder}' was taken.`)
+    return folder
+  }
+  const meant = own
+    .normalize('NFKC')
+    .toLowerCase()
+    .replaceAll(/[\s_]+/g, '-')
+  if (!isSkillName(meant)) {
+    problems.push(
+      own === ''
+        ? "The field 'name' is missing."
+        : `The name '${clip(own)}' is none: up to ${mostName} lower-case letters and digits, with single hyphens between them.`,
+    )
+  } else if (meant !== own) forgiven.push(`The name '${clip(own)}' was read as '${meant}'.`)
+  else if (folder !== undefined && folder.normalize('NFKC') !== meant)
+    forgiven.push(`The folder is called '${clip(folder)}' and the skill '${meant}'; the skill's name was taken.`)
+  return meant
+}
+
+/** Names separated by blanks; a pattern in parentheses, as in `Bash(git:*)`, belongs to its name. */
+function toolsOf(given: unknown, { problems, forgiven }: Findings): string[] {
+  if (given === undefined || given === null || given === '') return []
+  let text: string
+  if (typeof given === 'string') text = given
+  else if (Array.isArray(given) && given.every((one) => typeof one === 'string')) {
+    forgiven.push("The field 'allowed-tools' is a list; the format has names with blanks between them.")
+    text = given.join(' ')
+  } else {
+    problems.push("The field 'allowed-tools' has to be names of tools with blanks between them.")
+    return []
+  }
+  const bare = text.replaceAll(/\([^()]*\)/g, (pattern) => pattern.replaceAll(/[\s,]/g, '\u0001'))
+  if (bare.includes(',')) forgiven.push("The names of 'allowed-tools' have commas between them instead of blanks.")
+  const names = bare.split(/[\s,]+/).filter((name) => name !== '')
+  const tools = [...new Set(names.map((name) => name.replaceAll('\u0001', ' ')))]
+  if (tools.length > 100) problems.push("The field 'allowed-tools' names more than 100 tools.")
+  if (tools.some((tool) => tool.length > 200)) problems.push("A name in 'allowed-tools' is longer than 200 characters.")
+  for (const tool of tools) checkText("The field 'allowed-tools'", tool, problems)
+  return tools
+}
+
+function metadataOf(given: unknown, { problems, forgiven }: Findings): Record<string, string> {
+  if (given === undefined || given === null || given === '') return {}
+  if (typeof given !== 'object' || Array.isArray(given)) {
+    problems.push("The field 'metadata' has to be a mapping of text to text.")
+    return {}
+  }
+  const entries = Object.entries(given as Given).map(([key, one]): [string, string] => {
+    checkText("The field 'metadata'", key, problems)
+    if (typeof one === 'string') {
+      checkText("The field 'metadata'", one, problems)
+      return [key, one]
+    }
+    forgiven.push(`The value of '${clip(key)}' in 'metadata' is no text; it was kept as JSON.`)
+    return [key, JSON.stringify(one) ?? '']
+  })
+  if (entries.length > 100) problems.push("The field 'metadata' has more than 100 keys.")
+  return Object.fromEntries(entries)
+}
+
+/** Names of an uploader appear in answers and logs. */
+export const clip = (text: string): string => {
+  const plain = text.replaceAll(/[\p{Cc}\p{Cf}]/gu, '\uFFFD')
+  return plain.length > 80 ? `${plain.slice(0, 80)}…` : plain
+}

@@ -1,0 +1,57 @@
+import { join } from 'node:path'
+import { Type } from '@sinclair/typebox'
+import { Counter } from 'prom-client'
+import { definePlugin, maybe, Settings } from '#kernel'
+import { ApiGuard } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { Jobs } from '#contracts/jobs'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { skillErrors, Skills } from '#contracts/skills'
+import { Catalog } from './catalog.ts'
+import { importErrors } from './errors.ts'
+import { importRoutes } from './import.routes.ts'
+import { LocalSkillStore } from './local.ts'
+import { PostgresSkillStore } from './postgres.ts'
+import { skillRoutes, skillWriteRoutes } from './routes.ts'
+import { readSeeds } from './seeds.ts'
+import { sweepTenants } from './sweep.ts'
+
+/**
+ * Skills of tenants in the open SKILL.md format, with those of the platform among them: in PostgreSQL, or without a database in
+ * memory and in a folder. Runners have a part of their own, `plugins/skills/runner`. Specification 2.10 and 4.12.
+ */
+export default definePlugin({
+  name: 'skills',
+  config: Settings({
+    dir: Type.Optional(
+      Type.String({
+        description:
+          'Folder of skill folders that every tenant has, beside those that explain the tools of the platform.',
+      }),
+    ),
+  }),
+  errors: [skillErrors, importErrors, limitErrors],
+  requires: { guard: ApiGuard, database: Database, limits: maybe(TenantLimits), jobs: maybe(Jobs) },
+  provides: { skills: Skills },
+  async setup({ config: { dir }, deps, log, metrics, routes }) {
+    const { guard, database, limits, jobs } = deps
+    const local = database.absent === true
+    const store = local ? new LocalSkillStore(dir && join(dir, '.tombstones.json')) : new PostgresSkillStore(database)
+    const catalog = new Catalog(store, { read: () => readSeeds(dir, log), live: local }, limits)
+    const imports = new Counter({
+      name: 'skill_imports_total',
+      help: 'Uploads of skill folders, by what became of them.',
+      labelNames: ['outcome'],
+      registers: [metrics],
+    })
+    limits?.uses('skills', (tenantId) => store.count(tenantId))
+    if (!local) jobs?.every('skills', '*/10 * * * *', (signal) => sweepTenants(database, store, signal))
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      skillRoutes(app, guard, catalog)
+      skillWriteRoutes(app, guard, catalog)
+      await importRoutes(app, guard, catalog, imports)
+    })
+    return { skills: catalog }
+  },
+})

@@ -1,0 +1,61 @@
+import { clip } from './format.ts'
+
+const mostPath = 512
+const mostSegment = 128
+const mostDepth = 10
+
+/** What systems and editors leave behind: nobody means it to be a part of a skill. */
+const litter = /(^|\/)(\.DS_Store|Thumbs\.db|desktop\.ini|__MACOSX(\/.*)?|\.git(\/.*)?|__pycache__(\/.*)?)$/
+/** Devices of Windows, with any extension. */
+const devices = /^(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?$/i
+
+export const isLitter = (path: string): boolean => litter.test(path)
+
+/** Says why a path cannot be that of a file inside a skill's folder, wherever it is unpacked; undefined when it can. */
+export function pathProblem(path: string): string | undefined {
+  const why = reasonAgainst(path)
+  return why === undefined ? undefined : `The path '${clip(path)}' ${why}.`
+}
+
+function reasonAgainst(path: string): string | undefined {
+  if (path === '') return 'is empty'
+  if (/[\p{Cc}\uFFFD]/u.test(path)) return 'holds a control character, or bytes that are no text'
+  if (/\p{Cf}/u.test(path)) return 'holds characters that people do not see'
+  if (path.includes('\\')) return 'holds a backslash: write slashes'
+  if (path.startsWith('/') || /^[A-Za-z]:/.test(path)) return 'is absolute'
+  if (Buffer.byteLength(path) > mostPath) return `is longer than ${mostPath} bytes`
+  const segments = path.split('/')
+  if (segments.length > mostDepth) return `is more than ${mostDepth} folders deep`
+  for (const segment of segments) {
+    if (segment === '') return 'has an empty part'
+    if (segment === '.' || segment === '..') return 'leaves its folder, or names it'
+    if (Buffer.byteLength(segment) > mostSegment) return `has a part longer than ${mostSegment} bytes`
+    if (/[<>:"|?*]/.test(segment)) return 'holds one of < > : " | ? *, which not every system stores'
+    if (/[. ]$/.test(segment) || segment.startsWith(' '))
+      return 'has a part that begins or ends with a blank, or ends with a dot'
+    if (devices.test(segment)) return `has the reserved name '${segment}' in it`
+  }
+  return undefined
+}
+
+/** Names every pair of paths that are one file, or a file and its own folder, on a system that does not tell their letters apart. */
+export function collisions(paths: readonly string[]): string[] {
+  const problems: string[] = []
+  const seen = new Map<string, string>()
+  const folders = new Map<string, string>()
+  const plain = (path: string): string => path.normalize('NFKC').toLowerCase()
+  for (const path of paths) {
+    const other = seen.get(plain(path))
+    if (other === path) problems.push(`The path '${clip(path)}' is there twice.`)
+    else if (other !== undefined)
+      problems.push(`The paths '${clip(other)}' and '${clip(path)}' differ only in the case or form of their letters.`)
+    seen.set(plain(path), path)
+    for (let at = path.lastIndexOf('/'); at > 0; at = path.lastIndexOf('/', at - 1))
+      folders.set(plain(path.slice(0, at)), path)
+  }
+  for (const [key, path] of seen) {
+    const inside = folders.get(key)
+    if (inside !== undefined) problems.push(`The path '${clip(path)}' is a file, and '${clip(inside)}' is inside it.`)
+  }
+  return problems
+}

@@ -1,0 +1,294 @@
+import type { Database, Statement, TenantTx } from '#contracts/database'
+import { newId } from '#contracts/ids'
+import { overLimit } from '#contracts/limits'
+import type { Listing, Page } from '#contracts/paging'
+import { type SkillContent, sha256 } from '#contracts/skills'
+import { type ListSql, readList } from '#kit/lists'
+import { nameTaken } from './errors.ts'
+import type { SkillHeader } from './format.ts'
+import { isScript, type Resource, skillMd, type SkillPackage } from './package.ts'
+import {
+  mostStaged,
+  type Skill,
+  type SkillStore,
+  type Source,
+  stagingMs,
+  type StoredNeeds,
+  type WholeSkill,
+  type Write,
+} from './store.ts'
+
+/** What a version is, beside its body and its files. */
+interface Manifest extends SkillHeader {
+  /** `SKILL.md` first: the archive has them in this order. */
+  readonly files: readonly Resource[]
+}
+interface Row {
+  name: string
+  source: Source
+  version: number
+  digest: string
+  created_at: string
+  updated_at: string
+  manifest: Manifest
+}
+
+const ownColumns = 's.name, s.source, s.version, s.digest, s.created_at, s.updated_at'
+const columns = `${ownColumns}, c.manifest`
+const content = 'JOIN skill_contents c ON c.tenant_id = s.tenant_id AND c.digest = s.digest'
+const withContent = `skills s ${content}`
+
+const toSkill = (row: Row): Skill => {
+  const { files, ...header } = row.manifest
+  return {
+    ...header,
+    source: row.source,
+    version: row.version,
+    digest: row.digest,
+    resources: files.slice(1),
+    requiresSandbox: files.some(isScript),
+    totalBytes: files.reduce((sum, { bytes }) => sum + bytes, 0),
+    createdAt: row.created_at,
+    updatedAt: row.updated_at,
+  }
+}
+
+const find = (tenantId: string, name: string): Statement => ({
+  name: 'skills-find',
+  text: `SELECT ${columns}, c.body FROM ${withContent} WHERE s.tenant_id = $1 AND s.name = $2`,
+  values: [tenantId, name],
+})
+
+/** Whoever writes a skill holds the row of its tenant: each is counted before the next is added, and nobody waits crosswise. */
+const lock = (tenantId: string): Statement => ({
+  text: 'SELECT 1 FROM tenants WHERE id = $1 FOR NO KEY UPDATE',
+  values: [tenantId],
+})
+
+/** A version that is there already is touched, so that no sweep takes it away before it is referred to. */
+function keep(tenantId: string, skill: SkillPackage): Statement {
+  const { name, description, license, compatibility, allowedTools, metadata, resources } = skill
+  const [main] = skill.files
+  const described: Resource = {
+    path: skillMd,
+    contentType: 'text/markdown',
+    sha256: sha256(main!.bytes),
+    executable: main!.executable,
+    bytes: main!.bytes.length,
+  }
+  const manifest = {
+    name,
+    description,
+    license,
+    compatibility,
+    allowedTools,
+    metadata,
+    files: [described, ...resources],
+  }
+  return {
+    text: `INSERT INTO skill_contents (tenant_id, digest, manifest, body, archive) VALUES ($1, $2, $3, $4, $5)
+           ON CONFLICT (tenant_id, digest) DO UPDATE SET created_at = now()`,
+    values: [
+      tenantId,
+      skill.digest,
+      JSON.stringify(manifest),
+      skill.body,
+      Buffer.concat(skill.files.map(({ bytes }) => bytes)),
+    ],
+  }
+}
+
+/** Only skills of the tenant itself count for its limit. */
+const write = `
+  INSERT INTO skills AS s (tenant_id, name, digest, source) SELECT $1, $2, $3, $4
+  WHERE (SELECT count(*) FROM skills WHERE tenant_id = $1 AND source <> 'platform') < $5
+    OR EXISTS (SELECT FROM skills WHERE tenant_id = $1 AND name = $2 AND source <> 'platform')
+  ON CONFLICT (tenant_id, name) DO UPDATE SET digest = EXCLUDED.digest, source = EXCLUDED.source,
+    version = s.version + (s.digest <> EXCLUDED.digest)::int, updated_at = clock_timestamp()
+  WHERE $6::boolean RETURNING name`
+
+/** Skills in PostgreSQL. */
+export class PostgresSkillStore implements SkillStore {
+  readonly #database: Database
+
+  constructor(database: Database) {
+    this.#database = database
+  }
+
+  list(tenantId: string, page: Page): Promise<Listing<Skill>> {
+    const list: ListSql = {
+      columns: `s.tenant_id, ${ownColumns}`,
+      // The contents of the chosen skills are looked up one by one, however many others there are.
+      shown: columns,
+      joined: content,
+      from: 'skills s',
+      named: 's',
+      where: 's.tenant_id = $1',
+      values: [tenantId],
+      order: { 's.name': 'text' },
+      // A skill of 500 files is described in some hundreds of kilobytes.
+      atOnce: 16,
+    }
+    return readList({ database: this.#database, tenantId }, list, page, toSkill)
+  }
+  async find(tenantId: string, name: string): Promise<WholeSkill | undefined> {
+    const [[row]] = await this.#database.batch<[(Row & { body: string })[]]>(tenantId, [find(tenantId, name)])
+    return row && { ...toSkill(row), body: row.body }
+  }
+  async file(tenantId: string, name: string, path: string) {
+    return this.#database.tenant(tenantId, async (tx) => {
+      const [row] = await tx.query<Row>(find(tenantId, name))
+      const files = row?.manifest.files ?? []
+      const at = files.findIndex((file) => file.path === path)
+      if (at < 0) return undefined
+      const from = files.slice(0, at).reduce((sum, { bytes }) => sum + bytes, 1)
+      const [part] = await tx.query<{ data: Buffer }>({
+        text: 'SELECT substring(archive FROM $3::int FOR $4::int) AS data FROM skill_contents WHERE tenant_id = $1 AND digest = $2',
+        values: [tenantId, row!.digest, from, files[at]!.bytes],
+      })
+      return { ...files[at]!, data: part!.data }
+    })
+  }
+  async needs(tenantId: string, names: readonly string[]): Promise<StoredNeeds[]> {
+    const [rows] = await this.#database.batch<[Row[]]>(tenantId, [
+      {
+        name: 'skills-needs',
+        text: `SELECT ${columns} FROM ${withContent} WHERE s.tenant_id = $1 AND s.name = ANY ($2)`,
+        values: [tenantId, names],
+      },
+    ])
+    return rows.map(toSkill)
+  }
+  async content(tenantId: string, digest: string): Promise<SkillContent | undefined> {
+    const [[row]] = await this.#database.batch<[{ manifest: Manifest; body: string; archive: Buffer }[]]>(tenantId, [
+      {
+        text: 'SELECT manifest, body, archive FROM skill_contents WHERE tenant_id = $1 AND digest = $2',
+        values: [tenantId, digest],
+      },
+    ])
+    if (!row) return undefined
+    let at = 0
+    const files = row.manifest.files.map(({ path, executable, bytes }) => {
+      at += bytes
+      return { path, executable, bytes: row.archive.subarray(at - bytes, at) }
+    })
+    const { name, description } = row.manifest
+    return { name, description, digest, body: row.body, files }
+  }
+  async count(tenantId: string): Promise<number> {
+    const text = `SELECT count(*)::int AS count FROM skills WHERE tenant_id = $1 AND source <> 'platform'`
+    const [[row]] = await this.#database.batch<[{ count: number }[]]>(tenantId, [{ text, values: [tenantId] }])
+    return row!.count
+  }
+  async put(tenantId: string, skill: SkillPackage, how: Write): Promise<WholeSkill> {
+    return this.#database.tenant(tenantId, async (tx) => {
+      await tx.query(lock(tenantId))
+      await tx.query(keep(tenantId, skill))
+      return point(tx, skill, how)
+    })
+  }
+  async remove(tenantId: string, name: string): Promise<boolean> {
+    const remove = {
+      text: `WITH gone AS (DELETE FROM skills WHERE tenant_id = $1 AND name = $2 RETURNING source), tombstone AS (
+               INSERT INTO skill_tombstones (tenant_id, name) SELECT $1, $2 FROM gone WHERE source = 'platform' ON CONFLICT DO NOTHING)
+             SELECT source FROM gone`,
+      values: [tenantId, name],
+    }
+    const [, gone] = await this.#database.batch<[object[], object[]]>(tenantId, [lock(tenantId), remove])
+    return gone.length > 0
+  }
+  async stage(tenantId: string, skill: SkillPackage): Promise<string> {
+    const id = newId('stg')
+    const values = [tenantId, id, skill.digest, stagingMs]
+    await this.#database.batch(tenantId, [
+      keep(tenantId, skill),
+      {
+        text: `INSERT INTO skill_stagings (tenant_id, id, digest, expires_at)
+               VALUES ($1, $2, $3, now() + $4 * interval '1 millisecond')`,
+        values,
+      },
+      {
+        text: `DELETE FROM skill_stagings WHERE tenant_id = $1 AND id IN (
+                 SELECT id FROM skill_stagings WHERE tenant_id = $1 ORDER BY expires_at DESC, id DESC OFFSET $2)`,
+        values: [tenantId, mostStaged],
+      },
+    ])
+    return id
+  }
+  async commit(tenantId: string, stagingId: string, { most }: Pick<Write, 'most'>): Promise<WholeSkill | undefined> {
+    return this.#database.tenant(tenantId, async (tx) => {
+      await tx.query(lock(tenantId))
+      const [staged] = await tx.query<{ digest: string; name: string }>({
+        text: `WITH taken AS (
+                 DELETE FROM skill_stagings WHERE tenant_id = $1 AND id = $2 AND expires_at > now() RETURNING digest)
+               SELECT c.digest, c.manifest ->> 'name' AS name
+               FROM taken JOIN skill_contents c ON c.tenant_id = $1 AND c.digest = taken.digest`,
+        values: [tenantId, stagingId],
+      })
+      return staged && point(tx, staged, { source: 'imported', replace: true, most })
+    })
+  }
+  async reconcile(tenantId: string, seeds: readonly SkillPackage[]): Promise<void> {
+    const names = seeds.map(({ name }) => name)
+    const [there, gone] = await this.#database.batch<[Pick<Row, 'name' | 'digest' | 'source'>[], { name: string }[]]>(
+      tenantId,
+      [
+        {
+          text: 'SELECT name, digest, source FROM skills WHERE tenant_id = $1 AND name = ANY ($2)',
+          values: [tenantId, names],
+        },
+        { text: 'SELECT name FROM skill_tombstones WHERE tenant_id = $1', values: [tenantId] },
+      ],
+    )
+    const settled = new Set(gone.map(({ name }) => name))
+    for (const { name, digest, source } of there)
+      if (source !== 'platform' || seeds.some((seed) => seed.name === name && seed.digest === digest)) settled.add(name)
+    const wanted = seeds.filter(({ name }) => !settled.has(name))
+    if (wanted.length === 0) return
+    const bring = (seed: SkillPackage): Statement[] => [
+      keep(tenantId, seed),
+      {
+        text: `INSERT INTO skills AS s (tenant_id, name, digest, source) SELECT $1, $2, $3, 'platform'
+               WHERE NOT EXISTS (SELECT FROM skill_tombstones WHERE tenant_id = $1 AND name = $2)
+               ON CONFLICT (tenant_id, name) DO UPDATE SET digest = EXCLUDED.digest, version = s.version + 1, updated_at = now()
+               WHERE s.source = 'platform' AND s.digest <> EXCLUDED.digest`,
+        values: [tenantId, seed.name, seed.digest],
+      },
+    ]
+    await this.#database.batch(tenantId, [lock(tenantId), ...wanted.flatMap(bring)])
+  }
+  async sweep(tenantId: string): Promise<number> {
+    const [stagings, contents] = await this.#database.as('reads').batch<[object[], object[]]>(tenantId, [
+      {
+        text: 'DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() RETURNING 1',
+        values: [tenantId],
+      },
+      { text: unused, values: [tenantId] },
+    ])
+    return stagings.length + contents.length
+  }
+}
+
+/** Versions to which nothing points: no name, no staging and no session that may still go on. */
+const unused = `
+  DELETE FROM skill_contents WHERE tenant_id = $1 AND digest = ANY (ARRAY(
+    SELECT digest FROM skill_contents c WHERE tenant_id = $1
+      AND NOT EXISTS (SELECT FROM skills s WHERE s.tenant_id = $1 AND s.digest = c.digest)
+      AND NOT EXISTS (SELECT FROM skill_stagings t WHERE t.tenant_id = $1 AND t.digest = c.digest)
+      AND NOT EXISTS (
+        SELECT FROM skill_pins p JOIN sessions o ON o.tenant_id = $1 AND o.id = p.session_id
+        WHERE p.tenant_id = $1 AND p.digest = c.digest AND o.status <> 'shutdown')
+    LIMIT 100)) RETURNING 1`
+
+/** Points a name to a version that is there. */
+async function point(
+  tx: TenantTx,
+  { name, digest }: Pick<SkillPackage, 'name' | 'digest'>,
+  { source, most, replace }: Write,
+): Promise<WholeSkill> {
+  const { tenantId } = tx
+  const written = await tx.query({ text: write, values: [tenantId, name, digest, source, most, replace] })
+  const [row] = await tx.query<Row & { body: string }>(find(tenantId, name))
+  if (written.length > 0) return { ...toSkill(row!), body: row!.body }
+  throw row && !replace ? nameTaken(name) : overLimit('skills', most)
+}

@@ -1,0 +1,90 @@
+import type { SkillContent, SkillFile } from '#contracts/skills'
+import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
+import { isText, skillMd } from '../package.ts'
+
+const name = { type: 'string', minLength: 1, maxLength: 64, description: 'Name of one of your skills.' }
+
+/** A sandbox may have to start first. */
+const placeMs = 90_000
+const startMs = 65_000
+/** What a tool may answer, less a little for what is said around a file. */
+const mostText = 240 * 1024
+
+/** The second step: the whole of one skill's instructions. */
+export const skillRead: PlatformTool = {
+  name: 'skill_read',
+  description: 'Reads one of your skills: its instructions, and the names of the files that come with it.',
+  inputSchema: { type: 'object', properties: { name }, required: ['name'], additionalProperties: false },
+  async execute({ name: wanted }, context) {
+    const skill = skillNamed(String(wanted), context)
+    if ('ok' in skill) return skill
+    const { description, body, files } = skill
+    const others = files.filter(({ path }) => path !== skillMd)
+    const list = others.map(
+      ({ path, bytes, executable }) => `- ${path} (${bytes.length} bytes${executable ? ', executable' : ''})`,
+    )
+    const parts = [
+      `# ${skill.name}`,
+      description,
+      body,
+      ...(list.length === 0 ? [] : [`Files of this skill:\n${list.join('\n')}`]),
+    ]
+    return { ok: true, content: parts.join('\n\n') }
+  },
+}
+
+/** The third step: one file of a skill. What is no text is put into the sandbox, where there is one. */
+export const skillResource: PlatformTool = {
+  name: 'skill_resource',
+  description:
+    'Reads a text file that comes with one of your skills. A file that is no text, or a long one, is put into your sandbox if you have one.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      name,
+      path: {
+        type: 'string',
+        minLength: 1,
+        maxLength: 512,
+        description: 'Path inside the skill, e.g. references/forms.md.',
+      },
+    },
+    required: ['name', 'path'],
+    additionalProperties: false,
+  },
+  timeoutMs: placeMs + startMs,
+  async execute({ name: wanted, path }, context) {
+    const skill = skillNamed(String(wanted), context)
+    if ('ok' in skill) return skill
+    const file = skill.files.find((one) => one.path === path)
+    if (!file) {
+      const paths = skill.files.map((one) => one.path).join(', ')
+      return failed(`The skill '${skill.name}' has no file '${String(path)}'; it has: ${paths}.`)
+    }
+    if (isText(file.bytes) && file.bytes.length <= mostText)
+      return { ok: true, content: Buffer.from(file.bytes).toString('utf8') }
+    return place(skill, file, context)
+  },
+}
+
+/** Puts a file where the scripts of its skill find it as well. */
+async function place({ name: skill }: SkillContent, file: SkillFile, { sandbox }: ToolContext): Promise<ToolResult> {
+  const { path, bytes, executable } = file
+  if (!sandbox)
+    return failed(
+      `'${path}' is ${bytes.length} bytes of no text that could be shown, and this session has no sandbox for it.`,
+    )
+  const folder = `.skills/${skill}`
+  const files = [{ path, data: Buffer.from(bytes).toString('base64'), executable }]
+  const placed = await sandbox.call('place_files', { folder, files }, placeMs)
+  return placed.ok ? { ok: true, content: `The file is in your sandbox: ${folder}/${path}` } : placed
+}
+
+/** A skill of the tenant that the session does not have is answered like one that does not exist. */
+function skillNamed(wanted: string, { skills = [] }: ToolContext): SkillContent | ToolResult {
+  const found = skills.find((skill) => skill.name === wanted)
+  const names = skills.map((skill) => skill.name).join(', ')
+  return found ?? failed(`There is no skill '${wanted}' in this session; it has: ${names || 'none'}.`)
+}
+
+const failed = (content: string): ToolResult => ({ ok: false, content })

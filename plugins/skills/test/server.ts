@@ -1,0 +1,60 @@
+import type { TestContext } from 'node:test'
+import { definePlugin } from '#kernel'
+import { ApiGuard, type Guard } from '#contracts/auth'
+import { Database } from '#contracts/database'
+import { defaultLimits, type Limits, TenantLimits } from '#contracts/limits'
+import { Skills } from '#contracts/skills'
+import { databasePlugin, fake, testKernel } from '#testing'
+import skills from '../index.ts'
+
+/** Anybody acts for the tenant that the header `tenant` names. */
+const openGuard: Guard = {
+  protect() {},
+  callerOf: ({ headers }) => ({ tenantId: String(headers['tenant'] ?? 'acme'), role: 'owner', keyId: 'tak_test' }),
+}
+
+interface Options {
+  /** Of PostgreSQL; without it the skills are in memory. */
+  readonly dsn?: string | undefined
+  readonly dir?: string
+  readonly limits?: Partial<Limits>
+}
+
+/** A conductor with nothing but skills. */
+export async function startSkills(t: TestContext, { dsn, dir, limits = {} }: Options) {
+  const found: { skills: Skills; database: Database }[] = []
+  const probe = definePlugin({
+    name: 'probe',
+    requires: { skills: Skills, database: Database },
+    setup: async ({ deps }) => (found.push(deps), {}),
+  })
+  const kernel = await testKernel(t, [
+    dsn === undefined ? fake(Database, { absent: true } as Database) : await databasePlugin(dsn),
+    fake(ApiGuard, openGuard),
+    fake(TenantLimits, { of: () => ({ ...defaultLimits, ...limits }), uses() {} } as unknown as TenantLimits),
+    { name: 'skills', plugin: skills, config: dir === undefined ? {} : { dir } },
+    probe,
+  ])
+  const app = kernel.listeners['conductor']!
+  const call = (method: 'GET' | 'POST' | 'DELETE', url: string, body?: object, tenant = 'acme') =>
+    app.inject({ method, url, headers: { tenant }, ...(body ? { body } : {}) })
+  /** Uploads files by their names, as a browser would. */
+  const upload = async (
+    files: Readonly<Record<string, string | Uint8Array>>,
+    tenant = 'acme',
+    executable: string[] = [],
+  ) => {
+    const form = new FormData()
+    for (const [name, data] of Object.entries(files))
+      form.append('files', new Blob([Buffer.from(data as string)]), name)
+    for (const name of executable) form.append('executable', name)
+    const encoded = new Response(form)
+    const type = encoded.headers.get('content-type')!
+    const payload = Buffer.from(await encoded.arrayBuffer())
+    return app.inject({ method: 'POST', url: '/api/skills/import', headers: { tenant, 'content-type': type }, payload })
+  }
+  return { ...found[0]!, app, call, upload }
+}
+
+export const skillText = (name: string, more = '', body = '# Body\n'): string =>
+  `---\nname: ${name}\ndescription: What ${name} is for.\n${more}---\n${body}`
