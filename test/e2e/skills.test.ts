@@ -11,7 +11,11 @@ interface Run {
 }
 
 async function finished(cluster: Cluster, body: object): Promise<Run> {
-  const accepted = await cluster.api<Run>('POST', '/api/runs', { profile: 'clerk', prompt: 'Go.', ...body })
+  // A runner that was just started again is not known to live yet.
+  const accepted = await eventually('a runner takes the run', async () => {
+    const answer = await cluster.api<Run>('POST', '/api/runs', { profile: 'clerk', prompt: 'Go.', ...body })
+    return answer.status === 503 ? undefined : answer
+  })
   assert.equal(accepted.status, 202, JSON.stringify(accepted.body))
   return eventually('the run ends', async () => {
     const run = (await cluster.api<Run>('GET', `/api/runs/${accepted.body.runId}`)).body
