@@ -13,7 +13,7 @@ import runnerPlugin from '../plugins/runner/index.ts'
 import sessionMcp from '../plugins/tools/mcp/index.ts'
 import tools from '../plugins/tools/index.ts'
 import { createWorkerTokens } from '../plugins/sandboxes/hub/tokens.ts'
-import { hubPlugin } from '../plugins/sandboxes/test/hub.ts'
+import { callsOf, hubPlugin, wayOf } from '../plugins/sandboxes/test/hub.ts'
 import { operationsOf } from './openapi-operations.ts'
 
 const listeners = ['runner', 'workers'] as const
@@ -181,7 +181,7 @@ async function withWorker(t: TestContext, script: WorkerScript, lostMs = 60_000)
   const link = found[0]!
   const channel = await hub.open('acme', mine)
   const url = kernel.urls['workers']!
-  wired.link = { run: (envelope, signal) => channel.run(envelope, signal, url) } as SidecarLink
+  wired.link = { run: (envelope, signal) => channel.run(envelope, signal, wayOf(url, callsOf({ model: envelope.profile.model }))) } as SidecarLink
   const worker = startScriptedWorker(t, { url, sessionId: mine, token: channel.token }, script)
   await channel.connected(AbortSignal.timeout(30_000))
   const run = async function* (): AsyncGenerator<Record<string, unknown>> {

@@ -68,6 +68,8 @@ export const UsageEvent = open({
   cachedTokens: Type.Optional(Type.Integer()),
   model: Type.String(),
   costCents: Type.Optional(Type.Number()),
+  /** The model server did not say it: taken from the bytes of a call, and from how long it took. */
+  estimated: Type.Optional(Type.Boolean()),
 })
 /** The final answer. Ends the run as `ok`. */
 export const ResultEvent = open({
@@ -97,7 +99,8 @@ export const RuntimeEvent = Type.Union([
   ErrorEvent,
 ])
 export type RuntimeEvent = Static<typeof RuntimeEvent>
-export type Usage = Omit<Static<typeof UsageEvent>, 'type'>
+export type UsageEvent = Static<typeof UsageEvent>
+export type Usage = Omit<UsageEvent, 'type'>
 
 /** Events that arrived together, at least one. */
 export type EventBatch = readonly (RuntimeEvent | Texts)[]

@@ -4,12 +4,21 @@ import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import type { Delegation, DelegationAnswer } from './delegation.ts'
 import type { EndingCode } from './endings.ts'
 import { McpServer } from './mcp-servers.ts'
+import { ModelPrice } from './prices.ts'
 import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
 import type { StateBundle } from './runtime.ts'
 import type { SkillContent } from './skills.ts'
 import type { ToolResult, ToolSpec } from './tools.ts'
+
+/** What the model calls of a run may still cost, where its runner lets them through. */
+export const RunBudget = Type.Object({
+  cents: Type.Number({ minimum: 0 }),
+  /** Of the model of its profile, the only one that it may call. */
+  price: ModelPrice,
+})
+export type RunBudget = Static<typeof RunBudget>
 
 /** Body of `POST /runner/runs`. */
 export const ExecuteRun = Type.Object(
@@ -32,6 +41,8 @@ export const ExecuteRun = Type.Object(
     keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
     /** What the tenant may have on each runner; as much as there is room for unless given. Sent for profiles with a sandbox. */
     limits: Type.Optional(Type.Object({ sandboxes: Type.Optional(Type.Integer({ minimum: 0 })) })),
+    /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */
+    budget: Type.Optional(RunBudget),
     ...promptFields,
     ...attemptFields,
   },

@@ -2,8 +2,8 @@ import { errorTable } from './errors.ts'
 import type { Static } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { Profile } from './profiles.ts'
-import type { ProgressEvent } from './run-event.ts'
-import type { RunnerSession, WorkerLease } from './runner.ts'
+import type { ProgressEvent, UsageEvent } from './run-event.ts'
+import type { RunBudget, RunnerSession, WorkerLease } from './runner.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 
@@ -48,10 +48,27 @@ export type SandboxEvent = Static<typeof ProgressEvent> & {
   readonly idleSeconds: number
 }
 
+/** What a run wants of its sandbox. */
+export interface SandboxOrder {
+  /** It goes on with a conversation that should be there. */
+  readonly resume: boolean
+  readonly budget?: RunBudget
+  /** Called for each of its model calls when it is over, with what it used. */
+  onUsage(usage: UsageEvent): void
+}
+
+/** The model calls of a run, measured by the runner through which they go. */
+export interface MeasuredCalls {
+  /** Ends the calls under way, and lets no other one through. Returns what those have used so far, once. */
+  end(): readonly UsageEvent[]
+}
+
 /** A run whose sandbox is ready. */
 export interface PreparedRun {
   /** Tells the run's readers which sandbox it has, how it started, and what it used since the former run. */
   readonly event: SandboxEvent
+  /** Undefined: its model calls do not go through this runner, so that only its worker knows what they used. */
+  readonly calls?: MeasuredCalls
   /** Called when the run is over: from now on the sandbox is idle. */
   over(): void
 }
@@ -65,7 +82,7 @@ export interface SandboxWorkers {
    * Before a run: makes the session's worker ready, however long that takes. AppError 409 `session_state_missing` when the run is to
    * go on with a conversation that is neither in a worker nor here. Undefined: a static session whose tools need no sandbox now.
    */
-  prepare(session: RunnerSession, resume: boolean, signal: AbortSignal): Promise<PreparedRun | undefined>
+  prepare(session: RunnerSession, order: SandboxOrder, signal: AbortSignal): Promise<PreparedRun | undefined>
   /** The way to the worker of a session with `workerMode: sandbox`: launched, resumed or replaced when it is used. */
   link(session: RunnerSession): SidecarLink
   /** Executes a tool inside the session's sandbox, which a static session with `sandbox` in its profile has too. */

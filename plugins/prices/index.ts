@@ -1,21 +1,6 @@
-import { type Static, Type } from '@sinclair/typebox'
+import { Type } from '@sinclair/typebox'
 import { definePlugin, Settings } from '#kernel'
-import { Prices } from '#contracts/prices'
-import type { Usage } from '#contracts/run-event'
-
-const rate = (description: string) => Type.Number({ minimum: 0, maximum: 1e9, description })
-
-const ModelPrice = Type.Object(
-  {
-    inputCentsPerMillion: rate('Cents for a million input tokens, cached ones not counted.'),
-    outputCentsPerMillion: rate('Cents for a million output tokens.'),
-    cachedInputCentsPerMillion: Type.Optional(
-      rate('Cents for a million input tokens that were read from a cache; the input price when absent.'),
-    ),
-  },
-  { additionalProperties: false },
-)
-type ModelPrice = Static<typeof ModelPrice>
+import { costOf, ModelPrice, Prices } from '#contracts/prices'
 
 /** What model calls cost, from the table in the role file. A model that no line matches has no price, which is not zero. */
 export default definePlugin({
@@ -53,6 +38,7 @@ function createPrices(models: Readonly<Record<string, ModelPrice>>): Prices {
     // The longest first, and of two equally long ones the exact one.
     .sort((a, b) => b.name.length - a.name.length || Number(a.open) - Number(b.open))
   return {
+    priceOf: (model) => priceOf(lines, model),
     costCents(usage) {
       const price = priceOf(lines, usage.model)
       return price && costOf(price, usage)
@@ -83,15 +69,3 @@ const same = (a: ModelPrice, b: ModelPrice): boolean =>
   a.inputCentsPerMillion === b.inputCentsPerMillion &&
   a.outputCentsPerMillion === b.outputCentsPerMillion &&
   a.cachedInputCentsPerMillion === b.cachedInputCentsPerMillion
-
-/** Tokens times cents per million are millionths of a cent. Cached tokens are part of the input tokens. */
-function costOf(price: ModelPrice, { inputTokens, outputTokens, cachedTokens = 0 }: Usage): number | undefined {
-  const { inputCentsPerMillion: input, outputCentsPerMillion: output } = price
-  const cachedInput = price.cachedInputCentsPerMillion ?? input
-  const free = input === 0 && output === 0 && cachedInput === 0
-  // Every call has input, so this server did not count: what it cost is not known either.
-  if (inputTokens === 0 && outputTokens === 0 && !free) return undefined
-  const cached = Math.min(cachedTokens, inputTokens)
-  const microcents = (inputTokens - cached) * input + cached * cachedInput + outputTokens * output
-  return Math.round(microcents) / 1_000_000
-}

@@ -4,12 +4,14 @@ import {
   createEventEncoder,
   type EventEncoder,
   hasStamp,
+  isTerminalType,
   parseLine,
   peekType,
   readUnstamped,
   type RuntimeEvent,
 } from '#contracts/run-event'
 import { type FailingStop } from '#contracts/runner'
+import type { MeasuredCalls } from '#contracts/workers'
 
 /** Why a run was ended here, as the code of its `error` event. */
 export type EndCode =
@@ -26,7 +28,7 @@ export interface Terminal {
  * Watches one run's stream line by line without parsing its deltas. Lines that carry our stamps (`seq`, `runId`) go on as the bytes they
  * came in. The lines of a sidecar that does not stamp (its first line shows that), or that is distrusted, are all parsed and stamped
  * here. A sidecar does not know of the lines that tools insert between its own: from the first inserted line on, each
- * of its lines gets another `seq`.
+ * of its lines gets another `seq`. Where the runner measures the model calls of a worker, its own lines of usage are left out.
  */
 export class Relay {
   readonly #runId: string
@@ -40,6 +42,10 @@ export class Relay {
   #handle: string | undefined
   /** The sidecar's `seq` before which each inserted line stands, in order. */
   readonly #inserted: number[] = []
+  /** The sidecar's `seq` of each line that was left out, in order. */
+  readonly #dropped: number[] = []
+  /** Who measures its model calls. */
+  #calls: MeasuredCalls | undefined
   /** The text of an unstamped run so far. */
   #answer: string[] = []
   #answerLength = 0
@@ -67,6 +73,10 @@ export class Relay {
     return this.#handle
   }
 
+  /** From now on what the sidecar says of its usage is left out. What was measured is inserted, the last of it before the end. */
+  measuredBy(calls: MeasuredCalls): void {
+    this.#calls = calls
+  }
   /** A line of the runner's own, before the sidecar has begun. */
   own(event: RuntimeEvent): Buffer {
     if (this.#encoder.next !== this.#next) {
@@ -94,13 +104,18 @@ export class Relay {
     return this.fail(reason, endings[reason].message, 'lost' in endings[reason])
   }
   fail(code: string, message: string, retryable: boolean): Buffer {
+    const usage = this.#lastUsage()
     this.#finish('runner', code)
-    return this.own({ type: 'error', code, message, ...(retryable ? { retryable } : {}) })
+    return Buffer.concat([usage, this.own({ type: 'error', code, message, ...(retryable ? { retryable } : {}) })])
   }
 
   /** The stamp that the next line of the sidecar must have. */
   get #due(): number {
-    return this.#next - this.#inserted.length
+    return this.#next - this.#inserted.length + this.#dropped.length
+  }
+  /** Ends the model calls of a run that ends, and returns the lines of what they have used. */
+  #lastUsage(): Buffer {
+    return Buffer.concat((this.#calls?.end() ?? []).map((usage) => this.insert(usage)))
   }
   #finish(by: Terminal['by'], code: unknown): void {
     this.#terminal = { by, code: code === undefined ? undefined : String(code) }
@@ -159,41 +174,40 @@ export class Relay {
     const stamp = Buffer.from(String(this.#mapped(seq)))
     return Buffer.concat([line.subarray(0, from), stamp, line.subarray(from + digits.length)])
   }
-  /** The `seq` that readers see for the sidecar's line `seq`. A binary search: a worker's tool calls decide how many lines are inserted. */
+  /** The `seq` that readers see for the sidecar's line `seq`. */
   #mapped(seq: number): number {
-    let low = 0
-    for (let high = this.#inserted.length; low < high;) {
-      const middle = (low + high) >>> 1
-      if (this.#inserted[middle]! <= seq) low = middle + 1
-      else high = middle
-    }
-    return seq + low
+    return seq + upTo(this.#inserted, seq) - upTo(this.#dropped, seq - 1)
   }
   #restamp(chunk: Buffer): Buffer {
     const out: Buffer[] = []
     for (const text of chunk.toString('utf8').split('\n')) {
       if (text.trim() === '') continue
-      out.push(this.#restamped(text) ?? this.end('bad_event'))
+      if (!this.#restamped(text, out)) out.push(this.end('bad_event'))
       if (this.#terminal) break
     }
     return Buffer.concat(out)
   }
-  /** Parses a line and stamps its event; undefined when it is no valid event. */
-  #restamped(text: string): Buffer | undefined {
+  /** Parses a line and adds its event with a stamp to `out`. False: it is no valid event. */
+  #restamped(text: string, out: Buffer[]): boolean {
     const said = parseLine(Buffer.from(text))
     const event = said && readUnstamped(said, () => this.#answer.join(''))
-    if (!event) return undefined
+    if (!event) return false
     if (this.#distrusted && event.type === 'progress' && event.supersedes !== undefined) {
       event.supersedes = this.#mapped(event.supersedes)
     }
     if (event.type === 'assistant') this.#remember(event.text)
+    if (event.type === 'usage' && this.#calls) {
+      this.#dropped.push(this.#due)
+      return true
+    }
+    if (isTerminalType(event.type) && this.#calls) out.push(this.#lastUsage())
     try {
-      const written = this.own(event)
+      out.push(this.own(event))
       this.#saw(event)
-      return written
+      return true
     } catch {
       // JSON can nest so deep that it parses and still overflows the stack when written.
-      return undefined
+      return false
     }
   }
   #remember(text: string): void {
@@ -201,6 +215,17 @@ export class Relay {
     this.#answerLength += kept.length
     if (kept !== '') this.#answer.push(kept)
   }
+}
+
+/** How many of `seqs`, which ascend, are at most `most`. A binary search: a worker's tool calls decide how many there are. */
+function upTo(seqs: readonly number[], most: number): number {
+  let low = 0
+  for (let high = seqs.length; low < high;) {
+    const middle = (low + high) >>> 1
+    if (seqs[middle]! <= most) low = middle + 1
+    else high = middle
+  }
+  return low
 }
 
 /** Longest answer put together here: a line holds it even if each UTF-16 unit takes six bytes of JSON. */

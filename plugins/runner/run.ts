@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { type AppError, isAppError, type StreamEnd } from '#kernel'
 import { type EndingKind, endings } from '#contracts/endings'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import type { RuntimeEvent } from '#contracts/run-event'
+import type { RuntimeEvent, UsageEvent } from '#contracts/run-event'
 import { type ExecuteRun, isFailingStop, leaving } from '#contracts/runner'
 import { restoredFromLog } from '#contracts/profiles'
 import type { SkillCache, SkillContent } from '#contracts/skills'
@@ -122,6 +122,11 @@ export class Run implements OutputOwner {
     if (this.#state === 'preparing') this.#write(this.#relay.own(event))
     else if (!this.ended) this.#write(this.#relay.insert(event))
   }
+  /** A model call is over. What it used counts, so the run cannot be refused any more as if nothing had happened. */
+  readonly #used = (usage: UsageEvent): void => {
+    this.output.show()
+    this.report(usage)
+  }
   end(reason: EndCode): void {
     if (this.ended) return
     // The sidecar may have started the run already, so the conversation counts as changed.
@@ -153,7 +158,9 @@ export class Run implements OutputOwner {
     if (sandboxes && hasSandbox(this.session.profile)) {
       const resumes = this.session.conversation === true
       if (!resumes) this.output.show()
-      this.#takePrepared(await sandboxes.prepare(this.session, resumes, this.#abort.signal))
+      const { budget } = order
+      const wanted = { resume: resumes, onUsage: this.#used, ...(budget ? { budget } : {}) }
+      this.#takePrepared(await sandboxes.prepare(this.session, wanted, this.#abort.signal))
     }
     return this.#ask(order, takenAt)
   }
@@ -184,6 +191,7 @@ export class Run implements OutputOwner {
     // Too late for a run that has ended meanwhile.
     if (this.#state === 'over') return ready?.over()
     this.#prepared = ready
+    if (ready?.calls) this.#relay.measuredBy(ready.calls)
     if (ready && this.#state === 'preparing') this.#write(this.#relay.own(ready.event))
   }
   /** Asks the sidecar to execute the run. It may still be leaving the session's former run, if that one was cut off from here. */
@@ -262,6 +270,7 @@ export class Run implements OutputOwner {
     else this.#write(lines)
   }
   #fail(error: unknown): void {
+    this.#prepared?.calls?.end().forEach(this.#used)
     if (isAppError(error)) {
       // No reader has seen anything of the run yet, so it can be refused and tried again.
       if (this.output.withheld && (lacksState(error) || this.#canMove(error))) return this.#refuse(error)

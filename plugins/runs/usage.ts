@@ -28,7 +28,7 @@ export class RunUsage {
   toolCalls = 0
   /** The conversation handle that was reported last. */
   runtimeSessionId: string | undefined
-  readonly #prices: Prices | undefined
+  readonly #prices: Pick<Prices, 'costCents'> | undefined
   readonly #limit: number | undefined
   #calls: Usage | undefined
   /** The cost of all calls in whole millionths of a cent, so that many small costs add up exactly. Undefined: the cost of one is not known. */
@@ -39,7 +39,7 @@ export class RunUsage {
   #sandboxIsKnown = false
   #sandbox: SandboxUse | undefined
 
-  constructor(prices: Prices | undefined, limits: readonly (number | undefined)[] = []) {
+  constructor(prices: Pick<Prices, 'costCents'> | undefined, limits: readonly (number | undefined)[] = []) {
     this.#prices = prices
     const given = limits.filter((limit) => limit !== undefined)
     this.#limit = given.length === 0 ? undefined : Math.min(...given)
@@ -102,6 +102,7 @@ export class RunUsage {
       inputTokens: sum(before?.inputTokens, call.inputTokens),
       outputTokens: sum(before?.outputTokens, call.outputTokens),
       ...(cachedTokens > 0 ? { cachedTokens } : {}),
+      ...(before?.estimated || event['estimated'] === true ? { estimated: true } : {}),
       model: call.model,
       ...(this.#microcents === undefined ? {} : { costCents: this.#microcents / microcentsPerCent }),
     }

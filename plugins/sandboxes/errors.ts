@@ -51,6 +51,19 @@ export const sandboxErrors = errorTable('sandboxes', {
   modelNotAllowed: { status: 403, about: 'Workers may only call the model of the profile of their run.' },
   /** A model call is charged to a run: code in a sandbox may not make calls of its own. */
   noRunUnderWay: { status: 409, message: 'Models are called in a run, and there is none under way.' },
+  modelCallInBackground: {
+    status: 403,
+    message: 'A model call in the background could not be measured: leave out `background`, or set it to false.',
+  },
+  runBudgetSpent: {
+    status: 403,
+    message: 'The run has spent its budget (limits.maxCostCents of its profile), so no further model call is let through.',
+  },
+  tooManyModelCalls: {
+    status: 429,
+    retry: true,
+    message: 'A run may have 4 model calls under way at once; send this one again when another one is over.',
+  },
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },
   modelKeyRefused: { status: 502, message: "The model server does not take the runner's key." },
   unknownMcpServer: { status: 404, message: 'The run under way has no MCP server of this name.' },

@@ -68,7 +68,8 @@ export default definePlugin({
     }
     const hub = createHub(createWorkerTokens(signingKey.current, signingKey.previous), config.lostAfter)
     ctx.onStop(async () => hub.close())
-    mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: modelServers(models) })
+    const servers = modelServers(models)
+    mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: servers })
 
     const listener = ctx.listeners.includes('workers') ? 'workers' : 'runner'
     const addresses = {
@@ -89,7 +90,7 @@ export default definePlugin({
     ctx.onStop(upkeep.stop)
     ctx.onStart(async () => upkeep.start())
     return {
-      workers: createSandboxWorkers({ table, launcher, pools, substrates, metrics, log }),
+      workers: createSandboxWorkers({ table, launcher, pools, substrates, servers, metrics, log }),
       hub,
       tools: createSandboxTools(),
     }

@@ -1,8 +1,9 @@
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 import type { Started, WorkerTable } from './session-worker.ts'
 import type { WarmPools } from './warm-pools.ts'
+import type { CallCounts } from './egress/calls.ts'
 
-export interface Metrics {
+export interface Metrics extends CallCounts {
   started(start: Started): void
   failed(): void
 }
@@ -34,7 +35,32 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
       this.set({ state: 'warm' }, pools.waiting)
     },
   })
+  const calls = new Counter({
+    name: 'runner_model_calls_total',
+    help: 'Model calls of sandbox workers through this runner that are over, by provider and by who said what they used.',
+    labelNames: ['provider', 'usage'],
+    registers,
+  })
+  const tokens = new Counter({
+    name: 'runner_model_tokens_total',
+    help: 'Tokens of these calls; cached ones are input, too.',
+    labelNames: ['provider', 'kind'],
+    registers,
+  })
+  const refusals = new Counter({
+    name: 'runner_model_calls_refused_total',
+    help: 'Model calls that were not let through: the budget of the run was spent, or it had too many at once.',
+    labelNames: ['provider', 'reason'],
+    registers,
+  })
   return {
+    measured(provider, { inputTokens, outputTokens, cachedTokens = 0, estimated }) {
+      calls.inc({ provider, usage: estimated ? 'estimated' : 'told' })
+      tokens.inc({ provider, kind: 'input' }, inputTokens)
+      tokens.inc({ provider, kind: 'output' }, outputTokens)
+      tokens.inc({ provider, kind: 'cached' }, cachedTokens)
+    },
+    refused: (provider, reason) => refusals.inc({ provider, reason }),
     started: ({ sandbox, start, startMs }) =>
       seconds.observe({ provider: sandbox.substrate.name, start }, startMs / 1_000),
     failed: () => failures.inc(),

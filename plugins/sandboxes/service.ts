@@ -4,7 +4,9 @@ import type { RunnerSession, WorkerLease } from '#contracts/runner'
 import type { SandboxState } from '#contracts/sandbox'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { ToolResult } from '#contracts/tools'
-import type { PreparedRun, SandboxWorkers } from '#contracts/workers'
+import type { PreparedRun, SandboxOrder, SandboxWorkers } from '#contracts/workers'
+import { ModelCalls } from './egress/calls.ts'
+import type { ModelServer } from './egress/model-servers.ts'
 import type { Launcher } from './launcher.ts'
 import type { Metrics } from './metrics.ts'
 import { type Sandbox, stateOf } from './sandbox.ts'
@@ -19,6 +21,8 @@ export interface ServiceDeps {
   readonly launcher: Launcher
   readonly pools: WarmPools
   readonly substrates: Substrates
+  /** The model servers that workers reach through this runner, by the name of the provider. */
+  readonly servers: ReadonlyMap<string, ModelServer>
   readonly metrics: Metrics
   readonly log: FastifyBaseLogger
 }
@@ -30,9 +34,11 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
   return {
     substrates: substrates.names,
     ...(substrates.fallback === undefined ? {} : { defaultSubstrate: substrates.fallback }),
-    async prepare(session, resume, signal) {
+    async prepare(session, order, signal) {
       if (session.profile.workerMode !== 'sandbox') return underWay(table.find(session.tenantId, session.id))
-      return prepare(table.of(session), resume, signal, metrics)
+      const worker = table.of(session)
+      const ready = await prepare(worker, order.resume, signal, metrics)
+      return measured(worker, ready, order, deps)
     },
     link: (session) => linkOf(session, table, launcher),
     async callTool(session, name, input, options) {
@@ -62,6 +68,24 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
 }
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
+
+/** From now on the worker calls models for this run. Where that leads through this runner, it is measured. */
+function measured(
+  worker: SessionWorker,
+  ready: PreparedRun,
+  { budget, onUsage }: SandboxOrder,
+  { servers, metrics }: ServiceDeps,
+): PreparedRun {
+  const { tenantId, profile } = worker.session
+  const calls = new ModelCalls({ model: profile.model, budget, counts: metrics, onUsage })
+  worker.calls = calls
+  const over = (): void => {
+    calls.end()
+    ready.over()
+  }
+  const server = servers.get(profile.model.slice(0, profile.model.indexOf('/')))
+  return { ...ready, over, ...(server?.tenants.allows(tenantId) ? { calls } : {}) }
+}
 
 /** Makes a session's sandbox ready for a run, and says what it used since the former one. */
 async function prepare(
@@ -145,7 +169,9 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
     const leave = worker.uses.use()
     try {
       const { sandbox } = await unlessAborted(worker.ready(), signal)
-      yield* sandbox.channel.run(envelope, signal, sandbox.runnerUrl)
+      const { calls } = worker
+      if (!calls) throw new Error('a run was never prepared')
+      yield* sandbox.channel.run(envelope, signal, { runnerUrl: sandbox.runnerUrl, calls })
     } catch (error) {
       // A worker that answered with 409 is alive. After any other failure it may be gone, even if a connection of it seems open.
       if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()

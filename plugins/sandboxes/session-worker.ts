@@ -5,6 +5,7 @@ import type { RunnerSession } from '#contracts/runner'
 import type { StateBundle } from '#contracts/runtime'
 import type { SandboxState } from '#contracts/sandbox'
 import { asStartFailure, isGone, isStartFailure } from './errors.ts'
+import type { ModelCalls } from './egress/calls.ts'
 import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { createAwakeMeter, createUses, isPolling, type Sandbox, stateOf } from './sandbox.ts'
@@ -34,6 +35,8 @@ export class SessionWorker {
   /** Runs, tools and exports. While there is one the sandbox is not put to sleep. */
   readonly uses = createUses()
   readonly awake = createAwakeMeter()
+  /** Of the run that was prepared last. */
+  calls: ModelCalls | undefined
   readonly #deps: SessionWorkerDeps
   readonly #oneAtATime = pLimit(1)
   readonly #closing = new AbortController()

@@ -16,7 +16,7 @@ import worker from '../../plugins/worker/index.ts'
 import { createWorkerTokens, type WorkerTokens } from '../../plugins/sandboxes/hub/tokens.ts'
 import type { Hub } from '../../plugins/sandboxes/hub/hub.ts'
 import type { WorkerChannel } from '../../plugins/sandboxes/hub/worker.ts'
-import { hubPlugin } from '../../plugins/sandboxes/test/hub.ts'
+import { callsOf, hubPlugin, wayOf } from '../../plugins/sandboxes/test/hub.ts'
 import workerIdentity from '../../plugins/worker/identity/index.ts'
 import modelBuiltin from '../../providers/model-builtin/index.ts'
 import modelOpenai from '../../providers/model-openai/index.ts'
@@ -84,7 +84,7 @@ async function startWorker(t: TestContext, url: string, { sessionId, token }: Wo
 }
 
 const runOf = (channel: WorkerChannel, url: string): Pick<SidecarLink, 'run'> => ({
-  run: (envelope, signal) => channel.run(envelope, signal, url),
+  run: (envelope, signal) => channel.run(envelope, signal, wayOf(url, callsOf({ model: envelope.profile.model }))),
 })
 async function ask(channel: WorkerChannel, url: string, prompt: string, fields: Partial<RunEnvelope> = {}) {
   const { sessionId } = channel

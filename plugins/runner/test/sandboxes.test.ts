@@ -21,7 +21,7 @@ function sandboxes() {
   const workers: SandboxWorkers = {
     substrates: ['box', 'vm'],
     defaultSubstrate: 'box',
-    async prepare(session, resume) {
+    async prepare(session, { resume }) {
       calls.push(`prepare ${session.id}${resume ? ', resuming' : ''}`)
       await pace.prepare
       if (pace.failure) throw pace.failure

@@ -4,7 +4,7 @@ import type { Prices } from '#contracts/prices'
 import { createEventEncoder, peekType, type RuntimeEvent } from '#contracts/run-event'
 import { RunUsage } from '../usage.ts'
 
-const prices: Prices = {
+const prices: Pick<Prices, 'costCents'> = {
   costCents: ({ model, inputTokens }) => (model === 'a/cheap' ? inputTokens * 0.1 : model === 'a/free' ? 0 : undefined),
 }
 const read = (usage: RunUsage, line: string, seq: number) => {

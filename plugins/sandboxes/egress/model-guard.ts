@@ -10,21 +10,32 @@ const blank = new Set([0x20, 0x09, 0x0a, 0x0d])
 const maxKept = 1_024
 /** Further lists of models, by which some servers go instead. */
 const otherLists = new Set(['models', 'fallbacks'])
+/** This key makes a server answer at once and work on unseen, where nobody could measure it, unless its value is off. */
+const inBackground = 'background'
+const isOff = new Set([0x66, 0x6e])
 
 /**
  * Lets the body of a model call through that names one model at its top, and names this one. A body may be 32 MiB, so it is looked at
  * while it passes, and the end is held back until all of it was seen: a call that is refused never reaches a model. What two
- * readers of JSON could take for two models is refused: a second name, an escaped key, a key in another case.
+ * readers of JSON could take for two models is refused: a second name, an escaped key, a key in another case. So is a call in the
+ * background. `onWhole` is called with the size of the body before the last of it goes.
  */
-export async function* onlyModel(body: AsyncIterable<Buffer>, model: string): AsyncGenerator<Buffer> {
+export async function* onlyModel(
+  body: AsyncIterable<Buffer>,
+  model: string,
+  onWhole: (bytes: number) => void,
+): AsyncGenerator<Buffer> {
   const scan = new ModelScan(model)
   let held: Buffer | undefined
+  let size = 0
   for await (const chunk of body) {
     scan.take(chunk)
+    size += chunk.length
     if (held) yield held
     held = chunk
   }
   scan.end()
+  onWhole(size)
   if (held) yield held
 }
 
@@ -83,12 +94,19 @@ class ModelScan {
     const doubtful =
       key.includes('\\') || otherLists.has(plain) || (plain === 'model' && (key !== plain || this.#found))
     if (doubtful) throw refuse(this.#model)
+    if (plain === inBackground && key !== plain) throw sandboxErrors.modelCallInBackground()
     this.#key = key
+  }
+  /** The first byte of a value says whether it is `false` or `null`. */
+  #background(byte: number): void {
+    if (!isOff.has(byte)) throw sandboxErrors.modelCallInBackground()
+    this.#key = undefined
   }
   #between(byte: number): void {
     if (blank.has(byte)) return
     // Nothing goes before or behind the one object, and there is no other encoding than UTF-8.
     if (byte === 0 || this.#over || (this.#depth === 0 && byte !== brace)) throw refuse(this.#model)
+    if (this.#afterColon && this.#key === inBackground) this.#background(byte)
     if (byte === quote) {
       this.#inString = true
       if (this.#depth === 1) this.#text = []

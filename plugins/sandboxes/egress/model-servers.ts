@@ -1,5 +1,6 @@
 import { type StaticDecode, Type } from '@sinclair/typebox'
 import { everyTenant, Settings, type TenantList, Tenants } from '#kernel'
+import { anthropicUsage, openaiUsage, type UsageOf } from './usage.ts'
 
 const baseUrl = (description: string) =>
   Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', expects: 'an http or https URL', description }))
@@ -31,12 +32,17 @@ export interface ModelServer {
   readonly headers: Readonly<Record<string, string>>
   /** The calls that workers may make: by method, the paths below the base. */
   readonly calls: RegExp
+  /** Those of them that only count tokens, and cost nothing. */
+  readonly free: RegExp
+  readonly usageOf: UsageOf
 }
 
 // The rest of an API is closed: its files, batches and stored answers are those of every tenant of this installation.
 const openaiCalls =
   /^(POST (chat\/completions|completions|responses(\/compact|\/input_tokens)?|embeddings)|GET models(\/.+)?)$/
+const openaiFree = /^POST responses\/input_tokens$/
 const anthropicCalls = /^(POST messages(\/count_tokens)?|GET models(\/.+)?)$/
+const anthropicFree = /^POST messages\/count_tokens$/
 
 /** Servers by the name of their provider. One with neither key nor URL is left out. */
 export function modelServers({
@@ -50,6 +56,8 @@ export function modelServers({
       headers: openai.apiKey ? { authorization: `Bearer ${openai.apiKey}` } : {},
       tenants: openai.tenants ?? everyTenant,
       calls: openaiCalls,
+      free: openaiFree,
+      usageOf: openaiUsage,
     })
   }
   if (anthropic.apiKey || anthropic.baseUrl) {
@@ -58,6 +66,8 @@ export function modelServers({
       headers: anthropic.apiKey ? { 'x-api-key': anthropic.apiKey } : {},
       tenants: anthropic.tenants ?? everyTenant,
       calls: anthropicCalls,
+      free: anthropicFree,
+      usageOf: anthropicUsage,
     })
   }
   return found

@@ -1,13 +1,11 @@
-import type { IncomingHttpHeaders } from 'node:http'
-import { Readable } from 'node:stream'
 import { Type } from '@sinclair/typebox'
-import type { FastifyReply, FastifyRequest } from 'fastify'
+import type { FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
-import { access, type App, type AppError, failures, isAppError, stream } from '#kernel'
-import { exchange } from '#kit'
+import { access, type App, failures } from '#kernel'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
 import { refusals, tags, takeStreams } from '../hub/routes.ts'
-import { onlyModel } from './model-guard.ts'
+import { forward, pick } from './forward.ts'
+import type { ModelCalls } from './calls.ts'
 import type { ModelServer } from './model-servers.ts'
 import type { RemoteWorker } from '../hub/worker.ts'
 import { sandboxErrors } from '../errors.ts'
@@ -54,7 +52,6 @@ function credentialOf({ headers }: FastifyRequest): string | undefined {
 /** Headers that go on to a model server. Those that name an organization or a project do not: the key decides these. */
 const modelRequestHeaders = [
   'accept',
-  'accept-encoding',
   'anthropic-beta',
   'anthropic-version',
   'idempotency-key',
@@ -90,7 +87,10 @@ function modelRoutes(
         sandboxErrors.unknownModelProvider,
         sandboxErrors.unknownModelCall,
         sandboxErrors.modelNotAllowed,
+        sandboxErrors.modelCallInBackground,
         sandboxErrors.noRunUnderWay,
+        sandboxErrors.runBudgetSpent,
+        sandboxErrors.tooManyModelCalls,
         sandboxErrors.bodyTooLarge,
         sandboxErrors.modelServerUnreachable,
         sandboxErrors.modelKeyRefused,
@@ -109,10 +109,15 @@ function modelRoutes(
         if (!server?.tenants.allows(worker.tenantId)) throw sandboxErrors.unknownModelProvider()
         const below = pathBelow(request.raw.url ?? '', segmentsBefore)
         // One vendor's client is given the address without /v1 and adds that itself.
-        const call = below?.path.replace(/^v1\//, '')
-        if (!below || !call || !server.calls.test(`${request.method} ${call}`)) throw sandboxErrors.unknownModelCall()
-        const model = method === 'POST' ? modelOf(worker, request.params.provider) : undefined
-        const path = `${server.base.pathname.replace(/\/+$/, '')}/${call}${below.query}`
+        const name = below?.path.replace(/^v1\//, '')
+        if (!below || !name || !server.calls.test(`${method} ${name}`)) throw sandboxErrors.unknownModelCall()
+        const path = `${server.base.pathname.replace(/\/+$/, '')}/${name}${below.query}`
+        const calls = method === 'POST' ? callsOf(worker) : undefined
+        const model = calls?.modelAt(request.params.provider)
+        // What is begun for a caller who has left would never be over.
+        if (reply.raw.destroyed) throw sandboxErrors.callerLeft()
+        const call = server.free.test(`${method} ${name}`) ? undefined : calls?.begin(server.usageOf)
+        if (call) reply.raw.once('close', () => call.over())
         return forward(request, reply, {
           dispatcher,
           origin: server.base.origin,
@@ -122,8 +127,9 @@ function modelRoutes(
             ...(model === undefined ? {} : json),
             ...server.headers,
           },
-          signal: whileCalled(reply, worker.closed),
+          signal: whileCalled(reply, worker.closed, ...(calls ? [calls.signal] : [])),
           model,
+          call,
           unreachable: sandboxErrors.modelServerUnreachable,
           refused: sandboxErrors.modelKeyRefused,
         })
@@ -132,14 +138,13 @@ function modelRoutes(
   }
 }
 
-const json = { 'content-type': 'application/json' }
+/** What an answer says of its usage is read as it passes, so it must not be compressed. */
+const json = { 'content-type': 'application/json', 'accept-encoding': 'identity' }
 
-/** The model that a worker may call now, as its provider calls it. */
-function modelOf({ model }: RemoteWorker, provider: string): string {
-  if (model === undefined) throw sandboxErrors.noRunUnderWay()
-  const slash = model.indexOf('/')
-  if (model.slice(0, slash) === provider) return model.slice(slash + 1)
-  throw sandboxErrors.modelNotAllowed({ message: `The run under way may call ${model} and no other model.` })
+/** The model calls of the run that a worker has now. */
+function callsOf({ calls }: RemoteWorker): ModelCalls {
+  if (!calls) throw sandboxErrors.noRunUnderWay()
+  return calls
 }
 
 /** Segments that mean the same to everybody who reads them: nothing encoded, nothing that leads elsewhere. */
@@ -219,95 +224,3 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
 /** Names in lower case, so that a configured header replaces the worker's and is not sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))
-
-/** Room for a prompt with images and files; model servers take no more either. */
-const maxRequestBytes = 32 * 1024 * 1024
-
-interface Destination {
-  readonly dispatcher: Dispatcher
-  readonly origin: string
-  /** With its query. */
-  readonly path: string
-  readonly headers: Readonly<Record<string, string>>
-  readonly signal: AbortSignal
-  /** The one model that the body may name; its form is JSON then, and not compressed. */
-  readonly model?: string | undefined
-  /** The error when it cannot be reached, or its answer is cut before it begins. */
-  readonly unreachable: (options: { readonly cause: unknown }) => AppError
-  /** The error when it refuses the runner's credentials. Its own answer about them is not shown to the worker. */
-  readonly refused: () => AppError
-}
-
-/** Sends a worker's request on and its answer back, both as streams that wait for their readers. */
-async function forward(request: FastifyRequest, reply: FastifyReply, to: Destination): Promise<void> {
-  const left = new AbortController()
-  const signal = AbortSignal.any([to.signal, left.signal])
-  const upstream = await exchange(
-    to.dispatcher,
-    {
-      origin: to.origin,
-      path: to.path,
-      method: request.method as Dispatcher.HttpMethod,
-      headers: { ...to.headers, ...lengthOf(request) },
-      body: bodyOf(request, to.model),
-    },
-    { signal, lost: (cause) => (isAppError(cause) ? cause : to.unreachable({ cause })) },
-  )
-  if (upstream.status === 401) {
-    left.abort()
-    throw to.refused()
-  }
-  const { 'content-type': type } = upstream.headers
-  const contentType = typeof type === 'string' ? type : 'application/octet-stream'
-  const headers = pick(upstream.headers, answerHeaders)
-  return stream(request, reply, { status: upstream.status, contentType, headers }, () => upstream.body)
-}
-
-function lengthOf({ headers }: FastifyRequest): Record<string, string> {
-  const length = headers['content-length']
-  if (length === undefined) return {}
-  if (Number(length) > maxRequestBytes) throw sandboxErrors.bodyTooLarge()
-  return { 'content-length': length }
-}
-
-function bodyOf({ method, headers, raw }: FastifyRequest, model: string | undefined): Readable | null {
-  const empty = headers['transfer-encoding'] === undefined && (headers['content-length'] ?? '0') === '0'
-  if (method === 'GET' || empty) {
-    if (model === undefined) return null
-    throw sandboxErrors.modelNotAllowed({ message: `Name the model of the run, ${model}.` })
-  }
-  const body = bounded(raw.iterator({ destroyOnReturn: false }))
-  return Readable.from(model === undefined ? body : onlyModel(body, model), { objectMode: false })
-}
-
-async function* bounded(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
-  let size = 0
-  for await (const chunk of body) {
-    size += chunk.length
-    if (size > maxRequestBytes) throw sandboxErrors.bodyTooLarge()
-    yield chunk
-  }
-}
-
-/** Headers of an answer that reach the worker. Cookies and the name of the account are not the worker's. */
-const answerHeaders = [
-  'allow',
-  'content-encoding',
-  'mcp-session-id',
-  'request-id',
-  'retry-after',
-  'retry-after-ms',
-] as const
-
-/** The headers of these names that are set, once each. */
-function pick(
-  headers: IncomingHttpHeaders | Readonly<Record<string, string | string[] | undefined>>,
-  names: readonly string[],
-): Record<string, string> {
-  const picked: Record<string, string> = {}
-  for (const name of names) {
-    const value = headers[name]
-    if (typeof value === 'string') picked[name] = value
-  }
-  return picked
-}

@@ -5,20 +5,29 @@ import type { RunEnvelope } from '#contracts/run-envelope'
 import { parseLine, peekType } from '#contracts/run-event'
 import { workerPaths } from '#contracts/wire/worker'
 import type { ToolResult } from '#contracts/tools'
+import type { ModelCalls } from '../egress/calls.ts'
 import type { Mailbox } from './mailbox.ts'
 import type { Presence } from './presence.ts'
 import type { IssuedToken } from './tokens.ts'
 import type { Upload } from './upload.ts'
 import { sandboxErrors } from '../errors.ts'
 
+/** How a run gets from its worker to everything outside. */
+export interface RunWay {
+  /** The runner as the worker sees it. */
+  readonly runnerUrl: string
+  /** Measures its model calls, and says which it may make. */
+  readonly calls: ModelCalls
+}
+
 /** The runs of one worker, one at a time. */
 interface WorkerRuns {
-  run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncGenerator<Buffer>
+  run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncGenerator<Buffer>
   /** Gives a run the upload of its events. AppError 404 `unknown_run`. */
   take(runId: string, upload: Upload): void
   readonly busy: boolean
-  /** `provider/model` of the run under way. */
-  readonly model: string | undefined
+  /** The model calls of the run under way. */
+  readonly calls: ModelCalls | undefined
   /** An external MCP server of the run under way, as its envelope named it. */
   mcpServer(name: string): McpServer | undefined
   /** Refuses all further runs. An upload under way is answered with this error. */
@@ -28,7 +37,7 @@ interface WorkerRuns {
 interface UnderWay {
   readonly events: RunEvents
   readonly mcpServers: readonly McpServer[]
-  readonly model: string
+  readonly calls: ModelCalls
   /** Takes the command back. True when the worker may have begun. */
   withdraw(): boolean
 }
@@ -37,7 +46,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
   let current: UnderWay | undefined
   let closed = false
   return {
-    async *run(envelope, signal, runnerUrl) {
+    async *run(envelope, signal, { runnerUrl, calls }) {
       // The last token of a worker that slept for a day may have expired.
       const credential = await token.fresh()
       if (closed) throw sandboxErrors.sidecarUnreachable()
@@ -47,7 +56,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
       const events = awaitEvents(runId, envelope.resume === true)
       const command = mailbox.push({ kind: 'run', envelope: envelopeForWorker(envelope, runnerUrl, credential) })
       const withdraw = (): boolean => mailbox.withdraw(command)
-      current = { events, mcpServers, model: envelope.profile.model, withdraw }
+      current = { events, mcpServers, calls, withdraw }
       const abort = (): void => events.end(signal.reason as Error)
       signal.addEventListener('abort', abort)
       const stopWatching = presence.watch(() => events.end(sandboxErrors.sidecarLost()))
@@ -69,8 +78,8 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
     get busy() {
       return current !== undefined
     },
-    get model() {
-      return current?.model
+    get calls() {
+      return current?.calls
     },
     mcpServer: (name) => current?.mcpServers.find((server) => server.name === name),
     close(answer) {

@@ -5,9 +5,10 @@ import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
 import type { PollAnswer } from '#contracts/wire/worker'
 import { workerTokenErrors } from '#contracts/workers'
+import type { ModelCalls } from '../egress/calls.ts'
 import type { Mailbox } from './mailbox.ts'
 import { createPresence } from './presence.ts'
-import { createWorkerRuns, createWorkerToolCalls, type WorkerToolCalls } from './work.ts'
+import { createWorkerRuns, createWorkerToolCalls, type RunWay, type WorkerToolCalls } from './work.ts'
 import { askForState, createStateCopy, type StateCopy } from './state.ts'
 import type { IssuedToken } from './tokens.ts'
 import type { Upload } from './upload.ts'
@@ -33,9 +34,9 @@ export interface WorkerChannel {
    * Sends a run and yields what the worker uploads, as `SidecarLink.run` does. Aborting `signal` sends `cancel`. Ends early when
    * the worker stops polling. A worker without the conversation that the envelope resumes rejects it with 409
    * `session_state_missing`. What the envelope says of MCP addresses and credentials is replaced by the worker's own: the runner as
-   * it sees it (`runnerUrl`), and its token; the runner forwards to external servers.
+   * it sees it (`way.runnerUrl`), and its token; the runner forwards to external servers.
    */
-  run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncIterable<Buffer>
+  run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncIterable<Buffer>
   /** Asks a worker that polls for its state and waits for the upload; the durable copy when it does not answer. */
   exportState(): Promise<StateBundle | undefined>
   /** The copy that the worker finds at its start, replaced by what it uploads. */
@@ -125,9 +126,9 @@ export class RemoteWorker implements WorkerChannel {
   get busy(): boolean {
     return this.#runs.busy
   }
-  /** `provider/model` of the run under way. */
-  get model(): string | undefined {
-    return this.#runs.model
+  /** The model calls of the run under way. */
+  get calls(): ModelCalls | undefined {
+    return this.#runs.calls
   }
   /** Aborts when its callbacks are to be refused; the reason is their answer. */
   get closed(): AbortSignal {
@@ -148,8 +149,8 @@ export class RemoteWorker implements WorkerChannel {
     this.#options.mailbox.endPoll()
   }
 
-  run(envelope: RunEnvelope, signal: AbortSignal, runnerUrl: string): AsyncIterable<Buffer> {
-    return this.#runs.run(envelope, signal, runnerUrl)
+  run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncIterable<Buffer> {
+    return this.#runs.run(envelope, signal, way)
   }
 
   async exportState(): Promise<StateBundle | undefined> {

@@ -3,7 +3,7 @@ import { request as httpRequest } from 'node:http'
 import { test } from 'node:test'
 import { pollMs, type PollAnswer, workerPaths } from '#contracts/wire/worker'
 import { startProxy, testEnvelope } from '#testing'
-import { begin, listeners, newSession, plainTokens, pollOf, startHub, tokenOf } from './hub.ts'
+import { begin, listeners, newSession, plainTokens, pollOf, startHub, tokenOf, wayOf } from './hub.ts'
 
 test('a command comes with every poll until one says that it was taken', async (t) => {
   const { open, urls } = await startHub(t)
@@ -142,7 +142,7 @@ test('a worker of a warm pool becomes that of a session, and its former name is 
   assert.equal(polling.token, channel.token)
   const chunks: Buffer[] = []
   const envelope = testEnvelope({ sessionId })
-  for await (const chunk of channel.run(envelope, new AbortController().signal, urls['workers']!)) chunks.push(chunk)
+  for await (const chunk of channel.run(envelope, new AbortController().signal, wayOf(urls['workers']))) chunks.push(chunk)
   assert.match(Buffer.concat(chunks).toString(), /"type":"result"/)
   assert.deepEqual(
     polling.commands.map(({ id, kind }) => [id, kind]),

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { workerPaths } from '#contracts/wire/worker'
 import { collectRun, testEnvelope } from '#testing'
-import { begin, newSession, pollOf, startHub, until } from './hub.ts'
+import { begin, newSession, pollOf, startHub, until, wayOf } from './hub.ts'
 
 const never = new AbortController().signal
 const connected = () => AbortSignal.timeout(60_000)
@@ -19,7 +19,7 @@ test('a run goes to the worker that polls, and its events come back as they are 
   await channel.connected(connected())
   assert.ok(channel.lastPollAt! > Date.now() - 10_000)
   const envelope = testEnvelope({ sessionId: channel.sessionId, prompt: 'hi', firstSeq: 3 })
-  const link = { run: (sent: typeof envelope, signal: AbortSignal) => channel.run(sent, signal, urls['workers']!) }
+  const link = { run: (sent: typeof envelope, signal: AbortSignal) => channel.run(sent, signal, wayOf(urls['workers'])) }
   for (const runId of ['run-1', 'run-2']) {
     const events = await collectRun(link, { ...envelope, runId })
     assert.deepEqual(
@@ -61,7 +61,7 @@ test('an aborted run is cancelled in its worker, and the next one starts', async
   await until(() => cancelled, 'the worker is told')
   assert.equal(polling.commands.at(-1)!.kind, 'cancel')
   const link = {
-    run: (sent: Parameters<typeof channel.run>[0], signal: AbortSignal) => channel.run(sent, signal, urls['workers']!),
+    run: (sent: Parameters<typeof channel.run>[0], signal: AbortSignal) => channel.run(sent, signal, wayOf(urls['workers'])),
   }
   assert.equal((await collectRun(link, testEnvelope({ sessionId, prompt: 'go' }))).at(-1)!.type, 'result')
 })
@@ -88,7 +88,7 @@ test('a worker that vanishes in the middle of a run ends it, and the next worker
   await next.channel.connected(connected())
   const link = {
     run: (...[sent, signal]: [Parameters<typeof channel.run>[0], AbortSignal]) =>
-      next.channel.run(sent, signal, urls['workers']!),
+      next.channel.run(sent, signal, wayOf(urls['workers'])),
   }
   assert.equal((await collectRun(link, testEnvelope({ sessionId: channel.sessionId }))).at(-1)!.type, 'result')
 })
@@ -154,7 +154,7 @@ test('the addresses and credentials in an envelope are those of the worker', asy
   const { sessionId } = channel
   const link = {
     run: (sent: Parameters<typeof channel.run>[0], signal: AbortSignal) =>
-      channel.run(sent, signal, 'http://10.0.2.2:7061/'),
+      channel.run(sent, signal, wayOf('http://10.0.2.2:7061/')),
   }
   await collectRun(
     link,

@@ -7,6 +7,7 @@ import { workerPaths, workerProtocol } from '#contracts/wire/worker'
 import { WorkerHub } from '#contracts/workers'
 import { type EnvelopeFields, startScriptedWorker, testEnvelope, testKernel, type WorkerScript } from '#testing'
 import { mountCallbacks } from '../index.ts'
+import { ModelCalls, type ModelCallsOptions } from '../egress/calls.ts'
 import { modelServers } from '../egress/model-servers.ts'
 import { createHub, type Hub } from '../hub/hub.ts'
 import type { WorkerClaims, WorkerTokens } from '../hub/tokens.ts'
@@ -69,13 +70,19 @@ export const pollOf =
       headers: { authorization: `Bearer ${token}`, [workerProtocolHeader]: workerProtocol },
     })
 
+/** The model calls of a run, which nobody counts unless the options say so. */
+export const callsOf = (options: Partial<ModelCallsOptions> = {}): ModelCalls =>
+  new ModelCalls({ model: 'openai/m', counts: { measured() {}, refused() {} }, onUsage() {}, ...options })
+export const wayOf = (runnerUrl = 'http://runner', calls = callsOf()) => ({ runnerUrl, calls })
+
 /** Begins a run in the channel's session, and yields what comes. */
 export function begin(
   channel: WorkerChannel,
   fields: EnvelopeFields = {},
   signal = new AbortController().signal,
+  calls = callsOf({ model: fields.profile?.model ?? 'openai/m' }),
 ): AsyncIterator<Buffer> {
-  const run = channel.run(testEnvelope({ ...fields, sessionId: channel.sessionId }), signal, 'http://runner')
+  const run = channel.run(testEnvelope({ ...fields, sessionId: channel.sessionId }), signal, wayOf(undefined, calls))
   return run[Symbol.asyncIterator]()
 }
 

@@ -66,7 +66,7 @@ test('awake time between runs is told to the next one, once; sleep and runs are 
   const told = await idle()
   assert.ok(told >= 120 && told < 150, `${told} s`)
   assert.ok((await idle()) < 30)
-  const prepared = await workers.prepare(session, false, new AbortController().signal)
+  const prepared = await workers.prepare(session, { resume: false, onUsage() {} }, new AbortController().signal)
   ahead += 120_000
   prepared!.over()
   assert.ok((await idle()) < 30, 'a run counts its own time')

@@ -209,10 +209,10 @@ test('a static session has a sandbox for its tools, started by the first of them
     content: 'This session has no sandbox.',
   })
   const session = newSession(sandboxed('tools', { workerMode: 'static', sandbox: { provider: 'box' } }))
-  assert.equal(await workers.prepare(session, true, options.signal), undefined)
+  assert.equal(await workers.prepare(session, { resume: true, onUsage() {} }, options.signal), undefined)
   assert.equal((await workers.callTool(session, 'shell', {}, options)).ok, true)
   assert.equal(substrate.boxes.length, 1)
-  const prepared = await workers.prepare(session, true, options.signal)
+  const prepared = await workers.prepare(session, { resume: true, onUsage() {} }, options.signal)
   assert.deepEqual([prepared?.event.start, prepared?.event.provider], ['running', 'box'])
   prepared?.over()
 })

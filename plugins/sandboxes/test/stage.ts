@@ -91,7 +91,7 @@ export async function play(
   prompt: string,
   { resume = false, signal = new AbortController().signal } = {},
 ): Promise<Line[]> {
-  const prepared = await workers.prepare(session, resume, signal)
+  const prepared = await workers.prepare(session, { resume, onUsage() {} }, signal)
   try {
     const envelope = testEnvelope({
       sessionId: session.id,

@@ -1,0 +1,157 @@
+import { costOf } from '#contracts/prices'
+import type { Usage, UsageEvent } from '#contracts/run-event'
+import type { RunBudget } from '#contracts/runner'
+import type { MeasuredCalls } from '#contracts/workers'
+import { sandboxErrors } from '../errors.ts'
+import type { UsageOf } from './usage.ts'
+import { UsageReader } from './usage.ts'
+
+/**
+ * How many model calls of a run may be under way at once. Each begins only while something is left of the budget, so that a run can
+ * cost more than its budget by what so many calls cost, and no more.
+ */
+export const callsAtOnce = 4
+
+/** A request that a model server does not count has about so many bytes for each token, and no more tokens than models take. */
+const bytesPerToken = 4
+const mostInputTokens = 1_000_000
+/** No less was written in the time that a call took, if its server does not say: what a model thinks need not be in its answer. */
+const tokensPerSecond = 100
+
+/** Counts for the metrics of the runner. */
+export interface CallCounts {
+  /** A call is over, and what it used is known or estimated. */
+  measured(provider: string, usage: Omit<Usage, 'model'>): void
+  refused(provider: string, why: 'budget' | 'at_once'): void
+}
+
+export interface ModelCallsOptions {
+  /** `provider/model` of the profile. */
+  readonly model: string
+  readonly budget?: RunBudget | undefined
+  readonly counts: CallCounts
+  onUsage(usage: UsageEvent): void
+  /** Milliseconds of a clock that only goes forward. */
+  readonly now?: () => number
+}
+
+/** The model calls of one run: let through while it executes and something is left of its budget, and measured. */
+export class ModelCalls implements MeasuredCalls {
+  readonly #options: ModelCallsOptions
+  readonly #provider: string
+  readonly #underWay = new Set<ModelCall>()
+  readonly #over = new AbortController()
+  /** In cents, of the calls that are over. */
+  #spent = 0
+
+  constructor(options: ModelCallsOptions) {
+    this.#options = options
+    this.#provider = options.model.slice(0, options.model.indexOf('/'))
+  }
+
+  /** Aborts when the run is over. */
+  get signal(): AbortSignal {
+    return this.#over.signal
+  }
+  /** The model of the run as this provider calls it. AppError 409 `no_run_under_way`, 403 `model_not_allowed`. */
+  modelAt(provider: string): string {
+    if (this.signal.aborted) throw sandboxErrors.noRunUnderWay()
+    const { model } = this.#options
+    if (provider === this.#provider) return model.slice(provider.length + 1)
+    throw sandboxErrors.modelNotAllowed({ message: `The run under way may call ${model} and no other model.` })
+  }
+  /** A call begins; `usageOf` reads its answer. AppErrors: 403 `run_budget_spent`, 429 `too_many_model_calls`. */
+  begin(usageOf: UsageOf): ModelCall {
+    const { budget, counts, now = () => performance.now() } = this.#options
+    if (this.#underWay.size >= callsAtOnce) {
+      counts.refused(this.#provider, 'at_once')
+      throw sandboxErrors.tooManyModelCalls({ headers: { 'retry-after': '1' } })
+    }
+    if (budget && this.#spentSoFar(budget) >= budget.cents) {
+      counts.refused(this.#provider, 'budget')
+      throw sandboxErrors.runBudgetSpent()
+    }
+    const call = new ModelCall(usageOf, now, (ended) => {
+      if (!this.#underWay.delete(ended)) return
+      const usage = this.#measure(ended)
+      if (usage) this.#options.onUsage(usage)
+    })
+    this.#underWay.add(call)
+    return call
+  }
+  end(): readonly UsageEvent[] {
+    const left = [...this.#underWay]
+    this.#underWay.clear()
+    const used = left.map((call) => this.#measure(call)).filter((usage) => usage !== undefined)
+    if (!this.signal.aborted) this.#over.abort(sandboxErrors.noRunUnderWay())
+    return used
+  }
+
+  #spentSoFar({ price }: RunBudget): number {
+    let spent = this.#spent
+    for (const { usage } of this.#underWay) spent += (usage && costOf(price, usage)) ?? 0
+    return spent
+  }
+  #measure({ usage }: ModelCall): UsageEvent | undefined {
+    if (!usage) return undefined
+    const { budget, counts, model } = this.#options
+    if (budget) this.#spent += costOf(budget.price, usage) ?? 0
+    counts.measured(this.#provider, usage)
+    return { type: 'usage', ...usage, model }
+  }
+}
+
+/** One call on its way to a model server and back. */
+export class ModelCall {
+  readonly #usageOf: UsageOf
+  readonly #now: () => number
+  readonly #onOver: (call: ModelCall) => void
+  readonly #began: number
+  /** The bytes of the request, once all of it goes to the server. */
+  #asked: number | undefined
+  #reader: UsageReader | undefined
+
+  constructor(usageOf: UsageOf, now: () => number, onOver: (call: ModelCall) => void) {
+    this.#usageOf = usageOf
+    this.#now = now
+    this.#onOver = onOver
+    this.#began = now()
+  }
+
+  /** What it has used so far. Undefined: it has not reached a model, or was refused there. */
+  get usage(): Omit<Usage, 'model'> | undefined {
+    if (this.#asked === undefined) return undefined
+    const told = this.#reader?.told
+    const cached = told?.cached ? { cachedTokens: told.cached } : {}
+    if (told?.whole) return { inputTokens: told.input, outputTokens: told.output, ...cached }
+    const sent = Math.min(Math.ceil(this.#asked / bytesPerToken), mostInputTokens)
+    const inTime = Math.round(((this.#now() - this.#began) / 1_000) * tokensPerSecond)
+    return {
+      inputTokens: told?.input ?? sent,
+      outputTokens: Math.max(told?.output ?? 0, this.#reader?.tokens ?? 0, inTime),
+      ...cached,
+      estimated: true,
+    }
+  }
+  /** Called with the size of the request before the last of it is sent. */
+  asked(bytes: number): void {
+    this.#asked = bytes
+  }
+  /** The server has answered. What it refuses is free. */
+  answered(status: number, contentType: string): void {
+    if (status >= 300) this.#asked = undefined
+    else this.#reader = new UsageReader(this.#usageOf, contentType.startsWith('text/event-stream'))
+  }
+  /** Passes the answer on. What it says of usage counts before anybody reads it. */
+  async *read(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+    for await (const chunk of body) {
+      this.#reader?.read(chunk)
+      yield chunk
+    }
+    this.over()
+  }
+  /** Called when it is over, however it ended; again does nothing. */
+  over(): void {
+    this.#onOver(this)
+  }
+}
