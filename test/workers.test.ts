@@ -181,7 +181,9 @@ async function withWorker(t: TestContext, script: WorkerScript, lostMs = 60_000)
   const link = found[0]!
   const channel = await hub.open('acme', mine)
   const url = kernel.urls['workers']!
-  wired.link = { run: (envelope, signal) => channel.run(envelope, signal, wayOf(url, callsOf({ model: envelope.profile.model }))) } as SidecarLink
+  wired.link = {
+    run: (envelope, signal) => channel.run(envelope, signal, wayOf(url, callsOf({ model: envelope.profile.model }))),
+  } as SidecarLink
   const worker = startScriptedWorker(t, { url, sessionId: mine, token: channel.token }, script)
   await channel.connected(AbortSignal.timeout(30_000))
   const run = async function* (): AsyncGenerator<Record<string, unknown>> {

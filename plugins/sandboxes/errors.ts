@@ -57,7 +57,8 @@ export const sandboxErrors = errorTable('sandboxes', {
   },
   runBudgetSpent: {
     status: 403,
-    message: 'The run has spent its budget (limits.maxCostCents of its profile), so no further model call is let through.',
+    message:
+      'The run has spent its budget (limits.maxCostCents of its profile), so no further model call is let through.',
   },
   tooManyModelCalls: {
     status: 429,

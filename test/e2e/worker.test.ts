@@ -111,7 +111,7 @@ function workersAsSidecar(t: TestContext, runner: Runner): SidecarLink {
   return {
     health: async () => ({ ok: true, runtime: 'general', runtimes: ['general'], instance: 'x', inflight: 0 }),
     async *run(envelope, signal) {
-      yield* (await channelOf(envelope.sessionId)).run(envelope, signal, runner.url)
+      yield* runOf(await channelOf(envelope.sessionId), runner.url).run(envelope, signal)
     },
     exportState: async (_runtime, sessionId) => (await channels.get(sessionId))?.exportState(),
     async hydrate(_runtime, sessionId, bundle) {

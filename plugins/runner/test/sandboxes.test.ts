@@ -3,7 +3,8 @@ import { test } from 'node:test'
 import { AppError } from '#kernel'
 import { createEventEncoder } from '#contracts/run-event'
 import type { RunnerSession, WorkerLease } from '#contracts/runner'
-import type { SandboxWorkers } from '#contracts/workers'
+import type { UsageEvent } from '#contracts/run-event'
+import type { MeasuredCalls, SandboxOrder, SandboxWorkers } from '#contracts/workers'
 import { testProfile } from '#testing'
 import { Relay } from '../relay.ts'
 import { answer, codeOf, execute, run, runnerOf, types, until } from './fixtures.ts'
@@ -15,13 +16,25 @@ const toolsOnly = testProfile('p', { tools: ['calculate'], sandbox: { provider: 
 function sandboxes() {
   const calls: string[] = []
   const over = { count: 0 }
-  const pace: { prepare?: Promise<unknown>; failure?: Error; nothing?: true; says?: readonly string[] } = {}
+  const pace: {
+    prepare?: Promise<unknown>
+    failure?: Error
+    nothing?: true
+    says?: readonly string[]
+    /** Measures the model calls. */
+    calls?: MeasuredCalls
+    /** The worker fails so, behind what it says. */
+    refuses?: Error
+    orders: SandboxOrder[]
+  } = { orders: [] }
   const envelopes: { firstSeq: number; timeoutMs: number }[] = []
   const lease: WorkerLease = { sessionId: run().sessionId, state: 'paused' }
   const workers: SandboxWorkers = {
     substrates: ['box', 'vm'],
     defaultSubstrate: 'box',
-    async prepare(session, { resume }) {
+    async prepare(session, order) {
+      const { resume } = order
+      pace.orders.push(order)
       calls.push(`prepare ${session.id}${resume ? ', resuming' : ''}`)
       await pace.prepare
       if (pace.failure) throw pace.failure
@@ -29,6 +42,7 @@ function sandboxes() {
       return {
         event: { type: 'progress', stage: 'sandbox', provider: 'box', start: 'launched', startMs: 7, idleSeconds: 3 },
         over: () => void over.count++,
+        ...(pace.calls ? { calls: pace.calls } : {}),
       }
     },
     link: (session: RunnerSession) => ({
@@ -41,6 +55,7 @@ function sandboxes() {
         envelopes.push(envelope)
         const events = createEventEncoder(envelope.runId, envelope.sessionId, envelope.firstSeq)
         for (const line of pace.says ?? []) yield Buffer.from(`${line}\n`)
+        if (pace.refuses) throw pace.refuses
         yield Buffer.from(events.line({ type: 'result', text: 'done', finishReason: 'stop' }))
       },
       exportState: async () => ({ bytes: Buffer.from('state'), contentType: 'application/json' }),
@@ -59,6 +74,99 @@ function sandboxes() {
   return { workers, calls, over, pace, envelopes }
 }
 const id = run().sessionId
+
+const usageOf = (inputTokens: number): UsageEvent => ({
+  type: 'usage',
+  inputTokens,
+  outputTokens: 1,
+  model: 'openai/m',
+})
+/** Calls of which so many were under way when the run ended. */
+const endingWith = (...left: readonly UsageEvent[]): MeasuredCalls => {
+  const rest = [left]
+  return { end: () => rest.pop() ?? [] }
+}
+const tokens = (lines: readonly Record<string, unknown>[]): unknown[] =>
+  lines.filter(({ type }) => type === 'usage').map(({ inputTokens, costCents }) => [inputTokens, costCents])
+
+test('what was measured of the model calls of a worker is the usage of its run, and its own word is left out', async (t) => {
+  const { workers, pace } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const lie = JSON.stringify({ type: 'usage', inputTokens: 1, outputTokens: 0, model: 'builtin/free', costCents: 0 })
+  const delta = '{"type":"assistant","text":"a","delta":true}'
+  pace.says = [lie, delta, lie]
+  pace.calls = endingWith(usageOf(500), usageOf(600))
+  const budget = { cents: 5, price: { inputCentsPerMillion: 1, outputCentsPerMillion: 2 } }
+  const lines = await execute(f, { create: { profile }, budget })
+  assert.deepEqual(types(lines), ['progress', 'progress', 'assistant', 'usage', 'usage', 'result'])
+  assert.deepEqual(
+    lines.map(({ seq }) => seq),
+    [1, 2, 3, 4, 5, 6],
+  )
+  assert.deepEqual(tokens(lines), [
+    [500, undefined],
+    [600, undefined],
+  ])
+  assert.deepEqual(pace.orders[0]!.budget, budget)
+  // A worker whose model calls do not come by here is the only one who knows.
+  delete pace.calls
+  assert.deepEqual(tokens(await execute(f, { runId: 'r2' })), [
+    [1, 0],
+    [1, 0],
+  ])
+})
+
+test('a run that is ended from outside ends with what its calls under way had used', async (t) => {
+  const { workers, pace } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  const link = workers.link
+  workers.link = (session) => ({
+    ...link(session),
+    async *run(_envelope, signal) {
+      pace.orders[0]!.onUsage(usageOf(1))
+      yield Buffer.from('{"type":"assistant","text":"a","delta":true}\n')
+      f.runner.runs.cancel('acme', 'r1')
+      await new Promise((resolve) => signal.addEventListener('abort', resolve, { once: true }))
+    },
+  })
+  pace.calls = endingWith(usageOf(2))
+  const lines = await execute(f, { create: { profile } })
+  assert.deepEqual(types(lines), ['progress', 'progress', 'usage', 'assistant', 'usage', 'error'])
+  assert.equal(codeOf(lines), 'cancelled')
+})
+
+test('a worker that has called a model cannot have its run begun anew as if it had not', async (t) => {
+  const { workers, pace } = sandboxes()
+  const f = await runnerOf(t, answer, {}, workers)
+  await execute(f, { create: { profile } })
+  pace.refuses = new AppError('session_state_missing', 409)
+  pace.calls = endingWith(usageOf(3))
+  const lines = await execute(f, { runId: 'r2' })
+  assert.deepEqual([tokens(lines), codeOf(lines)], [[[3, undefined]], 'session_state_missing'])
+})
+
+test('a worker that names another of its lines names it behind a line of usage that was left out', () => {
+  const relay = new Relay('r1', id, 1, true)
+  relay.measuredBy({ end: () => [] })
+  const said = [
+    { type: 'assistant', text: 'before', delta: true },
+    { type: 'usage', inputTokens: 1, outputTokens: 1, model: 'm' },
+    { type: 'assistant', text: 'cut', delta: true },
+    { type: 'progress', stage: 'retrying', supersedes: 3 },
+  ]
+  const passed = said
+    .map((event) => relay.pass(Buffer.from(`${JSON.stringify(event)}\n`)).toString())
+    .filter((line) => line !== '')
+    .map((line) => JSON.parse(line) as Record<string, unknown>)
+  assert.deepEqual(
+    passed.map(({ seq, type, supersedes }) => [seq, type, supersedes]),
+    [
+      [1, 'assistant', undefined],
+      [2, 'assistant', undefined],
+      [3, 'progress', 2],
+    ],
+  )
+})
 
 test('a run of a sandbox profile goes to its sandbox, and its readers hear of the sandbox first', async (t) => {
   const { workers, calls, over, envelopes } = sandboxes()

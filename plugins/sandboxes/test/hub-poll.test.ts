@@ -142,7 +142,8 @@ test('a worker of a warm pool becomes that of a session, and its former name is 
   assert.equal(polling.token, channel.token)
   const chunks: Buffer[] = []
   const envelope = testEnvelope({ sessionId })
-  for await (const chunk of channel.run(envelope, new AbortController().signal, wayOf(urls['workers']))) chunks.push(chunk)
+  for await (const chunk of channel.run(envelope, new AbortController().signal, wayOf(urls['workers'])))
+    chunks.push(chunk)
   assert.match(Buffer.concat(chunks).toString(), /"type":"result"/)
   assert.deepEqual(
     polling.commands.map(({ id, kind }) => [id, kind]),

@@ -19,7 +19,9 @@ test('a run goes to the worker that polls, and its events come back as they are 
   await channel.connected(connected())
   assert.ok(channel.lastPollAt! > Date.now() - 10_000)
   const envelope = testEnvelope({ sessionId: channel.sessionId, prompt: 'hi', firstSeq: 3 })
-  const link = { run: (sent: typeof envelope, signal: AbortSignal) => channel.run(sent, signal, wayOf(urls['workers'])) }
+  const link = {
+    run: (sent: typeof envelope, signal: AbortSignal) => channel.run(sent, signal, wayOf(urls['workers'])),
+  }
   for (const runId of ['run-1', 'run-2']) {
     const events = await collectRun(link, { ...envelope, runId })
     assert.deepEqual(
@@ -61,7 +63,8 @@ test('an aborted run is cancelled in its worker, and the next one starts', async
   await until(() => cancelled, 'the worker is told')
   assert.equal(polling.commands.at(-1)!.kind, 'cancel')
   const link = {
-    run: (sent: Parameters<typeof channel.run>[0], signal: AbortSignal) => channel.run(sent, signal, wayOf(urls['workers'])),
+    run: (sent: Parameters<typeof channel.run>[0], signal: AbortSignal) =>
+      channel.run(sent, signal, wayOf(urls['workers'])),
   }
   assert.equal((await collectRun(link, testEnvelope({ sessionId, prompt: 'go' }))).at(-1)!.type, 'result')
 })

@@ -1,13 +1,29 @@
 import assert from 'node:assert/strict'
-import { createServer } from 'node:http'
+import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
+import type { UsageEvent } from '#contracts/run-event'
 import { workerPaths } from '#contracts/wire/worker'
-import { begin, startHub } from './hub.ts'
+import { callsAtOnce, type ModelCallsOptions } from '../egress/calls.ts'
+import { begin, callsOf, startHub, until } from './hub.ts'
 
 // What a program in a sandbox can do with the token of its worker, which it can read; docs/security.md lists it.
 
-async function thief(t: TestContext, model = 'openai/cheap') {
+interface Asked {
+  readonly headers: IncomingHttpHeaders
+  readonly body: string
+  readonly response: ServerResponse
+}
+
+/** A run whose worker's token is known to somebody else. `respond` is the model server, which answers `pong` unless given. */
+async function thief(
+  t: TestContext,
+  {
+    model = 'openai/cheap',
+    respond,
+    ...options
+  }: Partial<ModelCallsOptions> & { respond?: (asked: Asked) => void } = {},
+) {
   const bodies: string[] = []
   const server = createServer(async (request, response) => {
     const parts: Buffer[] = []
@@ -16,8 +32,10 @@ async function thief(t: TestContext, model = 'openai/cheap') {
     } catch {
       return
     }
-    bodies.push(`${request.headers['content-type']} ${Buffer.concat(parts).toString()}`)
-    response.end('"pong"')
+    const body = Buffer.concat(parts).toString()
+    bodies.push(`${request.headers['content-type']} ${body}`)
+    if (respond) respond({ headers: request.headers, body, response })
+    else response.end('"pong"')
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   t.after(() => void (server.closeAllConnections(), server.close()))
@@ -26,29 +44,31 @@ async function thief(t: TestContext, model = 'openai/cheap') {
     models: { openai: { apiKey: 'k', baseUrl: url }, anthropic: { apiKey: 'k', baseUrl: url } },
   })
   const { channel } = await hub.open()
+  const used: UsageEvent[] = []
+  const calls = callsOf({ model, onUsage: (usage) => void used.push(usage), ...options })
   const run = new AbortController()
-  const reading = begin(channel, { profile: { model } }, run.signal).next()
+  const reading = begin(channel, { profile: { model } }, run.signal, calls).next()
   reading.catch(() => {})
   const paths = workerPaths(channel.sessionId)
-  /** Whole, or in parts that are sent one after the other. */
+  const send = (
+    path: string,
+    body: string | readonly string[],
+    { provider = 'openai', headers = {}, signal }: { provider?: string; headers?: object; signal?: AbortSignal } = {},
+  ): Promise<Response> => {
+    // Whole, or in parts that are sent one after the other.
+    const sent = typeof body === 'string' ? body : ReadableStream.from(body.map((part) => Buffer.from(part)))
+    const init = { method: 'POST', body: sent, duplex: 'half', ...(signal ? { signal } : {}) } as RequestInit
+    const all = { authorization: `Bearer ${channel.token}`, ...headers }
+    return fetch(`${hub.urls['workers']}${paths.models(provider)}/${path}`, { ...init, headers: all })
+  }
+  /** Resolves to 200, or to the code of the error. */
   const post = async (body: string | readonly string[], provider = 'openai', headers = {}): Promise<unknown> => {
-    const parts = typeof body === 'string' ? body : ReadableStream.from(body.map((part) => Buffer.from(part)))
-    const init = { method: 'POST', body: parts, duplex: 'half' } as RequestInit
-    const authorization = `Bearer ${channel.token}`
-    const reply = await fetch(
-      `${hub.urls['workers']}${paths.models(provider)}/chat/completions`.replace(
-        'anthropic/chat/completions',
-        'anthropic/messages',
-      ),
-      {
-        ...init,
-        headers: { authorization, ...headers },
-      },
-    )
+    const path = provider === 'anthropic' ? 'messages' : 'chat/completions'
+    const reply = await send(path, body, { provider, headers })
     const text = await reply.text()
     return reply.status === 200 ? 200 : (JSON.parse(text) as { error: string }).error
   }
-  return { post, bodies, run, reading }
+  return { post, send, bodies, run, reading, calls, used }
 }
 
 test('a stolen token calls the model of the run under way, and no other one, however the call is written', async (t) => {
@@ -95,4 +115,105 @@ test('a stolen token calls the model of the run under way, and no other one, how
   run.abort(new Error('the run is over'))
   await reading.catch(() => {})
   assert.equal(await post('{"model":"cheap"}'), 'no_run_under_way')
+})
+
+const price = { inputCentsPerMillion: 100, outputCentsPerMillion: 100 }
+const cheap = '{"model":"cheap"}'
+/** Answers with a usage of so many tokens: a cent is 10,000 of them. */
+const tells =
+  (tokens: number) =>
+  ({ response }: Asked): void =>
+    void response
+      .writeHead(200, { 'content-type': 'application/json' })
+      .end(JSON.stringify({ usage: { prompt_tokens: tokens, completion_tokens: 0 } }))
+
+test('a stolen token spends what is left of the budget, and what it used is known whatever anybody says', async (t) => {
+  const { post, used, bodies } = await thief(t, { budget: { cents: 2, price }, respond: tells(10_000) })
+  assert.deepEqual([await post(cheap), await post(cheap)], [200, 200])
+  for (let more = 0; more < 3; more++) assert.equal(await post(cheap), 'run_budget_spent')
+  assert.equal(bodies.length, 2, 'nothing that was refused has reached a model')
+  const usage = { type: 'usage', inputTokens: 10_000, outputTokens: 0, model: 'openai/cheap' }
+  assert.deepEqual(used, [usage, usage])
+})
+
+test('however many calls a stolen token makes at once, so many reach a model and no more', async (t) => {
+  const asked: Asked[] = []
+  const { post, used } = await thief(t, { budget: { cents: 1, price }, respond: (one) => void asked.push(one) })
+  const outcomes = Array.from({ length: 20 }, () => post(cheap))
+  await until(() => asked.length === callsAtOnce, 'they reach the model')
+  assert.equal(await post(cheap), 'too_many_model_calls')
+  asked.forEach(tells(50_000))
+  const all = await Promise.all(outcomes)
+  assert.equal(all.filter((one) => one === 200).length, callsAtOnce)
+  // Those that come when the first are over find the budget spent.
+  for (const one of all)
+    assert.ok(['200', 'too_many_model_calls', 'run_budget_spent'].includes(String(one)), String(one))
+  assert.equal(await post(cheap), 'run_budget_spent')
+  assert.deepEqual([asked.length, used.length], [callsAtOnce, callsAtOnce])
+})
+
+test('a call of a stolen token ends with its run, and what it had used is known', async (t) => {
+  let left = 0
+  const { send, calls, used } = await thief(t, {
+    respond({ response }) {
+      response.once('close', () => left++)
+      response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: {"choices":[]}\n\n')
+    },
+    now: () => 0,
+  })
+  const reply = await send('chat/completions', cheap)
+  const reader = reply.body!.getReader()
+  await reader.read()
+  assert.deepEqual(calls.end(), [
+    { type: 'usage', model: 'openai/cheap', inputTokens: 5, outputTokens: 1, estimated: true },
+  ])
+  await assert.rejects(reader.read())
+  await until(() => left === 1, 'the model server is left')
+  const late = await send('chat/completions', cheap)
+  assert.deepEqual([late.status, ((await late.json()) as { error: string }).error], [409, 'no_run_under_way'])
+  assert.deepEqual(used, [])
+})
+
+test('a stolen token leaves no call behind: those that it gives up are counted, none works on in the background', async (t) => {
+  const asked: Asked[] = []
+  const { send, post, used, bodies } = await thief(t, { respond: (one) => void asked.push(one), now: () => 0 })
+  const caller = new AbortController()
+  const given = send('chat/completions', cheap, { signal: caller.signal })
+  await until(() => asked.length === 1, 'it reaches the model')
+  caller.abort()
+  await assert.rejects(given)
+  await until(() => used.length === 1, 'it is counted')
+  assert.deepEqual([used[0]!.inputTokens, used[0]!.estimated], [5, true])
+  for (const value of ['true', '"true"', '1', '[false]', '{"a":false}', ' \n true']) {
+    for (const key of ['background', 'Background'])
+      assert.equal(await post(`{"${key}":${value},"model":"cheap"}`), 'model_call_in_background', value)
+  }
+  assert.equal(bodies.length, 1)
+  for (const value of ['false', 'null']) {
+    const reply = post(`{"model":"cheap","background":${value},"metadata":{"background":true}}`)
+    await until(() => asked.length > 1, 'it is let through')
+    tells(1)(asked.pop()!)
+    assert.equal(await reply, 200, value)
+  }
+})
+
+test('a stolen token cannot have its answers compressed, where their usage could not be read', async (t) => {
+  const seen: unknown[] = []
+  const { post, used } = await thief(t, {
+    respond(asked) {
+      seen.push(asked.headers['accept-encoding'])
+      tells(7)(asked)
+    },
+  })
+  assert.equal(await post(cheap, 'openai', { 'accept-encoding': 'gzip, br' }), 200)
+  assert.deepEqual([seen, used[0]!.inputTokens], [['identity'], 7])
+})
+
+test('to count tokens, and to be refused by the model server, uses nothing', async (t) => {
+  const counting = await thief(t, { model: 'anthropic/cheap', respond: tells(9) })
+  for (const path of ['messages/count_tokens', 'v1/messages/count_tokens'])
+    assert.equal((await counting.send(path, cheap, { provider: 'anthropic' })).status, 200)
+  const refused = await thief(t, { respond: ({ response }) => void response.writeHead(429).end('{"usage":{}}') })
+  assert.equal((await refused.send('chat/completions', cheap)).status, 429)
+  assert.deepEqual([counting.used, refused.used], [[], []])
 })
