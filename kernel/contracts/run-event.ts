@@ -68,8 +68,11 @@ export const UsageEvent = open({
   cachedTokens: Type.Optional(Type.Integer()),
   model: Type.String(),
   costCents: Type.Optional(Type.Number()),
-  /** The model server did not say it: taken from the bytes of a call, and from how long it took. */
-  estimated: Type.Optional(Type.Boolean()),
+  estimated: Type.Optional(
+    Type.Boolean({
+      description: 'The model server did not say it: taken from the bytes of a call and the time it took.',
+    }),
+  ),
 })
 /** The final answer. Ends the run as `ok`. */
 export const ResultEvent = open({

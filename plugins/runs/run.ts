@@ -6,7 +6,7 @@ import { type OnCrash, restoredFromLog, substrateOf } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, FinishRun } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
-import { type ExecuteRun, leaving, type RunBudget, type RunnerLink } from '#contracts/runner'
+import { type ExecuteRun, leaving, type RunnerLink } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
 import { Delegations, type DelegationsDeps } from './delegations.ts'
 import {
@@ -25,7 +25,7 @@ import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
 import { RunnerEvents, RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
-import { RunUsage } from './usage.ts'
+import { budgetOf, RunUsage } from './usage.ts'
 
 /**
  * Where a run is. `dispatching`: no runner has taken the attempt. `streaming`: one has. `waiting`: the attempt was lost, the
@@ -261,16 +261,9 @@ export class Run {
       ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
       ...(task.attachments || task.responseFormat ? promptFieldsOf(task) : {}),
       ...(substrateOf(session.profile) === undefined ? {} : this.#deps.limits.ofRunner(this.claim.tenantId)),
-      ...this.#budget(),
+      ...budgetOf(session.profile, this.#usage, this.#deps.prices),
       ...(placed && !remembers ? { create: { profile: session.profile } } : {}),
     }
-  }
-  /** For the runner, through which the worker in a sandbox calls its model. */
-  #budget(): { readonly budget?: RunBudget } {
-    const { model, workerMode } = this.#order.session.profile
-    const cents = this.#usage.left
-    const price = workerMode === 'sandbox' && cents !== undefined ? this.#deps.prices?.priceOf(model) : undefined
-    return cents === undefined || !price ? {} : { budget: { cents, price } }
   }
   /** Another process had the run: its runner may still execute it. */
   async #readOn(handedOver: boolean): Promise<Ending> {

@@ -1,6 +1,8 @@
 import { microcentsPerCent, type Prices } from '#contracts/prices'
 import { type EventType, parseLine, type Usage } from '#contracts/run-event'
+import type { Profile } from '#contracts/profiles'
 import type { SandboxUse } from '#contracts/run-store'
+import type { RunBudget } from '#contracts/runner'
 
 /** The most tokens that a single call may report; no real call comes near it. */
 const mostTokens = 1e12
@@ -119,4 +121,14 @@ export class RunUsage {
     if (stage === 'sandbox' && this.#sandboxIsKnown)
       this.#sandbox = { idleSeconds: whole(idleSeconds, mostIdleSeconds) }
   }
+}
+
+/** What a run may still cost, for the runner through which a worker in a sandbox calls its model. Unknown without a price. */
+export function budgetOf(
+  { model, workerMode }: Profile,
+  { left }: RunUsage,
+  prices: Prices | undefined,
+): { readonly budget?: RunBudget } {
+  const price = workerMode === 'sandbox' && left !== undefined ? prices?.priceOf(model) : undefined
+  return left === undefined || !price ? {} : { budget: { cents: left, price } }
 }
