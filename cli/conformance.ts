@@ -2,6 +2,8 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import type { Command } from 'commander'
+import { environment } from '../kernel/config.ts'
+import { getSigned, runnerKeyVariable, runnerSigner } from './inner-doors.ts'
 import { CliError } from './terminal.ts'
 
 const suite = fileURLToPath(new URL('./conformance/sidecar.ts', import.meta.url))
@@ -32,7 +34,9 @@ export function addConformance(program: Command): void {
     .command('conformance')
     .description('test somebody else’s part against the contract that the bundled ones pass')
     .command('sidecar')
-    .description('test a running sidecar, in whatever language it is written')
+    .description(
+      `test a running sidecar, in whatever language it is written; requests are signed when ${runnerKeyVariable} is set`,
+    )
     .requiredOption('--url <url>', 'where it answers, e.g. http://127.0.0.1:7070')
     .option('--runtime <name>', 'the runtime to test; what /health says unless given')
     .option('--model <provider/model>', 'the model that the profile names')
@@ -57,11 +61,18 @@ export function addConformance(program: Command): void {
 }
 
 async function runtimeAt(url: string): Promise<string> {
-  const health = await fetch(`${url.replace(/\/+$/, '')}/health`, { signal: AbortSignal.timeout(healthMs) })
-    .then(async (response) => (await response.json()) as { ok?: unknown; runtime?: unknown })
+  const sign = runnerSigner(environment()[runnerKeyVariable])
+  const health = await getSigned(`${url.replace(/\/+$/, '')}/health`, sign, AbortSignal.timeout(healthMs))
+    .then(async (response) => {
+      const body = (await response.json()) as { ok?: unknown; runtime?: unknown }
+      return { ...body, refused: response.status === 401 }
+    })
     .catch((cause: unknown) => {
       throw new CliError(`no sidecar answers at ${url}/health: ${(cause as Error).message}`)
     })
+  if (health.refused) {
+    throw new CliError(`the sidecar at ${url} wants proof of who calls: set ${runnerKeyVariable} to its key`, 2)
+  }
   if (health.ok !== true || typeof health.runtime !== 'string') {
     throw new CliError(`GET ${url}/health must answer {"ok": true, "runtime": "…"}`)
   }

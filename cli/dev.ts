@@ -3,6 +3,7 @@ import { type Command, InvalidArgumentError } from 'commander'
 import { BootError, type Entry } from '#kernel'
 import { environment, type Environment, loadPlugin, loadRole, root } from '../kernel/config.ts'
 import { type DevAgent, devData, type DevSecrets, type ReadyLine } from './dev-data.ts'
+import { getSigned, runnerKeyVariable, runnerSigner } from './inner-doors.ts'
 import { issueRecorded, lender, type Platform } from './platform.ts'
 import { serve } from './start.ts'
 import { CliError, terminalOf } from './terminal.ts'
@@ -56,7 +57,7 @@ export function addDev(program: Command): void {
           bootMs: Math.round(performance.now()),
         }
         await data.saveReady(line)
-        const sandboxes = await sandboxesOf(line.runnerUrl)
+        const sandboxes = await sandboxesOf(line.runnerUrl, given)
         terminal.print(line, () => welcome(line, { env: given, folder: options.data, sandboxes }))
       } catch (error) {
         if (!served.stopping) {
@@ -114,8 +115,9 @@ function portNumber(text: string): number {
   return port
 }
 
-async function sandboxesOf(runnerUrl: string): Promise<string> {
-  const { substrates } = (await (await fetch(`${runnerUrl}/runner/info`)).json()) as { substrates: string[] }
+async function sandboxesOf(runnerUrl: string, env: Environment): Promise<string> {
+  const reply = await getSigned(`${runnerUrl}/runner/info`, runnerSigner(env[runnerKeyVariable]))
+  const { substrates } = (await reply.json()) as { substrates: string[] }
   return sandboxesSaid(substrates)
 }
 

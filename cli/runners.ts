@@ -1,5 +1,5 @@
 import { type Command, Option } from 'commander'
-import { createSigner } from '../plugins/auth/signing/signer.ts'
+import { signerWith } from './inner-doors.ts'
 import { CliError, columns, terminalOf } from './terminal.ts'
 
 interface Options {
@@ -64,7 +64,10 @@ async function ask<T>({ conductor, key }: Options, what: string, body: object | 
   const parts = { tenant: 'default', method: 'POST', target: url.pathname, body: Buffer.from(text) }
   const reply = await fetch(url, {
     method: 'POST',
-    headers: { ...signerOf(key).sign(parts), ...(body ? { 'content-type': 'application/json' } : {}) },
+    headers: {
+      ...signerWith('chat-gateway', key, keyVariable)(parts),
+      ...(body ? { 'content-type': 'application/json' } : {}),
+    },
     ...(body ? { body: text } : {}),
   }).catch((error: Error) => {
     const code = (error.cause as NodeJS.ErrnoException | undefined)?.code
@@ -77,18 +80,3 @@ async function ask<T>({ conductor, key }: Options, what: string, body: object | 
     `the conductor answers ${reply.status} ${answer.message ?? answer.error ?? reply.statusText}${hint}`,
   )
 }
-
-/** A signer that cannot verify: only verification needs nonces. */
-const signerOf = (key: string) =>
-  createSigner({
-    family: 'chat-gateway',
-    current: Buffer.from(key, 'base64'),
-    kv: {
-      backend: 'memory',
-      claim: () => Promise.reject(new Error('this signer verifies nothing')),
-      hit: () => Promise.reject(new Error('this signer counts nothing')),
-      publish() {},
-      subscribe: () => () => {},
-    },
-    onRefused() {},
-  })

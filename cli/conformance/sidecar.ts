@@ -1,11 +1,14 @@
 // Run by `agent-orc conformance sidecar`: the suite of every bundled runtime, at the URL of a running sidecar.
 import { after } from 'node:test'
 import { startToolServer, testRuntime } from '#testing'
+import { environment } from '../../kernel/config.ts'
 import type { SidecarCheck } from '../conformance.ts'
+import { runnerKeyVariable, runnerSigner } from '../inner-doors.ts'
 
 const check = JSON.parse(process.argv[2]!) as SidecarCheck
 const filled = (template: string) => (word: string) => template.replaceAll('{word}', word)
 
+const sign = runnerSigner(environment()[runnerKeyVariable])
 const stops: (() => Promise<void>)[] = []
 const tools = check.tool
   ? await startToolServer(
@@ -23,6 +26,7 @@ after(async () => {
 
 testRuntime(check.runtime, () => check.url.replace(/\/+$/, ''), {
   say: filled(check.say),
+  ...(sign ? { sign } : {}),
   ...(check.hang === undefined ? {} : { hang: check.hang }),
   ...(check.tool === undefined ? {} : { tool: check.tool, replays: check.replays }),
   ...(check.state ? { memory: { tell: filled(check.tell), ask: check.ask } } : {}),

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
 import { stat } from 'node:fs/promises'
 import { join } from 'node:path'
 import { test } from 'node:test'
@@ -17,7 +18,8 @@ interface Ready {
 test('dev from nothing: one ready line, agents that answer and call tools, and the same keys at the next start', async (t) => {
   const data = join(await emptyFolder(t), 'data')
   const args = ['dev', '--json', '--port', '0', '--data', data]
-  const first = start(t, args)
+  // With the inner doors closed: the command itself asks the runner for its sandboxes.
+  const first = start(t, args, { RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') })
   const ready = JSON.parse(await first.line()) as Ready
   const fields = ['ready', 'conductorUrl', 'gatewayUrl', 'runnerUrl', 'sidecarUrl', 'internalUrl']
   assert.deepEqual(Object.keys(ready), [...fields, 'tenant', 'apiKey', 'agents', 'bootMs'])

@@ -7,7 +7,7 @@ import type { RunEvent } from '#contracts/run-event'
 import type { Runtime } from '#contracts/runtime'
 import type { SidecarLink } from '#contracts/sidecar'
 import { collectRun, type EnvelopeFields, terminalOf, testEnvelope, textOf } from './runs.ts'
-import { bareSidecar, sidecarAt, stamping } from './sidecar-link.ts'
+import { bareSidecar, sidecarAt, type SignRequest, stamping } from './sidecar-link.ts'
 
 /** Prompts that make the runtime under test do what the suite tests. What a script leaves out is not tested. */
 export interface RuntimeScript {
@@ -21,6 +21,8 @@ export interface RuntimeScript {
   readonly replays?: boolean
   /** A prompt to remember `word` by, and one whose answer then contains it. Tests state and separation of sessions. */
   readonly memory?: { tell(word: string): string; readonly ask: string }
+  /** Headers that prove who calls, for a base URL where that is demanded. */
+  readonly sign?: SignRequest
   /** Laid over every envelope, e.g. the profile's model or the address of a tool server. */
   readonly envelope?: EnvelopeFields
 }
@@ -71,8 +73,11 @@ class RuntimeSuite {
   }
   async open(t: TestContext): Promise<SidecarLink> {
     const subject = await this.make(t)
-    if (typeof subject === 'string') return stamping(sidecarAt(subject))
+    if (typeof subject === 'string') return stamping(this.at(subject))
     return 'contract' in subject ? bareSidecar(subject) : subject
+  }
+  at(baseUrl: string): SidecarLink {
+    return sidecarAt(baseUrl, this.script.sign)
   }
   envelope(prompt: string, fields: EnvelopeFields = {}): RunEnvelope {
     const { envelope } = this.script
@@ -246,16 +251,18 @@ function testWire(suite: RuntimeSuite): void {
     async (t) => {
       const subject = await suite.make(t)
       if (typeof subject !== 'string') return t.skip('not tested at a base URL')
-      const health = await sidecarAt(subject).health()
+      const health = await suite.at(subject).health()
       assert.equal(health.ok, true)
       assert.equal(typeof health.runtime, 'string')
       for (const body of ['{}', '{"torn', JSON.stringify({ ...suite.envelope('x'), prompt: 7 })]) {
-        const headers = { 'content-type': 'application/json' }
-        const response = await fetch(`${subject}/run`, { method: 'POST', headers, body })
+        const url = new URL(`${subject}/run`)
+        const request = { tenant: '', method: 'POST', target: url.pathname, body: Buffer.from(body) }
+        const headers = { 'content-type': 'application/json', ...suite.script.sign?.(request) }
+        const response = await fetch(url, { method: 'POST', headers, body })
         assert.equal(response.status, 400, body)
         await response.arrayBuffer()
       }
-      assert.match(await ask(stamping(sidecarAt(subject)), suite.envelope(suite.script.say('still'))), /still/)
+      assert.match(await ask(stamping(suite.at(subject)), suite.envelope(suite.script.say('still'))), /still/)
     },
   )
 }

@@ -3,16 +3,32 @@ import { AppError, createLineQueue, isAppError, linesOf, wholeLines } from '#ker
 import { createEventEncoder, type EventEncoder, parseLine, readUnstamped } from '#contracts/run-event'
 import type { Runtime, StateBundle } from '#contracts/runtime'
 import type { SidecarHealth, SidecarLink } from '#contracts/sidecar'
+import type { SignedParts } from '#contracts/signing'
 import { runtimeSessionIdHeader } from '#contracts/wire/sidecar'
 
-/** A sidecar at a base URL, in whatever language it is written. */
-export function sidecarAt(baseUrl: string): SidecarLink {
+interface Init {
+  readonly method?: string
+  readonly headers?: Readonly<Record<string, string>>
+  readonly body?: string | Buffer
+  readonly signal?: AbortSignal
+}
+
+/** The headers that prove to a sidecar who calls. */
+export type SignRequest = (request: SignedParts) => Readonly<Record<string, string>>
+
+/** A sidecar at a base URL, in whatever language it is written. `sign`: for one that demands proof. */
+export function sidecarAt(baseUrl: string, sign?: SignRequest): SidecarLink {
   const base = baseUrl.replace(/\/+$/, '')
   // One agent per exchange, destroyed with it: a connection left open would hold up the server's stop.
-  const exchange = async function* <T>(path: string, init: RequestInit, read: (r: Response) => AsyncIterable<T>) {
+  const exchange = async function* <T>(path: string, init: Init, read: (r: Response) => AsyncIterable<T>) {
     const agent = new Agent()
     try {
-      const response = (await fetch(base + path, { ...init, dispatcher: agent } as never)) as unknown as Response
+      const headers = { ...init.headers, ...signed(new URL(base + path), init) }
+      const response = (await fetch(base + path, {
+        ...init,
+        headers,
+        dispatcher: agent,
+      } as never)) as unknown as Response
       if (!response.ok) {
         const body = (await response.json().catch(() => ({}))) as { error?: string; message?: string }
         throw new AppError(body.error ?? 'http_error', response.status, body.message ? { message: body.message } : {})
@@ -22,7 +38,9 @@ export function sidecarAt(baseUrl: string): SidecarLink {
       await agent.destroy()
     }
   }
-  const call = async <T>(path: string, init: RequestInit, read: (r: Response) => Promise<T>): Promise<T> => {
+  const signed = ({ pathname, search }: URL, { method = 'GET', body = '' }: Init) =>
+    sign?.({ tenant: '', method, target: pathname + search, body: Buffer.from(body) })
+  const call = async <T>(path: string, init: Init, read: (r: Response) => Promise<T>): Promise<T> => {
     const answers = exchange(path, init, async function* (response) {
       yield await read(response)
     })

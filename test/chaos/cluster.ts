@@ -47,13 +47,14 @@ export async function startCluster(
   const port = lowestPort + (process.pid % 900) * portsPerCluster
   const ports = {
     of: (name: Name): number => port + names.indexOf(name),
-    internalOf: (name: Name): number => port + names.length + names.indexOf(name),
+    /** The internal listener of a conductor; the probes of a runner or sidecar, whose own listener wants proof. */
+    secondOf: (name: Name): number => port + names.length + names.indexOf(name),
   }
   const ways = await openWays(servers)
   // A deployment with two conductors has a balancer before them.
   const conductors = names.filter((name) => name.startsWith('conductor'))
-  const balancer = await startBalancer(conductors.map(ports.internalOf), (port) =>
-    conductors.some((name) => ports.internalOf(name) === port && isReady(name)),
+  const balancer = await startBalancer(conductors.map(ports.secondOf), (port) =>
+    conductors.some((name) => ports.secondOf(name) === port && isReady(name)),
   )
   return new RoleProcesses(folder, ways, balancer, environments(ports, ways, model, balancer))
 }
@@ -82,7 +83,7 @@ async function openWays(servers: Servers): Promise<Ways> {
   return { proxies, instances }
 }
 
-type Ports = Readonly<Record<'of' | 'internalOf', (name: Name) => number>>
+type Ports = Readonly<Record<'of' | 'secondOf', (name: Name) => number>>
 type Environment = Readonly<Record<string, string>>
 
 /** The variables of each process. */
@@ -95,6 +96,8 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
     AGENT_ORC_BOOTSTRAP_KEY: `bootstrap-${randomBytes(16).toString('hex')}`,
     LOG_LEVEL: 'info',
   }
+  // As in production, nobody without this key is answered by a runner or a sidecar; gateways have none.
+  const inner = { RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64') }
   const urlOf = (name: Name): string => at(ports.of(name))
   const environment = (name: Name): Environment => {
     const [role, number] = name.split('-') as [string, string]
@@ -103,10 +106,11 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
       POSTGRES_DSN: proxies.get(`postgres ${name}`)?.url ?? '',
       REDIS_URL: proxies.get(`redis ${name}`)?.url ?? '',
     }
-    if (role === 'sidecar') return { ...own, OPENAI_API_KEY: 'stand-in', OPENAI_BASE_URL: model.url }
+    const probed = { ...own, ...inner, HEALTH_PORT: String(ports.secondOf(name)) }
+    if (role === 'sidecar') return { ...probed, OPENAI_API_KEY: 'stand-in', OPENAI_BASE_URL: model.url }
     if (role === 'runner') {
       return {
-        ...own,
+        ...probed,
         RUNNER_PORT: own.PORT,
         AGENT_ORC_WORKER_PORT: '0',
         RUNNER_BASE_URL: urlOf(name),
@@ -115,7 +119,7 @@ function environments(ports: Ports, { proxies }: Ways, model: ModelServer, balan
     }
     if (role === 'conductor') {
       const runners = [urlOf('runner-1'), urlOf('runner-2')].join(',')
-      return { ...own, ...stores, INTERNAL_PORT: String(ports.internalOf(name)), RUNNER_URLS: runners }
+      return { ...own, ...inner, ...stores, INTERNAL_PORT: String(ports.secondOf(name)), RUNNER_URLS: runners }
     }
     return { ...own, ...stores, CONDUCTOR_INTERNAL_URL: balancer.url }
   }
@@ -142,6 +146,10 @@ class RoleProcesses implements Cluster {
 
   url(name: Name): string {
     return at(this.#environments.get(name)!['PORT']!)
+  }
+  #probes(name: Name): string {
+    const { HEALTH_PORT } = this.#environments.get(name)!
+    return HEALTH_PORT === undefined ? this.url(name) : at(HEALTH_PORT)
   }
   ways(store: Store, on: Name | 'all'): readonly Proxy[] {
     return (on === 'all' ? stateful : [on]).map((name) => this.#ways.proxies.get(`${store} ${name}`)!)
@@ -174,7 +182,7 @@ class RoleProcesses implements Cluster {
   }
 
   async unready(): Promise<Name[]> {
-    const asked = await Promise.all(names.map(async (name) => ((await isReady(this.url(name))) ? [] : [name])))
+    const asked = await Promise.all(names.map(async (name) => ((await isReady(this.#probes(name))) ? [] : [name])))
     return asked.flat()
   }
 
