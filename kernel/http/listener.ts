@@ -1,7 +1,8 @@
+import type { Server as SecureServer } from 'node:tls'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
-import { readTls } from '../kit/tls.ts'
+import type { LiveTls } from '../kit/tls.ts'
 import { WebGuard } from '../kit/web-guard.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
@@ -27,6 +28,8 @@ export interface ListenerOptions {
   readonly errors: readonly ErrorTable[]
   /** A plugin has its callers show who they are. */
   readonly guarded: boolean
+  /** Its certificates, which it closes with itself. Without them it speaks plain HTTP. */
+  readonly tls?: LiveTls | undefined
 }
 
 export interface Listener {
@@ -44,16 +47,16 @@ export interface Listener {
 export async function createListener(
   name: string,
   config: ListenerConfig,
-  { log, logRequests, errors, guarded }: ListenerOptions,
+  { log, logRequests, errors, guarded, tls }: ListenerOptions,
 ): Promise<Listener> {
-  const { tls } = config
-  const app = fastifyOf(log, tls)
+  const requestCert = config.tls?.requestClientCert === true
+  const app = fastifyOf(log, tls, requestCert)
   const leave = new AbortController()
   const leaving = leave.signal
   app.addHook('preClose', async () => leave.abort())
   await app
     .register(errorAnswers)
-    .register(provenCallers, { certificates: tls?.requestClientCert === true, guarded })
+    .register(provenCallers, { certificates: requestCert, guarded })
     .register(jsonBodies)
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
@@ -65,13 +68,13 @@ export async function createListener(
   return { app, listen: () => listen(app, config), leave: () => leave.abort() }
 }
 
-function fastifyOf(log: FastifyBaseLogger, tls: ListenerConfig['tls']): App {
+function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert: boolean): App {
   // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
   const http = { maxHeaderSize, joinDuplicateHeaders: true }
-  const files = tls && readTls(tls)
+  const files = tls?.files
   // A client without a certificate is told so, by an answer: what it may have without one is answered, too.
-  const asked = { requestCert: tls?.requestClientCert === true, rejectUnauthorized: false }
-  return Fastify({
+  const asked = { requestCert, rejectUnauthorized: false }
+  const app = Fastify({
     loggerInstance: log,
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
     bodyLimit,
@@ -84,6 +87,15 @@ function fastifyOf(log: FastifyBaseLogger, tls: ListenerConfig['tls']): App {
     frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
+  if (tls) follow(app, tls)
+  return app
+}
+
+/** New connections get the certificates of now; those that stand keep theirs. */
+function follow(app: App, tls: LiveTls): void {
+  const server = app.server as unknown as SecureServer
+  tls.onChange((files) => server.setSecureContext(files))
+  app.addHook('onClose', async () => tls.close())
 }
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {

@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { ErrorTable } from '../contracts/errors.ts'
+import { followTls } from '../kit/tls.ts'
 import type { App } from './app.ts'
 import type { Listener } from './listener.ts'
 import type { ListenerConfig } from './listener-config.ts'
@@ -28,7 +29,8 @@ export class Listeners {
       // Loaded on demand: it is half of what the kernel loads, and a role that opens no port does not need it.
       const { createListener } = await import('./listener.ts')
       const named = { log: log.child({ listener: name }), guarded: guarded.has(name) }
-      const options = { ...named, logRequests, errors: this.#errors }
+      const tls = config.tls?.cert ? followTls(config.tls, named.log) : undefined
+      const options = { ...named, logRequests, errors: this.#errors, tls }
       this.#on.set(name, await createListener(name, config, options))
     }
     if (this.#on.size > 0) await this.#document()

@@ -14,7 +14,7 @@ import type {
 } from '#contracts/wire/route'
 import type { AppError, AppErrorOptions } from '../contracts/errors.ts'
 import type { ReplyHeaders } from './answer.ts'
-import type { TlsFiles } from './tls.ts'
+import type { LiveTls } from './tls.ts'
 
 /** The errors that a wire uses for its own failures. */
 export interface Faults {
@@ -57,8 +57,8 @@ export interface PeersOptions {
   readonly silentMs?: number
   /** Milliseconds for a whole answer, or for the head of a stream. */
   readonly timeoutMs: number
-  /** For peers whose addresses begin with https. */
-  readonly tls?: TlsFiles | undefined
+  /** For peers whose addresses begin with https. It is closed with them. */
+  readonly tls?: LiveTls | undefined
   /** False: HTTP for everything. */
   readonly links?: boolean
 }

@@ -38,28 +38,59 @@ const linkPauseMs = { first: 1_000, longest: 60_000 }
 const nothing = new Uint8Array()
 
 export function createPeers(options: PeersOptions): Peers {
-  const { connectMs, silentMs = 0, lookup } = options
-  // No bound on connections: one open stream holds one, and a bounded pool would queue a stream behind another.
-  const agent = new Agent({
-    connections: null,
-    pipelining: 1,
-    headersTimeout: 0,
-    bodyTimeout: silentMs,
-    keepAliveTimeout: 30_000,
-    connect: { timeout: connectMs, ...options.tls, ...(lookup ? { lookup } : {}) },
-  })
+  const connections = new Connections(options)
   const check = createCheck()
   const all = new Set<HttpPeer>()
   return {
     at(url) {
-      const peer = new HttpPeer(url, agent, check, options)
+      const peer = new HttpPeer(url, connections, check, options)
       all.add(peer)
       return peer
     },
     async close() {
       for (const peer of all) peer.close()
-      await agent.destroy()
+      await connections.close()
     },
+  }
+}
+
+/** The connections of all peers. When certificates change, those that stand end with what they carry, and new ones show the new. */
+class Connections {
+  readonly #options: PeersOptions
+  readonly #retired = new Set<Agent>()
+  #agent: Agent
+
+  constructor(options: PeersOptions) {
+    this.#options = options
+    this.#agent = this.#open()
+    options.tls?.onChange(() => {
+      const former = this.#agent
+      this.#agent = this.#open()
+      this.#retired.add(former)
+      const over = (): unknown => this.#retired.delete(former)
+      void former.close().then(over, over)
+    })
+  }
+
+  get agent(): Agent {
+    return this.#agent
+  }
+  async close(): Promise<void> {
+    this.#options.tls?.close()
+    await Promise.all([this.#agent, ...this.#retired].map((agent) => agent.destroy()))
+  }
+
+  #open(): Agent {
+    const { connectMs, silentMs = 0, lookup, tls } = this.#options
+    // No bound on connections: one open stream holds one, and a bounded pool would queue a stream behind another.
+    return new Agent({
+      connections: null,
+      pipelining: 1,
+      headersTimeout: 0,
+      bodyTimeout: silentMs,
+      keepAliveTimeout: 30_000,
+      connect: { timeout: connectMs, ...tls?.files, ...(lookup ? { lookup } : {}) },
+    })
   }
 }
 
@@ -82,7 +113,7 @@ function createCheck(): Check {
 class HttpPeer implements Peer {
   readonly #origin: string
   readonly #prefix: string
-  readonly #agent: Agent
+  readonly #connections: Connections
   readonly #check: Check
   readonly #options: PeersOptions
   /** The link for new exchanges. */
@@ -94,11 +125,11 @@ class HttpPeer implements Peer {
   #notBefore = 0
   #pauseMs = linkPauseMs.first
 
-  constructor(url: string, agent: Agent, check: Check, options: PeersOptions) {
+  constructor(url: string, connections: Connections, check: Check, options: PeersOptions) {
     const base = new URL(url)
     this.#origin = base.origin
     this.#prefix = base.pathname.replace(/\/+$/, '')
-    this.#agent = agent
+    this.#connections = connections
     this.#check = check
     this.#options = options
   }
@@ -168,7 +199,7 @@ class HttpPeer implements Peer {
     const request = { tenant: ask.tenant ?? '', method: route.method, target, body: body ?? nothing }
     const send = (signature: Signature | undefined): Promise<Reply> =>
       exchange(
-        this.#agent,
+        this.#connections.agent,
         {
           origin: this.#origin,
           method: route.method,
@@ -228,7 +259,7 @@ class HttpPeer implements Peer {
     const { identity, connectMs, lookup, tls } = this.#options
     // About no tenant: each exchange then names its own.
     const request = { tenant: '', method: 'GET', target: this.#prefix + linkPath, body: nothing }
-    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs, lookup, tls }
+    const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs, lookup, tls: tls?.files }
     for (const signature of identity.signatures?.() ?? [undefined]) {
       const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
       if (made === 401) continue

@@ -1,9 +1,17 @@
+import { createPrivateKey, X509Certificate } from 'node:crypto'
 import { readFileSync } from 'node:fs'
+import { readFile } from 'node:fs/promises'
+import { createSecureContext } from 'node:tls'
 import { type Static, Type } from '@sinclair/typebox'
 import { Settings } from './settings.ts'
 
 const pem = (description: string) =>
-  Type.Optional(Type.String({ minLength: 1, description: `${description} A path, or PEM itself.` }))
+  Type.Optional(
+    Type.String({
+      minLength: 1,
+      description: `${description} A path, whose file is read again when it changes, or PEM itself.`,
+    }),
+  )
 
 /** TLS of a listener as it stands in a role file. Without `cert` it speaks plain HTTP. */
 export const ListenerTls = Settings({
@@ -45,20 +53,107 @@ export function tlsProblem({ cert, key, ca, requestClientCert }: Static<typeof L
     : undefined
 }
 
-/** Reads the files, once. Throws an Error that names the one that cannot be read. */
-export function readTls(given: Given): TlsFiles | undefined {
-  const { cert, key, ca } = given
-  if ((cert === undefined) !== (key === undefined)) throw new Error('tls needs both `cert` and `key`, or none of them')
-  const read = Object.entries({ cert, key, ca }).flatMap(([name, value]) =>
-    value === undefined ? [] : [[name, value.startsWith('-----BEGIN') ? value : fileOf(name, value)]],
-  )
-  return read.length === 0 ? undefined : (Object.fromEntries(read) as TlsFiles)
+/** How often the files are looked at. Whoever renews a certificate leaves days until the old one expires. */
+const lookEveryMs = 10_000
+
+interface TlsLog {
+  info(fields: object, message: string): void
+  warn(fields: object, message: string): void
 }
+
+/**
+ * Certificates and keys as their files have them now: they are renewed while a process runs. Files that cannot be used are left
+ * alone until they can, since a certificate may be written before its key.
+ */
+export class LiveTls {
+  readonly #given: Given
+  readonly #log: TlsLog
+  readonly #listeners = new Set<(files: TlsFiles) => void>()
+  readonly #timer: NodeJS.Timeout | undefined
+  #files: TlsFiles
+  /** What could not be used is said once. */
+  #refused: string | undefined
+
+  /** `files`: what `given` led to at the start. */
+  constructor(given: Given, files: TlsFiles, log: TlsLog, everyMs = lookEveryMs) {
+    this.#given = given
+    this.#files = files
+    this.#log = log
+    const inFiles = Object.values(given).some((value) => value !== undefined && !isPem(value))
+    this.#timer = inFiles ? setInterval(() => void this.look(), everyMs).unref() : undefined
+  }
+
+  get files(): TlsFiles {
+    return this.#files
+  }
+  /** Called with what connections are to use from now on. */
+  onChange(listener: (files: TlsFiles) => void): void {
+    this.#listeners.add(listener)
+  }
+  /** Reads the files anew. Never rejects. */
+  async look(): Promise<void> {
+    try {
+      const files = await readAll(this.#given, (name, path) => readFile(path, 'utf8').catch(unreadable(name, path)))
+      if (same(files, this.#files)) return void (this.#refused = undefined)
+      checkUsable(files)
+      this.#files = files
+      this.#refused = undefined
+      for (const listener of this.#listeners) listener(files)
+      this.#log.info({ validTo: files.cert && new X509Certificate(files.cert).validTo }, 'certificates were read anew')
+    } catch (err) {
+      const why = (err as Error).message
+      if (why !== this.#refused) this.#log.warn({ err }, 'new certificates cannot be used; the old ones stay')
+      this.#refused = why
+    }
+  }
+  close(): void {
+    clearInterval(this.#timer)
+    this.#listeners.clear()
+  }
+}
+
+/** Reads the files, and follows them. Undefined: none is set. Throws an Error that names the one that cannot be used. */
+export function followTls({ cert, key, ca }: Given, log: TlsLog): LiveTls | undefined {
+  if ((cert === undefined) !== (key === undefined)) throw new Error('tls needs both `cert` and `key`, or none of them')
+  const given = { cert, key, ca }
+  if (Object.values(given).every((value) => value === undefined)) return undefined
+  const files = Object.fromEntries(
+    named(given).map(([name, value]) => [name, isPem(value) ? value : fileOf(name, value)]),
+  ) as TlsFiles
+  checkUsable(files)
+  return new LiveTls(given, files, log)
+}
+
+const isPem = (value: string): boolean => value.startsWith('-----BEGIN')
+const named = (given: Given): [string, string][] =>
+  Object.entries(given).flatMap(([name, value]) => (value === undefined ? [] : [[name, value]]))
+const same = (a: TlsFiles, b: TlsFiles): boolean => a.cert === b.cert && a.key === b.key && a.ca === b.ca
+
+async function readAll(given: Given, read: (name: string, path: string) => Promise<string>): Promise<TlsFiles> {
+  const all = named(given).map(async ([name, value]) => [name, isPem(value) ? value : await read(name, value)])
+  return Object.fromEntries(await Promise.all(all)) as TlsFiles
+}
+
+/** Throws what OpenSSL says of files that cannot be used, or that the key is of another certificate. */
+function checkUsable(files: TlsFiles): void {
+  const { cert, key = '', ca } = files
+  // A file that is empty, because it is just being written, would count as none.
+  if (ca !== undefined) void new X509Certificate(ca)
+  if (cert !== undefined && !new X509Certificate(cert).checkPrivateKey(createPrivateKey(key)))
+    throw new Error('tls.key is not the key of tls.cert')
+  createSecureContext(files)
+}
+
+const unreadable =
+  (name: string, path: string) =>
+  (cause: unknown): never => {
+    throw new Error(`tls.${name}: ${path} cannot be read (${String((cause as NodeJS.ErrnoException).code)})`, { cause })
+  }
 
 function fileOf(name: string, path: string): string {
   try {
     return readFileSync(path, 'utf8')
   } catch (cause) {
-    throw new Error(`tls.${name}: ${path} cannot be read (${String((cause as NodeJS.ErrnoException).code)})`, { cause })
+    return unreadable(name, path)(cause)
   }
 }

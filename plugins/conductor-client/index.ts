@@ -4,7 +4,7 @@ import { ReadinessChecks } from '#contracts/health'
 import { limitErrors } from '#contracts/limits'
 import { RunDispatch } from '#contracts/runs'
 import { Signers } from '#contracts/signing'
-import { PeerTls, readTls } from '#kit'
+import { followTls, PeerTls } from '#kit'
 import { conductorAddress, conductorErrors, conductorPeers } from './peer.ts'
 import { createRemoteDispatch } from './dispatch.ts'
 
@@ -25,7 +25,7 @@ export default definePlugin({
   errors: [conductorErrors, limitErrors],
   requires: { signers: Signers },
   provides: { dispatch: RunDispatch, checks: ReadinessChecks },
-  async setup({ config, deps, onStop }) {
+  async setup({ config, deps, log, onStop }) {
     const address = conductorAddress(config.url, {
       forbidden: config.forbiddenDomains,
       internal: config.privateDomains,
@@ -37,7 +37,7 @@ export default definePlugin({
         'requests to the conductor cannot be signed: set CHAT_GATEWAY_SIGNING_KEY_CURRENT to the same key as on the conductor',
       )
     }
-    const peers = conductorPeers(signer, { tls: readTls(config.tls) })
+    const peers = conductorPeers(signer, { tls: followTls(config.tls, log) })
     onStop(() => peers.close())
     const dispatch = createRemoteDispatch(peers.at(address.href), {
       conductor_internal_url: address.href,

@@ -7,7 +7,7 @@ import { fleetErrors } from '#contracts/run-errors'
 import { Fleet, LocalRunners } from '#contracts/runner'
 import { Signers } from '#contracts/signing'
 import { tenantHeader } from '#contracts/wire/runner'
-import { createPeers, PeerTls, readTls, signedBy } from '#kit'
+import { createPeers, followTls, PeerTls, signedBy } from '#kit'
 import { createMembership } from './membership.ts'
 import { membershipRoutes } from './membership.routes.ts'
 import { RunnerFleet } from './fleet.ts'
@@ -45,7 +45,7 @@ export default definePlugin({
     }
     const configured = [...new Set(config.urls.map(checkRunnerUrl))]
     const identity = signedBy(signers.get('runner'), tenantHeader)
-    const peers = createPeers({ ...runnerPeers(), identity, tls: readTls(config.tls) })
+    const peers = createPeers({ ...runnerPeers(), identity, tls: followTls(config.tls, log) })
     onStop(() => peers.close())
     const connect = (url: string) => createRemoteRunner(url, peers.at(url))
     const fleet = new RunnerFleet({ intervalMs: config.probeInterval, log })

@@ -5,7 +5,7 @@ import { sidecarLinkErrors } from '#contracts/runner-errors'
 import { LocalSidecars, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { Signers } from '#contracts/signing'
 import { tenantHeader } from '#contracts/wire/runner'
-import { createPeers, PeerTls, readTls, signedBy } from '#kit'
+import { createPeers, followTls, PeerTls, signedBy } from '#kit'
 import { createRemoteSidecar, createSidecars, type KnownSidecar, sidecarPeers } from './sidecars.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
@@ -26,7 +26,7 @@ export default definePlugin({
   async setup(ctx) {
     const { config } = ctx
     const identity = signedBy(ctx.deps.signers.get('runner'), tenantHeader)
-    const peers = createPeers({ ...sidecarPeers, identity, tls: readTls(config.tls) })
+    const peers = createPeers({ ...sidecarPeers, identity, tls: followTls(config.tls, ctx.log) })
     ctx.onStop(() => peers.close())
     const byUrl = new Map<string, KnownSidecar>()
     const at = (address: string): KnownSidecar => {

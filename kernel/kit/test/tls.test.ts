@@ -1,0 +1,190 @@
+import assert from 'node:assert/strict'
+import { X509Certificate } from 'node:crypto'
+import { cp, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { Agent, request } from 'node:https'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import type { TLSSocket } from 'node:tls'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { pino } from 'pino'
+import { access, AppError, type ListenerConfig } from '#kernel'
+import { createPeers } from '#kit'
+import { createListener } from '../../http/listener.ts'
+import { followTls, LiveTls } from '../tls.ts'
+
+const fixture = (name: string): URL => new URL(`../../../test/certificates/${name}`, import.meta.url)
+const pem = (name: string): Promise<string> => readFile(fixture(name), 'utf8')
+const fingerprints = async () => ({
+  first: new X509Certificate(await pem('server.pem')).fingerprint256,
+  second: new X509Certificate(await pem('client.pem')).fingerprint256,
+})
+
+/** A certificate with its key in a folder, and how to renew them there. */
+async function files(t: TestContext) {
+  const folder = await mkdtemp(join(tmpdir(), 'agent-orc-tls-'))
+  t.after(() => rm(folder, { recursive: true, force: true }))
+  const given = { cert: join(folder, 'tls.pem'), key: join(folder, 'tls.key'), ca: join(folder, 'ca.pem') }
+  const put = async (name: keyof typeof given, from: string): Promise<void> => cp(fixture(from), given[name])
+  await put('cert', 'server.pem')
+  await put('key', 'server.key')
+  await put('ca', 'ca.pem')
+  const warnings: string[] = []
+  const log = { info() {}, warn: (_fields: object, message: string) => void warnings.push(message) }
+  return { given, put, log, warnings }
+}
+
+/** A listener on a real port with these certificates. */
+async function listening(t: TestContext, tls: LiveTls, requestClientCert = false): Promise<string> {
+  const config: ListenerConfig = {
+    host: '127.0.0.1',
+    port: 0,
+    hosts: ['127.0.0.1'],
+    origins: [],
+    tls: { requestClientCert },
+  }
+  const options = { log: pino({ level: 'silent' }), logRequests: false, errors: [], guarded: false, tls }
+  const { app, listen } = await createListener('runner', config, options)
+  app.get('/word', access('network'), async () => 'word')
+  app.get('/known', access('network'), async (_request, reply) => reply.code(204).send())
+  t.after(() => app.close())
+  await app.ready()
+  return listen()
+}
+
+/** The status of an answer, and the certificate that came with it. */
+function ask(url: string, options: object): Promise<{ status: number; certificate: string }> {
+  return new Promise((resolve, reject) => {
+    const asking = request(`${url}/word`, options, (reply) => {
+      const certificate = (reply.socket as TLSSocket).getPeerCertificate().fingerprint256
+      reply.resume().once('end', () => resolve({ status: reply.statusCode!, certificate }))
+    })
+    asking.once('error', reject).end()
+  })
+}
+
+test('a renewed certificate is served to new connections, and no request fails meanwhile', async (t) => {
+  const { given, put, log } = await files(t)
+  const tls = followTls(given, log)!
+  const url = await listening(t, tls)
+  const ca = await pem('ca.pem')
+  const { first, second } = await fingerprints()
+  const kept = new Agent({ keepAlive: true, maxSockets: 1 })
+  t.after(() => kept.destroy())
+  const seen: string[] = []
+  const failed: unknown[] = []
+  let over = false
+  const callers = Array.from({ length: 4 }, async (_, i) => {
+    while (!over) {
+      const answer = await ask(url, { ca, agent: i === 0 ? kept : false }).catch((error: unknown) => error as Error)
+      if (answer instanceof Error || answer.status !== 200) failed.push(answer)
+      else if (i > 0) seen.push(answer.certificate)
+      else assert.equal(answer.certificate, first, 'a connection that stands keeps its certificate')
+    }
+  })
+  const until = async (certificate: string): Promise<void> => {
+    while (seen.at(-1) !== certificate && failed.length === 0) await sleep(1)
+  }
+  await until(first)
+  await put('cert', 'client.pem')
+  await tls.look()
+  await put('key', 'client.key')
+  await tls.look()
+  await until(second)
+  over = true
+  await Promise.all(callers)
+  assert.deepEqual(failed, [])
+  assert.equal((await ask(url, { ca, agent: false })).certificate, second)
+})
+
+test('files that cannot be used leave what is served as it is, are said once, and are taken when they can', async (t) => {
+  const { given, put, log, warnings } = await files(t)
+  const tls = followTls(given, log)!
+  const url = await listening(t, tls)
+  const ca = await pem('ca.pem')
+  const { first, second } = await fingerprints()
+  const served = async (): Promise<string> => (await ask(url, { ca, agent: false })).certificate
+  await writeFile(given.cert, '')
+  await tls.look()
+  assert.equal(await served(), first, 'a file that is just being written')
+  const broken: (() => Promise<void>)[] = [
+    () => writeFile(given.cert, 'nonsense'),
+    () => rm(given.cert),
+    () => put('cert', 'client.pem'),
+    () => put('cert', 'server.pem').then(() => writeFile(given.ca, '-----BEGIN CERTIFICATE-----\nAA\n-----END')),
+  ]
+  for (const [i, breaks] of broken.entries()) {
+    await breaks()
+    await tls.look()
+    await tls.look()
+    assert.deepEqual([await served(), warnings.length], [first, i + 1])
+  }
+  await put('ca', 'ca.pem')
+  await put('cert', 'client.pem')
+  await put('key', 'client.key')
+  await tls.look()
+  assert.deepEqual([await served(), warnings.length], [second, broken.length])
+})
+
+test('who is trusted follows its file, too', async (t) => {
+  const { given, put, log } = await files(t)
+  const tls = followTls(given, log)!
+  const url = await listening(t, tls, true)
+  const ca = await pem('ca.pem')
+  const statusOf = async (name: string): Promise<number> =>
+    (await ask(url, { ca, agent: false, cert: await pem(`${name}.pem`), key: await pem(`${name}.key`) })).status
+  assert.deepEqual([await statusOf('client'), await statusOf('stranger')], [200, 401])
+  await put('ca', 'stranger.pem')
+  await tls.look()
+  assert.deepEqual([await statusOf('client'), await statusOf('stranger')], [401, 200])
+})
+
+test('who calls shows its renewed certificate at once, also where the old one was refused', async (t) => {
+  const server = await files(t)
+  const url = await listening(t, followTls(server.given, server.log)!, true)
+  const { given, put, log } = await files(t)
+  await put('cert', 'stranger.pem')
+  await put('key', 'stranger.key')
+  const tls = followTls(given, log)!
+  const peers = createPeers({
+    links: false,
+    connectMs: 2_000,
+    timeoutMs: 10_000,
+    identity: { tenantHeader: 'x-tenant-id' },
+    faults: { lost: () => new AppError('lost', 502), failed: () => new AppError('bad_answer', 502) },
+    tls,
+  })
+  t.after(() => peers.close())
+  const route = {
+    access: 'network',
+    tags: ['test'],
+    summary: 'A test.',
+    method: 'GET',
+    path: '/known',
+    reply: { status: 204 },
+  } as const
+  await assert.rejects(peers.at(url).ask(route, {}), { status: 401 })
+  await put('cert', 'client.pem')
+  await put('key', 'client.key')
+  await tls.look()
+  assert.equal(await peers.at(url).ask(route, {}), true)
+})
+
+test('files are looked at by themselves, and PEM in a setting never', async (t) => {
+  const { given, put, log } = await files(t)
+  const read = { cert: await pem('server.pem'), key: await pem('server.key') }
+  const tls = new LiveTls({ cert: given.cert, key: given.key }, read, log, 5)
+  t.after(() => tls.close())
+  const changed = new Promise<string | undefined>((resolve) => tls.onChange(({ cert }) => resolve(cert)))
+  // While it is written a file may be read in part, and a certificate without its key.
+  await put('cert', 'client.pem')
+  await put('key', 'client.key')
+  assert.equal(await changed, await pem('client.pem'))
+  assert.deepEqual(followTls(read, log)!.files, read)
+  assert.equal(followTls({}, log), undefined)
+  assert.throws(() => followTls({ cert: read.cert }, log), /both/)
+  assert.throws(
+    () => followTls({ ...given, key: '/no/such.key' }, log),
+    /tls\.key: \/no\/such\.key cannot be read \(ENOENT\)/,
+  )
+})
