@@ -35,15 +35,15 @@ test('conformance passes a sidecar that keeps the contract', async (t) => {
 test('conformance proves who it is to a sidecar that demands it, with the key of its environment', async (t) => {
   const key = randomBytes(32).toString('base64')
   const url = await echoSidecar(t, key)
-  const check = (RUNNER_SIGNING_KEY_CURRENT?: string) =>
+  const check = (RUNNER_SIGNING_KEY_CURRENT: string) =>
     run(t, ['conformance', 'sidecar', '--url', url, ...prompts], {
-      ...(RUNNER_SIGNING_KEY_CURRENT === undefined ? {} : { RUNNER_SIGNING_KEY_CURRENT }),
+      RUNNER_SIGNING_KEY_CURRENT,
     })
   const { code, stdout, stderr } = await check(key)
   assert.equal(code, 0, stdout + stderr)
   assert.match(stdout, /fail 0/)
   for (const [other, says] of [
-    [undefined, /wants proof of who calls: set RUNNER_SIGNING_KEY_CURRENT/],
+    ['', /wants proof of who calls: set RUNNER_SIGNING_KEY_CURRENT/],
     [randomBytes(32).toString('base64'), /wants proof of who calls/],
     ['short', /RUNNER_SIGNING_KEY_CURRENT must be base64 of at least 32 bytes/],
   ] as const) {
