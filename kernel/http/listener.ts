@@ -1,8 +1,7 @@
-import type { Server as SecureServer } from 'node:tls'
 import Fastify, { LogController, type FastifyBaseLogger } from 'fastify'
 import { peerLinks } from '../kit/link/host.ts'
 import { provenCallers } from '../kit/proof.ts'
-import type { LiveTls } from '../kit/tls.ts'
+import { type LiveTls, liveTls } from '../kit/tls.ts'
 import { WebGuard } from '../kit/web-guard.ts'
 import type { ErrorTable } from '../contracts/errors.ts'
 import { remedy } from '../problems.ts'
@@ -61,6 +60,7 @@ export async function createListener(
     .register(declaredAccess)
     .register(openapiDocument, { listener: name, errors })
     .register(quietConnections)
+    .register(liveTls, { tls })
     .register(openStreams)
     .register(peerLinks, { leaving, logRequests })
     .register(requestArrival, { leaving, guard: new WebGuard(config) })
@@ -71,15 +71,14 @@ export async function createListener(
 function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert: boolean): App {
   // By itself Node keeps the first of two Authorization headers, and another hop may go by the second.
   const http = { maxHeaderSize, joinDuplicateHeaders: true }
-  const files = tls?.files
   // A client without a certificate is told so, by an answer: what it may have without one is answered, too.
   const asked = { requestCert, rejectUnauthorized: false }
-  const app = Fastify({
+  return Fastify({
     loggerInstance: log,
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'request_id' }),
     bodyLimit,
     requestTimeout,
-    ...((files?.cert ? { https: { ...http, ...files, ...asked } } : { http }) as { http: typeof http }),
+    ...((tls ? { https: { ...http, ...tls.files, ...asked } } : { http }) as { http: typeof http }),
     ...requestNames,
     routerOptions: { maxParamLength: 1024 },
     // The default bodies of the next three have another shape than our errors.
@@ -87,15 +86,6 @@ function fastifyOf(log: FastifyBaseLogger, tls: LiveTls | undefined, requestCert
     frameworkErrors: (error, request, reply) => handleError(error, request, reply.headers(standingHeaders)),
     clientErrorHandler: handleClientError,
   }).withTypeProvider<TypeBox>()
-  if (tls) follow(app, tls)
-  return app
-}
-
-/** New connections get the certificates of now; those that stand keep theirs. */
-function follow(app: App, tls: LiveTls): void {
-  const server = app.server as unknown as SecureServer
-  tls.onChange((files) => server.setSecureContext(files))
-  app.addHook('onClose', async () => tls.close())
 }
 
 async function listen(app: App, config: ListenerConfig): Promise<string> {

@@ -1,8 +1,10 @@
 import { createPrivateKey, X509Certificate } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
-import { createSecureContext } from 'node:tls'
+import { createSecureContext, type Server } from 'node:tls'
 import { type Static, Type } from '@sinclair/typebox'
+import type { FastifyInstance } from 'fastify'
+import fp from 'fastify-plugin'
 import { Settings } from './settings.ts'
 
 const pem = (description: string) =>
@@ -123,6 +125,16 @@ export function followTls({ cert, key, ca }: Given, log: TlsLog): LiveTls | unde
   checkUsable(files)
   return new LiveTls(given, files, log)
 }
+
+/** New connections of a listener get the certificates of now; those that stand keep theirs. */
+export const liveTls = fp(
+  async (app: FastifyInstance, { tls }: { readonly tls?: LiveTls | undefined }) => {
+    const server = app.server as unknown as Server
+    tls?.onChange((files) => server.setSecureContext(files))
+    app.addHook('onClose', async () => tls?.close())
+  },
+  { name: 'agent-orc-tls' },
+)
 
 const isPem = (value: string): boolean => value.startsWith('-----BEGIN')
 const named = (given: Given): [string, string][] =>
