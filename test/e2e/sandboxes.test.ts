@@ -224,3 +224,19 @@ test('the seconds of a sandbox are in the usage of its tenant', async (t) => {
   const { body } = await cluster.api<{ totals: { sandboxSeconds: number } }>('GET', '/api/usage?window=1h')
   assert.ok(body.totals.sandboxSeconds >= 1, JSON.stringify(body))
 })
+
+test('a run in a sandbox costs what its runner measured, and calls no model when its budget is spent', async (t) => {
+  const priced = { model: 'openai/gpt-5', tools: ['calculate'], limits: { maxCostCents: 1 } }
+  const cluster = await setup(t, 'four', {}, priced)
+  cluster.model.next({ toolCalls: [{ name: 'calculate', arguments: { expression: '6*7' } }] }, { text: 'Too dear.' })
+  // About 10,000 tokens of 125 cents a million.
+  const run = await over(cluster, await submit(cluster, 'word '.repeat(8_000)))
+  assert.equal(run.status, 'error')
+  const [usage, ...more] = run.events.filter(({ type }) => type === 'usage')
+  assert.deepEqual([usage!['model'], usage!['costCents'], more], ['openai/gpt-5', undefined, []])
+  const { body } = await cluster.api<Run & { costCents: number }>('GET', `/api/runs/${run.runId}`)
+  const [input, output] = [Number(usage!['inputTokens']), Number(usage!['outputTokens'])]
+  assert.equal(body.costCents, (input * 125 + output * 1_000) / 1e6)
+  assert.ok(body.costCents > 1)
+  assert.equal(cluster.model.requests.length, 1, 'the second call reached no model')
+})
