@@ -14,10 +14,9 @@ export type Json = Readonly<Record<string, unknown>>
 /** The longest event, or whole answer, in which usage is looked for; the same for what is kept of one call. */
 const mostKept = 1024 * 1024
 const newline = 0x0a
-const data = Buffer.from('data:')
+/** Of `data:`, with which an event begins. */
+const prefix = 5
 const key = Buffer.from('"usage"')
-/** What stands behind a key with an object. */
-const opensObject = /^\s*:\s*\{/
 /** Of an event, what is not the text of the model. */
 const frameBytes = 256
 const bytesPerToken = 4
@@ -53,9 +52,16 @@ export class UsageReader {
   read(chunk: Buffer): void {
     if (!this.#streams) return this.#keep(chunk)
     let start = 0
+    let mark = chunk.indexOf(key)
     for (let end = chunk.indexOf(newline); end >= 0; end = chunk.indexOf(newline, start)) {
-      this.#lineEnds(chunk.subarray(start, end))
+      if (this.#keptBytes > 0) this.#keptEnds(chunk.subarray(start, end))
+      else if (isEvent(chunk, start)) {
+        this.#count(end - start)
+        if (mark >= start && mark < end && tellsUsage(chunk, mark, end))
+          this.#parse(chunk.subarray(start + prefix, end))
+      }
       start = end + 1
+      if (mark >= 0 && mark < start) mark = chunk.indexOf(key, start)
     }
     if (start < chunk.length) this.#keep(chunk.subarray(start))
   }
@@ -66,15 +72,19 @@ export class UsageReader {
     // A part of a chunk would hold all of it in memory.
     else this.#kept.push(this.#streams ? Buffer.from(part) : part)
   }
-  #lineEnds(part: Buffer): void {
-    const length = this.#keptBytes + part.length
-    const line = this.#keptBytes === 0 ? part : Buffer.concat([...this.#kept, part])
+  /** The rest of a line that came in several chunks. */
+  #keptEnds(rest: Buffer): void {
+    const length = this.#keptBytes + rest.length
+    const line = length > mostKept ? undefined : Buffer.concat([...this.#kept, rest])
     this.#kept = []
     this.#keptBytes = 0
-    const isEvent = length > mostKept || line.subarray(0, data.length).equals(data)
-    if (!isEvent) return
-    this.#tokens += 1 + Math.floor(Math.max(0, length - frameBytes) / bytesPerToken)
-    if (length <= mostKept && tellsUsage(line)) this.#parse(line.subarray(data.length))
+    if (line && !isEvent(line, 0)) return
+    this.#count(length)
+    const mark = line ? line.indexOf(key) : -1
+    if (line && mark >= 0 && tellsUsage(line, mark, length)) this.#parse(line.subarray(prefix))
+  }
+  #count(bytes: number): void {
+    this.#tokens += 1 + Math.floor(Math.max(0, bytes - frameBytes) / bytesPerToken)
   }
   #parse(bytes: Buffer): void {
     const json = parsed(bytes)
@@ -91,12 +101,22 @@ export class UsageReader {
   }
 }
 
-function tellsUsage(line: Buffer): boolean {
-  for (let at = line.indexOf(key); at >= 0; at = line.indexOf(key, at + key.length)) {
-    const behind = at + key.length
-    if (opensObject.test(line.toString('latin1', behind, behind + 16))) return true
+/** Whether the line begins with `data:`. */
+const isEvent = (chunk: Buffer, start: number): boolean =>
+  chunk[start] === 0x64 && chunk[start + 1] === 0x61 && chunk[start + 4] === 0x3a
+
+/** Whether a key `usage`, the first of which is at `mark`, has an object before `end`. Most events of a stream say that it is null. */
+function tellsUsage(line: Buffer, mark: number, end: number): boolean {
+  for (let at = mark; at >= 0 && at < end; at = line.indexOf(key, at + key.length)) {
+    const colonAt = skipBlank(line, at + key.length)
+    if (line[colonAt] === 0x3a && line[skipBlank(line, colonAt + 1)] === 0x7b) return true
   }
   return false
+}
+function skipBlank(line: Buffer, from: number): number {
+  let at = from
+  while (line[at] === 0x20 || line[at] === 0x09) at++
+  return at
 }
 
 function parsed(bytes: Buffer): Json | undefined {
