@@ -61,6 +61,28 @@ test('profiles are bounded in number and size', async (t) => {
   assert.deepEqual([large.statusCode, large.json().limit], [409, 'profileBytes'])
 })
 
+test('a tenant that has stored as much as it may starts no run and writes no profile; an operator can give it more', async (t) => {
+  const { call, key, operator } = await limited(t, { storedBytes: 20_000 })
+  const instructions = 'x'.repeat(15_000)
+  assert.equal((await call(key, 'POST', '/api/profiles', { name: 'one', instructions })).statusCode, 201)
+  const { limits } = (await call(key, 'GET', '/api/limits')).json()
+  const shown = limits.find(({ name }: { name: string }) => name === 'storedBytes')
+  assert.ok(shown.used > 15_000 && shown.used < 20_000 && shown.max === 20_000, JSON.stringify(shown))
+  assert.equal((await call(key, 'POST', '/api/runs', { profile: 'one', prompt: 'x' })).statusCode, 202)
+  const refusals = [
+    await call(key, 'POST', '/api/runs', { profile: 'one', prompt: 'x' }),
+    await call(key, 'PUT', '/api/profiles/one', { instructions }),
+  ]
+  for (const refused of refusals)
+    assert.deepEqual(
+      [refused.statusCode, refused.json().error, refused.json().limit],
+      [409, 'limit_exceeded', 'storedBytes'],
+    )
+  assert.equal((await call(key, 'DELETE', '/api/profiles/one')).statusCode, 204, 'what frees is allowed')
+  await call(operator, 'PATCH', '/api/tenants/initech', { limits: { storedBytes: 10_000_000 } })
+  assert.equal((await call(key, 'POST', '/api/profiles', { name: 'two', instructions })).statusCode, 201)
+})
+
 test('streams and messages to agents are bounded for all keys of a tenant together', async (t) => {
   const { call, key, gateway } = await limited(t, { openStreams: 0, chatsPerMinute: 1 })
   const stream = await call(key, 'GET', '/api/runs/any/stream')

@@ -36,6 +36,10 @@ export const endings = {
     status: 'error',
     message: 'The runs of this tenant have written as much to their logs today as they may.',
   },
+  storage_full: {
+    status: 'error',
+    message: 'As much is stored of this tenant as may be (the limit storedBytes).',
+  },
   budget_exceeded: { status: 'error', message: 'The run has cost more than it may.' },
   unavailable: { status: 'error', message: 'The log of the run could not be written.' },
   runner_protocol: { status: 'error', message: 'The runner sent a line that is no event, or one out of its place.' },

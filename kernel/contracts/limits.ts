@@ -71,6 +71,18 @@ export const limitKinds = {
     relief: 'later',
     about: 'Sandboxes of its sessions on each runner, those that sleep included.',
   },
+  stateBytes: {
+    default: 512 * mebi,
+    unit: 'bytes',
+    relief: 'later',
+    about: 'Conversations and profiles of its sessions, in the memory of each runner.',
+  },
+  workspaceBytes: {
+    default: 20 * gibi,
+    unit: 'bytes',
+    relief: 'held',
+    about: 'Files in the sandboxes of its sessions on each runner, where their provider can tell.',
+  },
   profiles: { default: 1_000, unit: 'profiles', relief: 'held', about: 'Profiles.' },
   profileBytes: { default: 256 * kibi, unit: 'bytes', relief: 'held', about: 'The size of one profile, as JSON.' },
   skills: { default: 1_000, unit: 'skills', relief: 'held', about: 'Skills of its own, those of the platform apart.' },
@@ -80,6 +92,12 @@ export const limitKinds = {
     unit: 'bytes',
     relief: 'later',
     about: 'What its runs write to their event logs in a day of UTC.',
+  },
+  storedBytes: {
+    default: 100 * gibi,
+    unit: 'bytes',
+    relief: 'held',
+    about: 'What is stored of it: event logs, prompts, answers, saved state, profiles with their versions.',
   },
   webhookDeliveriesPerMinute: {
     default: 600,
@@ -164,6 +182,16 @@ export interface GuardedRequests {
   readonly scope?: HitScope
 }
 
+/** What is stored of each tenant in the database: added up where it is written, and counted anew every night. */
+export interface StoredBytes {
+  /** So many bytes more. The database is told behind the caller. */
+  add(tenantId: string, bytes: number): void
+  /** True: the tenant has stored as much as it may. */
+  isFull(tenantId: string): boolean
+  /** Throws 409 `limit_exceeded` then. */
+  admit(tenantId: string): void
+}
+
 /** What each tenant may have. What an operator changes reaches every process within seconds. */
 export interface TenantLimits {
   /** The limits of the role file. */
@@ -172,6 +200,8 @@ export interface TenantLimits {
   ownOf(tenantId: string): OwnLimits
   /** Replaces limits of a tenant; null gives the role file's back. False: there is no such tenant, or no database. */
   change(tenantId: string, wanted: Readonly<Partial<Record<LimitName, number | null>>>): Promise<boolean>
+  /** Keeps `storedBytes`. */
+  readonly stored: StoredBytes
   /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */
   guard(app: App, guarded: GuardedRequests): void
   /** Whoever keeps a limit says how much of it a tenant uses. */

@@ -23,10 +23,10 @@ export function testState(open: OpenStore): void {
     assert.equal(await store.loadState('acme', sessionId), undefined)
     const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json' })
     const of = { runner: 'aaaaaaaa', epoch: claim.epoch }
-    assert.equal(await store.saveState('acme', sessionId, bundle('{"old":1}'), of), true)
+    assert.equal(await store.saveState('acme', sessionId, bundle('{"old":1}'), of), 9)
     assert.equal(
       await store.saveState('acme', sessionId, { ...bundle('{"new":1}'), runtimeSessionId: 'vendor-2' }, of),
-      true,
+      0,
     )
     const loaded = await store.loadState('acme', sessionId)
     assert.equal(Buffer.from(loaded!.bytes).toString(), '{"new":1}')
@@ -48,10 +48,10 @@ export function testState(open: OpenStore): void {
     assert.equal(second.session.runner, 'aaaaaaaa')
     await store.finish({ ...resultEnd(second.claim, 1), runner: 'bbbbbbbb' })
     const { epoch } = second.claim
-    assert.equal(await store.saveState('acme', sessionId, bundle('old'), { runner: 'aaaaaaaa', epoch }), false)
+    assert.equal(await store.saveState('acme', sessionId, bundle('old'), { runner: 'aaaaaaaa', epoch }), undefined)
     assert.equal((await store.findSession('acme', sessionId))?.stateRev, 1)
-    assert.equal(await store.saveState('acme', sessionId, bundle('two'), { runner: 'bbbbbbbb', epoch }), true)
-    assert.equal(Buffer.from((await store.loadState('acme', sessionId))!.bytes).toString(), 'two')
+    assert.equal(await store.saveState('acme', sessionId, bundle('two!'), { runner: 'bbbbbbbb', epoch }), 1)
+    assert.equal(Buffer.from((await store.loadState('acme', sessionId))!.bytes).toString(), 'two!')
     const third = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
     await store.steal('acme', third.claim.runId, 'cancelled', stolen)
     assert.equal(
@@ -67,14 +67,14 @@ export function testState(open: OpenStore): void {
     const save = (text: string, epoch: number) =>
       store.saveState('acme', sessionId, bundle(text), { runner: 'aaaaaaaa', epoch })
     const { claim, sessionId } = await begin(store)
-    assert.equal(await save('half a turn', claim.epoch), false)
+    assert.equal(await save('half a turn', claim.epoch), undefined)
     await store.finish({ ...resultEnd(claim, 1), runner: 'aaaaaaaa' })
     assert.equal((await store.findSession('acme', sessionId))?.epoch, claim.epoch)
     const second = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
-    assert.equal(await save('from before the run under way', claim.epoch), false)
+    assert.equal(await save('from before the run under way', claim.epoch), undefined)
     await store.finish({ ...resultEnd(second.claim, 1), runner: 'aaaaaaaa' })
-    assert.equal(await save('new', second.claim.epoch), true)
-    assert.equal(await save('old', claim.epoch), false)
+    assert.equal(await save('new', second.claim.epoch), 3)
+    assert.equal(await save('old', claim.epoch), undefined)
     assert.equal(Buffer.from((await store.loadState('acme', sessionId))!.bytes).toString(), 'new')
     const third = (await again(store, sessionId)) as StartOutcome & { kind: 'started' }
     await store.steal('acme', third.claim.runId, 'cancelled', stolen)

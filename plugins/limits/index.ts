@@ -23,7 +23,7 @@ export default definePlugin({
   async setup({ config, deps, log, onStart, onStop }) {
     const limits = new KeptLimits(config as TenantLimits['defaults'], presentDatabase(deps.database), deps.kv, log)
     onStart(() => limits.start())
-    onStop(async () => limits.stop())
+    onStop(() => limits.stop())
     return { limits }
   },
 })

@@ -14,6 +14,7 @@ import {
   type OwnLimits,
   type TenantLimits,
 } from '#contracts/limits'
+import { KeptStoredBytes } from './stored.ts'
 
 /** A change reaches other processes at their next look. */
 const lookEveryMs = 5_000
@@ -48,6 +49,7 @@ const change = (id: string, given: OwnLimits, dropped: readonly string[]): State
 /** The limits of all tenants, kept in the table `tenants`; without a database those of the role file are everybody's. */
 export class KeptLimits implements TenantLimits {
   readonly defaults: Limits
+  readonly stored: KeptStoredBytes
   readonly #database: Database | undefined
   readonly #kv: Pick<Kv, 'hit'> | undefined
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
@@ -73,6 +75,8 @@ export class KeptLimits implements TenantLimits {
     this.#kv = kv
     this.#database = database
     this.#log = log
+    this.stored = new KeptStoredBytes(database, (tenantId) => this.of(tenantId).storedBytes, log)
+    if (database) this.uses('storedBytes', (tenantId) => this.stored.used(tenantId))
     this.uses('openStreams', (tenantId) => this.#streams.get(tenantId) ?? 0)
   }
 
@@ -155,9 +159,11 @@ export class KeptLimits implements TenantLimits {
     if (!this.#database) return
     await this.look()
     this.#timer = setInterval(() => void this.look(), lookEveryMs).unref()
+    this.stored.start()
   }
-  stop(): void {
+  async stop(): Promise<void> {
     clearInterval(this.#timer)
+    await this.stored.stop()
   }
   /** Reads what has changed. While the database is away the limits stay as they were. */
   async look(): Promise<void> {

@@ -37,10 +37,17 @@ export function createProfileService(
     if (runtimes === undefined) throw profileErrors.unknownPool({ name: pool })
     if (runtimes && !runtimes.includes(runtime)) throw poolWithoutRuntime(pool, runtime)
   }
-  /** Every runner keeps a copy of every profile. */
+  const sizeOf = (document: ProfileDocument): number => Buffer.byteLength(JSON.stringify(document))
+  /** Every runner keeps a copy of every profile, and every version is stored for ever. */
   const checkSize = (tenantId: string, document: ProfileDocument): void => {
     const { profileBytes: most } = limits?.of(tenantId) ?? defaultLimits
-    if (Buffer.byteLength(JSON.stringify(document)) > most) throw overLimit('profileBytes', most)
+    if (sizeOf(document) > most) throw overLimit('profileBytes', most)
+    limits?.stored.admit(tenantId)
+  }
+  /** The versions are what grows: each write adds one. */
+  const written = (tenantId: string, document: ProfileDocument): Promise<void> => {
+    limits?.stored.add(tenantId, sizeOf(document))
+    return broadcast.changed(tenantId)
   }
   const check = async (tenantId: string, document: ProfileDocument): Promise<ProfileDocument> => {
     checkSize(tenantId, document)
@@ -55,7 +62,7 @@ export function createProfileService(
       const document = await check(tenantId, documentOf(input))
       const { profiles: most } = limits?.of(tenantId) ?? defaultLimits
       const profile = await store.insert(tenantId, input.name, input.id ?? newId('prof'), document, { ...writer, most })
-      await broadcast.changed(tenantId)
+      await written(tenantId, document)
       return profile
     },
     async replace(
@@ -68,7 +75,7 @@ export function createProfileService(
       if (input.name !== undefined && input.name !== name) throw nameMismatch()
       const document = await check(tenantId, documentOf(input))
       const profile = await store.replace(tenantId, name, { id: input.id, versions }, document, writer)
-      await broadcast.changed(tenantId)
+      await written(tenantId, document)
       return profile
     },
     /** History is never rewritten: the old state becomes the newest version once more. */
@@ -83,7 +90,7 @@ export function createProfileService(
       await check(tenantId, document)
       const writer = { keyId, restoredFrom: version }
       const profile = await store.replace(tenantId, name, { versions }, document, writer)
-      await broadcast.changed(tenantId)
+      await written(tenantId, document)
       return profile
     },
     async remove(tenantId: string, name: string, versions: Expected['versions']): Promise<void> {

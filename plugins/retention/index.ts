@@ -17,10 +17,12 @@ import { Batches } from './batches.ts'
 import { EndUsers } from './end-users.ts'
 import { Figures } from './figures.ts'
 import { pass } from './pass.ts'
+import { recount } from './recount.ts'
 import { endUserRoutes } from './routes.ts'
 import { eraseTenant } from './tenant-erasure.ts'
 
 const job = 'retention'
+const recountJob = 'stored-bytes'
 const days = (least: number, description: string) =>
   Type.Optional(Type.Integer({ minimum: least, maximum: mostDays, description }))
 
@@ -33,6 +35,10 @@ export default definePlugin({
     ),
     eraseAfter: days(0, 'Days after its deletion that a tenant is erased; absent: only where that was asked for.'),
     schedule: Type.String({ default: '17 * * * *', description: 'When a pass begins: five fields of cron, in UTC.' }),
+    recount: Type.String({
+      default: '41 2 * * *',
+      description: 'When what is stored of each tenant is counted anew for its limit storedBytes; as `schedule`.',
+    }),
     pauseMs: Type.Integer({ default: 50, minimum: 0, maximum: 60_000, description: 'Between two small transactions.' }),
     operatorTenant: Type.String({
       default: 'default',
@@ -43,7 +49,7 @@ export default definePlugin({
   requires: { guard: ApiGuard, database: Database, jobs: Jobs, trail: AuditLog, fleet: maybe(Fleet) },
   provides: { retention: Retention },
   async setup({ config, deps, log, metrics, routes }) {
-    const { eraseAfter, schedule, pauseMs, operatorTenant, ...rest } = config
+    const { eraseAfter, schedule, recount: nightly, pauseMs, operatorTenant, ...rest } = config
     const { guard, database, jobs, trail, fleet } = deps
     const defaults = rest as RetentionDays
     const figures = new Figures(metrics)
@@ -54,6 +60,7 @@ export default definePlugin({
     jobs.every(job, schedule, (signal) =>
       pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),
     )
+    jobs.every(recountJob, nightly, (signal) => recount({ database, pauseMs, log }, signal))
     const wake = (): Promise<void> =>
       jobs
         .ask(job)

@@ -1,40 +1,9 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { AuditTrail } from '#contracts/audit'
-import type { Database, SystemTx, TenantTx } from '#contracts/database'
+import type { Database, TenantTx } from '#contracts/database'
 import type { Batch, Batches } from './batches.ts'
 import { openAuditLog } from './kinds.ts'
-
-interface Table {
-  /** As SQL writes it, quoted where it has to be. */
-  readonly name: string
-  readonly partitioned: boolean
-  /** Tables that its foreign keys refer to. */
-  readonly refers: readonly string[]
-}
-
-/** Every table that says whose its rows are, those of plugins included: nothing has to be listed, and nothing can be forgotten. */
-const tablesWithTenants = `
-  SELECT c.oid::regclass::text AS name, c.relkind = 'p' AS partitioned, coalesce((
-      SELECT array_agg(k.confrelid::regclass::text) FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'
-    ), '{}') AS refers
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't'
-    AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
-    AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped)
-  ORDER BY 1`
-
-/** Those that refer come before those that are referred to. */
-export async function tenantedTables(tx: Pick<SystemTx, 'query'>): Promise<Table[]> {
-  const tables = await tx.query<Table>({ text: tablesWithTenants })
-  const ordered = new Set<Table>()
-  const visit = (table: Table, path: readonly Table[]): void => {
-    if (ordered.has(table) || path.includes(table)) return
-    for (const other of tables) if (other.refers.includes(table.name)) visit(other, [...path, table])
-    ordered.add(table)
-  }
-  for (const table of tables) visit(table, [])
-  return [...ordered]
-}
+import { type Table, tenantedTables } from './tables.ts'
 
 /** Deletes rows of one table, whatever its key is, and counts them in the tenant's row by the same transaction. */
 const rowsOf =

@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { overLimit, type TenantLimits } from '#contracts/limits'
-import type { RunStore } from '#contracts/run-store'
+import type { Profile } from '#contracts/profiles'
+import type { RunStore, StartRun } from '#contracts/run-store'
 import type { ExecuteRun } from '#contracts/runner'
 import type { Task } from '#contracts/runs'
 
@@ -36,6 +37,24 @@ const sweepEveryMs = 10_000
 const countEveryMs = 600_000
 const dayMs = 86_400_000
 const today = (): number => Math.floor(Date.now() / dayMs)
+
+/** What the rows of a run take beside its content: the run, its session, messages, meters and marks, with their index entries. */
+const rowsOfRun = 2_048
+/** Profiles are kept in memory and shared, and there may be many starts of one. */
+const profileBytes = new WeakMap<Profile, number>()
+const bytesOfProfile = (profile: Profile): number => {
+  const bytes = profileBytes.get(profile) ?? Buffer.byteLength(JSON.stringify(profile))
+  profileBytes.set(profile, bytes)
+  return bytes
+}
+/** What a start stores; a new session comes with its profile, and a chat has its prompt among its messages, too. */
+function bytesOfStart({ task, create }: Pick<StartRun, 'task' | 'create'>): number {
+  const { prompt, metadata, chat } = task
+  const content = Buffer.byteLength(prompt) * (chat ? 2 : 1) + attachmentBytesOf(task)
+  return (
+    rowsOfRun + content + (metadata ? JSON.stringify(metadata).length : 0) + (create ? bytesOfProfile(create.profile) : 0)
+  )
+}
 
 /** As base64, which is how they are held. */
 export const attachmentBytesOf = ({ attachments = [] }: Pick<Task, 'attachments'>): number =>
@@ -129,7 +148,22 @@ export class RunLimits {
   }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {
-    if (this.#limits) this.#of(tenantId).unsaved += bytes
+    if (!this.#limits) return
+    this.#of(tenantId).unsaved += bytes
+    this.#limits.stored.add(tenantId, bytes)
+  }
+  /** A run was stored, to be executed now or later. */
+  began(tenantId: string, run: Pick<StartRun, 'task' | 'create'>): void {
+    this.#limits?.stored.add(tenantId, bytesOfStart(run))
+  }
+  /** Called with the size of what was stored of a run beside its log. */
+  stored(tenantId: string, bytes: number): void {
+    this.#limits?.stored.add(tenantId, bytes)
+  }
+  /** Why the runs of a tenant cannot go on. */
+  fullOf(tenantId: string): 'log_full' | 'storage_full' | undefined {
+    if (this.logIsFull(tenantId)) return 'log_full'
+    return this.#limits?.stored.isFull(tenantId) ? 'storage_full' : undefined
   }
   /** True: the tenant's runs have written as much to their logs today as they may. */
   logIsFull(tenantId: string): boolean {
@@ -138,8 +172,9 @@ export class RunLimits {
     const before = share.day === today() ? share.logged : 0
     return before + share.unsaved >= this.#limits!.of(tenantId).eventLogBytesPerDay
   }
-  /** Refuses a run to a tenant whose runs have written as much today as they may. */
-  admitLog(tenantId: string): void {
+  /** Refuses a run to a tenant whose runs have written as much today as they may, or of which as much is stored. */
+  admitWrites(tenantId: string): void {
+    this.#limits?.stored.admit(tenantId)
     if (!this.logIsFull(tenantId)) return
     const seconds = Math.ceil((dayMs - (Date.now() % dayMs)) / 1_000)
     throw overLimit('eventLogBytesPerDay', this.#limits!.of(tenantId).eventLogBytesPerDay, seconds)

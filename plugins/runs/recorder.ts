@@ -58,7 +58,7 @@ export interface RecorderDeps {
   readonly store: RunStore
   readonly flushes: FlushClock
   readonly log: FastifyBaseLogger
-  readonly limits: Pick<RunLimits, 'logged' | 'ofRunner'>
+  readonly limits: Pick<RunLimits, 'logged' | 'stored' | 'ofRunner'>
   /** Wakes watchers in other processes. */
   readonly announce: (claim: Claim) => void
   /** Aborts when this process ends and must not keep trying. */
@@ -136,6 +136,8 @@ export class Recorder {
     if (!written) return false
     announce(claim)
     limits.logged(claim.tenantId, tail!.lines.length)
+    // The answer is stored once more, with the run or among the messages of its chat.
+    limits.stored(claim.tenantId, end.result?.length ?? 0)
     return true
   }
 

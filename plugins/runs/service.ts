@@ -75,7 +75,7 @@ export class RunService implements Executor {
       announce,
       flushes: new FlushClock(),
     }
-    this.#saver = new StateSaver(store, log)
+    this.#saver = new StateSaver(store, log, (...saved) => this.limits.stored(...saved))
     this.#logs = { store, kv, live: (tenantId, runId) => this.local(tenantId, runId)?.log }
     this.#cancellation = new Cancellation(store, this.#logs, this)
     this.#submission = new Submission(deps, this, this.#cancellation)
@@ -231,8 +231,9 @@ export class RunService implements Executor {
   #turn(): void {
     const now = Date.now()
     for (const run of this.#active.values()) {
+      const full = this.limits.fullOf(run.claim.tenantId)
       if (now > run.deadline) run.stop(endingOf('timeout'))
-      else if (this.limits.logIsFull(run.claim.tenantId)) run.stop(endingOf('log_full'))
+      else if (full) run.stop(endingOf(full))
     }
   }
   #over(): Promise<unknown> {

@@ -23,6 +23,7 @@ const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${s
 export class StateSaver {
   readonly #store: RunStore
   readonly #log: FastifyBaseLogger
+  readonly #onGrown: (tenantId: string, bytes: number) => void
   readonly #delayMs: number
   /** In order of `due`, because every session waits equally long. */
   readonly #waiting = new Map<string, Waiting>()
@@ -30,9 +31,16 @@ export class StateSaver {
   #timer: NodeJS.Timeout | undefined
   #draining = false
 
-  constructor(store: RunStore, log: FastifyBaseLogger, delayMs = restMs) {
+  /** `onGrown` hears by how many bytes more is stored. */
+  constructor(
+    store: RunStore,
+    log: FastifyBaseLogger,
+    onGrown: (tenantId: string, bytes: number) => void = () => {},
+    delayMs = restMs,
+  ) {
     this.#store = store
     this.#log = log
+    this.#onGrown = onGrown
     this.#delayMs = delayMs
   }
 
@@ -99,7 +107,9 @@ export class StateSaver {
       const known = epoch ?? (await this.#store.findSession(tenantId, sessionId))?.epoch
       if (known === undefined) return
       const bundle = await link.exportState(tenantId, sessionId)
-      if (bundle) await this.#store.saveState(tenantId, sessionId, bundle, { runner: link.hash, epoch: known })
+      if (!bundle) return
+      const grown = await this.#store.saveState(tenantId, sessionId, bundle, { runner: link.hash, epoch: known })
+      if (grown !== undefined) this.#onGrown(tenantId, grown)
     } catch (err) {
       // It is tried again after the session's next run; until then the runner still has the conversation.
       this.#log.warn({ err, sessionId }, 'the state of a session could not be saved')

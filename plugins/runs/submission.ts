@@ -75,7 +75,7 @@ export class Submission {
     const { id: runId = newId('run'), sessionId, chat } = task
     if (!isClientId(runId)) throw runErrors.invalidRunId()
     if (sessionId !== undefined && !isClientId(sessionId)) throw runErrors.invalidSessionId()
-    this.#executor.limits.admitLog(tenantId)
+    this.#executor.limits.admitWrites(tenantId)
     await this.#check(tenantId, task)
     const asked = { tenantId, runId, task }
     if (chat?.continued) return this.#continueChat(asked)
@@ -166,6 +166,7 @@ export class Submission {
     if (outcome.kind === 'full') throw runErrors.queueFull()
     if (outcome.kind === 'tenant_full') throw overLimit('queuedRuns', most)
     if (outcome.kind !== 'queued') throw await this.#unusable(asked, outcome.kind)
+    this.#executor.limits.began(tenantId, asked)
     // The session may have become free since it was found busy. A run whose end was under way just then has not seen the line,
     // and may not have been seen to be over: one more look is sooner than the next sweep.
     this.advance(tenantId, sessionId)
@@ -223,6 +224,7 @@ export class Submission {
     try {
       const outcome = await this.#deps.store.start(run)
       begun = outcome.kind === 'started'
+      if (begun) limits.began(tenantId, run)
       return outcome
     } finally {
       if (!begun) limits.give(tenantId)

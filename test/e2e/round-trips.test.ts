@@ -19,8 +19,9 @@ const byTheClock = [
   /-tenants$|^tenant-ids$/,
   /^chat-(ingress|keys-used|keys-alive)$/,
   /^(api_keys_alive|limits_changed)$/,
-  // A conductor takes its share of a tenant's runs once, and adds up what they have logged.
+  // A conductor takes its share of a tenant's runs once, and adds up what they have logged and stored.
   /^run-(shares-hold|log-bytes)$/,
+  /^stored_bytes_/,
   // Sent once for a burst of wake-ups, and only while another process listens.
   /^kv_/,
   /^LISTEN/,

@@ -23,6 +23,8 @@ export interface Stage {
   metrics(): Promise<string>
   /** One pass over all tenants, as a job would make it. */
   pass(signal?: AbortSignal): Promise<void>
+  /** Counts what is stored of every tenant, as the nightly job would. */
+  recount(signal?: AbortSignal): Promise<void>
   call(
     method: 'GET' | 'POST' | 'PATCH' | 'DELETE',
     url: string,
@@ -60,6 +62,7 @@ export async function stage(t: TestContext, config: object = {}, dsn?: string): 
     logs: kernel.logs,
     metrics: () => registries[0]!.metrics(),
     pass: (signal = new AbortController().signal) => works[0]!(signal),
+    recount: (signal = new AbortController().signal) => works[1]!(signal),
     call: (method, url, tenant = 'default', body) =>
       kernel.listeners['conductor']!.inject({ method, url, headers: { tenant }, ...(body ? { body } : {}) }),
     async count(tenantId, table) {

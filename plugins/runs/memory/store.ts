@@ -215,13 +215,14 @@ export class MemoryRunStore extends TenantUse implements RunStore {
   }
   async saveState(tenantId: string, sessionId: string, bundle: StateBundle, { runner, epoch }: CopiedState) {
     const session = this.#rows.session(tenantId, sessionId)
-    if (!session || session.dto.status === 'shutdown' || (session.where.runner ?? runner) !== runner) return false
-    if (session.epoch !== epoch || session.claimRun !== undefined) return false
+    if (!session || session.dto.status === 'shutdown' || (session.where.runner ?? runner) !== runner) return undefined
+    if (session.epoch !== epoch || session.claimRun !== undefined) return undefined
+    const grown = bundle.bytes.length - (session.state?.bytes.length ?? 0)
     session.state = bundle
     session.stateRev++
     const { runtimeSessionId } = bundle
     if (runtimeSessionId !== undefined) session.where = { ...session.where, runtimeSessionId }
-    return true
+    return grown
   }
   async loadState(tenantId: string, sessionId: string) {
     return this.#rows.session(tenantId, sessionId)?.state

@@ -13,13 +13,15 @@ const save = prepared(
      WHERE tenant_id = :tenant AND id = :session AND status <> 'shutdown' AND coalesce(runner_hash, :runner) = :runner
        AND claim_epoch = :epoch AND claim_run IS NULL
      RETURNING id
+   ), was AS (
+     SELECT octet_length(bytes) AS size FROM session_state WHERE tenant_id = :tenant AND session_id = :session
    )
    INSERT INTO session_state (tenant_id, session_id, content_type, bytes, runtime_session_id)
    SELECT :tenant, :session, :contentType, :bytes, :handle FROM kept
    ON CONFLICT (tenant_id, session_id) DO UPDATE
    SET content_type = excluded.content_type, bytes = excluded.bytes,
        runtime_session_id = excluded.runtime_session_id, saved_at = now()
-   RETURNING session_id`,
+   RETURNING octet_length(bytes) - coalesce((SELECT size FROM was), 0) AS grown`,
 )
 const load = prepared(
   'session-load-state',
@@ -125,8 +127,9 @@ export const createState = (db: Database) =>
         runner,
         epoch,
       }
-      const saved = await db.unit(tenantId, save(values), { order: sessionId, bytes: bytes.length })
-      return saved.length > 0
+      const options = { order: sessionId, bytes: bytes.length }
+      const [saved] = await db.unit<{ grown: number }>(tenantId, save(values), options)
+      return saved?.grown
     },
     async loadState(tenantId, sessionId) {
       type Row = { content_type: string; bytes: Buffer; runtime_session_id: string | null }

@@ -137,7 +137,7 @@ test('a session that its runner forgot is restored from the row and its bundle, 
     yield result('first')
   })
   const saved = { bytes: Buffer.from('saved'), contentType: 'application/json' }
-  assert.ok(await s.store.saveState('acme', sessionId, saved, { runner: 'aaaaaaaa', epoch: 1 }))
+  assert.equal(await s.store.saveState('acme', sessionId, saved, { runner: 'aaaaaaaa', epoch: 1 }), 5)
   s.runner.known.clear()
   s.runner.onExecute = (run) => {
     if (!run.create && !s.runner.known.has(run.sessionId)) throw new AppError('unknown_session', 404)

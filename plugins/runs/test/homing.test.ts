@@ -129,7 +129,7 @@ test('what a stopping runner has to itself is saved at once, before what only re
     findSession: async () => ({ epoch: 7 }),
     saveState: async (tenant: string, id: string, _bundle: unknown, of: { runner: string; epoch: number }) => {
       saved.push(`${tenant} ${id} of ${of.runner} at ${of.epoch}`)
-      return true
+      return 1
     },
   } as unknown as RunStore
   const link = {
@@ -137,7 +137,7 @@ test('what a stopping runner has to itself is saved at once, before what only re
     unsaved: async () => [{ tenantId: 'globex', sessionId: 's2' }],
     exportState: async () => ({ bytes: Buffer.from('x'), contentType: 'application/json' }),
   } as unknown as RunnerLink
-  const saver = new StateSaver(store, pino({ level: 'silent' }), 3_600_000)
+  const saver = new StateSaver(store, pino({ level: 'silent' }), undefined, 3_600_000)
   saver.rest({ tenantId: 'acme', sessionId: 's1', runId: 'r', epoch: 3 }, link)
   await saver.evacuate(link)
   await eventually('it is saved', () => saved.length === 1)

@@ -102,6 +102,30 @@ test('runs that have written as much to their logs as they may in a day end, and
   assert.ok(Number(refused.headers['retry-after']) <= 86_400)
 })
 
+test('runs end when as much is stored of their tenant as may be, and no other begins', async (t) => {
+  const s = await limited(t, { storedBytes: 20_000 }, async function* (_run, signal) {
+    while (!signal.aborted) {
+      yield text('x'.repeat(500))
+      await new Promise((resolve) => setImmediate(resolve))
+    }
+  })
+  const { runId } = (await post(s, {})).json()
+  await eventually('it ends', async () => (await status(s, runId)) === 'error')
+  assert.equal((await s.store.findRun('acme', runId))!.error!.code, 'storage_full')
+  const refused = await post(s, {})
+  assert.deepEqual(
+    [refused.statusCode, refused.json().error, refused.json().limit],
+    [409, 'limit_exceeded', 'storedBytes'],
+  )
+})
+
+test('prompts count, those of runs that wait as well, and the profile of each new session', async (t) => {
+  const s = await limited(t, { storedBytes: 50_000 })
+  const { sessionId } = (await post(s, { prompt: 'x'.repeat(10_000) })).json()
+  assert.equal((await post(s, { sessionId, whenBusy: 'enqueue', prompt: 'x'.repeat(40_000) })).json().status, 'queued')
+  assert.equal((await post(s, {})).json().limit, 'storedBytes')
+})
+
 test('attachments of runs that execute are bounded together; one run always may have its own', async (t) => {
   const s = await limited(t, { attachmentBytes: 6 })
   const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]

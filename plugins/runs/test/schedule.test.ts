@@ -95,7 +95,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     log: pino({ level: 'silent' }),
     children: undefined as unknown as RunDeps['children'],
     trees: new DelegationTrees(undefined),
-    limits: { logged() {}, ofRunner: () => ({}) },
+    limits: { logged() {}, stored() {}, ofRunner: () => ({}) },
     onCrash: 'interrupt',
     announce() {},
     flushes: new FlushClock(),

@@ -6,7 +6,7 @@ import { fake, testKernel, type TestKernel, testProfile } from '#testing'
 import { ApiGuard, type Caller, type Guard, InternalGuard } from '#contracts/auth'
 import type { Delegation } from '#contracts/delegation'
 import { Kv } from '#contracts/kv'
-import { defaultLimits, type Limits, type TenantLimits } from '#contracts/limits'
+import { defaultLimits, type Limits, overLimit, type TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { createEventEncoder, type RuntimeEvent } from '#contracts/run-event'
@@ -227,11 +227,20 @@ export async function stage(t: Pick<TestContext, 'after'>, options: StageOptions
 export function limitsOf(own: Partial<Limits>): TenantLimits {
   const limits = { ...defaultLimits, ...own }
   const nothing = (): void => {}
+  const stored = new Map<string, number>()
+  const isFull = (tenantId: string): boolean => (stored.get(tenantId) ?? 0) >= limits.storedBytes
   return {
     defaults: limits,
     of: () => limits,
     ownOf: () => ({}),
     change: async () => false,
+    stored: {
+      add: (tenantId, bytes) => void stored.set(tenantId, (stored.get(tenantId) ?? 0) + bytes),
+      isFull,
+      admit(tenantId) {
+        if (isFull(tenantId)) throw overLimit('storedBytes', limits.storedBytes)
+      },
+    },
     guard: nothing,
     uses: nothing,
     usedBy: async () => ({}),

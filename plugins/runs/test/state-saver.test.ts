@@ -39,7 +39,7 @@ test('a session that rests is saved once, one that runs again is not, and no mor
   // By a clock of its own: on a busy machine ten milliseconds pass between two lines, and a session that was saved rests again.
   t.mock.timers.enable({ apis: ['setTimeout', 'Date'] })
   const { exports, saved, link, store } = scripted()
-  const saver = new StateSaver(store, log, 10)
+  const saver = new StateSaver(store, log, undefined, 10)
   for (let i = 0; i < 3; i++) saver.rest(claimOf('s0'), link)
   for (let i = 1; i < 7; i++) saver.rest(claimOf(`s${i}`), link)
   saver.busy('acme', 's1')
@@ -61,7 +61,7 @@ test('a session that rests is saved once, one that runs again is not, and no mor
 
 test('an older export never lands after a newer one of the same session', async () => {
   const { exports, saved, link, store } = scripted()
-  const saver = new StateSaver(store, log, 1)
+  const saver = new StateSaver(store, log, undefined, 1)
   saver.rest(claimOf('s'), link)
   await eventually('the first export begins', () => exports.length === 1)
   saver.busy('acme', 's')
@@ -77,7 +77,7 @@ test('an older export never lands after a newer one of the same session', async 
 
 test('what another conductor left unsaved is copied as of the claim that was the last before the export began', async () => {
   const { exports, saved, link, store, epoch } = scripted()
-  const saver = new StateSaver(store, log, 1)
+  const saver = new StateSaver(store, log, undefined, 1)
   epoch.now = 7
   await saver.evacuate(link)
   await eventually('the export begins', () => exports.length === 1)

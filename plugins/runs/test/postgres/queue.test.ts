@@ -103,7 +103,7 @@ test('a process declared dead claims nothing from a line, and what it does under
   assert.equal(await finish(a, claim), false)
   const bundle = { bytes: Buffer.from('old'), contentType: 'text/plain' }
   const of = { runner: 'aaaaaaaa', epoch: claim.epoch }
-  assert.equal(await a.saveState(tenantId, claim.sessionId, bundle, of), false)
+  assert.equal(await a.saveState(tenantId, claim.sessionId, bundle, of), undefined)
   assert.equal(await a.shutdownSession(tenantId, claim.sessionId), 'running')
   assert.equal((await b.findRun(tenantId, 'next'))?.status, 'running')
 })

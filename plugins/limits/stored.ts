@@ -1,0 +1,119 @@
+import type { FastifyBaseLogger } from 'fastify'
+import type { Database, Statement } from '#contracts/database'
+import { overLimit, type StoredBytes } from '#contracts/limits'
+
+/** What this process knows of one tenant. */
+interface Count {
+  /** In the database, as it last said. */
+  stored: number
+  /** Written here, and not added there yet. */
+  unsaved: number
+  usedAt: number
+  telling: Promise<void> | undefined
+}
+
+const sweepEveryMs = 10_000
+const forgetAfterMs = 600_000
+
+// A tenant that is erased meanwhile is not begun anew.
+const add = (tenantId: string, bytes: number): Statement => ({
+  name: 'stored_bytes_add',
+  text: `INSERT INTO tenant_storage AS s (tenant_id, bytes)
+         SELECT id, greatest(0, $2::bigint) FROM tenants WHERE id = $1 AND deleted_at IS NULL
+         ON CONFLICT (tenant_id) DO UPDATE SET bytes = greatest(0, s.bytes + $2::bigint)
+         RETURNING bytes::float8 AS bytes`,
+  values: [tenantId, bytes],
+})
+const read = (tenantId: string): Statement => ({
+  name: 'stored_bytes_read',
+  text: 'SELECT bytes::float8 AS bytes FROM tenant_storage WHERE tenant_id = $1',
+  values: [tenantId],
+})
+
+/**
+ * What is stored of each tenant. A process adds up what it writes and tells the database every 10 s, and hears what all have written:
+ * a tenant may pass its limit by what it writes in that time. Deletions lower the count in the database, by triggers.
+ */
+export class KeptStoredBytes implements StoredBytes {
+  readonly #database: Database | undefined
+  readonly #limitOf: (tenantId: string) => number
+  readonly #log: Pick<FastifyBaseLogger, 'warn'>
+  readonly #counts = new Map<string, Count>()
+  #timer: NodeJS.Timeout | undefined
+  #sweeping: Promise<void> | undefined
+
+  /** Without a database nothing is stored. */
+  constructor(
+    database: Database | undefined,
+    limitOf: (tenantId: string) => number,
+    log: Pick<FastifyBaseLogger, 'warn'>,
+  ) {
+    this.#database = database
+    this.#limitOf = limitOf
+    this.#log = log
+  }
+
+  add(tenantId: string, bytes: number): void {
+    if (this.#database && bytes !== 0) this.#of(tenantId).unsaved += Math.round(bytes)
+  }
+  isFull(tenantId: string): boolean {
+    return this.#database !== undefined && this.#exceeds(tenantId, this.#of(tenantId))
+  }
+  admit(tenantId: string): void {
+    if (this.isFull(tenantId)) throw overLimit('storedBytes', this.#limitOf(tenantId))
+  }
+  /** As all processes have told it, with what this one has not told yet. */
+  async used(tenantId: string): Promise<number> {
+    const [row] = await this.#database!.unit<{ bytes: number }>(tenantId, read(tenantId))
+    return Math.max(0, (row?.bytes ?? 0) + (this.#counts.get(tenantId)?.unsaved ?? 0))
+  }
+
+  start(): void {
+    if (this.#database) this.#timer = setInterval(() => void this.sweep(), sweepEveryMs).unref()
+  }
+  async stop(): Promise<void> {
+    clearInterval(this.#timer)
+    await this.#sweeping
+    await this.sweep()
+  }
+  /** Tells what was written, and asks again for tenants that are full: something may have been deleted. Never rejects. */
+  sweep(): Promise<void> {
+    return (this.#sweeping ??= this.#sweep().finally(() => (this.#sweeping = undefined)))
+  }
+
+  async #sweep(): Promise<void> {
+    const oldest = Date.now() - forgetAfterMs
+    const told: Promise<void>[] = []
+    for (const [tenantId, count] of this.#counts) {
+      if (count.unsaved !== 0 || this.#exceeds(tenantId, count)) told.push(this.#tell(tenantId, count))
+      else if (count.usedAt < oldest) this.#counts.delete(tenantId)
+    }
+    // What could not be told now is told with the next.
+    const failed = (await Promise.allSettled(told)).find((one) => one.status === 'rejected')
+    if (failed) this.#log.warn({ err: failed.reason }, 'what is stored of tenants could not be counted yet')
+  }
+  #exceeds(tenantId: string, { stored, unsaved }: Count): boolean {
+    return stored + unsaved >= this.#limitOf(tenantId)
+  }
+  #of(tenantId: string): Count {
+    let count = this.#counts.get(tenantId)
+    if (!count) {
+      count = { stored: 0, unsaved: 0, usedAt: 0, telling: undefined }
+      this.#counts.set(tenantId, count)
+      // What others have written is soon known here as well. The sweep tries again.
+      this.#tell(tenantId, count).catch(() => {})
+    }
+    count.usedAt = Date.now()
+    return count
+  }
+  #tell(tenantId: string, count: Count): Promise<void> {
+    return (count.telling ??= this.#ask(tenantId, count).finally(() => (count.telling = undefined)))
+  }
+  async #ask(tenantId: string, count: Count): Promise<void> {
+    const { unsaved } = count
+    const statement = unsaved === 0 ? read(tenantId) : add(tenantId, unsaved)
+    const [row] = await this.#database!.unit<{ bytes: number }>(tenantId, statement, { order: `stored ${tenantId}` })
+    count.stored = row?.bytes ?? 0
+    count.unsaved -= unsaved
+  }
+}
