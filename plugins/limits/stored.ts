@@ -84,6 +84,8 @@ export class KeptStoredBytes implements StoredBytes {
   async #sweep(): Promise<void> {
     const oldest = Date.now() - forgetAfterMs
     const told: Promise<void>[] = []
+    // The question under way may have begun before what is to be told was written.
+    await Promise.allSettled([...this.#counts.values()].map(({ telling }) => telling))
     for (const [tenantId, count] of this.#counts) {
       if (count.unsaved !== 0 || this.#exceeds(tenantId, count)) told.push(this.#tell(tenantId, count))
       else if (count.usedAt < oldest) this.#counts.delete(tenantId)

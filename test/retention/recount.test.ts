@@ -12,6 +12,8 @@ const stored = async ({ database }: Stage, tenantId: string): Promise<number | u
 test('what is stored of a tenant is counted over all its tables, and a count that was wrong is right again', async (t) => {
   const s = await stage(t)
   await s.recount()
+  // The second time there is a row more: the count itself.
+  await s.recount()
   const empty = (await stored(s, 'acme'))!
   await s.sql('acme', ...run('acme', 'run_1', 1), ...chat('acme', 'talk', 1, 'conv'))
   await s.sql(
@@ -22,13 +24,15 @@ test('what is stored of a tenant is counted over all its tables, and a count tha
   await s.recount()
   const full = (await stored(s, 'acme'))!
   assert.ok(full - empty > 1_000_000 && full - empty < 1_010_000, `${full - empty}: as it was written, however it is kept`)
-  assert.ok((await stored(s, 'globex'))! <= empty, 'other tenants have their own')
+  assert.ok((await stored(s, 'globex'))! < empty + 1_000, 'other tenants have their own')
   await s.sql('acme', `DELETE FROM session_state WHERE session_id = 'big'`)
   assert.ok((await stored(s, 'acme'))! < full - 1_000_000, 'a deletion does not wait for the next count')
 })
 
 test('large tables are counted page by page, whatever their key, each row once', async (t) => {
   const s = await stage(t)
+  await s.recount()
+  // The second time there is a row more: the count itself.
   await s.recount()
   const empty = (await stored(s, 'acme'))!
   const rows = 1_234
