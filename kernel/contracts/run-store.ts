@@ -259,12 +259,7 @@ export interface RunStore {
    * Stores a copy of the conversation, and resolves to by how many bytes it is larger than the one before. Undefined: the copy is
    * old, because the session was claimed since then or another runner has it.
    */
-  saveState(
-    tenantId: string,
-    sessionId: string,
-    bundle: StateBundle,
-    of: CopiedState,
-  ): Promise<number | undefined>
+  saveState(tenantId: string, sessionId: string, bundle: StateBundle, of: CopiedState): Promise<number | undefined>
   loadState(tenantId: string, sessionId: string): Promise<StateBundle | undefined>
   /** Finished runs of a session, or of the whole conversation that `runId` belongs to, before that run, newest first, in pages. */
   pastRuns(claim: Claim): AsyncIterable<readonly PastRun[]>

@@ -107,11 +107,15 @@ async function* rest(
 function sizes(tenantId: string, { name, key, values }: Table, limit: number, place?: readonly string[]): Statement {
   const keys = key.map((column) => column.name)
   const columns = keys.map((column, i) => `${column} AS k${i}`)
-  const after = place ? `AND (${keys.join(', ')}) > (${key.map(({ type }, i) => `$${i + 3}::text::${type}`).join(', ')})` : ''
+  const after = place
+    ? `AND (${keys.join(', ')}) > (${key.map(({ type }, i) => `$${i + 3}::text::${type}`).join(', ')})`
+    : ''
   const order = (direction: string): string =>
     keys.length === 0 ? '' : `ORDER BY ${keys.map((_, i) => `k${i} ${direction}`).join(', ')}`
   const size = values.map(({ name: value, type }) =>
-    type === 'text' || type === 'bytea' ? `coalesce(octet_length(${value}), 0)` : `coalesce(pg_column_size(${value}), 0)`,
+    type === 'text' || type === 'bytea'
+      ? `coalesce(octet_length(${value}), 0)`
+      : `coalesce(pg_column_size(${value}), 0)`,
   )
   return {
     text: `WITH page AS MATERIALIZED (

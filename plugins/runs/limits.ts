@@ -40,22 +40,6 @@ const today = (): number => Math.floor(Date.now() / dayMs)
 
 /** What the rows of a run take beside its content: the run, its session, messages, meters and marks, with their index entries. */
 const rowsOfRun = 2_048
-/** Profiles are kept in memory and shared, and there may be many starts of one. */
-const profileBytes = new WeakMap<Profile, number>()
-const bytesOfProfile = (profile: Profile): number => {
-  const bytes = profileBytes.get(profile) ?? Buffer.byteLength(JSON.stringify(profile))
-  profileBytes.set(profile, bytes)
-  return bytes
-}
-/** What a start stores; a new session comes with its profile, and a chat has its prompt among its messages, too. */
-function bytesOfStart({ task, create }: Pick<StartRun, 'task' | 'create'>): number {
-  const { prompt, metadata, chat } = task
-  const content = Buffer.byteLength(prompt) * (chat ? 2 : 1) + attachmentBytesOf(task)
-  return (
-    rowsOfRun + content + (metadata ? JSON.stringify(metadata).length : 0) + (create ? bytesOfProfile(create.profile) : 0)
-  )
-}
-
 /** As base64, which is how they are held. */
 export const attachmentBytesOf = ({ attachments = [] }: Pick<Task, 'attachments'>): number =>
   attachments.reduce((sum, { data }) => sum + data.length, 0)
@@ -72,6 +56,8 @@ export class RunLimits {
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
   readonly #onFree: (tenantId: string) => void
   readonly #shares = new Map<string, Share>()
+  /** Profiles come from memory, and there may be many starts of one. */
+  readonly #profileBytes = new WeakMap<Profile, number>()
   #timer: NodeJS.Timeout | undefined
   #saving: Promise<void> | undefined
 
@@ -152,9 +138,13 @@ export class RunLimits {
     this.#of(tenantId).unsaved += bytes
     this.#limits.stored.add(tenantId, bytes)
   }
-  /** A run was stored, to be executed now or later. */
-  began(tenantId: string, run: Pick<StartRun, 'task' | 'create'>): void {
-    this.#limits?.stored.add(tenantId, bytesOfStart(run))
+  /** A run was stored, to be executed now or later. A new session comes with its profile, and a chat has its prompt among its messages, too. */
+  began(tenantId: string, { task, create }: Pick<StartRun, 'task' | 'create'>): void {
+    if (!this.#limits) return
+    const { prompt, metadata, chat } = task
+    const content = Buffer.byteLength(prompt) * (chat ? 2 : 1) + attachmentBytesOf(task)
+    const more = metadata ? JSON.stringify(metadata).length : 0
+    this.#limits.stored.add(tenantId, rowsOfRun + content + more + (create ? this.#bytesOf(create.profile) : 0))
   }
   /** Called with the size of what was stored of a run beside its log. */
   stored(tenantId: string, bytes: number): void {
@@ -186,6 +176,11 @@ export class RunLimits {
     await this.#save()
   }
 
+  #bytesOf(profile: Profile): number {
+    const bytes = this.#profileBytes.get(profile) ?? Buffer.byteLength(JSON.stringify(profile))
+    this.#profileBytes.set(profile, bytes)
+    return bytes
+  }
   async #countSessions(tenantId: string, share: Share, most: number): Promise<void> {
     share.begun = 0
     share.countedAt = Date.now()

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Database } from '#contracts/database'
-import { tenantedTables } from '../../plugins/retention/tenant-erasure.ts'
+import { tenantedTables } from '../../plugins/retention/tables.ts'
 import { chat, run, stage } from './stage.ts'
 
 /** Tables in which the text is found, in any column of any row that the tenant, or anybody, sees. */

@@ -23,7 +23,10 @@ test('what is stored of a tenant is counted over all its tables, and a count tha
   )
   await s.recount()
   const full = (await stored(s, 'acme'))!
-  assert.ok(full - empty > 1_000_000 && full - empty < 1_010_000, `${full - empty}: as it was written, however it is kept`)
+  assert.ok(
+    full - empty > 1_000_000 && full - empty < 1_010_000,
+    `${full - empty}: as it was written, however it is kept`,
+  )
   assert.ok((await stored(s, 'globex'))! < empty + 1_000, 'other tenants have their own')
   await s.sql('acme', `DELETE FROM session_state WHERE session_id = 'big'`)
   assert.ok((await stored(s, 'acme'))! < full - 1_000_000, 'a deletion does not wait for the next count')

@@ -76,7 +76,9 @@ test('every table whose deletions count frees what its rows hold', async (t) => 
   const { database, process, sql } = await stage(t)
   await sql(`INSERT INTO sessions (tenant_id, id, profile, runtime, profile_snapshot, status)
              VALUES ('default', 's', 'p', 'general', jsonb_build_object('x', repeat('y', 100)), 'idle')`)
-  await sql(`INSERT INTO session_state (tenant_id, session_id, content_type, bytes) VALUES ('default', 's', 'x', '12345')`)
+  await sql(
+    `INSERT INTO session_state (tenant_id, session_id, content_type, bytes) VALUES ('default', 's', 'x', '12345')`,
+  )
   await sql(`INSERT INTO runs (tenant_id, id, session_id, profile, status, prompt, claim_owner, claim_epoch, finished_at, result, input)
              VALUES ('default', 'r', 's', 'p', 'ok', '1234567', 'x', 1, now(), '123', '[1]')`)
   await sql(`INSERT INTO messages (tenant_id, conversation_id, public_run_id, role, content)
