@@ -159,6 +159,9 @@ export const limitErrors = errorTable('limits', {
   },
 })
 
+export const isOverLimit = ({ code }: AppError): boolean =>
+  code === limitErrors.limitReached.row.code || code === limitErrors.limitExceeded.row.code
+
 /** The answer to whoever is over a limit. */
 export function overLimit(limit: LimitName, max: number, retryAfterSeconds?: number): AppError {
   const { relief, about } = limitKinds[limit]
@@ -192,6 +195,8 @@ export interface StoredBytes {
   admit(tenantId: string): void
 }
 
+export type CountUse = (tenantId: string) => Promise<number | undefined> | number | undefined
+
 /** What each tenant may have. What an operator changes reaches every process within seconds. */
 export interface TenantLimits {
   /** The limits of the role file. */
@@ -204,8 +209,8 @@ export interface TenantLimits {
   readonly stored: StoredBytes
   /** Keeps the limits on requests and open streams in a scope: called behind its guard, and before its routes. */
   guard(app: App, guarded: GuardedRequests): void
-  /** Whoever keeps a limit says how much of it a tenant uses. */
-  uses(limit: LimitName, count: (tenantId: string) => Promise<number> | number): void
+  /** Whoever keeps a limit says how much of it a tenant uses; undefined where nobody can tell. */
+  uses(limit: LimitName, count: CountUse): void
   /** How much of each limit a tenant uses, of those for which a number is kept. */
   usedBy(tenantId: string): Promise<OwnLimits>
 }

@@ -39,8 +39,14 @@ export const ExecuteRun = Type.Object(
     epoch: Type.Optional(Type.Integer({ minimum: 0 })),
     /** Milliseconds for which the run goes on without a reader, so that another conductor can read on. 0 unless given: it ends with its connection. */
     keepMs: Type.Optional(Type.Integer({ minimum: 0, maximum: 120_000 })),
-    /** What the tenant may have on each runner; as much as there is room for unless given. Sent for profiles with a sandbox. */
-    limits: Type.Optional(Type.Object({ sandboxes: Type.Optional(Type.Integer({ minimum: 0 })) })),
+    /** What the tenant may have on each runner: of sandboxes and their files as much as there is room for unless given. */
+    limits: Type.Optional(
+      Type.Object({
+        stateBytes: Type.Optional(Type.Integer({ minimum: 0 })),
+        sandboxes: Type.Optional(Type.Integer({ minimum: 0 })),
+        workspaceBytes: Type.Optional(Type.Integer({ minimum: 0 })),
+      }),
+    ),
     /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */
     budget: Type.Optional(RunBudget),
     ...promptFields,
@@ -126,6 +132,9 @@ export const WorkerLease = Type.Object(
     launchedAt: Type.Optional(Type.String({ format: 'date-time' })),
     lastUsedAt: Type.Optional(Type.String({ format: 'date-time' })),
     warm: Type.Optional(Type.Boolean({ description: 'It was prepared before the session was known.' })),
+    workspaceBytes: Type.Optional(
+      Type.Integer({ description: 'Of its files, as counted last; absent when its provider cannot tell.' }),
+    ),
   },
   { additionalProperties: true },
 )
@@ -142,6 +151,16 @@ export const VfsLease = Type.Object(
   { additionalProperties: true },
 )
 export type VfsLease = Static<typeof VfsLease>
+
+/** What a tenant has on one runner, as its limits count it. */
+export const RunnerUsage = Type.Object({
+  stateBytes: Type.Integer({ description: 'Conversations and profiles of its sessions, in memory.' }),
+  sandboxes: Type.Integer(),
+  workspaceBytes: Type.Optional(
+    Type.Integer({ description: 'Files in its sandboxes; absent when no provider here can tell.' }),
+  ),
+})
+export type RunnerUsage = Static<typeof RunnerUsage>
 
 /** A session as the runner holds it in memory. `status`: 0 idle, 1 running, 2 errored, 3 shutdown on the wire. */
 export interface RunnerSession {
@@ -187,6 +206,8 @@ export interface RunnerLink {
   /** Resting sessions, of all tenants, whose conversation changed since it was last exported. */
   unsaved(): Promise<readonly UnsavedSession[]>
   topology(signal?: AbortSignal): Promise<RunnerTopology>
+  /** Undefined: a runner of an earlier release, which does not count. */
+  usage(tenantId: string, signal?: AbortSignal): Promise<RunnerUsage | undefined>
   /** Sandbox workers of a tenant's sessions. */
   workerLeases(tenantId: string, signal?: AbortSignal): Promise<readonly WorkerLease[]>
   /** Undefined when the session has no worker. */

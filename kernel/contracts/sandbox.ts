@@ -67,6 +67,12 @@ export interface SandboxProvider {
   resume(sandboxId: string, order: LaunchOrder): Promise<void>
   /** Ends the sandbox and removes its files. */
   destroy(sandboxId: string): Promise<void>
+  /**
+   * How many bytes of disk the files of sandboxes take, those of one that has ended by itself included: Infinity where they cannot be
+   * counted in reasonable time, nothing for one that is not known. Asked again and again in the background. A provider that cannot
+   * tell leaves it out; its sandboxes are bounded by their volumes then.
+   */
+  diskUsage?(sandboxIds: readonly string[]): Promise<ReadonlyMap<string, number>>
   /** Lists the sandboxes of an owner, paused ones included. Needed where sandboxes outlive the runner's process. */
   list?(owner: string): Promise<readonly string[]>
 }

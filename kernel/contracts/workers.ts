@@ -3,7 +3,7 @@ import type { Static } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { Profile } from './profiles.ts'
 import type { ProgressEvent, UsageEvent } from './run-event.ts'
-import type { RunBudget, RunnerSession, WorkerLease } from './runner.ts'
+import type { RunBudget, RunnerSession, RunnerUsage, WorkerLease } from './runner.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 
@@ -73,6 +73,15 @@ export interface PreparedRun {
   over(): void
 }
 
+/** Where a runner counts what its sessions have in its memory. */
+export interface SessionMemory {
+  /**
+   * The session has so many bytes of state from now on. AppError 429 `limit_reached` when its tenant may not have them, 404
+   * `unknown_session` when it is not the tenant's: then it has what it had.
+   */
+  hold(tenantId: string, sessionId: string, bytes: number): void
+}
+
 /** Sessions whose worker, or whose tools, are in a sandbox of their own. */
 export interface SandboxWorkers {
   /** Names of the providers, sorted. */
@@ -94,6 +103,11 @@ export interface SandboxWorkers {
   ): Promise<ToolResult>
   leases(tenantId: string | undefined, signal?: AbortSignal): Promise<readonly WorkerLease[]>
   lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
+  /** The session has a sandbox, and files in it. */
+  has(session: RunnerSession): boolean
+  /** Has the states of sessions counted that are kept here. Called in setup; until then none are. */
+  countIn(memory: SessionMemory): void
+  usage(tenantId: string): Pick<RunnerUsage, 'sandboxes' | 'workspaceBytes'>
   /** The session left this runner for good: its sandbox is destroyed. */
   release(session: RunnerSession): Promise<void>
   /** A provider said that this sandbox changed. Returns how many cached states were dropped. */

@@ -1,8 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Duration, Settings } from '#kernel'
+import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { ReadinessChecks } from '#contracts/health'
 import { Kv } from '#contracts/kv'
+import { TenantLimits } from '#contracts/limits'
 import { fleetErrors } from '#contracts/run-errors'
 import { Fleet, LocalRunners } from '#contracts/runner'
 import { Signers } from '#contracts/signing'
@@ -14,6 +15,7 @@ import { RunnerFleet } from './fleet.ts'
 import { checkRunnerUrl, createRemoteRunner, runnerPeers } from './remote-runner.ts'
 import { createObserver } from './topology.ts'
 import { topologyRoutes } from './topology.routes.ts'
+import { tellUsage } from './usage.ts'
 
 /**
  * The runners of this conductor, those behind URLs and the one in this process if there is one: where sessions are placed, what
@@ -37,9 +39,16 @@ export default definePlugin({
     topologyFreshFor: Duration('2s', 'How long GET /api/topology shows what a runner said before it is asked again.'),
   }),
   errors: fleetErrors,
-  requires: { local: LocalRunners, kv: Kv, api: ApiGuard, internal: InternalGuard, signers: Signers },
+  requires: {
+    local: LocalRunners,
+    kv: Kv,
+    api: ApiGuard,
+    internal: InternalGuard,
+    signers: Signers,
+    limits: maybe(TenantLimits),
+  },
   provides: { fleet: Fleet, readiness: ReadinessChecks },
-  async setup({ config, deps: { local, kv, api, internal, signers }, log, routes, onStart, onStop }) {
+  async setup({ config, deps: { local, kv, api, internal, signers, limits }, log, routes, onStart, onStop }) {
     if (config.urls.length + local.size === 0) {
       throw new Error('no runner is configured; set RUNNER_URLS, or add a runner to this role')
     }
@@ -56,6 +65,7 @@ export default definePlugin({
       await Promise.all(fleet.members().map((member) => member.start()))
     })
 
+    if (limits) tellUsage(limits, fleet)
     const observe = createObserver({ fleet, freshMs: config.topologyFreshFor })
     routes('conductor', async (app) => {
       api.protect(app)

@@ -180,6 +180,7 @@ class CountedLink implements RunnerLink {
   }
 
   readonly info: RunnerLink['info'] = (signal) => this.#link.info(signal)
+  readonly usage: RunnerLink['usage'] = (...args) => this.#link.usage(...args)
   readonly takeBroadcast: RunnerLink['takeBroadcast'] = (tenantId, page) => this.#link.takeBroadcast(tenantId, page)
   readonly behind: RunnerLink['behind'] = (revisions) => this.#link.behind(revisions)
   readonly getSession: RunnerLink['getSession'] = (...args) => this.#link.getSession(...args)

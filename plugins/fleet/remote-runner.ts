@@ -109,6 +109,7 @@ export function createRemoteRunner(url: string, peer: Peer): RunnerLink {
       }
     },
     unsaved: async () => (await peer.ask(runnerWire.unsaved, {})) ?? [],
+    usage: (tenant, signal) => peer.ask(runnerWire.usage, { tenant, signal }),
     topology: (signal) => peer.ask(runnerWire.topology, { signal }),
     workerLeases: (tenant, signal) => peer.ask(runnerWire.workerLeases, { tenant, signal }),
     workerLease: (tenant, id, signal) => peer.ask(runnerWire.workerLease, { tenant, params: { id }, signal }),

@@ -5,8 +5,9 @@ import { type App, type AppError, isAppError, isStream, rateLimit } from '#kerne
 import type { Database, Statement } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import {
+  type CountUse,
   type GuardedRequests,
-  limitErrors,
+  isOverLimit,
   type LimitName,
   limitNames,
   type Limits,
@@ -19,7 +20,6 @@ import { KeptStoredBytes } from './stored.ts'
 /** A change reaches other processes at their next look. */
 const lookEveryMs = 5_000
 
-const overLimits: readonly string[] = [limitErrors.limitReached.row.code, limitErrors.limitExceeded.row.code]
 /** How much longer each refused request of a minute waits for its answer, and how long at most. */
 const holdMs = 5
 const longestHoldMs = 1_000
@@ -55,7 +55,7 @@ export class KeptLimits implements TenantLimits {
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
   readonly #own = new Map<string, OwnLimits>()
   readonly #whole = new Map<string, Limits>()
-  readonly #uses = new Map<LimitName, (tenantId: string) => Promise<number> | number>()
+  readonly #uses = new Map<LimitName, CountUse>()
   readonly #streams = new Map<string, number>()
   /** Refused requests that are held up, by tenant. */
   readonly #held = new Map<string, number>()
@@ -108,7 +108,7 @@ export class KeptLimits implements TenantLimits {
       if (isStream(route.config)) route.onRequest = [...[route.onRequest ?? []].flat(), countStream]
     })
     app.addHook('onError', async (request, _reply, error) => {
-      if (isAppError(error) && overLimits.includes(error.code)) await this.holdUp(guarded.tenantOf(request))
+      if (isAppError(error) && isOverLimit(error)) await this.holdUp(guarded.tenantOf(request))
     })
     if (this.#kv) void app.register(requestLimits, { limits: this, kv: this.#kv, guarded })
   }
@@ -147,12 +147,13 @@ export class KeptLimits implements TenantLimits {
   isOwn(key: string, most: number): boolean {
     return this.#minute.count(key) <= most
   }
-  uses(limit: LimitName, count: (tenantId: string) => Promise<number> | number): void {
+  uses(limit: LimitName, count: CountUse): void {
     this.#uses.set(limit, count)
   }
   async usedBy(tenantId: string): Promise<Partial<Limits>> {
     const counted = [...this.#uses].map(async ([name, count]) => [name, await count(tenantId)] as const)
-    return Object.fromEntries(await Promise.all(counted))
+    const known = (await Promise.all(counted)).filter(([, used]) => used !== undefined)
+    return Object.fromEntries(known)
   }
 
   async start(): Promise<void> {

@@ -52,6 +52,7 @@ export class Conversations {
       table.remove(present)
     }
     const session = table.create(tenantId, id, profile)
+    this.#hold(session, bundle)
     const handle = handleOf(session, bundle)
     if (handle !== undefined) session.runtimeSessionId = handle
     const told = this.#forgetting.finish(id)
@@ -76,6 +77,15 @@ export class Conversations {
     return sessions.filter(isUnsaved).map(({ tenantId, id: sessionId }) => ({ tenantId, sessionId }))
   }
 
+  /** Counts the bundle that is on its way, or refuses it. */
+  #hold(session: LiveSession, bundle: StateBundle | undefined): void {
+    try {
+      this.#table.hold(session.tenantId, session.id, bundle?.bytes.byteLength ?? 0)
+    } catch (error) {
+      this.#table.remove(session)
+      throw error
+    }
+  }
   /** Gives the conversation to its executor. Without a bundle the newest conversation is empty, and an old one here is forgotten. */
   async #bring(session: LiveSession, bundle: StateBundle | undefined, told: Promise<void> | undefined): Promise<void> {
     const { runtime } = session.profile
@@ -85,6 +95,8 @@ export class Conversations {
       if (!bundle) return await link.forget(runtime, session.id)
       await link.hydrate(runtime, session.id, bundle)
       session.conversation = true
+      // A sidecar has it now; the state of a sandbox stays here.
+      if (!isWorker(session.profile)) this.#hold(session, undefined)
     } catch (error) {
       // Without its conversation the session must not be used.
       this.#table.remove(session)

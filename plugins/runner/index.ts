@@ -78,7 +78,9 @@ export default definePlugin({
           toolkit.specs(profile.pinnedSkills ? toolNamesOf(profile) : profile.tools).map(({ name }) => name),
         ),
       onEvict: (session) => conversations.forget(session),
+      hasFiles: (session) => sandboxes?.has(session) ?? false,
     })
+    sandboxes?.countIn(table)
     const conversations = new Conversations(table, deps, log)
     const runs = new Runs({
       table,

@@ -35,6 +35,7 @@ export function runnerRoutes(app: App, runner: Runner): void {
   })
 
   serve(app, runnerWire.topology, async () => ({ json: await runner.topology() }))
+  serve(app, runnerWire.usage, async ({ headers }) => ({ json: (await runner.usage(headers[tenantHeader]))! }))
 
   serve(app, runnerWire.profiles, ({ headers }) => ({ parts: arrayParts(broadcast.profiles(headers[tenantHeader])) }))
   serve(app, runnerWire.putProfile, ({ headers, body }) => broadcast.putProfile(headers[tenantHeader], body))

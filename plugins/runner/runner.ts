@@ -72,6 +72,10 @@ export function createRunner(parts: RunnerParts): Runner {
     },
     info,
     topology: createTopology(sidecars, table),
+    usage: async (tenantId) => ({
+      stateBytes: table.bytesOf(tenantId),
+      ...(sandboxes?.usage(tenantId) ?? { sandboxes: 0 }),
+    }),
     takeBroadcast: async (tenantId, page) => broadcast.take(tenantId, page),
     behind: async (revisions) => broadcast.behind(revisions),
     createSession(tenantId, name) {

@@ -109,6 +109,7 @@ export class Runs {
   /** Returns the session when it is free for this run, and throws otherwise. */
   #claim(tenantId: string, order: ExecuteRun): LiveSession {
     const { table } = this.#host
+    if (order.limits) table.allow(tenantId, order.limits)
     let session = table.find(tenantId, order.sessionId)
     if (!session) {
       if (!order.create) throw runnerErrors.unknownSession()
@@ -125,6 +126,7 @@ export class Runs {
     if (session.status === 'running' || session.hydrating) throw runnerErrors.sessionBusy()
     // A session whose state is saved goes on elsewhere. One that is not saved yet goes on here, where its conversation is.
     if (table.draining && canMove(session, Date.now())) throw runnerErrors.runnerDraining()
+    table.admit(session)
     if (session.profile.onCrash === 'retry' && !this.ledgers.open(session, order))
       throw runnerErrors.attemptSuperseded()
     return session

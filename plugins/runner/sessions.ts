@@ -1,23 +1,13 @@
 import { isClientId } from '#contracts/ids'
+import { overLimit } from '#contracts/limits'
 import { type Profile, restoredFromLog } from '#contracts/profiles'
-import type { RunnerSession } from '#contracts/runner'
+import type { ExecuteRun, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarLink, Sidecars } from '#contracts/sidecar'
 import type { SandboxWorkers } from '#contracts/workers'
+import { type LiveSession, TenantShares } from './shares.ts'
 
-/** A session as this plugin changes it; other plugins see it as the read-only `RunnerSession`. */
-export type LiveSession = { -readonly [K in keyof RunnerSession]: RunnerSession[K] } & {
-  usedAt: number
-  /** The sidecar should hold a conversation: a run ended there, or a bundle was taken over. */
-  conversation?: boolean
-  /** The conversation is on its way; no run may begin before it is here. */
-  hydrating: Promise<void> | undefined
-  /** Counts the runs that may have changed the conversation, and how many of them the last export contained. */
-  changes: number
-  exported: number
-  /** When that export was given out. */
-  exportedAt?: number
-}
+export type { LiveSession } from './shares.ts'
 
 /** True when only this process has the newest conversation: it would be lost with the process. */
 export const isUnsaved = ({ profile, status, changes, exported }: LiveSession): boolean =>
@@ -47,80 +37,6 @@ export function linkOf({ sidecars, sandboxes }: Executors, session: RunnerSessio
   return sandboxes.link(session)
 }
 
-interface Snapshot {
-  readonly profile: Profile
-  readonly bytes: number
-  users: number
-}
-
-interface Share {
-  /** Least recently used first. */
-  readonly sessions: Map<string, LiveSession>
-  /** By what names one version of a profile. */
-  readonly snapshots: Map<string, Snapshot>
-  bytes: number
-}
-
-/**
- * What each tenant has of the memory of one runner: its sessions, and the profiles in them. Sessions of the same version of a
- * profile share one copy.
- */
-class TenantShares {
-  readonly #shares = new Map<string, Share>()
-
-  /** Counts a session, and returns the profile for it. */
-  add(session: LiveSession): Profile {
-    const { tenantId, id, profile } = session
-    const share = this.#shares.get(tenantId) ?? { sessions: new Map(), snapshots: new Map(), bytes: 0 }
-    this.#shares.set(tenantId, share)
-    share.sessions.set(id, session)
-    const key = versionOf(profile)
-    const known = share.snapshots.get(key)
-    if (known) {
-      known.users++
-      return known.profile
-    }
-    const bytes = JSON.stringify(profile).length
-    share.snapshots.set(key, { profile, bytes, users: 1 })
-    share.bytes += bytes
-    return profile
-  }
-  touch({ tenantId, id }: LiveSession): void {
-    const sessions = this.#shares.get(tenantId)?.sessions
-    const session = sessions?.get(id)
-    if (!session) return
-    sessions!.delete(id)
-    sessions!.set(id, session)
-  }
-  remove({ tenantId, id, profile }: LiveSession): void {
-    const share = this.#shares.get(tenantId)
-    if (!share?.sessions.delete(id)) return
-    const key = versionOf(profile)
-    const snapshot = share.snapshots.get(key)!
-    if (--snapshot.users === 0) {
-      share.snapshots.delete(key)
-      share.bytes -= snapshot.bytes
-    }
-    if (share.sessions.size === 0) this.#shares.delete(tenantId)
-  }
-  sizeOf(tenantId: string): { readonly sessions: number; readonly bytes: number } {
-    const share = this.#shares.get(tenantId)
-    return { sessions: share?.sessions.size ?? 0, bytes: share?.bytes ?? 0 }
-  }
-  /** The session of the tenant that rests longest. */
-  oldestAtRest(tenantId: string): LiveSession | undefined {
-    for (const session of this.#shares.get(tenantId)?.sessions.values() ?? [])
-      if (session.status !== 'running') return session
-    return undefined
-  }
-}
-
-/** A conductor of an earlier release names no version: then only the same text is the same profile. */
-const versionOf = (profile: Profile): string => {
-  const { name, version, updatedAt, placement, pinnedSkills } = profile
-  return JSON.stringify(version === undefined ? profile : [name, version, updatedAt, placement, pinnedSkills])
-}
-
 interface TableOptions {
   readonly max: number
   /** Bytes of the profiles in the sessions of one tenant; beyond it those that rest longest leave. */
@@ -130,6 +46,8 @@ interface TableOptions {
   readonly toolsOf: (profile: Profile) => readonly string[]
   /** A session left memory without being shut down: the conductor can hydrate it again. */
   readonly onEvict: (session: RunnerSession) => void
+  /** Whether a session has files that would go with it. */
+  readonly hasFiles: (session: RunnerSession) => boolean
 }
 
 /** The sessions of one runner, by id, least recently used first. */
@@ -172,6 +90,7 @@ export class SessionTable {
     if (!isClientId(id)) throw runnerErrors.invalidSessionId()
     if (this.#sessions.has(id)) throw runnerErrors.unknownSession()
     this.#makeRoom(tenantId)
+    this.#admit(tenantId, this.#shares.bytesOf(tenantId, profile))
     const usedAt = Date.now()
     const session: LiveSession = {
       id,
@@ -187,10 +106,32 @@ export class SessionTable {
       changes: 0,
       exported: 0,
       hydrating: undefined,
+      stateBytes: 0,
     }
     this.#sessions.set(id, session)
     session.profile = this.#shares.add(session)
     return session
+  }
+  /** What a tenant may have here, as a conductor says. */
+  allow(tenantId: string, { stateBytes }: NonNullable<ExecuteRun['limits']>): void {
+    this.#shares.allow(tenantId, stateBytes)
+  }
+  /** See `SessionMemory`. */
+  hold(tenantId: string, id: string, bytes: number): void {
+    const session = this.find(tenantId, id)
+    if (!session) throw runnerErrors.unknownSession()
+    const more = bytes - session.stateBytes
+    if (more > 0) this.#admit(tenantId, more, session)
+    this.#shares.hold(session, bytes)
+  }
+  /** What the sessions of a tenant have in the memory of this process. */
+  bytesOf(tenantId: string): number {
+    const { bytes, stateBytes } = this.#shares.sizeOf(tenantId)
+    return bytes + stateBytes
+  }
+  /** Throws 429 `limit_reached` when a tenant has more than it may, or would with so many bytes more for `session`. */
+  admit(session: LiveSession): void {
+    this.#admit(session.tenantId, 0, session)
   }
   /** Marks a session as used now. */
   touch(session: LiveSession): void {
@@ -227,6 +168,19 @@ export class SessionTable {
       if (session.status !== 'running') this.#evict(session)
     }
   }
+  /** Sessions whose state is stored elsewhere leave first, those that rest longest before others. */
+  #admit(tenantId: string, more: number, but?: LiveSession): void {
+    const most = this.#shares.limitOf(tenantId)
+    const exceeds = (): boolean => this.bytesOf(tenantId) + more > most
+    if (!exceeds()) return
+    const now = Date.now()
+    for (const session of this.#shares.holders(tenantId)) {
+      if (session === but || session.hydrating || !canMove(session, now) || this.#options.hasFiles(session)) continue
+      this.#evict(session)
+      if (!exceeds()) return
+    }
+    throw overLimit('stateBytes', most)
+  }
   #evict(session: LiveSession): void {
     this.remove(session)
     this.#options.onEvict(session)
@@ -234,7 +188,8 @@ export class SessionTable {
   /** In a full table a tenant that has half of it makes room itself; otherwise whoever rests longest does. */
   #makeRoom(tenantId: string): void {
     const { max, maxProfileBytes } = this.#options
-    while (this.#shares.sizeOf(tenantId).bytes >= maxProfileBytes && this.#evictOldest(tenantId));
+    const mostProfiles = Math.min(maxProfileBytes, this.#shares.limitOf(tenantId))
+    while (this.#shares.sizeOf(tenantId).bytes >= mostProfiles && this.#evictOldest(tenantId));
     if (this.#sessions.size < max) return
     if (this.#shares.sizeOf(tenantId).sessions >= Math.ceil(max / 2)) {
       if (this.#evictOldest(tenantId)) return

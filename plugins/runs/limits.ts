@@ -130,7 +130,9 @@ export class RunLimits {
   }
   /** What a runner keeps of the tenant's limits. */
   ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
-    return this.#limits ? { limits: { sandboxes: this.#limits.of(tenantId).sandboxes } } : {}
+    if (!this.#limits) return {}
+    const { stateBytes, sandboxes, workspaceBytes } = this.#limits.of(tenantId)
+    return { limits: { stateBytes, sandboxes, workspaceBytes } }
   }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { promptFieldsOf } from '#contracts/prompt'
 import { maxReplayBytes } from '#contracts/replay'
-import { type OnCrash, restoredFromLog, substrateOf } from '#contracts/profiles'
+import { type OnCrash, restoredFromLog } from '#contracts/profiles'
 import type { Prices } from '#contracts/prices'
 import type { Claim, DurableSession, FinishRun } from '#contracts/run-store'
 import { isLost } from '#contracts/endings'
@@ -24,7 +24,7 @@ import type { RunLimits } from './limits.ts'
 import { RunLog } from './log.ts'
 import { readReplay } from './replay.ts'
 import { Recorder, type RecorderDeps } from './recorder.ts'
-import { RunnerEvents, RunnerStream, type RunnerStreamDeps, tookNothing } from './runner-stream.ts'
+import { beganNothing, RunnerEvents, RunnerStream, type RunnerStreamDeps } from './runner-stream.ts'
 import { budgetOf, RunUsage } from './usage.ts'
 
 /**
@@ -260,7 +260,7 @@ export class Run {
       ...(task.metadata === undefined ? {} : { metadata: task.metadata }),
       ...(session.runtimeSessionId === undefined ? {} : { runtimeSessionId: session.runtimeSessionId }),
       ...(task.attachments || task.responseFormat ? promptFieldsOf(task) : {}),
-      ...(substrateOf(session.profile) === undefined ? {} : this.#deps.limits.ofRunner(this.claim.tenantId)),
+      ...this.#deps.limits.ofRunner(this.claim.tenantId),
       ...budgetOf(session.profile, this.#usage, this.#deps.prices),
       ...(placed && !remembers ? { create: { profile: session.profile } } : {}),
     }
@@ -305,8 +305,8 @@ export class Run {
   /** No runner took the run. If its caller was not answered yet, it is taken back. */
   async #refused(error: AppError): Promise<Ending> {
     const ending: Ending = { status: 'error', code: error.code, message: error.message }
-    const certain = tookNothing(error) || error.code === 'hydration_failed' || error.code === 'no_runner'
-    if (!certain || this.#announced || this.#policy.waitAfter(1, ending, Infinity) !== undefined) return ending
+    if (!beganNothing(error) || this.#announced || this.#policy.waitAfter(1, ending, Infinity) !== undefined)
+      return ending
     if (!this.#to('refused') || !(await this.#recorder.discard()) || !this.#to('discarded')) return ending
     this.log.detach()
     this.#taken.resolve(error)

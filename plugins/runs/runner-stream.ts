@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { delegationStage } from '#contracts/delegation'
 import { hashOfSession } from '#contracts/ids'
+import { limitErrors } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
 import { restoredFromLog, substrateOf } from '#contracts/profiles'
 import { runErrors } from '#contracts/run-errors'
@@ -15,6 +16,11 @@ import type { RunUsage } from './usage.ts'
 
 /** True when the runner certainly did nothing, so that another one may be asked. */
 export const tookNothing = (error: unknown): boolean => isAppError(error) && error.status === 503 && error.retryable
+
+/** What certainly began nothing, and is not asked again. A runner says first when a tenant would have more than it may. */
+const begunNothing: readonly string[] = ['hydration_failed', 'no_runner', limitErrors.limitReached.row.code]
+/** True when certainly nothing of a run was begun anywhere. */
+export const beganNothing = (error: AppError): boolean => tookNothing(error) || begunNothing.includes(error.code)
 
 /** True when the runner answered and only its sidecar is away. */
 const lacksSidecar = ({ code, cause }: AppError): boolean =>

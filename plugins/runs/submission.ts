@@ -1,7 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
-import { overLimit, type TenantLimits } from '#contracts/limits'
+import { isOverLimit, overLimit, type TenantLimits } from '#contracts/limits'
 import type { ModelAccess } from '#contracts/model-access'
 import { isProfileName, type PlacedProfile, type Profiles, restoredFromLog } from '#contracts/profiles'
 import { createOutputSchemas } from '#kit/schemas'
@@ -245,7 +245,7 @@ export class Submission {
     const until = Date.now() + restoredWaitMs
     while (!(await within(run.dispatched, takenWaitMs))) if (!run.restoring || Date.now() > until) break
     const failure = await Promise.race([run.dispatched, undefined])
-    if (failure) throw unbegun(failure)
+    if (failure) throw isOverLimit(failure) ? failure : unbegun(failure)
     run.announce()
     const { runId, sessionId } = run.claim
     return { runId, sessionId, status: 'running' }

@@ -1,12 +1,16 @@
 import { Type } from '@sinclair/typebox'
 import { Base64Secret, CommaList, definePlugin, Duration, type PluginContext, Settings } from '#kernel'
 import { runnerHash } from '#contracts/ids'
+import { limitErrors } from '#contracts/limits'
+import type { RunnerSession } from '#contracts/runner'
+import { runnerErrors } from '#contracts/runner-errors'
 import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
 import { PlatformTools } from '#contracts/tools'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { maxEventUploadBytes, maxEventUploadMs } from '#contracts/wire/worker'
 import { type ModelServer, ModelServers, modelServers } from './egress/model-servers.ts'
 import { createHub, type Hub } from './hub/hub.ts'
+import { CountedMemory } from './hub/state.ts'
 import { createWorkerTokens } from './hub/tokens.ts'
 import { createLauncher } from './launcher.ts'
 import { createMetrics } from './metrics.ts'
@@ -17,6 +21,7 @@ import { createSubstrates } from './substrates.ts'
 import { createSandboxTools } from './tools.ts'
 import { createUpkeep } from './upkeep.ts'
 import { createWarmPools, WarmPoolList } from './warm-pools.ts'
+import { Workspaces } from './workspaces.ts'
 import { sandboxErrors } from './errors.ts'
 import { createEgress } from './egress/routes.ts'
 import { createNewestOfAll, createWorkerAuth } from './hub/auth.ts'
@@ -41,6 +46,10 @@ export default definePlugin({
     ),
     idlePause: Duration('5m', 'An idle sandbox is put to sleep after this. It keeps its files and its conversation.'),
     idleDestroy: Duration('24h', 'One that nobody used for so long is ended. The conversation is kept, files are not.'),
+    countFiles: Duration(
+      '5s',
+      "How often the files of a tenant's sandboxes are counted, where their provider can tell; less often where that takes long.",
+    ),
     connectTimeout: Duration('60s', 'How long the worker of a new or woken sandbox may take to call the runner.'),
     warm: WarmPoolList,
     logLevel: Type.String({ default: 'warn', description: 'Of the workers.' }),
@@ -55,7 +64,7 @@ export default definePlugin({
     ),
     models: Type.Optional(ModelServers),
   }),
-  errors: [sandboxErrors, workerTokenErrors],
+  errors: [sandboxErrors, workerTokenErrors, limitErrors, runnerErrors],
   requires: { providers: SandboxProviders, tenants: SandboxTenants },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {
@@ -66,7 +75,8 @@ export default definePlugin({
         'there is a previous signing key for worker tokens but no current one; set AGENT_ORC_WORKER_SIGNING_KEY_CURRENT',
       )
     }
-    const hub = createHub(createWorkerTokens(signingKey.current, signingKey.previous), config.lostAfter)
+    const memory = new CountedMemory()
+    const hub = createHub(createWorkerTokens(signingKey.current, signingKey.previous), config.lostAfter, memory)
     ctx.onStop(async () => hub.close())
     const servers = modelServers(models)
     mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: servers })
@@ -83,14 +93,16 @@ export default definePlugin({
     const { logLevel, connectTimeout: connectMs } = config
     const launcher = createLauncher({ hub, substrates, reaper, ...addresses, logLevel, connectMs })
     const pools = createWarmPools(config.warm, { launcher, reaper, log, stopping: stopping.signal })
-    const table = createWorkerTable({ launcher, reaper, pools })
+    const admitFiles = (session: RunnerSession): void => workspaces.admit(session)
+    const table = createWorkerTable({ launcher, reaper, pools, admitFiles })
+    const workspaces = new Workspaces(table, config.countFiles, log)
     const metrics = createMetrics(ctx.metrics, table, pools)
     const idle = { pauseMs: config.idlePause, destroyMs: config.idleDestroy }
-    const upkeep = createUpkeep({ table, pools, reaper, substrates, idle, ...addresses, stopping, log })
+    const upkeep = createUpkeep({ table, workspaces, pools, reaper, substrates, idle, ...addresses, stopping, log })
     ctx.onStop(upkeep.stop)
     ctx.onStart(async () => upkeep.start())
     return {
-      workers: createSandboxWorkers({ table, launcher, pools, substrates, servers, metrics, log }),
+      workers: createSandboxWorkers({ table, workspaces, launcher, pools, substrates, servers, metrics, memory, log }),
       hub,
       tools: createSandboxTools(),
     }

@@ -7,6 +7,7 @@ import type { ToolResult } from '#contracts/tools'
 import type { PreparedRun, SandboxOrder, SandboxWorkers } from '#contracts/workers'
 import { ModelCalls } from './egress/calls.ts'
 import type { ModelServer } from './egress/model-servers.ts'
+import type { CountedMemory } from './hub/state.ts'
 import type { Launcher } from './launcher.ts'
 import type { Metrics } from './metrics.ts'
 import { type Sandbox, stateOf } from './sandbox.ts'
@@ -14,23 +15,26 @@ import type { SessionWorker, Start, Started, WorkerTable } from './session-worke
 import type { Substrates } from './substrates.ts'
 import { unlessAborted } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
+import type { Workspaces } from './workspaces.ts'
 import { sandboxErrors } from './errors.ts'
 
 export interface ServiceDeps {
   readonly table: WorkerTable
+  readonly workspaces: Workspaces
   readonly launcher: Launcher
   readonly pools: WarmPools
   readonly substrates: Substrates
   /** The model servers that workers reach through this runner, by the name of the provider. */
   readonly servers: ReadonlyMap<string, ModelServer>
   readonly metrics: Metrics
+  readonly memory: CountedMemory
   readonly log: FastifyBaseLogger
 }
 
 /** What the runner may ask of the sandboxes of its sessions. */
 export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
-  const { table, launcher, pools, substrates, metrics, log } = deps
-  const leases = createLeases(table)
+  const { table, workspaces, launcher, pools, substrates, metrics, memory, log } = deps
+  const leases = createLeases(table, workspaces)
   return {
     substrates: substrates.names,
     ...(substrates.fallback === undefined ? {} : { defaultSubstrate: substrates.fallback }),
@@ -47,8 +51,13 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
       const worker = table.of(session)
       const leave = worker.uses.use()
       try {
+        if (writing.has(name)) workspaces.admit(session)
         const { sandbox } = await unlessAborted(worker.ready(), options.signal)
-        return await sandbox.channel.callTool(name, input, options)
+        const { halting } = worker
+        const signal = AbortSignal.any([options.signal, halting])
+        const result = await sandbox.channel.callTool(name, input, { ...options, signal })
+        if (halting.aborted && !options.signal.aborted) throw halting.reason
+        return result
       } catch (err) {
         if (options.signal.aborted) return failed('The call was cancelled.')
         log.warn({ err, sessionId: session.id, tool: name }, 'a tool found no sandbox')
@@ -60,6 +69,15 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
     leases: leases.list,
     lease: leases.one,
     invalidate: leases.invalidate,
+    has: (session) => table.find(session.tenantId, session.id)?.sandbox !== undefined,
+    countIn: (counter) => memory.countIn(counter),
+    usage(tenantId) {
+      const workspaceBytes = workspaces.used(tenantId)
+      return {
+        sandboxes: table.countOf(tenantId),
+        ...(workspaceBytes === undefined ? {} : { workspaceBytes: finite(workspaceBytes) }),
+      }
+    },
     async release(session) {
       await table.remove(session)?.close(sandboxErrors.sessionShutdown())
     },
@@ -68,6 +86,8 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
 }
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
+/** Tools that only add files. A shell deletes some as well. */
+const writing: ReadonlySet<string> = new Set(['write_file', 'run_script'])
 
 /** From now on the worker calls models for this run. Where that leads through this runner, it is measured. */
 function measured(
@@ -171,7 +191,8 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
       const { sandbox } = await unlessAborted(worker.ready(), signal)
       const { calls } = worker
       if (!calls) throw new Error('a run was never prepared')
-      yield* sandbox.channel.run(envelope, signal, { runnerUrl: sandbox.runnerUrl, calls })
+      const stop = AbortSignal.any([signal, worker.halting])
+      yield* sandbox.channel.run(envelope, stop, { runnerUrl: sandbox.runnerUrl, calls })
     } catch (error) {
       // A worker that answered with 409 is alive. After any other failure it may be gone, even if a connection of it seems open.
       if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()
@@ -183,7 +204,11 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
   async exportState() {
     const worker = table.find(session.tenantId, session.id)
     // A paused worker is not woken: it uploaded its state before it was paused.
-    if (!worker?.sandbox || worker.phase === 'paused') return worker?.state
+    if (!worker?.sandbox || worker.phase === 'paused') {
+      const refused = worker?.sandbox?.channel.stateRefused
+      if (refused) throw refused
+      return worker?.state
+    }
     const leave = worker.uses.hold()
     try {
       return await worker.sandbox.channel.exportState()
@@ -195,6 +220,9 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
   forget: async () => table.remove(session)?.close(sandboxErrors.sessionShutdown()),
 })
 
+/** Files that cannot be counted are more than any limit, and JSON has no infinity. */
+const finite = (bytes: number): number => Math.min(bytes, Number.MAX_SAFE_INTEGER)
+
 /** How long an answer of a substrate is shown, unless an event of the substrate makes it stale sooner. */
 const freshMs = 3_000
 
@@ -205,7 +233,7 @@ interface Leases {
   invalidate(provider: string, sandboxId: string): number
 }
 
-function createLeases(table: WorkerTable, now: () => number = Date.now): Leases {
+function createLeases(table: WorkerTable, workspaces: Workspaces, now: () => number = Date.now): Leases {
   /** Undefined as a state: the substrate could not be asked. */
   const seen = new WeakMap<Sandbox, { readonly state: SandboxState | undefined; readonly at: number }>()
 
@@ -225,6 +253,7 @@ function createLeases(table: WorkerTable, now: () => number = Date.now): Leases 
     if (phase === 'starting') return { sessionId, state: 'starting', lastUsedAt }
     const shown = (sandbox ?? latest)!
     const { template } = shown.order
+    const workspaceBytes = workspaces.sizeOf(worker)
     return {
       sessionId,
       state: sandbox ? await look(worker, sandbox, signal) : 'gone',
@@ -234,6 +263,7 @@ function createLeases(table: WorkerTable, now: () => number = Date.now): Leases 
       launchedAt: new Date(shown.launchedAt).toISOString(),
       lastUsedAt,
       ...(shown.warm ? { warm: true } : {}),
+      ...(workspaceBytes === undefined ? {} : { workspaceBytes: finite(workspaceBytes) }),
     }
   }
   return {

@@ -27,11 +27,13 @@ export interface SessionWorkerDeps {
   readonly pools: WarmPools
   /** How many sandboxes the sessions of a tenant have, or start. */
   countOf(tenantId: string): number
+  /** Throws when the tenant of a session has as many files as it may. */
+  admitFiles(session: RunnerSession): void
 }
 
 /** The worker of one session, with or without a sandbox at the moment. */
 export class SessionWorker {
-  readonly session: RunnerSession
+  session: RunnerSession
   /** Runs, tools and exports. While there is one the sandbox is not put to sleep. */
   readonly uses = createUses()
   readonly awake = createAwakeMeter()
@@ -46,6 +48,7 @@ export class SessionWorker {
   #kept: StateBundle | undefined
   #paused = false
   #doubted = false
+  #halting = new AbortController()
   #starting: Promise<Started> | undefined
   /** A sandbox that ended by itself. It is destroyed after the next start, which may use what the substrate kept of it. */
   #remains: Sandbox | undefined
@@ -62,6 +65,10 @@ export class SessionWorker {
   /** The last one, which may be gone. */
   get latest(): Sandbox | undefined {
     return this.#latest
+  }
+  /** The one whose files are there: the present one, or one that ended by itself. */
+  get withFiles(): Sandbox | undefined {
+    return this.#sandbox ?? this.#remains
   }
   get phase(): 'starting' | 'awake' | 'paused' | 'gone' | undefined {
     if (this.#sandbox) return this.#paused ? 'paused' : 'awake'
@@ -94,15 +101,19 @@ export class SessionWorker {
   /** Puts the sandbox to sleep unless it is in use. */
   pause(): Promise<void> {
     return this.#oneAtATime(async () => {
-      if (!this.#sandbox || this.#paused || this.uses.count > 0) return
-      try {
-        await this.#sandbox.substrate.provider.pause(this.#sandbox.sandboxId)
-        this.#fallAsleep()
-      } catch (error) {
-        if (!isGone(error)) throw error
-        this.#lose()
-      }
+      if (this.uses.count === 0) await this.#sleep()
     })
+  }
+
+  /** Aborts when the sandbox is halted; its reason is what whoever uses the sandbox gets. */
+  get halting(): AbortSignal {
+    return this.#halting.signal
+  }
+  /** Stops whatever runs in the sandbox, even if it is in use. Its files are kept. */
+  halt(why: Error): Promise<void> {
+    this.#halting.abort(why)
+    this.#halting = new AbortController()
+    return this.#oneAtATime(() => this.#sleep())
   }
 
   /** Ends the sandbox unless it is in use; the next use starts another one, with the same conversation. */
@@ -125,6 +136,16 @@ export class SessionWorker {
     await this.#oneAtATime(() => this.#discard())
   }
 
+  async #sleep(): Promise<void> {
+    if (!this.#sandbox || this.#paused) return
+    try {
+      await this.#sandbox.substrate.provider.pause(this.#sandbox.sandboxId)
+      this.#fallAsleep()
+    } catch (error) {
+      if (!isGone(error)) throw error
+      this.#lose()
+    }
+  }
   async #start(): Promise<Started> {
     const begun = performance.now()
     this.#closing.signal.throwIfAborted()
@@ -153,6 +174,7 @@ export class SessionWorker {
   }
 
   async #resume(sleeping: Sandbox): Promise<Start | undefined> {
+    this.#deps.admitFiles(this.session)
     await renewPoll(sleeping)
     try {
       await this.#deps.launcher.resume(sleeping, this.#closing.signal)
@@ -173,6 +195,7 @@ export class SessionWorker {
     // This one is among those that start.
     if (limits?.sandboxes !== undefined && countOf(tenantId) > limits.sandboxes)
       throw overLimit('sandboxes', limits.sandboxes)
+    this.#deps.admitFiles(this.session)
     const bound = await pools.take({ tenantId, sessionId, profile, state: this.#kept })
     const { signal } = this.#closing
     this.#take(
@@ -230,27 +253,30 @@ export interface WorkerTable {
   of(session: RunnerSession): SessionWorker
   find(tenantId: string, sessionId: string): SessionWorker | undefined
   all(): readonly SessionWorker[]
+  /** How many sandboxes the sessions of a tenant have, or start. */
+  countOf(tenantId: string): number
   remove(session: RunnerSession): SessionWorker | undefined
 }
 
 export function createWorkerTable(shared: Omit<SessionWorkerDeps, 'countOf'>): WorkerTable {
   const workers = new Map<string, SessionWorker>()
   const exists = ({ phase }: SessionWorker): boolean => phase !== undefined && phase !== 'gone'
-  const deps: SessionWorkerDeps = {
-    ...shared,
-    countOf: (tenantId) =>
-      [...workers.values()].filter((worker) => worker.session.tenantId === tenantId && exists(worker)).length,
-  }
+  const countOf = (tenantId: string): number =>
+    [...workers.values()].filter((worker) => worker.session.tenantId === tenantId && exists(worker)).length
+  const deps: SessionWorkerDeps = { ...shared, countOf }
   const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
   return {
     of(session) {
       const key = keyOf(session.tenantId, session.id)
       const worker = workers.get(key) ?? new SessionWorker(session, deps)
+      // It may have left the runner and come back: then what its tenant may have is said to another object.
+      worker.session = session
       workers.set(key, worker)
       return worker
     },
     find: (tenantId, sessionId) => workers.get(keyOf(tenantId, sessionId)),
     all: () => [...workers.values()],
+    countOf,
     remove(session) {
       const key = keyOf(session.tenantId, session.id)
       const worker = workers.get(key)

@@ -6,6 +6,7 @@ import type { SessionWorker, WorkerTable } from './session-worker.ts'
 import type { Substrate, Substrates } from './substrates.ts'
 import { atMost } from './waiting.ts'
 import type { WarmPools } from './warm-pools.ts'
+import type { Workspaces } from './workspaces.ts'
 import { sandboxErrors } from './errors.ts'
 
 /** How long a stopping runner waits for its sandboxes to end. Together with the end of its runs it fits into the usual grace period. */
@@ -30,6 +31,7 @@ export interface IdleLimits {
 
 export interface UpkeepOptions {
   readonly table: WorkerTable
+  readonly workspaces: Workspaces
   readonly pools: WarmPools
   readonly reaper: Reaper
   readonly substrates: Substrates
@@ -42,7 +44,7 @@ export interface UpkeepOptions {
   readonly log: FastifyBaseLogger
 }
 
-/** Work in the background: puts idle sandboxes to sleep, looks after warm pools, ends what a former process left. */
+/** Work in the background: puts idle sandboxes to sleep, counts files, looks after warm pools, ends what a former process left. */
 export interface Upkeep {
   start(): void
   /** Ends every sandbox. */
@@ -50,7 +52,7 @@ export interface Upkeep {
 }
 
 export function createUpkeep(options: UpkeepOptions): Upkeep {
-  const { table, pools, reaper, substrates, idle, owner, runnerUrl, stopping, log } = options
+  const { table, workspaces, pools, reaper, substrates, idle, owner, runnerUrl, stopping, log } = options
   const watchIdle = createIdleWatch(table, idle, log)
   const timers = new Set<NodeJS.Timeout>()
   const pause = (ms: number): Promise<unknown> =>
@@ -83,6 +85,7 @@ export function createUpkeep(options: UpkeepOptions): Upkeep {
   return {
     start() {
       timers.add(setInterval(watchIdle, Math.min(tickMs, idle.pauseMs)).unref())
+      timers.add(setInterval(() => workspaces.look(), Math.min(tickMs, workspaces.everyMs)).unref())
       timers.add(setInterval(() => void pools.look(), lookMs).unref())
       void begin()
     },

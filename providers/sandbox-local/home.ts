@@ -4,6 +4,7 @@ import { chmod, chown, lstat, mkdir, mkdtemp, readdir, rename, stat } from 'node
 import { connect, createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
+import { diskUsage } from './disk-usage.ts'
 
 const prefix = 'agent-orc-sandboxes-'
 /** A socket on which the owner of the folder listens as long as it lives: the kernel closes it, however the owner ends. */
@@ -30,6 +31,8 @@ export interface Home {
   /** Made on first use; `uid` then owns them. */
   folders(key: string, uid?: number): Promise<Folders>
   remove(key: string): Promise<void>
+  /** What the places of sessions take on the disk, in bytes, by their keys. */
+  diskUsage(keys: readonly string[]): Promise<Map<string, number>>
   close(): Promise<void>
 }
 
@@ -64,6 +67,10 @@ export async function openHome({ dir = tmpdir(), passable = false }: HomeOptions
       return folders
     },
     remove: (key) => removeTree(join(path, key)),
+    async diskUsage(keys) {
+      const used = await diskUsage(keys.map((key) => join(path, key)))
+      return new Map(keys.map((key) => [key, used.get(join(path, key)) ?? 0]))
+    },
     async close() {
       await removeTree(path)
       sign.close()

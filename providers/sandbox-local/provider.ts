@@ -99,6 +99,7 @@ export function createProvider(home: Home, start: StartSandbox): SandboxProvider
         entry.state = 'running'
       }),
     destroy,
+    diskUsage: (sandboxIds) => usageOf(sandboxIds, entries, home),
     list: async (owner) =>
       entries
         .values()
@@ -112,6 +113,17 @@ export function createProvider(home: Home, start: StartSandbox): SandboxProvider
       await home.close()
     },
   }
+}
+
+async function usageOf(
+  sandboxIds: readonly string[],
+  entries: ReadonlyMap<string, Entry>,
+  home: Home,
+): Promise<ReadonlyMap<string, number>> {
+  const known = sandboxIds.flatMap((id) => entries.get(id) ?? [])
+  if (known.length === 0) return new Map()
+  const used = await home.diskUsage([...new Set(known.map(({ key }) => key))])
+  return new Map(known.map(({ sandboxId, key }) => [sandboxId, used.get(key)!]))
 }
 
 /** Names the folder of a session: short, and the same whatever letters its ids have. */

@@ -90,3 +90,45 @@ test('files of an agent outlive a pause of its sandbox', async (t) => {
   })
   assert.match((await shell(cluster, 'cat note.txt', sessionId)).said, /kept/)
 })
+
+test('an agent that fills the disk of its runner is stopped, and told by which limit', async (t) => {
+  if (!(await hasBubblewrap(t))) return
+  const max = 20_000_000
+  const cluster = await startWithSandboxes(t, 'single', {
+    AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap',
+    AGENT_ORC_SANDBOX_COUNT_FILES: '100ms',
+    AGENT_ORC_LIMIT_WORKSPACE_BYTES: String(max),
+  })
+  const used = async (): Promise<number> => {
+    type Shown = { limits: { name: string; used?: number }[] }
+    const { body } = await cluster.api<Shown>('GET', '/api/limits')
+    return body.limits.find(({ name }) => name === 'workspaceBytes')!.used ?? 0
+  }
+  const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell', 'write_file'] }
+  assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
+  const { sessionId } = await shell(cluster, 'head -c 1000000 /dev/urandom > some')
+  await eventually('it is counted', async () => (await used()) >= 1_000_000)
+
+  const start = async (session?: string): Promise<Run> => {
+    const task = { profile: 'coder', prompt: 'x', ...(session === undefined ? {} : { sessionId: session }) }
+    const { runId } = (await cluster.api<Run>('POST', '/api/runs', task)).body
+    return eventually('the run is over', async () => {
+      const { body } = await cluster.api<Run>('GET', `/api/runs/${runId}`)
+      return body.status !== 'running' && body
+    })
+  }
+  // It does not end by itself, and would have filled the disk of the machine.
+  const fill = 'while true; do head -c 1000000 /dev/zero >> more || sleep 1; sleep 0.02; done'
+  cluster.model.next({ toolCalls: [{ name: 'shell', arguments: { command: fill } }] })
+  const stopped = await start(sessionId)
+  assert.deepEqual([stopped.status, stopped.error?.code], ['error', 'limit_exceeded'], cluster.output())
+  assert.match(stopped.error!.message, /limit workspaceBytes of this tenant is 20000000/)
+  const full = await used()
+  assert.ok(full > max, String(full))
+  // Neither wakes nor begins a sandbox.
+  for (const session of [sessionId, undefined]) assert.equal((await start(session)).error?.code, 'limit_exceeded')
+  assert.equal((await used()) < full + 10_000_000, true, 'nothing writes any more')
+  assert.equal((await cluster.api('DELETE', `/api/sessions/${sessionId}`)).status, 204)
+  await eventually('its files are gone', async () => (await used()) < max)
+  assert.match((await shell(cluster, 'echo again')).said, /again/)
+})

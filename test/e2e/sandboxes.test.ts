@@ -240,3 +240,31 @@ test('a run in a sandbox costs what its runner measured, and calls no model when
   assert.ok(body.costCents > 1)
   assert.equal(cluster.model.requests.length, 1, 'the second call reached no model')
 })
+
+test('a conversation for which its runner has no room stays in its sandbox, and a session that has no room is refused', async (t) => {
+  const max = 8_000
+  const cluster = await setup(t, 'single', { AGENT_ORC_LIMIT_STATE_BYTES: String(max) })
+  const used = async (): Promise<number> => {
+    type Shown = { limits: { name: string; used: number }[] }
+    return (await cluster.api<Shown>('GET', '/api/limits')).body.limits.find(({ name }) => name === 'stateBytes')!.used
+  }
+  const { sessionId } = await say(cluster, `the word is marmalade ${'x'.repeat(5_000)}`, 'noted')
+  await eventually('its copy is counted', async () => (await used()) > 5_000)
+  await say(cluster, `and ${'y'.repeat(5_000)}`, 'noted', sessionId)
+  await eventually(
+    'a copy that is too large is not taken, and none stands in for it',
+    async () => (await used()) < 3_000,
+  )
+  const { told } = await say(cluster, 'what is it?', 'marmalade', sessionId)
+  assert.match(told.join('\n'), /the word is marmalade[^]*and yyy[^]*what is it/, 'its sandbox still has all of it')
+  const large = { name: 'large', model: 'openai/stand-in', instructions: 'z'.repeat(9_000) }
+  assert.equal((await cluster.api('POST', '/api/profiles', large)).status, 201)
+  const refused = await cluster.api<{ error: string; limit: string; max: number }>('POST', '/api/runs', {
+    profile: 'large',
+    prompt: 'x',
+  })
+  assert.deepEqual(
+    [refused.status, refused.body.error, refused.body.limit, refused.body.max],
+    [429, 'limit_reached', 'stateBytes', max],
+  )
+})

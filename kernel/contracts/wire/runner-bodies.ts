@@ -3,6 +3,7 @@ import { clientIdPattern } from '../ids.ts'
 import { Profile, profileName } from '../profiles.ts'
 import { maxReplayBytes } from '../replay.ts'
 import { RunnerInfo } from '../runner.ts'
+import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 
 // The bodies of the runner's wire, and how large they may be.
 
@@ -108,3 +109,13 @@ export const InvalidateSandbox = Type.Object(
 export const Invalidated = Type.Object({
   invalidated: Type.Integer({ description: 'How many cached states were dropped.' }),
 })
+
+/** Session status on the runner wire: 0 idle, 1 running, 2 errored, 3 shutdown. Specification 2.5. */
+export const encodeSessionStatus = (status: SessionStatus): number => sessionStatuses.indexOf(status)
+export const decodeSessionStatus = (code: number): SessionStatus | undefined => sessionStatuses[code]
+
+export const runLines = {
+  status: 200,
+  lines: Type.String(),
+  description: 'RunEvents, one a line; the last one is `result` or `error`.',
+} as const

@@ -2,31 +2,22 @@ import { type TObject, type TSchema, Type } from '@sinclair/typebox'
 import { BroadcastPage, BroadcastRevisions } from '../broadcast.ts'
 import { Delegation, DelegationAnswer } from '../delegation.ts'
 import { Profile, profileName } from '../profiles.ts'
-import { ExecuteRun, RunnerTopology, UnsavedSession, VfsLease, WorkerLease } from '../runner.ts'
+import { ExecuteRun, RunnerTopology, RunnerUsage, UnsavedSession, VfsLease, WorkerLease } from '../runner.ts'
+import { limitErrors } from '../limits.ts'
 import { runnerErrors, sidecarLinkErrors } from '../runner-errors.ts'
-import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 import { bundleForms } from './sidecar.ts'
 import type { Wire } from './route.ts'
 import * as bodies from './runner-bodies.ts'
 import { skillRoutes } from './runner-skills.ts'
 
-export { maxStateBytes, tenantHeader } from './runner-bodies.ts'
+export { decodeSessionStatus, encodeSessionStatus, maxStateBytes, tenantHeader } from './runner-bodies.ts'
 
 // The requests of conductors to a runner. Specification 4.22: the network is trusted, so the tenant of a call is a plain header.
-
-/** Session status on the runner wire: 0 idle, 1 running, 2 errored, 3 shutdown. Specification 2.5. */
-export const encodeSessionStatus = (status: SessionStatus): number => sessionStatuses.indexOf(status)
-export const decodeSessionStatus = (code: number): SessionStatus | undefined => sessionStatuses[code]
 
 const of = (group: string) => ({ access: 'network', tags: [group] as readonly string[] })
 const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status: 200, json } }) as const
 const ofSession = { headers: bodies.tenant, params: bodies.session }
 const done = { status: 204 } as const
-const runLines = {
-  status: 200,
-  lines: Type.String(),
-  description: 'RunEvents, one a line; the last one is `result` or `error`.',
-} as const
 const leases = <S extends TObject>(summary: string, item: S) => ({
   ...of('leases'),
   ...inGet(Type.Array(item)),
@@ -56,6 +47,16 @@ export const runnerWire = {
     path: '/runner/topology',
     summary: 'Show the process and its sidecars',
     description: 'Probes each sidecar. Slots that share one show the same instances: do not add them up.',
+  },
+
+  usage: {
+    ...of('runner'),
+    ...inGet(RunnerUsage),
+    path: '/runner/usage',
+    summary: 'Show what a tenant has here',
+    description: 'Of what its limits bound on each runner.',
+    headers: bodies.tenant,
+    absent: true,
   },
 
   profiles: {
@@ -152,7 +153,7 @@ export const runnerWire = {
     headers: bodies.tenant,
     body: Type.Object({ profileName }, { additionalProperties: false }),
     reply: { status: 201, json: bodies.WireSession },
-    errors: [runnerErrors.unknownProfile],
+    errors: [runnerErrors.unknownProfile, limitErrors.limitReached],
   },
   getSession: {
     ...of('sessions'),
@@ -193,6 +194,7 @@ export const runnerWire = {
     errors: [
       runnerErrors.unknownProfile,
       runnerErrors.unknownSession,
+      limitErrors.limitReached,
       sidecarLinkErrors.sidecarLost,
       sidecarLinkErrors.sidecarKeepsNoState,
     ],
@@ -228,13 +230,14 @@ export const runnerWire = {
     headers: bodies.tenant,
     body: ExecuteRun,
     bodyLimit: bodies.maxRunBytes,
-    reply: runLines,
+    reply: bodies.runLines,
     errors: [
       runnerErrors.hostNotAllowed,
       runnerErrors.unknownSession,
       runnerErrors.sessionBusy,
       runnerErrors.skillsMissing,
       runnerErrors.attemptSuperseded,
+      limitErrors.limitReached,
       runnerErrors.runnerFull,
       runnerErrors.runnerDraining,
     ],
@@ -248,7 +251,7 @@ export const runnerWire = {
       'That this runner executes, or has executed within its `keepMs`. Its present reader is cut off. Closing the connection leaves the run to another reader.',
     headers: bodies.tenant,
     body: bodies.Attach,
-    reply: runLines,
+    reply: bodies.runLines,
     errors: [runnerErrors.unknownRun, runnerErrors.attemptSuperseded, runnerErrors.runGap],
   },
   cancelRun: {

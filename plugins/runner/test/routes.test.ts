@@ -268,6 +268,7 @@ const leasing = (leases: Readonly<Record<string, WorkerLease[]>>, failure?: Erro
   const readable = <T>(value: T): Promise<T> => (failure ? Promise.reject(failure) : Promise.resolve(value))
   return {
     substrates: ['vm'],
+    countIn() {},
     leases: (tenant?: string) => readable(tenant === undefined ? Object.values(leases).flat() : (leases[tenant] ?? [])),
     lease: (tenant: string, id: string) => readable(leases[tenant]?.find(({ sessionId }) => sessionId === id)),
     invalidate: (provider: string, sandboxId: string) => Number(`${provider}/${sandboxId}` === 'vm/box-1'),

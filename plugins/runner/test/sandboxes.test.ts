@@ -65,6 +65,9 @@ function sandboxes() {
     async callTool(session, name, input, { timeoutMs }) {
       return { ok: true, content: JSON.stringify([session.id, name, input, timeoutMs]) }
     },
+    has: () => false,
+    countIn() {},
+    usage: () => ({ sandboxes: 2, workspaceBytes: 7 }),
     leases: async (tenantId) => (tenantId === 'globex' ? [] : [lease]),
     lease: async (tenantId, id) => (tenantId === 'acme' && id === lease.sessionId ? lease : undefined),
     release: async ({ id }) => void calls.push(`release ${id}`),

@@ -7,6 +7,7 @@ import { Forgetting } from '../conversations.ts'
 import { SessionTable } from '../sessions.ts'
 import { answer, codeOf, collect, execute, hang, profile, run, runnerOf, until } from './fixtures.ts'
 
+const plain = { toolsOf: () => [], hasFiles: () => false }
 const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json' })
 
 test("a session made here has the runner's hash in its id and a snapshot of its toolkit", async (t) => {
@@ -174,7 +175,7 @@ test('a session that was idle too long leaves memory', (t) => {
   t.mock.timers.enable({ apis: ['Date'], now: 0 })
   const gone: string[] = []
   const onEvict = ({ id }: { id: string }) => void gone.push(id)
-  const table = new SessionTable({ max: 10, maxProfileBytes: 1_000_000, idleTtlMs: 100, toolsOf: () => [], onEvict })
+  const table = new SessionTable({ max: 10, maxProfileBytes: 1_000_000, idleTtlMs: 100, ...plain, onEvict })
   const [a, b, c] = ['a', 'b', 'c'].map((id) => table.create('acme', id, profile()))
   b!.status = 'running'
   t.mock.timers.setTime(90)
@@ -254,7 +255,7 @@ test('a conversation that comes back is not brought before the sidecar has forgo
 test('a tenant that fills the runner makes room with sessions of its own', () => {
   const evicted: string[] = []
   const onEvict = ({ id }: { id: string }): void => void evicted.push(id)
-  const table = new SessionTable({ max: 4, maxProfileBytes: 1_000_000, idleTtlMs: 1_000, toolsOf: () => [], onEvict })
+  const table = new SessionTable({ max: 4, maxProfileBytes: 1_000_000, idleTtlMs: 1_000, ...plain, onEvict })
   table.create('modest', 'm1', profile('p'))
   for (const id of ['g1', 'g2', 'g3']) table.create('greedy', id, profile('p'))
   table.create('greedy', 'g4', profile('p'))
@@ -271,7 +272,7 @@ test('a tenant that fills the runner makes room with sessions of its own', () =>
 test('sessions of one version of a profile share it, and those of large ones give way to each other', () => {
   const evicted: string[] = []
   const onEvict = ({ id }: { id: string }): void => void evicted.push(id)
-  const table = new SessionTable({ max: 100, maxProfileBytes: 3_000, idleTtlMs: 1_000, toolsOf: () => [], onEvict })
+  const table = new SessionTable({ max: 100, maxProfileBytes: 3_000, idleTtlMs: 1_000, ...plain, onEvict })
   const large = (version: number) => ({ ...profile('p'), version, instructions: 'x'.repeat(1_000) })
   const [first, second] = [1, 2].map((n) => table.create('acme', `s${n}`, large(1)))
   assert.equal(first!.profile, second!.profile)

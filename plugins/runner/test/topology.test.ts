@@ -25,7 +25,14 @@ function shared() {
       { runtime: 'runtime_b', mode: 'sidecar', url },
     ],
   }
-  const table = new SessionTable({ max: 1, maxProfileBytes: 1_000_000, idleTtlMs: 1, toolsOf: () => [], onEvict() {} })
+  const table = new SessionTable({
+    max: 1,
+    maxProfileBytes: 1_000_000,
+    idleTtlMs: 1,
+    toolsOf: () => [],
+    onEvict() {},
+    hasFiles: () => false,
+  })
   return { health, url, topology: createTopology(sidecars, table) }
 }
 

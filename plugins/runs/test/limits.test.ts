@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { type Limits, TenantLimits } from '#contracts/limits'
+import { type Limits, overLimit, TenantLimits } from '#contracts/limits'
 import type { RunSummary } from '#contracts/runs'
 import { fake } from '#testing'
 import { endless, eventually, FakeRunner, limitsOf, result, type Script, stage, type Stage, text } from './stage.ts'
@@ -124,6 +124,20 @@ test('prompts count, those of runs that wait as well, and the profile of each ne
   const { sessionId } = (await post(s, { prompt: 'x'.repeat(10_000) })).json()
   assert.equal((await post(s, { sessionId, whenBusy: 'enqueue', prompt: 'x'.repeat(40_000) })).json().status, 'queued')
   assert.equal((await post(s, {})).json().limit, 'storedBytes')
+})
+
+test('a run that its runner has no room for is refused by the name of the limit, as if it had never been asked for', async (t) => {
+  const s = await limited(t, { stateBytes: 7 })
+  s.runner.onExecute = () => {
+    throw overLimit('stateBytes', 7)
+  }
+  const refused = await post(s, { id: 'refused' })
+  assert.deepEqual(
+    [refused.statusCode, refused.json().error, refused.json().limit, refused.json().max],
+    [429, 'limit_reached', 'stateBytes', 7],
+  )
+  assert.equal(await status(s, 'refused'), undefined)
+  assert.deepEqual(s.runner.executed[0]!.limits, { stateBytes: 7, sandboxes: 100, workspaceBytes: 20 * 1024 ** 3 })
 })
 
 test('attachments of runs that execute are bounded together; one run always may have its own', async (t) => {

@@ -68,6 +68,7 @@ export class FakeRunner implements RunnerLink {
     substrates: [],
     substratesKnown: true,
   })
+  usage = async () => undefined
   takeBroadcast = async () => 0
   behind = async () => []
   getSession = async () => undefined

@@ -1,7 +1,8 @@
 import { randomInt } from 'node:crypto'
 import { workerTokenErrors } from '#contracts/workers'
-import type { WorkerHub } from '#contracts/workers'
+import type { SessionMemory, WorkerHub } from '#contracts/workers'
 import { createMailbox } from './mailbox.ts'
+import { CountedMemory } from './state.ts'
 import { issueToken, type WorkerClaims, type WorkerTokens } from './tokens.ts'
 import { type Continued, RemoteWorker, type WorkerChannel, type RemoteWorkerOptions } from './worker.ts'
 
@@ -27,7 +28,8 @@ export interface Hub extends WorkerHub {
   close(): void
 }
 
-export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
+/** `memory` counts the states of workers. */
+export function createHub(tokens: WorkerTokens, lostMs: number, memory: SessionMemory = new CountedMemory()): Hub {
   const workers = new Map<string, RemoteWorker>()
   /** Called when a bound worker comes under its new name. */
   const arrivals = new WeakMap<RemoteWorker, () => void>()
@@ -47,6 +49,7 @@ export function createHub(tokens: WorkerTokens, lostMs: number): Hub {
       generation,
       token,
       lostMs,
+      memory,
       ...(former ? { stateRev: former.stateRev } : {}),
       bind,
       onClose() {

@@ -11,6 +11,8 @@ import {
   NoContent,
   unavailable,
 } from '#kernel'
+import { limitErrors } from '#contracts/limits'
+import { runnerErrors } from '#contracts/runner-errors'
 import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, PollAnswer, pollMs, stateRevHeader, workerProtocol } from '#contracts/wire/worker'
 import { workerTokenErrors } from '#contracts/workers'
@@ -195,30 +197,7 @@ export const stateRoutes =
       },
     )
 
-    app.put(
-      stateUrl,
-      {
-        ...access('worker'),
-        bodyLimit: maxStateBytes,
-        onRequest: async (request, reply) => uploads.begin(auth.of(request).worker, reply),
-        schema: {
-          tags,
-          summary: 'Give the runner a copy of the state',
-          description:
-            'An older copy, by `X-Agent-Orc-State-Rev`, changes nothing. The connection of one that is still on its way is closed.',
-          consumes: Object.keys(bundleForms),
-          params: SessionParams,
-          headers: PutHeaders,
-          body: Type.Unknown({ description: 'A bundle.' }),
-          response: { 204: NoContent, ...failures(...refusals, httpErrors.bodyTooLarge) },
-        },
-      },
-      async (request, reply) => {
-        auth.of(request).worker.takeState(bundleOf(request), request.headers[stateRevHeader])
-        return reply.code(204).send()
-      },
-    )
-
+    uploadRoute(app, auth, uploads)
     app.delete(
       stateUrl,
       {
@@ -233,11 +212,50 @@ export const stateRoutes =
         },
       },
       async (request, reply) => {
-        auth.of(request).worker.takeState(undefined, request.headers[stateRevHeader])
+        const { worker } = auth.of(request)
+        worker.takeState(undefined, request.headers[stateRevHeader])
+        worker.stateArrived(0)
         return reply.code(204).send()
       },
     )
   }
+
+function uploadRoute(app: App, auth: WorkerAuth, uploads: NewestOfAll['uploads']): void {
+  app.put(
+    stateUrl,
+    {
+      ...access('worker'),
+      bodyLimit: maxStateBytes,
+      onRequest: async (request, reply) => {
+        const { worker } = auth.of(request)
+        uploads.begin(worker, reply)
+        // One that does not say how large it is may be as large as any.
+        const said = Number(request.headers['content-length'] ?? maxStateBytes)
+        const bytes = Math.min(said, maxStateBytes)
+        worker.expectState(bytes)
+        reply.raw.once('close', () => worker.stateArrived(bytes))
+      },
+      schema: {
+        tags,
+        summary: 'Give the runner a copy of the state',
+        description:
+          'An older copy, by `X-Agent-Orc-State-Rev`, changes nothing. The connection of one that is still on its way is closed.',
+        consumes: Object.keys(bundleForms),
+        params: SessionParams,
+        headers: PutHeaders,
+        body: Type.Unknown({ description: 'A bundle.' }),
+        response: {
+          204: NoContent,
+          ...failures(...refusals, runnerErrors.unknownSession, httpErrors.bodyTooLarge, limitErrors.limitReached),
+        },
+      },
+    },
+    async (request, reply) => {
+      auth.of(request).worker.takeState(bundleOf(request), request.headers[stateRevHeader])
+      return reply.code(204).send()
+    },
+  )
+}
 
 function takeBytes(app: App): void {
   app.removeAllContentTypeParsers()

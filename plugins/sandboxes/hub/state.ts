@@ -1,15 +1,33 @@
+import type { AppError } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
+import type { SessionMemory } from '#contracts/workers'
 import type { Mailbox } from './mailbox.ts'
 import type { Presence } from './presence.ts'
+
+/** Counts states once there is a runner that does. */
+export class CountedMemory implements SessionMemory {
+  #runner: SessionMemory | undefined
+
+  countIn(runner: SessionMemory): void {
+    this.#runner = runner
+  }
+  hold(tenantId: string, sessionId: string, bytes: number): void {
+    this.#runner?.hold(tenantId, sessionId, bytes)
+  }
+}
 
 /** The runner's copy of a worker's state. */
 export interface StateCopy {
   readonly bundle: StateBundle | undefined
   readonly rev: number
+  /** Why there is no copy of the newest state, nor of an older one, which would look like it. */
+  readonly refused: AppError | undefined
   /** The runner sets a copy, which wins over whatever a sandbox has on its disk. */
   set(bundle: StateBundle | undefined): void
   /** The worker uploads a copy. An older one never takes the place of a newer one. */
   take(bundle: StateBundle | undefined, rev: number): void
+  /** There was no room for what the worker has. */
+  refuse(why: AppError): void
   /** Calls back at the worker's next word about its state. Returns how to stop listening. */
   onTaken(listener: () => void): () => void
 }
@@ -17,6 +35,7 @@ export interface StateCopy {
 /** `rev` of the former worker's copy, where there is one. */
 export function createStateCopy(rev = 0): StateCopy {
   let bundle: StateBundle | undefined
+  let refused: AppError | undefined
   const listeners = new Set<() => void>()
   return {
     get bundle() {
@@ -25,15 +44,25 @@ export function createStateCopy(rev = 0): StateCopy {
     get rev() {
       return rev
     },
+    get refused() {
+      return refused
+    },
     set(given) {
       // Workers count on from the copy that they started with. A time in ms is larger than the count of any sandbox that outlived a runner.
       rev = Math.max(rev + 1, Date.now())
       bundle = given
+      refused = undefined
+    },
+    refuse(why) {
+      bundle = undefined
+      refused = why
+      for (const tell of listeners) tell()
     },
     take(given, at) {
       if (at >= rev) {
         rev = at
         bundle = given
+        refused = undefined
       }
       for (const tell of listeners) tell()
     },

@@ -4,7 +4,7 @@ import type { RunEnvelope } from '#contracts/run-envelope'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
 import type { PollAnswer } from '#contracts/wire/worker'
-import { workerTokenErrors } from '#contracts/workers'
+import { type SessionMemory, workerTokenErrors } from '#contracts/workers'
 import type { ModelCalls } from '../egress/calls.ts'
 import type { Mailbox } from './mailbox.ts'
 import { createPresence } from './presence.ts'
@@ -37,10 +37,15 @@ export interface WorkerChannel {
    * it sees it (`way.runnerUrl`), and its token; the runner forwards to external servers.
    */
   run(envelope: RunEnvelope, signal: AbortSignal, way: RunWay): AsyncIterable<Buffer>
-  /** Asks a worker that polls for its state and waits for the upload; the durable copy when it does not answer. */
+  /**
+   * Asks a worker that polls for its state and waits for the upload; the durable copy when it does not answer. Rejects with 429
+   * `limit_reached` when there was no room for its last one.
+   */
   exportState(): Promise<StateBundle | undefined>
   /** The copy that the worker finds at its start, replaced by what it uploads. */
   readonly state: StateBundle | undefined
+  /** Why there is none of the worker's newest state. */
+  readonly stateRefused: AppError | undefined
   setState(bundle: StateBundle | undefined): void
   /** `ok: false` when the worker takes no tools, does not answer in time or leaves. */
   callTool: WorkerToolCalls['call']
@@ -77,6 +82,8 @@ export interface RemoteWorkerOptions extends Continued {
   readonly token: IssuedToken
   /** How long it may be silent. */
   readonly lostMs: number
+  /** Where copies of its state are counted. */
+  readonly memory: SessionMemory
   /** The revision of the copy that its predecessor had. */
   readonly stateRev?: number
   bind(from: RemoteWorker, options: Continued): Promise<RemoteWorker>
@@ -94,6 +101,8 @@ export class RemoteWorker implements WorkerChannel {
   readonly #runs
   readonly #toolCalls: WorkerToolCalls
   readonly #closing = new AbortController()
+  /** Bytes of states that are being uploaded. */
+  #incoming = 0
   #takesTools: boolean
   /** True once it was given to another session. */
   #spent = false
@@ -118,6 +127,9 @@ export class RemoteWorker implements WorkerChannel {
   }
   get state(): StateBundle | undefined {
     return this.#state.bundle
+  }
+  get stateRefused(): AppError | undefined {
+    return this.#state.refused
   }
   get stateRev(): number {
     return this.#state.rev
@@ -155,6 +167,7 @@ export class RemoteWorker implements WorkerChannel {
 
   async exportState(): Promise<StateBundle | undefined> {
     if (this.#presence.present) await askForState(this.#options.mailbox, this.#presence, this.#state, this.closed)
+    if (this.#state.refused) throw this.#state.refused
     return this.#state.bundle
   }
 
@@ -230,9 +243,40 @@ export class RemoteWorker implements WorkerChannel {
     this.#runs.take(runId, upload)
   }
 
+  /**
+   * A state of so many bytes is about to arrive. AppError 429 `limit_reached` when there is no room for it, not even in the place of
+   * the copy that is here. Otherwise `stateArrived` follows, whatever comes.
+   */
+  expectState(bytes: number): void {
+    this.#incoming += bytes
+    try {
+      this.#countState()
+    } catch (error) {
+      // The copy is about to be replaced, so it goes first.
+      this.#state.refuse(error as AppError)
+      try {
+        this.#countState()
+      } catch (refusal) {
+        this.stateArrived(bytes)
+        throw refusal
+      }
+    }
+  }
+  stateArrived(bytes: number): void {
+    this.#incoming -= bytes
+    try {
+      this.#countState()
+    } catch {
+      // The session has left.
+    }
+  }
   takeState(...copy: Parameters<StateCopy['take']>): void {
     this.#presence.seen()
     this.#state.take(...copy)
+  }
+  #countState(): void {
+    const { memory } = this.#options
+    memory.hold(this.tenantId, this.sessionId, this.#incoming + (this.#state.bundle?.bytes.byteLength ?? 0))
   }
 
   /** False when nobody waits for it. */

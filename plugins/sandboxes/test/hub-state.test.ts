@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { type ClientRequest, type IncomingMessage, request as httpRequest } from 'node:http'
 import { test } from 'node:test'
+import { overLimit } from '#contracts/limits'
 import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { workerPaths, workerProtocol } from '#contracts/wire/worker'
-import { begin, startHub } from './hub.ts'
+import { begin, startHub, until } from './hub.ts'
 
 const connected = () => AbortSignal.timeout(60_000)
 const bundle = (text: string) => ({ bytes: Buffer.from(text), contentType: 'application/json', runtimeSessionId: text })
@@ -153,4 +154,51 @@ test('a worker that reads its answers slowly holds one of a kind', async (t) => 
     await assert.rejects(first.toArray(), /aborted/)
     assert.ok(Buffer.concat(await second.toArray()).length >= large.length)
   }
+})
+
+test('a copy for which there is no room is refused by the name of the limit, and no older one stands in for it', async (t) => {
+  const memory = new Map<string, number>()
+  const most = 10
+  const { open, urls } = await startHub(t, {
+    memory: {
+      hold(_tenantId, sessionId, bytes) {
+        if (bytes > most) throw overLimit('stateBytes', most)
+        memory.set(sessionId, bytes)
+      },
+    },
+  })
+  const { channel, worker } = await open()
+  const id = channel.sessionId
+  const url = urls['workers']! + workerPaths(id).state
+  const put = (text: string, rev: number) =>
+    fetch(url, {
+      method: 'PUT',
+      body: text,
+      headers: { authorization: `Bearer ${channel.token}`, 'x-agent-orc-state-rev': String(rev) },
+    })
+  assert.equal((await put('eight...', 1)).status, 204)
+  await until(() => memory.get(id) === 8, 'it is counted')
+  assert.equal((await put('nine.....', 2)).status, 204, 'in the place of the copy that is here')
+  await until(() => memory.get(id) === 9, 'the newest counts')
+  const refused = await put('eleven.....', 3)
+  const { error, limit, max } = (await refused.json()) as Record<string, unknown>
+  assert.deepEqual([refused.status, error, limit, max], [429, 'limit_reached', 'stateBytes', most])
+  await until(() => memory.get(id) === 0, 'nothing is here')
+  assert.equal(channel.state, undefined)
+  assert.equal(channel.stateRefused?.code, 'limit_reached')
+  const unsized = httpRequest(url, {
+    method: 'PUT',
+    headers: { authorization: `Bearer ${channel.token}`, 'x-agent-orc-state-rev': '4' },
+  })
+  unsized.write('x')
+  const [answered] = (await once(unsized, 'response')) as [IncomingMessage]
+  assert.equal(answered.statusCode, 429, 'one that does not say how large it is')
+  unsized.on('error', () => {}).destroy()
+  assert.equal((await put('fits', 5)).status, 204)
+  assert.equal(channel.stateRefused, undefined)
+  assert.equal(Buffer.from(channel.state!.bytes).toString(), 'fits')
+  // A worker that is asked for its state and refused is not waited for.
+  worker({ state: () => bundle('much too long') })
+  await channel.connected(connected())
+  await assert.rejects(channel.exportState(), { code: 'limit_reached' })
 })

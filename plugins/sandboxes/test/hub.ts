@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, definePlugin, type Plugin } from '#kernel'
 import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { workerPaths, workerProtocol } from '#contracts/wire/worker'
-import { WorkerHub } from '#contracts/workers'
+import { type SessionMemory, WorkerHub } from '#contracts/workers'
 import { type EnvelopeFields, startScriptedWorker, testEnvelope, testKernel, type WorkerScript } from '#testing'
 import { mountCallbacks } from '../index.ts'
 import { ModelCalls, type ModelCallsOptions } from '../egress/calls.ts'
@@ -18,14 +18,15 @@ export interface HubOptions {
   readonly lostMs?: number
   readonly models?: Parameters<typeof modelServers>[0]
   readonly served?: boolean
+  readonly memory?: SessionMemory
 }
 
 export const listeners = ['runner', 'workers'] as const
 
 /** The hub without sandboxes: each test connects the workers itself. */
 export function hubPlugin(options: HubOptions = {}): { readonly hub: Hub; readonly plugin: Plugin } {
-  const { tokens = plainTokens, lostMs = 15_000, models = {}, served = true } = options
-  const hub = createHub(tokens, lostMs)
+  const { tokens = plainTokens, lostMs = 15_000, models = {}, served = true, memory } = options
+  const hub = createHub(tokens, lostMs, memory)
   const plugin = definePlugin({
     name: 'hub',
     provides: { hub: WorkerHub },

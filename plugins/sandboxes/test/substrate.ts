@@ -33,6 +33,8 @@ export interface Substrate {
   /** How often it was asked how a sandbox is. */
   asked: number
   readonly calls: string[]
+  /** What the files of each sandbox take, by its id. Undefined: it cannot tell. */
+  files: Map<string, number> | undefined
   /** The worker and its sandbox are gone, as after kill -9. */
   crash(box: Box): void
 }
@@ -47,6 +49,7 @@ export function createSubstrate(t: Pick<TestContext, 'after'>): Substrate {
     mute: false,
     asked: 0,
     calls: [],
+    files: undefined,
     crash(box) {
       box.state = 'gone'
       box.worker?.stop()
@@ -97,6 +100,10 @@ export function createSubstrate(t: Pick<TestContext, 'after'>): Substrate {
       },
     },
   }
+  // A provider that cannot tell has no such method.
+  Object.defineProperty(substrate.provider, 'diskUsage', {
+    get: () => substrate.files && (async () => substrate.files),
+  })
   const reached = (): void => {
     if (substrate.away) throw new Error('the substrate is away')
   }

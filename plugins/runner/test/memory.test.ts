@@ -1,0 +1,132 @@
+import assert from 'node:assert/strict'
+import { test, type TestContext } from 'node:test'
+import type { RunnerSession } from '#contracts/runner'
+import type { SandboxWorkers, SessionMemory } from '#contracts/workers'
+import { testProfile } from '#testing'
+import { SessionTable } from '../sessions.ts'
+import { answer, execute, hang, profile, run, runnerOf, until } from './fixtures.ts'
+
+const overLimit = { status: 429, code: 'limit_reached', detail: { limit: 'stateBytes', max: 10_000 } }
+const limits = { stateBytes: 10_000 }
+const boxed = testProfile('p', { workerMode: 'sandbox', runtime: 'runtime_a' })
+
+/** A runner whose sandboxes keep what they are given, and count it as theirs do. */
+async function boxes(t: TestContext) {
+  let memory: SessionMemory | undefined
+  const files = new Set<string>()
+  const released: string[] = []
+  const workers = {
+    substrates: ['box'],
+    prepare: async () => undefined,
+    link: (session: RunnerSession) => ({
+      hydrate: async () => {},
+      exportState: async () => ({ bytes: Buffer.alloc(session.id.length), contentType: 'x' }),
+      forget: async () => {},
+    }),
+    has: ({ id }: RunnerSession) => files.has(id),
+    countIn: (counter: SessionMemory) => void (memory = counter),
+    usage: () => ({ sandboxes: files.size }),
+    release: async ({ id }: RunnerSession) => void released.push(id),
+  } as unknown as SandboxWorkers
+  const f = await runnerOf(t, answer, {}, workers)
+  const bring = (id: string, bytes: number) =>
+    f.runner.hydrate('acme', id, boxed, { bytes: Buffer.alloc(bytes), contentType: 'x' })
+  return { ...f, memory: memory!, files, released, bring }
+}
+
+/** The limit reaches the runner with the first run. */
+const allow = async (f: Awaited<ReturnType<typeof boxes>>): Promise<void> => {
+  await execute(f, { sessionId: 'first', create: { profile: profile() }, limits })
+}
+
+test('what a tenant has its sessions hold is bounded, and what is stored elsewhere gives way first', async (t) => {
+  const f = await boxes(t)
+  await allow(f)
+  for (const id of ['a', 'b']) await f.bring(id, 4_000)
+  await f.bring('c', 4_000)
+  await until(() => f.released.length > 0)
+  assert.deepEqual(f.released, ['a'], 'the one that rests longest')
+  assert.equal(f.runner.table.any('a'), undefined)
+  const { stateBytes } = (await f.runner.usage('acme'))!
+  assert.ok(stateBytes > 8_000 && stateBytes <= 10_000, String(stateBytes))
+  await assert.rejects(f.bring('huge', 20_000), overLimit)
+  assert.equal(f.runner.table.any('huge'), undefined, 'nothing is left of it')
+  await f.bring('d', 1_000)
+  await f.runner.hydrate('globex', 'theirs', boxed, { bytes: Buffer.alloc(9_000), contentType: 'x' })
+})
+
+test('sessions with files, with a run, or with what only this runner has do not give way', async (t) => {
+  const f = await boxes(t)
+  await allow(f)
+  await f.bring('files', 3_000)
+  f.files.add('files')
+  await f.bring('unsaved', 3_000)
+  f.runner.table.any('unsaved')!.changes++
+  await f.bring('busy', 3_000)
+  f.runner.table.occupy(f.runner.table.any('busy')!, 'run-busy')
+  await assert.rejects(f.bring('more', 3_000), overLimit)
+  assert.deepEqual(f.released, [])
+  await assert.rejects(
+    execute(f, { sessionId: 'new', create: { profile: { ...profile('q'), instructions: 'x'.repeat(3_000) } } }),
+    overLimit,
+  )
+  f.files.delete('files')
+  await f.bring('more', 3_000)
+  await until(() => f.released.length > 0)
+  assert.deepEqual(f.released, ['files'])
+})
+
+test('the copy that a sandbox uploads counts; a run waits until there is room', async (t) => {
+  const f = await boxes(t)
+  await allow(f)
+  await f.bring('a', 100)
+  f.memory.hold('acme', 'a', 8_000)
+  f.runner.table.any('a')!.changes++
+  assert.throws(() => f.memory.hold('acme', 'a', 12_000), overLimit)
+  assert.throws(() => f.memory.hold('globex', 'a', 1), { code: 'unknown_session' })
+  assert.ok((await f.runner.usage('acme'))!.stateBytes > 8_000)
+  // An operator has lowered the limit.
+  await assert.rejects(execute(f, { sessionId: 'first', limits: { stateBytes: 5_000 } }), { code: 'limit_reached' })
+  await f.runner.deleteSession('acme', 'a')
+  assert.ok((await execute(f, { sessionId: 'first', limits: { stateBytes: 5_000 } })).length > 0)
+})
+
+test('a bundle on its way to a sidecar counts until the sidecar has it', async (t) => {
+  const f = await runnerOf(t, answer)
+  await execute(f, { sessionId: 'first', create: { profile: profile() }, limits })
+  const bring = (id: string) =>
+    f.runner.hydrate('acme', id, profile(), { bytes: Buffer.alloc(6_000), contentType: 'x' })
+  const both = await Promise.allSettled([bring('a'), bring('b')])
+  assert.deepEqual(
+    both.map(({ status }) => status),
+    ['fulfilled', 'rejected'],
+  )
+  await bring('b')
+  assert.ok((await f.runner.usage('acme'))!.stateBytes < 2_000)
+})
+
+test('a runner of many tenants answers what each has', async (t) => {
+  const f = await runnerOf(t, hang)
+  const reading = f.runner.execute('acme', run({ keepMs: 0 }), new AbortController().signal)[Symbol.asyncIterator]()
+  await reading.next()
+  const used = async (tenant: string) => (await f.call('GET', '/runner/usage', { tenant })).json()
+  const mine = await used('acme')
+  assert.ok(mine.stateBytes > 100)
+  assert.deepEqual(await used('globex'), { stateBytes: 0, sandboxes: 0 })
+  await reading.return!()
+})
+
+test('until a conductor says more, a tenant may have what is usual', () => {
+  const table = new SessionTable({
+    max: 10,
+    maxProfileBytes: 1e9,
+    idleTtlMs: 1_000,
+    toolsOf: () => [],
+    hasFiles: () => false,
+    onEvict() {},
+  })
+  table.create('acme', 'a', profile())
+  assert.throws(() => table.hold('acme', 'a', 513 * 1024 ** 2), { code: 'limit_reached' })
+  table.allow('acme', { stateBytes: 2 ** 40 })
+  table.hold('acme', 'a', 513 * 1024 ** 2)
+})

@@ -1,0 +1,125 @@
+import type { FastifyBaseLogger } from 'fastify'
+import { overLimit } from '#contracts/limits'
+import type { RunnerSession } from '#contracts/runner'
+import type { Sandbox } from './sandbox.ts'
+import type { SessionWorker, WorkerTable } from './session-worker.ts'
+import type { Substrate } from './substrates.ts'
+
+/** The files of a tenant are counted for one in so many parts of the time: one with very many waits longer. */
+const busyPart = 10
+/** How many tenants' files are counted at once: nobody waits for those of one. */
+const atOnce = 4
+/** What is under way goes on until so much more than the limit is there, so that files can be deleted. */
+const slack = 1.1
+
+interface Measured {
+  readonly bytes: number
+  /** What its worker was doing then. */
+  readonly phase: SessionWorker['phase']
+}
+
+interface Tenant {
+  /** When its files are counted next, by `performance.now()`. */
+  dueAt: number
+  counting: boolean
+}
+
+/** What the files of tenants take on the disk: counted behind everything else, so that whoever asks hears what was found last. */
+export class Workspaces {
+  readonly #table: Pick<WorkerTable, 'all'>
+  readonly #log: Pick<FastifyBaseLogger, 'warn'>
+  readonly everyMs: number
+  readonly #measured = new WeakMap<Sandbox, Measured>()
+  readonly #tenants = new Map<string, Tenant>()
+
+  /** `everyMs` is between two counts of a tenant's files. */
+  constructor(table: Pick<WorkerTable, 'all'>, everyMs: number, log: Pick<FastifyBaseLogger, 'warn'>) {
+    this.#table = table
+    this.everyMs = everyMs
+    this.#log = log
+  }
+
+  /** Undefined: no provider of its sandboxes can tell. */
+  used(tenantId: string): number | undefined {
+    const sizes = this.#of(tenantId).flatMap((worker) => this.sizeOf(worker) ?? [])
+    return sizes.length === 0 ? undefined : sizes.reduce((a, b) => a + b)
+  }
+  /** Undefined: the provider cannot tell, or was not asked yet. */
+  sizeOf({ withFiles }: Pick<SessionWorker, 'withFiles'>): number | undefined {
+    return withFiles && this.#measured.get(withFiles)?.bytes
+  }
+  /** Throws 409 `limit_exceeded` when the files of its tenant take as much as they may. */
+  admit({ tenantId, limits }: RunnerSession): void {
+    const most = limits?.workspaceBytes
+    if (most !== undefined && (this.used(tenantId) ?? 0) >= most) throw overLimit('workspaceBytes', most)
+  }
+  /** Begins to count what is due. */
+  look(): void {
+    const now = performance.now()
+    const workers = Map.groupBy(this.#table.all(), ({ session }) => session.tenantId)
+    for (const [tenantId, { counting }] of this.#tenants)
+      if (!counting && !workers.has(tenantId)) this.#tenants.delete(tenantId)
+    let counting = [...this.#tenants.values()].filter((tenant) => tenant.counting).length
+    for (const [tenantId, all] of workers) {
+      if (counting >= atOnce) return
+      const tenant = this.#tenants.get(tenantId) ?? { dueAt: 0, counting: false }
+      this.#tenants.set(tenantId, tenant)
+      const changed = all.filter((worker) => this.#mayHaveChanged(worker))
+      if (tenant.counting || tenant.dueAt > now || changed.length === 0) continue
+      counting++
+      void this.#count(tenantId, tenant, changed)
+    }
+  }
+
+  #of(tenantId: string): SessionWorker[] {
+    return this.#table.all().filter(({ session }) => session.tenantId === tenantId)
+  }
+  #mayHaveChanged({ withFiles, phase }: SessionWorker): boolean {
+    if (!withFiles?.substrate.provider.diskUsage) return false
+    return phase === 'awake' || this.#measured.get(withFiles)?.phase !== phase
+  }
+  async #count(tenantId: string, tenant: Tenant, workers: readonly SessionWorker[]): Promise<void> {
+    tenant.counting = true
+    const began = performance.now()
+    try {
+      const grown = await this.#measure(workers)
+      await this.#hold(tenantId, grown)
+    } catch (err) {
+      this.#log.warn({ err, tenant: tenantId }, 'the files in the sandboxes of a tenant could not be counted')
+    } finally {
+      const ended = performance.now()
+      tenant.counting = false
+      tenant.dueAt = ended + Math.max(this.everyMs, (ended - began) * busyPart)
+    }
+  }
+  /** Resolves to those that have more files than before. */
+  async #measure(workers: readonly SessionWorker[]): Promise<SessionWorker[]> {
+    const grown: SessionWorker[] = []
+    const all = workers.map((worker) => ({ worker, sandbox: worker.withFiles!, phase: worker.phase }))
+    for (const [provider, some] of Map.groupBy(
+      all,
+      ({ sandbox }): Substrate['provider'] => sandbox.substrate.provider,
+    )) {
+      const sizes = await provider.diskUsage!(some.map(({ sandbox }) => sandbox.sandboxId))
+      for (const { worker, sandbox, phase } of some) {
+        const bytes = sizes.get(sandbox.sandboxId) ?? 0
+        if (bytes > (this.#measured.get(sandbox)?.bytes ?? 0)) grown.push(worker)
+        this.#measured.set(sandbox, { bytes, phase })
+      }
+    }
+    return grown
+  }
+  /** What goes on writing beyond the limit is stopped. */
+  async #hold(tenantId: string, grown: readonly SessionWorker[]): Promise<void> {
+    const used = this.used(tenantId) ?? 0
+    for (const worker of grown) {
+      const most = worker.session.limits?.workspaceBytes
+      if (most === undefined || used <= most * slack || worker.phase !== 'awake') continue
+      this.#log.warn(
+        { tenant: tenantId, sessionId: worker.session.id, used, most },
+        'a sandbox was stopped: its tenant has more files than it may',
+      )
+      await worker.halt(overLimit('workspaceBytes', most))
+    }
+  }
+}
