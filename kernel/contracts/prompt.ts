@@ -76,9 +76,13 @@ export function promptInfoOf({ attachments, responseFormat }: PromptFields): Pro
   }
 }
 
+/** How many bytes base64 stands for. */
+export const bytesOfBase64 = (data: string): number =>
+  (data.length * 3) / 4 - (data.endsWith('==') ? 2 : data.endsWith('=') ? 1 : 0)
+
 const infoOf = ({ mediaType, name, data }: Attachment) => ({
   mediaType,
   ...(name === undefined ? {} : { name }),
-  bytes: Math.floor((data.replace(/=+$/, '').length * 3) / 4),
+  bytes: bytesOfBase64(data),
 })
 const formatInfoOf = ({ type, name }: ResponseFormat) => ({ type, ...(name === undefined ? {} : { name }) })

@@ -5,6 +5,7 @@ import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
 import type { AppError } from '../contracts/errors.ts'
 import { invalidRequest, notFound, unavailable } from '../contracts/http-errors.ts'
+import { jsonDepth } from '../kit/json-depth.ts'
 import type { WebGuard } from '../kit/web-guard.ts'
 import { accessOf, isUpload, judgesOrigins } from './access.ts'
 import { handleClientError } from './errors.ts'
@@ -161,21 +162,4 @@ export function parseJson(body: Buffer): unknown {
 function guardPrototype(body: Buffer): ((key: string, value: unknown) => unknown) | undefined {
   if (!body.includes('__proto__') && !body.includes('\\u005')) return undefined
   return (key, value) => (key === '__proto__' ? undefined : value)
-}
-
-/** Nesting depth of JSON text, counted without parsing it. */
-function jsonDepth(body: Buffer): number {
-  let depth = 0
-  let deepest = 0
-  let inString = false
-  for (let i = 0; i < body.length; i++) {
-    const c = body[i]
-    if (inString) {
-      if (c === 0x5c) i++
-      else if (c === 0x22) inString = false
-    } else if (c === 0x22) inString = true
-    else if (c === 0x7b || c === 0x5b) deepest = Math.max(deepest, ++depth)
-    else if (c === 0x7d || c === 0x5d) depth--
-  }
-  return deepest
 }
