@@ -22,7 +22,7 @@ interface Share {
   logged: number
   day: number
   unsaved: number
-  /** Of the attachments of runs that execute here. */
+  /** Of the attachments of runs that execute here, and of starts that are under way. */
   attachments: number
   /** Sessions when they were counted last, and those begun here since then. */
   sessions: number
@@ -55,6 +55,8 @@ export class RunLimits {
   readonly #limits: TenantLimits | undefined
   readonly #log: Pick<FastifyBaseLogger, 'warn'>
   readonly #onFree: (tenantId: string) => void
+  /** Bytes of attachments that were admitted for runs which have not begun. */
+  readonly #arriving = new Map<string, number>()
   readonly #shares = new Map<string, Share>()
   /** Profiles come from memory, and there may be many starts of one. */
   readonly #profileBytes = new WeakMap<Profile, number>()
@@ -118,15 +120,31 @@ export class RunLimits {
     share.begun++
   }
   /** Refuses attachments to a tenant whose runs hold as many as they may; a tenant without any may have those of one run. */
-  admitAttachments(tenantId: string, bytes: number): void {
+  admitAttachments(tenantId: string, runId: string, bytes: number): void {
     if (!this.#limits || bytes === 0) return
     const { attachmentBytes: most } = this.#limits.of(tenantId)
-    const held = this.#of(tenantId).attachments
-    if (held > 0 && held + bytes > most) throw overLimit('attachmentBytes', most)
+    const share = this.#of(tenantId)
+    if (share.attachments > 0 && share.attachments + bytes > most) throw overLimit('attachmentBytes', most)
+    // A call that is repeated brings the same attachments.
+    if (this.#arriving.has(`${tenantId}\n${runId}`)) return
+    this.#arriving.set(`${tenantId}\n${runId}`, bytes)
+    share.attachments += bytes
   }
-  /** A run with so many bytes of attachments begins; a negative number: it is over. */
-  holdAttachments(tenantId: string, bytes: number): void {
-    if (this.#limits && bytes !== 0) this.#of(tenantId).attachments += bytes
+  /** A run with so many bytes of attachments begins. Those that were admitted for it are counted already. */
+  holdAttachments(tenantId: string, runId: string, bytes: number): void {
+    if (!this.#limits || bytes === 0 || this.#arriving.delete(`${tenantId}\n${runId}`)) return
+    this.#of(tenantId).attachments += bytes
+  }
+  /** The run is over. */
+  giveAttachments(tenantId: string, bytes: number): void {
+    if (this.#limits && bytes !== 0) this.#of(tenantId).attachments -= bytes
+  }
+  /** What was admitted for a run is held by that run, or by none. */
+  arrived(tenantId: string, runId: string): void {
+    const bytes = this.#arriving.get(`${tenantId}\n${runId}`)
+    if (bytes === undefined) return
+    this.#arriving.delete(`${tenantId}\n${runId}`)
+    this.giveAttachments(tenantId, bytes)
   }
   /** What a runner keeps of the tenant's limits. */
   ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
@@ -230,7 +248,7 @@ export class RunLimits {
   #sweep(): void {
     this.#saving ??= this.#save().finally(() => (this.#saving = undefined))
     for (const [tenantId, share] of this.#shares) {
-      if (share.used > 0 || share.waiting > 0 || share.asking || share.unsaved > 0) continue
+      if (share.used > 0 || share.waiting > 0 || share.asking || share.unsaved > 0 || share.attachments > 0) continue
       // Nobody has needed a slot since the last look: others may.
       if (share.held > 0) this.#settle(tenantId, share, true)
       else if (Date.now() > share.countedAt + countEveryMs && !this.logIsFull(tenantId)) this.#shares.delete(tenantId)

@@ -184,7 +184,7 @@ export class RunService implements Executor {
     // Who starts a run has a slot for it already.
     if (order.orphan) this.limits.force(tenantId)
     const attachments = attachmentBytesOf(order.task)
-    this.limits.holdAttachments(tenantId, attachments)
+    this.limits.holdAttachments(tenantId, runId, attachments)
     const run = new Run(this.#running, order)
     this.#active.set(key, run)
     // The start was under way when this process was told to stop.
@@ -195,7 +195,7 @@ export class RunService implements Executor {
       // This process may have taken the run back, under another claim.
       if (this.#active.get(key) === run) this.#active.delete(key)
       this.limits.give(tenantId)
-      this.limits.holdAttachments(tenantId, -attachments)
+      this.limits.giveAttachments(tenantId, attachments)
       const link = run.runner ?? waiting
       // When the run goes on elsewhere, this runner has only half a turn.
       if (link && how === 'ended') saver?.rest(claim, link)

@@ -1,3 +1,4 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { type AppError, isAppError, unavailable, unbegun } from '#kernel'
 import { isClientId, newId, newSessionId } from '#contracts/ids'
@@ -24,6 +25,8 @@ const unknownSession = () => runErrors.notFound({ message: 'No such session, or 
 const takenWaitMs = 2_000
 /** The same while the session is being restored: a failure of that is told with its own status. Specification 4.8, rule 3. */
 const restoredWaitMs = 20_000
+/** Attachments of more characters cost milliseconds wherever they are read. */
+const largeChars = 256 * 1024
 /** How many sessions of a tenant are remembered that wait for a slot. */
 const mostHeld = 1_000
 /** A little longer than the end of a run takes. */
@@ -76,10 +79,14 @@ export class Submission {
     if (!isClientId(runId)) throw runErrors.invalidRunId()
     if (sessionId !== undefined && !isClientId(sessionId)) throw runErrors.invalidSessionId()
     this.#executor.limits.admitWrites(tenantId)
-    await this.#check(tenantId, task)
-    const asked = { tenantId, runId, task }
-    if (chat?.continued) return this.#continueChat(asked)
-    return sessionId === undefined ? this.#startNew(asked) : this.#startIn(asked, sessionId)
+    try {
+      await this.#check(tenantId, runId, task)
+      const asked = { tenantId, runId, task }
+      if (chat?.continued) return await this.#continueChat(asked)
+      return await (sessionId === undefined ? this.#startNew(asked) : this.#startIn(asked, sessionId))
+    } finally {
+      this.#executor.limits.arrived(tenantId, runId)
+    }
   }
 
   /**
@@ -97,14 +104,16 @@ export class Submission {
   }
 
   /** Refuses a task that would only fail when a model is called. */
-  async #check(tenantId: string, task: Task): Promise<void> {
+  async #check(tenantId: string, runId: string, task: Task): Promise<void> {
     const { attachments = [], responseFormat, webhook, chat } = task
     const bytes = attachmentBytesOf(task)
     if (bytes > maxAttachmentChars) throw runErrors.attachmentsTooLarge()
-    this.#executor.limits.admitAttachments(tenantId, bytes)
+    this.#executor.limits.admitAttachments(tenantId, runId, bytes)
     for (const [i, { data }] of attachments.entries()) {
       if (!isBase64(data)) throw runErrors.invalidAttachment({ message: `body/attachments/${i}/data is not base64.` })
     }
+    // Reading the request and writing it down are tens of milliseconds each: others have a turn in between.
+    if (bytes > largeChars) await turn()
     if (responseFormat) await this.#schemas(tenantId, responseFormat.schema)
     // The webhook of an agent was checked when it was published: a chat must not fail because of it.
     if (!webhook || chat) return

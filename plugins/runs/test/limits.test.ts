@@ -152,6 +152,23 @@ test('attachments of runs that execute are bounded together; one run always may 
   await eventually('there is room again', async () => (await post(s, { attachments })).statusCode === 202)
 })
 
+test('attachments that come at once are bounded as those that come one after the other', async (t) => {
+  const s = await limited(t, { attachmentBytes: 16 })
+  const attachments = [{ mediaType: 'image/png', data: 'AAAAAAAA' }]
+  const answers = await Promise.all(Array.from({ length: 8 }, () => post(s, { attachments })))
+  const begun = answers.filter(({ statusCode }) => statusCode === 202)
+  assert.equal(begun.length, 2)
+  const wrong = [{ mediaType: 'image/png', data: 'A' }]
+  await Promise.all(begun.map((answer) => s.dispatch.cancel('acme', answer.json().runId)))
+  for (let i = 0; i < 3; i++) assert.equal((await post(s, { attachments: wrong })).statusCode, 400)
+  const again = await Promise.all(Array.from({ length: 2 }, () => post(s, { attachments })))
+  assert.deepEqual(
+    again.map(({ statusCode }) => statusCode),
+    [202, 202],
+    'all of it came back',
+  )
+})
+
 test('sessions are looked at in turns of their tenants, each again that was named meanwhile', async () => {
   const seen: string[] = []
   const held: (() => void)[] = []
