@@ -14,7 +14,13 @@ import { type Fixtures, isWrite, nameOf, type Route, routesOf, unknownIds, urlOf
 const publicRoutes = ['GET /healthz', 'GET /metrics', 'GET /readyz', 'POST /api/sandbox-events/{provider}']
 
 /** What members may write. Everything else that writes is for admins: running and chatting are no administration. */
-const memberWrites = ['DELETE /api/api-keys/{id}', 'DELETE /api/runs/{id}', 'POST /api/api-keys', 'POST /api/runs']
+const memberWrites = [
+  'DELETE /api/api-keys/{id}',
+  'DELETE /api/runs/{id}',
+  'POST /api/api-keys',
+  'POST /api/api-keys/{id}/rotate',
+  'POST /api/runs',
+]
 
 /** A body that no route takes, so that the validation refuses it, which comes after the guard. */
 const wrongBody = ({ json }: Route): unknown => (json ? 'text' : undefined)
@@ -142,7 +148,7 @@ test("on every route of a profile or a key, another tenant's id answers exactly 
   }
   const before = await snapshot()
   const withIds = (await routesOf(app)).filter(({ path }) =>
-    /^\/api\/(api-keys|pools|profiles)\/\{\w+\}(\/(publish|published|(keys|versions)(\/.+)?))?$/.test(path),
+    /^\/api\/(api-keys|pools|profiles)\/\{\w+\}(\/(publish|published|rotate|(keys|versions)(\/.+)?))?$/.test(path),
   )
   assert.ok(withIds.length >= 15)
   for (const route of withIds) {

@@ -15,7 +15,7 @@ interface Entry {
 }
 
 /** Writes of members that are recorded all the same, because they decide who may act for a tenant. */
-const identityWrites = ['POST /api/api-keys', 'DELETE /api/api-keys/{id}']
+const identityWrites = ['POST /api/api-keys', 'POST /api/api-keys/{id}/rotate', 'DELETE /api/api-keys/{id}']
 
 test('every administrative write leaves exactly one entry, in its own tenant, whoever tries; nothing else leaves any', async (t) => {
   const { app, call, issue } = await startConductor(t)

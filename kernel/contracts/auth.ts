@@ -1,3 +1,4 @@
+import { type Static, Type } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
 import { capability } from '../plugin.ts'
@@ -58,8 +59,34 @@ export interface Tokens {
 export type TokenDomain = 'ao:pub-key:v1' | 'ao:tenant-key:v1'
 export const Tokens = capability<Tokens>('core.tokens')
 
+/** Until when a key is asked for. */
+export const keyExpiry = Type.String({
+  pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
+  description:
+    'ISO 8601 with a zone, in the future, and not after the key that asks expires. When absent, the latest that it may be: with that key, at the longest lifetime that the server allows, or never.',
+})
+
+/** How a key is replaced by another one. */
+export const KeyRotation = Type.Object(
+  {
+    graceSeconds: Type.Integer({
+      minimum: 0,
+      maximum: 604_800,
+      default: 0,
+      description: 'How long the old key goes on working beside the new one: a week at most.',
+    }),
+  },
+  { additionalProperties: false },
+)
+export type KeyRotation = Static<typeof KeyRotation>
+
 /** Issues keys of tenants for those who may grant them. */
 export interface KeyIssuer {
+  /**
+   * When a key that `caller` issues expires, if ever: as `asked`, or the latest that its own key allows. Rejects with 400 for a time
+   * that is over, or later than that.
+   */
+  expiryFor(caller: Caller, asked: string | undefined): Promise<Date | undefined>
   /** The first key of a tenant, of role owner; its token is shown once. `createdBy` is the key that asked. */
   issueOwner(tenantId: string, createdBy: string): Promise<{ readonly id: string; readonly token: string }>
 }

@@ -1,6 +1,7 @@
 import { Type } from '@sinclair/typebox'
-import { access, type App, NoContent, failures, invalidRequest, forbidden, notFound } from '#kernel'
+import { access, type App, conflict, NoContent, failures, invalidRequest, forbidden, notFound } from '#kernel'
 import { auditedAccess } from '#contracts/audit'
+import { KeyRotation } from '#contracts/auth'
 import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { sendList } from '#kit/lists'
@@ -10,7 +11,9 @@ import type { ApiKeyService } from './keys.service.ts'
 
 const tags = ['api keys']
 
-export function apiKeyRoutes(app: App, guard: Pick<ApiGuard, 'callerOf' | 'record'>, service: ApiKeyService): void {
+type KeyGuard = Pick<ApiGuard, 'callerOf' | 'record'>
+
+export function apiKeyRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
   app.get(
     '/api/api-keys',
     {
@@ -44,6 +47,33 @@ export function apiKeyRoutes(app: App, guard: Pick<ApiGuard, 'callerOf' | 'recor
     },
     async (request, reply) => {
       const issued = await service.issue(guard.callerOf(request), request.body)
+      return reply.code(201).send(issued)
+    },
+  )
+  lifeRoutes(app, guard, service)
+}
+
+/** How a key is replaced, and ends. */
+function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
+  app.post(
+    '/api/api-keys/:id/rotate',
+    {
+      ...auditedAccess('member', 'api-keys.rotate'),
+      schema: {
+        tags,
+        summary: 'Replace an API key by a new one',
+        description:
+          'The new key has the label, role, addresses and expiry of the old one, and all that it minted. A key replaces itself, and those below it: what it minted, and what they minted in turn. The token is in this answer and never again. Revoking either of the two revokes both.',
+        params: IdParams,
+        body: KeyRotation,
+        response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, notFound, conflict) },
+      },
+      // Its only field is optional, and so is the body.
+      preValidation: async (request) => void (request.body ??= { graceSeconds: 0 }),
+    },
+    async (request, reply) => {
+      const issued = await service.rotate(guard.callerOf(request), request.params.id, request.body)
+      await guard.record(request, [issued.id])
       return reply.code(201).send(issued)
     },
   )

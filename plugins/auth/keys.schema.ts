@@ -1,5 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { roles } from '#contracts/auth'
+import { keyExpiry, roles } from '#contracts/auth'
 
 const Role = Type.Union(
   roles.map((role) => Type.Literal(role)),
@@ -12,13 +12,7 @@ export const IssueBody = Type.Object(
   {
     label: Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'What the key is for.' }),
     role: Type.Optional(Role),
-    expiresAt: Type.Optional(
-      Type.String({
-        pattern: '^\\d{4}-\\d{2}-\\d{2}T\\d{2}:\\d{2}(:\\d{2}(\\.\\d{1,9})?)?(Z|[+-]\\d{2}:\\d{2})$',
-        description:
-          'ISO 8601 with a zone, in the future, and not after the key that asks expires. When absent, the latest that it may be: with that key, at the longest lifetime that the server allows, or never.',
-      }),
-    ),
+    expiresAt: Type.Optional(keyExpiry),
     allowedAddresses: Type.Optional(
       Type.Array(Type.String({ minLength: 2, maxLength: 50 }), {
         minItems: 1,
@@ -38,7 +32,10 @@ export const KeyMetadata = Type.Object({
   label: Type.String(),
   role: Role,
   createdAt: Time,
-  createdBy: Type.String({ description: 'The key that minted this one, `bootstrap`, or a command.' }),
+  createdBy: Type.String({
+    description: 'The key that minted this one, or has replaced that one since; `bootstrap`, or a command.',
+  }),
+  replaces: Type.Union([Type.String(), Type.Null()], { description: 'The key whose place it took.' }),
   lastUsedAt: MaybeTime,
   expiresAt: MaybeTime,
   allowedAddresses: Type.Union([Type.Array(Type.String()), Type.Null()], {

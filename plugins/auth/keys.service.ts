@@ -1,5 +1,5 @@
-import { forbidden, invalidField, notFound, unauthorized } from '#kernel'
-import { type Caller, roleAtLeast, type TenantRole, type Tokens } from '#contracts/auth'
+import { conflict, forbidden, invalidField, notFound, unauthorized } from '#kernel'
+import { type Caller, type KeyRotation, roleAtLeast, type TenantRole, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
@@ -12,15 +12,20 @@ import {
   countMinted,
   findMinter,
   insertKey,
+  isBelow,
   listKeys,
   lockKeys,
   type Minter,
+  replaceKey,
   revokeLine,
   roleOfKey,
 } from './keys.store.ts'
 
 const roleTooHigh = (role: string) => forbidden({ message: `A key may grant at most its own role, not '${role}'.` })
 const ownersKey = () => forbidden({ message: "Only owners may revoke an owner's key." })
+const notBelow = () => forbidden({ message: 'A key may replace itself and those that it minted, and no other.' })
+const replacedAlready = () =>
+  conflict({ message: 'This key was replaced or revoked, or it expired; only a key that works can be replaced, once.' })
 export const unknownTenant = (id: string) => authErrors.unknownTenant({ message: `There is no tenant '${id}'.` })
 const expiryPassed = () => invalidField('body/expiresAt', 'must be a time in the future')
 const expiryTooLate = ({ at, why }: Latest) =>
@@ -84,6 +89,26 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
             : (minter.allowedAddresses ?? undefined),
         })
         if (!key) throw unknownTenant(tenantId)
+        return { ...key, token }
+      })
+    },
+    /** As `KeyIssuer` says. */
+    async expiryFor({ tenantId, keyId }: Caller, asked: string | undefined): Promise<Date | undefined> {
+      const minter = keyId === bootstrapId ? unbound : await database.tenant(tenantId, (tx) => findMinter(tx, keyId))
+      if (!minter) throw unauthorized()
+      return expiryOf(asked, latestOf(minter, maxLifetimeMs))
+    },
+    /** The new key has all that the old one has, and bounds no more than it did: its holder gains nothing but another token. ADR 55. */
+    async rotate(caller: Caller, id: string, { graceSeconds }: KeyRotation): Promise<IssuedKey> {
+      if (!keyIdForm.test(id)) throw notFound()
+      const { token, ...minted } = mint(tokens)
+      return database.tenant(caller.tenantId, async (tx) => {
+        await lockKeys(tx)
+        const own = id === caller.keyId
+        if ((await roleOfKey(tx, id, own ? undefined : sightOf(caller))) === undefined) throw notFound()
+        if (!own && !(await isBelow(tx, id, caller.keyId))) throw notBelow()
+        const key = await replaceKey(tx, id, minted, graceSeconds)
+        if (!key) throw replacedAlready()
         return { ...key, token }
       })
     },

@@ -13,13 +13,14 @@ interface Row {
   role: TenantRole
   created_at: string
   created_by: string
+  replaces: string | null
   last_used_at: string | null
   expires_at: string | null
   allowed_addresses: string[] | null
   revoked_at: string | null
 }
 
-const columns = `id, label, role, created_at, created_by, last_used_at, expires_at,
+const columns = `id, label, role, created_at, created_by, replaces, last_used_at, expires_at,
   allowed_addresses::text[] AS allowed_addresses, revoked_at`
 
 const toMetadata = (row: Row): KeyMetadata => ({
@@ -28,6 +29,7 @@ const toMetadata = (row: Row): KeyMetadata => ({
   role: row.role,
   createdAt: row.created_at,
   createdBy: row.created_by,
+  replaces: row.replaces,
   lastUsedAt: row.last_used_at,
   expiresAt: row.expires_at,
   allowedAddresses: row.allowed_addresses,
@@ -144,13 +146,68 @@ export async function roleOfKey(
   return row?.role
 }
 
-/** Revokes a key with all that it minted, and resolves to the ids of those that were not revoked before. */
+/** Whether a key was minted by `top`, or by one that is below it. */
+export async function isBelow(tx: TenantTx, id: string, top: string): Promise<boolean> {
+  const select = {
+    text: `WITH RECURSIVE up AS (
+             SELECT created_by FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
+             UNION
+             SELECT k.created_by FROM tenant_api_keys k JOIN up ON k.id = up.created_by WHERE k.tenant_id = $1
+           )
+           SELECT FROM up WHERE created_by = $3`,
+    values: [tx.tenantId, id, top],
+  }
+  return (await tx.query(select)).length > 0
+}
+
+/**
+ * Puts a new key in the place of another one, with what that one minted. The old one works for `graceSeconds` more, the one that it
+ * had replaced no longer: of one place there are two keys at most. Undefined when the key does not work, or was replaced before.
+ */
+export async function replaceKey(
+  tx: TenantTx,
+  id: string,
+  key: Pick<NewKey, 'id' | 'hash'>,
+  graceSeconds: number,
+): Promise<KeyMetadata | undefined> {
+  const insert = {
+    text: `INSERT INTO tenant_api_keys
+             (tenant_id, id, key_hash, replaces, label, role, created_by, expires_at, allowed_addresses)
+           SELECT tenant_id, $3, $4::bytea, id, label, role, created_by, expires_at, allowed_addresses
+           FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}
+           ON CONFLICT (tenant_id, replaces) WHERE replaces IS NOT NULL DO NOTHING
+           RETURNING ${columns}`,
+    values: [tx.tenantId, id, key.id, key.hash],
+  }
+  const [row] = await tx.query<Row>(insert)
+  if (!row) return undefined
+  const end = {
+    text: `UPDATE tenant_api_keys SET expires_at = LEAST(expires_at, now() + make_interval(secs => CASE WHEN id = $2 THEN $3 ELSE 0 END))
+           WHERE tenant_id = $1
+             AND (id = $2 OR id = (SELECT replaces FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2))`,
+    values: [tx.tenantId, id, graceSeconds],
+  }
+  await tx.query(end)
+  const adopt = {
+    text: `UPDATE tenant_api_keys SET created_by = $3 WHERE tenant_id = $1 AND created_by = $2`,
+    values: [tx.tenantId, id, key.id],
+  }
+  await tx.query(adopt)
+  return toMetadata(row)
+}
+
+/**
+ * Revokes a key with all that it minted, those that it replaced and those that replaced it, and resolves to the ids of those that
+ * were not revoked before.
+ */
 export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {
   const update = {
     text: `WITH RECURSIVE line AS (
-             SELECT $2::text AS id
+             SELECT id, replaces FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2
              UNION
-             SELECT k.id FROM tenant_api_keys k JOIN line ON k.created_by = line.id WHERE k.tenant_id = $1
+             SELECT k.id, k.replaces FROM tenant_api_keys k
+             JOIN line ON k.created_by = line.id OR k.replaces = line.id OR k.id = line.replaces
+             WHERE k.tenant_id = $1
            )
            UPDATE tenant_api_keys SET revoked_at = now()
            WHERE tenant_id = $1 AND id IN (SELECT id FROM line) AND revoked_at IS NULL RETURNING id`,

@@ -66,7 +66,8 @@ const byKey = {
          FROM published_agent_keys key
          JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
          JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
-         WHERE key.tenant_id = $1 AND key.key_hash = $2::bytea AND key.revoked_at IS NULL`,
+         WHERE key.tenant_id = $1 AND key.key_hash = $2::bytea AND key.revoked_at IS NULL
+           AND (key.expires_at IS NULL OR key.expires_at > now())`,
 }
 const alive = {
   name: 'chat-keys-alive',
@@ -74,6 +75,7 @@ const alive = {
          JOIN published_agents agent ON agent.tenant_id = key.tenant_id AND agent.id = key.published_id
          JOIN tenants ON tenants.id = key.tenant_id AND tenants.deleted_at IS NULL
          WHERE key.tenant_id = $1 AND key.id = ANY ($2::text[]) AND key.revoked_at IS NULL
+           AND (key.expires_at IS NULL OR key.expires_at > now())
            AND agent.enabled AND agent.unpublished_at IS NULL`,
 }
 /** For requests that carry no valid key. */

@@ -14,6 +14,8 @@ export const unfit = [invalidRequest, webhookErrors.invalidWebhook, publishingEr
 
 export const unknownProfile = notFound
 export const unknownKey = notFound
+export const keyOver = () =>
+  conflict({ message: 'This key was revoked or has expired; only a key that works can be replaced.' })
 export const alreadyPublished = (name: string) =>
   conflict({ message: `The profile '${name}' is already published; change it with PATCH, or unpublish it first.` })
 export const slugTaken = (slug: string) =>

@@ -1,11 +1,12 @@
 import { Type } from '@sinclair/typebox'
 import { definePlugin, maybe, Settings } from '#kernel'
-import { ApiGuard, Tokens } from '#contracts/auth'
+import { ApiGuard, KeyIssuer, Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
 import { Profiles } from '#contracts/profiles'
 import { PublishedStats } from '#contracts/stats'
 import { webhookErrors, Webhooks } from '#contracts/webhooks'
 import { keyRoutes } from './keys.routes.ts'
+import { createAgentKeyService } from './keys.service.ts'
 import { metricsRoutes, publishedRoutes, publishingRoutes } from './routes.ts'
 import { createPublishingService } from './service.ts'
 import { publishingErrors } from './errors.ts'
@@ -26,18 +27,19 @@ export default definePlugin({
     database: Database,
     profiles: Profiles,
     tokens: Tokens,
+    issuer: KeyIssuer,
     stats: maybe(PublishedStats),
     webhooks: maybe(Webhooks),
   },
   async setup({ config, deps, routes }) {
-    const { guard, database, profiles, tokens, stats, webhooks } = deps
-    const service = createPublishingService({ database, profiles, tokens, webhooks, publicHost: config.publicHost })
+    const { guard, database, stats } = deps
+    const service = createPublishingService({ ...deps, publicHost: config.publicHost })
     routes('conductor', async (app) => {
       guard.protect(app)
       needsDatabase(app, database)
       publishedRoutes(app, guard, service)
       publishingRoutes(app, guard, service)
-      keyRoutes(app, guard, service)
+      keyRoutes(app, guard, createAgentKeyService(deps))
       if (stats) metricsRoutes(app, guard, service, stats)
     })
     return {}

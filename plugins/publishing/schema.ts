@@ -1,4 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { keyExpiry } from '#contracts/auth'
 import { profileName } from '#contracts/profiles'
 import { webhookUrl } from '#contracts/runs'
 
@@ -64,9 +65,13 @@ export const PublishedAgent = Type.Object({
 export type PublishedAgent = Static<typeof PublishedAgent>
 
 export const KeyBody = Type.Object(
-  { label: Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'Free text.' }) },
+  {
+    label: Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$', description: 'Free text.' }),
+    expiresAt: Type.Optional(keyExpiry),
+  },
   { additionalProperties: false },
 )
+export type KeyBody = Static<typeof KeyBody>
 
 const Time = Type.String({ format: 'date-time' })
 const MaybeTime = Type.Union([Time, Type.Null()])
@@ -77,6 +82,7 @@ export const KeyMetadata = Type.Object({
   label: Type.String(),
   createdAt: Time,
   lastUsedAt: MaybeTime,
+  expiresAt: MaybeTime,
   revokedAt: MaybeTime,
 })
 export type KeyMetadata = Static<typeof KeyMetadata>

@@ -1,37 +1,25 @@
-import type { Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { newId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
 import type { Profiles } from '#contracts/profiles'
 import type { Webhooks } from '#contracts/webhooks'
-import { badOrigin, publishingErrors, slugFixed, unknownKey, unknownProfile } from './errors.ts'
-import {
-  type AgentRow,
-  findAgent,
-  insertAgent,
-  insertKey,
-  listAgents,
-  listKeys,
-  revokeKey,
-  unpublishAgent,
-  updateAgent,
-} from './store.ts'
-import type { IssuedKey, PatchBody, PublishBody, PublishedAgent } from './schema.ts'
+import { badOrigin, publishingErrors, slugFixed, unknownProfile } from './errors.ts'
+import { type AgentRow, findAgent, insertAgent, listAgents, unpublishAgent, updateAgent } from './store.ts'
+import type { PatchBody, PublishBody, PublishedAgent } from './schema.ts'
 
 const defaults = { rateLimitRpm: 60, syncMaxDurationSeconds: 60 }
 
 interface PublishingOptions {
   readonly database: Database
   readonly profiles: Pick<Profiles, 'find'>
-  readonly tokens: Tokens
   /** Undefined: this installation has no webhooks. */
   readonly webhooks: Webhooks | undefined
   /** Undefined: answers carry no `publicUrl`. */
   readonly publicHost: string | undefined
 }
 
-/** Publishing of profiles and the keys of published agents. Specification 2.1, 2.2, 4.4. */
-export function createPublishingService({ database, profiles, tokens, webhooks, publicHost }: PublishingOptions) {
+/** Publishing of profiles. Specification 2.1, 4.4. */
+export function createPublishingService({ database, profiles, webhooks, publicHost }: PublishingOptions) {
   const checkWebhook = (tenantId: string, url: string | null | undefined): void => {
     if (typeof url !== 'string') return
     if (!webhooks) throw publishingErrors.webhooksUnavailable()
@@ -85,25 +73,11 @@ export function createPublishingService({ database, profiles, tokens, webhooks, 
     async unpublish(tenantId: string, profile: string): Promise<void> {
       if (!(await unpublishAgent(database, tenantId, profile))) throw publishingErrors.notPublished()
     },
-    async issueKey(tenantId: string, profile: string, label: string): Promise<IssuedKey> {
-      const token = tokens.mint()
-      const hash = tokens.hash('ao:pub-key:v1', token)
-      const key = found(await insertKey(database, tenantId, profile, { id: newId('key'), label, hash }))
-      return { ...key, token }
-    },
-    listKeys: async (tenantId: string, profile: string, page: Page) =>
-      found(await listKeys(database, tenantId, profile, page)),
-    async revokeKey(tenantId: string, profile: string, id: string): Promise<void> {
-      if (!keyIdForm.test(id) || !(await revokeKey(database, tenantId, profile, id))) throw unknownKey()
-    },
   }
 }
 export type PublishingService = ReturnType<typeof createPublishingService>
 
-// No other text is the id of a key, and PostgreSQL would refuse some of it with an error.
-const keyIdForm = /^key_[0-9a-z]{1,64}$/
-
-function found<T>(value: T | undefined): T {
+export function found<T>(value: T | undefined): T {
   if (value === undefined) throw publishingErrors.notPublished()
   return value
 }

@@ -2,7 +2,6 @@ import { type Database, sqlState, violatedConstraint } from '#contracts/database
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { alreadyPublished, slugTaken, unknownProfile } from './errors.ts'
-import type { KeyMetadata } from './schema.ts'
 
 /** A row of `published_agents`, under its column names: the chat gateway reads the same table. */
 export interface AgentRow {
@@ -128,84 +127,6 @@ export async function unpublishAgent(database: Database, tenantId: string, profi
   const update = {
     text: `UPDATE published_agents SET unpublished_at = now() WHERE tenant_id = $1 AND active_profile = $2 RETURNING id`,
     values: [tenantId, profile],
-  }
-  const [rows] = await database.batch<[object[]]>(tenantId, [update])
-  return rows.length > 0
-}
-
-interface KeyRow {
-  id: string
-  published_id: string
-  label: string
-  created_at: string
-  last_used_at: string | null
-  revoked_at: string | null
-}
-
-const toMetadata = (row: KeyRow): KeyMetadata => ({
-  id: row.id,
-  publishedId: row.published_id,
-  label: row.label,
-  createdAt: row.created_at,
-  lastUsedAt: row.last_used_at,
-  revokedAt: row.revoked_at,
-})
-
-interface NewKey {
-  readonly id: string
-  readonly label: string
-  readonly hash: Buffer
-}
-
-const active = `SELECT id FROM published_agents WHERE tenant_id = $1 AND active_profile = $2`
-
-/** Undefined when the profile is not published. */
-export async function insertKey(
-  database: Database,
-  tenantId: string,
-  profile: string,
-  key: NewKey,
-): Promise<KeyMetadata | undefined> {
-  const insert = {
-    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash)
-           SELECT $1, $3, agent.id, $4, $5::bytea FROM (${active}) agent
-           RETURNING id, published_id, label, created_at, last_used_at, revoked_at`,
-    values: [tenantId, profile, key.id, key.label, key.hash],
-  }
-  const [[row]] = await database.batch<[KeyRow[]]>(tenantId, [insert])
-  return row && toMetadata(row)
-}
-
-/** Active and revoked keys, newest first. Undefined when the profile is not published. */
-export async function listKeys(
-  database: Database,
-  tenantId: string,
-  profile: string,
-  page: Page,
-): Promise<Listing<KeyMetadata> | undefined> {
-  const [[agent]] = await database.batch<[{ id: string }[]]>(tenantId, [{ text: active, values: [tenantId, profile] }])
-  if (!agent) return undefined
-  const list: ListSql = {
-    columns: 'id, published_id, label, created_at, last_used_at, revoked_at',
-    from: 'published_agent_keys',
-    where: 'tenant_id = $1 AND published_id = $2',
-    values: [tenantId, agent.id],
-    order: { created_at: 'timestamptz', id: 'text' },
-    newestFirst: true,
-    atOnce: 200,
-  }
-  return readList({ database, tenantId }, list, page, toMetadata)
-}
-
-/** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */
-export async function revokeKey(database: Database, tenantId: string, profile: string, id: string): Promise<boolean> {
-  const update = {
-    text: `UPDATE published_agent_keys k SET revoked_at = COALESCE(k.revoked_at, now())
-           FROM published_agents p
-           WHERE k.tenant_id = $1 AND k.id = $3
-             AND p.tenant_id = k.tenant_id AND p.id = k.published_id AND p.profile_name = $2
-           RETURNING k.id`,
-    values: [tenantId, profile, id],
   }
   const [rows] = await database.batch<[object[]]>(tenantId, [update])
   return rows.length > 0

@@ -81,7 +81,16 @@ async function conductor(t: TestContext, tokens = countingTokens(), bounds: Boun
     const [rows] = await database.batch<[{ id: string }[]]>('acme', [select])
     return rows.map(({ id }) => id)
   }
-  return { call, mint, ids, database, tokens, seed, standing, recorded }
+  /** The ids of the keys of acme that work. */
+  const live = async (): Promise<string[]> => {
+    const select = {
+      text: `SELECT id FROM tenant_api_keys
+             WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) ORDER BY id COLLATE "C"`,
+    }
+    const [rows] = await database.batch<[{ id: string }[]]>('acme', [select])
+    return rows.map(({ id }) => id)
+  }
+  return { call, mint, ids, database, tokens, seed, standing, live, recorded }
 }
 
 test('issue answers 201 with the metadata and the token, which is stored only as a hash', async (t) => {
@@ -101,6 +110,7 @@ test('issue answers 201 with the metadata and the token, which is stored only as
     label: 'CI',
     role: 'member',
     createdBy: 'bootstrap',
+    replaces: null,
     lastUsedAt: null,
     expiresAt: '2099-01-02T02:04:05.000Z',
     allowedAddresses: null,
@@ -345,6 +355,113 @@ test("an admin revokes any key but an owner's", async (t) => {
   assert.equal((await call('DELETE', `/api/api-keys/${lower}`, admin)).statusCode, 204)
   assert.equal((await call('DELETE', `/api/api-keys/tak_o`, owner)).statusCode, 204)
   assert.deepEqual(await standing(), ['tak_a'])
+})
+
+// How a key is replaced. ADR 55.
+
+test('a key replaces itself by one like it, and is over at once, or when its grace ends', async (t) => {
+  const { call, seed, live } = await conductor(t)
+  const expiresAt = '2098-01-01T00:00:00.000Z'
+  const fields = { expiresAt, addresses: ['10.0.0.0/8'] }
+  const rotate = async (id: string, body?: object) =>
+    (await call('POST', `/api/api-keys/${id}/rotate`, await seed(id, 'member', fields), body)).json()
+  const { id, createdAt, token, ...rest } = await rotate('tak_now')
+  assert.match(createdAt, /Z$/)
+  assert.match(token, /^ao_test_/)
+  assert.deepEqual(rest, {
+    label: 'l',
+    role: 'member',
+    createdBy: 'test',
+    replaces: 'tak_now',
+    lastUsedAt: null,
+    expiresAt,
+    allowedAddresses: ['10.0.0.0/8'],
+    revokedAt: null,
+  })
+  assert.deepEqual(await live(), [id])
+  const later = await rotate('tak_later', { graceSeconds: 3600 })
+  assert.deepEqual(await live(), [id, later.id, 'tak_later'].toSorted())
+  const old = (await call('GET', '/api/api-keys')).json().find((key: { id: string }) => key.id === 'tak_later')
+  assert.ok(old.expiresAt < expiresAt && old.revokedAt === null, old.expiresAt)
+})
+
+test('a key replaces those below it, and nobody else replaces a key', async (t) => {
+  const { call, mint, seed } = await conductor(t)
+  const [owner, admin] = [await seed('tak_o', 'owner'), await seed('tak_a', 'admin')]
+  const child = await mint(owner)
+  const grandchild = await mint({ key: child })
+  const foreign = await mint({ tenant: 'globex' })
+  const rotate = (id: string, who: Who) => call('POST', `/api/api-keys/${id}/rotate`, who)
+  assert.equal((await rotate(grandchild, owner)).statusCode, 201)
+  for (const [id, who, status, error] of [
+    ['tak_o', admin, 403, 'forbidden'],
+    [child, admin, 403, 'forbidden'],
+    ['tak_a', owner, 403, 'forbidden'],
+    ['tak_o', { role: 'owner', key: child }, 403, 'forbidden'],
+    ['tak_a', await seed('tak_m', 'member'), 404, 'not_found'],
+    [foreign, owner, 404, 'not_found'],
+    ['tak_nothing', owner, 404, 'not_found'],
+    ['%00', owner, 404, 'not_found'],
+  ] as const) {
+    const reply = await rotate(id, who)
+    assert.deepEqual([reply.statusCode, reply.json().error], [status, error], id)
+  }
+  assert.equal((await rotate(await mint({}), {})).statusCode, 201, 'the bootstrap key has a line as well')
+})
+
+test('of one place there are two keys at most, and a key is replaced once, also by many at once', async (t) => {
+  const { call, seed, live } = await conductor(t)
+  const body = { graceSeconds: 60 }
+  const rotate = (id: string, key = id) => call('POST', `/api/api-keys/${id}/rotate`, { role: 'admin', key }, body)
+  await seed('tak_1', 'admin')
+  const replies = await Promise.all(Array.from({ length: 5 }, () => rotate('tak_1')))
+  assert.deepEqual(replies.map(({ statusCode }) => statusCode).toSorted(), [201, 409, 409, 409, 409])
+  const second = replies.find(({ statusCode }) => statusCode === 201)!.json().id
+  assert.deepEqual(await live(), ['tak_1', second].toSorted())
+  const third = (await rotate(second)).json().id
+  assert.deepEqual(await live(), [second, third].toSorted())
+  assert.equal((await call('DELETE', `/api/api-keys/${third}`)).statusCode, 204)
+  assert.equal((await rotate(third)).statusCode, 409)
+})
+
+test('what a key minted is its successor’s, which is revoked with it, and with all of them', async (t) => {
+  for (const revoked of ['old', 'new'] as const) {
+    const { call, mint, ids, seed, live, recorded } = await conductor(t)
+    const old = await seed('tak_old', 'member')
+    const child = await mint(old)
+    const rotated = await call('POST', '/api/api-keys/tak_old/rotate', old, { graceSeconds: 60 })
+    const successor = rotated.json().id
+    assert.deepEqual(recorded.splice(0), [successor])
+    assert.deepEqual(await ids({ role: 'member', key: successor }), [child])
+    const late = await mint(old)
+    assert.equal((await live()).length, 4)
+    await call('DELETE', `/api/api-keys/${revoked === 'old' ? 'tak_old' : successor}`)
+    assert.deepEqual(await live(), [])
+    assert.equal(recorded.length, 3, `${child} ${late}`)
+  }
+})
+
+test('a member who has as many keys as it may replaces one, and may have no more afterwards', async (t) => {
+  const { call, mint, seed } = await conductor(t, countingTokens(), keysPerMember(1))
+  const member = await seed('tak_m', 'member')
+  let child = await mint(member)
+  for (const graceSeconds of [0, 60]) {
+    const rotated = await call('POST', `/api/api-keys/${child}/rotate`, member, { graceSeconds })
+    assert.equal(rotated.statusCode, 201)
+    child = rotated.json().id
+    for (const key of ['tak_m', child]) {
+      assert.equal((await call('POST', '/api/api-keys', { role: 'member', key }, { label: 'l' })).statusCode, 409)
+    }
+  }
+})
+
+test('a grace that is none is 400', async (t) => {
+  const { call, seed } = await conductor(t)
+  const owner = await seed('tak_o', 'owner')
+  for (const body of [{ graceSeconds: -1 }, { graceSeconds: 604_801 }, { graceSeconds: '60' }, { grace: 1 }, []]) {
+    const reply = await call('POST', '/api/api-keys/tak_o/rotate', owner, body)
+    assert.deepEqual([reply.statusCode, reply.json().error], [400, 'invalid_request'], JSON.stringify(body))
+  }
 })
 
 // The look-up by which a caller is authenticated.

@@ -70,15 +70,16 @@ test('a key is checked before its request is read', async (t) => {
   assert.equal(reply.statusCode, 401)
 })
 
-test('a revoked key is refused on the very next request', async (t) => {
+test('a key that was revoked or has expired is refused on the very next request', async (t) => {
   const { app, database } = await gateway(t)
   const agent = await publish(database)
   const chat = () => app.inject({ method: 'POST', url: agent.url, headers: agent.auth, payload })
   for (let i = 0; i < 20; i++) {
+    const field = i % 2 ? 'revoked_at' : 'expires_at'
     assert.equal((await chat()).statusCode, 200)
-    await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = now()')
+    await sql(database, 'acme', `UPDATE published_agent_keys SET ${field} = now()`)
     assert.equal((await chat()).statusCode, 401)
-    await sql(database, 'acme', 'UPDATE published_agent_keys SET revoked_at = NULL')
+    await sql(database, 'acme', `UPDATE published_agent_keys SET ${field} = NULL`)
   }
 })
 

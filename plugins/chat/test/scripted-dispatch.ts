@@ -88,7 +88,8 @@ const admitted = `
   SELECT FROM published_agent_keys k
   JOIN published_agents a ON a.tenant_id = k.tenant_id AND a.id = k.published_id
   JOIN tenants t ON t.id = k.tenant_id AND t.deleted_at IS NULL
-  WHERE k.tenant_id = $1 AND k.id = $2 AND k.revoked_at IS NULL AND a.xmin::text = $3`
+  WHERE k.tenant_id = $1 AND k.id = $2 AND k.revoked_at IS NULL
+    AND (k.expires_at IS NULL OR k.expires_at > now()) AND a.xmin::text = $3`
 const begin = `
   WITH fresh AS (
     INSERT INTO conversations (tenant_id, id, published_id, end_user_id, session_id) SELECT $1, $2, $3, $6, $9 WHERE NOT $10

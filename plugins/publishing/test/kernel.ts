@@ -1,7 +1,8 @@
+import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { definePlugin, type Plugin } from '#kernel'
-import { ApiGuard, type Guard, Tokens } from '#contracts/auth'
+import { ApiGuard, type Guard, KeyIssuer, Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { type Profile, Profiles } from '#contracts/profiles'
 import { databasePlugin, fake, freshDatabase, testKernel } from '#testing'
@@ -30,6 +31,8 @@ export async function conductor(
   more: Plugin[] = [],
 ) {
   const found: Database[] = []
+  /** When the key of the caller expires. The tests of `auth` show what becomes of a later wish. */
+  const latest: { at?: Date } = {}
   const probe = definePlugin({
     name: 'probe',
     requires: { database: Database },
@@ -47,6 +50,10 @@ export async function conductor(
     await databasePlugin(await freshDatabase(t)),
     fake(ApiGuard, openGuard),
     fake(Tokens, tokens),
+    fake(KeyIssuer, {
+      expiryFor: async (_caller, asked) => (asked ? new Date(asked) : latest.at),
+      issueOwner: async () => assert.fail('publishing issues no key of a tenant'),
+    }),
     { name: 'publishing', plugin: publishing, config },
     probe,
     ...more,
@@ -61,5 +68,5 @@ export async function conductor(
         values: [tenant, name],
       },
     ])
-  return { call, profile, database, tokens }
+  return { call, profile, database, tokens, latest }
 }

@@ -18,6 +18,7 @@ test('a key is answered once with its token, and stored as a hash of the publish
     publishedId: agent.id,
     label: 'web site',
     lastUsedAt: null,
+    expiresAt: null,
     revokedAt: null,
     token: 'ao_test_1',
   })
@@ -40,7 +41,15 @@ test('lists show active and revoked keys as metadata only', async (t) => {
   await call('DELETE', `/api/profiles/p/keys/${first.id}`)
   const reply = await call('GET', '/api/profiles/p/keys')
   const keys = reply.json<{ id: string; revokedAt: string | null }[]>()
-  assert.deepEqual(Object.keys(keys[0]!), ['id', 'publishedId', 'label', 'createdAt', 'lastUsedAt', 'revokedAt'])
+  assert.deepEqual(Object.keys(keys[0]!), [
+    'id',
+    'publishedId',
+    'label',
+    'createdAt',
+    'lastUsedAt',
+    'expiresAt',
+    'revokedAt',
+  ])
   assert.deepEqual(
     keys.map(({ id, revokedAt }) => [id, revokedAt !== null]),
     [
@@ -63,6 +72,50 @@ test('revoke answers 204, again and again, and keeps the first time', async (t) 
   assert.match(first, /Z$/)
   assert.equal((await call('DELETE', `/api/profiles/p/keys/${id}`)).statusCode, 204)
   assert.equal(await revokedAt(), first)
+})
+
+test('a key expires when it was asked to, or with the key that issues it', async (t) => {
+  const { call, profile, latest } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  const issue = async (body: object) =>
+    (await call('POST', '/api/profiles/p/keys', { label: 'l', ...body })).json().expiresAt
+  assert.equal(await issue({ expiresAt: '2099-01-02T03:04:05+01:00' }), '2099-01-02T02:04:05.000Z')
+  assert.equal(await issue({}), null)
+  latest.at = new Date('2098-01-01T00:00:00Z')
+  assert.equal(await issue({}), '2098-01-01T00:00:00.000Z')
+  const listed = (await call('GET', '/api/profiles/p/keys')).json()
+  assert.equal(listed[0].expiresAt, '2098-01-01T00:00:00.000Z')
+})
+
+test('a key is replaced by one like it, and is over at once, or when its grace ends', async (t) => {
+  const { call, profile, latest } = await conductor(t)
+  await profile('p')
+  await call('POST', '/api/profiles/p/publish', {})
+  const { id } = (await call('POST', '/api/profiles/p/keys', { label: 'site' })).json()
+  const rotate = (key: string, body?: object) => call('POST', `/api/profiles/p/keys/${key}/rotate`, body)
+  const expiries = async (): Promise<Record<string, string | null>> => {
+    const keys = (await call('GET', '/api/profiles/p/keys')).json<{ id: string; expiresAt: string | null }[]>()
+    return Object.fromEntries(keys.map((key) => [key.id, key.expiresAt]))
+  }
+  const second = await rotate(id, { graceSeconds: 3600 })
+  assert.equal(second.statusCode, 201)
+  const { id: next, label, token, expiresAt } = second.json()
+  assert.deepEqual([label, token, expiresAt], ['site', 'ao_test_2', null])
+  const grace = Date.parse((await expiries())[id]!) - Date.parse(second.json().createdAt)
+  assert.equal(grace, 3_600_000)
+
+  latest.at = new Date('2098-01-01T00:00:00Z')
+  const third = await rotate(next)
+  assert.equal(third.json().expiresAt, '2098-01-01T00:00:00.000Z', 'not longer than the key that asked')
+  assert.equal((await expiries())[next], third.json().createdAt)
+  const over = await rotate(next)
+  assert.deepEqual([over.statusCode, over.json().error], [409, 'conflict'])
+  await call('DELETE', `/api/profiles/p/keys/${third.json().id}`)
+  assert.equal((await rotate(third.json().id)).statusCode, 409)
+  for (const body of [{ graceSeconds: -1 }, { graceSeconds: 604_801 }]) {
+    assert.equal((await rotate(id, body)).statusCode, 400)
+  }
 })
 
 test('keys of a profile that is not published are 404 not_published', async (t) => {
@@ -100,12 +153,16 @@ test('a key of another profile or tenant answers exactly like one that does not 
   const sibling = (await call('POST', '/api/profiles/q/keys', { label: 'l' })).json()
   const foreign = (await call('POST', '/api/profiles/p/keys', { label: 'l' }, 'globex')).json()
   for (const id of [sibling.id, foreign.id, 'key_nothing', '%01', 'x']) {
-    const reply = await call('DELETE', `/api/profiles/p/keys/${id}`)
-    assert.deepEqual(
-      [reply.statusCode, reply.json().error, Object.keys(reply.json())],
-      [404, 'not_found', ['error', 'request_id', 'message']],
-      id,
-    )
+    for (const reply of [
+      await call('DELETE', `/api/profiles/p/keys/${id}`),
+      await call('POST', `/api/profiles/p/keys/${id}/rotate`),
+    ]) {
+      assert.deepEqual(
+        [reply.statusCode, reply.json().error, Object.keys(reply.json())],
+        [404, 'not_found', ['error', 'request_id', 'message']],
+        id,
+      )
+    }
   }
   assert.equal((await call('GET', '/api/profiles/p/keys', undefined, 'globex')).json()[0].revokedAt, null)
   assert.equal((await call('GET', '/api/profiles/q/keys')).json()[0].revokedAt, null)
@@ -122,6 +179,7 @@ test("another tenant's published agent answers exactly like a profile that does 
     ['DELETE', 'published'],
     ['GET', 'keys'],
     ['POST', 'keys', { label: 'l' }],
+    ['POST', 'keys/key_1/rotate', {}],
   ] as const
   for (const [method, path, body] of requests) {
     const [foreign, unknown] = [
@@ -135,7 +193,7 @@ test("another tenant's published agent answers exactly like a profile that does 
   assert.equal((await call('GET', '/api/profiles/theirs/published', undefined, 'globex')).json().enabled, true)
 })
 
-test('a malformed label is 400', async (t) => {
+test('a malformed request for a key is 400', async (t) => {
   const { call, profile } = await conductor(t)
   await profile('p')
   await call('POST', '/api/profiles/p/publish', {})
@@ -146,6 +204,7 @@ test('a malformed label is 400', async (t) => {
     { label: 'a\0' },
     { label: 'x'.repeat(201) },
     { label: 'l', role: 'owner' },
+    { label: 'l', expiresAt: 'tomorrow' },
   ]) {
     assert.equal((await call('POST', '/api/profiles/p/keys', body)).statusCode, 400, JSON.stringify(body))
   }

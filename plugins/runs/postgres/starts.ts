@@ -15,12 +15,13 @@ const isFresh = `(:revision::bigint IS NULL
 // A public run that was given up as lost before its run was stored stays lost.
 const isOpen = `NOT EXISTS (SELECT 1 FROM public_runs WHERE tenant_id = :tenant AND id = :publicRun AND status <> 'dispatching')`
 
-// A gateway may let a caller in from memory, so the start checks that the key is not revoked and its agent has not changed.
+// A gateway may let a caller in from memory, so the start checks that the key is live and its agent has not changed.
 const isAdmitted = `(:key::text IS NULL OR EXISTS (
   SELECT 1 FROM published_agent_keys k
   JOIN published_agents a ON a.tenant_id = k.tenant_id AND a.id = k.published_id
   JOIN tenants t ON t.id = k.tenant_id AND t.deleted_at IS NULL
-  WHERE k.tenant_id = :tenant AND k.id = :key AND k.revoked_at IS NULL AND a.xmin::text = :agentRevision))`
+  WHERE k.tenant_id = :tenant AND k.id = :key AND k.revoked_at IS NULL
+    AND (k.expires_at IS NULL OR k.expires_at > now()) AND a.xmin::text = :agentRevision))`
 const mayBegin = `${isOpen} AND ${isAdmitted}`
 
 /** Inserts the user's message of a chat, selected `FROM` the rows that prove that its run starts. */

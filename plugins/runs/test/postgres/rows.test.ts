@@ -144,7 +144,9 @@ test('a chat whose caller was only remembered begins while its key and its agent
 
   await change(`UPDATE published_agent_keys SET revoked_at = now() WHERE tenant_id = $1`)
   assert.equal(await begin(anew), 'stale_admission')
-  await change(`UPDATE published_agent_keys SET revoked_at = NULL WHERE tenant_id = $1`)
+  await change(`UPDATE published_agent_keys SET revoked_at = NULL, expires_at = now() WHERE tenant_id = $1`)
+  assert.equal(await begin(anew), 'stale_admission')
+  await change(`UPDATE published_agent_keys SET expires_at = now() + interval '1 hour' WHERE tenant_id = $1`)
   assert.equal(await begin(anew, 1), 'started')
   await db.systemBatch([{ text: `UPDATE tenants SET deleted_at = now() WHERE id = '${tenantId}'` }])
   assert.equal(await begin(anew, 1), 'stale_admission')

@@ -1,0 +1,132 @@
+import type { Database } from '#contracts/database'
+import type { Listing, Page } from '#contracts/paging'
+import { type ListSql, readList } from '#kit/lists'
+import type { KeyMetadata } from './schema.ts'
+
+interface KeyRow {
+  id: string
+  published_id: string
+  label: string
+  created_at: string
+  last_used_at: string | null
+  expires_at: string | null
+  revoked_at: string | null
+}
+
+const keyColumns = 'id, published_id, label, created_at, last_used_at, expires_at, revoked_at'
+
+const toMetadata = (row: KeyRow): KeyMetadata => ({
+  id: row.id,
+  publishedId: row.published_id,
+  label: row.label,
+  createdAt: row.created_at,
+  lastUsedAt: row.last_used_at,
+  expiresAt: row.expires_at,
+  revokedAt: row.revoked_at,
+})
+
+interface NewKey {
+  readonly id: string
+  readonly label: string
+  readonly hash: Buffer
+  readonly expiresAt: Date | undefined
+}
+
+const active = `SELECT id FROM published_agents WHERE tenant_id = $1 AND active_profile = $2`
+
+/** Undefined when the profile is not published. */
+export async function insertKey(
+  database: Database,
+  tenantId: string,
+  profile: string,
+  key: NewKey,
+): Promise<KeyMetadata | undefined> {
+  const insert = {
+    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at)
+           SELECT $1, $3, agent.id, $4, $5::bytea, $6::timestamptz FROM (${active}) agent
+           RETURNING ${keyColumns}`,
+    values: [tenantId, profile, key.id, key.label, key.hash, key.expiresAt ?? null],
+  }
+  const [[row]] = await database.batch<[KeyRow[]]>(tenantId, [insert])
+  return row && toMetadata(row)
+}
+
+/** Active and revoked keys, newest first. Undefined when the profile is not published. */
+export async function listKeys(
+  database: Database,
+  tenantId: string,
+  profile: string,
+  page: Page,
+): Promise<Listing<KeyMetadata> | undefined> {
+  const [[agent]] = await database.batch<[{ id: string }[]]>(tenantId, [{ text: active, values: [tenantId, profile] }])
+  if (!agent) return undefined
+  const list: ListSql = {
+    columns: keyColumns,
+    from: 'published_agent_keys',
+    where: 'tenant_id = $1 AND published_id = $2',
+    values: [tenantId, agent.id],
+    order: { created_at: 'timestamptz', id: 'text' },
+    newestFirst: true,
+    atOnce: 200,
+  }
+  return readList({ database, tenantId }, list, page, toMetadata)
+}
+
+interface KeyReplacement {
+  readonly profile: string
+  readonly id: string
+  /** When the new key expires at the latest. */
+  readonly latest: Date | undefined
+  readonly graceSeconds: number
+}
+
+/**
+ * Adds a key like another one, which works for `graceSeconds` more. `over`: that one does not work any more. Undefined when the
+ * publication that the profile has now has no such key.
+ */
+export async function replaceKey(
+  database: Database,
+  tenantId: string,
+  { profile, id, latest, graceSeconds }: KeyReplacement,
+  key: Pick<NewKey, 'id' | 'hash'>,
+): Promise<KeyMetadata | 'over' | undefined> {
+  const find = {
+    text: `SELECT revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) AS works
+           FROM published_agent_keys WHERE tenant_id = $1 AND published_id = (${active}) AND id = $3 FOR UPDATE`,
+    values: [tenantId, profile, id],
+  }
+  const insert = {
+    text: `INSERT INTO published_agent_keys (tenant_id, id, published_id, label, key_hash, expires_at)
+           SELECT tenant_id, $3, published_id, label, $4::bytea, LEAST(expires_at, $5::timestamptz)
+           FROM published_agent_keys WHERE tenant_id = $1 AND id = $2
+           RETURNING ${keyColumns}`,
+    values: [tenantId, id, key.id, key.hash, latest ?? null],
+  }
+  const end = {
+    text: `UPDATE published_agent_keys SET expires_at = LEAST(expires_at, now() + make_interval(secs => $3))
+           WHERE tenant_id = $1 AND id = $2`,
+    values: [tenantId, id, graceSeconds],
+  }
+  return database.tenant(tenantId, async (tx) => {
+    const [old] = await tx.query<{ works: boolean }>(find)
+    if (!old) return undefined
+    if (!old.works) return 'over'
+    const [row] = await tx.query<KeyRow>(insert)
+    await tx.query(end)
+    return toMetadata(row!)
+  })
+}
+
+/** False for a key that belongs to no publication of this profile. Revoking twice keeps the first time. */
+export async function revokeKey(database: Database, tenantId: string, profile: string, id: string): Promise<boolean> {
+  const update = {
+    text: `UPDATE published_agent_keys k SET revoked_at = COALESCE(k.revoked_at, now())
+           FROM published_agents p
+           WHERE k.tenant_id = $1 AND k.id = $3
+             AND p.tenant_id = k.tenant_id AND p.id = k.published_id AND p.profile_name = $2
+           RETURNING k.id`,
+    values: [tenantId, profile, id],
+  }
+  const [rows] = await database.batch<[object[]]>(tenantId, [update])
+  return rows.length > 0
+}
