@@ -1,6 +1,13 @@
 import type { FastifyRequest } from 'fastify'
+import { Type } from '@sinclair/typebox'
 import ipaddr from 'ipaddr.js'
 import { invalidField } from '../contracts/http-errors.ts'
+import { CommaList } from './settings.ts'
+
+/** The setting of plugins that have to know who a client is. */
+export const trustedProxies = Type.Optional(
+  CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
+)
 
 /** An IP network: its address, and how many bits of it count. */
 export type Network = [ipaddr.IPv4 | ipaddr.IPv6, number]
@@ -48,8 +55,8 @@ export type ClientAddress = (request: Pick<FastifyRequest, 'ip' | 'headers'>) =>
  * result is the first address from the right that is no trusted proxy. Anybody can forge what stands left of that. An IPv4
  * address is written as one, also where the socket has it as IPv6. Throws a sentence for a proxy that is no address.
  */
-export function createClientAddress(trustedProxies: readonly string[]): ClientAddress {
-  const networks = trustedProxies.map((text) => {
+export function createClientAddress(proxies: readonly string[] = []): ClientAddress {
+  const networks = proxies.map((text) => {
     const network = networkOf(text)
     if (network) return network
     throw new Error(`AGENT_ORC_TRUSTED_PROXIES: '${text}' is neither an IP address nor a network`)

@@ -1,5 +1,5 @@
 // Calls between roles and to the services of providers: HTTP without web streams, tables of routes, and the link; who calls.
-export { type ClientAddress, countedAs, createClientAddress, networksOf } from './addresses.ts'
+export { type ClientAddress, countedAs, createClientAddress, networksOf, trustedProxies } from './addresses.ts'
 export { awaitFirstChunk, openOnRead, readBody, readJson, type Reply } from './answer.ts'
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './exchange.ts'
@@ -10,5 +10,5 @@ export { isOpen, isReachable, type Proof, proofsOf, signedBy } from './proof.ts'
 export type { Identity, LinesAnswer, Peer, Peers, PeersOptions } from './peer-types.ts'
 export { type Retries, retry } from './retry.ts'
 export { followTls, PeerTls } from './tls.ts'
-export { WrongKeys } from './wrong-keys.ts'
+export { WrongKeys, wrongKeysPerMinute } from './wrong-keys.ts'
 export { acceptLinks, type Admission, serve, trusted } from './serve.ts'

@@ -1,7 +1,16 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { Type } from '@sinclair/typebox'
 import { accessErrors } from '#contracts/access-errors'
 import type { AppError } from '../contracts/errors.ts'
 import { countedAs } from './addresses.ts'
+
+/** The setting of plugins that check keys. */
+export const wrongKeysPerMinute = Type.Integer({
+  minimum: 1,
+  maximum: 1_000_000,
+  default: 300,
+  description: 'Wrong keys that one address may try in a minute, at each process.',
+})
 
 const windowMs = 60_000
 /** Addresses of which something is known at once. Whoever has more of them makes this forget the oldest. */

@@ -1,6 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { AuditedWrites, type AuditTrail } from '#contracts/audit'
 import { ApiGuard, InternalGuard, KeyIssuer, Tokens, VfsGuard } from '#contracts/auth'
@@ -8,7 +8,7 @@ import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contr
 import { ReadinessChecks } from '#contracts/health'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { Signers } from '#contracts/signing'
-import { acceptLinks, createClientAddress, KeyWatch, WrongKeys } from '#kit'
+import { acceptLinks, createClientAddress, KeyWatch, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
 import { createApiGuard } from './api-guard.ts'
 import { createAuthenticate } from './authenticate.ts'
 import { Bootstrap, bootstrapId } from './bootstrap.ts'
@@ -47,15 +47,8 @@ export default definePlugin({
     maxKeyLifetime: Type.Optional(
       Duration(undefined, 'The longest that a key which is minted from now on lives. Absent: for ever.'),
     ),
-    wrongKeysPerMinute: Type.Integer({
-      minimum: 1,
-      maximum: 1_000_000,
-      default: 300,
-      description: 'Wrong keys that one address may try in a minute, at each process.',
-    }),
-    trustedProxies: Type.Optional(
-      CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
-    ),
+    wrongKeysPerMinute,
+    trustedProxies,
   }),
   risks: ({ bootstrapKey, bootstrap }) =>
     bootstrapKey !== undefined && bootstrap === 'always'
@@ -87,7 +80,7 @@ export default definePlugin({
       tokens,
       keys,
       bootstrap,
-      clientOf: createClientAddress(config.trustedProxies ?? []),
+      clientOf: createClientAddress(config.trustedProxies),
       wrongKeys: new WrongKeys(config.wrongKeysPerMinute),
     })
     let trail: AuditTrail | undefined
@@ -97,8 +90,8 @@ export default definePlugin({
       trail: () => trail,
       limits,
     })
-    if (database) {
-      const service = createApiKeyService({ database, tokens, limits, maxLifetimeMs })
+    const service = database && createApiKeyService({ database, tokens, limits, maxLifetimeMs })
+    if (database && service) {
       routes('conductor', async (app) => {
         api.protect(app)
         needsDatabase(app, database)
@@ -131,6 +124,10 @@ export default definePlugin({
       writes: { recordOn: (keeper) => void (trail = keeper) },
       readiness: bootstrap ? { 'bootstrap-key': () => bootstrap.check() } : {},
       issuer: {
+        async expiryFor(caller, asked) {
+          if (!service) throw databaseErrors.databaseRequired()
+          return service.expiryFor(caller, asked)
+        },
         async issueOwner(tenantId, createdBy) {
           if (!stored) throw databaseErrors.databaseRequired()
           return issueKey(stored, tokens, { tenantId, role: 'owner', label: 'first owner key', createdBy })

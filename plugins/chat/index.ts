@@ -1,5 +1,5 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { accessErrors } from '#contracts/access-errors'
 import { Tokens } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
@@ -8,7 +8,7 @@ import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { runErrors } from '#contracts/run-errors'
 import { RunDispatch } from '#contracts/runs'
-import { createClientAddress, KeyWatch, WrongKeys } from '#kit'
+import { createClientAddress, KeyWatch, trustedProxies, WrongKeys, wrongKeysPerMinute } from '#kit'
 import { ChatAdmission, createKeyLimit, tenantOf } from './admission.ts'
 import { chatRoutes } from './chat.ts'
 import { createIngress, createSweep } from './sweeps.ts'
@@ -28,15 +28,8 @@ export default definePlugin({
     publicHost: Type.Optional(Type.String({ description: 'CHAT_GATEWAY_PUBLIC_HOST: logged on boot.' })),
     heartbeat: Duration('15s', 'Silence after which an open stream gets a `: ping`.'),
     drain: Duration('20s', 'What synchronous calls under way get to finish when the server stops.'),
-    wrongKeysPerMinute: Type.Integer({
-      minimum: 1,
-      maximum: 1_000_000,
-      default: 300,
-      description: 'Wrong keys that one address may try in a minute, at each process.',
-    }),
-    trustedProxies: Type.Optional(
-      CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
-    ),
+    wrongKeysPerMinute,
+    trustedProxies,
   }),
   errors: [chatErrors, accessErrors, runErrors, idempotencyErrors, limitErrors],
   requires: {
@@ -54,7 +47,7 @@ export default definePlugin({
     const follower = createFollower({ database, dispatch, log, registry })
     const sweep = createSweep(database, log)
     const ingress = createIngress(database, log)
-    const clientOf = createClientAddress(config.trustedProxies ?? [])
+    const clientOf = createClientAddress(config.trustedProxies)
     const wrongKeys = new WrongKeys(config.wrongKeysPerMinute)
     const admission = new ChatAdmission({ database, tokens, log, clientOf, wrongKeys, registry })
     const waits = new SyncWaits(stopping, config.drain)

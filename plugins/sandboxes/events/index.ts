@@ -1,9 +1,9 @@
 import { Type } from '@sinclair/typebox'
-import { CommaList, definePlugin, Settings } from '#kernel'
+import { definePlugin, Settings } from '#kernel'
 import { Kv } from '#contracts/kv'
 import { Fleet } from '#contracts/runner'
 import { SandboxEventDecoders } from '#contracts/sandbox'
-import { createClientAddress } from '#kit'
+import { createClientAddress, trustedProxies } from '#kit'
 import { createFanOut } from './fan-out.ts'
 import { createEventMetrics, sandboxEventRoutes } from './routes.ts'
 import { sandboxEventErrors } from './errors.ts'
@@ -18,17 +18,15 @@ export default definePlugin({
       maximum: 100_000,
       description: 'Deliveries of one client address.',
     }),
-    trustedProxies: Type.Optional(
-      CommaList('Addresses and networks of your own proxies, whose X-Forwarded-For says who the client is.'),
-    ),
+    trustedProxies,
   }),
   errors: sandboxEventErrors,
   requires: { fleet: Fleet, kv: Kv, decoders: SandboxEventDecoders },
   async setup({ config, deps: { fleet, kv, decoders }, log, metrics: registry, routes }) {
-    const { requestsPerMinute, trustedProxies = [] } = config
+    const { requestsPerMinute } = config
     const metrics = createEventMetrics(registry, () => fanOut.active)
     const fanOut = createFanOut({ fleet, log, onDropped: metrics.dropped })
-    const clientOf = createClientAddress(trustedProxies)
+    const clientOf = createClientAddress(config.trustedProxies)
     routes('conductor', async (app) => {
       await sandboxEventRoutes(app, { kv, decoders, fanOut, metrics, requestsPerMinute, clientOf })
     })
