@@ -1,15 +1,18 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test, type TestContext } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Ajv } from 'ajv'
 import formats from 'ajv-formats'
 import fc from 'fast-check'
 import type { FastifyInstance } from 'fastify'
 import type { Signer } from '#contracts/signing'
+import { LoopWatch, type Step } from '../plugins/health/loop-watch.ts'
 import { startConductor } from './conductor.ts'
 import { type Operation, operationsOf } from './openapi-operations.ts'
 import { nameOf } from './route-table.ts'
 import { hostileText, valuesOf } from './schema-values.ts'
+import { longestStep, slowness } from './steps.ts'
 
 /** Requests to each route. `npm run fuzz` makes a thousand; a seed of a failure repeats it: FUZZ_SEED. */
 const runs = Number(process.env['FUZZ_RUNS'] ?? 25)
@@ -139,26 +142,9 @@ function judge(operation: Operation, status: number, type: string, body: string)
   )
 }
 
-/**
- * The longest synchronous step of a request is at most what it took of this thread's processor. That is measured, and not the time,
- * because another process on the machine takes time as well; and in units of a step of known work, because machines differ.
- */
-function calibrate(): number {
-  const document = Array.from({ length: 2_000 }, (_, i) => ({ id: `item-${i}`, n: i, tags: ['a', 'b', 'c'] }))
-  const step = (): number => {
-    const since = process.threadCpuUsage()
-    for (let i = 0; i < 30; i++) JSON.parse(JSON.stringify(document))
-    return cpuMs(since)
-  }
-  return Math.min(...Array.from({ length: 5 }, step))
-}
-const cpuMs = (since: NodeJS.CpuUsage): number => {
-  const { user, system } = process.threadCpuUsage(since)
-  return (user + system) / 1_000
-}
-
-async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Promise<number> {
-  const since = process.threadCpuUsage()
+/** Asks, and judges the answer. What the process does meanwhile is watched as `name`, and nothing of what the test does itself. */
+async function ask(app: FastifyInstance, operation: Operation, sent: Sent, steps: RequestSteps): Promise<void> {
+  steps.begin(sent, operation)
   const reply = await app.inject({
     method: operation.method,
     url: sent.url,
@@ -171,53 +157,66 @@ async function ask(app: FastifyInstance, operation: Operation, sent: Sent): Prom
   const chunks: Buffer[] = []
   if (endless) reply.stream().destroy()
   else for await (const chunk of reply.stream()) chunks.push(chunk as Buffer)
-  const took = cpuMs(since)
+  steps.end()
   // An injected request has no connection that closes: what bounds the arrival of its body would wait for that.
   reply.raw.res.req.emit('close')
   judge(operation, reply.statusCode, type, Buffer.concat(chunks).toString())
-  return took
 }
 
-interface Fuzzed {
-  readonly asked: number
-  /** What the most expensive request took of the processor, in milliseconds, and which it was. */
-  readonly longest: { readonly ms: number; readonly by: string }
+/** What the process did in one step while a request was under way: nobody else was served meanwhile. */
+class RequestSteps {
+  readonly #watch = new LoopWatch({ stepped: (step) => this.#keep(step) })
+  readonly #slowness: number[] = []
+  #longest: Step = { cpuMs: 0, during: undefined }
+  asked = 0
+
+  constructor(t: TestContext) {
+    this.#watch.start()
+    t.after(() => this.#watch.stop())
+  }
+  begin({ url, payload }: Sent, operation: Operation): void {
+    if (this.asked++ % 200 === 0) this.#slowness.push(slowness())
+    const name = `${nameOf(operation)} as ${url} ${payload?.toString()}`
+    this.#watch.look(name)
+  }
+  end(): void {
+    this.#watch.look()
+  }
+  async assertNoStall(t: TestContext): Promise<void> {
+    // Steps are told when the loop has turned a few times.
+    await sleep(50)
+    const { cpuMs, during } = this.#longest
+    const most = longestStep(this.#slowness)
+    const took = `${cpuMs.toFixed(0)} ms of the processor`
+    t.diagnostic(`${this.asked} requests, seed ${seed}; the longest step took ${took}, of ${most.toFixed(0)}`)
+    assert.ok(cpuMs < most, `a step took ${took}, of ${most.toFixed(0)}: ${during}`)
+  }
+
+  #keep(step: Step): void {
+    // What the test does itself is done during nothing.
+    if (step.during !== undefined && step.cpuMs > this.#longest.cpuMs) this.#longest = step
+  }
 }
 
+/** Resolves to how many requests were made. */
 async function fuzz(
   app: FastifyInstance,
-  known: readonly string[],
+  steps: RequestSteps,
   sign: (sent: Sent, operation: Operation) => Sent,
-): Promise<Fuzzed> {
-  let asked = 0
-  let longest = { ms: 0, by: '' }
+): Promise<number> {
+  const before = steps.asked
   for (const operation of await operationsOf(app)) {
     await fc.assert(
       fc.asyncProperty(requestsTo(operation, known), async (sent) => {
-        asked++
-        const tookMs = await ask(app, operation, sign(sent, operation)).catch((error: Error) => {
+        await ask(app, operation, sign(sent, operation), steps).catch((error: Error) => {
           error.message = `${nameOf(operation)} as ${sent.url} ${JSON.stringify(sent.headers)} ${sent.payload?.toString()}: ${error.message}`
           throw error
         })
-        if (tookMs > longest.ms)
-          longest = { ms: tookMs, by: `${nameOf(operation)} as ${sent.url} ${sent.payload?.toString()}` }
       }),
       { numRuns: runs, seed, endOnFailure: true },
     )
   }
-  return { asked, longest }
-}
-
-/** What a request may take, in units of about 40 ms: a bug of the kind that this looks for takes seconds, all others below one. */
-const mostUnits = 6
-
-/** No request kept the others of its process waiting for long: `results` are those of the listeners. */
-function assertNoStall(t: TestContext, results: readonly Fuzzed[]): void {
-  const { ms, by } = results.map(({ longest }) => longest).reduce((a, b) => (a.ms > b.ms ? a : b))
-  const units = ms / calibrate()
-  const total = results.reduce((sum, { asked }) => sum + asked, 0)
-  t.diagnostic(`${total} requests, seed ${seed}; the longest took ${units.toFixed(1)} units, ${ms.toFixed(0)} ms`)
-  assert.ok(units < mostUnits, `a request took ${units.toFixed(1)} units of the processor: ${by}`)
+  return steps.asked - before
 }
 
 const known = [
@@ -248,22 +247,23 @@ test('no request makes a listener of the control plane fail, and every answer is
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer-two' })
   await conductor.call(token, 'POST', '/api/secrets', { name: 'writer', value: 'x' })
   await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug' })
-  const externally = await fuzz(conductor.app, known, (sent) => ({
+  const steps = new RequestSteps(t)
+  const externally = await fuzz(conductor.app, steps, (sent) => ({
     ...sent,
     headers: { ...sent.headers, authorization: `Bearer ${token}` },
   }))
   const signerOf = (url: string): Signer =>
     conductor.signers.get(url.startsWith('/internal/secrets/') ? 'vfs' : 'chat-gateway')!
-  const internally = await fuzz(conductor.internal, known, (sent, { method }) => ({
+  await fuzz(conductor.internal, steps, (sent, { method }) => ({
     ...sent,
     headers: {
       ...sent.headers,
       ...signerOf(sent.url).sign({ tenant: 'acme', method, target: sent.url, body: sent.payload ?? Buffer.alloc(0) }),
     },
   }))
-  assertNoStall(t, [externally, internally])
+  await steps.assertNoStall(t)
   assert.equal((await conductor.app.inject('/healthz')).statusCode, 200)
-  assert.ok(externally.asked > 30 * runs)
+  assert.ok(externally > 30 * runs)
 })
 
 test('no request makes the gateway, a runner or a sidecar fail, and every answer is a documented one', async (t) => {
@@ -273,7 +273,8 @@ test('no request makes the gateway, a runner or a sidecar fail, and every answer
   await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug', rateLimitRpm: 100_000 })
   const issued = await conductor.call(token, 'POST', '/api/profiles/writer/keys', { label: 'fuzz' })
   const bearer = `Bearer ${issued.json<{ token: string }>().token}`
-  const publicly = await fuzz(conductor.gateway, known, (sent) => ({
+  const steps = new RequestSteps(t)
+  await fuzz(conductor.gateway, steps, (sent) => ({
     ...sent,
     // Mostly the agent of the key: for others the request is refused before anything is read.
     url: sent.url.replace(/^\/v1\/chat\/[^/?]*\/[^/?]*/, (path) =>
@@ -281,11 +282,11 @@ test('no request makes the gateway, a runner or a sidecar fail, and every answer
     ),
     headers: { ...sent.headers, authorization: bearer },
   }))
-  const privately = await fuzz(conductor.runner, known, (sent) => ({
+  await fuzz(conductor.runner, steps, (sent) => ({
     ...sent,
     headers: { ...sent.headers, 'x-tenant-id': 'default' },
   }))
-  const workers = await fuzz(conductor.workers, known, (sent) => sent)
-  const inside = await fuzz(conductor.sidecar, known, (sent) => sent)
-  assertNoStall(t, [publicly, privately, workers, inside])
+  await fuzz(conductor.workers, steps, (sent) => sent)
+  await fuzz(conductor.sidecar, steps, (sent) => sent)
+  await steps.assertNoStall(t)
 })

@@ -2,7 +2,7 @@ import { collectDefaultMetrics } from 'prom-client'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, operationsListener, Settings } from '#kernel'
 import { ReadinessChecks } from '#contracts/health'
-import { recordEventLoopDelay } from './event-loop.ts'
+import { recordEventLoop } from './event-loop.ts'
 import { createReadiness } from './readiness.ts'
 import { healthErrors, livenessRoutes, metricsRoutes, readinessRoutes } from './routes.ts'
 
@@ -30,7 +30,7 @@ export default definePlugin({
   requires: { checks: ReadinessChecks },
   async setup({ config, deps, listeners, log, metrics, risks, routes, stopping, onStop }) {
     collectDefaultMetrics({ register: metrics })
-    const stopRecording = recordEventLoopDelay(metrics)
+    const stopRecording = recordEventLoop(metrics)
     onStop(async () => {
       stopRecording()
       metrics.clear()

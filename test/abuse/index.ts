@@ -14,7 +14,10 @@ import { quantile } from '../bench/statistics.ts'
 import { draw, shown } from '../bench/table.ts'
 import { startModel } from '../bench/targets.ts'
 import type { Order, Word } from './attacker.ts'
-import { attacks, type Hostile } from './attacks.ts'
+import { longestStep, slowness } from '../steps.ts'
+import type { Hostile, Verdict } from './attack.ts'
+import { attacks } from './attacks.ts'
+import { LoopFigures } from './loop-figures.ts'
 
 interface Options {
   /** How long the victim chats, alone and during each attack. */
@@ -32,7 +35,7 @@ const perSecond = 20
 /** p99 during an attack over p99 alone. */
 const bar = 2
 /** No process may be deaf to everybody for longer. */
-const deafMs = 500
+const mostDeafMs = 500
 
 /** How long an attack goes on before the victim is measured. */
 const warmMs = 2_000
@@ -45,6 +48,10 @@ const plan = {
   runningRuns: 50,
   openStreams: 100,
   profiles: 100,
+  attachmentBytes: 8 * 1024 * 1024,
+  delegatedRuns: 20,
+  delegationDepth: 2,
+  delegatedAtOnce: 10,
 }
 
 function readOptions(args: string[]): Options {
@@ -61,13 +68,18 @@ interface Fleet {
   measure(seconds: number): Promise<JobResult>
 }
 
-/** What the victim saw, and whether a process was deaf meanwhile. */
+/** What the victim saw, and what kept the processes busy meanwhile. */
 interface Seen {
   readonly name: string
   /** Just before the attack and just after it, because machines change from one minute to the next. */
   readonly alone: readonly [JobResult, JobResult]
   readonly result: JobResult
   readonly deafMs: number
+  /** The longest step of any process was at least so long, and what it may have been on this machine. */
+  readonly stepMs: number
+  readonly stepBy: string
+  readonly mostStepMs: number
+  readonly verdicts: readonly Verdict[]
   readonly lost: number
   readonly answers: Readonly<Record<string, number>>
 }
@@ -96,6 +108,9 @@ async function start(processes: Processes): Promise<Fleet> {
       const quick = await publishAgent(conductor, key, 'burst-20', tenant)
       const hanging = 'hanging'
       await ask(conductor, key, 'POST', '/api/profiles', { name: hanging, model: 'openai/slow-600' })
+      const delegating = 'delegating'
+      const tools = ['delegate']
+      await ask(conductor, key, 'POST', '/api/profiles', { name: delegating, model: 'openai/delegate-14', tools })
       const agent = { path: quick.path, key: quick.keys[0]! }
       // Limits that an operator gives reach the other processes within five seconds.
       await sleep(6_000)
@@ -104,7 +119,8 @@ async function start(processes: Processes): Promise<Fleet> {
         token: string
       }
       await ask(conductor, key, 'DELETE', `/api/api-keys/${gone.id}`)
-      return { conductor, gateway, key, revoked: gone.token, agent, profiles: { quick: quick.profile, hanging } }
+      const profiles = { quick: quick.profile, hanging, delegating }
+      return { conductor, gateway, key, revoked: gone.token, agent, profiles, limits: plan }
     },
     measure: (seconds) => run({ ...chat, clients: 64, perSecond, durationMs: seconds * 1_000, expect: {} }),
   }
@@ -129,34 +145,6 @@ async function issueKey({ env }: Cluster, tenant: string): Promise<string> {
   return (JSON.parse(stdout) as { token: string }).token
 }
 
-/** How long the event loops of the fleet kept everybody waiting: the delays of each process, as it counts them in buckets. */
-class Delays {
-  readonly #cluster: Cluster
-  readonly #before = new Map<string, number>()
-
-  constructor(cluster: Cluster) {
-    this.#cluster = cluster
-  }
-  /** The bound of the highest bucket in which a delay fell since the last call, in milliseconds. */
-  async worst(): Promise<number> {
-    let worst = 0
-    for (const { name, role, urls } of this.#cluster.members) {
-      const text = await (await fetch(`${urls['operations'] ?? urls[role]}/metrics`)).text()
-      let below = 0
-      for (const [, le, value] of text.matchAll(
-        /^agent_orc_event_loop_delay_seconds_bucket\{le="([^"]+)"[^}]*\} (\d+)$/gm,
-      )) {
-        const key = `${name} ${le}`
-        const count = Number(value) - below
-        below = Number(value)
-        if (count > (this.#before.get(key) ?? 0)) worst = Math.max(worst, le === '+Inf' ? Infinity : Number(le) * 1_000)
-        this.#before.set(key, count)
-      }
-    }
-    return worst
-  }
-}
-
 /** Runs of the victim that did not end well. Those that are under way get a moment. */
 async function losses({ cluster }: Fleet): Promise<number> {
   const conductor = cluster.urls('conductor')[0]!
@@ -173,11 +161,11 @@ async function losses({ cluster }: Fleet): Promise<number> {
 
 interface Stand {
   readonly fleet: Fleet
-  readonly delays: Delays
+  readonly loops: LoopFigures
   readonly processes: Processes
 }
 
-async function endure({ fleet, delays, processes }: Stand, name: string, seconds: number): Promise<Seen> {
+async function endure({ fleet, loops, processes }: Stand, name: string, seconds: number): Promise<Seen> {
   const before = await fleet.measure(seconds)
   const hostile = await fleet.hostile()
   const attacker = processes.fork(new URL('attacker.ts', import.meta.url).pathname)
@@ -191,19 +179,25 @@ async function endure({ fleet, delays, processes }: Stand, name: string, seconds
   await ready
   // What it costs this machine to start an attacker is no part of its attack.
   await sleep(warmMs)
-  await delays.worst()
+  await loops.worst()
+  const slow: number[] = []
+  const calibration = setInterval(() => slow.push(slowness()), 1_000)
   const result = await fleet.measure(seconds)
-  const deaf = await delays.worst()
+  clearInterval(calibration)
+  const figures = await loops.worst()
   const done = heard()
   attacker.send('stop')
   const last = await Promise.race([done, sleep(20_000, { answers: { 'no end': 1 } })])
   await processes.stopOne(attacker)
+  const verdicts = (await attacks.find((one) => one.name === name)!.judge?.(hostile)) ?? []
   const lost = await losses(fleet)
   return {
     name,
     alone: [before, await fleet.measure(seconds)],
     result,
-    deafMs: deaf,
+    ...figures,
+    mostStepMs: longestStep(slow),
+    verdicts,
     lost,
     answers: 'answers' in last ? last.answers : {},
   }
@@ -215,12 +209,13 @@ function report(seen: readonly Seen[]): boolean {
       results.flatMap(({ totalMs }) => totalMs),
       0.99,
     )
-  const rows = seen.map(({ name, alone, result, deafMs: deaf, lost, answers }) => [
+  const rows = seen.map(({ name, alone, result, deafMs, stepMs, stepBy, lost, answers }) => [
     name,
     alone.map((one) => shown(p99(one), 1)).join(', '),
     shown(p99(result), 1),
     `${shown(p99(result) / p99(...alone), 2)}x`,
-    shown(deaf, 0),
+    shown(deafMs, 0),
+    `${shown(stepMs, 0)} ${stepBy}`,
     String(result.errors),
     String(lost),
     Object.entries(answers)
@@ -233,6 +228,7 @@ function report(seen: readonly Seen[]): boolean {
     'p99 then',
     'ratio',
     'deaf ms, at most',
+    'step ms, at least',
     'failed chats',
     'lost runs',
     'its answers',
@@ -243,10 +239,12 @@ function report(seen: readonly Seen[]): boolean {
     met &&= ok
     process.stdout.write(`${ok ? 'met    ' : 'NOT MET'} ${text}\n`)
   }
-  for (const { name, alone, result, deafMs: deaf, lost } of seen) {
+  for (const { name, alone, result, deafMs, stepMs, mostStepMs, verdicts, lost } of seen) {
     judge(`${name}: p99 at most ${bar} times that alone`, p99(result) <= bar * p99(...alone))
     judge(`${name}: nothing failed or lost`, [...alone, result].every(({ errors }) => errors === 0) && lost === 0)
-    judge(`${name}: no process deaf for ${deafMs} ms`, deaf <= deafMs)
+    judge(`${name}: no process deaf for ${mostDeafMs} ms`, deafMs <= mostDeafMs)
+    judge(`${name}: no step of ${mostStepMs.toFixed(0)} ms of the processor`, stepMs < mostStepMs)
+    for (const { text, ok } of verdicts) judge(`${name}: ${text}`, ok)
   }
   return met
 }
@@ -257,11 +255,11 @@ await runCommand(usage, readOptions, ({ seconds, only }) =>
     const fleet = await start(processes)
     say('first some chats, so that no process is cold')
     await fleet.measure(5)
-    const delays = new Delays(fleet.cluster)
+    const loops = new LoopFigures(fleet.cluster)
     const seen: Seen[] = []
     for (const { name } of attacks.filter((one) => one.name.includes(only))) {
       say(name)
-      seen.push(await endure({ fleet, delays, processes }, name, seconds))
+      seen.push(await endure({ fleet, loops, processes }, name, seconds))
     }
     if (!report(seen)) process.exitCode = 1
   }),
