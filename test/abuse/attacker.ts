@@ -1,5 +1,6 @@
 // One attack, in a process of its own: what it costs to send is not the victim's client's.
-import { attacks, type Hostile } from './attacks.ts'
+import type { Hostile } from './attack.ts'
+import { attacks } from './attacks.ts'
 
 export interface Order {
   readonly attack: string

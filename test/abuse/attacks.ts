@@ -1,30 +1,7 @@
 import { connect, type Socket } from 'node:net'
 import { Pool } from 'undici'
-
-/** What a hostile tenant has: keys of its own, and the addresses that everybody has. */
-export interface Hostile {
-  readonly conductor: string
-  readonly gateway: string
-  /** Of an admin of its tenant. */
-  readonly key: string
-  /** A key that is no more. */
-  readonly revoked: string
-  /** A published agent of its own. */
-  readonly agent: { readonly path: string; readonly key: string }
-  /** Profiles on models that answer at once, and never. */
-  readonly profiles: { readonly quick: string; readonly hanging: string }
-}
-
-/** Counts what became of requests, by status. */
-export type Told = (status: number | string) => void
-
-/** One way to take what is not one's own. It goes on until it is told to stop. */
-export interface Attack {
-  readonly name: string
-  /** What it does first, before the victim is measured. */
-  prepare?(hostile: Hostile, told: Told): Promise<void>
-  run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>
-}
+import type { Attack, Hostile, Told } from './attack.ts'
+import { judgeDelegations } from './delegations.ts'
 
 const json = { 'content-type': 'application/json' }
 
@@ -74,6 +51,15 @@ const clientOf = ({ conductor, key }: Hostile, told: Told): Client => new Client
 const heavySchema = (n: number) => ({
   oneOf: Array.from({ length: 2_500 }, (_, i) => ({ type: 'string', const: `${n}-${i}` })),
 })
+
+/** Starts a run, and reads its stream to its end. Resolves to the session it was in. */
+async function runThrough(client: Client, body: object): Promise<string | undefined> {
+  const accepted = await client.send('POST', '/api/runs', body)
+  if (accepted === '') return undefined
+  const { runId, sessionId } = JSON.parse(accepted) as { runId: string; sessionId: string }
+  await client.send('GET', `/api/runs/${runId}/stream`)
+  return sessionId
+}
 
 export const attacks: readonly Attack[] = [
   {
@@ -176,5 +162,44 @@ export const attacks: readonly Attack[] = [
       await flood(32, stop, () => client.send('GET', '/api/runs?limit=1'))
       await client.close()
     },
+  },
+  {
+    name: 'attachments of 4 MiB, 8 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const profile = hostile.profiles.quick
+      const data = Buffer.alloc(4 * 1024 * 1024 - 3, 'x').toString('base64')
+      const attachments = [{ mediaType: 'image/png', data }]
+      await flood(8, stop, () => client.send('POST', '/api/runs', { profile, prompt: 'x', attachments }))
+      await client.close()
+    },
+  },
+  {
+    name: 'conversations of megabytes, 4 at a time',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const profile = hostile.profiles.quick
+      // Another text each time: what repeats is small once it is packed.
+      const prompt = (n: number): string =>
+        Array.from({ length: 90_000 }, (_, i) => (i * 7919 + n) % 1_000_003).join(' ')
+      const talk = async (lane: number): Promise<void> => {
+        for (let sessionId: string | undefined, n = lane; !stop.aborted; n += 4) {
+          const next = await runThrough(client, { profile, prompt: prompt(n), ...(sessionId ? { sessionId } : {}) })
+          sessionId = next ?? sessionId
+        }
+      }
+      await Promise.all([0, 1, 2, 3].map(talk))
+      await client.close()
+    },
+  },
+  {
+    name: 'delegations, 14 at each level',
+    async run(hostile, told, stop) {
+      const client = clientOf(hostile, told)
+      const body = { profile: hostile.profiles.delegating, prompt: 'Delegate this.' }
+      await flood(4, stop, () => runThrough(client, body))
+      await client.close()
+    },
+    judge: judgeDelegations,
   },
 ]

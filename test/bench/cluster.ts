@@ -94,8 +94,6 @@ export async function startCluster(options: ClusterOptions): Promise<Cluster> {
     AGENT_ORC_OPERATIONS_PORT: '0',
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
-    // Figures of runners and sidecars, which answer nothing else without a signature.
-    HEALTH_PORT: '0',
     ...(redisUrl === undefined ? { GATEWAY_RATE_LIMIT_BACKEND: 'memory' } : { REDIS_URL: redisUrl }),
   }
   const members: Member[] = []

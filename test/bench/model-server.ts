@@ -1,6 +1,8 @@
 // A stand-in model server: OpenAI chat completions over SSE, its answers encoded before the first request, so that what is
 // measured is the path to it. Its own process. The model's name says what it streams: `burst-20` (20 deltas at once),
-// `tick-20` (one packet per delta, without delay), `slow-12` (one delta per second, each carrying its send time).
+// `tick-20` (one packet per delta, without delay), `slow-12` (one delta per second, each carrying its send time). `delegate-14` gives
+// 14 tasks at once to the profile `delegating`, round after round, and then streams a burst.
+import { randomUUID } from 'node:crypto'
 import { createServer, type ServerResponse } from 'node:http'
 import { announce } from './processes.ts'
 
@@ -42,18 +44,39 @@ function writesOf(kind: string, count: number): readonly Buffer[] {
   return whole
 }
 
+/** How often an agent that delegates does it in one run. */
+const rounds = 4
+const delegated = (count: number): Buffer => {
+  const call = (index: number): object => ({
+    index,
+    id: `call_${randomUUID()}`,
+    type: 'function',
+    function: { name: 'delegate', arguments: JSON.stringify({ profile: 'delegating', prompt: 'Delegate this.' }) },
+  })
+  return Buffer.concat([
+    opening,
+    Buffer.from(chunk({ tool_calls: Array.from({ length: count }, (_, i) => call(i)) })),
+    Buffer.from(`${chunk({}, 'tool_calls')}data: [DONE]\n\n`),
+  ])
+}
+
 const modelInBody = /"model":"([a-z]+)-(\d+)"/
 const server = createServer((request, response) => {
   const parts: Buffer[] = []
   request.on('data', (part: Buffer) => parts.push(part))
   request.on('end', () => {
-    const [, kind, count] = modelInBody.exec(Buffer.concat(parts).toString('latin1')) ?? []
+    const body = Buffer.concat(parts).toString('latin1')
+    const [, kind, count] = modelInBody.exec(body) ?? []
     if (request.method !== 'POST' || kind === undefined) {
       response.writeHead(404, { 'content-type': 'application/json' }).end('{"error":{"message":"unknown model"}}')
       return
     }
     response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-cache' })
-    if (kind === 'slow') addSlow(response, Number(count))
+    if (kind === 'delegate') {
+      const answers = body.split('"role":"tool"').length - 1
+      if (answers < rounds * Number(count)) response.end(delegated(Number(count)))
+      else flood(response, writesOf('burst', 20), 0)
+    } else if (kind === 'slow') addSlow(response, Number(count))
     else if (kind === 'tick') tick(response, writesOf(kind, Number(count)), 0)
     else flood(response, writesOf(kind, Number(count)), 0)
   })

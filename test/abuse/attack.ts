@@ -1,0 +1,36 @@
+/** What a hostile tenant has: keys of its own, and the addresses that everybody has. */
+export interface Hostile {
+  readonly conductor: string
+  readonly gateway: string
+  /** Of an admin of its tenant. */
+  readonly key: string
+  /** A key that is no more. */
+  readonly revoked: string
+  /** A published agent of its own. */
+  readonly agent: { readonly path: string; readonly key: string }
+  /** Profiles on models that answer at once, never, and with 14 tasks for agents like themselves. */
+  readonly profiles: { readonly quick: string; readonly hanging: string; readonly delegating: string }
+  readonly limits: Plan
+}
+
+/** The limits that attacks run into. */
+export type Plan = Readonly<Record<'delegatedRuns' | 'delegationDepth' | 'delegatedAtOnce', number>>
+
+/** Counts what became of requests, by status. */
+export type Told = (status: number | string) => void
+
+/** What has to hold after an attack, and whether it does. */
+export interface Verdict {
+  readonly text: string
+  readonly ok: boolean
+}
+
+/** One way to take what is not one's own. It goes on until it is told to stop. */
+export interface Attack {
+  readonly name: string
+  /** What it does first, before the victim is measured. */
+  prepare?(hostile: Hostile, told: Told): Promise<void>
+  run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>
+  /** What it got, beside how the victim fared. */
+  judge?(hostile: Hostile): Promise<readonly Verdict[]>
+}
