@@ -1,0 +1,12 @@
+# One image for every role: the command says which role file is started. docker build -t agent-orc:local .
+FROM node:24-slim
+ENV NODE_ENV=production
+WORKDIR /opt/agent-orc
+COPY package.json package-lock.json .npmrc ./
+RUN npm ci --omit=dev --omit=optional --ignore-scripts
+COPY . .
+# Nothing in the image belongs to this user, so no role writes to it.
+USER node
+# The options of `npm start`, without npm and its shell in between: they would not pass SIGTERM on.
+ENTRYPOINT ["node", "--max-semi-space-size=16", "--heap-growing-percent=200", "cli/agent-orc.js"]
+CMD ["start", "--config", "config/conductor.yaml"]
