@@ -10,7 +10,7 @@ import { deleteSecret, findMetadata, insertSecret, insertVersion, nextVersion } 
 export interface SecretServiceOptions {
   readonly database: Database
   readonly keyring: Keyring
-  readonly limits: Pick<TenantLimits, 'of'> | undefined
+  readonly limits: Pick<TenantLimits, 'of' | 'stored'> | undefined
   /** How many values of a secret are kept, the one that is given out included. */
   readonly keepVersions: number
   /** Other processes hear of a write from the database; this one answers with it at once. */
@@ -29,6 +29,7 @@ export function createSecretService({ database, keyring, limits, keepVersions, c
     const bytes = Buffer.from(value)
     const { secretBytes: most } = limitsOf(tenantId)
     if (bytes.length > most) throw overLimit('secretBytes', most)
+    limits?.stored.admit(tenantId)
     return { bytes, expiresAt: endOf(expiresAt) }
   }
   const change = async <T>(tenantId: string, name: string, work: (tx: TenantTx) => Promise<T>): Promise<T> => {
@@ -42,11 +43,13 @@ export function createSecretService({ database, keyring, limits, keepVersions, c
       const { bytes, expiresAt } = checked(tenantId, input)
       const sealed = keyring.seal({ tenantId, name, version: 1 }, bytes)
       const { secrets: most } = limitsOf(tenantId)
-      return database.tenant(tenantId, async (tx) => {
+      const made = await database.tenant(tenantId, async (tx) => {
         await insertSecret(tx, name, key, most)
         await insertVersion(tx, name, 1, { sealed, expiresAt, createdBy: keyId }, keepVersions)
         return findMetadata(tx, name)
       })
+      limits?.stored.add(tenantId, bytes.length)
+      return made
     },
     async update({ tenantId, keyId }: Caller, name: string, input: UpdateSecret): Promise<SecretMetadata> {
       if (input.name !== undefined && input.name !== name) throw nameMismatch()
