@@ -17,6 +17,7 @@ interface LimitKind {
     | 'sandboxes'
     | 'bytes'
     | 'deliveries'
+    | 'calls'
     | 'levels'
     | 'keys'
     | 'secrets'
@@ -104,6 +105,12 @@ export const limitKinds = {
     unit: 'deliveries',
     relief: 'later',
     about: 'Attempts to deliver webhooks; what is above waits.',
+  },
+  toolCallsPerMinute: {
+    default: 30_000,
+    unit: 'calls',
+    relief: 'later',
+    about: 'Calls of tools by its agents, on each runner; those above wait for their turn.',
   },
   delegatedRuns: {
     default: 200,

@@ -45,6 +45,7 @@ export const ExecuteRun = Type.Object(
         stateBytes: Type.Optional(Type.Integer({ minimum: 0 })),
         sandboxes: Type.Optional(Type.Integer({ minimum: 0 })),
         workspaceBytes: Type.Optional(Type.Integer({ minimum: 0 })),
+        toolCallsPerMinute: Type.Optional(Type.Integer({ minimum: 0 })),
       }),
     ),
     /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */

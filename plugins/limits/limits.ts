@@ -15,6 +15,7 @@ import {
   type OwnLimits,
   type TenantLimits,
 } from '#contracts/limits'
+import { Pace } from '#kit'
 import { KeptStoredBytes } from './stored.ts'
 
 /** A change reaches other processes at their next look. */
@@ -61,7 +62,7 @@ export class KeptLimits implements TenantLimits {
   readonly #held = new Map<string, number>()
   /** Requests by tenant and limit, and refused ones. */
   readonly #minute = new Counts(60_000)
-  readonly #pace = new Pace()
+  readonly #pace = new Pace({ atOnce, longestMs: longestTurnMs })
   #seen = '-infinity'
   #timer: NodeJS.Timeout | undefined
 
@@ -222,28 +223,6 @@ const turnsOf = ({ headers }: FastifyRequest): number =>
     ? Math.min(paceFactor, 1 + Math.floor(Number(headers['content-length'] ?? 0) / bytesOfTurn))
     : paceFactor
 const longestTurnMs = 1_000
-
-/** Spreads what comes at once: a minute's worth in a single second would be felt by every tenant. */
-class Pace {
-  /** When the next turn of each key is. */
-  readonly #next = new Map<string, number>()
-  #cleanAt = 0
-
-  /** How long to wait for the next turn, in ms; undefined: too long. */
-  turnOf(key: string, everyMs: number, turns: number): number | undefined {
-    const now = performance.now()
-    if (now > this.#cleanAt) this.#clean(now)
-    const next = Math.max(now, this.#next.get(key) ?? 0)
-    const waitMs = Math.max(0, next - now - atOnce * everyMs)
-    if (waitMs > longestTurnMs) return undefined
-    this.#next.set(key, next + turns * everyMs)
-    return waitMs
-  }
-  #clean(now: number): void {
-    for (const [key, next] of this.#next) if (next <= now) this.#next.delete(key)
-    this.#cleanAt = now + 60_000
-  }
-}
 
 /** Of each limit so much is counted by every process for itself, which most tenants never pass. The rest all count together. */
 const ownPart = 0.1

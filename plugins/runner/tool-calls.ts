@@ -1,9 +1,12 @@
 import { createHash } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { overLimit } from '#contracts/limits'
 import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
 import type { SandboxWorkers } from '#contracts/workers'
+import { Pace } from '#kit'
 import { hasSandbox, keyOf } from './sessions.ts'
 import type { Run } from './run.ts'
 
@@ -14,10 +17,28 @@ interface RunsUnderWay {
   of(session: RunnerSession): Run | undefined
 }
 
-/** Calls tools on behalf of sessions: only those of their toolkit, stopped with their run, and not twice in a run that is tried again. */
-export const createToolCalls =
-  (toolkit: Toolkit, runs: RunsUnderWay, sandboxes: SandboxWorkers | undefined): RunnerSessions['invokeTool'] =>
-  async (session, name, input, signal, callId) => {
+/** So many calls of a tenant pass at once; further ones wait, each for this long at most. */
+const pace = { atOnce: 20, longestMs: 30_000 } as const
+
+/**
+ * Calls tools on behalf of sessions: only those of their toolkit, stopped with their run, not twice in a run that is tried again, and
+ * of each tenant no more than its share: a model calls on as fast as it is answered.
+ */
+export function createToolCalls(
+  toolkit: Toolkit,
+  runs: RunsUnderWay,
+  sandboxes: SandboxWorkers | undefined,
+): RunnerSessions['invokeTool'] {
+  const turns = new Pace(pace)
+  const turn = async ({ tenantId, limits }: RunnerSession, signal: AbortSignal): Promise<void> => {
+    const most = limits?.toolCallsPerMinute
+    if (most === undefined) return
+    const waitMs = turns.turnOf(tenantId, 60_000 / most)
+    if (waitMs === undefined) throw overLimit('toolCallsPerMinute', most, pace.longestMs / 1_000)
+    // A call whose run is over is told so by its tool.
+    if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
+  }
+  return async (session, name, input, signal, callId) => {
     if (!session.tools.includes(name)) {
       throw runnerErrors.toolNotAllowed({ message: `The tool '${name}' is not in this session's toolkit.` })
     }
@@ -27,6 +48,7 @@ export const createToolCalls =
     // A cancelled run stops the tool it is waiting for, whoever holds the connection. A connection that breaks under a run
     // that is tried again stops nothing: the next attempt gets the result.
     const stop = !run ? signal : ledger ? run.signal : AbortSignal.any([signal, run.signal])
+    await turn(session, stop)
     const { profile } = session
     const inSandbox: SessionSandbox['call'] = (tool, given, timeoutMs) =>
       sandboxes!.callTool(session, tool, given, { signal: stop, timeoutMs })
@@ -48,6 +70,7 @@ export const createToolCalls =
       return { result, finished: result.ok || !stop.aborted }
     })
   }
+}
 
 /** Bytes of all ledgers of a runner together; beyond that the least recently used one is dropped. */
 const maxBytes = 64 * 1024 * 1024

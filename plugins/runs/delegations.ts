@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
 import type { Delegation, DelegationAnswer } from '#contracts/delegation'
@@ -8,10 +7,6 @@ import type { RunnerLink } from '#contracts/runner'
 import type { LogChunk } from '#contracts/run-event'
 import { isTerminal, type RunSummary, type Task } from '#contracts/runs'
 import type { RunUsage } from './usage.ts'
-
-/** Refusals of a tenant are told so far apart, and none waits for longer: models ask on, and refusing is work, too. */
-const apartMs = 5
-const longestWaitMs = 1_000
 
 /** A run that was not delegated, with those that it has led to. */
 interface Tree {
@@ -29,8 +24,6 @@ interface Tree {
 export class DelegationTrees {
   readonly #limits: TenantLimits | undefined
   readonly #trees = new Map<string, Tree>()
-  /** When the next refusal of a tenant is told, by the clock of the process. */
-  readonly #refusals = new Map<string, number>()
 
   constructor(limits: TenantLimits | undefined) {
     this.#limits = limits
@@ -50,14 +43,6 @@ export class DelegationTrees {
     const key = `${tenantId}\n${root}`
     const tree = this.#trees.get(key)
     if (tree && --tree.users === 0) this.#trees.delete(key)
-    if ((this.#refusals.get(tenantId) ?? 0) < performance.now()) this.#refusals.delete(tenantId)
-  }
-  /** How long a delegation that is refused waits for its answer, in milliseconds. */
-  waitOfRefusal(tenantId: string): number {
-    const now = performance.now()
-    const at = Math.min(now + longestWaitMs, Math.max(now, this.#refusals.get(tenantId) ?? 0))
-    this.#refusals.set(tenantId, at + apartMs)
-    return at - now
   }
 }
 
@@ -142,7 +127,7 @@ export class Delegations {
   async #serve(delegation: Delegation, link: RunnerLink): Promise<void> {
     const { tenantId, sessionId } = this.#claim
     const refused = this.#refusal(delegation)
-    const answer = refused === undefined ? await this.#answerTo(delegation) : await this.#refuse(refused)
+    const answer = refused === undefined ? await this.#answerTo(delegation) : { ok: false, content: refused }
     if (this.#usage.exceeded) this.#onExceeded()
     if (this.#over.signal.aborted) return
     await link
@@ -163,12 +148,6 @@ export class Delegations {
       return `This agent may not delegate to '${profile}'; it may to: ${delegates.join(', ') || 'nobody'}.`
     }
     return this.#usage.left === 0 ? 'The budget of this run is used up.' : undefined
-  }
-  async #refuse(content: string): Promise<DelegationAnswer> {
-    const waitMs = this.#deps.trees.waitOfRefusal(this.#claim.tenantId)
-    // Nobody hears the answer of a run that is over.
-    await sleep(waitMs, undefined, { signal: this.#over.signal, ref: false }).catch(() => {})
-    return { ok: false, content }
   }
   async #answerTo(delegation: Delegation): Promise<DelegationAnswer> {
     this.#tree.runs++

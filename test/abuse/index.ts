@@ -49,6 +49,7 @@ const plan = {
   openStreams: 100,
   profiles: 100,
   attachmentBytes: 8 * 1024 * 1024,
+  toolCallsPerMinute: 600,
   delegatedRuns: 20,
   delegationDepth: 2,
   delegatedAtOnce: 10,

@@ -3,7 +3,8 @@ import { test } from 'node:test'
 import type { Replay } from '#contracts/replay'
 import type { RuntimeEvent } from '#contracts/run-event'
 import type { RunnerSession } from '#contracts/runner'
-import { type Ledger, Ledgers } from '../tool-calls.ts'
+import type { Toolkit } from '#contracts/tools'
+import { createToolCalls, type Ledger, Ledgers } from '../tool-calls.ts'
 import { codeOf, collect, execute, hang, profile, run, runnerOf, type Script, types, until } from './fixtures.ts'
 
 const session = { tenantId: 'acme', id: 's' }
@@ -266,4 +267,20 @@ test('a sidecar that does not stamp its lines may be reported between, and a rep
   assert.ok(lines.some(({ message }) => message === 'between'))
   report!(said('late'))
   await until(() => true)
+})
+
+test('the calls of a tenant take turns: some pass at once, and one that would wait for too long is refused', async () => {
+  const toolkit = { specs: () => [], invoke: async () => ({ ok: true, content: 'done' }) } as unknown as Toolkit
+  const call = createToolCalls(toolkit, { ledgers: new Ledgers(), of: () => undefined }, undefined)
+  const outcomes = async (tenantId: string, limits: RunnerSession['limits'], count: number): Promise<number[]> => {
+    const session = { id: 's', tenantId, tools: ['clock'], profile, limits } as unknown as RunnerSession
+    const calls = Array.from({ length: count }, () => call(session, 'clock', {}, new AbortController().signal))
+    const settled = await Promise.allSettled(calls)
+    const refused = settled.filter((one) => one.status === 'rejected' && (one.reason as { code: string }).code === 'limit_reached')
+    return [settled.filter((one) => one.status === 'fulfilled').length, refused.length]
+  }
+  assert.deepEqual(await outcomes('slow', { toolCallsPerMinute: 1 }, 23), [21, 2])
+  assert.deepEqual(await outcomes('quick', { toolCallsPerMinute: 6_000 }, 23), [23, 0])
+  assert.deepEqual(await outcomes('none', { toolCallsPerMinute: 0 }, 1), [0, 1])
+  assert.deepEqual(await outcomes('any', undefined, 23), [23, 0])
 })

@@ -137,7 +137,12 @@ test('a run that its runner has no room for is refused by the name of the limit,
     [429, 'limit_reached', 'stateBytes', 7],
   )
   assert.equal(await status(s, 'refused'), undefined)
-  assert.deepEqual(s.runner.executed[0]!.limits, { stateBytes: 7, sandboxes: 100, workspaceBytes: 20 * 1024 ** 3 })
+  assert.deepEqual(s.runner.executed[0]!.limits, {
+    stateBytes: 7,
+    sandboxes: 100,
+    workspaceBytes: 20 * 1024 ** 3,
+    toolCallsPerMinute: 30_000,
+  })
 })
 
 test('attachments of runs that execute are bounded together; one run always may have its own', async (t) => {
