@@ -75,6 +75,11 @@ export const RunnerInfo = Type.Object({
   substrates: Type.Array(Type.String()),
   defaultSubstrate: Type.Optional(Type.String()),
   substratesKnown: Type.Boolean(),
+  tools: Type.Optional(
+    Type.Array(Type.String(), {
+      description: 'Names of the tools that its sessions may have; an older runner does not say.',
+    }),
+  ),
   activeSessions: Type.Optional(Type.Integer({ description: 'Sessions in memory, across tenants.' })),
   activeRuns: Type.Optional(Type.Integer({ description: 'Runs under way, whichever conductor sent them.' })),
 })

@@ -97,6 +97,7 @@ export class Member {
       substrates: [...new Set(known?.substrates)].toSorted(),
       ...(known?.defaultSubstrate === undefined ? {} : { defaultSubstrate: known.defaultSubstrate }),
       substratesKnown: known?.substratesKnown ?? false,
+      ...(known?.tools === undefined ? {} : { tools: known.tools }),
       activeSessions: (this.#reached ? known?.activeSessions : undefined) ?? null,
     }
   }

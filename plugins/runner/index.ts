@@ -101,6 +101,7 @@ export default definePlugin({
       skills,
       baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
       capabilities: config.capabilities,
+      tools: toolkit.specs().map(({ name }) => name),
     })
     const sessions: RunnerSessions = {
       get: (id) => table.any(id),

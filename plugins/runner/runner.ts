@@ -31,6 +31,8 @@ export interface RunnerParts {
   readonly baseUrl: () => string
   /** Runtimes this runner announces; empty: those that its sidecars report. */
   readonly capabilities: readonly string[]
+  /** Names of its tools. */
+  readonly tools: readonly string[]
 }
 
 /** One runner. A conductor in this process has it as its link; the routes serve it to all others. */
@@ -60,6 +62,7 @@ export function createRunner(parts: RunnerParts): Runner {
       substrates: [...(sandboxes?.substrates ?? [])],
       ...(sandboxes?.defaultSubstrate === undefined ? {} : { defaultSubstrate: sandboxes.defaultSubstrate }),
       substratesKnown: true,
+      tools: [...parts.tools],
       activeSessions: table.size,
       activeRuns: runs.size,
     }

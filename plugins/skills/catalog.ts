@@ -5,18 +5,11 @@ import { type AttachedSkills, type SkillContent, type SkillNeeds, type Skills, s
 import { invalidSkill, noSuchFile, noSuchSkill, noSuchStaging } from './errors.ts'
 import { isSkillName, type SkillHeader } from './format.ts'
 import { type Reading, readWritten, type SkillPackage } from './package.ts'
+import { type PlatformSkills, platformTool } from './platform.ts'
 import type { Skill, SkillStore, WholeSkill } from './store.ts'
-import { platformTool } from './tool-names.ts'
 
 /** A version comes to a runner in one request: an operator's limit cannot make it larger. */
 const mostOfAll = 64 * 1024 * 1024
-
-/** Where the platform's skills come from. */
-export interface Seeds {
-  read(): Promise<readonly SkillPackage[]>
-  /** They may change while the process runs, so they are read for each use. */
-  readonly live: boolean
-}
 
 /** A skill, or what is to become one, in the words of a client. */
 export type SkillInput = Omit<SkillHeader, 'allowedTools' | 'metadata'> &
@@ -30,15 +23,14 @@ export interface DryRun extends Omit<Reading, 'skill'> {
 /** The skills of tenants: what there is, what comes and goes, and what profiles attach. */
 export class Catalog implements Skills {
   readonly #store: SkillStore
-  readonly #seeds: Seeds
+  readonly #platform: PlatformSkills
   readonly #limits: TenantLimits | undefined
-  /** The tenants to which this process has brought the platform's skills. */
-  readonly #reconciled = new Set<string>()
-  #read: Promise<readonly SkillPackage[]> | undefined
+  /** The platform's skills that this process has brought to each tenant. */
+  readonly #reconciled = new Map<string, readonly SkillPackage[]>()
 
-  constructor(store: SkillStore, seeds: Seeds, limits: TenantLimits | undefined) {
+  constructor(store: SkillStore, platform: PlatformSkills, limits: TenantLimits | undefined) {
     this.#store = store
-    this.#seeds = seeds
+    this.#platform = platform
     this.#limits = limits
   }
 
@@ -98,7 +90,7 @@ export class Catalog implements Skills {
     if (skills.length === 0) return { found: [], missing: [] }
     await this.#reconcile(tenantId)
     const named = [...new Set(skills)].filter((name) => name !== skillsOfTools)
-    const implied = skills.includes(skillsOfTools) ? await this.#ofTools(tools) : []
+    const implied = skills.includes(skillsOfTools) ? await this.#platform.ofTools(tools) : []
     const wanted = [...new Set([...named, ...implied])].filter(isSkillName)
     const there = new Map((await this.#store.needs(tenantId, wanted)).map((skill) => [skill.name, skill]))
     const found = wanted.flatMap((name): SkillNeeds[] => {
@@ -113,25 +105,14 @@ export class Catalog implements Skills {
     return this.#store.content(tenantId, digest)
   }
 
-  /** The names of the platform's skills whose tools the profile has. */
-  async #ofTools(tools: readonly string[]): Promise<string[]> {
-    const seeds = await this.#current()
-    const fits = ({ name, allowedTools }: SkillPackage): boolean =>
-      name.startsWith('using-') && allowedTools.length > 0 && allowedTools.every((tool) => tools.includes(tool))
-    return seeds.filter(fits).map(({ name }) => name)
-  }
-  /** At a tenant's first need of skills, so that nobody waits for it at the start, and new tenants are no special case. */
+  /**
+   * At a tenant's first need of skills, so that nobody waits for it at the start, and new tenants are no special case; and again
+   * when there are others, because runners with more tools have come.
+   */
   async #reconcile(tenantId: string): Promise<void> {
-    if (!this.#seeds.live && this.#reconciled.has(tenantId)) return
-    await this.#store.reconcile(tenantId, await this.#current())
-    this.#reconciled.add(tenantId)
-  }
-  #current(): Promise<readonly SkillPackage[]> {
-    if (this.#seeds.live) return this.#seeds.read()
-    this.#read ??= this.#seeds.read().catch((error: unknown) => {
-      this.#read = undefined
-      throw error
-    })
-    return this.#read
+    const seeds = await this.#platform.current()
+    if (this.#reconciled.get(tenantId) === seeds) return
+    await this.#store.reconcile(tenantId, seeds)
+    this.#reconciled.set(tenantId, seeds)
   }
 }

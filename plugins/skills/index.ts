@@ -6,11 +6,13 @@ import { ApiGuard } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
 import { limitErrors, TenantLimits } from '#contracts/limits'
+import { Fleet } from '#contracts/runner'
 import { skillErrors, Skills } from '#contracts/skills'
 import { Catalog } from './catalog.ts'
 import { importErrors } from './errors.ts'
 import { importRoutes } from './import.routes.ts'
 import { LocalSkillStore } from './local.ts'
+import { PlatformSkills } from './platform.ts'
 import { PostgresSkillStore } from './postgres.ts'
 import { skillRoutes, skillWriteRoutes } from './routes.ts'
 import { readSeeds } from './seeds.ts'
@@ -31,13 +33,20 @@ export default definePlugin({
     ),
   }),
   errors: [skillErrors, importErrors, limitErrors],
-  requires: { guard: ApiGuard, database: Database, limits: maybe(TenantLimits), jobs: maybe(Jobs) },
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    fleet: maybe(Fleet),
+    limits: maybe(TenantLimits),
+    jobs: maybe(Jobs),
+  },
   provides: { skills: Skills },
   async setup({ config: { dir }, deps, log, metrics, routes }) {
-    const { guard, database, limits, jobs } = deps
+    const { guard, database, fleet, limits, jobs } = deps
     const local = database.absent === true
     const store = local ? new LocalSkillStore(dir && join(dir, '.tombstones.json')) : new PostgresSkillStore(database)
-    const catalog = new Catalog(store, { read: () => readSeeds(dir, log), live: local }, limits)
+    const platform = new PlatformSkills({ read: () => readSeeds(dir, log), live: local, fleet })
+    const catalog = new Catalog(store, platform, limits)
     const imports = new Counter({
       name: 'skill_imports_total',
       help: 'Uploads of skill folders, by what became of them.',

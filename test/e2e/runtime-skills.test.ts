@@ -41,50 +41,62 @@ for (const [runtime, { missing, model, tool, offered }] of Object.entries(vendor
   // Set by `npm run test:runtimes`, which has just installed it.
   if (missing !== undefined && process.env['AGENT_ORC_VENDOR_RUNTIMES'] === 'required') throw new Error(missing)
 
-  test(`${runtime}: a model reads an attached skill through the vendor's own runtime`, { skip: missing ?? false }, async (t) => {
-    const models = await startModelServer(t)
-    const env = { ANTHROPIC_API_KEY: 'stand-in', ANTHROPIC_BASE_URL: models.url, OPENAI_BASE_URL: models.url }
-    const cluster = await startCluster(t, 'single', { env })
-    await importLetters(cluster)
-    await cluster.api('POST', '/api/skills', { name: 'other', description: canary, body: canary })
-    const profile = { name: 'clerk', runtime, model, instructions: 'Be kind.', tools: ['calculate'] }
-    const skills = ['letters', 'using-*']
-    // A runner that has not asked its sidecar yet offers no runtime.
-    await eventually('a profile is placed', async () => {
-      const { status } = await cluster.api('POST', '/api/profiles', { ...profile, skills })
-      return status === 201 || status === 409
-    })
-    models.next(
-      { toolCalls: [{ id: 'call_1', ...tool('skill_read'), arguments: { name: 'letters' } }] },
-      { toolCalls: [{ id: 'call_2', ...tool('skill_resource'), arguments: { name: 'letters', path: 'forms.md' } }] },
-      { toolCalls: [{ id: 'call_3', ...tool('skill_read'), arguments: { name: 'other' } }] },
-      { text: 'Dear Ada,' },
-    )
-    const accepted = await cluster.api<Run>('POST', '/api/runs', { profile: 'clerk', prompt: 'Write to Ada.' })
-    assert.equal(accepted.status, 202, JSON.stringify(accepted.body))
-    const run = await eventually('the run ends', async () => {
-      const { body } = await cluster.api<Run>('GET', `/api/runs/${accepted.body.runId}`)
-      return !['queued', 'running'].includes(body.status) && body
-    })
-    assert.deepEqual([run.status, run.result], ['ok', 'Dear Ada,'], `${JSON.stringify(run)}\n${cluster.output()}`)
+  test(
+    `${runtime}: a model reads an attached skill through the vendor's own runtime`,
+    { skip: missing ?? false },
+    async (t) => {
+      const models = await startModelServer(t)
+      const env = { ANTHROPIC_API_KEY: 'stand-in', ANTHROPIC_BASE_URL: models.url, OPENAI_BASE_URL: models.url }
+      const cluster = await startCluster(t, 'single', { env })
+      await importLetters(cluster)
+      await cluster.api('POST', '/api/skills', { name: 'other', description: canary, body: canary })
+      const profile = { name: 'clerk', runtime, model, instructions: 'Be kind.', tools: ['calculate'] }
+      const skills = ['letters', 'using-*']
+      // A runner that has not asked its sidecar yet offers no runtime.
+      await eventually('a profile is placed', async () => {
+        const { status } = await cluster.api('POST', '/api/profiles', { ...profile, skills })
+        return status === 201 || status === 409
+      })
+      models.next(
+        { toolCalls: [{ id: 'call_1', ...tool('skill_read'), arguments: { name: 'letters' } }] },
+        { toolCalls: [{ id: 'call_2', ...tool('skill_resource'), arguments: { name: 'letters', path: 'forms.md' } }] },
+        { toolCalls: [{ id: 'call_3', ...tool('skill_read'), arguments: { name: 'other' } }] },
+        { text: 'Dear Ada,' },
+      )
+      const accepted = await cluster.api<Run>('POST', '/api/runs', { profile: 'clerk', prompt: 'Write to Ada.' })
+      assert.equal(accepted.status, 202, JSON.stringify(accepted.body))
+      const run = await eventually('the run ends', async () => {
+        const { body } = await cluster.api<Run>('GET', `/api/runs/${accepted.body.runId}`)
+        return !['queued', 'running'].includes(body.status) && body
+      })
+      assert.deepEqual([run.status, run.result], ['ok', 'Dear Ada,'], `${JSON.stringify(run)}\n${cluster.output()}`)
 
-    const requests = models.requests.map(({ body }) => JSON.stringify(body))
-    assert.equal(requests.length, 4)
-    assert.match(requests[0]!, /Be kind\.\\n\\n# Skills\\n.*- letters: Writes letters\.\\n- using-calculate: How to use/)
-    for (const name of ['skill_read', 'skill_resource', 'calculate']) assert.ok(requests[0]!.includes(offered(name)), name)
-    const results = run.events.filter(({ type }) => type === 'tool_result')
-    assert.deepEqual(
-      results.map(({ name, ok, content }) => [name, ok, content]),
-      [
-        ['skill_read', true, '# letters\n\nWrites letters.\n\nBe brief. See forms.md.\n\nFiles of this skill:\n- forms.md (12 bytes)'],
-        ['skill_resource', true, 'Dear *name*,'],
-        ['skill_read', false, "There is no skill 'other' in this session; it has: letters, using-calculate."],
-      ],
-    )
-    // What the tools said is what the model's next request has.
-    assert.doesNotMatch(requests[0]!, /Be brief|Dear \*name\*/)
-    assert.match(requests[1]!, /Be brief\. See forms\.md\./)
-    assert.match(requests[2]!, /Dear \*name\*,/)
-    assert.ok(!requests.join('').includes(canary))
-  })
+      const requests = models.requests.map(({ body }) => JSON.stringify(body))
+      assert.equal(requests.length, 4)
+      assert.match(
+        requests[0]!,
+        /Be kind\.\\n\\n# Skills\\n.*- letters: Writes letters\.\\n- using-calculate: How to use/,
+      )
+      for (const name of ['skill_read', 'skill_resource', 'calculate'])
+        assert.ok(requests[0]!.includes(offered(name)), name)
+      const results = run.events.filter(({ type }) => type === 'tool_result')
+      assert.deepEqual(
+        results.map(({ name, ok, content }) => [name, ok, content]),
+        [
+          [
+            'skill_read',
+            true,
+            '# letters\n\nWrites letters.\n\nBe brief. See forms.md.\n\nFiles of this skill:\n- forms.md (12 bytes)',
+          ],
+          ['skill_resource', true, 'Dear *name*,'],
+          ['skill_read', false, "There is no skill 'other' in this session; it has: letters, using-calculate."],
+        ],
+      )
+      // What the tools said is what the model's next request has.
+      assert.doesNotMatch(requests[0]!, /Be brief|Dear \*name\*/)
+      assert.match(requests[1]!, /Be brief\. See forms\.md\./)
+      assert.match(requests[2]!, /Dear \*name\*,/)
+      assert.ok(!requests.join('').includes(canary))
+    },
+  )
 }

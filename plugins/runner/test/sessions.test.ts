@@ -52,6 +52,7 @@ test('info names the hash and the runtimes', async (t) => {
     state: 'live',
     substrates: [],
     substratesKnown: true,
+    tools: ['calculate', 'current_time'],
     activeSessions: 0,
     activeRuns: 0,
   })

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import { isSkillName, readSkill } from '../format.ts'
-import { platformTool } from '../tool-names.ts'
+import { platformTool } from '../platform.ts'
 
 const read = (text: string, folder?: string) => {
   const findings = { problems: [] as string[], forgiven: [] as string[] }

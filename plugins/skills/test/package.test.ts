@@ -130,22 +130,11 @@ async function folder(t: TestContext, files: Record<string, string>): Promise<st
   return dir
 }
 
-test('the shipped skills are strictly valid, one names every tool, and a folder of the machine adds to them', async (t) => {
+test('the shipped skills are strictly valid, and a folder of the machine adds to them', async (t) => {
   const warnings: object[] = []
   const log = { warn: (fields: object) => void warnings.push(fields) }
   const shipped = await readSeeds(undefined, log)
   assert.deepEqual(warnings, [])
-  assert.deepEqual([...new Set(shipped.flatMap(({ allowedTools }) => allowedTools))].sort(), [
-    'calculate',
-    'current_time',
-    'delegate',
-    'http_fetch',
-    'list_files',
-    'read_file',
-    'search_docs',
-    'shell',
-    'write_file',
-  ])
   const dir = await folder(t, {
     'pdf/SKILL.md': main,
     'bare/SKILL.md': '# No front matter',

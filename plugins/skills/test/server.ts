@@ -3,6 +3,7 @@ import { definePlugin } from '#kernel'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { defaultLimits, type Limits, TenantLimits } from '#contracts/limits'
+import { Fleet } from '#contracts/runner'
 import { Skills } from '#contracts/skills'
 import { databasePlugin, fake, testKernel } from '#testing'
 import skills from '../index.ts'
@@ -13,15 +14,30 @@ const openGuard: Guard = {
   callerOf: ({ headers }) => ({ tenantId: String(headers['tenant'] ?? 'acme'), role: 'owner', keyId: 'tak_test' }),
 }
 
+/** Those that the shipped skills explain. */
+export const shippedTools = [
+  'calculate',
+  'current_time',
+  'delegate',
+  'http_fetch',
+  'list_files',
+  'read_file',
+  'search_docs',
+  'shell',
+  'write_file',
+]
+
 interface Options {
   /** Of PostgreSQL; without it the skills are in memory. */
   readonly dsn?: string | undefined
   readonly dir?: string
   readonly limits?: Partial<Limits>
+  /** The tools of each runner; one of them with all that there are unless given. */
+  readonly runners?: readonly (readonly string[] | undefined)[]
 }
 
 /** A conductor with nothing but skills. */
-export async function startSkills(t: TestContext, { dsn, dir, limits = {} }: Options) {
+export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runners = [shippedTools] }: Options) {
   const found: { skills: Skills; database: Database }[] = []
   const probe = definePlugin({
     name: 'probe',
@@ -31,6 +47,7 @@ export async function startSkills(t: TestContext, { dsn, dir, limits = {} }: Opt
   const kernel = await testKernel(t, [
     dsn === undefined ? fake(Database, { absent: true } as Database) : await databasePlugin(dsn),
     fake(ApiGuard, openGuard),
+    fake(Fleet, { describe: () => runners.map((tools) => ({ tools })) } as unknown as Fleet),
     fake(TenantLimits, { of: () => ({ ...defaultLimits, ...limits }), uses() {} } as unknown as TenantLimits),
     { name: 'skills', plugin: skills, config: dir === undefined ? {} : { dir } },
     probe,
