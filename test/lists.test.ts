@@ -36,8 +36,10 @@ const rows: readonly Statement[] = [
   ),
   sql(
     450,
-    `skill_contents (tenant_id, digest, manifest, body, archive)`,
-    `'acme', md5(n::text), jsonb_build_object('name', 's' || n, 'description', repeat('é', 1000), 'allowedTools', '[]'::jsonb, 'metadata', '{}'::jsonb,
+    // Every tenth is described in 200 KB; some were written by a release that did not say how large they are.
+    `skill_contents (tenant_id, digest, manifest_bytes, manifest, body, archive)`,
+    `'acme', md5(n::text), CASE WHEN n % 10 = 0 THEN 200000 WHEN n % 3 > 0 THEN 1300 END,
+     jsonb_build_object('name', 's' || n, 'description', repeat('é', CASE WHEN n % 10 = 0 THEN 100000 ELSE 500 END), 'allowedTools', '[]'::jsonb, 'metadata', '{}'::jsonb,
        'files', jsonb_build_array(jsonb_build_object('path', 'SKILL.md', 'contentType', 'text/markdown', 'sha256', '', 'executable', false, 'bytes', 1))),
      repeat('é', 50000), ''`,
   ),

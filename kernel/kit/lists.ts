@@ -28,9 +28,14 @@ export interface ListSql {
   readonly newestFirst?: boolean
   /** A condition that no index answers is looked for among so many rows only, the first in the order, and the answer says so. */
   readonly among?: { readonly first: number; readonly where: string }
-  /** The most rows of one read: so many that the largest of them are some megabytes. */
+  /** The most rows of one read: so many that the largest of them are some megabytes, unless `bytes` says how large each is. */
   readonly atOnce: number
+  /** How large a row is that `shown` makes, above 0, where rows differ too much: a read ends with the one by which it has a megabyte. */
+  readonly bytes?: string
 }
+
+/** Where a read of weighed rows ends. */
+const mostBytes = 1024 * 1024
 
 /** Whose rows are listed: a tenant's, or those of a table that is nobody's. */
 export interface ListOf {
@@ -41,6 +46,9 @@ export interface ListOf {
 /** The place of a row in the order, as text: a time has more digits in PostgreSQL than in JavaScript. */
 interface Placed {
   readonly place: readonly string[]
+  /** Of a list that weighs its rows: how many were chosen for this read, of which these are the first. */
+  readonly chosen?: number
+  readonly before?: unknown
 }
 
 /**
@@ -62,7 +70,7 @@ export async function readList<Row extends object, T>(
     countOf(asked),
     // One more tells whether there is more.
     placed(list, from, size + 1, offset),
-    ...(wanted !== Infinity && size < wanted
+    ...(wanted !== Infinity && (size < wanted || list.bytes !== undefined)
       ? [placed({ ...list, columns: '', shown: undefined }, from, 2, offset + wanted - 1)]
       : []),
   ]
@@ -77,9 +85,12 @@ export async function readList<Row extends object, T>(
   const more = counted > mostCounted || !complete ? { more: true } : {}
   const items = rows.map((row) => toItem(withoutPlace(row)))
   const whole = { items, total, ...more, ...(wanted === Infinity ? {} : next) }
-  if (read.length <= size || size === wanted) return whole
-  return { ...whole, rest: readOn(of, list, rows.at(-1)!.place, wanted - size, toItem) }
+  const left = wanted - rows.length
+  if (left === 0 || chosenOf(read) <= rows.length) return whole
+  return { ...whole, rest: readOn(of, list, rows.at(-1)!.place, left, toItem) }
 }
+
+const chosenOf = (read: readonly Placed[]): number => read[0]?.chosen ?? read.length
 
 interface Counted {
   /** One more than are counted when there are more. */
@@ -113,12 +124,14 @@ async function* readOn<Row extends object, T>(
   toItem: (row: Row) => T,
 ): AsyncGenerator<readonly T[]> {
   let place = from
-  for (let left = wanted; left > 0; left -= list.atOnce) {
+  for (let left = wanted; left > 0;) {
     const size = Math.min(left, list.atOnce)
     const [rows] = await ask<[(Row & Placed)[]]>(of, [placed(list, place, size)])
     if (rows.length > 0) yield rows.map((row) => toItem(withoutPlace(row)))
-    if (rows.length < size) return
+    // Fewer than were chosen are not all that there were.
+    if (rows.length < size && rows.length === chosenOf(rows)) return
     place = rows.at(-1)!.place
+    left -= rows.length
   }
 }
 
@@ -131,7 +144,7 @@ function ask<Rows extends object[][]>({ database, tenantId }: ListOf, statements
 // Not named, so that it is planned with its values and the filter at hand decides the index.
 /** So many rows with their places, from an offset, of the whole list or of what is behind a place. */
 function placed(
-  { columns, shown, from, named = from, joined = '', where, values, order, newestFirst = false }: ListSql,
+  { columns, shown, from, named = from, joined = '', bytes, where, values, order, newestFirst = false }: ListSql,
   behind: Placed['place'] | undefined,
   limit: number,
   offset = 0,
@@ -147,9 +160,16 @@ function placed(
   const by = byOf(order, newestFirst)
   const chosen = `SELECT ${columns}${columns && ','} ${place} FROM ${from} WHERE ${condition} ORDER BY ${by}
     LIMIT ${mark(more.length - 2)} OFFSET ${mark(more.length - 1)}`
-  const text =
-    shown === undefined ? chosen : `SELECT ${shown}, place FROM (${chosen}) ${named} ${joined} ORDER BY ${by}`
-  return { text, values: [...values, ...more] }
+  return { text: shown === undefined ? chosen : shownOf(), values: [...values, ...more] }
+
+  function shownOf(): string {
+    const made = `FROM (${chosen}) ${named} ${joined}`
+    if (bytes === undefined) return `SELECT ${shown}, place ${made} ORDER BY ${by}`
+    // Without the row's own size, so that the first one is there however large it is.
+    const before = `sum(${bytes}) OVER (ORDER BY ${by} ROWS UNBOUNDED PRECEDING) - ${bytes} AS before`
+    return `SELECT * FROM (SELECT ${shown}, place, count(*) OVER ()::int AS chosen, ${before} ${made}) weighed
+      WHERE before < ${mostBytes} ORDER BY before`
+  }
 }
 
 const byOf = (order: ListSql['order'], newestFirst: boolean): string =>
@@ -158,7 +178,7 @@ const byOf = (order: ListSql['order'], newestFirst: boolean): string =>
     .join(', ')
 
 function withoutPlace<Row extends object>(row: Row & Placed): Row {
-  const { place: _, ...own } = row
+  const { place: _, chosen: __, before: ___, ...own } = row
   return own as unknown as Row
 }
 

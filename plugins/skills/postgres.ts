@@ -33,6 +33,9 @@ interface Row {
   manifest: Manifest
 }
 
+/** What a version counts as whose size an older release did not write: 16 of the largest are some megabytes. */
+const unknownSize = 64 * 1024
+
 const ownColumns = 's.name, s.source, s.version, s.digest, s.created_at, s.updated_at'
 const columns = `${ownColumns}, c.manifest`
 const content = 'JOIN skill_contents c ON c.tenant_id = s.tenant_id AND c.digest = s.digest'
@@ -76,7 +79,7 @@ function keep(tenantId: string, skill: SkillPackage): Statement {
     executable: main!.executable,
     bytes: main!.bytes.length,
   }
-  const manifest = {
+  const manifest = JSON.stringify({
     name,
     description,
     license,
@@ -84,16 +87,18 @@ function keep(tenantId: string, skill: SkillPackage): Statement {
     allowedTools,
     metadata,
     files: [described, ...resources],
-  }
+  })
   return {
-    text: `INSERT INTO skill_contents (tenant_id, digest, manifest, body, archive) VALUES ($1, $2, $3, $4, $5)
-           ON CONFLICT (tenant_id, digest) DO UPDATE SET created_at = now()`,
+    text: `INSERT INTO skill_contents (tenant_id, digest, manifest, body, archive, manifest_bytes)
+           VALUES ($1, $2, $3, $4, $5, $6)
+           ON CONFLICT (tenant_id, digest) DO UPDATE SET created_at = now(), manifest_bytes = EXCLUDED.manifest_bytes`,
     values: [
       tenantId,
       skill.digest,
-      JSON.stringify(manifest),
+      manifest,
       skill.body,
       Buffer.concat(skill.files.map(({ bytes }) => bytes)),
+      Buffer.byteLength(manifest),
     ],
   }
 }
@@ -126,8 +131,9 @@ export class PostgresSkillStore implements SkillStore {
       where: 's.tenant_id = $1',
       values: [tenantId],
       order: { 's.name': 'text' },
-      // A skill of 500 files is described in some hundreds of kilobytes.
-      atOnce: 16,
+      // A skill of 500 files is described in some hundreds of kilobytes, most others in half of one.
+      atOnce: 200,
+      bytes: `coalesce(c.manifest_bytes, ${unknownSize})`,
     }
     return readList({ database: this.#database, tenantId }, list, page, toSkill)
   }
