@@ -125,7 +125,7 @@ test('a skill is read whole, its text files are shown, and others are put into t
     ...mine,
     sandbox: undefined,
   } as never)
-  assert.match(without.content, /no text that could be shown, and this session has no sandbox/)
+  assert.match(without.content, /is no text, or too long to be shown, and this session has no sandbox/)
 })
 
 test('only skills of the session, and only files of the skill, are read and run', async (t) => {

@@ -43,7 +43,10 @@ export function withSkills(profile: Profile, skills: readonly SkillContent[]): P
 function indexOf(skills: readonly SkillContent[], sandboxed: boolean): string {
   const whole = skills.map(({ description }) => description.replaceAll(/\s+/g, ' '))
   const most = longestOf(whole.map(({ length }) => length))
-  const shown = whole.map((text) => (text.length <= most ? text : `${text.slice(0, Math.max(0, most - 1))}…`))
+  // Never half a character: servers of models refuse a text with one.
+  const shown = whole.map((text) =>
+    text.length <= most ? text : `${text.slice(0, Math.max(0, most - 1)).replace(/[\uD800-\uDBFF]$/, '')}…`,
+  )
   const cut = whole.filter(({ length }) => length > most).length
   const scripts = sandboxed ? ', and run its scripts with `run_skill_script`' : ''
   return [

@@ -6,6 +6,11 @@ export const importErrors = errorTable('skill-imports', {
     status: 415,
     message: 'Send the folder as multipart/form-data: each file as a part `files`, named <folder>/<path>.',
   },
+  tooManyImports: {
+    status: 429,
+    retry: true,
+    message: 'Two imports of this tenant are being read already; send this one again when one of them is over.',
+  },
   brokenUpload: { status: 400, message: 'The multipart body is not whole, or not in the form of multipart/form-data.' },
 })
 

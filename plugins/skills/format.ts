@@ -1,4 +1,4 @@
-import { parseDocument } from 'yaml'
+import { isMap, isScalar, parseDocument } from 'yaml'
 
 /** The six fields of a skill's front matter. */
 export interface SkillHeader {
@@ -19,7 +19,7 @@ export interface Findings {
 export const mostName = 64
 export const mostDescription = 1_024
 export const mostCompatibility = 500
-const mostFrontMatter = 64 * 1024
+const mostFrontMatter = 32 * 1024
 const fields = ['name', 'description', 'license', 'compatibility', 'allowed-tools', 'metadata']
 
 /** The form of the Agent Skills format: lower-case letters and digits of any script, and single hyphens between them. */
@@ -89,7 +89,7 @@ function splitFences(
   }
   const front = lines.slice(1, end).join('\n')
   if (front.length > mostFrontMatter) {
-    problems.push('The front matter of SKILL.md is larger than 64 KiB.')
+    problems.push('The front matter of SKILL.md is larger than 32 KiB.')
     return undefined
   }
   return {
@@ -103,11 +103,16 @@ function splitFences(
 
 type Given = Readonly<Record<string, unknown>>
 
-/** As in the reference library every scalar is text: `version: 1.0` is not the number 1. Aliases could grow without end. */
+/**
+ * As in the reference library every scalar is text: `version: 1.0` is not the number 1. Aliases could grow without end, and the
+ * parser's own search for keys that are there twice compares each with each.
+ */
 function parseFields(front: string): Given | string {
-  const document = parseDocument(front, { schema: 'failsafe', uniqueKeys: true, logLevel: 'silent' })
+  const document = parseDocument(front, { schema: 'failsafe', uniqueKeys: false, logLevel: 'silent' })
   const [error] = document.errors
   if (error) return error.message.split('\n', 1)[0]!.replace(/:$/, '')
+  const twice = keyTwice(document.contents)
+  if (twice !== undefined) return `the key '${clip(twice)}' is there twice`
   try {
     const value: unknown = document.toJS({ maxAliasCount: 0 })
     if (typeof value !== 'object' || value === null || Array.isArray(value)) return 'it is no mapping of fields'
@@ -117,12 +122,27 @@ function parseFields(front: string): Given | string {
   }
 }
 
+/** A key that a mapping, or one in it, has twice: those of the fields and of `metadata`. */
+function keyTwice(node: unknown, inside = false): string | undefined {
+  if (!isMap(node)) return undefined
+  const seen = new Set<string>()
+  for (const { key, value } of node.items) {
+    const name = isScalar(key) ? String(key.value) : ''
+    if (seen.has(name)) return name
+    seen.add(name)
+    const within = inside ? undefined : keyTwice(value, true)
+    if (within !== undefined) return within
+  }
+  return undefined
+}
+
 function frontMatter(front: string, { problems, forgiven }: Findings): Given | undefined {
   const strict = parseFields(front)
   if (typeof strict !== 'string') return strict
   // The usual mistake: a description with a colon in it that nobody quoted.
   const quoted = front.replaceAll(
-    /^([A-Za-z-]+):[ \t]+(?!["'|>[{])(.*:(?:[ \t].*)?)$/gm,
+    // A blank is none of what may follow blanks: otherwise as many ways to divide them would be tried.
+    /^([A-Za-z-]+):[ \t]+(?![ \t"'|>[{])(.*:(?:[ \t].*)?)$/gm,
     (_, key: string, value: string) => {
       return `${key}: ${JSON.stringify(value.trimEnd())}`
     },

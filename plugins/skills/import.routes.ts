@@ -7,7 +7,7 @@ import type { Catalog } from './catalog.ts'
 import { importErrors } from './errors.ts'
 import { readFolder } from './package.ts'
 import { DryRun, StagingParams, Upload, WholeSkill } from './schema.ts'
-import { readUpload } from './upload.ts'
+import { Uploads } from './upload.ts'
 
 const tags = ['skills']
 
@@ -18,6 +18,7 @@ export async function importRoutes(
   catalog: Catalog,
   imports: Counter<'outcome'>,
 ): Promise<void> {
+  const uploads = new Uploads()
   await app.register(multipart)
   app.post(
     '/api/skills/import',
@@ -35,6 +36,7 @@ export async function importRoutes(
           ...failures(
             importErrors.brokenUpload,
             importErrors.notMultipart,
+            importErrors.tooManyImports,
             httpErrors.bodyTooLarge,
             limitErrors.limitExceeded,
           ),
@@ -45,7 +47,7 @@ export async function importRoutes(
     },
     async (request) => {
       const { tenantId } = guard.callerOf(request)
-      const files = await readUpload(request, catalog.mostOf(tenantId).mostBytes)
+      const files = await uploads.read(tenantId, request, catalog.mostOf(tenantId).mostBytes)
       const { stagingId, ...reading } = await catalog.stage(tenantId, readFolder(files))
       const valid = stagingId !== undefined
       imports.inc({ outcome: valid ? 'staged' : 'invalid' })

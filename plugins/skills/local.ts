@@ -29,8 +29,8 @@ interface Staged {
   readonly expiresAt: number
 }
 
-/** Versions that no name points to any more, of all tenants together: sessions may have begun with them. */
-const mostFormer = 200
+/** Versions of one tenant, or of the machine, that no name points to any more: sessions may have begun with them. */
+const mostFormer = 20
 
 /**
  * Skills without a database: those of the machine are everybody's, those of a tenant end with the process. A skill of the machine
@@ -39,7 +39,8 @@ const mostFormer = 200
 export class LocalSkillStore implements SkillStore {
   readonly #own = new Map<string, Map<string, Kept>>()
   readonly #stagings = new Map<string, Staged>()
-  readonly #former = new Map<string, SkillPackage>()
+  /** By tenant and digest; those of the machine under ''. */
+  readonly #former = new Map<string, Map<string, SkillPackage>>()
   readonly #tombstones: Tombstones
   #seeds: ReadonlyMap<string, Kept> = new Map()
 
@@ -79,8 +80,8 @@ export class LocalSkillStore implements SkillStore {
     const kept = [...(this.#own.get(tenantId)?.values() ?? []), ...this.#seeds.values()]
     return (
       kept.find(({ skill }) => skill.digest === digest)?.skill ??
-      this.#former.get(`${tenantId}\n${digest}`) ??
-      this.#former.get(digest)
+      this.#former.get(tenantId)?.get(digest) ??
+      this.#former.get('')?.get(digest)
     )
   }
   async count(tenantId: string): Promise<number> {
@@ -127,12 +128,12 @@ export class LocalSkillStore implements SkillStore {
     const kept = seeds.map((skill): [string, Kept] => {
       const former = this.#seeds.get(skill.name)
       if (former?.skill.digest === skill.digest) return [skill.name, former]
-      if (former) this.#keepFormer(undefined, former)
+      if (former) this.#keepFormer('', former)
       const version = former ? former.version + 1 : 1
       return [skill.name, { skill, source: 'platform', version, createdAt: former?.createdAt ?? now, updatedAt: now }]
     })
     for (const [name, former] of this.#seeds)
-      if (!seeds.some((seed) => seed.name === name)) this.#keepFormer(undefined, former)
+      if (!seeds.some((seed) => seed.name === name)) this.#keepFormer('', former)
     this.#seeds = new Map(kept)
   }
   async sweep(): Promise<number> {
@@ -148,9 +149,12 @@ export class LocalSkillStore implements SkillStore {
     for (const [name, kept] of this.#own.get(tenantId) ?? []) all.set(name, kept)
     return all
   }
-  #keepFormer(tenantId: string | undefined, { skill }: Kept): void {
-    this.#former.set(tenantId === undefined ? skill.digest : `${tenantId}\n${skill.digest}`, skill)
-    if (this.#former.size > mostFormer) this.#former.delete(this.#former.keys().next().value!)
+  #keepFormer(tenantId: string, { skill }: Kept): void {
+    const former = this.#former.get(tenantId) ?? new Map<string, SkillPackage>()
+    this.#former.set(tenantId, former)
+    former.delete(skill.digest)
+    former.set(skill.digest, skill)
+    if (former.size > mostFormer) former.delete(former.keys().next().value!)
   }
 }
 

@@ -55,16 +55,31 @@ export function readFolder(given: readonly GivenFile[]): Reading {
   const kept = given.filter(({ path }) => !isLitter(path))
   if (kept.length < given.length)
     forgiven.push('Files that systems leave behind, such as .DS_Store and .git, were left out.')
+  const sound: string[] = []
   for (const { path, special = false } of kept) {
     const problem = pathProblem(path)
-    if (problem !== undefined) problems.push(problem)
+    if (problem === undefined) sound.push(path)
+    else problems.push(problem)
     if (special) problems.push(`'${clip(path)}' is a link or a device; a skill has regular files only.`)
   }
-  problems.push(...collisions(kept.map(({ path }) => path)))
+  problems.push(...collisions(sound))
   if (kept.length > mostFiles) problems.push(`There are ${kept.length} files; a skill has at most ${mostFiles}.`)
   const folder = folderOf(kept, problems)
   const files = kept.map((file) => ({ ...file, path: file.path.slice(file.path.indexOf('/') + 1) }))
-  return readFiles(folder, files, findings)
+  return told(readFiles(folder, files, findings))
+}
+
+/** Findings of one kind that an answer lists. */
+const mostFindings = 100
+
+/** A reading whose lists are bounded: a hostile folder could have tens of thousands of findings, and paths of any length. */
+function told(reading: Reading): Reading {
+  const first = (all: readonly string[]): string[] =>
+    all.length <= mostFindings
+      ? [...all]
+      : [...all.slice(0, mostFindings), `There are ${all.length - mostFindings} more of these.`]
+  const resources = reading.resources.filter(({ path }) => pathProblem(path) === undefined).slice(0, mostFiles)
+  return { ...reading, problems: first(reading.problems), forgiven: first(reading.forgiven), resources }
 }
 
 /** Reads what was written field by field, without forgiving anything. */
@@ -72,8 +87,8 @@ export function readWritten(header: SkillHeader, body: string): Reading {
   const main = { path: skillMd, bytes: Buffer.from(textOf(header, body)), executable: false }
   const reading = readFiles(header.name, [main], { problems: [], forgiven: [] })
   const { problems, forgiven } = reading
-  if (forgiven.length === 0) return reading
-  return { ...reading, problems: [...problems, ...forgiven], forgiven: [], skill: undefined }
+  if (forgiven.length === 0) return told(reading)
+  return told({ ...reading, problems: [...problems, ...forgiven], forgiven: [], skill: undefined })
 }
 
 /** The one folder in which all files are. */

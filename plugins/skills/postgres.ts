@@ -17,6 +17,7 @@ import {
   type WholeSkill,
   type Write,
 } from './store.ts'
+import { expired, tooManyUnused, unused } from './sweep.ts'
 
 /** What a version is, beside its body and its files. */
 interface Manifest extends SkillHeader {
@@ -200,13 +201,15 @@ export class PostgresSkillStore implements SkillStore {
              SELECT source FROM gone`,
       values: [tenantId, name],
     }
-    const [, gone] = await this.#database.batch<[object[], object[]]>(tenantId, [lock(tenantId), remove])
+    const statements = [lock(tenantId), remove, tooManyUnused(tenantId)]
+    const [, gone] = await this.#database.batch<[object[], object[], object[]]>(tenantId, statements)
     return gone.length > 0
   }
   async stage(tenantId: string, skill: SkillPackage): Promise<string> {
     const id = newId('stg')
     const values = [tenantId, id, skill.digest, stagingMs]
     await this.#database.batch(tenantId, [
+      lock(tenantId),
       keep(tenantId, skill),
       {
         text: `INSERT INTO skill_stagings (tenant_id, id, digest, expires_at)
@@ -218,6 +221,7 @@ export class PostgresSkillStore implements SkillStore {
                  SELECT id FROM skill_stagings WHERE tenant_id = $1 ORDER BY expires_at DESC, id DESC OFFSET $2)`,
         values: [tenantId, mostStaged],
       },
+      tooManyUnused(tenantId),
     ])
     return id
   }
@@ -264,27 +268,12 @@ export class PostgresSkillStore implements SkillStore {
     await this.#database.batch(tenantId, [lock(tenantId), ...wanted.flatMap(bring)])
   }
   async sweep(tenantId: string): Promise<number> {
-    const [stagings, contents] = await this.#database.as('reads').batch<[object[], object[]]>(tenantId, [
-      {
-        text: 'DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() RETURNING 1',
-        values: [tenantId],
-      },
-      { text: unused, values: [tenantId] },
-    ])
+    const [stagings, contents] = await this.#database
+      .as('reads')
+      .batch<[object[], object[]]>(tenantId, [expired(tenantId), unused(tenantId)])
     return stagings.length + contents.length
   }
 }
-
-/** Versions to which nothing points: no name, no staging and no session that may still go on. */
-const unused = `
-  DELETE FROM skill_contents WHERE tenant_id = $1 AND digest = ANY (ARRAY(
-    SELECT digest FROM skill_contents c WHERE tenant_id = $1
-      AND NOT EXISTS (SELECT FROM skills s WHERE s.tenant_id = $1 AND s.digest = c.digest)
-      AND NOT EXISTS (SELECT FROM skill_stagings t WHERE t.tenant_id = $1 AND t.digest = c.digest)
-      AND NOT EXISTS (
-        SELECT FROM skill_pins p JOIN sessions o ON o.tenant_id = $1 AND o.id = p.session_id
-        WHERE p.tenant_id = $1 AND p.digest = c.digest AND o.status <> 'shutdown')
-    LIMIT 100)) RETURNING 1`
 
 /** Points a name to a version that is there. */
 async function point(
@@ -295,6 +284,9 @@ async function point(
   const { tenantId } = tx
   const written = await tx.query({ text: write, values: [tenantId, name, digest, source, most, replace] })
   const [row] = await tx.query<Row & { body: string }>(find(tenantId, name))
-  if (written.length > 0) return { ...toSkill(row!), body: row!.body }
+  if (written.length > 0) {
+    await tx.query(tooManyUnused(tenantId))
+    return { ...toSkill(row!), body: row!.body }
+  }
   throw row && !replace ? nameTaken(name) : overLimit('skills', most)
 }

@@ -1,4 +1,4 @@
-import type { Database } from '#contracts/database'
+import type { Database, Statement } from '#contracts/database'
 import type { SkillStore } from './store.ts'
 
 const everyTenant = { name: 'skills-tenants', text: 'SELECT id FROM tenants WHERE erased_at IS NULL ORDER BY id' }
@@ -12,3 +12,34 @@ export async function sweepTenants(database: Database, store: SkillStore, signal
     if (signal.aborted) return
   }
 }
+
+/** Versions to which nothing points: no name, no staging and no session that may still go on. */
+const deleteUnused = (which: string): string => `
+  DELETE FROM skill_contents WHERE tenant_id = $1 AND digest = ANY (ARRAY(
+    SELECT digest FROM skill_contents c WHERE tenant_id = $1
+      AND NOT EXISTS (SELECT FROM skills s WHERE s.tenant_id = $1 AND s.digest = c.digest)
+      AND NOT EXISTS (SELECT FROM skill_stagings t WHERE t.tenant_id = $1 AND t.digest = c.digest)
+      AND NOT EXISTS (
+        SELECT FROM skill_pins p JOIN sessions o ON o.tenant_id = $1 AND o.id = p.session_id
+        WHERE p.tenant_id = $1 AND p.digest = c.digest AND o.status <> 'shutdown')
+    ${which} LIMIT 100)) RETURNING 1`
+
+/** The sweep of every version that is not needed. */
+export const unused = (tenantId: string): Statement => ({ text: deleteUnused(''), values: [tenantId] })
+
+/** Versions that nobody needs and that may wait for the sweep. */
+const mostUnused = 20
+
+/**
+ * What a write does itself, so that no flood of imports or of new versions fills the disk between two sweeps. Its transaction
+ * has locked the tenant, as all do that keep a version and then refer to it.
+ */
+export const tooManyUnused = (tenantId: string): Statement => ({
+  text: deleteUnused('ORDER BY created_at DESC, digest OFFSET $2'),
+  values: [tenantId, mostUnused],
+})
+
+export const expired = (tenantId: string): Statement => ({
+  text: 'DELETE FROM skill_stagings WHERE tenant_id = $1 AND expires_at <= now() RETURNING 1',
+  values: [tenantId],
+})

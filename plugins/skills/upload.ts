@@ -11,8 +11,30 @@ const shebang = Buffer.from([0x23, 0x21])
 /** How a client that packs a folder names a symbolic link. */
 const linkType = 'inode/symlink'
 
+/** Uploads of one tenant that are read at once: each is in memory while it is. */
+const mostAtOnce = 2
+
+/** The uploads that this process reads. */
+export class Uploads {
+  readonly #underWay = new Map<string, number>()
+
+  /** Reads one: 429 `too_many_imports` while it has as many under way as may be, and what `readUpload` throws. */
+  async read(tenantId: string, request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
+    const others = this.#underWay.get(tenantId) ?? 0
+    if (others >= mostAtOnce) throw importErrors.tooManyImports()
+    this.#underWay.set(tenantId, others + 1)
+    try {
+      return await readUpload(request, mostBytes)
+    } finally {
+      const left = this.#underWay.get(tenantId)! - 1
+      if (left > 0) this.#underWay.set(tenantId, left)
+      else this.#underWay.delete(tenantId)
+    }
+  }
+}
+
 /** Reads the files of an upload into memory, `mostBytes` of them at most: 409 `limit_exceeded` beyond it. */
-export async function readUpload(request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
+async function readUpload(request: FastifyRequest, mostBytes: number): Promise<GivenFile[]> {
   if (!request.isMultipart()) throw importErrors.notMultipart()
   const files: GivenFile[] = []
   const executable = new Set<string>()

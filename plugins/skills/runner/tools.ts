@@ -7,6 +7,8 @@ const name = { type: 'string', minLength: 1, maxLength: 64, description: 'Name o
 /** A sandbox may have to start first. */
 const placeMs = 90_000
 const startMs = 65_000
+/** Files that an answer names to whoever asked for another one. */
+const mostNamed = 50
 /** What a tool may answer, less a little for what is said around a file. */
 const mostText = 240 * 1024
 
@@ -58,8 +60,10 @@ export const skillResource: PlatformTool = {
     if ('ok' in skill) return skill
     const file = skill.files.find((one) => one.path === path)
     if (!file) {
-      const paths = skill.files.map((one) => one.path).join(', ')
-      return failed(`The skill '${skill.name}' has no file '${String(path)}'; it has: ${paths}.`)
+      const paths = skill.files.map((one) => one.path)
+      const more = paths.length > mostNamed ? `, and ${paths.length - mostNamed} more` : ''
+      const some = paths.slice(0, mostNamed).join(', ')
+      return failed(`The skill '${skill.name}' has no file '${String(path)}'; it has: ${some}${more}.`)
     }
     if (isText(file.bytes) && file.bytes.length <= mostText)
       return { ok: true, content: Buffer.from(file.bytes).toString('utf8') }
@@ -72,7 +76,7 @@ async function place({ name: skill }: SkillContent, file: SkillFile, { sandbox }
   const { path, bytes, executable } = file
   if (!sandbox)
     return failed(
-      `'${path}' is ${bytes.length} bytes of no text that could be shown, and this session has no sandbox for it.`,
+      `'${path}' (${bytes.length} bytes) is no text, or too long to be shown, and this session has no sandbox for it.`,
     )
   const folder = `.skills/${skill}`
   const files = [{ path, data: Buffer.from(bytes).toString('base64'), executable }]

@@ -37,7 +37,7 @@ interface Options {
 }
 
 /** A conductor with nothing but skills. */
-export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runners = [shippedTools] }: Options) {
+export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runners = [shippedTools] }: Options = {}) {
   const found: { skills: Skills; database: Database }[] = []
   const probe = definePlugin({
     name: 'probe',

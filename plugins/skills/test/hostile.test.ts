@@ -1,0 +1,172 @@
+import assert from 'node:assert/strict'
+import { PassThrough } from 'node:stream'
+import { test, type TestContext } from 'node:test'
+import { freshDatabase } from '#testing'
+import { LocalSkillStore } from '../local.ts'
+import { readFolder, readWritten } from '../package.ts'
+import { skillText, startSkills } from './server.ts'
+
+// What a tenant tries that means harm: to others, to the conductor's memory and time, or to the database's disk.
+
+const lines = (count: number, line: (i: number) => string): string =>
+  Array.from({ length: count }, (_, i) => line(i)).join('')
+const empty = { bytes: Buffer.alloc(0), executable: false }
+
+test('a folder that is made to cost much is refused, and its answer is short', () => {
+  const fronts = [
+    `bad: a: b\nfoo:${' '.repeat(30_000)}b`,
+    lines(3_000, (i) => `k${i}: \n`),
+    `name: x\ndescription: d\nmetadata:\n${lines(3_000, (i) => ` k${i}: \u0007\n`)}`,
+    `!!binary |\n ${'A'.repeat(30_000)}`,
+    `metadata: ${'['.repeat(30_000)}`,
+    `a: &a [x]\n${lines(3_000, (i) => `b${i}: *a\n`)}`,
+    `name: "${'\uFDFA'.repeat(10_000)}"\ndescription: d`,
+    `name: x\ndescription: d\nname: y`,
+    `name: x\ndescription: d\nmetadata: {a: b, a: c}`,
+    'k: v\n'.repeat(100_000),
+  ]
+  for (const front of fronts) {
+    const { skill, ...said } = readFolder([
+      { ...empty, path: 'x/SKILL.md', bytes: Buffer.from(`---\n${front}\n---\n`) },
+    ])
+    assert.ok(skill === undefined && said.problems.length > 0, front.slice(0, 40))
+    assert.ok(said.problems.length <= 101 && said.forgiven.length <= 101, front.slice(0, 40))
+    assert.ok(JSON.stringify(said).length < 64 * 1024, front.slice(0, 40))
+  }
+  const deep = Array.from({ length: 1_000 }, (_, i) => ({ ...empty, path: `x/${'a/'.repeat(7_000)}${i}` }))
+  const { problems, resources } = readFolder(deep)
+  assert.deepEqual([problems.length, problems.at(-1)!.slice(0, 9), resources], [101, 'There are', []])
+})
+
+test('tools with the names of what every object has are names like others', async (t) => {
+  const allowedTools = ['constructor', '__proto__', 'toString(x)', 'hasOwnProperty']
+  const { skill } = readWritten({ name: 'x', description: 'd', allowedTools, metadata: {} }, 'b')
+  assert.deepEqual(skill!.allowedTools, allowedTools)
+  const { call, skills } = await startSkills(t)
+  await call('POST', '/api/skills', { name: 'x', description: 'd', body: 'b', allowedTools })
+  const { found } = await skills.attached('acme', { skills: ['x'], tools: [] })
+  assert.deepEqual(found[0]!.allowedTools, ['constructor', '__proto__', 'toString', 'hasOwnProperty'])
+})
+
+for (const stored of [true, false]) {
+  const where = stored ? 'in PostgreSQL' : 'without a database'
+  const start = async (t: TestContext) => startSkills(t, { dsn: stored ? await freshDatabase(t) : undefined })
+
+  test(`${where} a tenant's own using-* is its own alone, and brings an agent no tool`, async (t) => {
+    const { call, upload, skills } = await start(t)
+    const own = { name: 'using-shell', description: 'd', body: 'b', allowedTools: ['calculate'] }
+    assert.equal((await call('POST', '/api/skills', own)).statusCode, 409)
+    assert.equal((await call('POST', '/api/skills', { ...own, name: 'using-*' })).json().error, 'invalid_skill')
+    assert.equal((await call('POST', '/api/skills', { ...own, name: 'using-anything' })).statusCode, 201)
+    const front = 'allowed-tools: http_fetch\n'
+    const { stagingId } = (await upload({ 'using-shell/SKILL.md': skillText('using-shell', front) })).json()
+    await call('POST', `/api/skills/import/${stagingId}/commit`)
+    const ofTools = async (tenant: string) => {
+      const { found } = await skills.attached(tenant, { skills: ['using-*'], tools: ['shell', 'calculate'] })
+      return found.map(({ name, allowedTools }) => [name, ...allowedTools])
+    }
+    // By the tools that the platform's skill explains; and a profile is held to what the tenant's one demands.
+    assert.deepEqual(await ofTools('acme'), [
+      ['using-calculate', 'calculate'],
+      ['using-shell', 'http_fetch'],
+    ])
+    assert.deepEqual(await ofTools('globex'), [
+      ['using-calculate', 'calculate'],
+      ['using-shell', 'shell'],
+    ])
+    await call('DELETE', '/api/skills/using-shell')
+    assert.equal((await call('GET', '/api/skills/using-shell')).json().source, 'platform')
+  })
+
+  test(`${where} a path is one of the skill's own, whatever is tried`, async (t) => {
+    const { call, upload } = await start(t)
+    const { stagingId } = (await upload({ 'pdf/SKILL.md': skillText('pdf'), 'pdf/a/b.txt': 'here' })).json()
+    for (const tenant of ['globex', 'constructor', '__proto__'])
+      assert.equal(
+        (await call('POST', `/api/skills/import/${stagingId}/commit`, undefined, tenant)).statusCode,
+        404,
+        tenant,
+      )
+    await call('POST', `/api/skills/import/${stagingId}/commit`)
+    const get = (query: string, name = 'pdf') => call('GET', `/api/skills/${name}/file?${query}`)
+    assert.equal((await get('path=a/b.txt')).body, 'here')
+    const tricks = [
+      '/a/b.txt',
+      './a/b.txt',
+      'a//b.txt',
+      'a/../a/b.txt',
+      '../pdf/a/b.txt',
+      '..%2Fpdf%2Fa%2Fb.txt',
+      'a%5Cb.txt',
+    ]
+    const others = [
+      'a',
+      'a/',
+      'A/B.TXT',
+      'a/b.txt%00',
+      'a/b.txt%20',
+      '%2e%2e',
+      'skill.md',
+      '/etc/passwd',
+      '%ff',
+      '__proto__',
+    ]
+    for (const path of [...tricks, ...others]) {
+      const { statusCode } = await get(`path=${path}`)
+      assert.ok(statusCode === 404 || statusCode === 400, `${path}: ${statusCode}`)
+    }
+    for (const query of ['', 'path=', 'path=a/b.txt&path=SKILL.md', `path=${'a'.repeat(513)}`])
+      assert.equal((await get(query)).statusCode, 400, query.slice(0, 40))
+    for (const name of ['..%2Fpdf', 'constructor', '__proto__', 'using-*', 'PDF', 'p%00df'])
+      assert.equal((await get('path=a/b.txt', name)).statusCode, 404, name)
+  })
+}
+
+test('floods of imports and of versions leave a bounded rest, at once and without the sweep', async (t) => {
+  const { call, upload, database } = await startSkills(t, { dsn: await freshDatabase(t) })
+  const contents = async (): Promise<number> => {
+    const text = `SELECT count(*)::int AS count FROM skill_contents WHERE manifest ->> 'name' = 'pdf'`
+    const [[row]] = await database.batch<[{ count: number }[]]>('acme', [{ text }])
+    return row!.count
+  }
+  const stage = async (n: number): Promise<string> =>
+    (await upload({ 'pdf/SKILL.md': skillText('pdf', '', `body ${n}`) })).json().stagingId
+  for (let n = 0; n < 40; n++) await stage(n)
+  assert.equal(await contents(), 10 + 20, 'ten that can be committed, and twenty that the sweep takes')
+  for (let n = 0; n < 30; n++) await call('POST', `/api/skills/import/${await stage(100 + n)}/commit`)
+  assert.ok((await contents()) <= 10 + 20 + 1)
+  for (let n = 0; n < 30; n++) {
+    await call('DELETE', '/api/skills/pdf')
+    await call('POST', '/api/skills', { name: 'pdf', description: 'd', body: String(n) })
+  }
+  assert.ok((await contents()) <= 10 + 20 + 1)
+})
+
+test('without a database the versions of one tenant do not drive those of another out', async () => {
+  const store = new LocalSkillStore(undefined)
+  const skill = (body: string) =>
+    readWritten({ name: 'pdf', description: 'd', allowedTools: [], metadata: {} }, body).skill!
+  const how = { source: 'imported', replace: true, most: 10 } as const
+  await store.put('globex', skill('old'), how)
+  await store.put('globex', skill('new'), how)
+  for (let n = 0; n < 300; n++) await store.put('acme', skill(String(n)), how)
+  assert.ok(await store.content('globex', skill('old').digest))
+  assert.equal(await store.content('acme', skill('0').digest), undefined)
+  assert.ok(await store.content('acme', skill('298').digest))
+})
+
+test('of the uploads that a tenant begins at once two are read; others are told to come again', async (t) => {
+  const { app, upload } = await startSkills(t)
+  const headers = { tenant: 'acme', 'content-type': 'multipart/form-data; boundary=b' }
+  const bodies = [new PassThrough(), new PassThrough()]
+  const slow = bodies.map((payload) => app.inject({ method: 'POST', url: '/api/skills/import', headers, payload }))
+  const pdf = { 'pdf/SKILL.md': skillText('pdf') }
+  // Until both have reached the handler.
+  let refused = await upload(pdf)
+  while (refused.statusCode === 200) refused = await upload(pdf)
+  assert.deepEqual([refused.statusCode, refused.json().error], [429, 'too_many_imports'])
+  assert.equal((await upload(pdf, 'globex')).json().valid, true)
+  for (const body of bodies) body.end('--b\r\nhalf')
+  for (const answer of await Promise.all(slow)) assert.equal(answer.json().error, 'broken_upload')
+  assert.equal((await upload(pdf)).json().valid, true)
+})
