@@ -34,6 +34,21 @@ test('a tenant sees every limit, which are its own, and what it uses', async (t)
   assert.equal((await call(key, 'PATCH', '/api/tenants/initech', { limits: {} })).statusCode, 404, 'not by itself')
 })
 
+test('skills are bounded in number and size, and those of the platform are nobody’s', async (t) => {
+  const { call, key } = await limited(t, { skills: 1, skillBytes: 2_000 })
+  const skill = { name: 'letters', description: 'd', body: 'b' }
+  assert.equal(
+    (await call(key, 'POST', '/api/skills', { ...skill, body: 'x'.repeat(2_000) })).json().limit,
+    'skillBytes',
+  )
+  assert.equal((await call(key, 'POST', '/api/skills', skill)).statusCode, 201)
+  const refused = await call(key, 'POST', '/api/skills', { ...skill, name: 'more' })
+  assert.deepEqual([refused.statusCode, refused.json().limit, refused.json().max], [409, 'skills', 1])
+  const { limits } = (await call(key, 'GET', '/api/limits')).json()
+  const shown = (name: string) => limits.find((limit: { name: string }) => limit.name === name)
+  assert.deepEqual([shown('skills').used, shown('skills').max, shown('skillBytes').max], [1, 1, 2_000])
+})
+
 test('requests of a minute are counted by what they do, and a refused one says when to come back', async (t) => {
   const { call, key, operator } = await limited(t, { readsPerMinute: 3, writesPerMinute: 2 })
   for (let i = 0; i < 3; i++) assert.equal((await call(key, 'GET', '/api/profiles')).statusCode, 200)

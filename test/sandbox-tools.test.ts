@@ -128,6 +128,30 @@ test('a skill is read whole, its text files are shown, and others are put into t
   assert.match(without.content, /is no text, or too long to be shown, and this session has no sandbox/)
 })
 
+test('a skill as large as may be is answered in bounded texts, and its large files are put into the sandbox', async (t) => {
+  const { call, workspace } = await staged(t)
+  const large = { path: 'large.txt', bytes: Buffer.alloc(8 * 1024 * 1024, 'long '), executable: false }
+  const many = Array.from({ length: 499 }, (_, i) => ({
+    ...large,
+    path: `${'p'.repeat(500)}${i}`,
+    bytes: Buffer.alloc(1),
+  }))
+  const skills = [{ ...greet, body: 'b'.repeat(128 * 1024), files: [large, ...many] }]
+  const most = 256 * 1024
+  const none = { skills, sandbox: undefined } as never
+  for (const [name, input] of [
+    ['skill_read', { name: 'greet' }],
+    ['skill_resource', { name: 'greet', path: 'large.txt' }],
+    ['skill_resource', { name: 'greet', path: 'none' }],
+  ] as const) {
+    const { content } = await call(name, input, none)
+    assert.ok(Buffer.byteLength(content) <= most, `${name} ${JSON.stringify(input)}`)
+  }
+  const { content } = await call('skill_resource', { name: 'greet', path: 'large.txt' }, { skills })
+  assert.equal(content, 'The file is in your sandbox: .skills/greet/large.txt')
+  assert.equal((await readFile(join(workspace, '.skills/greet/large.txt'))).equals(large.bytes), true)
+})
+
 test('only skills of the session, and only files of the skill, are read and run', async (t) => {
   const { call } = await staged(t)
   const mine = { skills: [greet, { ...greet, name: 'other' }] }

@@ -32,7 +32,12 @@ export interface SkillNeeds extends PinnedSkill {
   readonly allowedTools: readonly string[]
   /** It brings scripts, which run in a sandbox. */
   readonly requiresSandbox: boolean
+  /** Of its files. */
+  readonly totalBytes: number
 }
+
+/** Bytes of the files of all skills of a profile: a runner has them in memory while a run goes on. */
+export const mostAttachedBytes = 64 * 1024 * 1024
 
 /** Names every platform skill that explains a tool of the profile. */
 export const skillsOfTools = 'using-*'
@@ -83,6 +88,10 @@ export const skillErrors = errorTable('skills', {
     named: true,
     status: 400,
     about: 'The skill says in `allowed-tools` that it uses tools which the profile does not have.',
+  },
+  skillsTooLarge: {
+    status: 400,
+    message: 'The skills of the profile have more than 64 MiB of files together: leave some out.',
   },
   skillNeedsSandbox: {
     named: true,

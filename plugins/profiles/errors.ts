@@ -24,6 +24,7 @@ export const unfit = [
   profileErrors.unknownSkill,
   skillErrors.skillNeedsTools,
   skillErrors.skillNeedsSandbox,
+  skillErrors.skillsTooLarge,
   profileErrors.unknownMcpServer,
   modelAccessErrors.unknownModel,
   secretErrors.unknownSecret,

@@ -1,5 +1,6 @@
 import { type PlacedProfile, type Profile, substrateOf } from '#contracts/profiles'
 import {
+  mostAttachedBytes,
   type PinnedSkill,
   skillErrors,
   type SkillNeeds,
@@ -18,7 +19,7 @@ export async function checkSkills(skills: Skills | undefined, tenantId: string, 
   if (!skills) throw profileErrors.unknownSkill({ name: first })
   const { found, missing } = await skills.attached(tenantId, profile)
   if (missing[0] !== undefined) throw profileErrors.unknownSkill({ name: missing[0] })
-  for (const skill of found) checkFit(profile, skill)
+  checkAll(profile, found)
 }
 
 /**
@@ -33,9 +34,15 @@ export async function pinSkills(
   if (!placed || !skills || placed.profile.skills.length === 0) return placed
   const { found } = await skills.attached(tenantId, placed.profile)
   if (found.length === 0) return placed
-  for (const skill of found) checkFit(placed.profile, skill)
+  checkAll(placed.profile, found)
   const pinnedSkills = found.map(({ name, digest }): PinnedSkill => ({ name, digest }))
   return { ...placed, profile: { ...placed.profile, pinnedSkills } }
+}
+
+function checkAll(profile: Attaching, skills: readonly SkillNeeds[]): void {
+  for (const skill of skills) checkFit(profile, skill)
+  if (skills.reduce((sum, { totalBytes }) => sum + totalBytes, 0) > mostAttachedBytes)
+    throw skillErrors.skillsTooLarge()
 }
 
 /** What a skill is allowed to use, its profile must have: `allowed-tools` never gives an agent a tool. */

@@ -246,7 +246,7 @@ export class Run implements OutputOwner {
   }
   #tellAbsent(names: readonly string[]): void {
     if (names.length === 0) return
-    const message = `There is no skill ${names.join(', ')} any more; the run goes on without it.`
+    const message = `This session began without a version of the skill ${names.join(', ')}, and goes on without it.`
     this.#write(this.#relay.own({ type: 'progress', stage: 'skills_absent', message }))
   }
   /** The sidecar has taken the run. One that should hold a conversation may still say that it does not. */

@@ -1,15 +1,19 @@
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import { isId } from '#contracts/ids'
 import type { Listing, Page } from '#contracts/paging'
-import { type AttachedSkills, type SkillContent, type SkillNeeds, type Skills, skillsOfTools } from '#contracts/skills'
+import {
+  type AttachedSkills,
+  mostAttachedBytes,
+  type SkillContent,
+  type SkillNeeds,
+  type Skills,
+  skillsOfTools,
+} from '#contracts/skills'
 import { invalidSkill, noSuchFile, noSuchSkill, noSuchStaging } from './errors.ts'
 import { isSkillName, type SkillHeader } from './format.ts'
 import { type Reading, readWritten, type SkillPackage } from './package.ts'
 import { type PlatformSkills, platformTool } from './platform.ts'
 import type { Skill, SkillStore, WholeSkill } from './store.ts'
-
-/** A version comes to a runner in one request: an operator's limit cannot make it larger. */
-const mostOfAll = 64 * 1024 * 1024
 
 /** A skill, or what is to become one, in the words of a client. */
 export type SkillInput = Omit<SkillHeader, 'allowedTools' | 'metadata'> &
@@ -80,10 +84,10 @@ export class Catalog implements Skills {
     if (!made) throw noSuchStaging()
     return made
   }
-  /** How many skills of its own a tenant may have, and how large one may be. */
+  /** How many skills of its own a tenant may have, and how large one may be: never more than a profile can attach. */
   mostOf(tenantId: string): { readonly most: number; readonly mostBytes: number } {
     const { skills: most, skillBytes } = this.#limits?.of(tenantId) ?? defaultLimits
-    return { most, mostBytes: Math.min(skillBytes, mostOfAll) }
+    return { most, mostBytes: Math.min(skillBytes, mostAttachedBytes) }
   }
 
   async attached(tenantId: string, { skills, tools }: AttachedSkills) {
@@ -96,8 +100,8 @@ export class Catalog implements Skills {
     const found = wanted.flatMap((name): SkillNeeds[] => {
       const skill = there.get(name)
       if (!skill) return []
-      const { digest, requiresSandbox, allowedTools } = skill
-      return [{ name, digest, requiresSandbox, allowedTools: [...new Set(allowedTools.map(platformTool))] }]
+      const { digest, requiresSandbox, allowedTools, totalBytes } = skill
+      return [{ name, digest, requiresSandbox, totalBytes, allowedTools: [...new Set(allowedTools.map(platformTool))] }]
     })
     return { found, missing: named.filter((name) => !there.has(name)) }
   }

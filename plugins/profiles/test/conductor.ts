@@ -34,11 +34,9 @@ const withoutThe =
     names.filter((name) => name !== known)
 
 const digest = 'a'.repeat(64)
-/** One that any profile may have, one that needs a sandbox, and one that needs a tool. */
+/** One that any profile may have. */
 const skillsThere: Readonly<Record<string, SkillNeeds>> = {
-  'using-pdf': { name: 'using-pdf', digest, allowedTools: [], requiresSandbox: false },
-  scripted: { name: 'scripted', digest, allowedTools: [], requiresSandbox: true },
-  browsing: { name: 'browsing', digest, allowedTools: ['http_fetch', 'mcp__files__read'], requiresSandbox: false },
+  'using-pdf': { name: 'using-pdf', digest, allowedTools: [], requiresSandbox: false, totalBytes: 1 },
 }
 
 /** A conductor with profiles and whatever runners a test gives it. */

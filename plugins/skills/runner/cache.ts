@@ -1,9 +1,17 @@
-import { digestOf, type PinnedSkill, type SkillCache, type SkillContent, skillErrors } from '#contracts/skills'
+import {
+  digestOf,
+  mostAttachedBytes,
+  type PinnedSkill,
+  type SkillCache,
+  type SkillContent,
+  skillErrors,
+} from '#contracts/skills'
 
 /** A run that is about to begin asks again for what was brought a moment ago: until then it stays, whatever else comes. */
 const restMs = 30_000
 
 interface Kept {
+  readonly tenantId: string
   readonly skill: SkillContent
   readonly bytes: number
   usedAt: number
@@ -12,11 +20,14 @@ interface Kept {
 /** Versions of skills by tenant and digest, least recently used first. Runs under way hold what they have by themselves. */
 export class SkillVersions implements SkillCache {
   readonly #maxBytes: number
+  /** Of one tenant: what a session of it can need, and no more than leaves room for others. */
+  readonly #maxOfTenant: number
   readonly #kept = new Map<string, Kept>()
   bytes = 0
 
   constructor(maxBytes: number) {
     this.#maxBytes = maxBytes
+    this.#maxOfTenant = Math.max(mostAttachedBytes, maxBytes / 2)
   }
 
   take(tenantId: string, pinned: readonly PinnedSkill[]): readonly (SkillContent | undefined)[] {
@@ -34,18 +45,32 @@ export class SkillVersions implements SkillCache {
     if (digestOf(skill.files) !== skill.digest) throw skillErrors.skillCorrupt()
     const key = keyOf(tenantId, skill.digest)
     const bytes = skill.files.reduce((sum, file) => sum + file.bytes.length, skill.body.length)
-    this.bytes += bytes - (this.#kept.get(key)?.bytes ?? 0)
-    this.#kept.delete(key)
-    this.#kept.set(key, { skill, bytes, usedAt: Date.now() })
+    this.#forget(key)
+    this.bytes += bytes
+    this.#kept.set(key, { tenantId, skill, bytes, usedAt: Date.now() })
+    this.#holdTo(tenantId)
     this.#makeRoom()
+  }
+  /** Whatever a tenant brings in a moment, it is its own that goes for it. */
+  #holdTo(tenantId: string): void {
+    const theirs = [...this.#kept].filter(([, kept]) => kept.tenantId === tenantId)
+    let bytes = theirs.reduce((sum, [, kept]) => sum + kept.bytes, 0)
+    for (const [key, kept] of theirs) {
+      if (bytes <= this.#maxOfTenant) return
+      this.#forget(key)
+      bytes -= kept.bytes
+    }
   }
   #makeRoom(): void {
     const before = Date.now() - restMs
-    for (const [key, { bytes, usedAt }] of this.#kept) {
+    for (const [key, { usedAt }] of this.#kept) {
       if (this.bytes <= this.#maxBytes || usedAt > before) return
-      this.#kept.delete(key)
-      this.bytes -= bytes
+      this.#forget(key)
     }
+  }
+  #forget(key: string): void {
+    this.bytes -= this.#kept.get(key)?.bytes ?? 0
+    this.#kept.delete(key)
   }
 }
 

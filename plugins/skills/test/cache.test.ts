@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { digestOf, type SkillContent } from '#contracts/skills'
+import { digestOf, mostAttachedBytes, type SkillContent } from '#contracts/skills'
 import { testToolProvider } from '#testing'
 import plugin from '../runner/index.ts'
 import { SkillVersions } from '../runner/cache.ts'
@@ -39,6 +39,21 @@ test('beyond its room those that rest longest go, and none that was just brought
   const there = cache.take('acme', [a, b, c, d]).map((one) => one?.name)
   assert.deepEqual(there, ['a', undefined, undefined, 'd'])
   assert.equal(cache.bytes, 100)
+})
+
+test('a tenant that brings much at once loses its own, and not those of others', () => {
+  const cache = new SkillVersions(100)
+  const theirs = skill('theirs', 50)
+  cache.put('globex', theirs)
+  const half = mostAttachedBytes / 2
+  const [a, b, c] = [skill('a', half), skill('b', half), skill('c', half)]
+  for (const one of [a, b, c]) cache.put('acme', one)
+  assert.deepEqual(
+    cache.take('acme', [a, b, c]).map((one) => one?.name),
+    [undefined, 'b', 'c'],
+  )
+  assert.deepEqual(cache.take('globex', [theirs]), [theirs])
+  assert.equal(cache.bytes, 50 + 2 * half)
 })
 
 testToolProvider('skills', () => [plugin], {
