@@ -57,6 +57,8 @@ export interface Skills {
   ): Promise<{ readonly found: readonly SkillNeeds[]; readonly missing: readonly string[] }>
   /** Returns a version that is kept for a session, also when its skill was replaced or deleted. */
   content(tenantId: string, digest: string): Promise<SkillContent | undefined>
+  /** Called when `using-*` stands for other skills than before, because runners with other tools have come. */
+  onOthers(listener: () => void): void
 }
 export const Skills = capability<Skills>('conductor.skills')
 

@@ -3,7 +3,7 @@ import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import { overLimit } from '#contracts/limits'
 import type { PlacedProfile, Profile, Profiles } from '#contracts/profiles'
-import type { Skills } from '#contracts/skills'
+import { type Skills, skillsOfTools } from '#contracts/skills'
 import type { ProfileDocument } from './document.ts'
 import { pinSkills } from './skills.ts'
 import {
@@ -240,6 +240,11 @@ const mostRemembered = 1_000
 export function createProfileLookup(store: ProfileStore, skills: Skills | undefined): Profiles {
   // A Map keeps insertion order, so its first entry is the oldest: that one is dropped when the map is full.
   const known = new Map<string, PlacedProfile>()
+  let generation = 0
+  skills?.onOthers(() => {
+    generation++
+    for (const [key, { profile }] of known) if (profile.skills.includes(skillsOfTools)) known.delete(key)
+  })
   return {
     find: (tenantId, name) => store.find(tenantId, name),
     findIn: findProfileIn,
@@ -247,10 +252,11 @@ export function createProfileLookup(store: ProfileStore, skills: Skills | undefi
       const key = `${tenantId}\n${name}`
       const remembered = fresh ? undefined : known.get(key)
       if (remembered) return remembered
+      const began = generation
       // A skill that changes raises the revision of the profiles that name it: what is remembered is out of date then.
       const found = await pinSkills(skills, tenantId, await store.findPlaced(tenantId, name))
       known.delete(key)
-      if (found) known.set(key, found)
+      if (found && began === generation) known.set(key, found)
       if (known.size > mostRemembered) known.delete(known.keys().next().value!)
       return found
     },

@@ -105,6 +105,9 @@ export class Catalog implements Skills {
     })
     return { found, missing: named.filter((name) => !there.has(name)) }
   }
+  onOthers(listener: () => void): void {
+    this.#platform.onOthers(listener)
+  }
   content(tenantId: string, digest: string): Promise<SkillContent | undefined> {
     return this.#store.content(tenantId, digest)
   }

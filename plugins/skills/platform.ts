@@ -33,34 +33,33 @@ export interface PlatformSkillsOptions {
   /** They may change while the process runs, so they are read for each use. */
   readonly live: boolean
   /** Its runners say which tools there are; without it there are none. */
-  readonly fleet: Pick<Fleet, 'describe'> | undefined
+  readonly fleet: Pick<Fleet, 'describe' | 'onLive'> | undefined
 }
 
 /** The platform's skills as tenants may have them: those of this machine, without those that explain tools which no runner has. */
 export class PlatformSkills {
   readonly #options: PlatformSkillsOptions
+  /** The tools that runners have named. */
+  #tools: ReadonlySet<string> = new Set()
   #read: Promise<readonly SkillPackage[]> | undefined
-  #last: { readonly all: readonly SkillPackage[]; readonly fitting: readonly SkillPackage[] } | undefined
+  #fitting: Promise<readonly SkillPackage[]> | undefined
+  readonly #listeners: (() => void)[] = []
 
   constructor(options: PlatformSkillsOptions) {
     this.#options = options
+    const { fleet } = options
+    // A process says once and for all which tools it has.
+    fleet?.onLive(() => this.#learn(new Set(fleet.describe().flatMap(({ tools = [] }) => tools))))
   }
 
   /** Returns the same array for as long as nothing changed. */
-  async current(): Promise<readonly SkillPackage[]> {
-    const all = await this.#all()
-    const tools = new Set(this.#options.fleet?.describe().flatMap((runner) => runner.tools ?? []))
-    const fitting = all.filter((skill) => !explainsTools(skill) || fits(skill, tools))
-    const last = this.#last
-    // All of them in one order, so that as many are the same ones.
-    if (
-      last?.all === all &&
-      fitting.every((skill) => last.fitting.includes(skill)) &&
-      fitting.length === last.fitting.length
-    )
-      return last.fitting
-    this.#last = { all, fitting }
-    return fitting
+  current(): Promise<readonly SkillPackage[]> {
+    if (this.#options.live) return this.#choose()
+    this.#fitting ??= this.#choose().catch((error: unknown) => {
+      this.#fitting = undefined
+      throw error
+    })
+    return this.#fitting
   }
   /** The names of those that explain tools which a profile has. */
   async ofTools(tools: readonly string[]): Promise<string[]> {
@@ -68,13 +67,27 @@ export class PlatformSkills {
     const explaining = (await this.current()).filter((skill) => explainsTools(skill) && skill.allowedTools.length > 0)
     return explaining.filter((skill) => fits(skill, has)).map(({ name }) => name)
   }
+  /** Called when there are others than before. */
+  onOthers(listener: () => void): void {
+    this.#listeners.push(listener)
+  }
 
-  #all(): Promise<readonly SkillPackage[]> {
-    if (this.#options.live) return this.#options.read()
+  #learn(tools: ReadonlySet<string>): void {
+    if (tools.size === this.#tools.size && tools.isSubsetOf(this.#tools)) return
+    this.#tools = tools
+    this.#fitting = undefined
+    for (const listener of this.#listeners) listener()
+  }
+  #once(): Promise<readonly SkillPackage[]> {
     this.#read ??= this.#options.read().catch((error: unknown) => {
       this.#read = undefined
       throw error
     })
     return this.#read
+  }
+  async #choose(): Promise<readonly SkillPackage[]> {
+    const tools = this.#tools
+    const all = await (this.#options.live ? this.#options.read() : this.#once())
+    return all.filter((skill) => !explainsTools(skill) || fits(skill, tools))
   }
 }

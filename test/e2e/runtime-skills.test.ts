@@ -57,6 +57,9 @@ for (const [runtime, { missing, model, tool, offered }] of Object.entries(vendor
         const { status } = await cluster.api('POST', '/api/profiles', { ...profile, skills })
         return status === 201 || status === 409
       })
+      await eventually('the runner has named its tools', async () => {
+        return (await cluster.api('GET', '/api/skills/using-calculate')).status === 200
+      })
       models.next(
         { toolCalls: [{ id: 'call_1', ...tool('skill_read'), arguments: { name: 'letters' } }] },
         { toolCalls: [{ id: 'call_2', ...tool('skill_resource'), arguments: { name: 'letters', path: 'forms.md' } }] },

@@ -63,6 +63,9 @@ for (const form of forms) {
   test(`${form}: an attached skill reaches the model in three steps, and a session keeps the version it began with`, async (t) => {
     const cluster = await startCluster(t, form, form === 'four' ? { apart: ['runner'] } : {})
     await cluster.agent('clerk', { tools: ['calculate'] })
+    await eventually('a runner has named its tools', async () => {
+      return (await cluster.api('GET', '/api/skills/using-calculate')).status === 200
+    })
     const attach = (skills: string[], more: object = {}) =>
       cluster.api<{ error?: string }>('PUT', '/api/profiles/clerk', {
         model: 'openai/stand-in',

@@ -73,6 +73,7 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
         missing: skills.filter((name) => !(name in skillsThere)),
       }),
       content: async () => undefined,
+      onOthers() {},
     }),
   ])
   type Method = 'GET' | 'POST' | 'PUT' | 'DELETE'

@@ -3,6 +3,7 @@ import { test } from 'node:test'
 import type { PlacedProfile } from '#contracts/profiles'
 import { mostAttachedBytes, type SkillNeeds, type Skills } from '#contracts/skills'
 import { checkSkills, pinSkills } from '../skills.ts'
+import { createProfileLookup, type ProfileStore } from '../store.ts'
 
 const skill = (name: string, needs: Partial<SkillNeeds> = {}): SkillNeeds => ({
   name,
@@ -26,6 +27,7 @@ const catalogue: Skills = {
     missing: skills.filter((name) => !there.some((one) => one.name === name)),
   }),
   content: async () => undefined,
+  onOthers() {},
 }
 
 const bare = { tools: [], mcpServers: [], workerMode: 'static' as const }
@@ -62,3 +64,32 @@ for (const [profile, refusal] of refusals) {
     else await assert.rejects(pinSkills(catalogue, 'acme', placed), refusal)
   })
 }
+
+test('what using-* stood for is looked up again when it stands for others, also while it is looked up', async () => {
+  let reads = 0
+  let meanwhile = (): void => {}
+  let others = (): void => {}
+  const store = {
+    async findPlaced(_tenant: string, name: string) {
+      reads++
+      meanwhile()
+      return { profile: { ...bare, skills: [name] } }
+    },
+  } as unknown as ProfileStore
+  const lookup = createProfileLookup(store, {
+    attached: async () => ({ found: [skill('plain')], missing: [] }),
+    content: async () => undefined,
+    onOthers: (listener) => void (others = listener),
+  })
+  const readsOf = async (name: string): Promise<number> => {
+    const before = reads
+    await lookup.findPlaced('acme', name)
+    return reads - before
+  }
+  assert.deepEqual([await readsOf('using-*'), await readsOf('using-*'), await readsOf('plain')], [1, 0, 1])
+  others()
+  assert.deepEqual([await readsOf('using-*'), await readsOf('using-*'), await readsOf('plain')], [1, 0, 0])
+  others()
+  meanwhile = others
+  assert.deepEqual([await readsOf('using-*'), await readsOf('using-*')], [1, 1], 'what changed under way is not kept')
+})

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { freshDatabase } from '#testing'
-import type { FleetMember } from '#contracts/runner'
+import type { Fleet, FleetMember } from '#contracts/runner'
 import { PlatformSkills } from '../platform.ts'
 import { readSeeds } from '../seeds.ts'
 import { startSkills } from './server.ts'
@@ -14,22 +14,29 @@ for (const stored of [true, false]) {
     const dsn = stored ? await freshDatabase(t) : undefined
     // One runner has not been reached yet, one is of a release that does not name its tools.
     const runners: (readonly string[] | undefined)[] = [undefined, undefined]
-    const { call, skills } = await startSkills(t, { dsn, runners })
+    const { call, skills, tell } = await startSkills(t, { dsn, runners })
     const attached = async (): Promise<string[]> => {
       const { found } = await skills.attached('acme', { skills: ['using-*'], tools: ['shell', 'calculate'] })
       return found.map(({ name }) => name)
     }
     assert.deepEqual([names(await call('GET', '/api/skills')), await attached()], [[], []])
+    let others = 0
+    skills.onOthers(() => others++)
     runners[0] = ['calculate', 'read_file', 'write_file']
+    tell()
+    tell()
+    assert.equal(others, 1)
     assert.deepEqual(names(await call('GET', '/api/skills')), ['using-calculate'])
     assert.deepEqual(await attached(), ['using-calculate'])
     assert.equal((await call('GET', '/api/skills/using-shell')).statusCode, 404)
     // Tools of several runners are those of the fleet.
     runners[1] = ['shell', 'list_files']
+    tell()
     assert.deepEqual(names(await call('GET', '/api/skills')), ['using-calculate', 'using-files', 'using-shell'])
     assert.deepEqual(await attached(), ['using-calculate', 'using-shell'])
     assert.equal((await call('DELETE', '/api/skills/using-calculate')).statusCode, 204)
     runners.push(['http_fetch'])
+    tell()
     assert.deepEqual(names(await call('GET', '/api/skills')), ['using-files', 'using-http-fetch', 'using-shell'])
   })
 }
@@ -37,10 +44,19 @@ for (const stored of [true, false]) {
 test('the same tools are the same skills, so that no tenant is looked at again', async () => {
   const members: FleetMember[] = [{ tools: ['shell'] } as unknown as FleetMember]
   const read = () => readSeeds(undefined, { warn() {} })
-  const platform = new PlatformSkills({ read, live: false, fleet: { describe: () => members } })
+  let news = (): void => {}
+  const fleet = {
+    describe: () => members,
+    onLive: (listener: () => void) => ((news = listener), () => {}),
+  } as unknown as Fleet
+  const platform = new PlatformSkills({ read, live: false, fleet })
+  news()
   const first = await platform.current()
-  members.push({ tools: ['shell', 'unexplained'] } as unknown as FleetMember)
+  assert.equal(first.length, 1)
+  members.push({ tools: ['shell'] } as unknown as FleetMember)
+  news()
   assert.equal(await platform.current(), first)
   members.push({ tools: ['calculate'] } as unknown as FleetMember)
+  news()
   assert.notEqual(await platform.current(), first)
 })

@@ -44,10 +44,14 @@ export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runne
     requires: { skills: Skills, database: Database },
     setup: async ({ deps }) => (found.push(deps), {}),
   })
+  const news: (() => void)[] = []
   const kernel = await testKernel(t, [
     dsn === undefined ? fake(Database, { absent: true } as Database) : await databasePlugin(dsn),
     fake(ApiGuard, openGuard),
-    fake(Fleet, { describe: () => runners.map((tools) => ({ tools })) } as unknown as Fleet),
+    fake(Fleet, {
+      describe: () => runners.map((tools) => ({ tools })),
+      onLive: (listener: () => void) => (news.push(listener), () => {}),
+    } as unknown as Fleet),
     fake(TenantLimits, { of: () => ({ ...defaultLimits, ...limits }), uses() {} } as unknown as TenantLimits),
     { name: 'skills', plugin: skills, config: dir === undefined ? {} : { dir } },
     probe,
@@ -70,7 +74,10 @@ export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runne
     const payload = Buffer.from(await encoded.arrayBuffer())
     return app.inject({ method: 'POST', url: '/api/skills/import', headers: { tenant, 'content-type': type }, payload })
   }
-  return { ...found[0]!, app, call, upload }
+  /** Something has become known of a runner. */
+  const tell = (): void => news.forEach((listener) => listener())
+  tell()
+  return { ...found[0]!, app, call, upload, tell }
 }
 
 export const skillText = (name: string, more = '', body = '# Body\n'): string =>
