@@ -276,7 +276,9 @@ test('the calls of a tenant take turns: some pass at once, and one that would wa
     const session = { id: 's', tenantId, tools: ['clock'], profile, limits } as unknown as RunnerSession
     const calls = Array.from({ length: count }, () => call(session, 'clock', {}, new AbortController().signal))
     const settled = await Promise.allSettled(calls)
-    const refused = settled.filter((one) => one.status === 'rejected' && (one.reason as { code: string }).code === 'limit_reached')
+    const refused = settled.filter(
+      (one) => one.status === 'rejected' && (one.reason as { code: string }).code === 'limit_reached',
+    )
     return [settled.filter((one) => one.status === 'fulfilled').length, refused.length]
   }
   assert.deepEqual(await outcomes('slow', { toolCallsPerMinute: 1 }, 23), [21, 2])
