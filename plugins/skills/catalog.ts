@@ -63,7 +63,10 @@ export class Catalog implements Skills {
     await this.#reconcile(tenantId)
     const { most, mostBytes } = this.mostOf(tenantId)
     if (skill.totalBytes > mostBytes) throw overLimit('skillBytes', mostBytes)
-    return this.#store.put(tenantId, skill, { source: 'user', replace: false, most })
+    this.#limits?.stored.admit(tenantId)
+    const made = await this.#store.put(tenantId, skill, { source: 'user', replace: false, most })
+    this.#limits?.stored.add(tenantId, skill.totalBytes)
+    return made
   }
   async remove(tenantId: string, name: string): Promise<void> {
     if (isSkillName(name)) {
@@ -76,7 +79,11 @@ export class Catalog implements Skills {
   }
   /** Keeps what an upload brought, when nothing is wrong with it. */
   async stage(tenantId: string, { skill, ...reading }: Reading): Promise<DryRun> {
-    return { ...reading, stagingId: skill && (await this.#store.stage(tenantId, skill)) }
+    if (!skill) return reading
+    this.#limits?.stored.admit(tenantId)
+    const stagingId = await this.#store.stage(tenantId, skill)
+    this.#limits?.stored.add(tenantId, skill.totalBytes)
+    return { ...reading, stagingId }
   }
   async commit(tenantId: string, stagingId: string): Promise<WholeSkill> {
     const { most } = this.mostOf(tenantId)
