@@ -79,7 +79,7 @@ export class Catalog implements Skills {
   }
   /** Keeps what an upload brought, when nothing is wrong with it. */
   async stage(tenantId: string, { skill, ...reading }: Reading): Promise<DryRun> {
-    if (!skill) return reading
+    if (!skill) return { ...reading, stagingId: undefined }
     this.#limits?.stored.admit(tenantId)
     const stagingId = await this.#store.stage(tenantId, skill)
     this.#limits?.stored.add(tenantId, skill.totalBytes)

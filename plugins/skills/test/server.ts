@@ -52,7 +52,11 @@ export async function startSkills(t: TestContext, { dsn, dir, limits = {}, runne
       describe: () => runners.map((tools) => ({ tools })),
       onLive: (listener: () => void) => (news.push(listener), () => {}),
     } as unknown as Fleet),
-    fake(TenantLimits, { of: () => ({ ...defaultLimits, ...limits }), uses() {} } as unknown as TenantLimits),
+    fake(TenantLimits, {
+      of: () => ({ ...defaultLimits, ...limits }),
+      uses() {},
+      stored: { admit() {}, add() {}, isFull: () => false },
+    } as unknown as TenantLimits),
     { name: 'skills', plugin: skills, config: dir === undefined ? {} : { dir } },
     probe,
   ])
