@@ -20,7 +20,18 @@ interface Document {
   readonly paths: Readonly<Record<string, Readonly<Record<string, Operation>>>>
 }
 
-const guarded = ['member', 'admin', 'owner', 'operator', 'agent-key', 'service', 'vfs-service', 'worker', 'session']
+const guarded = [
+  'member',
+  'admin',
+  'owner',
+  'operator',
+  'agent-key',
+  'service',
+  'vfs-service',
+  'worker',
+  'session',
+  'egress-key',
+]
 
 test('every listener has a valid OpenAPI document in which every operation says what it does and what it answers', async (t) => {
   const { app, internal, gateway, runner, workers, sidecar } = await startConductor(t)

@@ -1,6 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
 import type { TenantTx } from './database.ts'
+import { EgressEntry } from './egress.ts'
 import { PinnedSkill, skillsOfTools } from './skills.ts'
 
 const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$'
@@ -81,6 +82,13 @@ export const ProfileInput = Type.Object(
         { additionalProperties: false },
       ),
     ),
+    egress: Type.Optional(
+      Type.Array(EgressEntry, {
+        maxItems: 50,
+        description:
+          'Hosts that the sandbox may reach through its runner, which adds headers with secrets; needs `workerMode: sandbox`. None unless given. Of several that fit a request the first one counts.',
+      }),
+    ),
     delegates: Type.Optional(
       Type.Array(Type.String({ maxLength: 64 }), {
         maxItems: 100,
@@ -122,6 +130,7 @@ export const Profile = Type.Object({
   mcpServers: Type.Array(Type.String()),
   workerMode: Type.Union([Type.Literal('static'), Type.Literal('sandbox')]),
   sandbox: Type.Optional(Type.Unknown()),
+  egress: Type.Optional(Type.Array(EgressEntry)),
   delegates: Type.Optional(Type.Array(Type.String())),
   limits: ProfileLimits,
   onCrash: Type.Optional(Type.Union(onCrash.map((one) => Type.Literal(one)))),

@@ -1,4 +1,5 @@
 import { type Static, Type } from '@sinclair/typebox'
+import { EgressAccess } from './egress.ts'
 import { McpServer } from './mcp-servers.ts'
 import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
@@ -31,6 +32,8 @@ export const RunEnvelope = Type.Object(
     timeoutMs: Type.Integer({ minimum: 1 }),
     /** The external MCP servers of the profile. */
     mcpServers: Type.Optional(Type.Array(McpServer)),
+    /** For workers in sandboxes whose profile lets them reach hosts. */
+    egress: Type.Optional(EgressAccess),
     ...promptFields,
     ...attemptFields,
   },

@@ -2,6 +2,7 @@ import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import type { Delegation, DelegationAnswer } from './delegation.ts'
+import { EgressOrder } from './egress.ts'
 import type { EndingCode } from './endings.ts'
 import { McpServer } from './mcp-servers.ts'
 import { ModelPrice } from './prices.ts'
@@ -33,6 +34,8 @@ export const ExecuteRun = Type.Object(
     /** Present for a session's first run: the session is created under the conductor's id in the same round trip. */
     create: Type.Optional(Type.Object({ profile: Profile })),
     mcpServers: Type.Optional(Type.Array(McpServer)),
+    /** Sent for profiles with `egress`. */
+    egress: Type.Optional(EgressOrder),
     /** How many delegations led here; 0 unless given. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
     /** The epoch of the claim. A run under a higher epoch takes the session from a run whose owner has lost it. */

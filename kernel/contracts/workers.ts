@@ -1,6 +1,7 @@
 import { errorTable } from './errors.ts'
 import type { Static } from '@sinclair/typebox'
 import { capability } from '../plugin.ts'
+import type { EgressOrder } from './egress.ts'
 import type { Profile } from './profiles.ts'
 import type { ProgressEvent, UsageEvent } from './run-event.ts'
 import type { RunBudget, RunnerSession, RunnerUsage, WorkerLease } from './runner.ts'
@@ -53,6 +54,8 @@ export interface SandboxOrder {
   /** It goes on with a conversation that should be there. */
   readonly resume: boolean
   readonly budget?: RunBudget
+  /** What its sandbox may reach; nothing unless given. */
+  readonly egress?: EgressOrder
   /** Called for each of its model calls when it is over, with what it used. */
   onUsage(usage: UsageEvent): void
 }

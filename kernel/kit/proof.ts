@@ -55,7 +55,7 @@ const clientCertificate: Proof = async ({ socket }) => {
 }
 
 /** Routes for whom the listener's proof is not the right one: each request shows a token of its own instead. */
-const withToken: ReadonlySet<string | undefined> = new Set(['worker', 'session'])
+const withToken: ReadonlySet<string | undefined> = new Set(['worker', 'session', 'egress-key'])
 
 /**
  * Has every request show the proofs of its listener before anything is answered, unknown paths and documents included. `/healthz`

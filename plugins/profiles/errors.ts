@@ -1,3 +1,4 @@
+import { egressErrors } from '#contracts/egress'
 import { modelAccessErrors } from '#contracts/model-access'
 import { secretErrors } from '#contracts/secrets'
 import { skillErrors } from '#contracts/skills'
@@ -27,6 +28,8 @@ export const unfit = [
   skillErrors.skillsTooLarge,
   profileErrors.unknownMcpServer,
   modelAccessErrors.unknownModel,
+  egressErrors.invalidEgress,
+  secretErrors.invalidRef,
   secretErrors.unknownSecret,
   secretErrors.secretsUnavailable,
 ] as const
@@ -56,6 +59,8 @@ export const missingSecret = (name: string) =>
     name,
     message: `An MCP server of this profile is sent the secret '${name}', which this tenant does not have; create it with POST /api/secrets.`,
   })
+export const withoutEgress = () =>
+  egressErrors.invalidEgress({ message: 'This installation lets sandboxes reach no hosts: it has no plugin egress.' })
 export const preconditionFailed = (version: number) =>
   profileErrors.preconditionFailed({
     message: `The profile is at version ${version}: read it again, and write with that ETag.`,

@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { Database, needsDatabase } from '#contracts/database'
+import { Egress, egressErrors } from '#contracts/egress'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { ModelAccess, modelAccessErrors } from '#contracts/model-access'
@@ -31,19 +32,20 @@ export default definePlugin({
       Duration('30s', 'How often runners are compared with the database, beyond telling them of each change at once.'),
     ),
   }),
-  errors: [profileErrors, limitErrors, modelAccessErrors, secretErrors, skillErrors],
+  errors: [profileErrors, egressErrors, limitErrors, modelAccessErrors, secretErrors, skillErrors],
   requires: {
     guard: ApiGuard,
     database: Database,
     fleet: maybe(Fleet),
     skills: maybe(Skills),
     mcpServers: maybe(McpServers),
+    egress: maybe(Egress),
     limits: maybe(TenantLimits),
     models: maybe(ModelAccess),
   },
   provides: { profiles: Profiles },
   async setup({ config, deps, log, routes, stopping }) {
-    const { guard, database, fleet, skills, mcpServers, limits, models } = deps
+    const { guard, database, fleet, skills, mcpServers, egress, limits, models } = deps
     const memory = database.absent ? new MemoryProfileStore() : undefined
     const store = memory ?? new PostgresProfileStore(database)
     const broadcast = new BroadcastSender({
@@ -54,7 +56,7 @@ export default definePlugin({
       signal: stopping,
     })
     void broadcast.watch()
-    const service = createProfileService(store, database, broadcast, { skills, mcpServers, models }, limits)
+    const service = createProfileService(store, database, broadcast, { skills, mcpServers, egress, models }, limits)
     limits?.uses('profiles', (tenantId) => store.count(tenantId))
     const viewOf = createView(fleet)
     routes('conductor', async (app) => {

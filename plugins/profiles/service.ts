@@ -1,4 +1,5 @@
 import type { Database } from '#contracts/database'
+import type { Egress } from '#contracts/egress'
 import { newId } from '#contracts/ids'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
@@ -7,7 +8,14 @@ import { isProfileName, type Profile, type ProfileInput } from '#contracts/profi
 import type { Skills } from '#contracts/skills'
 import type { BroadcastSender } from './broadcast.ts'
 import { documentOf, type ProfileDocument } from './document.ts'
-import { missingSecret, nameMismatch, poolWithoutRuntime, profileErrors, unknownMcpServer } from './errors.ts'
+import {
+  missingSecret,
+  nameMismatch,
+  poolWithoutRuntime,
+  profileErrors,
+  unknownMcpServer,
+  withoutEgress,
+} from './errors.ts'
 import { runtimesOfPool } from './pools.ts'
 import type { ReplaceProfile } from './schema.ts'
 import type { Expected, ProfileStore, Writer } from './store.ts'
@@ -18,6 +26,7 @@ import { findVersion } from './versions.store.ts'
 export interface References {
   readonly skills: Skills | undefined
   readonly mcpServers: McpServers | undefined
+  readonly egress: Egress | undefined
   /** Absent: every tenant may use every model. */
   readonly models: ModelAccess | undefined
 }
@@ -103,11 +112,13 @@ export type ProfileService = ReturnType<typeof createProfileService>
 
 /** An unknown name is refused when the profile is written, not when a run lacks what it stands for. Specification 4.3. */
 async function checkReferences(
-  { skills, mcpServers }: References,
+  { skills, mcpServers, egress }: References,
   tenantId: string,
   document: ProfileDocument,
 ): Promise<void> {
   await checkSkills(skills, tenantId, document)
+  if (document.egress && !egress) throw withoutEgress()
+  await egress?.check(tenantId, document)
   if (document.mcpServers.length === 0) return
   const [server] = (await mcpServers?.unknown(tenantId, document.mcpServers)) ?? document.mcpServers
   if (server !== undefined) throw unknownMcpServer(server, (await mcpServers?.names(tenantId)) ?? [])

@@ -158,8 +158,13 @@ export class Run implements OutputOwner {
     if (sandboxes && hasSandbox(this.session.profile)) {
       const resumes = this.session.conversation === true
       if (!resumes) this.output.show()
-      const { budget } = order
-      const wanted = { resume: resumes, onUsage: this.#used, ...(budget ? { budget } : {}) }
+      const { budget, egress } = order
+      const wanted = {
+        resume: resumes,
+        onUsage: this.#used,
+        ...(budget ? { budget } : {}),
+        ...(egress ? { egress } : {}),
+      }
       this.#takePrepared(await sandboxes.prepare(this.session, wanted, this.#abort.signal))
     }
     return this.#ask(order, takenAt)

@@ -3,6 +3,7 @@ import type { FastifyBaseLogger } from 'fastify'
 import { definePlugin, Duration, maybe, type Plugin, Settings } from '#kernel'
 import { ApiGuard, InternalGuard } from '#contracts/auth'
 import { Database, presentDatabase } from '#contracts/database'
+import { Egress } from '#contracts/egress'
 import { Idempotency, idempotencyErrors } from '#contracts/idempotency'
 import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
@@ -65,6 +66,7 @@ export const runsOn = (open: (options: StoreOptions) => Promise<RunStore>): Plug
       runners: Fleet,
       prices: maybe(Prices),
       mcpServers: maybe(McpServers),
+      egress: maybe(Egress),
       skills: maybe(Skills),
       models: maybe(ModelAccess),
       webhooks: maybe(Webhooks),

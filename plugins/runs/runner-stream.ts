@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type AppError, isAppError } from '#kernel'
 import { delegationStage } from '#contracts/delegation'
+import type { Egress } from '#contracts/egress'
 import { hashOfSession } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
 import type { McpServers } from '#contracts/mcp-servers'
@@ -36,6 +37,7 @@ export interface RunnerStreamDeps {
   readonly store: RunStore
   readonly runners: Fleet
   readonly mcpServers: McpServers | undefined
+  readonly egress: Egress | undefined
   readonly skills: Skills | undefined
 }
 
@@ -84,7 +86,7 @@ export class RunnerStream {
   async *execute(run: ExecuteRun): AsyncGenerator<Buffer> {
     // The session has no conversation and no runner yet.
     const fresh = run.create !== undefined && (run.attempt ?? 1) === 1
-    const body = await this.#withServers(run)
+    const body = await this.#withSecrets(run)
     const tried = new Set<string>()
     const taught = new Set<RunnerLink>()
     const began = Date.now()
@@ -193,12 +195,21 @@ export class RunnerStream {
       await link.putSkill(tenantId, skill)
     }
   }
-  /** MCP servers are looked up for each attempt: their headers may have changed, and are never stored with the run. */
-  async #withServers(body: ExecuteRun): Promise<ExecuteRun> {
-    const { mcpServers } = this.#deps
-    const names = this.#session.profile.mcpServers
-    if (!mcpServers || names.length === 0) return body
-    return { ...body, mcpServers: [...(await mcpServers.resolve(this.#claim.tenantId, names))] }
+  /** What may hold secrets is looked up for each attempt: it may have changed, and is never stored with the run. */
+  async #withSecrets(body: ExecuteRun): Promise<ExecuteRun> {
+    const { mcpServers, egress } = this.#deps
+    const { mcpServers: names, egress: entries = [] } = this.#session.profile
+    if (names.length === 0 && entries.length === 0) return body
+    const { tenantId } = this.#claim
+    const [servers, reached] = await Promise.all([
+      names.length > 0 ? mcpServers?.resolve(tenantId, names) : undefined,
+      entries.length > 0 ? egress?.resolve(tenantId, entries) : undefined,
+    ])
+    return {
+      ...body,
+      ...(servers ? { mcpServers: [...servers] } : {}),
+      ...(reached ? { egress: reached } : {}),
+    }
   }
 }
 

@@ -70,7 +70,49 @@ export const sandboxErrors = errorTable('sandboxes', {
   unknownMcpServer: { status: 404, message: 'The run under way has no MCP server of this name.' },
   mcpServerUnreachable: { status: 502, retry: 'later', message: 'The MCP server cannot be reached.' },
   mcpServerRefused: { status: 502, message: 'The MCP server does not take its credentials.' },
-  bodyTooLarge: { status: 413, message: 'A request to a model or MCP server may have 32 MiB.' },
+  bodyTooLarge: { status: 413, message: 'A request out of a sandbox may have 32 MiB.' },
+
+  // The hosts that a profile lets its sandbox reach.
+  egressKeyRefused: {
+    status: 401,
+    message:
+      'Send the key of the run under way, AGENT_ORC_EGRESS_KEY in the environment of its tools. It ends with the run, and only profiles with egress have one.',
+  },
+  proxyKeyRefused: {
+    status: 407,
+    message:
+      'Use the proxy as http_proxy in the environment of a tool names it. Its key ends with the run, and only profiles with egress have one.',
+  },
+  noTunnels: {
+    status: 405,
+    message: 'Write http:// in place of https://: the runner speaks TLS with the host, and opens no tunnels.',
+  },
+  invalidTarget: { status: 400, message: 'This is no address of a host: ask for http://<host>/<path>.' },
+  egressNotAllowed: {
+    status: 403,
+    about: 'The field `egress` of the profile does not let its sandbox do this; the sentence says what is missing.',
+  },
+  egressAddressNotAllowed: {
+    status: 403,
+    about: 'The host is in a private network, and the operator did not allow that (`ownHosts` of the plugin egress).',
+  },
+  tooManyEgressRequests: {
+    status: 429,
+    retry: true,
+    message: 'A sandbox may have 16 requests to hosts under way at once; send this one again when another one is over.',
+  },
+  egressHostUnreachable: {
+    status: 502,
+    retry: 'later',
+    about: 'The host does not answer, or its certificate is not trusted.',
+  },
+  egressTooLate: { status: 504, retry: 'later', message: 'The host took too long: a request may take ten minutes.' },
+  egressAnswerTooLarge: { status: 502, message: 'An answer to a sandbox may have 64 MiB.' },
+  egressAnswerEncoded: {
+    status: 502,
+    message:
+      'The host compressed its answer though it was asked not to, so that the answer cannot be searched for secrets.',
+  },
 })
 
 /** Errors that a caller can act on by their own names; any other is a start that failed, perhaps for a reason told in a sentence. */

@@ -7,6 +7,7 @@ import { runnerErrors } from '#contracts/runner-errors'
 import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
 import { PlatformTools } from '#contracts/tools'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
+import { followTls } from '#kit'
 import { maxEventUploadBytes, maxEventUploadMs } from '#contracts/wire/worker'
 import { type ModelServer, ModelServers, modelServers } from './egress/model-servers.ts'
 import { createHub, type Hub } from './hub/hub.ts'
@@ -23,7 +24,9 @@ import { createUpkeep } from './upkeep.ts'
 import { createWarmPools, WarmPoolList } from './warm-pools.ts'
 import { Workspaces } from './workspaces.ts'
 import { sandboxErrors } from './errors.ts'
+import { hostRoutes } from './egress/host-routes.ts'
 import { createEgress } from './egress/routes.ts'
+import { EgressRuns } from './egress/run-egress.ts'
 import { createNewestOfAll, createWorkerAuth } from './hub/auth.ts'
 import { eventRoutes, pollRoutes, stateRoutes, toolRoutes } from './hub/routes.ts'
 
@@ -63,6 +66,12 @@ export default definePlugin({
       }),
     ),
     models: Type.Optional(ModelServers),
+    egressCa: Type.Optional(
+      Type.String({
+        description:
+          'Authorities that sign the certificates of your own hosts, beside those of the system, for sandboxes with `egress`. A path, or PEM itself.',
+      }),
+    ),
   }),
   errors: [sandboxErrors, workerTokenErrors, limitErrors, runnerErrors],
   requires: { providers: SandboxProviders, tenants: SandboxTenants },
@@ -80,6 +89,12 @@ export default definePlugin({
     ctx.onStop(async () => hub.close())
     const servers = modelServers(models)
     mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: servers })
+    const ca = followTls({ ca: config.egressCa }, log)
+    const egress = new EgressRuns({ ca: () => ca?.files.ca })
+    ctx.onStop(async () => {
+      ca?.close()
+      egress.close()
+    })
 
     const listener = ctx.listeners.includes('workers') ? 'workers' : 'runner'
     const addresses = {
@@ -97,12 +112,25 @@ export default definePlugin({
     const table = createWorkerTable({ launcher, reaper, pools, admitFiles })
     const workspaces = new Workspaces(table, config.countFiles, log)
     const metrics = createMetrics(ctx.metrics, table, pools)
+    // Sandboxes reach no other listener.
+    ctx.routes(listener, hostRoutes({ runs: egress, counts: metrics, log }))
     const idle = { pauseMs: config.idlePause, destroyMs: config.idleDestroy }
     const upkeep = createUpkeep({ table, workspaces, pools, reaper, substrates, idle, ...addresses, stopping, log })
     ctx.onStop(upkeep.stop)
     ctx.onStart(async () => upkeep.start())
     return {
-      workers: createSandboxWorkers({ table, workspaces, launcher, pools, substrates, servers, metrics, memory, log }),
+      workers: createSandboxWorkers({
+        table,
+        workspaces,
+        launcher,
+        pools,
+        substrates,
+        servers,
+        egress,
+        metrics,
+        memory,
+        log,
+      }),
       hub,
       tools: createSandboxTools(),
     }

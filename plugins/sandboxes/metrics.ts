@@ -2,8 +2,9 @@ import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
 import type { Started, WorkerTable } from './session-worker.ts'
 import type { WarmPools } from './warm-pools.ts'
 import type { CallCounts } from './egress/calls.ts'
+import type { HostCounts } from './egress/host-routes.ts'
 
-export interface Metrics extends CallCounts {
+export interface Metrics extends CallCounts, HostCounts {
   started(start: Started): void
   failed(): void
 }
@@ -53,7 +54,14 @@ export function createMetrics(registry: Registry, table: WorkerTable, pools: War
     labelNames: ['provider', 'reason'],
     registers,
   })
+  const requests = new Counter({
+    name: 'runner_egress_requests_total',
+    help: "Requests of sandboxes to hosts of their profiles, by whose host it is and by the answer's status; unlisted ones were refused.",
+    labelNames: ['place', 'status'],
+    registers,
+  })
   return {
+    asked: (place, status) => requests.inc({ place, status: `${Math.floor(status / 100)}xx` }),
     measured(provider, { inputTokens, outputTokens, cachedTokens = 0, estimated }) {
       calls.inc({ provider, usage: estimated ? 'estimated' : 'told' })
       tokens.inc({ provider, kind: 'input' }, inputTokens)

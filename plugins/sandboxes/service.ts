@@ -6,6 +6,7 @@ import type { SidecarLink } from '#contracts/sidecar'
 import type { ToolResult } from '#contracts/tools'
 import type { PreparedRun, SandboxOrder, SandboxWorkers } from '#contracts/workers'
 import { ModelCalls } from './egress/calls.ts'
+import type { EgressRuns } from './egress/run-egress.ts'
 import type { ModelServer } from './egress/model-servers.ts'
 import type { CountedMemory } from './hub/state.ts'
 import type { Launcher } from './launcher.ts'
@@ -26,6 +27,7 @@ export interface ServiceDeps {
   readonly substrates: Substrates
   /** The model servers that workers reach through this runner, by the name of the provider. */
   readonly servers: ReadonlyMap<string, ModelServer>
+  readonly egress: EgressRuns
   readonly metrics: Metrics
   readonly memory: CountedMemory
   readonly log: FastifyBaseLogger
@@ -89,18 +91,21 @@ const failed = (content: string): ToolResult => ({ ok: false, content })
 /** Tools that only add files. A shell deletes some as well. */
 const writing: ReadonlySet<string> = new Set(['write_file', 'run_script'])
 
-/** From now on the worker calls models for this run. Where that leads through this runner, it is measured. */
+/** From now on the worker calls models for this run, and its sandbox reaches hosts. Calls that lead through this runner are measured. */
 function measured(
   worker: SessionWorker,
   ready: PreparedRun,
-  { budget, onUsage }: SandboxOrder,
-  { servers, metrics }: ServiceDeps,
+  { budget, egress, onUsage }: SandboxOrder,
+  { servers, egress: runs, metrics }: ServiceDeps,
 ): PreparedRun {
   const { tenantId, profile } = worker.session
   const calls = new ModelCalls({ model: profile.model, budget, counts: metrics, onUsage })
   worker.calls = calls
+  const reached = egress && runs.open(egress, worker.session.id)
+  worker.egress = reached
   const over = (): void => {
     calls.end()
+    reached?.end()
     ready.over()
   }
   const server = servers.get(profile.model.slice(0, profile.model.indexOf('/')))

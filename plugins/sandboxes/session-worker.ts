@@ -6,6 +6,7 @@ import type { StateBundle } from '#contracts/runtime'
 import type { SandboxState } from '#contracts/sandbox'
 import { asStartFailure, isGone, isStartFailure } from './errors.ts'
 import type { ModelCalls } from './egress/calls.ts'
+import type { RunEgress } from './egress/run-egress.ts'
 import type { Launcher } from './launcher.ts'
 import type { Reaper } from './reaper.ts'
 import { createAwakeMeter, createUses, isPolling, type Sandbox, stateOf } from './sandbox.ts'
@@ -39,6 +40,8 @@ export class SessionWorker {
   readonly awake = createAwakeMeter()
   /** Of the run that was prepared last. */
   calls: ModelCalls | undefined
+  /** Likewise; undefined when its profile lets the sandbox reach no hosts. */
+  egress: RunEgress | undefined
   readonly #deps: SessionWorkerDeps
   readonly #oneAtATime = pLimit(1)
   readonly #closing = new AbortController()

@@ -1,56 +1,20 @@
 import { Agent } from 'undici'
-import { Type } from '@sinclair/typebox'
-import { everyTenant, type TenantList } from '#kernel'
 import {
   guardedLookup,
-  hostOf,
-  isAmong,
   isNetworkAddress,
   isPublicAddress,
   outboundUrl,
   type Resolve,
   systemResolve,
 } from '#kit/outbound'
+import { isOwnHost, type OwnHost, OwnHosts } from '#kit/own-hosts'
 import { invalidWebhook } from './errors.ts'
 
-const host = '(\\.?[A-Za-z0-9_-][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\])'
-const tenants = '(\\*|[A-Za-z0-9][A-Za-z0-9_.-]*(\\|[A-Za-z0-9][A-Za-z0-9_.-]*)*)'
-const entry = `${host}:[0-9]{1,5}=${tenants}`
-
-/** Receivers of the operator's own, `host:port=tenant|tenant`: a list for the plugin; several may be in one text, with commas. */
-export const AllowHosts = Type.Transform(
-  Type.Array(
-    Type.String({
-      pattern: `^(${entry}(,\\s*${entry})*)?$`,
-      expects:
-        'host:port=tenants, with commas between: hooks.internal:8443=acme|globex for two tenants, .corp.example:443=* for all; ' +
-        'there is no entry for all ports',
-    }),
-    {
-      default: [],
-      description:
-        'Receivers of your own that may be private and may speak plain http, for the tenants that they name: ' +
-        '`hooks.internal:8443=acme|globex, .corp.example:443=*`.',
-    },
-  ),
+/** Receivers of the operator's own. */
+export const AllowHosts = OwnHosts(
+  'Receivers of your own that may be private and may speak plain http, for the tenants that they name: ' +
+    '`hooks.internal:8443=acme|globex, .corp.example:443=*`.',
 )
-  .Decode((list): AllowedHost[] => list.flatMap((text) => text.split(',')).flatMap(allowedHost))
-  .Encode(() => [])
-
-/** A receiver that may be private. */
-export interface AllowedHost {
-  readonly host: string
-  readonly port: string
-  readonly tenants: TenantList
-}
-
-function allowedHost(text: string): AllowedHost[] {
-  const [, name, port, ids] = /^\s*(.+):(\d+)=(.+)$/.exec(text) ?? []
-  if (name === undefined || port === undefined || ids === undefined) return []
-  const named = new Set(ids.split('|'))
-  const list = { allows: (id: string) => named.has(id), empty: false }
-  return [{ host: name.replace(/^\[|\]$/g, ''), port, tenants: ids === '*' ? everyTenant : list }]
-}
 
 /** Where messages may go. Invariant N1: literals and look-ups are both checked, and redirects are never followed. */
 export interface Policy {
@@ -61,7 +25,7 @@ export interface Policy {
 }
 
 export interface PolicyOptions {
-  readonly allowHosts: readonly AllowedHost[]
+  readonly allowHosts: readonly OwnHost[]
   readonly timeoutMs: number
   readonly resolve?: Resolve
 }
@@ -78,12 +42,7 @@ export function createPolicy({ allowHosts, timeoutMs, resolve = systemResolve }:
     })
   const open = agent(isPublicAddress)
   const own = agent(isNetworkAddress)
-  const trusted = (tenantId: string, url: URL): boolean => {
-    const port = url.port || (url.protocol === 'https:' ? '443' : '80')
-    return allowHosts.some(
-      (one) => one.port === port && isAmong(hostOf(url), [one.host]) && one.tenants.allows(tenantId),
-    )
-  }
+  const trusted = (tenantId: string, url: URL): boolean => isOwnHost(allowHosts, tenantId, url)
   return {
     check(tenantId, text) {
       const mine = URL.canParse(text) && trusted(tenantId, new URL(text))

@@ -1,5 +1,6 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
+import type { EgressAccess } from '#contracts/egress'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { createEventEncoder } from '#contracts/run-event'
 import type { SidecarLink } from '#contracts/sidecar'
@@ -10,6 +11,8 @@ import type { RunnerClient } from './runner-client.ts'
 export interface Runs {
   start(envelope: RunEnvelope, conversation: Conversation): void
   cancel(runId: string): void
+  /** The way out of the sandbox that the run under way has; undefined when it has none. */
+  readonly egress: EgressAccess | undefined
   /** Lets the runs under way end for so long, then interrupts them; resolves when all are uploaded, and their states saved. */
   drain(ms: number): Promise<void>
 }
@@ -25,7 +28,10 @@ export interface RunsOptions {
 const confirmMs = 60_000
 
 export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
-  const active = new Map<string, { readonly stop: AbortController; readonly over: Promise<void> }>()
+  const active = new Map<
+    string,
+    { readonly stop: AbortController; readonly over: Promise<void>; readonly egress: EgressAccess | undefined }
+  >()
 
   const execute = async (envelope: RunEnvelope, conversation: Conversation, stop: AbortController): Promise<void> => {
     await conversation.prepare(envelope.profile.runtime)
@@ -74,9 +80,13 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
     start(envelope, conversation) {
       const stop = new AbortController()
       const over = execute(envelope, conversation, stop).finally(() => active.delete(envelope.runId))
-      active.set(envelope.runId, { stop, over })
+      active.set(envelope.runId, { stop, over, egress: envelope.egress })
     },
     cancel: (runId) => active.get(runId)?.stop.abort(),
+    get egress() {
+      // The run before may still be saving its conversation; its key opens nothing any more.
+      return [...active.values()].at(-1)?.egress
+    },
     async drain(ms) {
       const all = [...active.values()]
       const timer = setTimeout(() => all.forEach(({ stop }) => stop.abort('shutdown')), ms)

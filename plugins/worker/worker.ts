@@ -8,7 +8,7 @@ import { createConversation, type Conversation } from './conversation.ts'
 import type { Disk } from './disk.ts'
 import type { WorkerIdentity } from './identity/identity.ts'
 import { createRunnerClient, isRefusal, type RunnerClient } from './runner-client.ts'
-import { createRuns } from './runs.ts'
+import { createRuns, type Runs } from './runs.ts'
 import type { Tools } from './tools/tools.ts'
 
 export interface WorkerOptions {
@@ -46,7 +46,7 @@ export function createWorker(options: WorkerOptions): Worker {
   const delivering = new AbortController()
   const life = { stopping: polling.signal, over: delivering.signal }
   const runs = createRuns({ link, runner, log, life })
-  const calls = createToolCalls({ tools: options.tools, runner, log, life })
+  const calls = createToolCalls({ tools: options.tools, runs, runner, log, life })
   const poll = createPoll(runner, log, polling.signal)
   const converse = (): Conversation =>
     createConversation({ sessionId: identity.sessionId, link, runner, disk, log, life })
@@ -152,19 +152,20 @@ function createPoll(runner: RunnerClient, log: FastifyBaseLogger, signal: AbortS
 
 interface ToolCallsOptions {
   readonly tools: Tools
+  readonly runs: Pick<Runs, 'egress'>
   readonly runner: RunnerClient
   readonly log: FastifyBaseLogger
   readonly life: Lifetime
 }
 
 /** Calls of the tools on this machine, each answered on its own. */
-function createToolCalls({ tools, runner, log, life }: ToolCallsOptions) {
+function createToolCalls({ tools, runs, runner, log, life }: ToolCallsOptions) {
   const active = new Map<string, AbortController>()
   const call = async ({ callId, name, input, timeoutMs }: Extract<WorkerCommand, { kind: 'tool' }>): Promise<void> => {
     const stop = new AbortController()
     active.set(callId, stop)
     try {
-      const result = await tools.call(name, input, { signal: stop.signal, timeoutMs })
+      const result = await tools.call(name, input, { signal: stop.signal, timeoutMs, egress: runs.egress })
       if (stop.signal.aborted) return
       await persist(() => runner.answerTool(callId, result, life.over), life, resultMs)
     } catch (err) {

@@ -66,6 +66,8 @@ export const workerPaths = (sessionId: string) => {
     models: (provider: string) => `${base}/models/${encodeURIComponent(provider)}`,
     /** Stands for the endpoint of an external MCP server of the profile. */
     mcpServer: (name: string) => `${base}/mcp-servers/${encodeURIComponent(name)}`,
+    /** `…/{host}/{path}` stands for `https://{host}/{path}`, as far as the profile of the run lets it. */
+    egress: `${base}/egress`,
     sessionMcp: `/runner/sessions/${encodeURIComponent(sessionId)}/mcp`,
   }
 }

@@ -48,7 +48,7 @@ function stage(
   const runners = { place: choose, home: choose, all: () => links, owner: () => links[0] } as unknown as Fleet
   const profile = { ...profileNamed('writer'), runtime: 'runtime_a' }
   const stream = new RunnerStream(
-    { store: store as unknown as RunStore, runners, mcpServers: undefined, skills: undefined },
+    { store: store as unknown as RunStore, runners, mcpServers: undefined, egress: undefined, skills: undefined },
     {
       claim: { tenantId: 'acme', sessionId, runId: 'r1', epoch: 1 },
       session: { id: sessionId, profile, status: 'running', stateRev, epoch: 1, ...(runner ? { runner } : {}) },

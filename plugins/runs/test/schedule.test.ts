@@ -90,6 +90,7 @@ async function world(inner: RunStore, at: (typeof states)[number]) {
     store,
     runners,
     mcpServers: undefined,
+    egress: undefined,
     skills: undefined,
     prices: undefined,
     log: pino({ level: 'silent' }),

@@ -55,14 +55,14 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, to: 
   return stream(request, reply, { status, contentType, headers }, () => to.call?.read(body) ?? body)
 }
 
-function lengthOf({ headers }: FastifyRequest): Record<string, string> {
+export function lengthOf({ headers }: FastifyRequest): Record<string, string> {
   const length = headers['content-length']
   if (length === undefined) return {}
   if (Number(length) > maxRequestBytes) throw sandboxErrors.bodyTooLarge()
   return { 'content-length': length }
 }
 
-function bodyOf(
+export function bodyOf(
   { method, headers, raw }: FastifyRequest,
   { model, call }: Pick<Destination, 'model' | 'call'>,
 ): Readable | null {

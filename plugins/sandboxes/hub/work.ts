@@ -6,6 +6,7 @@ import { parseLine, peekType } from '#contracts/run-event'
 import { workerPaths } from '#contracts/wire/worker'
 import type { ToolResult } from '#contracts/tools'
 import type { ModelCalls } from '../egress/calls.ts'
+import type { RunEgress } from '../egress/run-egress.ts'
 import type { Mailbox } from './mailbox.ts'
 import type { Presence } from './presence.ts'
 import type { IssuedToken } from './tokens.ts'
@@ -18,6 +19,8 @@ export interface RunWay {
   readonly runnerUrl: string
   /** Measures its model calls, and says which it may make. */
   readonly calls: ModelCalls
+  /** The hosts that its sandbox may reach; none unless given. */
+  readonly egress?: RunEgress | undefined
 }
 
 /** The runs of one worker, one at a time. */
@@ -46,7 +49,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
   let current: UnderWay | undefined
   let closed = false
   return {
-    async *run(envelope, signal, { runnerUrl, calls }) {
+    async *run(envelope, signal, { runnerUrl, calls, egress }) {
       // The last token of a worker that slept for a day may have expired.
       const credential = await token.fresh()
       if (closed) throw sandboxErrors.sidecarUnreachable()
@@ -54,7 +57,11 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
       signal.throwIfAborted()
       const { runId, mcpServers = [] } = envelope
       const events = awaitEvents(runId, envelope.resume === true)
-      const command = mailbox.push({ kind: 'run', envelope: envelopeForWorker(envelope, runnerUrl, credential) })
+      const told = envelopeForWorker(envelope, runnerUrl, credential)
+      const command = mailbox.push({
+        kind: 'run',
+        envelope: egress ? { ...told, egress: egress.accessAt(runnerUrl) } : told,
+      })
       const withdraw = (): boolean => mailbox.withdraw(command)
       current = { events, mcpServers, calls, withdraw }
       const abort = (): void => events.end(signal.reason as Error)

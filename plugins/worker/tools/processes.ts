@@ -8,6 +8,8 @@ export interface Execution {
   readonly cwd: string
   readonly timeoutMs: number
   readonly signal: AbortSignal
+  /** Beside what every process gets. */
+  readonly env?: Readonly<Record<string, string>> | undefined
 }
 
 export interface ProcessOutcome {
@@ -30,11 +32,16 @@ const lastWordsMs = 200
 export const headBytes = 24 * 1024
 export const tailBytes = 40 * 1024
 
-export function createProcesses(env: Readonly<Record<string, string>>): Processes {
-  const begin = (args: readonly string[], cwd: string): ChildProcess => {
+export function createProcesses(common: Readonly<Record<string, string>>): Processes {
+  const begin = (args: readonly string[], cwd: string, env: Execution['env']): ChildProcess => {
     try {
       // A process group of its own, so that all of it can be killed.
-      return spawn('/bin/sh', args, { cwd, env, detached: true, stdio: ['ignore', 'pipe', 'ignore'] })
+      return spawn('/bin/sh', args, {
+        cwd,
+        env: { ...common, ...env },
+        detached: true,
+        stdio: ['ignore', 'pipe', 'ignore'],
+      })
     } catch (cause) {
       const tooLong = (cause as NodeJS.ErrnoException).code === 'E2BIG'
       throw refused(
@@ -44,10 +51,10 @@ export function createProcesses(env: Readonly<Record<string, string>>): Processe
     }
   }
   return {
-    async execute({ command, cwd, timeoutMs, signal }) {
+    async execute({ command, cwd, timeoutMs, signal, env }) {
       if (signal.aborted) return { code: undefined, killed: 'cancelled', output: '' }
       // One pipe for both keeps the order; a shell that replaces itself is the way to that.
-      const child = begin(['-c', 'exec "$@" 2>&1', 'sh', ...command], cwd)
+      const child = begin(['-c', 'exec "$@" 2>&1', 'sh', ...command], cwd, env)
       const output = createOutput()
       child.stdout!.on('data', (chunk: Buffer) => output.add(chunk))
       let killed: NodeJS.Signals | 'timeout' | 'cancelled' | null = null

@@ -2,7 +2,9 @@ import { existsSync } from 'node:fs'
 import { open, stat } from 'node:fs/promises'
 import { extname, join, relative } from 'node:path'
 import { type Static, Type } from '@sinclair/typebox'
+import type { EgressAccess } from '#contracts/egress'
 import type { ToolResult } from '#contracts/tools'
+import { egressVariables } from './egress.ts'
 import { refused } from './errors.ts'
 import { put } from './files.ts'
 import type { Processes, ProcessOutcome } from './processes.ts'
@@ -49,6 +51,8 @@ export interface Machine {
 export interface CallLimits {
   readonly signal: AbortSignal
   readonly timeoutMs: number
+  /** The way out of the sandbox that the run under way has. */
+  readonly egress?: EgressAccess | undefined
 }
 
 /** A process is stopped this long before its call is over: partial output in time is worth more than nothing. */
@@ -63,7 +67,7 @@ export async function shell(
 ): Promise<ToolResult> {
   const timeoutMs = timeFor(timeoutSeconds, limits)
   const folder = await workspace.existing(cwd)
-  const run = { command: [shellOf(), '-c', command] as const, cwd: folder, timeoutMs, signal: limits.signal }
+  const run = { command: [shellOf(), '-c', command] as const, cwd: folder, timeoutMs, ...around(limits) }
   return resultOf(await processes.execute(run), timeoutMs)
 }
 
@@ -97,7 +101,7 @@ export async function runScript(
   if (!(await stat(script)).isFile()) throw refused(`'${path}' is no regular file.`)
   const timeoutMs = timeFor(timeoutSeconds, limits)
   const command = [...(await interpreterOf(script, path)), script, ...args] as [string, ...string[]]
-  return resultOf(await processes.execute({ command, cwd, timeoutMs, signal: limits.signal }), timeoutMs)
+  return resultOf(await processes.execute({ command, cwd, timeoutMs, ...around(limits) }), timeoutMs)
 }
 
 /** Resolves a path inside the script's own folder, so that its files cannot replace the agent's. */
@@ -134,6 +138,8 @@ async function firstLine(script: string): Promise<string> {
     await handle.close()
   }
 }
+
+const around = ({ signal, egress }: CallLimits) => ({ signal, env: egress && egressVariables(egress) })
 
 /** The process's time limit: a second less than the call's, so that its answer still arrives in time. */
 function timeFor(seconds: number | undefined, { timeoutMs }: CallLimits): number {

@@ -1,0 +1,102 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { capability } from '../plugin.ts'
+import { errorTable } from './errors.ts'
+
+export const egressErrors = errorTable('egress', {
+  invalidEgress: {
+    status: 400,
+    about:
+      'The field `egress` of the profile names what no sandbox of this tenant may reach; the sentence says which and why.',
+  },
+})
+
+/** TRACE has its server repeat what it was sent, secrets included, and CONNECT hides what is said. */
+export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
+
+const label = '[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?'
+
+/** A host that the sandboxes of a profile may reach, as clients write it. */
+export const EgressEntry = Type.Object(
+  {
+    host: Type.String({
+      maxLength: 260,
+      pattern: `^((\\*\\.)?${label}(\\.${label})*|\\[[0-9A-Fa-f:.]+\\])(:[0-9]{1,5})?$`,
+      description:
+        '`api.github.com`, with a port unless it is 443: `gitea.internal:3000`. `*.example.com` is every name below example.com, and takes no headers.',
+    }),
+    paths: Type.Optional(
+      Type.Array(
+        Type.String({
+          maxLength: 512,
+          pattern: '^/[\\x21\\x22\\x24-\\x3e\\x40-\\x5b\\x5d-\\x7e]*$',
+          description:
+            'A path and everything below it: `/repos/acme` is `/repos/acme/x` as well, and not `/repos/acme2`.',
+        }),
+        { minItems: 1, maxItems: 50, description: 'Any path unless given.' },
+      ),
+    ),
+    methods: Type.Optional(
+      Type.Array(Type.Union(egressMethods.map((method) => Type.Literal(method))), {
+        minItems: 1,
+        uniqueItems: true,
+        description: 'Any of them unless given.',
+      }),
+    ),
+    headers: Type.Optional(
+      Type.Record(Type.String(), Type.String({ maxLength: 4_096 }), {
+        maxProperties: 20,
+        description:
+          'Put into each request by the runner, in place of what the sandbox sends under these names: `{"authorization": "Bearer secret://github"}`.',
+      }),
+    ),
+  },
+  { additionalProperties: false },
+)
+export type EgressEntry = Static<typeof EgressEntry>
+
+/** An entry as runners get it: its host apart from its port, and whether the operator has said that it may be private. */
+export const EgressHost = Type.Object({
+  ...Type.Omit(EgressEntry, ['host']).properties,
+  /** In lower case; `*.example.com` for every name below it. */
+  host: Type.String(),
+  port: Type.Integer({ minimum: 1, maximum: 65_535 }),
+  own: Type.Boolean(),
+})
+export type EgressHost = Static<typeof EgressHost>
+
+/** What a run's sandbox may reach. It is sent for each attempt, and is in no row, event, log or saved state. */
+export const EgressOrder = Type.Object({
+  /** Their headers still refer to secrets. */
+  hosts: Type.Array(EgressHost),
+  /** The plain values that the headers refer to, by name. */
+  secrets: Type.Record(Type.String(), Type.String()),
+})
+export type EgressOrder = Static<typeof EgressOrder>
+
+/** How programs in a sandbox get out, while the run is under way for which the key was made. */
+export const EgressAccess = Type.Object({
+  /** For `http_proxy`; the key is in it. */
+  proxyUrl: Type.String(),
+  /** `<baseUrl>/<host>/<path>` stands for `https://<host>/<path>`, for programs that know no proxies. */
+  baseUrl: Type.String(),
+  key: Type.String(),
+})
+export type EgressAccess = Static<typeof EgressAccess>
+
+/** What of a profile has to do with it. */
+interface WithEgress {
+  readonly egress?: readonly EgressEntry[] | undefined
+  readonly workerMode: 'static' | 'sandbox'
+}
+
+/** What the profiles of tenants may let their sandboxes reach. */
+export interface Egress {
+  /** AppErrors: 400 `invalid_egress`, 400 `unknown_secret: NAME`, 503 `secrets_unavailable`. */
+  check(tenantId: string, profile: WithEgress): Promise<void>
+  /**
+   * Called for each attempt, so that a new value of a secret holds from the next one on. Entries that the tenant may not have any
+   * more are left out. Rejects as `Secrets.headers` does.
+   */
+  resolve(tenantId: string, entries: readonly EgressEntry[]): Promise<EgressOrder>
+}
+export const Egress = capability<Egress>('conductor.egress')

@@ -1,0 +1,19 @@
+import { egressErrors } from '#contracts/egress'
+import { secretErrors } from '#contracts/secrets'
+
+/** One of `host` may not stand in a profile; `why` goes on with a sentence. */
+export const invalidEgress = (host: string, why: string) =>
+  egressErrors.invalidEgress({ message: `The host '${host}' of egress ${why}.` })
+export const needsSandbox = () =>
+  egressErrors.invalidEgress({
+    message: 'Only sandboxes have egress: give the profile workerMode: sandbox, or leave egress out.',
+  })
+export const notForTenant = () =>
+  egressErrors.invalidEgress({
+    message: 'Sandboxes of this tenant may reach no hosts; the operator says who may, by tenants of the plugin egress.',
+  })
+export const missingSecret = (name: string, host: string) =>
+  secretErrors.unknownSecret({
+    name,
+    message: `The host '${host}' of egress is sent the secret '${name}', which this tenant does not have; create it with POST /api/secrets.`,
+  })

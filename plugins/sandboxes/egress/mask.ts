@@ -1,0 +1,75 @@
+/** A shorter value is part of too much other text to be looked for. */
+const shortest = 8
+const star = 0x2a
+
+/**
+ * Replaces values in what a host answers by stars, as many as there were bytes, so that lengths stay as they were told. A host that
+ * repeats what it was sent would otherwise give a value away; one that means to can always write it in another form.
+ */
+export class Mask {
+  readonly #needles: readonly Buffer[]
+  readonly #firstBytes: ReadonlySet<number>
+  readonly #longest: number
+
+  constructor(values: readonly string[]) {
+    const forms = values.filter((value) => value.length >= shortest).flatMap(formsOf)
+    const distinct = [...new Map(forms.map((form) => [form.toString('latin1'), form])).values()]
+    // A longer form that holds a shorter one goes first.
+    this.#needles = distinct.toSorted((a, b) => b.length - a.length)
+    this.#firstBytes = new Set(this.#needles.map((needle) => needle[0]!))
+    this.#longest = this.#needles[0]?.length ?? 0
+  }
+
+  get empty(): boolean {
+    return this.#needles.length === 0
+  }
+  text(text: string): string {
+    return this.empty ? text : this.#hide(Buffer.from(text, 'latin1')).toString('latin1')
+  }
+  /** Nothing is held back but what may be the beginning of a value. */
+  async *stream(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+    if (this.empty) return yield* body
+    let held: Buffer = Buffer.alloc(0)
+    for await (const chunk of body) {
+      const bytes = this.#hide(held.length === 0 ? chunk : Buffer.concat([held, chunk]))
+      const known = bytes.length - this.#open(bytes)
+      held = bytes.subarray(known)
+      if (known > 0) yield bytes.subarray(0, known)
+    }
+    if (held.length > 0) yield held
+  }
+
+  #hide(bytes: Buffer): Buffer {
+    let hidden = bytes
+    for (const needle of this.#needles) {
+      for (let at = hidden.indexOf(needle); at >= 0; at = hidden.indexOf(needle, at + needle.length)) {
+        if (hidden === bytes) hidden = Buffer.from(bytes)
+        hidden.fill(star, at, at + needle.length)
+      }
+    }
+    return hidden
+  }
+  /** How many bytes at the end may be the beginning of a value. */
+  #open(bytes: Buffer): number {
+    for (let at = Math.max(0, bytes.length - this.#longest + 1); at < bytes.length; at++) {
+      if (!this.#firstBytes.has(bytes[at]!)) continue
+      const rest = bytes.subarray(at)
+      if (this.#needles.some((one) => one.length > rest.length && one.subarray(0, rest.length).equals(rest)))
+        return rest.length
+    }
+    return 0
+  }
+}
+
+/** As it was sent, in UTF-8, in JSON, for a URL, and in base64 wherever it begins. */
+function formsOf(value: string): readonly Buffer[] {
+  const bytes = Buffer.from(value, 'latin1')
+  const base64 = [0, 1, 2].map((shift) => {
+    const text = Buffer.concat([Buffer.alloc(shift), bytes]).toString('base64')
+    // What depends on the bytes around it is left out.
+    return text.slice(Math.ceil((shift * 8) / 6), Math.floor(((shift + bytes.length) * 8) / 6))
+  })
+  const url = base64.map((text) => text.replaceAll('+', '-').replaceAll('/', '_'))
+  const written = [value, JSON.stringify(value).slice(1, -1), encodeURIComponent(value), bytes.toString('hex')]
+  return [bytes, ...[...written, ...base64, ...url].map((text) => Buffer.from(text))]
+}

@@ -1,0 +1,176 @@
+import { randomBytes } from 'node:crypto'
+import { getCACertificates } from 'node:tls'
+import { Agent, type Dispatcher } from 'undici'
+import type { EgressAccess, EgressHost, EgressOrder } from '#contracts/egress'
+import { withSecrets } from '#contracts/secrets'
+import { workerPaths } from '#contracts/wire/worker'
+import {
+  guardedLookup,
+  isNetworkAddress,
+  isPublicAddress,
+  outboundUrl,
+  type Resolve,
+  systemResolve,
+} from '#kit/outbound'
+import { sandboxErrors } from '../errors.ts'
+import { Mask } from './mask.ts'
+import { authorityOf, isOn, isWithin, type Target } from './target.ts'
+
+/** How many requests of a run may be under way at once. */
+export const requestsAtOnce = 16
+const connectMs = 10_000
+/** How long a host may be silent, before its answer and in it. */
+const silentMs = 300_000
+
+/** Where a request may go, and how. */
+export interface Admitted {
+  readonly dispatcher: Dispatcher
+  readonly origin: string
+  /** By name in lower case, with the values of secrets. */
+  readonly headers: Readonly<Record<string, string>>
+  /** The operator's own host, or one of the open internet. */
+  readonly place: 'own' | 'public'
+}
+
+export interface EgressSettings {
+  /** Authorities of hosts beside those of the system, as PEM. */
+  readonly ca?: () => string | undefined
+  readonly resolve?: Resolve
+}
+
+/**
+ * What the sandbox of one run may reach, from when its worker is ready until the run is over. The key, the values of secrets and the
+ * connections go with it.
+ */
+export class RunEgress {
+  readonly key = randomBytes(24).toString('base64url')
+  readonly sessionId: string
+  readonly mask: Mask
+  readonly #order: EgressOrder
+  readonly #settings: EgressSettings
+  readonly #agents = new Map<boolean, Agent>()
+  readonly #over = new AbortController()
+  #underWay = 0
+
+  constructor(order: EgressOrder, sessionId: string, settings: EgressSettings) {
+    this.#order = order
+    this.sessionId = sessionId
+    this.#settings = settings
+    this.mask = new Mask(Object.values(order.secrets))
+  }
+
+  /** Aborts when the run is over. */
+  get signal(): AbortSignal {
+    return this.#over.signal
+  }
+  /** For the worker, which has the runner at this address. */
+  accessAt(runnerUrl: string): EgressAccess {
+    return {
+      proxyUrl: new URL(runnerUrl).origin.replace('://', `://run:${this.key}@`),
+      baseUrl: runnerUrl.replace(/\/+$/, '') + workerPaths(this.sessionId).egress,
+      key: this.key,
+    }
+  }
+  /** AppErrors: 403 `egress_not_allowed`, 403 `egress_address_not_allowed`. */
+  admit(target: Target, method: string): Admitted {
+    const entry = this.#entryFor(target, method)
+    const { own } = entry
+    const origin = `https://${authorityOf(target)}`
+    // Sockets do not look addresses up, so those that are written out are judged here.
+    const permits = own ? isNetworkAddress : isPublicAddress
+    if (typeof outboundUrl(origin, { permits, schemes: ['https'] }) === 'string') throw addressRefused(target)
+    return { dispatcher: this.#agent(own), origin, headers: this.#headersOf(entry), place: own ? 'own' : 'public' }
+  }
+  /** Call the result when the request is over. AppError 429 `too_many_egress_requests`. */
+  begin(): () => void {
+    if (this.#underWay >= requestsAtOnce) throw sandboxErrors.tooManyEgressRequests({ headers: { 'retry-after': '1' } })
+    this.#underWay++
+    let over = false
+    return () => {
+      if (!over) this.#underWay--
+      over = true
+    }
+  }
+  end(): void {
+    if (this.signal.aborted) return
+    this.#over.abort(sandboxErrors.noRunUnderWay())
+    for (const agent of this.#agents.values()) void agent.destroy()
+  }
+
+  #entryFor(target: Target, method: string): EgressHost {
+    const there = this.#order.hosts.filter((entry) => isOn(target, entry))
+    const below = there.filter((entry) => isWithin(target.path, entry))
+    const found = below.find(({ methods }) => methods === undefined || methods.some((one) => one === method))
+    if (found) return found
+    const host = authorityOf(target)
+    const listed = this.#order.hosts.map(authorityOf).join(', ') || 'none'
+    const message =
+      there.length === 0
+        ? `This sandbox may not reach ${host}: name it in egress of the profile, {"host": "${host}"}. It may reach: ${listed}.`
+        : below.length === 0
+          ? `This sandbox may not ask ${host} for this path: name it in paths of the host, in egress of the profile.`
+          : `This sandbox may not send ${method} to ${host}: name it in methods of the host, in egress of the profile.`
+    throw sandboxErrors.egressNotAllowed({ message })
+  }
+  #headersOf({ headers = {} }: EgressHost): Record<string, string> {
+    const { secrets } = this.#order
+    const valueOf = (name: string): string => {
+      const value = Object.hasOwn(secrets, name) ? secrets[name] : undefined
+      if (value === undefined) throw new Error('an order of egress lacks a secret that it refers to')
+      return value
+    }
+    return Object.fromEntries(
+      Object.entries(headers).map(([name, text]) => [name.toLowerCase(), withSecrets(text, valueOf)]),
+    )
+  }
+  /** Connections of a run are its own: some hosts take a connection for whoever came over it first. */
+  #agent(own: boolean): Agent {
+    const { resolve = systemResolve } = this.#settings
+    const ca = this.#settings.ca?.()
+    const agent =
+      this.#agents.get(own) ??
+      new Agent({
+        connect: {
+          timeout: connectMs,
+          lookup: guardedLookup(resolve, own ? isNetworkAddress : isPublicAddress),
+          ...(ca === undefined ? {} : { ca: [...getCACertificates('default'), ca] }),
+        },
+        connections: requestsAtOnce,
+        pipelining: 1,
+        allowH2: false,
+        headersTimeout: silentMs,
+        bodyTimeout: silentMs,
+        maxHeaderSize: 32 * 1024,
+      })
+    this.#agents.set(own, agent)
+    return agent
+  }
+}
+
+export const addressRefused = (target: Target) =>
+  sandboxErrors.egressAddressNotAllowed({
+    message: `${authorityOf(target)} is in a private network, so the operator has to allow it: in ownHosts of the plugin egress.`,
+  })
+
+/** The runs that may reach hosts, by their keys. */
+export class EgressRuns {
+  readonly #runs = new Map<string, RunEgress>()
+  readonly #settings: EgressSettings
+
+  constructor(settings: EgressSettings) {
+    this.#settings = settings
+  }
+
+  open(order: EgressOrder, sessionId: string): RunEgress {
+    const run = new RunEgress(order, sessionId, this.#settings)
+    this.#runs.set(run.key, run)
+    run.signal.addEventListener('abort', () => this.#runs.delete(run.key), { once: true })
+    return run
+  }
+  find(key: string | undefined): RunEgress | undefined {
+    return key === undefined ? undefined : this.#runs.get(key)
+  }
+  close(): void {
+    for (const run of this.#runs.values()) run.end()
+  }
+}
