@@ -57,4 +57,4 @@ function isBelow(path: string, prefix: string): boolean {
 
 /** Nothing that one server reads as a step up, or as a slash, and another one does not. */
 const isPlain = (rest: string): boolean =>
-  !/%(2e|2f|5c|25|00)|[\\;]|\/\//i.test(rest) && !rest.split('/').some((one) => one === '.' || one === '..')
+  !/^\/|\/\/|[\\;]|%(2e|2f|5c|25|00)/i.test(rest) && !rest.split('/').some((one) => one === '.' || one === '..')
