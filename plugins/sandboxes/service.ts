@@ -194,10 +194,10 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
     const leave = worker.uses.use()
     try {
       const { sandbox } = await unlessAborted(worker.ready(), signal)
-      const { calls } = worker
+      const { calls, egress } = worker
       if (!calls) throw new Error('a run was never prepared')
       const stop = AbortSignal.any([signal, worker.halting])
-      yield* sandbox.channel.run(envelope, stop, { runnerUrl: sandbox.runnerUrl, calls })
+      yield* sandbox.channel.run(envelope, stop, { runnerUrl: sandbox.runnerUrl, calls, egress })
     } catch (error) {
       // A worker that answered with 409 is alive. After any other failure it may be gone, even if a connection of it seems open.
       if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()

@@ -1,30 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
-import { type Cluster, eventually, parts } from './cluster.ts'
-import { hasBubblewrap, type Run, startWithSandboxes } from './sandbox-roles.ts'
-
-/** Has the agent of a session call the tool `shell`, and returns the answer. */
-async function shell(
-  cluster: Cluster,
-  command: string,
-  sessionId?: string,
-): Promise<{ said: string; sessionId: string }> {
-  cluster.model.next({ toolCalls: [{ name: 'shell', arguments: { command } }] })
-  cluster.model.next({ text: 'Done.' })
-  const task = { profile: 'coder', prompt: 'Look around.', ...(sessionId === undefined ? {} : { sessionId }) }
-  const run = await eventually('a runner takes it', async () => {
-    const { status, body } = await cluster.api<Run>('POST', '/api/runs', task)
-    return status === 202 && body
-  })
-  const ended = await eventually('the run is over', async () => {
-    const { body } = await cluster.api<Run>('GET', `/api/runs/${run.runId}`)
-    return body.status !== 'running' && body
-  })
-  assert.equal(ended.result, 'Done.', `${JSON.stringify(ended)}\n${cluster.output()}`)
-  const result = ended.events.find(({ type }) => type === 'tool_result')
-  return { said: JSON.stringify(result), sessionId: run.sessionId }
-}
+import { eventually, parts } from './cluster.ts'
+import { hasBubblewrap, type Run, shell, startWithSandboxes } from './sandbox-roles.ts'
 
 test('the agent of a session is in a sandbox: no secret of the runner, no door but its own', async (t) => {
   if (!(await hasBubblewrap(t))) return

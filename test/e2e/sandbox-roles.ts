@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -5,7 +6,7 @@ import { join } from 'node:path'
 import type { TestContext } from 'node:test'
 import { prepareMachine } from '../../providers/sandbox-local/bubblewrap/machine.ts'
 import { openHome } from '../../providers/sandbox-local/home.ts'
-import { type Cluster, type Form, type Part, startCluster } from './cluster.ts'
+import { type Cluster, eventually, type Form, type Part, startCluster } from './cluster.ts'
 
 /** A cluster whose runner starts workers on this machine, as plain processes unless `env` says otherwise. */
 export async function startWithSandboxes(
@@ -38,6 +39,28 @@ export interface Run {
   readonly result?: string
   readonly error?: { readonly code: string; readonly message: string }
   readonly events: readonly (Record<string, unknown> & { readonly type: string })[]
+}
+
+/** Has the agent of a session call the tool `shell`, and returns the answer. */
+export async function shell(
+  cluster: Cluster,
+  command: string,
+  sessionId?: string,
+): Promise<{ said: string; sessionId: string }> {
+  cluster.model.next({ toolCalls: [{ name: 'shell', arguments: { command } }] })
+  cluster.model.next({ text: 'Done.' })
+  const task = { profile: 'coder', prompt: 'Look around.', ...(sessionId === undefined ? {} : { sessionId }) }
+  const run = await eventually('a runner takes it', async () => {
+    const { status, body } = await cluster.api<Run>('POST', '/api/runs', task)
+    return status === 202 && body
+  })
+  const ended = await eventually('the run is over', async () => {
+    const { body } = await cluster.api<Run>('GET', `/api/runs/${run.runId}`)
+    return body.status !== 'running' && body
+  })
+  assert.equal(ended.result, 'Done.', `${JSON.stringify(ended)}\n${cluster.output()}`)
+  const result = ended.events.find(({ type }) => type === 'tool_result')
+  return { said: JSON.stringify(result), sessionId: run.sessionId }
 }
 
 export interface Lease {
