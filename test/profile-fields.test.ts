@@ -24,6 +24,7 @@ const named: Partial<ProfileInput> = {
   skills: ['using-pdf'],
   mcpServers: ['files'],
   sandbox: { provider: 'process', template: 'python', resources: { memoryMb: 64 } },
+  egress: [{ host: 'api.example.com', paths: ['/v1'], methods: ['GET'], headers: { 'x-team': 'agents' } }],
   pool: 'gpu',
 }
 /** What a client may send back and the server computes. */
@@ -194,8 +195,9 @@ test('every field of a profile is stored, listed, versioned, restored and told t
 
 test('every field of a profile reaches the runtime, by a new session, a later run and a runner that had forgotten it', async (t) => {
   const { call, run, restartRunner } = await startFleet(t)
-  // With a worker of its own, a run would be executed by a runtime that is not of this test.
-  const whole: Record<string, unknown> = { ...wholeProfile(), workerMode: 'static' }
+  // With a worker of its own, a run would be executed by a runtime that is not of this test. What only such a one may have goes
+  // to its runner: test/e2e/egress.test.ts.
+  const { egress: _, ...whole }: Record<string, unknown> = { ...wholeProfile(), workerMode: 'static' }
   await call('POST', '/api/pools', { name: 'gpu' })
   await call('POST', '/api/profiles', whole)
   const first = await run({ profile: 'whole', prompt: 'one' })

@@ -1,17 +1,20 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import { startToolServer } from '#testing'
 import { createSigner } from '../../plugins/auth/signing/signer.ts'
+import { tlsHost } from '../../plugins/sandboxes/test/hosts.ts'
 import { chat, chatStream } from './client.ts'
 import { type Cluster, eventually, parts, startCluster } from './cluster.ts'
-import { dumpOf, formsOf, foundIn } from './needles.ts'
+import { dumpOf, formsOf, foundIn, foundInMemory, textsIn } from './needles.ts'
+import { hasBubblewrap, shell, startWithSandboxes } from './sandbox-roles.ts'
 
 // Invariant K2: plain values go to whom they are for, and nowhere else, whatever fails on the way.
 
@@ -214,6 +217,72 @@ test('K2: no plain value of a secret is in logs, errors, events, files, metrics,
   const dump = await dumpOf(cluster.dsn, 'default')
   assert.match(dump.get('public.secret_versions')!, /echoed/)
   for (const [table, rows] of dump) assert.deepEqual(foundIn(rows, canaries), [], `in ${table}`)
+})
+
+test('K2: no plain value is in a sandbox whose runner sends it to a host: not in memory, environment, files or state', async (t) => {
+  if (!(await hasBubblewrap(t))) return
+  // Says to its caller what it was sent, as the tools of developers do.
+  const host = await tlsHost(t, ({ headers }, response) =>
+    response.writeHead(200, { 'x-echo': String(headers.authorization) }).end(JSON.stringify(headers)),
+  )
+  const folder = await mkdtemp(join(tmpdir(), 'ao-canary-'))
+  t.after(() => rm(folder, { recursive: true }))
+  // Sandboxes run as other users when this process is root.
+  await chmod(folder, 0o711)
+  const runsDir = join(folder, 'runs')
+  await mkdir(runsDir)
+  const cluster = await startWithSandboxes(t, 'four', {
+    AGENT_ORC_SANDBOX_PROVIDERS: 'bubblewrap',
+    AGENT_ORC_SANDBOX_DIR: folder,
+    AGENT_ORC_MASTER_KEY: randomBytes(32).toString('base64'),
+    AGENT_ORC_EGRESS_OWN_HOSTS: `${host.name}=*`,
+    AGENT_ORC_EGRESS_CA: fileURLToPath(new URL('../certificates/ca.pem', import.meta.url)),
+    AGENT_ORC_RUNS_DIR: runsDir,
+    LOG_LEVEL: 'trace',
+    LOG_REQUESTS: 'true',
+  })
+  for (const name of ['token', 'echoed'] as const)
+    await cluster.api('POST', '/api/secrets', { name, value: canaries[name] })
+  const headers = { authorization: 'Bearer secret://token', 'x-second': 'secret://echoed' }
+  const egress = [{ host: host.name, headers }]
+  const profile = { name: 'coder', model: 'openai/stand-in', workerMode: 'sandbox', tools: ['shell'], egress }
+  assert.equal((await cluster.api('POST', '/api/profiles', profile)).status, 201)
+  const command = `curl -si --noproxy '' http://${host.name}/v1/x?q=1 | tee answer; env > environment; curl -s http://${host.name}2/`
+  const ran = await shell(cluster, command)
+  await cluster.api('PUT', '/api/secrets/token', { value: canaries.newer })
+  const again = await shell(cluster, command, ran.sessionId)
+  assert.deepEqual(
+    host.asked.map(({ headers: sent }) => [sent.authorization, sent['x-second']]),
+    [
+      [`Bearer ${canaries.token}`, canaries.echoed],
+      [`Bearer ${canaries.newer}`, canaries.echoed],
+    ],
+  )
+
+  // The reference is in its memory, so that the search is seen to find something.
+  const { token, newer, echoed } = canaries
+  const values = { token, newer, echoed, reference: 'Bearer secret://token' }
+  assert.deepEqual(await foundInMemory(ran.sessionId, values), ['reference'])
+  const files = await textsIn(folder)
+  assert.match(files, /x-echo: Bearer \*+.*http_proxy=/s)
+  assert.deepEqual(foundIn(files, canaries), [], 'in its files, or in those of runs')
+  const told = [ran.said, again.said]
+  const state = `${cluster.runnerUrl}/runner/sessions/${ran.sessionId}/state`
+  told.push(await textOf(state, { headers: { 'x-tenant-id': 'default' } }))
+  for (const path of ['profiles', 'runs', `sessions/${ran.sessionId}`, 'audit'])
+    told.push(JSON.stringify((await cluster.api('GET', `/api/${path}`)).body))
+  for (const part of parts) told.push(await textOf(`${cluster.operationsUrl(part)}/metrics`))
+  assert.match(told.join('\n'), /runner_egress_requests_total\{place="own",status="2xx"\} 2/)
+  await eventually('the reads are written down', async () =>
+    JSON.stringify((await cluster.api('GET', '/api/secrets/token/reads')).body).includes('"reader":"egress/localhost"'),
+  )
+  assert.deepEqual(foundIn(told.join('\n'), canaries), [], 'in what was answered')
+  const output = cluster.output()
+  assert.match(output, /"status":200[^\n]*"msg":"egress"/)
+  assert.doesNotMatch(output, /v1\/x|q=1/)
+  assert.deepEqual(foundIn(output, canaries), [], 'in the logs')
+  for (const [table, rows] of await dumpOf(cluster.dsn, 'default'))
+    assert.deepEqual(foundIn(rows, canaries), [], `in ${table}`)
 })
 
 async function changed(dsn: string, statement: string): Promise<void> {
