@@ -1,13 +1,12 @@
 import type { IncomingMessage } from 'node:http'
-import type { FastifyContextConfig, FastifyRequest } from 'fastify'
 import type { App } from '../http/app.ts'
 
-/** In the `config` of a route that stands for other hosts: the listener's own names do not matter there. */
-export const ofOtherHosts = { otherHosts: true } as FastifyContextConfig
-export const isOfOtherHosts = ({ routeOptions: { config } }: FastifyRequest): boolean =>
-  (config as { readonly otherHosts?: unknown } | undefined)?.otherHosts === true
-
 const absolute = /^https?:\/\//i
+
+type Proxied = IncomingMessage & { originalUrl?: string }
+
+/** The request came to a proxy: it is for another host, under whose name it comes. */
+export const isProxied = (request: IncomingMessage): boolean => (request as Proxied).originalUrl !== undefined
 
 /**
  * From here on the listener of a scope hands requests in absolute form (`GET http://example.com/ HTTP/1.1`), which clients send to a
@@ -15,7 +14,7 @@ const absolute = /^https?:\/\//i
  * listener itself, and answer `http://example.com/healthz` from a route of its own.
  */
 export const takeProxied = (app: App, path: string): void => {
-  app.server.prependListener('request', (request: IncomingMessage & { originalUrl?: string }) => {
+  app.server.prependListener('request', (request: Proxied) => {
     if (!absolute.test(request.url ?? '')) return
     request.originalUrl = request.url!
     request.url = path

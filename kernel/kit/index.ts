@@ -3,7 +3,7 @@ export { type ClientAddress, countedAs, createClientAddress, networksOf, trusted
 export { awaitFirstChunk, openOnRead, readBody, readJson, type Reply } from './answer.ts'
 export { exchange, neverConnected } from './exchange.ts'
 export { askJson, askPatiently, type JsonAnswer, type JsonRequest, NoAnswer } from './exchange.ts'
-export { ofOtherHosts, takeProxied } from './forward-proxy.ts'
+export { takeProxied } from './forward-proxy.ts'
 export { type Held, heldStreams, KeyWatch } from './key-watch.ts'
 export { runFrames } from './lines.ts'
 export { Pace } from './pace.ts'

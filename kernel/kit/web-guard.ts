@@ -5,7 +5,7 @@ import ipaddr from 'ipaddr.js'
 import type { AppError } from '../contracts/errors.ts'
 import { httpErrors } from '../contracts/http-errors.ts'
 import { isWithin, type Network, networkOf } from './addresses.ts'
-import { isOfOtherHosts } from './forward-proxy.ts'
+import { isProxied } from './forward-proxy.ts'
 
 const name = '\\.?[A-Za-z0-9_-][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\]'
 const network = '[0-9A-Fa-f:.]+/[0-9]{1,3}'
@@ -102,14 +102,9 @@ export class WebGuard {
   }
 
   /** Why a request is refused; undefined when it is not. `ownOrigins`: its route judges origins itself. */
-  refusal(request: FastifyRequest, ownOrigins: boolean): AppError | undefined {
-    const {
-      hostname,
-      host,
-      headers: { origin },
-    } = request
+  refusal({ raw, hostname, host, headers: { origin } }: FastifyRequest, ownOrigins: boolean): AppError | undefined {
     // No page can make a browser take a listener for a proxy.
-    if (isOfOtherHosts(request)) return undefined
+    if (isProxied(raw)) return undefined
     if (!this.#serves(hostname)) return httpErrors.unknownHost()
     if (origin === undefined || ownOrigins || this.#origins.has(origin.toLowerCase())) return undefined
     // A page of this very listener, or of a proxy that hands its requests on under its own name.

@@ -4,7 +4,7 @@ import type { Duplex } from 'node:stream'
 import { Type } from '@sinclair/typebox'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, type AppError, errorBody, failures, isAppError } from '#kernel'
-import { ofOtherHosts, takeProxied } from '#kit'
+import { takeProxied } from '#kit'
 import { egressMethods } from '#contracts/egress'
 import { sandboxErrors } from '../errors.ts'
 import { tags, takeStreams } from '../hub/routes.ts'
@@ -83,7 +83,7 @@ export function hostRoutes({ runs, counts, log }: HostRoutesOptions) {
       app.route({
         method,
         url: proxyPath,
-        config: { ...access('egress-key', { upload: true }).config, ...ofOtherHosts },
+        ...access('egress-key', { upload: true }),
         exposeHeadRoute: false,
         schema: {
           tags,

@@ -54,7 +54,7 @@ export interface OnEgress {
 }
 
 /** The routes on a real socket, and a run that may reach hosts. */
-export async function egressOf(t: TestContext, { hosts, secrets = {}, resolve }: OnEgress) {
+export async function egressOf(t: Pick<TestContext, 'after'>, { hosts, secrets = {}, resolve }: OnEgress) {
   const ca = await certificate('ca')
   const runs = new EgressRuns({ ca: () => ca, ...(resolve ? { resolve } : {}) })
   const counted: string[] = []
