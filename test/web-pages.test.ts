@@ -7,6 +7,7 @@ import { test, type TestContext } from 'node:test'
 import { bootRole, type RoleName } from './e2e/roles.ts'
 import { nameOf, type Route, unknownIds } from './route-table.ts'
 import { freshDatabase } from '#testing'
+import { ask as askProxy } from '../plugins/sandboxes/test/hosts.ts'
 
 // What a page of the web can make its visitor's browser do here, over real sockets, on every route of every listener.
 
@@ -86,6 +87,14 @@ for (const role of ['dev', 'memory'] as const) {
     }
   })
 }
+
+test('dev: a request for another host is for the proxy of sandboxes, which wants its key; no other listener is one', async (t) => {
+  for (const [listener, base] of await urlsOf(t, 'dev', {})) {
+    const { status, body } = await askProxy(base, 'http://evil.example/healthz', { headers: { host: 'evil.example' } })
+    const expected = listener === 'workers' ? [407, 'proxy_key_refused'] : [421, 'unknown_host']
+    assert.deepEqual([status, (JSON.parse(body) as { error: string }).error], expected, listener)
+  }
+})
 
 test('a page that was led to the port of the runner begins no session there, and calls no tool of one', async (t) => {
   const urls = Object.fromEntries(await urlsOf(t, 'memory'))

@@ -234,6 +234,42 @@ test('the runner follows no redirect; where one leads is asked for in turn, as f
   assert.equal(host.asked.length, 4)
 })
 
+test('an answer without a body, and one that only tells its length, pass as they are', async (t) => {
+  const { get, host } = await reaching(t, { headers: bearer }, ({ method, target, headers }, response) => {
+    if (method === 'HEAD') response.writeHead(200, { 'content-length': 12, etag: '"a"' }).end()
+    else response.writeHead(Number(target.slice(1)), { 'x-expects': String(headers.expect) }).end()
+  })
+  const at = `http://localhost:${host.port}`
+  const head = await get(`${at}/`, { method: 'HEAD' })
+  assert.deepEqual([head.status, head.headers['content-length'], head.headers.etag, head.body], [200, '12', '"a"', ''])
+  for (const status of [204, 304, 401, 503]) {
+    const reply = await get(`${at}/${status}`, { method: 'PUT', body: 'x', headers: { expect: '100-continue' } })
+    assert.deepEqual([reply.status, reply.body, reply.headers['x-expects']], [status, '', 'undefined'])
+  }
+})
+
+test('both ways are streams: an answer begins before the request has ended', async (t) => {
+  const host = await tlsHost(t)
+  host.server.removeAllListeners('request')
+  host.server.on('request', (incoming, response) => void incoming.pipe(response.writeHead(200)))
+  const { access } = await egressOf(t, { hosts: [own(host.port)] })
+  const said = new TransformStream<Uint8Array, Uint8Array>()
+  const writer = said.writable.getWriter()
+  const reply = fetch(`${access.baseUrl}/${host.name}/`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${access.key}` },
+    body: said.readable,
+    duplex: 'half',
+  })
+  void writer.write(Buffer.from('one'))
+  const reader = (await reply).body!.getReader()
+  assert.equal(Buffer.from((await reader.read()).value!).toString(), 'one')
+  void writer.write(Buffer.from('two'))
+  assert.equal(Buffer.from((await reader.read()).value!).toString(), 'two')
+  await writer.close()
+  assert.equal((await reader.read()).done, true)
+})
+
 test('a tunnel is refused with what to write instead', async (t) => {
   const { url, key } = await reaching(t)
   const socket = connect(Number(new URL(url).port), '127.0.0.1')
