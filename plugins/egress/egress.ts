@@ -4,7 +4,12 @@ import { secretErrors, type Secrets } from '#contracts/secrets'
 import { isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
 import { checkHeaders, checkPaths, placeOf, secretsOf, urlOf } from './entries.ts'
-import { invalidEgress, missingSecret, needsSandbox, notForTenant } from './errors.ts'
+import { invalidEgress, missingSecret, needsSandbox, notForTenant, tooLong, tooManySecrets } from './errors.ts'
+
+/** Of a profile: all of their values travel with each attempt. */
+const mostSecrets = 50
+/** Of a value in a header; servers take no more. */
+const mostBytes = 16 * 1024
 
 /** What the role file allows. */
 export interface Allowed {
@@ -38,6 +43,7 @@ export function createEgress({ tenants, hosts, ownHosts }: Allowed, secrets: Sec
       }
       const wanted = new Map(egress.flatMap(({ host, headers }) => secretsOf(headers).map((name) => [name, host])))
       if (wanted.size === 0) return
+      if (wanted.size > mostSecrets) throw tooManySecrets(mostSecrets)
       if (!secrets) throw secretErrors.secretsUnavailable()
       const [unknown] = await secrets.unknown(tenantId, [...wanted.keys()])
       if (unknown !== undefined) throw missingSecret(unknown, wanted.get(unknown)!)
@@ -57,11 +63,11 @@ async function valuesOf(secrets: Secrets | undefined, tenantId: string, { host, 
   const names = secretsOf(headers)
   if (names.length === 0) return {}
   if (!secrets) throw secretErrors.secretsUnavailable()
-  return secrets.headers(
-    tenantId,
-    Object.fromEntries(names.map((name) => [name, `secret://${name}`])),
-    `egress/${host}`,
-  )
+  const references = Object.fromEntries(names.map((name) => [name, `secret://${name}`]))
+  const values = await secrets.headers(tenantId, references, `egress/${host}`)
+  const long = names.find((name) => values[name]!.length > mostBytes)
+  if (long !== undefined) throw tooLong(long, mostBytes)
+  return values
 }
 
 const refusals: Readonly<Record<Refusal, string>> = {

@@ -38,6 +38,8 @@ const notHeaders: ReadonlySet<string> = new Set([
   'transfer-encoding',
   'upgrade',
 ])
+/** Each is looked for in all that the host answers. */
+const secretsOfHost = 8
 const headerName = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
 const headerText = /^[\t\x20-\x7e]*$/
 
@@ -58,7 +60,8 @@ export function checkHeaders({ host, headers = {} }: EgressEntry): void {
     if (names.filter((one) => one === plain).length > 1) throw invalidEgress(host, `has the header ${plain} twice`)
     if (!headerText.test(text)) throw invalidEgress(host, `has a header ${plain} with what headers cannot hold`)
   }
-  secretsOf(headers)
+  if (secretsOf(headers).length > secretsOfHost)
+    throw invalidEgress(host, `refers to more than ${secretsOfHost} secrets`)
 }
 
 /** The names of the secrets that headers refer to, each once. */

@@ -17,3 +17,9 @@ export const missingSecret = (name: string, host: string) =>
     name,
     message: `The host '${host}' of egress is sent the secret '${name}', which this tenant does not have; create it with POST /api/secrets.`,
   })
+export const tooManySecrets = (most: number) =>
+  egressErrors.invalidEgress({ message: `The hosts of egress refer to more than ${most} secrets.` })
+export const tooLong = (name: string, most: number) =>
+  secretErrors.secretUnfit({
+    message: `The value of the secret '${name}' cannot be part of a header for a host of egress: it has more than ${most} bytes.`,
+  })

@@ -3,8 +3,8 @@ import { randomBytes } from 'node:crypto'
 import { test, type TestContext } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { tlsHost } from '../../plugins/sandboxes/test/hosts.ts'
-import type { Cluster } from './cluster.ts'
-import { hasBubblewrap, shell, startWithSandboxes } from './sandbox-roles.ts'
+import { type Cluster, eventually } from './cluster.ts'
+import { hasBubblewrap, type Run, shell, startWithSandboxes } from './sandbox-roles.ts'
 
 const ca = fileURLToPath(new URL('../certificates/ca.pem', import.meta.url))
 
@@ -92,4 +92,14 @@ test('a profile says what its sandbox may reach, or is refused', async (t) => {
   for (const name of ['127.0.0.1:8080', '10.0.0.7', '169.254.169.254', `127.0.0.1:${host.port}`])
     assert.match(await write([{ host: name }]), /^400 invalid_egress: .*is private.*ownHosts/, name)
   assert.match(await write([{ host: 'metadata.google.internal' }]), /^400 invalid_egress/)
+
+  // A run that finds its secret gone ends so, before anything is started for it.
+  await cluster.api('DELETE', '/api/secrets/token')
+  const { body } = await cluster.api<Run>('POST', '/api/runs', { profile: 'coder', prompt: 'Look around.' })
+  const ended = await eventually('the run is over', async () => {
+    const run = (await cluster.api<Run>('GET', `/api/runs/${body.runId}`)).body
+    return !['queued', 'running'].includes(run.status) && run
+  })
+  assert.equal(ended.error?.code, 'unknown_secret: token')
+  assert.deepEqual(host.asked, [])
 })

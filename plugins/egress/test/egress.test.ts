@@ -8,7 +8,7 @@ import { fake, testKernel } from '#testing'
 import egress from '../index.ts'
 
 /** The plugin, and a tenant `acme` with the secret `github`. */
-async function egressWith(t: Pick<TestContext, 'after'>, config: object = {}) {
+async function egressWith(t: Pick<TestContext, 'after'>, config: object = {}, over: Partial<Secrets> = {}) {
   const found: Egress[] = []
   const readers: string[] = []
   const probe = definePlugin({
@@ -23,6 +23,7 @@ async function egressWith(t: Pick<TestContext, 'after'>, config: object = {}) {
       readers.push(`${tenant} ${reader}`)
       return Object.fromEntries(Object.entries(headers).map(([name, text]) => [name, `plain ${secretsIn(text)[0]}`]))
     },
+    ...over,
   }
   await testKernel(t, [{ name: 'egress', plugin: egress, config }, fake(Secrets, secrets), probe], { listeners: [] })
   const check = async (entry: EgressEntry, tenantId = 'acme', workerMode: 'static' | 'sandbox' = 'sandbox') => {
@@ -140,4 +141,16 @@ test('secrets are named when the profile is written, and resolved for each attem
     secrets: { github: 'plain github' },
   })
   assert.deepEqual(readers, ['acme egress/api.test'])
+
+  const many = (count: number) =>
+    Object.fromEntries(Array.from({ length: count }, (_, n) => [`x-${n}`, `secret://s${n}`]))
+  assert.match(await check({ host: 'api.test', headers: many(9) }), /^invalid_egress: .* more than 8 secrets/)
+  const hosts = Array.from({ length: 7 }, (_, of) => ({
+    host: 'api.test',
+    headers: Object.fromEntries(Object.entries(many(8)).map(([name, text]) => [name, `${text}-${of}`])),
+  }))
+  await assert.rejects(plugin.check('acme', { egress: hosts, workerMode: 'sandbox' }), /more than 50 secrets/)
+  const long = { headers: async () => ({ github: 'x'.repeat(16_385) }) }
+  const other = await egressWith(t, {}, long)
+  await assert.rejects(other.egress.resolve('acme', [entry('github')]), { code: 'secret_unfit' })
 })

@@ -58,7 +58,7 @@ export async function askHost(request: FastifyRequest, reply: FastifyReply, aske
   const refusal =
     Number(headers['content-length'] ?? 0) > maxAnswerBytes && request.method !== 'HEAD'
       ? sandboxErrors.egressAnswerTooLarge()
-      : encoding !== 'identity' && !run.mask.empty
+      : encoding !== 'identity' && !admitted.mask.empty
         ? sandboxErrors.egressAnswerEncoded()
         : undefined
   if (refusal) {
@@ -67,7 +67,7 @@ export async function askHost(request: FastifyRequest, reply: FastifyReply, aske
   }
   asked.answered(status)
   const contentType = passed['content-type'] ?? 'application/octet-stream'
-  return stream(request, reply, { status, contentType, headers: passed }, () => run.mask.stream(bounded(answer)))
+  return stream(request, reply, { status, contentType, headers: passed }, () => admitted.mask.stream(bounded(answer)))
 }
 
 async function* bounded(body: Reply['body']): AsyncGenerator<Buffer> {
@@ -121,12 +121,15 @@ const holds = (text: string, key: string): boolean =>
  */
 const notAnswered: ReadonlySet<string> = new Set(['set-cookie', 'strict-transport-security', 'alt-svc'])
 
-function answerHeaders(headers: Reply['headers'], { run, target, below }: HostRequest): Record<string, string> {
+function answerHeaders(
+  headers: Reply['headers'],
+  { run, target, admitted, below }: HostRequest,
+): Record<string, string> {
   const named = namedBy(headers)
   const passed: Record<string, string> = {}
   for (const [name, value] of Object.entries(headers)) {
     if (value === undefined || ofConnections.has(name) || named.has(name) || notAnswered.has(name)) continue
-    passed[name] = run.mask.text([value].flat().join(', '))
+    passed[name] = admitted.mask.text([value].flat().join(', '))
   }
   const { location } = passed
   return location === undefined

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { getCACertificates } from 'node:tls'
 import { Agent, type Dispatcher } from 'undici'
 import type { EgressAccess, EgressHost, EgressOrder } from '#contracts/egress'
-import { withSecrets } from '#contracts/secrets'
+import { secretsIn, withSecrets } from '#contracts/secrets'
 import { workerPaths } from '#contracts/wire/worker'
 import {
   guardedLookup,
@@ -28,6 +28,8 @@ export interface Admitted {
   readonly origin: string
   /** By name in lower case, with the values of secrets. */
   readonly headers: Readonly<Record<string, string>>
+  /** Of the values in these headers: a host can repeat only what it was sent. */
+  readonly mask: Mask
   /** The operator's own host, or one of the open internet. */
   readonly place: 'own' | 'public'
 }
@@ -45,10 +47,10 @@ export interface EgressSettings {
 export class RunEgress {
   readonly key = randomBytes(24).toString('base64url')
   readonly sessionId: string
-  readonly mask: Mask
   readonly #order: EgressOrder
   readonly #settings: EgressSettings
   readonly #agents = new Map<boolean, Agent>()
+  readonly #masks = new Map<EgressHost, Mask>()
   readonly #over = new AbortController()
   #underWay = 0
 
@@ -56,7 +58,6 @@ export class RunEgress {
     this.#order = order
     this.sessionId = sessionId
     this.#settings = settings
-    this.mask = new Mask(Object.values(order.secrets))
   }
 
   /** Aborts when the run is over. */
@@ -79,7 +80,18 @@ export class RunEgress {
     // Sockets do not look addresses up, so those that are written out are judged here.
     const permits = own ? isNetworkAddress : isPublicAddress
     if (typeof outboundUrl(origin, { permits, schemes: ['https'] }) === 'string') throw addressRefused(target)
-    return { dispatcher: this.#agent(own), origin, headers: this.#headersOf(entry), place: own ? 'own' : 'public' }
+    const values = this.#valuesFor(entry)
+    const headers = Object.entries(entry.headers ?? {}).map(([name, text]) => [
+      name.toLowerCase(),
+      withSecrets(text, (secret) => values.get(secret)!),
+    ])
+    return {
+      dispatcher: this.#agent(own),
+      origin,
+      headers: Object.fromEntries(headers) as Record<string, string>,
+      mask: this.#maskFor(entry, values),
+      place: own ? 'own' : 'public',
+    }
   }
   /** Call the result when the request is over. AppError 429 `too_many_egress_requests`. */
   begin(): () => void {
@@ -112,16 +124,22 @@ export class RunEgress {
           : `This sandbox may not send ${method} to ${host}: name it in methods of the host, in egress of the profile.`
     throw sandboxErrors.egressNotAllowed({ message })
   }
-  #headersOf({ headers = {} }: EgressHost): Record<string, string> {
+  /** The values that the headers of a host refer to, by name. */
+  #valuesFor({ headers = {} }: EgressHost): ReadonlyMap<string, string> {
     const { secrets } = this.#order
-    const valueOf = (name: string): string => {
-      const value = Object.hasOwn(secrets, name) ? secrets[name] : undefined
-      if (value === undefined) throw new Error('an order of egress lacks a secret that it refers to')
-      return value
-    }
-    return Object.fromEntries(
-      Object.entries(headers).map(([name, text]) => [name.toLowerCase(), withSecrets(text, valueOf)]),
+    const names = Object.values(headers).flatMap(secretsIn)
+    return new Map(
+      names.map((name) => {
+        const value = Object.hasOwn(secrets, name) ? secrets[name] : undefined
+        if (value === undefined) throw new Error('an order of egress lacks a secret that it refers to')
+        return [name, value]
+      }),
     )
+  }
+  #maskFor(entry: EgressHost, values: ReadonlyMap<string, string>): Mask {
+    const mask = this.#masks.get(entry) ?? new Mask([...values.values()])
+    this.#masks.set(entry, mask)
+    return mask
   }
   /** Connections of a run are its own: some hosts take a connection for whoever came over it first. */
   #agent(own: boolean): Agent {
