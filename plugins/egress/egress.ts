@@ -3,7 +3,7 @@ import type { Egress, EgressEntry, EgressHost } from '#contracts/egress'
 import { secretErrors, type Secrets } from '#contracts/secrets'
 import { isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
 import { isOwnHost, type OwnHost } from '#kit/own-hosts'
-import { checkHeaders, checkPaths, placeOf, secretsOf, urlOf } from './entries.ts'
+import { checkHeaders, checkNumbers, checkPaths, placeOf, secretsOf, urlOf } from './entries.ts'
 import { invalidEgress, missingSecret, needsSandbox, notForTenant, tooLong, tooManySecrets } from './errors.ts'
 
 /** Of a profile: all of their values travel with each attempt. */
@@ -41,6 +41,7 @@ export function createEgress({ tenants, hosts, ownHosts }: Allowed, secrets: Sec
         checkPaths(entry)
         checkHeaders(entry)
       }
+      checkNumbers(egress)
       const wanted = new Map(egress.flatMap(({ host, headers }) => secretsOf(headers).map((name) => [name, host])))
       if (wanted.size === 0) return
       if (wanted.size > mostSecrets) throw tooManySecrets(mostSecrets)

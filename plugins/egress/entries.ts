@@ -38,8 +38,6 @@ const notHeaders: ReadonlySet<string> = new Set([
   'transfer-encoding',
   'upgrade',
 ])
-/** Each is looked for in all that the host answers. */
-const secretsOfHost = 8
 const headerName = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
 const headerText = /^[\t\x20-\x7e]*$/
 
@@ -62,6 +60,18 @@ export function checkHeaders({ host, headers = {} }: EgressEntry): void {
   }
   if (secretsOf(headers).length > secretsOfHost)
     throw invalidEgress(host, `refers to more than ${secretsOfHost} secrets`)
+}
+
+/** Each is looked for in all that the host answers. */
+const secretsOfHost = 8
+
+/** AppError 400 `invalid_egress` when the entries of one host refer to too many secrets together. */
+export function checkNumbers(entries: readonly EgressEntry[]): void {
+  for (const together of Map.groupBy(entries, (entry) => urlOf(placeOf(entry))).values()) {
+    const names = new Set(together.flatMap(({ headers }) => secretsOf(headers)))
+    if (names.size > secretsOfHost)
+      throw invalidEgress(together[0]!.host, `refers to more than ${secretsOfHost} secrets`)
+  }
 }
 
 /** The names of the secrets that headers refer to, each once. */

@@ -146,7 +146,7 @@ test('secrets are named when the profile is written, and resolved for each attem
     Object.fromEntries(Array.from({ length: count }, (_, n) => [`x-${n}`, `secret://s${n}`]))
   assert.match(await check({ host: 'api.test', headers: many(9) }), /^invalid_egress: .* more than 8 secrets/)
   const hosts = Array.from({ length: 7 }, (_, of) => ({
-    host: 'api.test',
+    host: `api.test:${of + 1}`,
     headers: Object.fromEntries(Object.entries(many(8)).map(([name, text]) => [name, `${text}-${of}`])),
   }))
   await assert.rejects(plugin.check('acme', { egress: hosts, workerMode: 'sandbox' }), /more than 50 secrets/)

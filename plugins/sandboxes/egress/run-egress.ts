@@ -28,7 +28,7 @@ export interface Admitted {
   readonly origin: string
   /** By name in lower case, with the values of secrets. */
   readonly headers: Readonly<Record<string, string>>
-  /** Of the values in these headers: a host can repeat only what it was sent. */
+  /** Of the values that the host is sent: it can repeat no others. */
   readonly mask: Mask
   /** The operator's own host, or one of the open internet. */
   readonly place: 'own' | 'public'
@@ -50,7 +50,7 @@ export class RunEgress {
   readonly #order: EgressOrder
   readonly #settings: EgressSettings
   readonly #agents = new Map<boolean, Agent>()
-  readonly #masks = new Map<EgressHost, Mask>()
+  readonly #masks = new Map<string, Mask>()
   readonly #over = new AbortController()
   #underWay = 0
 
@@ -89,7 +89,7 @@ export class RunEgress {
       dispatcher: this.#agent(own),
       origin,
       headers: Object.fromEntries(headers) as Record<string, string>,
-      mask: this.#maskFor(entry, values),
+      mask: this.#maskFor(entry),
       place: own ? 'own' : 'public',
     }
   }
@@ -136,9 +136,12 @@ export class RunEgress {
       }),
     )
   }
-  #maskFor(entry: EgressHost, values: ReadonlyMap<string, string>): Mask {
-    const mask = this.#masks.get(entry) ?? new Mask([...values.values()])
-    this.#masks.set(entry, mask)
+  /** What the host is sent by any of its entries: one path of it may show what came to another. */
+  #maskFor({ host, port }: EgressHost): Mask {
+    const place = `${host}:${port}`
+    const entries = this.#order.hosts.filter((one) => one.host === host && one.port === port)
+    const mask = this.#masks.get(place) ?? new Mask(entries.flatMap((one) => [...this.#valuesFor(one).values()]))
+    this.#masks.set(place, mask)
     return mask
   }
   /** Connections of a run are its own: some hosts take a connection for whoever came over it first. */

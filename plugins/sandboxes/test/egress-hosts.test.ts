@@ -195,6 +195,15 @@ test('a value that a host repeats is stars in headers and body, in whatever form
   }
 })
 
+test('one path of a host cannot show what another one is sent', async (t) => {
+  const host = await tlsHost(t, (_asked, response) => response.end(`last: ${value}`))
+  const hosts = [own(host.port, { paths: ['/log'] }), own(host.port, { headers: bearer })]
+  const { url, access } = await egressOf(t, { hosts, secrets: { token: value } })
+  const reply = await ask(url, `http://${host.name}/log`, { headers: { 'proxy-authorization': basic(access.key) } })
+  assert.match(reply.body, /^last: \*+$/)
+  assert.equal(host.asked[0]!.headers.authorization, undefined)
+})
+
 test('the beginning of an answer that is no value is not held back', async (t) => {
   const { url, access, host, key } = await reaching(t, { headers: bearer }, (_asked, response) => {
     response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: the "valve"\n\n')
