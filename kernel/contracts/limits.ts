@@ -21,6 +21,7 @@ interface LimitKind {
     | 'levels'
     | 'keys'
     | 'secrets'
+    | 'servers'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -137,6 +138,13 @@ export const limitKinds = {
     about: 'Live keys below the key of a member: those that it minted, and that they minted in turn.',
   },
   secrets: { default: 1_000, unit: 'secrets', relief: 'held', about: 'Secrets.' },
+  mcpEntries: { default: 500, unit: 'servers', relief: 'held', about: 'Entries of its MCP catalog.' },
+  mcpEntryBytes: {
+    default: 32 * kibi,
+    unit: 'bytes',
+    relief: 'held',
+    about: 'The size of one entry of the MCP catalog, as JSON.',
+  },
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
 } as const satisfies Readonly<Record<string, LimitKind>>
 

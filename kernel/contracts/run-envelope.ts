@@ -1,6 +1,6 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { EgressAccess } from './egress.ts'
-import { McpServer } from './mcp-servers.ts'
+import { McpServer, UnavailableMcpServer } from './mcp-servers.ts'
 import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
 import { attemptFields } from './replay.ts'
@@ -34,6 +34,8 @@ export const RunEnvelope = Type.Object(
     mcpServers: Type.Optional(Type.Array(McpServer)),
     /** For workers in sandboxes whose profile lets them reach hosts. */
     egress: Type.Optional(EgressAccess),
+    /** Those of its names that it has to do without, and why. */
+    mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     ...promptFields,
     ...attemptFields,
   },

@@ -4,7 +4,7 @@ import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
 import type { Delegation, DelegationAnswer } from './delegation.ts'
 import { EgressOrder } from './egress.ts'
 import type { EndingCode } from './endings.ts'
-import { McpServer } from './mcp-servers.ts'
+import { McpServer, UnavailableMcpServer } from './mcp-servers.ts'
 import { ModelPrice } from './prices.ts'
 import { Profile } from './profiles.ts'
 import { promptFields } from './prompt.ts'
@@ -36,6 +36,8 @@ export const ExecuteRun = Type.Object(
     mcpServers: Type.Optional(Type.Array(McpServer)),
     /** Sent for profiles with `egress`. */
     egress: Type.Optional(EgressOrder),
+    /** Those of its names that it has to do without, and why. */
+    mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     /** How many delegations led here; 0 unless given. */
     depth: Type.Optional(Type.Integer({ minimum: 0 })),
     /** The epoch of the claim. A run under a higher epoch takes the session from a run whose owner has lost it. */

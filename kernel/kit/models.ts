@@ -18,6 +18,7 @@ import {
   type OpenModel,
 } from '#contracts/model'
 import type { ErrorTable } from '../contracts/errors.ts'
+import { ForbiddenAddressError, guardedLookup, outboundUrl, systemResolve } from './outbound.ts'
 import { type TenantList, Tenants } from '../contracts/tenant-list.ts'
 import { Settings } from './settings.ts'
 import { type Capability, definePlugin, maybe, type Plugin } from '../plugin.ts'
@@ -119,16 +120,19 @@ export interface ModelConnections {
 /** A model may think for minutes before its first byte; the run's own deadline ends it sooner. */
 const firstByteMs = 300_000
 
+/** Which addresses may be connected to, whatever a name resolves to. */
+type Permits = (address: string) => boolean
+
 /**
  * Keep-alive connections to model servers, as many as there are open streams: a pool with a limit would queue a stream
  * silently behind others. Built on undici's `dispatch`, which costs half of `fetch` for a short streamed answer.
  */
-export function createModelConnections(): ModelConnections {
+export function createModelConnections({ permits }: { permits?: Permits } = {}): ModelConnections {
   const agent = new Agent({
     pipelining: 1,
     // With HTTP/2 an abort would end a stream, not the socket: the model server might go on generating.
     allowH2: false,
-    connect: { timeout: 10_000 },
+    connect: { timeout: 10_000, ...(permits ? { lookup: guardedLookup(systemResolve, permits) } : {}) },
     headersTimeout: firstByteMs,
     bodyTimeout: firstByteMs,
     keepAliveTimeout: 30_000,
@@ -137,6 +141,10 @@ export function createModelConnections(): ModelConnections {
     post: (url, request) => exchange(agent, url, 'POST', request),
     async fetch(input, { method = 'GET', headers, body, signal } = {}) {
       const url = new URL(input instanceof Request ? input.url : input)
+      // A literal is never looked up, so the guard of the look-up does not see it.
+      if (permits && typeof outboundUrl(url.href, { permits, schemes: ['http', 'https'] }) === 'string') {
+        throw new ForbiddenAddressError()
+      }
       const request = { headers: headers as Record<string, string>, body: (body ?? null) as string, signal: signal! }
       return responseOf(await exchange(agent, url, method, request))
     },

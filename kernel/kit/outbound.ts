@@ -105,6 +105,9 @@ const ofNetworks: ReadonlySet<string> = new Set([
 export const isNetworkAddress = (address: string): boolean =>
   isPublicAddress(address) || ofNetworks.has(reached(address)?.range() ?? '')
 
+/** Which addresses something may have that says `public` or `network`. */
+export const permittedAddresses = { public: isPublicAddress, network: isNetworkAddress } as const
+
 /** The part of dns.lookup that the guard needs; tests answer as a hostile name server. */
 export type Resolve = (
   host: string,

@@ -245,6 +245,7 @@ export class Run implements OutputOwner {
       ...(order.attachments ? { attachments: order.attachments } : {}),
       ...(order.responseFormat ? { responseFormat: order.responseFormat } : {}),
       ...(order.mcpServers ? { mcpServers: order.mcpServers } : {}),
+      ...(order.mcpUnavailable ? { mcpUnavailable: order.mcpUnavailable } : {}),
       ...(order.attempt === undefined ? {} : { attempt: order.attempt }),
       ...(order.replay === undefined ? {} : { replay: order.replay }),
     }

@@ -201,13 +201,15 @@ export class RunnerStream {
     const { mcpServers: names, egress: entries = [] } = this.#session.profile
     if (names.length === 0 && entries.length === 0) return body
     const { tenantId } = this.#claim
-    const [servers, reached] = await Promise.all([
+    const [resolved, reached] = await Promise.all([
       names.length > 0 ? mcpServers?.resolve(tenantId, names) : undefined,
       entries.length > 0 ? egress?.resolve(tenantId, entries) : undefined,
     ])
+    const { servers, unavailable = [] } = resolved ?? {}
     return {
       ...body,
       ...(servers ? { mcpServers: [...servers] } : {}),
+      ...(unavailable.length > 0 ? { mcpUnavailable: [...unavailable] } : {}),
       ...(reached ? { egress: reached } : {}),
     }
   }

@@ -68,6 +68,7 @@ export const sandboxErrors = errorTable('sandboxes', {
   modelServerUnreachable: { status: 502, retry: 'later', message: 'The model server cannot be reached.' },
   modelKeyRefused: { status: 502, message: "The model server does not take the runner's key." },
   unknownMcpServer: { status: 404, message: 'The run under way has no MCP server of this name.' },
+  toolNotAllowed: { status: 403, message: 'The run under way may not call this tool of the MCP server.' },
   mcpServerUnreachable: { status: 502, retry: 'later', message: 'The MCP server cannot be reached.' },
   mcpServerRefused: { status: 502, message: 'The MCP server does not take its credentials.' },
   bodyTooLarge: { status: 413, message: 'A request out of a sandbox may have 32 MiB.' },

@@ -1,4 +1,3 @@
-import { createModelConnections } from '#kit/models'
 import { createOutputSchemas } from '#kit/schemas'
 import { eventsOf } from '#contracts/run-event'
 import { defineRuntime, type Runtime } from '#contracts/runtime'
@@ -8,6 +7,7 @@ import { createHistory } from './conversation.ts'
 import { createCatalog } from './models.ts'
 import { createOutputForm } from './output.ts'
 import { createTurns } from './run.ts'
+import type { ToolConnections } from './tools/connect.ts'
 import { generalErrors } from './errors.ts'
 
 /** The runtime `general`: our own step loop over any model provider, with tools of the session and of MCP servers, and a bounded history. */
@@ -17,17 +17,18 @@ export default defineRuntime({
   errors: generalErrors,
   async create({ config, models, log, onStop }): Promise<Runtime> {
     const history = createHistory()
-    const connections = createModelConnections()
     const schemas = createOutputSchemas()
     type Connect = Parameters<typeof createTurns>[0]['connect']
     // The MCP client is half of the code, so it is loaded with the first run that has tools.
     let connecting: Promise<Connect> | undefined
+    let toolConnections: ToolConnections | undefined
     const loadTools = async (): Promise<Connect> => {
-      const { connectTools, createSilence } = await import('./tools/connect.ts')
+      const { connectTools, createSilence, createToolConnections } = await import('./tools/connect.ts')
       const silence = createSilence()
-      return (run, signal) => connectTools(connections.fetch, run, config.maxToolSchemas, silence, signal)
+      const connections = (toolConnections = createToolConnections())
+      return (run, signal) => connectTools(connections, run, config.maxToolSchemas, silence, signal)
     }
-    onStop(connections.close)
+    onStop(async () => toolConnections?.close())
     const turns = createTurns({
       history,
       log,

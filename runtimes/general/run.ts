@@ -110,11 +110,20 @@ class Run {
 
   /** Sets up what the run needs, and goes on after the part that a former attempt has finished. */
   async *#begin(): Events {
-    const { runId, sessionId, tenantId, profile, responseFormat, replay, mcpServers = [] } = this.#envelope
+    const {
+      runId,
+      sessionId,
+      tenantId,
+      profile,
+      responseFormat,
+      replay,
+      mcpServers = [],
+      mcpUnavailable = [],
+    } = this.#envelope
     const deps = this.#deps
     this.#model = deps.modelOf(profile.model)
     this.#form = responseFormat && (await deps.formOf(responseFormat, tenantId))
-    const hasTools = profile.tools.length > 0 || mcpServers.length > 0
+    const hasTools = profile.tools.length > 0 || mcpServers.length + mcpUnavailable.length > 0
     const connected = hasTools ? await deps.connect(this.#envelope, this.#signal) : undefined
     this.#tools = connected?.tools
     for (const one of connected?.unavailable ?? []) {

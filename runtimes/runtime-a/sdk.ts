@@ -34,7 +34,7 @@ export interface Options {
 }
 
 export interface HttpServer {
-  readonly type: 'http'
+  readonly type: 'http' | 'sse'
   readonly url: string
   readonly headers: Readonly<Record<string, string>>
   /** Its tools are in every prompt, and the first one waits until it is connected. */

@@ -1,3 +1,4 @@
+import type { McpServer, UnavailableMcpServer } from '#contracts/mcp-servers'
 import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
 import type { HttpServer, Init } from './sdk.ts'
 import { runtimeAErrors } from './errors.ts'
@@ -12,7 +13,7 @@ export interface ToolServers {
   /** Whether the session's own tools are there. */
   connected(init: Init): boolean
   /** External servers without which the run goes on. */
-  unavailable(init: Init): readonly string[]
+  unavailable(init: Init): readonly UnavailableMcpServer[]
 }
 
 /** The vendor's name for the session's MCP endpoint. */
@@ -25,46 +26,69 @@ const maxMs = 2_147_483_647
 
 /** The MCP servers of a run. The vendor replaces `${NAME}` in their settings by variables, so settings with that text are refused. */
 export function toolServers(
-  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>,
+  envelope: Pick<
+    RunEnvelope,
+    'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'mcpUnavailable' | 'timeoutMs'
+  >,
 ): ToolServers {
-  const { sessionMcpToken, mcpServers = [], timeoutMs } = envelope
+  const { sessionMcpToken, mcpServers = [], mcpUnavailable = [], timeoutMs } = envelope
   const sessionMcpUrl = toolsUrlOf(envelope)
   const config: Record<string, HttpServer> = {}
   const env: Record<string, string> = {}
   const names = new Map<string, string>()
-  const unsafe: string[] = []
+  const unsafe = [...mcpUnavailable]
   const hidden = (value: string): string => {
     const variable = `AGENT_ORC_MCP_${Object.keys(env).length}`
     env[variable] = value
     return `\${${variable}}`
   }
-  const add = (key: string, url: string, headers: Readonly<Record<string, string>>): boolean => {
+  const allowed: string[] = []
+  const add = (
+    key: string,
+    url: string,
+    headers: Readonly<Record<string, string>>,
+    { transport, tools }: Pick<McpServer, 'transport' | 'tools'> = {},
+  ): boolean => {
     if ([url, ...Object.entries(headers).flat()].some((text) => text.includes('${'))) return false
     const shown = Object.entries(headers).map(([name, value]) => [name, hidden(value)])
     const timeout = Math.min(Math.max(timeoutMs, 1_000), maxMs)
-    config[key] = { type: 'http', url: hidden(url), headers: Object.fromEntries(shown), alwaysLoad: true, timeout }
+    const type = transport ?? 'http'
+    config[key] = { type, url: hidden(url), headers: Object.fromEntries(shown), alwaysLoad: true, timeout }
+    allowed.push(...(tools ? tools.map(({ name }) => `mcp__${key}__${name}`) : [`mcp__${key}__*`]))
     return true
   }
   if (sessionMcpUrl !== undefined) {
     const headers = sessionMcpToken === undefined ? {} : { authorization: `Bearer ${sessionMcpToken}` }
     if (!add(own, sessionMcpUrl, headers)) throw runtimeAErrors.unsupportedMcpCredential()
   }
-  for (const { name, url, headers = {} } of mcpServers) {
+  for (const server of mcpServers) {
+    const { name, url, headers = {} } = server
     const key = vendorName(name, config)
-    if (add(key, url, headers)) names.set(key, name)
-    else unsafe.push(name)
+    if (holdsBack(server)) unsafe.push({ server: name, message: cannotHoldBack })
+    else if (add(key, url, headers, server)) names.set(key, name)
+    else unsafe.push({ server: name, message: unusable(name) })
   }
   const status = ({ mcp_servers: all }: Init, key: string): boolean =>
     all.some((server) => server.name === key && server.status === 'connected')
   return {
     config,
     env,
-    allowed: Object.keys(config).map((key) => `mcp__${key}__*`),
+    allowed,
     plainName: (name) => (name.startsWith(prefix) ? name.slice(prefix.length) : name),
     connected: (init) => sessionMcpUrl === undefined || status(init, own),
-    unavailable: (init) => [...unsafe, ...[...names].filter(([key]) => !status(init, key)).map(([, name]) => name)],
+    unavailable: (init) => [
+      ...unsafe,
+      ...[...names]
+        .filter(([key]) => !status(init, key))
+        .map(([, name]) => ({ server: name, message: unusable(name) })),
+    ],
   }
 }
+
+/** The vendor reads definitions itself, so none that has changed could be kept from its model. */
+const holdsBack = ({ tools = [] }: McpServer): boolean => tools.some(({ digest }) => digest !== undefined)
+const cannotHoldBack = 'This runtime cannot hold back tools that are to be reviewed; use the runtime general.'
+const unusable = (name: string): string => `The MCP server '${name}' cannot be used; the run goes on without its tools.`
 
 /** A unique name of letters that the vendor takes, which is no prefix of another server's name. */
 function vendorName(name: string, taken: Readonly<Record<string, unknown>>): string {

@@ -70,9 +70,8 @@ export class Turn {
     // The vendor would go on, and its model would answer as if it had no tools.
     if (!this.#tools.connected(init)) throw runtimeAErrors.toolServerUnavailable()
     yield { type: 'session_init', runtimeSessionId: init.session_id }
-    for (const server of this.#tools.unavailable(init)) {
-      const message = `The MCP server '${server}' cannot be used; the run goes on without its tools.`
-      yield { type: 'progress', stage: 'mcp_server_unavailable', server, message }
+    for (const one of this.#tools.unavailable(init)) {
+      yield { type: 'progress', stage: 'mcp_server_unavailable', ...one }
     }
   }
 

@@ -1,5 +1,6 @@
 import { join } from 'node:path'
 import type { ModelEgress } from '#contracts/model'
+import type { McpServer, UnavailableMcpServer } from '#contracts/mcp-servers'
 import { type RunEnvelope, toolsUrlOf } from '#contracts/run-envelope'
 import type { Launch } from './app-server.ts'
 import type { RuntimeBConfig } from './config.ts'
@@ -24,18 +25,25 @@ export interface RunLaunch extends Omit<Launch, 'command'> {
   readonly config: Readonly<Record<string, unknown>>
   /** What the session's own MCP server is called. */
   readonly sessionServer: string
+  /** Names of the external MCP servers that Codex connects to, and those that the run does without. */
+  readonly external: readonly string[]
+  readonly unavailable: readonly UnavailableMcpServer[]
   /** Where Codex finds what it has to know of the model. */
   readonly modelFile: string
 }
 
 export function launchOf(
-  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>,
+  envelope: Pick<
+    RunEnvelope,
+    'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'mcpUnavailable' | 'timeoutMs'
+  >,
   folder: string,
   config: Pick<RuntimeBConfig, 'apiKey' | 'baseUrl'>,
   egress: ModelEgress | undefined,
 ): RunLaunch {
   const { url, key } = modelServer(config, egress)
-  const { servers, sessionServer, env } = mcpServers(envelope)
+  const { external, unavailable } = usable(envelope)
+  const { servers, sessionServer, env } = mcpServers(envelope, external)
   const modelFile = join(folder, 'model.json')
   return {
     folder,
@@ -45,6 +53,8 @@ export function launchOf(
     modelProvider: providerId,
     modelFile,
     sessionServer,
+    external: external.map(({ name }) => name),
+    unavailable,
     config: {
       model_providers: {
         [providerId]: {
@@ -83,14 +93,30 @@ function modelServer({ apiKey, baseUrl }: Pick<RuntimeBConfig, 'apiKey' | 'baseU
   })
 }
 
+/** The external servers that Codex can be given as their entries want it. */
+function usable({ mcpServers: all = [], mcpUnavailable = [] }: Pick<RunEnvelope, 'mcpServers' | 'mcpUnavailable'>) {
+  const unavailable = [...mcpUnavailable]
+  const external = all.filter(({ name, transport, tools = [] }) => {
+    const message = tools.some(({ digest }) => digest !== undefined)
+      ? 'This runtime cannot hold back tools that are to be reviewed; use the runtime general.'
+      : transport === 'sse'
+        ? 'This runtime speaks streamable HTTP alone.'
+        : undefined
+    if (message !== undefined) unavailable.push({ server: name, message })
+    return message === undefined
+  })
+  return { external, unavailable }
+}
+
 function mcpServers(
-  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'timeoutMs'>,
+  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'timeoutMs'>,
+  external: readonly McpServer[],
 ): {
   servers: Record<string, unknown>
   sessionServer: string
   env: Record<string, string>
 } {
-  const { sessionMcpToken, mcpServers: external = [] } = envelope
+  const { sessionMcpToken } = envelope
   const sessionMcpUrl = toolsUrlOf(envelope)
   const servers: Record<string, unknown> = {}
   const env: Record<string, string> = {}
@@ -101,13 +127,14 @@ function mcpServers(
     tool_timeout_sec: Math.ceil(envelope.timeoutMs / 1_000),
     supports_parallel_tool_calls: true,
   }
-  for (const { name, url, headers = {} } of external) {
+  for (const { name, url, headers = {}, tools } of external) {
     const fromEnv = Object.entries(headers).map(([header, value]) => {
       const variable = `${variables.header}${Object.keys(env).length}`
       env[variable] = value
       return [header, variable] as const
     })
-    servers[name] = { ...common, url, env_http_headers: Object.fromEntries(fromEnv) }
+    const only = tools ? { enabled_tools: tools.map((tool) => tool.name) } : {}
+    servers[name] = { ...common, ...only, url, env_http_headers: Object.fromEntries(fromEnv) }
   }
   let sessionServer = 'runner'
   while (sessionServer in servers) sessionServer += '_'

@@ -65,8 +65,8 @@ export async function* runTurn(
     const listen = createListener(server, patience)
     const maxSteps = profile.limits.maxSteps ?? defaultMaxSteps
     turn = new Turn({ model: profile.model, maxSteps, sessionServer: launch.sessionServer })
-    const external = (envelope.mcpServers ?? []).map(({ name }) => name)
-    yield* serversOf(external, turn, listen)
+    for (const one of launch.unavailable) yield { type: 'progress', stage: 'mcp_server_unavailable', ...one }
+    yield* serversOf(launch.external, turn, listen)
     const turnId = await startTurn(rpc, threadId, input, form?.schema, patience)
     turn.begin(turnId)
     interrupt = () => rpc.request('turn/interrupt', { threadId, turnId }, patience.interruptMs)

@@ -65,7 +65,7 @@ export async function conductor(t: TestContext, options: ConductorOptions = {}) 
       unknown: withoutThe('files'),
       names: async () => ['files'],
       unknownSecrets: async (tenantId) => (tenantId === 'globex' ? ['github'] : []),
-      resolve: async () => [],
+      resolve: async () => ({ servers: [], unavailable: [] }),
     }),
     fake(Skills, {
       attached: async (_tenant, { skills }) => ({

@@ -3,9 +3,11 @@ import { Readable } from 'node:stream'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Dispatcher } from 'undici'
 import { type AppError, isAppError, stream } from '#kernel'
+import type { McpServer } from '#contracts/mcp-servers'
 import { exchange } from '#kit'
 import type { ModelCall } from './calls.ts'
 import { onlyModel } from './model-guard.ts'
+import { onlyTools } from './tool-guard.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** Room for a prompt with images and files; model servers take no more either. */
@@ -20,6 +22,8 @@ export interface Destination {
   readonly signal: AbortSignal
   /** The one model that the body may name; its form is JSON then, and not compressed. */
   readonly model?: string | undefined
+  /** The only tools of an MCP server that the body may call. */
+  readonly tools?: McpServer['tools'] | undefined
   /** What measures it. */
   readonly call?: ModelCall | undefined
   /** The error when it cannot be reached, or its answer is cut before it begins. */
@@ -32,18 +36,20 @@ export interface Destination {
 export async function forward(request: FastifyRequest, reply: FastifyReply, to: Destination): Promise<void> {
   const left = new AbortController()
   const signal = AbortSignal.any([to.signal, left.signal])
+  const body = bodyOf(request, to)
+  const sent = body && to.tools && request.method === 'POST' ? await onlyTools(body, to.tools) : body
   const upstream = await exchange(
     to.dispatcher,
     {
       origin: to.origin,
       path: to.path,
       method: request.method as Dispatcher.HttpMethod,
-      headers: { ...to.headers, ...lengthOf(request) },
-      body: bodyOf(request, to),
+      headers: { ...to.headers, ...(Buffer.isBuffer(sent) ? {} : lengthOf(request)) },
+      body: sent,
     },
     { signal, lost: (cause) => (isAppError(cause) ? cause : to.unreachable({ cause })) },
   )
-  const { status, body } = upstream
+  const { status, body: answer } = upstream
   const { 'content-type': type } = upstream.headers
   const contentType = typeof type === 'string' ? type : 'application/octet-stream'
   to.call?.answered(status, contentType)
@@ -52,7 +58,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, to: 
     throw to.refused()
   }
   const headers = pick(upstream.headers, answerHeaders)
-  return stream(request, reply, { status, contentType, headers }, () => to.call?.read(body) ?? body)
+  return stream(request, reply, { status, contentType, headers }, () => to.call?.read(answer) ?? answer)
 }
 
 export function lengthOf({ headers }: FastifyRequest): Record<string, string> {

@@ -2,6 +2,8 @@ import { Type } from '@sinclair/typebox'
 import type { FastifyRequest } from 'fastify'
 import { Agent, type Dispatcher } from 'undici'
 import { access, type App, failures } from '#kernel'
+import type { McpServer } from '#contracts/mcp-servers'
+import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 import { whileCalled, type WorkerAuth } from '../hub/auth.ts'
 import { refusals, tags, takeStreams } from '../hub/routes.ts'
 import { forward, pick } from './forward.ts'
@@ -22,24 +24,29 @@ export interface Egress {
 
 /** Forwards requests out of sandboxes to model servers and external MCP servers, with credentials that only the runner has. */
 export function createEgress(auth: WorkerAuth, servers: ReadonlyMap<string, ModelServer>): Egress {
-  const agent = new Agent({
-    // As many connections as there are open streams; an abort must close the socket, or the model goes on generating.
-    connections: null,
-    pipelining: 1,
-    allowH2: false,
-    connect: { timeout: connectMs },
-    headersTimeout: firstByteMs,
-    // An MCP stream may be silent for as long as its server has nothing to say.
-    bodyTimeout: 0,
-  })
+  const connecting = (permits?: (address: string) => boolean): Agent =>
+    new Agent({
+      // As many connections as there are open streams; an abort must close the socket, or the model goes on generating.
+      connections: null,
+      pipelining: 1,
+      allowH2: false,
+      connect: { timeout: connectMs, ...(permits ? { lookup: guardedLookup(systemResolve, permits) } : {}) },
+      headersTimeout: firstByteMs,
+      // An MCP stream may be silent for as long as its server has nothing to say.
+      bodyTimeout: 0,
+    })
+  const agent = connecting()
+  const guarded = { public: connecting(permittedAddresses.public), network: connecting(permittedAddresses.network) }
   return {
     async routes(app) {
       takeStreams(app)
       auth.protect(app, credentialOf)
       modelRoutes(app, auth, agent, servers)
-      mcpServerRoutes(app, auth, agent)
+      mcpServerRoutes(app, auth, ({ addresses }) => (addresses ? guarded[addresses] : agent))
     },
-    close: () => agent.destroy(),
+    async close() {
+      await Promise.all([agent, guarded.public, guarded.network].map((one) => one.destroy()))
+    },
   }
 }
 
@@ -179,7 +186,7 @@ const mcpRequestHeaders = [
 const McpParams = Type.Object({ id: Type.String({ maxLength: 128 }), name: Type.String({ maxLength: 64 }) })
 
 /** The external MCP servers of the run under way, each with the headers that its entry has. */
-function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): void {
+function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: McpServer) => Dispatcher): void {
   const schema = {
     tags,
     summary: 'Speak with an external MCP server of the run',
@@ -190,6 +197,7 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
       ...failures(
         ...refusals,
         sandboxErrors.unknownMcpServer,
+        sandboxErrors.toolNotAllowed,
         sandboxErrors.bodyTooLarge,
         sandboxErrors.mcpServerUnreachable,
         sandboxErrors.mcpServerRefused,
@@ -207,12 +215,14 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
         const server = worker.mcpServer(request.params.name)
         if (!server || !URL.canParse(server.url)) throw sandboxErrors.unknownMcpServer()
         const url = new URL(server.url)
+        if (!mayBeAsked(server)) throw sandboxErrors.mcpServerUnreachable()
         return forward(request, reply, {
-          dispatcher,
+          dispatcher: dispatcherFor(server),
           origin: url.origin,
           path: url.pathname + url.search,
           headers: { ...pick(request.headers, mcpRequestHeaders), ...lowerCased(server.headers) },
           signal: whileCalled(reply, worker.closed),
+          tools: server.tools,
           unreachable: sandboxErrors.mcpServerUnreachable,
           refused: sandboxErrors.mcpServerRefused,
         })
@@ -220,6 +230,10 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcher: Dispatcher): vo
     })
   }
 }
+
+/** A literal address is never looked up, so the guard of the look-up does not see it. */
+const mayBeAsked = ({ url, addresses }: McpServer): boolean =>
+  !addresses || typeof outboundUrl(url, { permits: permittedAddresses[addresses], schemes: ['http', 'https'] }) !== 'string'
 
 /** Names in lower case, so that a configured header replaces the worker's and is not sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>

@@ -154,19 +154,27 @@ function refusalOf(chunk: Buffer, resume: boolean): AppError | undefined {
   return code === 'session_state_missing' && resume ? sandboxErrors.sessionStateMissing() : undefined
 }
 
+const notForwarded = 'Servers that speak SSE cannot be reached from a sandbox; streamable HTTP can.'
+
 /** The envelope as its worker gets it: every address is the runner's, as the worker sees it, and every credential its own token. */
 function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: string): RunEnvelope {
-  const { sessionMcpUrl, sessionMcpToken: _, mcpServers, ...rest } = envelope
+  const { sessionMcpUrl, sessionMcpToken: _, mcpServers, mcpUnavailable = [], ...rest } = envelope
+  const [forwarded, direct] = [false, true].map((is) =>
+    mcpServers?.filter(({ transport }) => (transport === 'sse') === is),
+  )
+  const without = [...mcpUnavailable, ...(direct ?? []).map(({ name }) => ({ server: name, message: notForwarded }))]
   const base = runnerUrl.replace(/\/+$/, '')
   const paths = workerPaths(envelope.sessionId)
   return {
     ...rest,
     ...(sessionMcpUrl === undefined ? {} : { sessionMcpUrl: base + paths.sessionMcp, sessionMcpToken: token }),
-    ...(mcpServers === undefined
+    ...(without.length > 0 ? { mcpUnavailable: without } : {}),
+    ...(forwarded === undefined
       ? {}
       : {
-          mcpServers: mcpServers.map(({ name }) => ({
+          mcpServers: forwarded.map(({ name, tools }) => ({
             name,
+            ...(tools ? { tools } : {}),
             url: base + paths.mcpServer(name),
             headers: { authorization: `Bearer ${token}` },
           })),

@@ -16,7 +16,7 @@ const called = (events: readonly RunEvent[]) =>
 const asks = (...names: string[]) => ({ toolCalls: names.map((name, i) => ({ id: `c${i}`, name, arguments: {} })) })
 
 /** A run with these servers whose model calls these tools one step after the other, then answers. */
-async function play(t: TestContext, servers: Record<string, Omit<McpServer, 'name'>>, ...steps: string[][]) {
+async function play(t: TestContext, servers: Record<string, Pick<McpServer, 'url' | 'headers'>>, ...steps: string[][]) {
   const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'done' } })
   server.next(...steps.map((names) => asks(...names)))
   const mcpServers = Object.entries(servers).map(([name, { url, headers }]) => ({

@@ -1,20 +1,16 @@
-import type { McpServer } from '#contracts/mcp-servers'
+import type { McpServer, UnavailableMcpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import type { RunEnvelope } from '#contracts/run-envelope'
+import { isTimeout, whyUnavailable } from '#kit/mcp'
+import { createModelConnections } from '#kit/models'
+import { permittedAddresses } from '#kit/outbound'
 import { connect, type Connection } from './connection.ts'
-import { isTimeout, whyUnavailable } from './mcp.ts'
 import { createToolSet, type ExternalServer, type ToolSet } from './toolset.ts'
 import { generalErrors } from '../errors.ts'
 
-/** An external server whose tools a run goes without. */
-export interface Unavailable {
-  readonly server: string
-  readonly message: string
-}
-
 export interface Connected {
   readonly tools: ToolSet
-  readonly unavailable: readonly Unavailable[]
+  readonly unavailable: readonly UnavailableMcpServer[]
 }
 
 /**
@@ -22,22 +18,23 @@ export interface Connected {
  * AppError `tool_server_unavailable` without the session's endpoint; an external server only costs its own tools.
  */
 export async function connectTools(
-  fetch: ModelFetch,
-  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers'>,
+  connections: ToolConnections,
+  envelope: Pick<RunEnvelope, 'profile' | 'sessionMcpUrl' | 'sessionMcpToken' | 'mcpServers' | 'mcpUnavailable'>,
   maxSchemas: number,
   silence: Silence,
   signal: AbortSignal,
 ): Promise<Connected | undefined> {
-  const { profile, mcpServers = [] } = envelope
+  const { profile, mcpServers = [], mcpUnavailable = [] } = envelope
   // The address is in every envelope, but a session without tools has nothing to list there.
   const sessionMcpUrl = profile.tools.length === 0 ? undefined : envelope.sessionMcpUrl
-  if (sessionMcpUrl === undefined && mcpServers.length === 0) return undefined
+  if (sessionMcpUrl === undefined && mcpServers.length + mcpUnavailable.length === 0) return undefined
   const named = [...new Map(mcpServers.map((server) => [server.name, server])).values()]
-  const external = Promise.all(named.map((server) => connectExternal(fetch, server, silence, signal)))
+  const external = Promise.all(named.map((server) => connectExternal(connections, server, silence, signal)))
   const servers: ExternalServer[] = []
-  const unavailable: Unavailable[] = []
+  const unavailable = [...mcpUnavailable]
   try {
-    const session = sessionMcpUrl === undefined ? undefined : await connectSession(fetch, envelope, signal)
+    const session =
+      sessionMcpUrl === undefined ? undefined : await connectSession(connections.to(undefined), envelope, signal)
     for (const found of await external) {
       if ('connection' in found) servers.push(found)
       else unavailable.push(found)
@@ -66,17 +63,38 @@ async function connectSession(
 }
 
 async function connectExternal(
-  fetch: ModelFetch,
-  { name, url, headers }: McpServer,
+  connections: ToolConnections,
+  { name, url, transport, headers, addresses, tools }: McpServer,
   silence: Silence,
   signal: AbortSignal,
-): Promise<ExternalServer | Unavailable> {
+): Promise<ExternalServer | UnavailableMcpServer> {
   if (silence.isKnown(url)) return { server: name, message: 'The server did not answer a moment ago.' }
   try {
-    return { name, connection: await connect(fetch, { url, ...(headers ? { headers } : {}) }, signal) }
+    const address = { url, transport, headers, tools }
+    return { name, connection: await connect(connections.to(addresses), address, signal) }
   } catch (error) {
     if (!signal.aborted && isTimeout(error)) silence.note(url)
     return { server: name, message: whyUnavailable(error) }
+  }
+}
+
+/** Connections to tool servers, by which addresses a server may have. */
+export interface ToolConnections {
+  to(addresses: McpServer['addresses']): ModelFetch
+  close(): Promise<void>
+}
+
+export function createToolConnections(): ToolConnections {
+  const any = createModelConnections()
+  const guarded = {
+    public: createModelConnections({ permits: permittedAddresses.public }),
+    network: createModelConnections({ permits: permittedAddresses.network }),
+  }
+  return {
+    to: (addresses) => (addresses ? guarded[addresses] : any).fetch,
+    async close() {
+      await Promise.all([any, guarded.public, guarded.network].map((one) => one.close()))
+    },
   }
 }
 

@@ -1,16 +1,13 @@
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
-import { CallToolResultSchema, ListToolsResultSchema } from '@modelcontextprotocol/sdk/types.js'
+import { CallToolResultSchema } from '@modelcontextprotocol/sdk/types.js'
+import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelFetch } from '#contracts/model'
 import { callIdMeta } from '#contracts/tools'
-import { failureOf, type McpAddress, type McpSession, noTimeout, openMcp } from './mcp.ts'
+import { failureOf, listTools, type McpAddress, type McpSession, noTimeout, openMcp, permittedTools } from '#kit/mcp'
 import { failed, outcomeOf, type ToolOutcome, unknownTool } from './outcome.ts'
 
 /** How long an external server may take to be connected and to list its tools. A run begins without it then. */
 export const connectMs = 5_000
-/** The most pages of a list; a server that never stops paging is broken. */
-const maxPages = 50
-/** The most tools of one server: they are in the memory of each run. */
-const maxTools = 2_000
 const maxDescriptionChars = 8_000
 
 /** A tool as its server names it. */
@@ -28,8 +25,11 @@ export interface Connection {
   close(): Promise<void>
 }
 
+/** Where a server is, and which of its tools the run may see and call. */
+type ToolAddress = McpAddress & { readonly tools?: McpServer['tools'] | undefined }
+
 /** Connects to a server and lists its tools. Rejects with whatever went wrong. */
-export async function connect(fetch: ModelFetch, address: McpAddress, signal: AbortSignal): Promise<Connection> {
+export async function connect(fetch: ModelFetch, address: ToolAddress, signal: AbortSignal): Promise<Connection> {
   let changed = false
   let closed = false
   let renewing: Promise<McpSession> | undefined
@@ -76,7 +76,12 @@ export async function connect(fetch: ModelFetch, address: McpAddress, signal: Ab
   }
   const list = async (): Promise<Tool[]> => {
     changed = false
-    return listTools(session, patience())
+    const listed = permittedTools(await listTools(session, patience()), address.tools)
+    return listed.map(({ name, description, inputSchema }) => ({
+      name,
+      inputSchema: inputSchema as Tool['inputSchema'],
+      ...(description === undefined ? {} : { description: description.slice(0, maxDescriptionChars) }),
+    }))
   }
   try {
     let tools = await list()
@@ -118,25 +123,4 @@ const sentences: Readonly<Record<ReturnType<typeof failureOf>, (name: string, er
   // The server's message is about the model's own arguments, so the model may see it.
   arguments: (name, error) =>
     `The tool '${name}' refused the call: ${(error as Error).message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)}`,
-}
-
-async function listTools({ client }: McpSession, signal: AbortSignal): Promise<Tool[]> {
-  const tools: Tool[] = []
-  let cursor: string | undefined
-  for (let page = 0; page < maxPages; page++) {
-    const params = cursor === undefined ? {} : { cursor }
-    const request = { method: 'tools/list' as const, params }
-    const listed = await client.request(request, ListToolsResultSchema, { signal, timeout: noTimeout })
-    for (const { name, description, inputSchema } of listed.tools) {
-      if (tools.length === maxTools) return tools
-      tools.push({
-        name,
-        inputSchema: inputSchema as Tool['inputSchema'],
-        ...(description === undefined ? {} : { description: description.slice(0, maxDescriptionChars) }),
-      })
-    }
-    if (listed.nextCursor === undefined) break
-    cursor = listed.nextCursor
-  }
-  return tools
 }

@@ -1,17 +1,24 @@
 import { Client } from '@modelcontextprotocol/sdk/client/index.js'
+import { SSEClientTransport, SseError } from '@modelcontextprotocol/sdk/client/sse.js'
 import { StreamableHTTPClientTransport, StreamableHTTPError } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
+import type { Transport } from '@modelcontextprotocol/sdk/shared/transport.js'
 import { ErrorCode, McpError, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js'
 import { createParser } from 'eventsource-parser'
 import type { ModelFetch } from '#contracts/model'
+import { ForbiddenAddressError } from '../outbound.ts'
 
 /** The run's own deadline ends a call; the library's default of 60 s would end long tools early. */
 export const noTimeout = 2_147_483_647
 
 export interface McpAddress {
   readonly url: string
-  readonly headers?: Readonly<Record<string, string>>
+  /** The older transport, of two connections; streamable HTTP unless given. */
+  readonly transport?: 'sse' | undefined
+  readonly headers?: Readonly<Record<string, string>> | undefined
   /** True for our own endpoint: it is stateless, announces nothing, and bounds its answers. */
   readonly own?: boolean
+  /** The largest answer that is read to its end; 16 MiB unless given. */
+  readonly maxAnswerBytes?: number
 }
 
 /** An MCP session that is open. */
@@ -37,17 +44,24 @@ export async function openMcp(
     { name: 'agent-orc', version: '1' },
     { jsonSchemaValidator: { getValidator: () => refuse } },
   )
-  const transport = new StreamableHTTPClientTransport(new URL(address.url), {
-    fetch: address.own ? withoutListening(fetch) : createMcpFetch(fetch, watching(client)),
-    ...(address.headers ? { requestInit: { headers: { ...address.headers } } } : {}),
-  })
   if (!address.own) client.setNotificationHandler(ToolListChangedNotificationSchema, onListChanged)
-  await client.connect(transport, { signal, timeout: noTimeout })
+  const transport = transportTo(address, fetch, client)
+  // The library has the signal end requests, and not the opening of a stream.
+  const leave = (): void => void client.close()
+  signal.addEventListener('abort', leave, { once: true })
+  try {
+    await client.connect(transport as Transport, { signal, timeout: noTimeout })
+  } catch (error) {
+    void client.close().catch(() => {})
+    throw signal.aborted ? signal.reason : error
+  } finally {
+    signal.removeEventListener('abort', leave)
+  }
   return {
     client,
-    remembered: transport.sessionId !== undefined,
+    remembered: 'sessionId' in transport && transport.sessionId !== undefined,
     async close() {
-      if (transport.sessionId !== undefined) {
+      if ('terminateSession' in transport && transport.sessionId !== undefined) {
         const late = setTimeout(() => void client.close(), farewellMs)
         await transport.terminateSession().catch(() => {})
         clearTimeout(late)
@@ -55,6 +69,19 @@ export async function openMcp(
       await client.close()
     },
   }
+}
+
+function transportTo(address: McpAddress, fetch: ModelFetch, client: Client) {
+  const url = new URL(address.url)
+  const { maxAnswerBytes = 16 * 1024 * 1024 } = address
+  const init = address.headers ? { requestInit: { headers: { ...address.headers } } } : {}
+  if (address.own) return new StreamableHTTPClientTransport(url, { fetch: withoutListening(fetch), ...init })
+  const watch = { ...watching(client), maxAnswerBytes }
+  if (address.transport === undefined) {
+    return new StreamableHTTPClientTransport(url, { fetch: createMcpFetch(fetch, watch), ...init })
+  }
+  // Its answers come through the one stream that it listens to.
+  return new SSEClientTransport(url, { fetch: createMcpFetch(fetch, { ...watch, listens: () => true }), ...init })
 }
 
 const refuse = (): never => {
@@ -90,21 +117,20 @@ function watching(client: Client) {
   }
 }
 
-/** One answer of a server; a catalogue or a result that is larger is not read to its end. */
-const maxAnswerBytes = 16 * 1024 * 1024
-
 interface McpFetchOptions {
   /** Whether the stream for unasked messages of the server is worth a connection. */
   listens(): boolean
   /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. */
   onCut(id: string | number, resumes: boolean): void
+  /** An answer that is larger is not read to its end. */
+  readonly maxAnswerBytes: number
 }
 
 /**
  * `fetch` for the library's MCP transport. An event stream that ends before the answer was in it leaves its request waiting
  * for ever there: it is watched here. Answers are bounded.
  */
-function createMcpFetch(fetch: ModelFetch, { listens, onCut }: McpFetchOptions): ModelFetch {
+function createMcpFetch(fetch: ModelFetch, { listens, onCut, maxAnswerBytes }: McpFetchOptions): ModelFetch {
   return async (input, init) => {
     const { method, headers, body } = init ?? {}
     const resumes = method === 'GET' && new Headers(headers).has('last-event-id')
@@ -178,7 +204,7 @@ async function* read(
   try {
     for await (const chunk of body) {
       bytes += chunk.length
-      if (bytes > limit) throw new Error('the answer is too large')
+      if (bytes > limit) throw new Error(tooLarge)
       watch?.feed(chunk)
       yield chunk
     }
@@ -232,15 +258,41 @@ export function failureOf(error: unknown, inSession: boolean): Failure {
   return codes.some((code) => behindConnection.has(code)) ? 'cut' : 'refused'
 }
 
+/** Why a server cannot be used. */
+export type Reason =
+  | { readonly kind: 'timeout' | 'address' | 'unreached' | 'certificate' | 'too_large' | 'protocol' }
+  | { readonly kind: 'status'; readonly status: number }
+
+export function reasonOf(error: unknown): Reason {
+  if (isTimeout(error)) return { kind: 'timeout' }
+  const status = error instanceof StreamableHTTPError || error instanceof SseError ? (error.code ?? 0) : 0
+  if (status >= 300) return { kind: 'status', status }
+  if (causesOf(error).some((one) => one instanceof ForbiddenAddressError)) return { kind: 'address' }
+  if (causesOf(error).some(({ code }) => /CERT|SELF_SIGNED|^ERR_TLS|UNABLE_TO_/.test(String(code)))) {
+    return { kind: 'certificate' }
+  }
+  if (failureOf(error, false) === 'unreached') return { kind: 'unreached' }
+  return { kind: causesOf(error).some(({ message }) => message === tooLarge) ? 'too_large' : 'protocol' }
+}
+
 /** Says why a server's tools are missing. It never quotes the server, which may repeat what was sent to it. */
 export function whyUnavailable(error: unknown): string {
-  if (isTimeout(error)) return 'The server did not answer in time.'
-  if (error instanceof StreamableHTTPError && error.code !== undefined && error.code >= 300) {
-    return `The server answered ${error.code}.`
-  }
-  return failureOf(error, false) === 'unreached'
-    ? 'The server cannot be reached.'
-    : 'The server does not answer as an MCP server.'
+  const reason = reasonOf(error)
+  return reason.kind === 'status' ? `The server answered ${reason.status}.` : sentences[reason.kind]
+}
+
+const sentences: Readonly<Record<Exclude<Reason['kind'], 'status'>, string>> = {
+  timeout: 'The server did not answer in time.',
+  address: 'The server has an address that may not be asked.',
+  unreached: 'The server cannot be reached.',
+  certificate: 'The certificate of the server is not valid.',
+  too_large: 'What the server answers is too large.',
+  protocol: 'The server does not answer as an MCP server.',
+}
+const tooLarge = 'the answer is too large'
+
+function causesOf(error: unknown): (Error & { readonly code?: unknown })[] {
+  return error instanceof Error ? [error, ...causesOf(error.cause)] : []
 }
 
 /** The library passes the reason of an aborted signal on, in its own error or as it is. */

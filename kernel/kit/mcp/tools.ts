@@ -1,0 +1,57 @@
+import { createHash } from 'node:crypto'
+import { ListToolsResultSchema, type Tool } from '@modelcontextprotocol/sdk/types.js'
+import type { McpServer } from '#contracts/mcp-servers'
+import { type McpSession, noTimeout } from './session.ts'
+
+/** What a model may read of a tool, as its server defines it. */
+export type McpTool = Pick<Tool, 'name' | 'title' | 'description' | 'inputSchema' | 'outputSchema' | 'annotations'>
+
+/** The most pages of a list; a server that never stops paging is broken. */
+const maxPages = 50
+/** The most tools of one server: they are in the memory of each run. */
+const maxTools = 2_000
+
+/** Lists the tools of a server. Rejects with whatever went wrong. */
+export async function listTools({ client }: McpSession, signal: AbortSignal): Promise<McpTool[]> {
+  const tools: McpTool[] = []
+  let cursor: string | undefined
+  for (let page = 0; page < maxPages; page++) {
+    const params = cursor === undefined ? {} : { cursor }
+    const request = { method: 'tools/list' as const, params }
+    const listed = await client.request(request, ListToolsResultSchema, { signal, timeout: noTimeout })
+    for (const tool of listed.tools) {
+      if (tools.length === maxTools) return tools
+      tools.push(tool)
+    }
+    if (listed.nextCursor === undefined) break
+    cursor = listed.nextCursor
+  }
+  return tools
+}
+
+/** SHA-256 of a tool's definition in hex: the same however its server orders the fields. */
+export function digestOf({ name, title, description, inputSchema, outputSchema, annotations }: McpTool): string {
+  const definition = { name, title, description, inputSchema, outputSchema, annotations }
+  return createHash('sha256')
+    .update(JSON.stringify(ordered(definition)))
+    .digest('hex')
+}
+
+/** The value with the fields of all its objects in one order. */
+function ordered(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(ordered)
+  if (typeof value !== 'object' || value === null) return value
+  const fields = Object.entries(value).toSorted(([a], [b]) => (a < b ? -1 : 1))
+  return Object.fromEntries(fields.map(([key, inner]) => [key, ordered(inner)]))
+}
+
+/** Those of the listed tools that a run may see and call. */
+export function permittedTools(listed: readonly McpTool[], permits: McpServer['tools']): readonly McpTool[] {
+  if (!permits) return listed
+  const digests = new Map(permits.map(({ name, digest }) => [name, digest]))
+  return listed.filter((tool) => {
+    if (!digests.has(tool.name)) return false
+    const digest = digests.get(tool.name)
+    return digest === undefined || digest === digestOf(tool)
+  })
+}
