@@ -82,3 +82,15 @@ export interface Secrets {
   headers(tenantId: string, headers: HeaderMap, reader: string): Promise<Record<string, string>>
 }
 export const Secrets = capability<Secrets>('conductor.secrets')
+
+/**
+ * Encrypts what a plugin keeps for a tenant in a table of its own, under the master key, as secrets are. What it sealed opens for the
+ * same tenant and name alone.
+ */
+export interface Sealer {
+  /** `secrets_unavailable` (503) without a master key. `name` tells what it is of, e.g. `mcp-tokens/github`. */
+  seal(tenantId: string, name: string, value: string): string
+  /** Undefined for what cannot be opened: another master key, or bytes that belong elsewhere. */
+  open(tenantId: string, name: string, sealed: string): string | undefined
+}
+export const Sealer = capability<Sealer>('conductor.sealer')

@@ -1,128 +1,102 @@
-import { isIP } from 'node:net'
-import { type StaticDecode, Type } from '@sinclair/typebox'
-import { definePlugin, maybe, Settings, type TenantList, Tenants } from '#kernel'
-import { type McpServer, McpServers } from '#contracts/mcp-servers'
-import { type HeaderMap, secretErrors, Secrets, secretsIn } from '#contracts/secrets'
-import { hostOf, isNetworkAddress, isPublicAddress, outboundUrl, type Refusal } from '#kit/outbound'
+import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
+import { ApiGuard } from '#contracts/auth'
+import { AuditLog } from '#contracts/audit'
+import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { McpServers } from '#contracts/mcp-servers'
+import { Sealer, secretErrors, Secrets } from '#contracts/secrets'
+import { createModelConnections } from '#kit/models'
+import { permittedAddresses, systemResolve } from '#kit/outbound'
+import { createAddressPolicy } from './address.ts'
+import { createConfigEntries, ServerTable } from './config-entries.ts'
+import { createCredentials } from './credentials.ts'
+import { Discoveries } from './discovery.ts'
+import type { Entry } from './entry.ts'
+import { catalogErrors } from './errors.ts'
+import { createCatalogMetrics } from './metrics.ts'
+import { createOAuthClient } from './oauth.ts'
+import { createResolver } from './resolver.ts'
+import { entryReadRoutes, entryWriteRoutes } from './routes.ts'
+import { createCatalogService } from './service.ts'
+import { countEntries } from './store.ts'
+import { Tokens } from './tokens.ts'
+import { toolRoutes } from './tools.routes.ts'
 
-const Server = Type.Object(
-  {
-    url: Type.String({
-      pattern: '^https?://.+$',
-      expects: 'an http or https URL',
-      description: 'Where the server speaks streamable HTTP, as sidecars reach it.',
-    }),
-    headers: Type.Optional(
-      Type.Record(Type.String(), Type.String(), {
-        description:
-          'Sent with every request, e.g. `authorization: Bearer ${GITHUB_TOKEN}`, or with a secret of the tenant whose run it is: `Bearer secret://github`. One that comes out empty is left out.',
-      }),
-    ),
-    tenants: Tenants('The tenants whose profiles may name it.'),
-  },
-  { additionalProperties: false },
-)
-
-const ServerTable = Type.Record(Type.String(), Server, {
-  default: {},
-  description: 'Servers by the name that profiles give them: up to 64 letters, digits, hyphens and underscores.',
-})
-type ServerTable = StaticDecode<typeof ServerTable>
-
-/** The external MCP servers that profiles may name, from the table in the role file. To a tenant that may not use one it does not exist. */
+/**
+ * The MCP servers that profiles may name: those that tenants enter, and those that the role file has for them. Specification 2.11 and
+ * 4.13.
+ */
 export default definePlugin({
-  name: 'mcp-servers',
-  config: Settings({ servers: ServerTable }),
-  errors: secretErrors,
-  requires: { secrets: maybe(Secrets) },
+  name: 'mcp-catalog',
+  config: Settings({
+    servers: ServerTable,
+    allowHosts: CommaList(
+      'Hosts, `host` or `host:port`, at which entries of tenants may be private and speak plain http; any other must be public, and https.',
+    ),
+    toolsFor: Duration('10m', 'How long the tools of a server are kept before it is asked again.'),
+  }),
+  errors: [catalogErrors, databaseErrors, limitErrors, secretErrors],
+  requires: {
+    guard: ApiGuard,
+    database: Database,
+    secrets: maybe(Secrets),
+    sealer: maybe(Sealer),
+    limits: maybe(TenantLimits),
+    trail: maybe(AuditLog),
+  },
   provides: { servers: McpServers },
-  setup: async ({ config, deps }) => ({ servers: createServers(config.servers, deps.secrets) }),
-})
-
-/** A server's name becomes part of its tools' names, which model servers accept in these characters. */
-const nameForm = /^[A-Za-z0-9_-]{1,64}$/
-
-interface Listed {
-  readonly server: McpServer
-  readonly tenants: TenantList
-  /** The secrets that its headers refer to. */
-  readonly secrets: readonly string[]
-}
-
-function createServers(table: ServerTable, secrets: Secrets | undefined): McpServers {
-  const servers = new Map<string, Listed>()
-  for (const [name, { url, headers, tenants }] of Object.entries(table)) {
-    if (!nameForm.test(name)) {
-      throw new Error(`the MCP server '${name}': a name has up to 64 letters, digits, hyphens and underscores`)
+  async setup({ config: { servers, allowHosts, toolsFor: keepMs }, deps, log, metrics, routes, onStop, stopping }) {
+    const { guard, database, secrets, sealer, limits, trail } = deps
+    const stored = presentDatabase(database)
+    const config = createConfigEntries(servers, { secrets: secrets !== undefined, database: stored !== undefined })
+    const addresses = createAddressPolicy(allowHosts, systemResolve)
+    // What the role file names may be private.
+    const addressesOf = ({ managedBy, url }: Entry, asked = url) =>
+      managedBy === 'config' ? 'network' : addresses.addressesOf(asked)
+    const connections = {
+      public: createModelConnections({ permits: permittedAddresses.public }),
+      network: createModelConnections({ permits: permittedAddresses.network }),
     }
-    checkAddress(name, url)
-    const server = { name, url, ...(headers ? { headers } : {}) }
-    servers.set(name, { server, tenants, secrets: checkSecrets(name, headers, secrets) })
-  }
-  const find = (tenantId: string, name: string): Listed | undefined => {
-    const found = servers.get(name)
-    return found?.tenants.allows(tenantId) ? found : undefined
-  }
-  const ready = async (tenantId: string, { server, secrets: referred }: Listed): Promise<McpServer> => {
-    const { name, headers = {} } = server
-    if (!secrets || referred.length === 0) return server
-    return { ...server, headers: await secrets.headers(tenantId, headers, `mcp-servers/${name}`) }
-  }
-  return {
-    unknown: async (tenantId, names) => names.filter((name) => !find(tenantId, name)),
-    names: async (tenantId) => [...servers.keys()].filter((name) => find(tenantId, name)).toSorted(),
-    async unknownSecrets(tenantId, names) {
-      const referred = names.flatMap((name) => find(tenantId, name)?.secrets ?? [])
-      return secrets && referred.length > 0 ? secrets.unknown(tenantId, [...new Set(referred)]) : []
-    },
-    resolve: (tenantId, names) =>
-      Promise.all(names.flatMap((name) => find(tenantId, name) ?? []).map((found) => ready(tenantId, found))),
-  }
-}
-
-/** The secrets that headers refer to, as far as this role can resolve them at all. */
-function checkSecrets(server: string, headers: HeaderMap = {}, secrets: Secrets | undefined): readonly string[] {
-  return Object.entries(headers).flatMap(([header, text]) => {
-    const names = secretsOf(server, header, text)
-    if (names.length === 0 || secrets) return names
-    throw new Error(
-      `the MCP server '${server}': its header '${header}' refers to a secret, but this role has no plugin 'secrets'; add it`,
-    )
-  })
-}
-
-function secretsOf(server: string, header: string, text: string): readonly string[] {
-  try {
-    return secretsIn(text)
-  } catch (cause) {
-    throw new Error(
-      `the MCP server '${server}': in its header '${header}', secret:// has no name of a secret behind it`,
-      {
-        cause,
-      },
-    )
-  }
-}
-
-/** A server may be private: the role file names it. Not where clouds keep their credentials, and a private one names its port. */
-function checkAddress(name: string, text: string): void {
-  const url = outboundUrl(text, { permits: isNetworkAddress, schemes: ['http', 'https'] })
-  if (typeof url === 'string') throw new Error(`the MCP server '${name}': ${refusals[url]}`)
-  const host = hostOf(url)
-  const own = host === 'localhost' || (isIP(host) !== 0 && !isPublicAddress(host))
-  if (own && !/:\d+$/.test(authorityOf(text))) {
-    throw new Error(
-      `the MCP server '${name}' has a private address: write its port, too, as in http://${url.hostname}:80`,
-    )
-  }
-}
-
-const authorityOf = (url: string): string => /^\w+:\/\/([^/?#]*)/.exec(url)?.[1] ?? ''
-
-const refusals: Readonly<Record<Refusal, string>> = {
-  not_a_url: 'its address is not a URL',
-  scheme: 'its address is not an http or https URL',
-  credentials: 'its address carries credentials; send them as headers',
-  address: 'its address is link-local, or that of the metadata service of a cloud',
-  host: 'its host is not asked',
-}
+    onStop(async () => {
+      await Promise.all([connections.public.close(), connections.network.close()])
+    })
+    const counted = createCatalogMetrics(metrics)
+    const oauth = createOAuthClient({ connections, addressesOf })
+    const tokens =
+      stored && secrets && sealer
+        ? new Tokens({ database, sealer, secrets, oauth, metrics: counted, stopping })
+        : undefined
+    const credentials = createCredentials(secrets, tokens)
+    const discoveries = new Discoveries({
+      database,
+      credentials,
+      connections,
+      addressesOf: (entry) => addressesOf(entry),
+      keepMs,
+      metrics: counted,
+      trail,
+      log,
+      stopping,
+    })
+    if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))
+    const service = createCatalogService({ database, config, addresses, secrets, limits })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      needsDatabase(app, database)
+      entryReadRoutes(app, guard, service)
+      entryWriteRoutes(app, guard, service)
+      toolRoutes(app, guard, { database, service, discoveries })
+    })
+    return {
+      servers: createResolver({
+        database: stored,
+        config,
+        secrets,
+        credentials,
+        discoveries,
+        addressesOf: (entry) => addressesOf(entry),
+        keepMs,
+      }),
+    }
+  },
+})

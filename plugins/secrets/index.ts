@@ -2,13 +2,14 @@ import { definePlugin, maybe } from '#kernel'
 import { ApiGuard, VfsGuard } from '#contracts/auth'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
 import { limitErrors, TenantLimits } from '#contracts/limits'
-import { secretErrors, Secrets } from '#contracts/secrets'
+import { Sealer, secretErrors, Secrets } from '#contracts/secrets'
 import { PlainCache } from './cache.ts'
 import { createSecretMetrics, startCensus } from './census.ts'
 import { noKeyring } from './envelope.ts'
 import { Reads } from './reads.ts'
 import { createNoSecrets, createResolver } from './resolver.ts'
 import { resolveRoute, secretReadRoutes, secretWriteRoutes } from './routes.ts'
+import { createSealer } from './sealer.ts'
 import { createSecretService } from './service.ts'
 import { keyringOf, SecretSettings } from './settings.ts'
 import { channel, countSecrets } from './store.ts'
@@ -22,7 +23,7 @@ export default definePlugin({
   config: SecretSettings,
   errors: [secretErrors, databaseErrors, limitErrors],
   requires: { guard: ApiGuard, vfs: VfsGuard, database: Database, limits: maybe(TenantLimits) },
-  provides: { secrets: Secrets },
+  provides: { secrets: Secrets, sealer: Sealer },
   async setup({ config, deps, log, metrics, routes, onStart, onStop }) {
     const { guard, vfs, database, limits } = deps
     const { keepVersions, cacheFor: keepMs, cacheBytes: maxBytes } = config
@@ -65,6 +66,6 @@ export default definePlugin({
       vfs.protect(app)
       resolveRoute(app, vfs, secrets)
     })
-    return { secrets }
+    return { secrets, sealer: createSealer(keyring ?? noKeyring) }
   },
 })

@@ -56,11 +56,12 @@ test('a run that is tried again is given the same, and servers as they are by th
     unknownSecrets: async () => [],
     async resolve(tenantId, names) {
       asked.push([tenantId, names])
-      return names.map((name): McpServer => ({
+      const servers = names.map((name): McpServer => ({
         name,
         url: 'http://mcp.test',
         headers: { authorization: `key ${++key}` },
       }))
+      return { servers, unavailable: [{ server: 'gone', message: 'It is gone.' }] }
     },
   }
   const profile = { ...profileNamed('writer'), onCrash: 'retry' as const, mcpServers: ['files'] }
@@ -73,10 +74,14 @@ test('a run that is tried again is given the same, and servers as they are by th
   const { runId } = (await post(s, run)).json<{ runId: string }>()
   await ended(s, runId)
   assert.deepEqual(
-    s.runner.executed.map((body) => [body.attachments, body.mcpServers?.[0]?.headers]),
+    s.runner.executed.map((body) => [
+      body.attachments,
+      body.mcpServers?.[0]?.headers,
+      body.mcpUnavailable?.[0]?.server,
+    ]),
     [
-      [attachments, { authorization: 'key 1' }],
-      [attachments, { authorization: 'key 2' }],
+      [attachments, { authorization: 'key 1' }, 'gone'],
+      [attachments, { authorization: 'key 2' }, 'gone'],
     ],
   )
   assert.deepEqual(asked[0], ['acme', ['files']])

@@ -233,7 +233,8 @@ function mcpServerRoutes(app: App, auth: WorkerAuth, dispatcherFor: (server: Mcp
 
 /** A literal address is never looked up, so the guard of the look-up does not see it. */
 const mayBeAsked = ({ url, addresses }: McpServer): boolean =>
-  !addresses || typeof outboundUrl(url, { permits: permittedAddresses[addresses], schemes: ['http', 'https'] }) !== 'string'
+  !addresses ||
+  typeof outboundUrl(url, { permits: permittedAddresses[addresses], schemes: ['http', 'https'] }) !== 'string'
 
 /** Names in lower case, so that a configured header replaces the worker's and is not sent beside it. */
 const lowerCased = (headers: Readonly<Record<string, string>> = {}): Record<string, string> =>

@@ -1,0 +1,132 @@
+import type { Database, TenantTx } from '#contracts/database'
+import type { McpTool } from '#kit/mcp'
+import { addressOf, type Entry } from './entry.ts'
+import type { Failure, ServerInfo } from './schema.ts'
+
+/** A tool as its server defined it when it was asked last. */
+export interface FoundTool extends Pick<McpTool, 'name' | 'title' | 'description' | 'inputSchema'> {
+  readonly digest: string
+}
+
+export interface Found {
+  readonly server: ServerInfo
+  readonly tools: readonly FoundTool[]
+  readonly latencyMs: number
+}
+
+/** What is known of the server of an entry. */
+export interface Discovery {
+  readonly tools: readonly FoundTool[] | null
+  /** Milliseconds since they were listed, and since the server could not be asked. */
+  readonly listedMs: number | null
+  readonly failedMs: number | null
+  readonly failure: Failure | null
+  /** Digests of accepted definitions by names of tools. */
+  readonly accepted: Readonly<Record<string, string>>
+}
+
+const since = (column: string): string => `(extract(epoch FROM clock_timestamp() - ${column}) * 1000)::float8`
+const columns = `tools, ${since('listed_at')} AS "listedMs", ${since('failed_at')} AS "failedMs", failure, accepted`
+
+/** Undefined when the server has never been asked. */
+export async function findDiscovery(
+  database: Database,
+  tenantId: string,
+  entry: Entry,
+): Promise<Discovery | undefined> {
+  const find = {
+    text: `SELECT ${columns} FROM mcp_discoveries WHERE tenant_id = $1 AND name = $2 AND address = $3`,
+    values: [tenantId, entry.name, addressOf(entry)],
+  }
+  const [[row]] = await database.batch<[Discovery[]]>(tenantId, [find])
+  return row
+}
+
+/** What differs from what the server had before; nothing when it is asked for the first time. */
+export interface Changes {
+  readonly added: readonly string[]
+  readonly changed: readonly string[]
+  readonly removed: readonly string[]
+}
+
+/** Keeps what a server has answered, and resolves to what is new about it. */
+export async function storeFound(
+  database: Database,
+  tenantId: string,
+  entry: Entry,
+  { server, tools, latencyMs }: Found,
+): Promise<Changes> {
+  return database.tenant(tenantId, async (tx) => {
+    const before = await lockDiscovery(tx, entry)
+    await tx.query({
+      text: `UPDATE mcp_discoveries SET server = $3::jsonb, tools = $4::jsonb, tool_count = $5, latency_ms = $6,
+               listed_at = clock_timestamp(), succeeded_at = clock_timestamp()
+             WHERE tenant_id = $1 AND name = $2`,
+      values: [tenantId, entry.name, JSON.stringify(server), JSON.stringify(tools), tools.length, latencyMs],
+    })
+    return changesOf(before.tools, tools)
+  })
+}
+
+function changesOf(before: readonly FoundTool[] | null, now: readonly FoundTool[]): Changes {
+  if (!before) return { added: [], changed: [], removed: [] }
+  const known = new Map(before.map(({ name, digest }) => [name, digest]))
+  const there = new Set(now.map(({ name }) => name))
+  return {
+    added: now.filter(({ name }) => !known.has(name)).map(({ name }) => name),
+    changed: now.filter(({ name, digest }) => known.has(name) && known.get(name) !== digest).map(({ name }) => name),
+    removed: [...known.keys()].filter((name) => !there.has(name)),
+  }
+}
+
+/** The row of an entry, which is there from now on and about where the entry leads. */
+async function lockDiscovery(tx: TenantTx, entry: Entry): Promise<Discovery> {
+  const [tenantId, name, address] = [tx.tenantId, entry.name, addressOf(entry)]
+  await tx.query({
+    text: `INSERT INTO mcp_discoveries AS d (tenant_id, name, address) VALUES ($1, $2, $3)
+           ON CONFLICT (tenant_id, name) DO UPDATE SET address = excluded.address, server = NULL, tools = NULL,
+             tool_count = NULL, listed_at = NULL, accepted = '{}', latency_ms = NULL, succeeded_at = NULL,
+             failed_at = NULL, failure = NULL
+           WHERE d.address <> excluded.address`,
+    values: [tenantId, name, address],
+  })
+  const [row] = await tx.query<Discovery>({
+    text: `SELECT ${columns} FROM mcp_discoveries WHERE tenant_id = $1 AND name = $2 FOR UPDATE`,
+    values: [tenantId, name],
+  })
+  return row!
+}
+
+export async function storeFailure(
+  database: Database,
+  tenantId: string,
+  entry: Entry,
+  failure: Failure,
+): Promise<void> {
+  await database.tenant(tenantId, async (tx) => {
+    await lockDiscovery(tx, entry)
+    await tx.query({
+      text: `UPDATE mcp_discoveries SET failed_at = clock_timestamp(), failure = $3::jsonb
+             WHERE tenant_id = $1 AND name = $2`,
+      values: [tenantId, entry.name, JSON.stringify(failure)],
+    })
+  })
+}
+
+/** Reads, and writes what is accepted as `accept` says, while nobody else writes. */
+export async function changeAccepted(
+  database: Database,
+  tenantId: string,
+  entry: Entry,
+  accept: (known: Discovery) => Readonly<Record<string, string>>,
+): Promise<Discovery> {
+  return database.tenant(tenantId, async (tx) => {
+    const known = await lockDiscovery(tx, entry)
+    const accepted = accept(known)
+    await tx.query({
+      text: 'UPDATE mcp_discoveries SET accepted = $3::jsonb WHERE tenant_id = $1 AND name = $2',
+      values: [tenantId, entry.name, JSON.stringify(accepted)],
+    })
+    return { ...known, accepted }
+  })
+}

@@ -1,0 +1,211 @@
+import type { FastifyBaseLogger } from 'fastify'
+import pLimit from 'p-limit'
+import type { AuditTrail } from '#contracts/audit'
+import type { Database } from '#contracts/database'
+import type { McpServer } from '#contracts/mcp-servers'
+import type { ModelConnections } from '#kit/models'
+import type { AppError } from '#kernel'
+import { isAppError } from '#kernel'
+import type { Credentials } from './credentials.ts'
+import {
+  type Changes,
+  type Discovery,
+  findDiscovery,
+  type Found,
+  storeFailure,
+  storeFound,
+} from './discoveries.store.ts'
+import { type Entry, isAllowed } from './entry.ts'
+import { catalogErrors } from './errors.ts'
+import type { CatalogMetrics } from './metrics.ts'
+import type { ToolState } from './schema.ts'
+
+/** How long a server may take to be connected and to list its tools. */
+const patienceMs = 10_000
+/** A server that could not be asked is not asked again for a list that anybody wants. */
+const pauseMs = 30_000
+/** Servers that one conductor asks at once, and those that may wait. */
+const atOnce = 8
+const mostWaiting = 100
+/** The largest answer of a server, and what is kept of its tools. */
+const maxBytes = 2 * 1024 * 1024
+
+export interface DiscoveryOptions {
+  readonly database: Database
+  readonly credentials: Credentials
+  readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
+  addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
+  readonly keepMs: number
+  readonly metrics: CatalogMetrics
+  /** Where changes of tools are put on record. */
+  readonly trail: AuditTrail | undefined
+  readonly log: FastifyBaseLogger
+  readonly stopping: AbortSignal
+}
+
+/** Asks servers what they have, and keeps it. */
+export class Discoveries {
+  readonly #options: DiscoveryOptions
+  readonly #limit = pLimit(atOnce)
+  readonly #underWay = new Map<string, Promise<Found>>()
+
+  constructor(options: DiscoveryOptions) {
+    this.#options = options
+  }
+
+  /** Asks the server now; an error of `askErrors`, or of secrets, when that fails. */
+  async ask(tenantId: string, entry: Entry): Promise<Found> {
+    const key = JSON.stringify([tenantId, entry])
+    const running = this.#underWay.get(key)
+    if (running) return running
+    if (this.#limit.pendingCount >= mostWaiting) throw catalogErrors.mcpBusy()
+    const asked = this.#limit(() => this.#askNow(tenantId, entry)).finally(() => this.#underWay.delete(key))
+    this.#underWay.set(key, asked)
+    return asked
+  }
+
+  /** What is known, asked anew when that is old. What is old is better than nothing. */
+  async current(tenantId: string, entry: Entry): Promise<Discovery> {
+    const { database, keepMs } = this.#options
+    const known = await findDiscovery(database, tenantId, entry)
+    if (known?.tools && (known.listedMs! < keepMs || isPaused(known))) return known
+    if (known?.failure && isPaused(known)) throw failureAgain(known.failure)
+    try {
+      await this.ask(tenantId, entry)
+    } catch (error) {
+      if (known?.tools) return known
+      throw error
+    }
+    return (await findDiscovery(database, tenantId, entry)) ?? { ...never }
+  }
+
+  /** Asks behind the back of a run that uses the server, so that changes are seen where nobody looks. */
+  refresh(tenantId: string, entry: Entry): void {
+    if (this.#options.stopping.aborted) return
+    this.ask(tenantId, entry).catch(() => {})
+  }
+
+  async #askNow(tenantId: string, entry: Entry): Promise<Found> {
+    const { database, metrics, log } = this.#options
+    try {
+      const found = await this.#connect(tenantId, entry)
+      const changes = await storeFound(database, tenantId, entry, found)
+      metrics.discoveries.inc({ outcome: 'found' })
+      await this.#tell(tenantId, entry, changes)
+      return found
+    } catch (error) {
+      metrics.discoveries.inc({ outcome: 'failed' })
+      if (!isAppError(error)) throw error
+      const failure = { code: error.code, message: error.sentence ?? error.code }
+      await storeFailure(database, tenantId, entry, failure).catch((err: unknown) =>
+        log.warn({ err, tenantId, server: entry.name }, 'the failure of an MCP server is not on record'),
+      )
+      throw error
+    }
+  }
+
+  async #connect(tenantId: string, entry: Entry): Promise<Found> {
+    const { credentials, stopping } = this.#options
+    const signal = AbortSignal.any([stopping, AbortSignal.timeout(patienceMs)])
+    const { headers, renew } = await credentials.of(tenantId, entry, signal)
+    try {
+      return await this.#list(entry, headers, signal)
+    } catch (error) {
+      // A token that was taken back before its time.
+      if (!renew || !isAppError(error) || error.code !== 'mcp_unauthorized') throw error
+      return this.#list(entry, await renew(), signal)
+    }
+  }
+
+  async #list(entry: Entry, headers: Readonly<Record<string, string>>, signal: AbortSignal): Promise<Found> {
+    const { connections, addressesOf } = this.#options
+    const { fetch } = connections[addressesOf(entry)]
+    const mcp = await import('#kit/mcp')
+    const began = performance.now()
+    try {
+      const transport = entry.transport === 'sse' ? entry.transport : undefined
+      const address = { url: entry.url, transport, headers, maxAnswerBytes: maxBytes }
+      const session = await mcp.openMcp(fetch, address, signal)
+      try {
+        const listed = session.client.getServerCapabilities()?.tools ? await mcp.listTools(session, signal) : []
+        const latencyMs = Math.round(performance.now() - began)
+        const tools = listed.map((tool) => {
+          const { name, title, description, inputSchema } = tool
+          return {
+            name,
+            ...(title === undefined ? {} : { title }),
+            ...(description === undefined ? {} : { description }),
+            inputSchema,
+            digest: mcp.digestOf(tool),
+          }
+        })
+        if (Buffer.byteLength(JSON.stringify(tools)) > maxBytes) throw catalogErrors.mcpTooLarge()
+        return { server: serverOf(session.client), tools, latencyMs }
+      } finally {
+        void session.close().catch(() => {})
+      }
+    } catch (cause) {
+      throw isAppError(cause) ? cause : errorOf(mcp.reasonOf(cause), cause)
+    }
+  }
+
+  async #tell(tenantId: string, entry: Entry, changes: Changes): Promise<void> {
+    const { metrics, trail } = this.#options
+    const kinds = Object.entries(changes) as [keyof Changes, readonly string[]][]
+    if (kinds.every(([, names]) => names.length === 0)) return
+    for (const [kind, names] of kinds) metrics.changes.inc({ kind, policy: entry.toolPolicy }, names.length)
+    const actor = { keyId: 'mcp-catalog', role: 'service' }
+    const record = await trail?.begin({ tenantId, actor, action: 'mcp.tools.changed', target: entry.name })
+    const shown = Object.fromEntries(kinds.map(([kind, names]) => [kind, names.slice(0, mostNamed)]))
+    if (record) await trail?.end(record, { status: 200, detail: { policy: entry.toolPolicy, ...shown } })
+  }
+}
+
+/** Names of one kind of change that are put on record. */
+const mostNamed = 50
+const never: Discovery = { tools: [], listedMs: 0, failedMs: null, failure: null, accepted: {} }
+
+const isPaused = ({ failedMs, listedMs }: Discovery): boolean =>
+  failedMs !== null && failedMs < pauseMs && (listedMs === null || failedMs < listedMs)
+
+/** The failure of a moment ago, as it was told then. */
+function failureAgain({ code, message }: { readonly code: string; readonly message: string }): AppError {
+  const known = Object.values(catalogErrors).find(({ row }) => row.code === code)
+  return (known ?? catalogErrors.mcpUnreachable)({ message })
+}
+
+function serverOf(client: {
+  getServerVersion(): { readonly name: string; readonly version: string } | undefined
+  readonly transport?: object | undefined
+}): Found['server'] {
+  const { name = '', version = '' } = client.getServerVersion() ?? {}
+  const protocolVersion = (client.transport as { protocolVersion?: unknown } | undefined)?.protocolVersion
+  return {
+    name: name.slice(0, 200),
+    version: version.slice(0, 200),
+    ...(typeof protocolVersion === 'string' ? { protocolVersion } : {}),
+  }
+}
+
+const byReason = {
+  timeout: catalogErrors.mcpTimeout,
+  address: catalogErrors.mcpAddressRefused,
+  unreached: catalogErrors.mcpUnreachable,
+  certificate: catalogErrors.mcpCertificateInvalid,
+  too_large: catalogErrors.mcpTooLarge,
+  protocol: catalogErrors.mcpProtocol,
+} as const
+
+function errorOf(reason: import('#kit/mcp').Reason, cause: unknown): AppError {
+  if (reason.kind !== 'status') return byReason[reason.kind]({ cause })
+  const { status } = reason
+  if (status === 401 || status === 403) return catalogErrors.mcpUnauthorized({ cause, detail: { status } })
+  return catalogErrors.mcpRefused({ cause, message: `The server answered ${status}.`, detail: { status } })
+}
+
+/** Whether runs have a tool, and why not. */
+export function stateOf(entry: Entry, accepted: Discovery['accepted'], name: string, digest: string): ToolState {
+  if (!isAllowed(entry, name)) return 'not_allowed'
+  if (entry.toolPolicy === 'trust' || accepted[name] === digest) return 'accepted'
+  return Object.hasOwn(accepted, name) ? 'changed' : 'new'
+}
