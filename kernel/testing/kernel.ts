@@ -107,13 +107,14 @@ export async function runStorePlugin(): Promise<Plugin> {
 
 /**
  * Boots a role file of ours, with `plugins` in it, on a database of its own. Its variables have the sample values of
- * config/check.env, under `variables`. No port is opened.
+ * config/check.env, under `variables`; `settings` of plugins come before those of the file. No port is opened.
  */
 export async function testRole(
   t: Pick<TestContext, 'after'>,
   name: 'conductor' | 'dev',
   plugins: readonly (Plugin | Entry)[],
   variables: Readonly<Record<string, string>> = {},
+  settings: Readonly<Record<string, object>> = {},
 ): Promise<Running> {
   const env = {
     ...parseEnv(await readFile(join(root, 'config/check.env'), 'utf8')),
@@ -129,7 +130,11 @@ export async function testRole(
   }
   const role = await loadRole(join(root, `config/${name}.yaml`), { env })
   const added = plugins.map((p): Entry => ('plugin' in p ? p : { name: p.name, plugin: p }))
-  const kernel = await boot({ ...role, plugins: [...role.plugins, ...added] }, { listen: false })
+  const listed = role.plugins.map((entry): Entry => ({
+    ...entry,
+    config: { ...(entry.config as object), ...settings[entry.name] },
+  }))
+  const kernel = await boot({ ...role, plugins: [...listed, ...added] }, { listen: false })
   t.after(() => kernel.stop())
   return kernel
 }

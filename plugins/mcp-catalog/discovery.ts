@@ -20,8 +20,6 @@ import { catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
 import type { ToolState } from './schema.ts'
 
-/** How long a server may take to be connected and to list its tools. */
-const patienceMs = 10_000
 /** A server that could not be asked is not asked again for a list that anybody wants. */
 const pauseMs = 30_000
 /** Servers that one conductor asks at once, and those that may wait. */
@@ -36,6 +34,8 @@ export interface DiscoveryOptions {
   readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
   addressesOf(entry: Entry): NonNullable<McpServer['addresses']>
   readonly keepMs: number
+  /** How long a server may take to be connected and to list its tools. */
+  readonly timeoutMs: number
   readonly metrics: CatalogMetrics
   /** Where changes of tools are put on record. */
   readonly trail: AuditTrail | undefined
@@ -106,7 +106,7 @@ export class Discoveries {
 
   async #connect(tenantId: string, entry: Entry): Promise<Found> {
     const { credentials, stopping } = this.#options
-    const signal = AbortSignal.any([stopping, AbortSignal.timeout(patienceMs)])
+    const signal = AbortSignal.any([stopping, AbortSignal.timeout(this.#options.timeoutMs)])
     const { headers, renew } = await credentials.of(tenantId, entry, signal)
     try {
       return await this.#list(entry, headers, signal)

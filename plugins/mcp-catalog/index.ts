@@ -1,3 +1,4 @@
+import { Type } from '@sinclair/typebox'
 import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { AuditLog } from '#contracts/audit'
@@ -33,6 +34,7 @@ export default definePlugin({
     allowHosts: CommaList(
       'Hosts, `host` or `host:port`, at which entries of tenants may be private and speak plain http; any other must be public, and https.',
     ),
+    timeout: Type.Optional(Duration('10s', 'How long a server may take to be connected and to list its tools.')),
     toolsFor: Duration('10m', 'How long the tools of a server are kept before it is asked again.'),
   }),
   errors: [catalogErrors, databaseErrors, limitErrors, secretErrors],
@@ -45,7 +47,8 @@ export default definePlugin({
     trail: maybe(AuditLog),
   },
   provides: { servers: McpServers },
-  async setup({ config: { servers, allowHosts, toolsFor: keepMs }, deps, log, metrics, routes, onStop, stopping }) {
+  async setup({ config: settings, deps, log, metrics, routes, onStop, stopping }) {
+    const { servers, allowHosts, toolsFor: keepMs, timeout: timeoutMs = 10_000 } = settings
     const { guard, database, secrets, sealer, limits, trail } = deps
     const stored = presentDatabase(database)
     const config = createConfigEntries(servers, { secrets: secrets !== undefined, database: stored !== undefined })
@@ -73,6 +76,7 @@ export default definePlugin({
       connections,
       addressesOf: (entry) => addressesOf(entry),
       keepMs,
+      timeoutMs,
       metrics: counted,
       trail,
       log,

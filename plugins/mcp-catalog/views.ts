@@ -34,10 +34,7 @@ function healthOf({ succeededAt, latencyMs, failedAt, failure }: Omit<KnownEntry
 }
 
 /** What an operator writes behind a URL may be a key of the operator's own. */
-function withoutQuery(text: string): string {
-  const url = new URL(text)
-  return url.search === '' ? text : `${url.origin}${url.pathname}`
-}
+const withoutQuery = (url: string): string => url.replace(/[?#].*$/s, '')
 
 export const toolViewOf =
   (entry: Entry, accepted: Discovery['accepted']) =>

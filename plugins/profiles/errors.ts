@@ -49,11 +49,13 @@ export const unstorableText = (cause: unknown) =>
   })
 export const poolWithoutRuntime = (pool: string, runtime: string) =>
   profileErrors.poolWithoutRuntime({ message: `The pool '${pool}' is not for profiles of runtime '${runtime}'.` })
-export const unknownMcpServer = (name: string, usable: readonly string[]) =>
-  profileErrors.unknownMcpServer({
-    name,
-    message: `There is no MCP server of that name for this tenant; there are: ${usable.join(', ') || 'none'}.`,
-  })
+export const unknownMcpServer = (names: readonly string[], usable: readonly string[]) => {
+  const [name = '', ...more] = names
+  const which = more.length === 0 ? 'of that name' : `of the names ${names.join(', ')}`
+  const there = usable.join(', ') || 'none'
+  const message = `There is no MCP server ${which} for this tenant; there are: ${there}.`
+  return profileErrors.unknownMcpServer({ name, message })
+}
 export const missingSecret = (name: string) =>
   secretErrors.unknownSecret({
     name,

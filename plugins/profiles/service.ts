@@ -120,8 +120,8 @@ async function checkReferences(
   if (document.egress && !egress) throw withoutEgress()
   await egress?.check(tenantId, document)
   if (document.mcpServers.length === 0) return
-  const [server] = (await mcpServers?.unknown(tenantId, document.mcpServers)) ?? document.mcpServers
-  if (server !== undefined) throw unknownMcpServer(server, (await mcpServers?.names(tenantId)) ?? [])
+  const servers = (await mcpServers?.unknown(tenantId, document.mcpServers)) ?? document.mcpServers
+  if (servers.length > 0) throw unknownMcpServer(servers, (await mcpServers?.names(tenantId)) ?? [])
   const [secret] = (await mcpServers?.unknownSecrets(tenantId, document.mcpServers)) ?? []
   if (secret !== undefined) throw missingSecret(secret)
 }

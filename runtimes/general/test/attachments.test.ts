@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { bareSidecar, collectRun, terminalOf, testEnvelope } from '#testing'
-import { startExternalServer } from './mcp-server.ts'
+import { bareSidecar, collectRun, terminalOf, testEnvelope, startExternalServer } from '#testing'
 import { generalOnStandIn, model, pixel, signed } from './support.ts'
 
 const sessionId = 'sess-00000000-0000000f'

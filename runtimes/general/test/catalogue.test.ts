@@ -1,10 +1,17 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope } from '#testing'
-import { startExternalServer, type StandInTool } from './mcp-server.ts'
+import {
+  bareSidecar,
+  collectRun,
+  startToolServer,
+  terminalOf,
+  testEnvelope,
+  startExternalServer,
+  type ExternalTool,
+} from '#testing'
 import { conversation, generalOnStandIn, model } from './support.ts'
 
-const many: Record<string, StandInTool> = {
+const many: Record<string, ExternalTool> = {
   create_issue: { description: 'Opens a new issue in a repository.', run: async (input) => JSON.stringify(input) },
   listPullRequests: { description: 'Shows the pull requests of a repository.' },
   send_mail: { description: 'Sends a mail to somebody.' },

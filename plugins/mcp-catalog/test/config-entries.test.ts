@@ -1,10 +1,12 @@
 import assert from 'node:assert/strict'
 import { type TestContext, test } from 'node:test'
 import { definePlugin, type Plugin } from '#kernel'
+import { ApiGuard } from '#contracts/auth'
+import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { Secrets } from '#contracts/secrets'
 import { fake, testKernel } from '#testing'
-import mcpServers from '../index.ts'
+import mcpCatalog from '../index.ts'
 
 async function serversWith(
   t: Pick<TestContext, 'after'>,
@@ -19,9 +21,15 @@ async function serversWith(
   })
   const kernel = await testKernel(
     t,
-    [{ name: 'mcp-servers', plugin: mcpServers, config: { servers } }, probe, ...more],
+    [
+      { name: 'mcp-catalog', plugin: mcpCatalog, config: { servers } },
+      fake(ApiGuard, { protect: () => {} } as never),
+      fake(Database, { absent: true } as never),
+      probe,
+      ...more,
+    ],
     {
-      listeners: [],
+      listeners: ['conductor'],
     },
   )
   assert.doesNotMatch(JSON.stringify(kernel.logs), /secret/)
@@ -36,16 +44,19 @@ test('servers are found by name, with what is sent to them; names that are gone 
     'web-search_2': { url: 'http://search.test', tenants },
   })
   assert.deepEqual(await servers.unknown('acme', ['files', 'gone', 'web-search_2', 'toString']), ['gone', 'toString'])
-  assert.deepEqual(await servers.resolve('acme', ['web-search_2', 'gone', 'files']), [
-    { name: 'web-search_2', url: 'http://search.test' },
-    { name: 'files', ...files },
-  ])
+  assert.deepEqual(await servers.resolve('acme', ['web-search_2', 'gone', 'files']), {
+    servers: [
+      { name: 'web-search_2', url: 'http://search.test', addresses: 'network' },
+      { name: 'files', ...files, addresses: 'network' },
+    ],
+    unavailable: [{ server: 'gone', message: 'There is no MCP server of this name any more.' }],
+  })
 })
 
 test('without servers every name is unknown', async (t) => {
   const servers = await serversWith(t, {})
   assert.deepEqual(await servers.unknown('acme', ['files']), ['files'])
-  assert.deepEqual(await servers.resolve('acme', ['files']), [])
+  assert.deepEqual((await servers.resolve('acme', ['files'])).servers, [])
 })
 
 test('a name that no tool could carry, and an address of another kind, are refused at boot', async (t) => {
@@ -75,7 +86,7 @@ test('a server is there for the tenants that it names, and unknown to any other;
     const unknown = all.filter((name) => !(names as readonly string[]).includes(name))
     assert.deepEqual(await servers.unknown(tenant, all), unknown, tenant)
     // A profile from before the list was changed gets no more.
-    assert.deepEqual((await servers.resolve(tenant, all)).map(({ name }) => name).toSorted(), names, tenant)
+    assert.deepEqual((await servers.resolve(tenant, all)).servers.map(({ name }) => name).toSorted(), names, tenant)
   }
   await assert.rejects(
     serversWith(t, { files: { url } }),
@@ -112,11 +123,14 @@ test('secrets in headers are those of the tenant whose run it is, looked up for 
     ours: { url, headers: { 'x-key': 'secret://ours' }, tenants: ['acme'] },
   }
   const servers = await serversWith(t, table, fake(Secrets, secrets))
-  assert.deepEqual(await servers.resolve('acme', ['plain']), [{ name: 'plain', url, headers: { 'x-plain': 'plain' } }])
+  const addresses = 'network'
+  assert.deepEqual((await servers.resolve('acme', ['plain'])).servers, [
+    { name: 'plain', url, headers: { 'x-plain': 'plain' }, addresses },
+  ])
   assert.deepEqual(await servers.unknownSecrets('acme', ['plain', 'gone']), [])
   assert.deepEqual(asked, [], 'who uses no secret pays nothing')
-  assert.deepEqual(await servers.resolve('acme', ['github']), [
-    { name: 'github', url, headers: { ...github, of: 'acme' } },
+  assert.deepEqual((await servers.resolve('acme', ['github'])).servers, [
+    { name: 'github', url, headers: { ...github, of: 'acme' }, addresses },
   ])
   // A server that is not for the tenant needs nothing of it.
   assert.deepEqual(await servers.unknownSecrets('globex', ['github', 'ours', 'github']), ['github'])
@@ -137,4 +151,11 @@ test('a reference that can never be resolved refuses the boot', async (t) => {
   for (const value of ['secret://', 'Bearer secret://a/b', 'secret://${A}']) {
     await assert.rejects(at(value, none), /'files': in its header 'x-key', secret:\/\/ has no name of a secret/, value)
   }
+})
+
+test('what has to be kept refuses the boot of a role that keeps nothing', async (t) => {
+  const at = (more: object) => serversWith(t, { files: { url: 'https://files.test', tenants: '*', ...more } })
+  await assert.rejects(at({ toolPolicy: 'review' }), /'files' has 'toolPolicy: review', which needs a database/)
+  const oauth = { grant: 'client_credentials', clientId: 'c', clientSecret: 'secret://s' }
+  await assert.rejects(at({ oauth }), /'files' has 'oauth', which needs a database and the plugin 'secrets'/)
 })

@@ -9,15 +9,17 @@ import { CallToolRequestSchema, type CallToolResult, ListToolsRequestSchema } fr
 export type Content = CallToolResult['content']
 /** Says that the list has changed: on the call's own stream, or on the one for unasked messages. */
 export type Announce = (where: 'call' | 'stream') => Promise<void>
-export interface StandInTool {
+export interface ExternalTool {
   readonly description?: string
+  /** Properties of its input. */
+  readonly input?: Readonly<Record<string, object>>
   readonly run?: (input: Record<string, unknown>, announce: Announce) => Promise<Content | string>
 }
 
 /** An external MCP server with sessions, as other people run them. */
 export interface ExternalServer {
   readonly url: string
-  readonly tools: Map<string, StandInTool>
+  readonly tools: Map<string, ExternalTool>
   /** Names of the tools that were executed, in their order. */
   readonly calls: string[]
   readonly authorizations: (string | undefined)[]
@@ -43,7 +45,7 @@ export interface ExternalOptions {
 
 export async function startExternalServer(
   t: Pick<TestContext, 'after'>,
-  tools: Record<string, StandInTool>,
+  tools: Record<string, ExternalTool>,
   options: ExternalOptions = {},
 ): Promise<ExternalServer> {
   const { listChanged = false, pageSize = Infinity, forgotten = 404 } = options
@@ -64,10 +66,10 @@ export async function startExternalServer(
     const server = new Server({ name: 'external', version: '1' }, { capabilities: { tools: { listChanged } } })
     server.setRequestHandler(ListToolsRequestSchema, async ({ params }) => {
       const from = Number(params?.cursor ?? 0)
-      const all = [...catalogue].map(([name, { description = name }]) => ({
+      const all = [...catalogue].map(([name, { description = name, input }]) => ({
         name,
         description,
-        inputSchema: { type: 'object' as const },
+        inputSchema: { type: 'object' as const, ...(input ? { properties: input } : {}) },
       }))
       const to = Math.min(from + pageSize, all.length)
       return { tools: all.slice(from, to), ...(to < all.length ? { nextCursor: String(to) } : {}) }
