@@ -58,6 +58,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     payload: `--${boundary}\r\ncontent-disposition: form-data; name="files"; filename="initech-staged/SKILL.md"\r\n\r\n---\nname: initech-staged\ndescription: d\n---\n\r\n--${boundary}--\r\n`,
   })
   const { stagingId } = folder.json<{ stagingId: string }>()
+  await must('POST', '/api/mcp/catalog', { name: 'initech-server', url: 'https://initech.example/mcp' })
   // Written as a conductor leaves them: nothing is executed here.
   const { database } = conductor
   const messageId = `msg_${'a'.repeat(32)}`
@@ -82,6 +83,12 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
       values: [tenantId],
     },
     {
+      text: `INSERT INTO mcp_discoveries (tenant_id, name, address, tools, tool_count, listed_at)
+             VALUES ($1, 'initech-server', 'streamable-http https://initech.example/mcp',
+               '[{"name":"initech-tool","inputSchema":{},"digest":""}]', 1, now())`,
+      values: [tenantId],
+    },
+    {
       text: `INSERT INTO webhook_deliveries (tenant_id, id, run_id, url, state) VALUES ($1, $2, 'run-initech', 'https://initech.example/', 'dead')`,
       values: [tenantId, messageId],
     },
@@ -89,6 +96,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
   return {
     '/api/api-keys/{id}': apiKey.id,
     '/api/end-users/{id}': 'initech-person',
+    '/api/mcp/catalog/{name}': 'initech-server',
     '/api/pools/{id}': pool.id,
     '/api/profiles/{name}': 'initech-agent',
     '/api/profiles/{name}/keys/{keyId}': key.id,

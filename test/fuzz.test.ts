@@ -246,6 +246,7 @@ test('no request makes a listener of the control plane fail, and every answer is
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer' })
   await conductor.call(token, 'POST', '/api/profiles', { name: 'writer-two' })
   await conductor.call(token, 'POST', '/api/secrets', { name: 'writer', value: 'x' })
+  await conductor.call(token, 'POST', '/api/mcp/catalog', { name: 'writer', url: 'https://127.0.0.1.invalid/mcp' })
   await conductor.call(token, 'POST', '/api/profiles/writer/publish', { slug: 'fuzz-slug' })
   const steps = new RequestSteps(t)
   const externally = await fuzz(conductor.app, steps, (sent) => ({

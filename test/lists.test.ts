@@ -63,6 +63,11 @@ const rows: readonly Statement[] = [
   sql(450, `secrets (tenant_id, name, version)`, `'acme', 'secret' || n, 1`),
   sql(
     450,
+    `mcp_entries (tenant_id, name, active, entry)`,
+    `'acme', 'server' || n, true, jsonb_build_object('url', 'https://x.example/' || repeat('e', 8000))`,
+  ),
+  sql(
+    450,
     `secret_versions (tenant_id, name, version, master_key, wrapped_key, ciphertext, created_by)`,
     `'acme', 'secret' || n, 1, 'mk_1', '', '', 'test'`,
   ),
@@ -93,6 +98,7 @@ const lists = [
   '/api/api-keys',
   '/api/published',
   '/api/webhooks/deliveries',
+  '/api/mcp/catalog',
   '/api/secrets',
   '/api/secrets/secret1/versions',
   '/api/secrets/secret1/reads',

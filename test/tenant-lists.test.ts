@@ -60,7 +60,7 @@ test('a tenant has no MCP server, model or private receiver that the role file g
   assert.equal((await before('globex', 'POST', '/api/profiles', { name: 'old', ...pro })).status, 201)
 
   const call = await started(t, dsn, {
-    'mcp-servers': {
+    'mcp-catalog': {
       servers: {
         files: { url: 'https://files.test/mcp', tenants: ['acme'] },
         search: { url: 'https://search.test/mcp', tenants: '*' },

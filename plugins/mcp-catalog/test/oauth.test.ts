@@ -197,8 +197,16 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
       },
     },
   ])
-  // A server of the public internet does not lead us to a private address.
-  s.issuer.metadata = {}
-  await s.age(`token = NULL, due_at = NULL`)
-  assert.match(String(await s.sent()), /authorization server of the entry/)
+  // Wherever a server leads, secrets go to public addresses and encrypted, or to hosts that the operator allows.
+  const { port } = new URL(s.issuer.url)
+  for (const [where, why] of [
+    [`http://localhost:${port}/token`, /is not asked without TLS/],
+    [`https://localhost:${port}/token`, /has an address that may not be asked/],
+    [undefined, /does not answer as one|publishes no metadata/],
+  ] as const) {
+    s.issuer.metadata = where === undefined ? {} : { ...s.issuer.metadata, token_endpoint: where }
+    await s.age(`token = NULL, due_at = NULL, failed_at = NULL`)
+    assert.match(String(await s.sent()), why)
+  }
+  assert.equal(s.issuer.asked.length, 1)
 })

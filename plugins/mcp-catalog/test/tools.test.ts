@@ -151,7 +151,7 @@ test('with `trust` changes are taken, and are on record', async (t) => {
   const log = itemsOf(await call('GET', '/api/audit?limit=50'))
   const entry = log.find(({ action }) => action === 'mcp.tools.changed')
   assert.deepEqual(entry?.['target'], 'files')
-  assert.match(JSON.stringify(entry), /"added":\["list"\],"changed":\["read"\],"removed":\["write"\]/)
+  assert.deepEqual(entry?.['detail'], { policy: 'trust', added: ['list'], changed: ['read'], removed: ['write'] })
 })
 
 test('a server of the older transport is asked through its stream', async (t) => {

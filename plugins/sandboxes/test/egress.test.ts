@@ -411,3 +411,47 @@ test('an MCP server of the run under way is asked with its own headers, and is g
   const gone = await call('tickets', 'POST', '{}')
   assert.equal(((await gone.json()) as { error: string }).error, 'unknown_mcp_server')
 })
+
+test('a worker calls the tools that a server is for, and reaches no other address than its entry may have', async (t) => {
+  const upstream = await upstreamOf(t, ({ response }) =>
+    response.writeHead(200, { 'content-type': 'application/json' }).end('{}'),
+  )
+  const { open, urls } = await startHub(t)
+  const { channel } = await open()
+  const tools = [{ name: 'read', digest: 'd' }]
+  const mcpServers = [
+    { name: 'files', url: `${upstream.url}/mcp`, tools },
+    { name: 'literal', url: `${upstream.url}/mcp`, addresses: 'public' as const },
+    { name: 'named', url: `${upstream.url.replace('127.0.0.1', 'localhost')}/mcp`, addresses: 'public' as const },
+    { name: 'network', url: `${upstream.url}/mcp`, addresses: 'network' as const },
+  ]
+  const abort = new AbortController()
+  const first = begin(channel, { mcpServers }, abort.signal).next()
+  const call = async (name: string, body: string) => {
+    const reply = await fetch(`${urls['workers']}${workerPaths(channel.sessionId).mcpServer(name)}`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${channel.token}` },
+      body,
+    })
+    return [reply.status, ((await reply.json()) as { error?: string }).error]
+  }
+  const calling = (tool: string) => `{"id":1,"method":"tools/call","params":{"name":"${tool}"}}`
+  assert.deepEqual(await call('files', calling('read')), [200, undefined])
+  assert.deepEqual(await call('files', '{"id":1,"method":"tools/list"}'), [200, undefined])
+  const refused = [
+    calling('delete'),
+    `[${calling('read')},${calling('delete')}]`,
+    '{"method":"tools/call","params":{"name":"read","name":"delete"}}',
+    '{"method":"tools/call"}',
+    'read',
+  ]
+  for (const body of refused) assert.deepEqual(await call('files', body), [403, 'tool_not_allowed'], body)
+  assert.equal(upstream.seen.length, 2)
+  for (const name of ['literal', 'named']) {
+    assert.deepEqual(await call(name, calling('any')), [502, 'mcp_server_unreachable'], name)
+  }
+  assert.deepEqual(await call('network', calling('any')), [200, undefined])
+  assert.equal(upstream.seen.length, 3)
+  abort.abort(new Error('over'))
+  await assert.rejects(first, /over/)
+})
