@@ -108,7 +108,7 @@ async function startFleet(t: TestContext) {
   const start = async (name: string, env: Record<string, string>, ...added: Plugin[]): Promise<Running> => {
     const role = await loadRole(join(root, `config/${name}.yaml`), { env: { ...common, ...env } })
     const plugins = role.plugins.map((entry) =>
-      entry.name === 'mcp-servers'
+      entry.name === 'mcp-catalog'
         ? { ...entry, config: { servers: { files: { url: 'http://127.0.0.1:1/', tenants: ['*'] } } } }
         : entry,
     )

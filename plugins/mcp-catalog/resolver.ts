@@ -45,54 +45,10 @@ const mostNames = 100
 
 /** What profiles and runs need of the catalog. */
 export function createResolver(options: ResolverOptions): McpServers {
-  const { database, config, secrets, addressesOf } = options
-
-  const load = async (tenantId: string, names: readonly string[]): Promise<ReadonlyMap<string, Row>> => {
-    if (!database || names.length === 0) return new Map()
-    const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...find, values: [tenantId, names, options.keepMs] }])
-    return new Map(rows.map((row) => [row.name, row]))
-  }
-  /** The entries of these names that a tenant may use. */
-  const usable = async (tenantId: string, names: readonly string[]): Promise<ReadonlyMap<string, Entry>> => {
-    const rows = await load(
-      tenantId,
-      names.filter((name) => !config.find(tenantId, name)),
-    )
-    return new Map(
-      names.flatMap((name) => {
-        const entry = config.find(tenantId, name) ?? ownOf(rows.get(name))
-        return entry?.active ? [[name, entry] as const] : []
-      }),
-    )
-  }
-  const ready = async (
-    tenantId: string,
-    entry: Entry,
-    row: Row | undefined,
-  ): Promise<McpServer | UnavailableMcpServer> => {
-    const { name, url, transport } = entry
-    const tools = toolsOf(entry, row)
-    if (tools?.length === 0)
-      return { server: name, message: entry.toolPolicy === 'review' ? noneAccepted : noneAllowed }
-    try {
-      const { headers } = await options.credentials.of(tenantId, entry, AbortSignal.timeout(patienceMs))
-      return {
-        name,
-        url,
-        ...(transport === 'sse' ? { transport } : {}),
-        ...(Object.keys(headers).length > 0 ? { headers: { ...headers } } : {}),
-        addresses: addressesOf(entry),
-        ...(tools ? { tools } : {}),
-      }
-    } catch (error) {
-      // Its authorization server is somebody else's: that costs the run these tools, as a server does that is away.
-      if (!isAppError(error) || error.code !== 'mcp_token_refused') throw error
-      return { server: name, message: error.sentence ?? noToken }
-    }
-  }
+  const { database, config, secrets, discoveries } = options
   return {
     async unknown(tenantId, names) {
-      const entries = await usable(tenantId, names)
+      const entries = await usable(options, tenantId, names)
       return names.filter((name) => !entries.has(name))
     },
     async names(tenantId) {
@@ -107,24 +63,21 @@ export function createResolver(options: ResolverOptions): McpServers {
     },
     async unknownSecrets(tenantId, names) {
       if (!secrets) return []
-      const referred = [...(await usable(tenantId, names)).values()].flatMap(secretsOf)
+      const referred = [...(await usable(options, tenantId, names)).values()].flatMap(secretsOf)
       return referred.length > 0 ? secrets.unknown(tenantId, [...new Set(referred)]) : []
     },
     async resolve(tenantId, names): Promise<ResolvedMcpServers> {
       // What the role file says alone of an entry needs no round trip.
-      const kept = names.filter((name) => {
-        const managed = config.find(tenantId, name)
-        return !managed || managed.toolPolicy === 'review'
-      })
-      const rows = await load(tenantId, kept)
+      const kept = names.filter((name) => config.find(tenantId, name)?.toolPolicy !== 'trust')
+      const rows = await load(options, tenantId, kept)
       const found = await Promise.all(
         names.map(async (name) => {
           const row = rows.get(name)
           const entry = config.find(tenantId, name) ?? ownOf(row)
           if (!entry) return { server: name, message: gone }
           if (!entry.active) return { server: name, message: inactive }
-          if (row && (row.old || row.address !== addressOf(entry))) options.discoveries.refresh(tenantId, entry)
-          return ready(tenantId, entry, row)
+          if (row && (row.old || row.address !== addressOf(entry))) discoveries.refresh(tenantId, entry)
+          return ready(options, tenantId, entry, row)
         }),
       )
       return {
@@ -132,6 +85,56 @@ export function createResolver(options: ResolverOptions): McpServers {
         unavailable: found.flatMap((one) => ('server' in one ? [one] : [])),
       }
     },
+  }
+}
+
+async function load(
+  { database, keepMs }: ResolverOptions,
+  tenantId: string,
+  names: readonly string[],
+): Promise<ReadonlyMap<string, Row>> {
+  if (!database || names.length === 0) return new Map()
+  const [rows] = await database.batch<[Row[]]>(tenantId, [{ ...find, values: [tenantId, names, keepMs] }])
+  return new Map(rows.map((row) => [row.name, row]))
+}
+
+/** The entries of these names that a tenant may use. */
+async function usable(
+  options: ResolverOptions,
+  tenantId: string,
+  names: readonly string[],
+): Promise<ReadonlyMap<string, Entry>> {
+  const managed = (name: string): Entry | undefined => options.config.find(tenantId, name)
+  const own = names.filter((name) => !managed(name))
+  const rows = await load(options, tenantId, own)
+  const entries = names.map((name) => managed(name) ?? ownOf(rows.get(name)))
+  return new Map(entries.flatMap((entry) => (entry?.active ? [[entry.name, entry] as const] : [])))
+}
+
+/** What the run is given of an entry, or why it has to do without. */
+async function ready(
+  { credentials, addressesOf }: ResolverOptions,
+  tenantId: string,
+  entry: Entry,
+  row: Row | undefined,
+): Promise<McpServer | UnavailableMcpServer> {
+  const { name, url, transport } = entry
+  const tools = toolsOf(entry, row)
+  if (tools?.length === 0) return { server: name, message: entry.toolPolicy === 'review' ? noneAccepted : noneAllowed }
+  try {
+    const { headers } = await credentials.of(tenantId, entry, AbortSignal.timeout(patienceMs))
+    return {
+      name,
+      url,
+      ...(transport === 'sse' ? { transport } : {}),
+      ...(Object.keys(headers).length > 0 ? { headers: { ...headers } } : {}),
+      addresses: addressesOf(entry),
+      ...(tools ? { tools } : {}),
+    }
+  } catch (error) {
+    // Its authorization server is somebody else's: that costs the run these tools, as a server does that is away.
+    if (!isAppError(error) || error.code !== 'mcp_token_refused') throw error
+    return { server: name, message: error.sentence ?? noToken }
   }
 }
 

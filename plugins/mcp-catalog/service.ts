@@ -63,10 +63,8 @@ export function createCatalogService({ database, config, addresses, secrets, lim
     list: (tenantId: string, page: Page): Promise<Listing<KnownEntry>> =>
       listEntries(database, tenantId, config.of(tenantId), page),
     find,
-    async create(
-      tenantId: string,
-      { name, active = true, managedBy: _, ...document }: CreateEntry,
-    ): Promise<KnownEntry> {
+    async create(tenantId: string, input: CreateEntry): Promise<KnownEntry> {
+      const { name, active = true, managedBy: _, ...document } = input
       refuseManaged(tenantId, name)
       const entry = entryOf(name, document, active, 'user')
       keptHeaders(entry.headers, undefined)

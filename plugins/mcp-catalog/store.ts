@@ -48,9 +48,10 @@ const toKnown =
     ...known,
   })
 
-const documentOf = ({ name: _, active: __, managedBy: ___, ...document }: Entry): EntryDocument => ({
-  ...(document as EntryDocument),
-})
+function documentOf(entry: Entry): Omit<Entry, 'name' | 'active' | 'managedBy'> {
+  const { name: _, active: __, managedBy: ___, ...document } = entry
+  return document
+}
 // Their headers stay here: the database has no need of an operator's credentials.
 const merged = (tenantId: string, config: readonly Entry[]): readonly unknown[] => [
   tenantId,

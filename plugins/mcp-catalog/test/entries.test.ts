@@ -5,7 +5,7 @@ import { catalog, failureOf, itemsOf, sentenceOf, stage } from './stage.ts'
 const files = { name: 'files', url: 'https://files.example/mcp' }
 
 test('an entry is made, read, listed, replaced and deleted; what the server owns is ignored', async (t) => {
-  const { call, caller } = await stage(t)
+  const { call, member: asMember } = await stage(t)
   const made = await call('POST', catalog, { ...files, managedBy: 'config', description: 'Files.' })
   assert.equal(made.status, 201)
   const { createdAt, updatedAt, ...rest } = made.body
@@ -21,7 +21,7 @@ test('an entry is made, read, listed, replaced and deleted; what the server owns
   assert.deepEqual(rest, shown)
   assert.deepEqual(failureOf(await call('POST', catalog, files)), [409, 'conflict'])
 
-  const member = await caller('default', 'member')
+  const member = await asMember()
   assert.deepEqual((await member('GET', `${catalog}/files`)).body, made.body)
   for (const [method, url] of [
     ['POST', catalog],
@@ -69,7 +69,7 @@ test('an entry is made, read, listed, replaced and deleted; what the server owns
 })
 
 test('entries of the role file are in the catalog of the tenants that they are for, and nobody changes them', async (t) => {
-  const { call, caller } = await stage(t, {
+  const { call, other } = await stage(t, {
     settings: {
       servers: {
         github: { url: 'http://10.0.0.7:80/mcp?key=k', headers: { 'x-key': 'hush' }, tenants: ['default'] },
@@ -96,7 +96,7 @@ test('entries of the role file are in the catalog of the tenants that they are f
     assert.match(sentenceOf(answer), /'github' is from the role file/)
   }
   assert.equal((await call('DELETE', `${catalog}/other`)).status, 404)
-  const acme = await caller('acme')
+  const acme = await other('acme')
   assert.deepEqual(
     itemsOf(await acme('GET', catalog)).map(({ name }) => name),
     ['other'],

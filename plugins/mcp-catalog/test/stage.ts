@@ -1,11 +1,9 @@
 import { randomBytes } from 'node:crypto'
 import type { TestContext } from 'node:test'
 import { definePlugin } from '#kernel'
-import { Tokens } from '#contracts/auth'
 import { Database } from '#contracts/database'
 import { McpServers } from '#contracts/mcp-servers'
 import { freshDatabase, testRole } from '#testing'
-import { issueKey } from '../../auth/keys.service.ts'
 
 /** What the tests read of an answer. */
 export interface Body {
@@ -29,12 +27,13 @@ interface StageOptions {
 
 /** The conductor as an operator runs it, where servers of this machine may be entered. */
 export async function stage(t: TestContext, { dsn, variables = {}, settings = {} }: StageOptions = {}) {
-  const parts: { database: Database; tokens: Tokens; servers: McpServers }[] = []
+  const parts: { database: Database; servers: McpServers }[] = []
   const probe = definePlugin({
     name: 'probe',
-    requires: { database: Database, tokens: Tokens, servers: McpServers },
+    requires: { database: Database, servers: McpServers },
     setup: async ({ deps }) => (parts.push(deps), {}),
   })
+  const bootstrap = randomBytes(24).toString('hex')
   const where = dsn ?? (await freshDatabase(t))
   const kernel = await testRole(
     t,
@@ -44,15 +43,18 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
       POSTGRES_DSN: where,
       RUNNER_URLS: 'http://127.0.0.1:1',
       AGENT_ORC_MASTER_KEY: masterKey,
+      AGENT_ORC_BOOTSTRAP_KEY: bootstrap,
+      AGENT_ORC_BOOTSTRAP: 'always',
+      AGENT_ORC_ADMIN_TENANT: 'default',
       AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1',
       ...variables,
     },
     { 'mcp-catalog': settings },
   )
-  const { database, tokens, servers } = parts[0]!
-  const caller = async (tenantId: string, role: 'owner' | 'admin' | 'member' = 'owner'): Promise<Call> => {
-    const { token } = await issueKey(database, tokens, { tenantId, role, label: role, createdBy: 'test' })
-    return async (method, url, body) => {
+  const { database, servers } = parts[0]!
+  const callerWith =
+    (token: string): Call =>
+    async (method, url, body) => {
       const reply = await kernel.listeners['conductor']!.inject({
         method,
         url,
@@ -65,9 +67,25 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
       const text = reply.body
       return { status: reply.statusCode, headers: reply.headers, body: (text === '' ? {} : JSON.parse(text)) as Body }
     }
-  }
+  const call = callerWith(bootstrap)
   const metrics = async (): Promise<string> => (await kernel.listeners['operations']!.inject({ url: '/metrics' })).body
-  return { dsn: where, kernel, database, servers, caller, metrics, call: await caller('default') }
+  return {
+    dsn: where,
+    kernel,
+    database,
+    servers,
+    metrics,
+    call,
+    async member(): Promise<Call> {
+      const { body } = await call('POST', '/api/api-keys', { label: 'member', role: 'member' })
+      return callerWith(body['token'] as string)
+    },
+    /** The owner of another tenant, which is made for it. */
+    async other(id: string): Promise<Call> {
+      const { body } = await call('POST', '/api/tenants', { id, name: id, ownerKey: true })
+      return callerWith((body['ownerKey'] as { token: string }).token)
+    },
+  }
 }
 
 export const catalog = '/api/mcp/catalog'

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
 import { createKeyring, type Owner, type Sealed } from '../envelope.ts'
+import { createSealer } from '../sealer.ts'
 
 const owner: Owner = { tenantId: 'acme', name: 'github', version: 1 }
 const value = Buffer.from('swordfish')
@@ -58,4 +59,22 @@ test('K3: both master keys open while they are changed; wrapped anew, a value ne
   // What has not been rolled out yet reads what is written with the new key, when it was given that as the other one first.
   assert.deepEqual(createKeyring(old, fresh).open(owner, both.seal(owner, value)), value)
   assert.deepEqual([createKeyring(old, old).previous, both.previous], [undefined, before.current])
+})
+
+test('what another plugin keeps opens for its tenant and name alone, and is none where the master key is another one', () => {
+  const [first, second] = [randomBytes(32), randomBytes(32)]
+  const sealer = createSealer(createKeyring(first))
+  const sealed = sealer.seal('acme', 'mcp-tokens/github', 'swordfish')
+  assert.doesNotMatch(sealed, /swordfish/)
+  assert.equal(sealer.open('acme', 'mcp-tokens/github', sealed), 'swordfish')
+  assert.equal(createSealer(createKeyring(second, first)).open('acme', 'mcp-tokens/github', sealed), 'swordfish')
+  for (const [tenant, name, text] of [
+    ['globex', 'mcp-tokens/github', sealed],
+    ['acme', 'mcp-tokens/other', sealed],
+    ['acme', 'mcp-tokens/github', sealed.slice(0, -3)],
+    ['acme', 'mcp-tokens/github', ''],
+  ] as const) {
+    assert.equal(sealer.open(tenant, name, text), undefined)
+  }
+  assert.equal(createSealer(createKeyring(second)).open('acme', 'mcp-tokens/github', sealed), undefined)
 })
