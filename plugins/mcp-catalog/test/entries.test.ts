@@ -207,7 +207,13 @@ test('profiles name entries that are there and active; a run loads those alone, 
   assert.match(sentenceOf(refused), /files, gone/)
   assert.equal((await write(['e1', 'e200', 'ours'])).status, 201)
 
+  const batch = t.mock.method(database, 'batch')
+  assert.equal((await servers.resolve('default', ['ours'])).servers.length, 1)
+  assert.equal(batch.mock.callCount(), 0, 'what the role file says costs no round trip')
   const found = await servers.resolve('default', ['e2', 'files', 'gone', 'ours'])
+  assert.equal(batch.mock.callCount(), 1)
+  assert.equal((await (batch.mock.calls[0]!.result as Promise<object[][]>))[0]!.length, 3)
+  batch.mock.restore()
   assert.deepEqual(found.servers, [
     { name: 'e2', url: 'https://x.example', addresses: 'public' },
     { name: 'ours', url: 'https://ours.example', addresses: 'network' },
