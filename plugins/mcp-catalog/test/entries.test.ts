@@ -73,7 +73,7 @@ test('entries of the role file are in the catalog of the tenants that they are f
     settings: {
       servers: {
         github: { url: 'http://10.0.0.7:80/mcp?key=k', headers: { 'x-key': 'hush' }, tenants: ['default'] },
-        other: { url: 'https://other.example', tenants: ['acme'] },
+        other: { url: 'https://other.example', tenants: ['initech'] },
       },
     },
   })
@@ -96,13 +96,13 @@ test('entries of the role file are in the catalog of the tenants that they are f
     assert.match(sentenceOf(answer), /'github' is from the role file/)
   }
   assert.equal((await call('DELETE', `${catalog}/other`)).status, 404)
-  const acme = await other('acme')
+  const initech = await other('initech')
   assert.deepEqual(
-    itemsOf(await acme('GET', catalog)).map(({ name }) => name),
+    itemsOf(await initech('GET', catalog)).map(({ name }) => name),
     ['other'],
   )
   // A name that the role file gives to another tenant is free.
-  assert.equal((await acme('POST', catalog, { ...files, name: 'github' })).status, 201)
+  assert.equal((await initech('POST', catalog, { ...files, name: 'github' })).status, 201)
 })
 
 test('values of headers are masked, references are not; the mask stands for what is stored, at the same server', async (t) => {
