@@ -49,13 +49,13 @@ export interface Changes {
   readonly removed: readonly string[]
 }
 
-/** Keeps what a server has answered, and resolves to what is new about it. */
+/** Keeps what a server has answered, and resolves to what is new about it, and by how many bytes there is more of it. */
 export async function storeFound(
   database: Database,
   tenantId: string,
   entry: Entry,
   { server, tools, latencyMs }: Found,
-): Promise<Changes> {
+): Promise<{ readonly changes: Changes; readonly grown: number }> {
   return database.tenant(tenantId, async (tx) => {
     const before = await lockDiscovery(tx, entry)
     await tx.query({
@@ -64,9 +64,11 @@ export async function storeFound(
              WHERE tenant_id = $1 AND name = $2`,
       values: [tenantId, entry.name, JSON.stringify(server), JSON.stringify(tools), tools.length, latencyMs],
     })
-    return changesOf(before.tools, tools)
+    return { changes: changesOf(before.tools, tools), grown: sizeOf(tools) - sizeOf(before.tools ?? []) }
   })
 }
+
+const sizeOf = (tools: readonly FoundTool[]): number => Buffer.byteLength(JSON.stringify(tools))
 
 function changesOf(before: readonly FoundTool[] | null, now: readonly FoundTool[]): Changes {
   if (!before) return { added: [], changed: [], removed: [] }

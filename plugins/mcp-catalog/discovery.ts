@@ -1,7 +1,8 @@
 import type { FastifyBaseLogger } from 'fastify'
-import pLimit from 'p-limit'
+import pLimit, { type LimitFunction } from 'p-limit'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database } from '#contracts/database'
+import type { TenantLimits } from '#contracts/limits'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { ModelConnections } from '#kit/models'
 import type { AppError } from '#kernel'
@@ -22,9 +23,10 @@ import type { ToolState } from './schema.ts'
 
 /** A server that could not be asked is not asked again for a list that anybody wants. */
 const pauseMs = 30_000
-/** Servers that one conductor asks at once, and those that may wait. */
-const atOnce = 8
-const mostWaiting = 100
+/** Servers that one conductor asks at once, those of one tenant among them, and how many of a tenant may be wanted. */
+const atOnce = 16
+const ofTenantAtOnce = 4
+const mostOfTenant = 50
 /** The largest answer of a server, and what is kept of its tools. */
 const maxBytes = 2 * 1024 * 1024
 
@@ -37,6 +39,7 @@ export interface DiscoveryOptions {
   /** How long a server may take to be connected and to list its tools. */
   readonly timeoutMs: number
   readonly metrics: CatalogMetrics
+  readonly limits: Pick<TenantLimits, 'stored'> | undefined
   /** Where changes of tools are put on record. */
   readonly trail: AuditTrail | undefined
   readonly log: FastifyBaseLogger
@@ -46,7 +49,9 @@ export interface DiscoveryOptions {
 /** Asks servers what they have, and keeps it. */
 export class Discoveries {
   readonly #options: DiscoveryOptions
-  readonly #limit = pLimit(atOnce)
+  readonly #all = pLimit(atOnce)
+  /** By tenant, so that silent servers of one hold up nobody else. */
+  readonly #tenants = new Map<string, { readonly limit: LimitFunction; asked: number }>()
   readonly #underWay = new Map<string, Promise<Found>>()
 
   constructor(options: DiscoveryOptions) {
@@ -58,8 +63,16 @@ export class Discoveries {
     const key = JSON.stringify([tenantId, entry])
     const running = this.#underWay.get(key)
     if (running) return running
-    if (this.#limit.pendingCount >= mostWaiting) throw catalogErrors.mcpBusy()
-    const asked = this.#limit(() => this.#askNow(tenantId, entry)).finally(() => this.#underWay.delete(key))
+    const own = this.#tenants.get(tenantId) ?? { limit: pLimit(ofTenantAtOnce), asked: 0 }
+    if (own.asked >= mostOfTenant) throw catalogErrors.mcpBusy()
+    this.#tenants.set(tenantId, own)
+    own.asked++
+    const asked = own
+      .limit(() => this.#all(() => this.#askNow(tenantId, entry)))
+      .finally(() => {
+        this.#underWay.delete(key)
+        if (--own.asked === 0) this.#tenants.delete(tenantId)
+      })
     this.#underWay.set(key, asked)
     return asked
   }
@@ -86,10 +99,12 @@ export class Discoveries {
   }
 
   async #askNow(tenantId: string, entry: Entry): Promise<Found> {
-    const { database, metrics, log } = this.#options
+    const { database, metrics, limits, log } = this.#options
     try {
       const found = await this.#connect(tenantId, entry)
-      const changes = await storeFound(database, tenantId, entry, found)
+      limits?.stored.admit(tenantId)
+      const { changes, grown } = await storeFound(database, tenantId, entry, found)
+      if (grown > 0) limits?.stored.add(tenantId, grown)
       metrics.discoveries.inc({ outcome: 'found' })
       await this.#tell(tenantId, entry, changes)
       return found

@@ -78,6 +78,7 @@ export default definePlugin({
       keepMs,
       timeoutMs,
       metrics: counted,
+      limits,
       trail,
       log,
       stopping,

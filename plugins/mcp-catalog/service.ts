@@ -25,7 +25,7 @@ export interface CatalogServiceOptions {
   readonly config: ConfigEntries
   readonly addresses: AddressPolicy
   readonly secrets: Secrets | undefined
-  readonly limits: Pick<TenantLimits, 'of'> | undefined
+  readonly limits: Pick<TenantLimits, 'of' | 'stored'> | undefined
 }
 
 export type CatalogService = ReturnType<typeof createCatalogService>
@@ -34,10 +34,12 @@ export type CatalogService = ReturnType<typeof createCatalogService>
 export function createCatalogService({ database, config, addresses, secrets, limits }: CatalogServiceOptions) {
   const limitsOf = (tenantId: string) => limits?.of(tenantId) ?? defaultLimits
 
+  const sizeOf = (entry: Entry): number => Buffer.byteLength(JSON.stringify(entry))
   /** 400 or 409 for an entry that cannot be kept. */
   const check = async (tenantId: string, entry: Entry): Promise<void> => {
     const { mcpEntryBytes: most } = limitsOf(tenantId)
-    if (Buffer.byteLength(JSON.stringify(entry)) > most) throw overLimit('mcpEntryBytes', most)
+    if (sizeOf(entry) > most) throw overLimit('mcpEntryBytes', most)
+    limits?.stored.admit(tenantId)
     checkHeaders(entry)
     await addresses.check(entry.url, 'body/url')
     if (entry.oauth?.tokenUrl !== undefined) await addresses.check(entry.oauth.tokenUrl, 'body/oauth/tokenUrl')
@@ -71,6 +73,7 @@ export function createCatalogService({ database, config, addresses, secrets, lim
       await check(tenantId, entry)
       const { mcpEntries: most } = limitsOf(tenantId)
       await database.tenant(tenantId, (tx) => insertEntry(tx, entry, most))
+      limits?.stored.add(tenantId, sizeOf(entry))
       return find(tenantId, name)
     },
     async replace(tenantId: string, name: string, input: ReplaceEntry): Promise<KnownEntry> {

@@ -2,6 +2,7 @@ import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Database } from '#contracts/database'
+import { limitErrors } from '#contracts/limits'
 import { PageQuery } from '#contracts/paging'
 import { secretErrors } from '#contracts/secrets'
 import { listOf, sendList } from '#kit/lists'
@@ -22,6 +23,7 @@ const asking = [
   secretUnreadable,
   secretsUnavailable,
   notFound,
+  limitErrors.limitExceeded,
 ] as const
 
 /** Tools of one part of an answer, and those of a test. */

@@ -3,7 +3,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test, type TestContext } from 'node:test'
-import { startToolServer } from '#testing'
+import { startExternalServer, startToolServer } from '#testing'
 import { chat } from './client.ts'
 import { type Cluster, eventually, forms, startCluster } from './cluster.ts'
 
@@ -37,12 +37,44 @@ async function withServer(t: TestContext, role: 'dev' | 'conductor', url: string
   return path
 }
 
+/** A server that the tenant enters itself, of which an admin has accepted one tool. */
+async function ownServer(t: TestContext, cluster: Cluster): Promise<void> {
+  const server = await startExternalServer(t, { read: {}, write: {} })
+  const entry = { name: 'own', url: server.url, toolPolicy: 'review' }
+  assert.equal((await cluster.api('POST', '/api/mcp/catalog', entry)).status, 201)
+  const tools = await cluster.api<{ name: string; digest: string }[]>('GET', '/api/mcp/catalog/own/tools')
+  const digests = tools.body.filter(({ name }) => name === 'read').map(({ digest }) => digest)
+  assert.equal((await cluster.api('POST', '/api/mcp/catalog/own/accept', { digests })).status, 200)
+  const profile = { model: 'openai/stand-in', mcpServers: ['own'] }
+  assert.equal((await cluster.api('PUT', '/api/profiles/looker', profile)).status, 200)
+  const calls = ['read', 'write'].map((name) => ({ name: `mcp__own__${name}`, arguments: {} }))
+  cluster.model.next({ toolCalls: calls }, { text: 'done' })
+  const run = await finished(cluster, { profile: 'looker', prompt: 'read' })
+  const results = run.events.filter(({ type }) => type === 'tool_result')
+  assert.deepEqual(
+    results.map(({ name, ok }) => [name, ok]),
+    [
+      ['mcp__own__read', true],
+      ['mcp__own__write', false],
+    ],
+  )
+  assert.deepEqual(server.calls, ['read'])
+  await cluster.api('DELETE', '/api/mcp/catalog/own')
+  cluster.model.next({ text: 'done' })
+  const without = await finished(cluster, { profile: 'looker', prompt: 'read' })
+  const told = without.events.find(({ stage }) => stage === 'mcp_server_unavailable')
+  assert.deepEqual([told?.['server'], told?.['message']], ['own', 'There is no MCP server of this name any more.'])
+}
+
 for (const form of forms) {
   test(`${form}: images, forms of answers and external tools go all the way to the model`, async (t) => {
     const external = await startToolServer(t, { look: async () => ({ text: 'seen outside' }) })
     const role = form === 'single' ? 'dev' : 'conductor'
     const files = { [role]: await withServer(t, role, external.url) }
-    const cluster = await startCluster(t, form, { env: { EXTERNAL_KEY: 'canary-of-the-test' }, files })
+    const cluster = await startCluster(t, form, {
+      env: { EXTERNAL_KEY: 'canary-of-the-test', AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1' },
+      files,
+    })
     const agent = await cluster.agent('looker')
 
     const large = Buffer.alloc(4 * 1024 * 1024 - 3, 7).toString('base64')
@@ -78,5 +110,6 @@ for (const form of forms) {
     assert.deepEqual([result['name'], result['content']], ['mcp__files__look', 'seen outside'])
     assert.ok(external.tokens.length > 0 && external.tokens.every((token) => token === 'Bearer canary-of-the-test'))
     assert.doesNotMatch(JSON.stringify(looked) + cluster.output(), /canary-of-the-test/)
+    await ownServer(t, cluster)
   })
 }
