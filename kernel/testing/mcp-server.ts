@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { TestContext } from 'node:test'
+import { SSEServerTransport } from '@modelcontextprotocol/sdk/server/sse.js'
 import { Server } from '@modelcontextprotocol/sdk/server/index.js'
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js'
 import { CallToolRequestSchema, type CallToolResult, ListToolsRequestSchema } from '@modelcontextprotocol/sdk/types.js'
@@ -121,4 +122,26 @@ export async function startExternalServer(
   })
   // The options are read at each request, so a test may change them.
   return Object.assign(external, { url: `http://127.0.0.1:${(http.address() as AddressInfo).port}/mcp` })
+}
+
+/** A server of the older transport with one tool, `look`; resolves to its URL. */
+export async function startSseServer(t: Pick<TestContext, 'after'>): Promise<string> {
+  const streams = new Map<string, SSEServerTransport>()
+  const http = createServer(async (request, response) => {
+    const id = new URL(request.url!, 'http://x').searchParams.get('sessionId')
+    if (request.method === 'POST') return void streams.get(id!)!.handlePostMessage(request, response)
+    const transport = new SSEServerTransport('/messages', response)
+    streams.set(transport.sessionId, transport)
+    const server = new Server({ name: 'old', version: '1' }, { capabilities: { tools: {} } })
+    const tools = [{ name: 'look', inputSchema: { type: 'object' as const } }]
+    server.setRequestHandler(ListToolsRequestSchema, async () => ({ tools }))
+    server.setRequestHandler(CallToolRequestSchema, async () => ({ content: [{ type: 'text', text: 'looked' }] }))
+    await server.connect(transport)
+  })
+  await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    http.closeAllConnections()
+    return new Promise<void>((resolve) => http.close(() => resolve()))
+  })
+  return `http://127.0.0.1:${(http.address() as AddressInfo).port}/sse`
 }

@@ -17,9 +17,9 @@ import {
   storeFound,
 } from './discoveries.store.ts'
 import { type Entry, isAllowed } from './entry.ts'
-import { catalogErrors } from './errors.ts'
+import { askErrors, catalogErrors } from './errors.ts'
 import type { CatalogMetrics } from './metrics.ts'
-import type { ToolState } from './schema.ts'
+import type { Failure, ToolState } from './schema.ts'
 
 /** A server that could not be asked is not asked again for a list that anybody wants. */
 const pauseMs = 30_000
@@ -82,7 +82,8 @@ export class Discoveries {
     const { database, keepMs } = this.#options
     const known = await findDiscovery(database, tenantId, entry)
     if (known?.tools && (known.listedMs! < keepMs || isPaused(known))) return known
-    if (known?.failure && isPaused(known)) throw failureAgain(known.failure)
+    const failed = known?.failure && isPaused(known) ? failureAgain(known.failure) : undefined
+    if (failed) throw failed
     try {
       await this.ask(tenantId, entry)
     } catch (error) {
@@ -165,17 +166,23 @@ export class Discoveries {
   }
 
   async #tell(tenantId: string, entry: Entry, changes: Changes): Promise<void> {
-    const { metrics, trail } = this.#options
+    const { metrics, trail, log } = this.#options
     const kinds = Object.entries(changes) as [keyof Changes, readonly string[]][]
     if (kinds.every(([, names]) => names.length === 0)) return
     for (const [kind, names] of kinds) metrics.changes.inc({ kind, policy: entry.toolPolicy }, names.length)
-    const actor = { keyId: 'mcp-catalog', role: 'service' }
-    const record = await trail?.begin({ tenantId, actor, action: 'mcp.tools.changed', target: entry.name })
     const shown = Object.fromEntries(kinds.map(([kind, names]) => [kind, names.slice(0, mostNamed)]))
-    if (record) await trail?.end(record, { status: 200, detail: { policy: entry.toolPolicy, ...shown } })
+    const write = { tenantId, actor, action: 'mcp.tools.changed', target: entry.name }
+    try {
+      const record = await trail?.begin(write)
+      if (record) await trail?.end(record, { status: 200, detail: { policy: entry.toolPolicy, ...shown } })
+    } catch (err) {
+      log.warn({ err, tenantId, server: entry.name }, 'a change of the tools of an MCP server is not on record')
+    }
   }
 }
 
+/** Who found it. */
+const actor = { keyId: 'mcp-catalog', role: 'service' }
 /** Names of one kind of change that are put on record. */
 const mostNamed = 50
 const never: Discovery = { tools: [], listedMs: 0, failedMs: null, failure: null, accepted: {} }
@@ -183,10 +190,9 @@ const never: Discovery = { tools: [], listedMs: 0, failedMs: null, failure: null
 const isPaused = ({ failedMs, listedMs }: Discovery): boolean =>
   failedMs !== null && failedMs < pauseMs && (listedMs === null || failedMs < listedMs)
 
-/** The failure of a moment ago, as it was told then. */
-function failureAgain({ code, message }: { readonly code: string; readonly message: string }): AppError {
-  const known = Object.values(catalogErrors).find(({ row }) => row.code === code)
-  return (known ?? catalogErrors.mcpUnreachable)({ message })
+/** The failure of a moment ago, as it was told then. What failed before a server was asked, such as a secret, is tried again. */
+function failureAgain({ code, message }: Failure): AppError | undefined {
+  return askErrors.find(({ row }) => row.code === code)?.({ message })
 }
 
 function serverOf(client: {

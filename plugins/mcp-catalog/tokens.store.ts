@@ -5,7 +5,7 @@ export interface StoredToken {
   readonly basis: string
   /** Sealed. */
   readonly token: string | null
-  /** It holds; it is due to be replaced. */
+  /** It holds for a while yet; it is due to be replaced. */
   readonly valid: boolean
   readonly due: boolean
   /** Why nobody got one a moment ago. */
@@ -17,7 +17,10 @@ const leaseFor = `interval '30 seconds'`
 /** For so long after a failure nobody asks again. */
 const pause = `interval '5 seconds'`
 
-const columns = `basis, token, token IS NOT NULL AND expires_at > now() AS valid, coalesce(due_at <= now(), true) AS due,
+/** A token that ends while it is being sent is none. Of a short one half of its last part is enough. */
+const margin = `least(interval '30 seconds', (expires_at - due_at) / 2)`
+
+const columns = `basis, token, token IS NOT NULL AND expires_at - ${margin} > now() AS valid, coalesce(due_at <= now(), true) AS due,
   CASE WHEN failed_at > now() - ${pause} THEN failure END AS failure`
 
 export async function findToken(database: Database, tenantId: string, name: string): Promise<StoredToken | undefined> {

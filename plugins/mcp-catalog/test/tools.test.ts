@@ -2,10 +2,7 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type TestContext, test } from 'node:test'
-import { SSEServerTransport } from '@modelcontextprotocol/sdk/server/sse.js'
-import { Server } from '@modelcontextprotocol/sdk/server/index.js'
-import { ListToolsRequestSchema } from '@modelcontextprotocol/sdk/types.js'
-import { startExternalServer } from '#testing'
+import { startExternalServer, startSseServer } from '#testing'
 import { type Body, type Call, catalog, failureOf, itemsOf, stage } from './stage.ts'
 
 const toolsOf = async (call: Call) =>
@@ -171,19 +168,4 @@ async function listen(t: TestContext, answer: Parameters<typeof createServer>[1]
     return new Promise<void>((resolve) => http.close(() => resolve()))
   })
   return `http://127.0.0.1:${(http.address() as AddressInfo).port}/mcp`
-}
-
-async function startSseServer(t: TestContext): Promise<string> {
-  const open = new Map<string, SSEServerTransport>()
-  return listen(t, async (request, response) => {
-    const id = new URL(request.url!, 'http://x').searchParams.get('sessionId')
-    if (request.method === 'POST') return void open.get(id!)!.handlePostMessage(request, response)
-    const transport = new SSEServerTransport('/messages', response)
-    open.set(transport.sessionId, transport)
-    const server = new Server({ name: 'old', version: '1' }, { capabilities: { tools: {} } })
-    server.setRequestHandler(ListToolsRequestSchema, async () => ({
-      tools: [{ name: 'look', inputSchema: { type: 'object' as const } }],
-    }))
-    await server.connect(transport)
-  })
 }

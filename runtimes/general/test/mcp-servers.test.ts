@@ -2,7 +2,15 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { test, type TestContext } from 'node:test'
-import { bareSidecar, collectRun, startToolServer, terminalOf, testEnvelope, startExternalServer } from '#testing'
+import {
+  bareSidecar,
+  collectRun,
+  startToolServer,
+  terminalOf,
+  testEnvelope,
+  startExternalServer,
+  startSseServer,
+} from '#testing'
 import type { McpServer } from '#contracts/mcp-servers'
 import { digestOf } from '#kit/mcp'
 import type { RunEvent } from '#contracts/run-event'
@@ -305,5 +313,14 @@ test('a run is told of the servers that it has to do without, also when there is
     stages(events, 'mcp_server_unavailable').map(({ server, message }) => [server, message]),
     [['gone', 'It is gone.']],
   )
+  assert.equal(terminalOf(events).type, 'result')
+})
+
+test('a server of the older transport is used like any other', async (t) => {
+  const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'done' } })
+  server.next(asks('mcp__old__look'))
+  const mcpServers = [{ name: 'old', url: await startSseServer(t), transport: 'sse' as const }]
+  const events = await collectRun(bareSidecar(runtime), testEnvelope({ ...model, mcpServers }))
+  assert.deepEqual(results(events), ['mcp__old__look true: looked'])
   assert.equal(terminalOf(events).type, 'result')
 })
