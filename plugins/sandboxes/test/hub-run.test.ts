@@ -165,12 +165,25 @@ test('the addresses and credentials in an envelope are those of the worker', asy
       sessionId,
       sessionMcpUrl: 'http://127.0.0.1:7060/runner/sessions/x/mcp',
       sessionMcpToken: 'not this one',
-      mcpServers: [{ name: 'tickets', url: 'https://mcp.example.com/x', headers: { authorization: 'Bearer secret' } }],
+      mcpServers: [
+        {
+          name: 'tickets',
+          url: 'https://mcp.example.com/x',
+          headers: { authorization: 'Bearer secret' },
+          tools: [{ name: 'read', digest: 'd' }],
+        },
+        { name: 'old', url: 'https://mcp.example.com/sse', transport: 'sse' },
+      ],
+      mcpUnavailable: [{ server: 'gone', message: 'It is gone.' }],
     }),
   )
   await collectRun(link, testEnvelope({ sessionId, sessionMcpToken: 'not this one' }))
   const envelopes = polling.commands.map((command) => (command.kind === 'run' ? command.envelope : undefined))
-  const { sessionMcpUrl, sessionMcpToken, mcpServers } = envelopes[0]!
+  const { sessionMcpUrl, sessionMcpToken, mcpServers, mcpUnavailable } = envelopes[0]!
+  assert.deepEqual(
+    mcpUnavailable?.map(({ server }) => server),
+    ['gone', 'old'],
+  )
   assert.deepEqual(
     { sessionMcpUrl, sessionMcpToken, mcpServers },
     {
@@ -181,6 +194,7 @@ test('the addresses and credentials in an envelope are those of the worker', asy
           name: 'tickets',
           url: `http://10.0.2.2:7061/runner/worker/${sessionId}/mcp-servers/tickets`,
           headers: { authorization: `Bearer ${channel.token}` },
+          tools: [{ name: 'read', digest: 'd' }],
         },
       ],
     },
