@@ -1,6 +1,8 @@
 import type { IncomingMessage } from 'node:http'
+import type { FastifyBaseLogger, FastifySchemaCompiler } from 'fastify'
 import type { Caller } from '#contracts/auth'
 import type { Route } from '#contracts/wire/route'
+import type { StreamRegistry } from '../http/streams.ts'
 
 /** What a handler answers with: JSON, at once or in parts, bytes, lines or nothing. */
 export interface Answered {
@@ -32,6 +34,20 @@ export interface AnyCall {
 export interface ServedRoute {
   readonly route: Route
   readonly handle: (call: AnyCall) => Promise<Answered | void> | Answered | void
+}
+
+/** What the links of a listener take from it. */
+export interface LinkHostOptions {
+  readonly log: FastifyBaseLogger
+  readonly streams: StreamRegistry
+  readonly compile: FastifySchemaCompiler<unknown>
+  /** Parses JSON within the bounds of a body. Throws an AppError. */
+  readonly parse: (json: Buffer) => unknown
+  readonly logRequests: boolean
+  /** The limit of routes that name none. */
+  readonly bodyLimit: number
+  /** Rejects with an AppError when the listener demands a proof of its callers, and the opening of a link has none. */
+  readonly prove: (request: IncomingMessage) => Promise<unknown>
 }
 
 /** Decides who may have a link to a listener, and who the caller of an exchange is. */

@@ -1,10 +1,10 @@
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import { Counter, Histogram, type Registry } from 'prom-client'
-import { access, judgeOrigins, type App, rateLimit } from '#kernel'
+import { access, judgeOrigins, type App } from '#kernel'
 import { bearerForm, type Tokens } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import type { HitScope, Kv } from '#contracts/kv'
-import { type ClientAddress, type Held, heldStreams, type WrongKeys } from '#kit'
+import { type ClientAddress, type Held, heldStreams, rateLimit, type WrongKeys } from '#kit'
 import { chatErrors, invalidKey } from './errors.ts'
 import { ChatParams } from './schema.ts'
 

@@ -1,9 +1,10 @@
 import { type Static, Type } from '@sinclair/typebox'
-import { access, type App, failures, rateLimit } from '#kernel'
+import { access, type App, failures } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import type { Kv } from '#contracts/kv'
 import { fleetErrors } from '#contracts/run-errors'
 import { RunnerTopology } from '#contracts/runner'
+import { rateLimit } from '#kit'
 import type { Observation } from './topology.ts'
 
 const state = (...names: string[]) => Type.Union(names.map((name) => Type.Literal(name)))

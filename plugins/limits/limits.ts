@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger, FastifyReply, FastifyRequest } from 'fastify'
 import fp from 'fastify-plugin'
-import { type App, type AppError, isAppError, isStream, rateLimit } from '#kernel'
+import { type App, type AppError, isAppError, isStream } from '#kernel'
 import type { Database, Statement } from '#contracts/database'
 import type { Kv } from '#contracts/kv'
 import {
@@ -15,7 +15,7 @@ import {
   type OwnLimits,
   type TenantLimits,
 } from '#contracts/limits'
-import { Pace } from '#kit'
+import { Pace, rateLimit } from '#kit'
 import { KeptStoredBytes } from './stored.ts'
 
 /** A change reaches other processes at their next look. */

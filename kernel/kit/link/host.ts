@@ -8,9 +8,8 @@ import { parseJson } from '../../http/requests.ts'
 import { streamsOf } from '../../http/streams.ts'
 import { proofsOf } from '../proof.ts'
 import { linkHeader, linkPath, linkProtocol, type LinkTimes, linkVersion } from './connection.ts'
-import type { Admission, ServedRoute } from '../call.ts'
-import { type LinkHostOptions, LinkRoutes } from './routes.ts'
-import { newRequestId, ServedLink } from './served.ts'
+import type { Admission, LinkHostOptions, ServedRoute } from '../call.ts'
+import { LinkRoutes, newRequestId, ServedLink } from './served.ts'
 
 /** The links of one listener. */
 export interface LinkHost {

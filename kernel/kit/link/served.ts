@@ -1,10 +1,12 @@
 import { randomUUID } from 'node:crypto'
 import type { Duplex } from 'node:stream'
+import type { FastifySchemaCompiler, FastifySchemaValidationError } from 'fastify'
 import type { Caller } from '#contracts/auth'
-import { notFound } from '../../contracts/http-errors.ts'
+import type { Route } from '#contracts/wire/route'
+import { bodyTooLarge, notFound } from '../../contracts/http-errors.ts'
 import { errorBody, failureOf } from '../../http/errors.ts'
 import type { OpenStream, StreamEnd } from '../../http/streams.ts'
-import type { Admission, AnyCall, Answered } from '../call.ts'
+import type { Admission, AnyCall, Answered, LinkHostOptions, ServedRoute } from '../call.ts'
 import type { RequestLine } from './caller.ts'
 import {
   Connection,
@@ -19,7 +21,6 @@ import {
   resets,
   u32,
 } from './connection.ts'
-import type { LinkHostOptions, LinkRoutes, Parts } from './routes.ts'
 
 /** How long exchanges that were begun may take when the listener closes. */
 const endMs = 5_000
@@ -293,5 +294,52 @@ class Exchange implements OpenStream {
       rest = rest.subarray(part.length)
     }
     return rest
+  }
+}
+
+type Parts = Pick<AnyCall, 'params' | 'query' | 'headers' | 'body'>
+
+/** The routes of a listener, for its links. */
+export class LinkRoutes {
+  readonly #options: LinkHostOptions
+  readonly #served = new Map<string, ServedRoute>()
+  /** A schema is compiled when it is first needed: most routes are never asked for over a link. */
+  readonly #checks = new WeakMap<object, ReturnType<FastifySchemaCompiler<unknown>>>()
+
+  constructor(options: LinkHostOptions) {
+    this.#options = options
+  }
+
+  add(one: ServedRoute): void {
+    this.#served.set(`${one.route.method} ${one.route.path}`, one)
+  }
+  find(name: string): ServedRoute {
+    const found = this.#served.get(name)
+    if (!found) throw notFound({ message: 'No route answers this.' })
+    return found
+  }
+  /** The call's parts, checked as over HTTP. Throws an AppError or what Fastify throws. */
+  read({ route }: ServedRoute, line: RequestLine, bytes: Buffer): Parts {
+    const { parse, bodyLimit } = this.#options
+    if (bytes.length > (route.bodyLimit ?? bodyLimit)) throw bodyTooLarge()
+    return {
+      params: this.#check(route, 'params', route.params, line.params ?? {}),
+      query: this.#check(route, 'querystring', route.query, line.query ?? {}),
+      headers: this.#check(route, 'headers', route.headers, line.headers ?? {}) as AnyCall['headers'],
+      body: route.bytes ? Buffer.from(bytes) : this.#check(route, 'body', route.body, route.body && parse(bytes)),
+    }
+  }
+  #check(
+    { method, path: url }: Route,
+    httpPart: 'params' | 'querystring' | 'headers' | 'body',
+    schema: object | undefined,
+    value: unknown,
+  ): unknown {
+    if (!schema) return value
+    let valid = this.#checks.get(schema)
+    if (!valid) this.#checks.set(schema, (valid = this.#options.compile({ schema, httpPart, method, url })))
+    if (valid(value) === true) return value
+    const { errors } = valid as unknown as { errors?: FastifySchemaValidationError[] }
+    throw Object.assign(new Error('invalid'), { validation: errors ?? [], validationContext: httpPart })
   }
 }

@@ -1,9 +1,9 @@
 import { Type } from '@sinclair/typebox'
 import { Counter, Gauge, type Registry } from 'prom-client'
-import { access, type App, failures, rateLimit } from '#kernel'
+import { access, type App, failures } from '#kernel'
 import type { Kv } from '#contracts/kv'
 import type { SandboxEventDecoder } from '#contracts/sandbox'
-import { type ClientAddress, countedAs } from '#kit'
+import { type ClientAddress, countedAs, rateLimit } from '#kit'
 import type { FanOut } from './fan-out.ts'
 import { sandboxEventErrors } from './errors.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { jsonDepth } from '../json-depth.ts'
+import { jsonDepth } from '../requests.ts'
 
 const depthOf = (value: unknown): number =>
   typeof value === 'object' && value !== null
