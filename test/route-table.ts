@@ -59,7 +59,8 @@ function served(app: FastifyInstance): string[] {
     const found = /^((?:│ {3}| {4})*)[├└]── (.*?)(?: \(([A-Z, ]+)\))?$/.exec(line)
     if (!found) continue
     const depth = found[1]!.length / 4
-    const path = (stems[depth - 1] ?? '') + found[2]!
+    // What is behind a wildcard is shown without its slash.
+    const path = `${stems[depth - 1] ?? ''}${found[2]!.startsWith('*') ? '/' : ''}${found[2]!}`
     stems.splice(depth, stems.length, path)
     for (const method of found[3]?.split(', ') ?? []) {
       if (['HEAD', 'OPTIONS'].includes(method)) continue
@@ -92,6 +93,7 @@ export const unknownIds: Fixtures = {
   '/api/sessions/{id}': 'sess-00000000-00000000',
   '/api/skills/import/{stagingId}': 'stg_0000',
   '/api/skills/{name}': 'nobody',
+  '/api/storage/objects/{*}': 'no/such/object',
   '/api/tenants/{id}': 'nobody',
   '/api/webhooks/deliveries/{id}': 'whd_0000',
 }

@@ -22,6 +22,7 @@ interface LimitKind {
     | 'keys'
     | 'secrets'
     | 'servers'
+    | 'objects'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -146,6 +147,8 @@ export const limitKinds = {
     about: 'The size of one entry of the MCP catalog, as JSON.',
   },
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
+  objects: { default: 100_000, unit: 'objects', relief: 'held', about: 'Objects in the object store.' },
+  objectBytes: { default: 10 * gibi, unit: 'bytes', relief: 'held', about: 'Its objects together.' },
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds

@@ -1,4 +1,4 @@
-import { capability } from '../plugin.ts'
+import { capability, slot } from '../plugin.ts'
 import { errorTable } from './errors.ts'
 
 interface RetentionKind {
@@ -58,3 +58,11 @@ export interface Retention {
   wake(): Promise<void>
 }
 export const Retention = capability<Retention>('conductor.retention')
+
+/** What a plugin keeps of tenants outside the tables of the database. */
+export interface TenantDataStore {
+  /** Deletes some of what a tenant has, a second's worth or so; `more` when something is left. Called until it says that there is not. */
+  erase(tenantId: string): Promise<{ readonly deleted: number; readonly more: boolean }>
+}
+/** Keyed by what users call it, which is how the proof of an erasure counts it. */
+export const TenantData = slot<TenantDataStore>('conductor.tenant-data')

@@ -161,7 +161,7 @@ const operationId = (method: string, url: string): string =>
   method.toLowerCase() +
   url
     .split('/')
-    .map((part) => (part.startsWith(':') ? `By-${part.slice(1)}` : part))
+    .map((part) => (part === '*' ? 'By-path' : part.startsWith(':') ? `By-${part.slice(1)}` : part))
     .flatMap((part) => part.split(/[^A-Za-z0-9]+/))
     .map((word) => word.slice(0, 1).toUpperCase() + word.slice(1))
     .join('')

@@ -1,6 +1,7 @@
 // What tests of this repository and of third parties import: `agent-orc/testing`.
 export {
   databasePlugin,
+  diskStoragePlugin,
   entriesOf,
   fake,
   idempotencyPlugin,
@@ -39,3 +40,4 @@ export { type ApiAnswer, type ApiFault, type ApiRequest, type StandInApi, startS
 export { createStandInMachine, type StandInMachine } from './stand-ins.ts'
 export { type ExternalServer, type ExternalTool, startExternalServer, startSseServer } from './mcp-server.ts'
 export { type StandInTool, startToolServer, type ToolServer } from './stand-ins.ts'
+export { newObject, oddKeys, testObjectBackend } from './object-suite.ts'

@@ -1,5 +1,6 @@
 import type { TestContext } from 'node:test'
-import { readFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { parseEnv } from 'node:util'
 import type { LightMyRequestResponse } from 'fastify'
@@ -89,6 +90,12 @@ export async function databasePlugin(dsn: string): Promise<Entry> {
   return { name: 'database', plugin, config: { dsn, migrate: false } }
 }
 
+/** The object store's backend on disk, in a folder that exists or not; without one it is not configured. */
+export async function diskStoragePlugin(dir: string | undefined): Promise<Entry> {
+  const { default: plugin } = (await load('providers/storage-disk/index.ts')) as { default: Plugin }
+  return { name: 'storage-disk', plugin, config: dir === undefined ? {} : { dir } }
+}
+
 /** Idempotency keys on the test's database, for a test kernel. */
 export async function idempotencyPlugin(): Promise<Entry> {
   const { default: plugin } = (await load('plugins/idempotency/index.ts')) as { default: Plugin }
@@ -116,13 +123,15 @@ export async function testRole(
   variables: Readonly<Record<string, string>> = {},
   settings: Readonly<Record<string, object>> = {},
 ): Promise<Running> {
+  const data = await mkdtemp(join(tmpdir(), 'agent-orc-data-'))
+  t.after(() => rm(data, { recursive: true, force: true }))
   const env = {
     ...parseEnv(await readFile(join(root, 'config/check.env'), 'utf8')),
     POSTGRES_DSN: await freshDatabase(t),
     // The sample servers do not exist: PostgreSQL and what is in this process stand in.
     REDIS_URL: '',
     SIDECAR_URL: '',
-    AGENT_ORC_DATA: join(root, 'no-such-folder'),
+    AGENT_ORC_DATA: data,
     LOG_LEVEL: 'silent',
     // Tests ask the ports of runner and sidecar as they are.
     RUNNER_SIGNING_KEY_CURRENT: '',

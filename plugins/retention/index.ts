@@ -11,6 +11,7 @@ import {
   retentionErrors,
   retentionKinds,
   retentionNames,
+  TenantData,
 } from '#contracts/retention'
 import { Fleet } from '#contracts/runner'
 import { Batches } from './batches.ts'
@@ -46,16 +47,16 @@ export default definePlugin({
     }),
   }),
   errors: retentionErrors,
-  requires: { guard: ApiGuard, database: Database, jobs: Jobs, trail: AuditLog, fleet: maybe(Fleet) },
+  requires: { guard: ApiGuard, database: Database, jobs: Jobs, trail: AuditLog, fleet: maybe(Fleet), data: TenantData },
   provides: { retention: Retention },
   async setup({ config, deps, log, metrics, routes }) {
     const { eraseAfter, schedule, recount: nightly, pauseMs, operatorTenant, ...rest } = config
-    const { guard, database, jobs, trail, fleet } = deps
+    const { guard, database, jobs, trail, fleet, data } = deps
     const defaults = rest as RetentionDays
     const figures = new Figures(metrics)
     const batches = new Batches(database, pauseMs, figures.deleted)
     const endUsers = new EndUsers({ database, batches, trail, fleet, log })
-    const erasure = { database, batches, trail, log, operatorTenant }
+    const erasure = { database, batches, data, trail, log, operatorTenant }
     const parts = { database, batches, endUsers, defaults, figures, log }
     jobs.every(job, schedule, (signal) =>
       pass({ ...parts, eraseTenant: (id, until) => eraseTenant(erasure, id, until) }, signal),

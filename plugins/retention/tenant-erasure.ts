@@ -1,6 +1,7 @@
 import type { FastifyBaseLogger } from 'fastify'
 import type { AuditTrail } from '#contracts/audit'
 import type { Database, TenantTx } from '#contracts/database'
+import type { TenantDataStore } from '#contracts/retention'
 import type { Batch, Batches } from './batches.ts'
 import { openAuditLog } from './kinds.ts'
 import { type Table, tenantedTables } from './tables.ts'
@@ -18,6 +19,15 @@ const rowsOf =
     })
     if (gone.length > 0) await count(tx, name, gone.length)
     return { deleted: { [name]: gone.length }, next: gone.length < limit ? undefined : [] }
+  }
+
+/** What a plugin keeps elsewhere, a part at a time: nothing of it goes once the tenant is under a legal hold, as with rows. */
+const partOf =
+  (name: string, store: TenantDataStore): Batch =>
+  async (tx) => {
+    const { deleted, more } = await store.erase(tx.tenantId)
+    if (deleted > 0) await count(tx, name, deleted)
+    return { deleted: { [name]: deleted }, next: more ? [] : undefined }
   }
 
 const count = (tx: TenantTx, table: string, rows: number): Promise<object[]> =>
@@ -41,6 +51,8 @@ const finish = {
 export interface TenantErasureParts {
   readonly database: Database
   readonly batches: Batches
+  /** What plugins keep of tenants outside the database. */
+  readonly data: ReadonlyMap<string, TenantDataStore>
   readonly trail: AuditTrail
   readonly log: Pick<FastifyBaseLogger, 'info'>
   /** The tenant in whose audit log it is put on record. */
@@ -48,11 +60,11 @@ export interface TenantErasureParts {
 }
 
 /**
- * Erases a deleted tenant: every row of every table that has its id. It may end anywhere and be done again. Resolves to the rows
+ * Erases a deleted tenant: every row of every table that has its id, and what plugins keep of it elsewhere. It may end anywhere and be done again. Resolves to the counts
  * by table, or undefined when something of it is still under way.
  */
 export async function eraseTenant(
-  { database, batches, trail, log, operatorTenant }: TenantErasureParts,
+  { database, batches, data, trail, log, operatorTenant }: TenantErasureParts,
   tenantId: string,
   signal: AbortSignal,
 ): Promise<Readonly<Record<string, number>> | undefined> {
@@ -67,6 +79,10 @@ export async function eraseTenant(
   const tables = await database.system((tx) => tenantedTables(tx))
   const round = async (): Promise<number> => {
     let rows = 0
+    for (const [name, store] of data) {
+      const deleted = await batches.all(tenantId, partOf(name, store), signal)
+      rows += deleted[name] ?? 0
+    }
     for (const table of tables) {
       const deleted = await batches.all(tenantId, rowsOf(table), signal)
       rows += deleted[table.name] ?? 0

@@ -132,3 +132,27 @@ test('an erasure that was cut off goes on, and counts every row once', async (t)
     [200, null],
   )
 })
+
+test('what a plugin keeps elsewhere is erased with the tenant, part by part and counted, and not under a legal hold', async (t) => {
+  let left = 25
+  const erased: string[] = []
+  const objects = {
+    erase: async (tenantId: string) => {
+      erased.push(tenantId)
+      const deleted = Math.min(left, 10)
+      left -= deleted
+      return { deleted, more: left > 0 }
+    },
+  }
+  const { pass, call } = await stage(t, { operatorTenant: 'acme' }, undefined, { objects })
+  const shown = async () => (await call('GET', '/api/tenants/globex?includeDeleted=true', 'acme')).json()
+  assert.equal((await call('DELETE', '/api/tenants/globex?erase=true', 'acme')).statusCode, 204)
+  await call('PATCH', '/api/tenants/globex', 'acme', { legalHold: true })
+  await pass()
+  assert.deepEqual([left, erased], [25, []])
+  await call('PATCH', '/api/tenants/globex', 'acme', { legalHold: false })
+  await pass()
+  assert.equal(left, 0)
+  assert.ok(erased.every((id) => id === 'globex'))
+  assert.equal((await shown()).erasure.rows.objects, 25)
+})

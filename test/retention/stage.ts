@@ -6,6 +6,7 @@ import { AuditedWrites } from '#contracts/audit'
 import { ApiGuard, type Guard } from '#contracts/auth'
 import { Database, type Statement } from '#contracts/database'
 import { Jobs } from '#contracts/jobs'
+import { TenantData, type TenantDataStore } from '#contracts/retention'
 import { databasePlugin, fake, freshDatabase, type TestKernel, testKernel } from '#testing'
 import audit from '../../plugins/audit/index.ts'
 import tenants from '../../plugins/tenants/index.ts'
@@ -37,7 +38,12 @@ export interface Stage {
 }
 
 /** Retention on a real database, with jobs that are done when a test says so. */
-export async function stage(t: TestContext, config: object = {}, dsn?: string): Promise<Stage> {
+export async function stage(
+  t: TestContext,
+  config: object = {},
+  dsn?: string,
+  data: Readonly<Record<string, TenantDataStore>> = {},
+): Promise<Stage> {
   const found: Database[] = []
   const registries: Registry[] = []
   const works: ((signal: AbortSignal) => Promise<void>)[] = []
@@ -51,6 +57,7 @@ export async function stage(t: TestContext, config: object = {}, dsn?: string): 
     fake(ApiGuard, openGuard),
     fake(AuditedWrites, { recordOn() {} }),
     fake(Jobs, { every: (_name, _cron, work) => void works.push(work), ask: async () => {} }),
+    fake(TenantData, data),
     audit,
     tenants,
     { name: 'retention', plugin: retention, config: { pauseMs: 0, ...config } },

@@ -1,0 +1,155 @@
+import { createHash } from 'node:crypto'
+import { httpErrors, invalidField, isAppError } from '#kernel'
+import {
+  isKeyPrefix,
+  isObjectKey,
+  maxObjectBytes,
+  mostObjectsAtOnce,
+  type ObjectBackend,
+  objectErrors,
+  type ObjectPage,
+  type ObjectQuery,
+  type ObjectStore,
+  type OpenObject,
+  type Upload,
+} from '#contracts/object-store'
+import type { Metrics } from './metrics.ts'
+import type { Usage } from './usage.ts'
+
+/** The objects of tenants in one backend: keys are checked, bytes measured, limits kept, and all of it counted. */
+export class CheckedStore implements ObjectStore {
+  readonly backend: string
+  readonly #objects: ObjectBackend
+  readonly #usage: Usage
+  readonly #metrics: Metrics
+
+  constructor(backend: string, objects: ObjectBackend, usage: Usage, metrics: Metrics) {
+    this.backend = backend
+    this.#objects = objects
+    this.#usage = usage
+    this.#metrics = metrics
+  }
+
+  put(tenantId: string, key: string, upload: Upload) {
+    return this.#metrics.timed('put', async () => {
+      check(key)
+      if ((upload.bytes ?? 0) > maxObjectBytes) throw tooLarge()
+      if (!/^[\x20-\x7e]{1,255}$/.test(upload.contentType))
+        throw invalidField('headers/content-type', 'is at most 255 characters of ASCII')
+      const before = async (): Promise<number | undefined> => {
+        const found = await this.#objects.open(tenantId, key)
+        await found?.close()
+        return found?.info.bytes
+      }
+      const room = await this.#usage.room(tenantId, upload.bytes ?? 0, before)
+      try {
+        const { body, sha256 } = measured(upload, (bytes) => room.grow(bytes))
+        const { contentType, when = {} } = upload
+        const { info, replaced } = await this.#objects.put(tenantId, key, { body, sha256, contentType, when })
+        room.close({ bytes: info.bytes, replaced })
+        this.#metrics.bytes.inc({ direction: 'in' }, info.bytes)
+        return { info, created: replaced === undefined }
+      } catch (error) {
+        room.close()
+        throw error
+      }
+    })
+  }
+
+  open(tenantId: string, key: string): Promise<OpenObject | undefined> {
+    return this.#metrics.timed('get', async () => {
+      check(key)
+      const found = await this.#objects.open(tenantId, key)
+      if (!found) return undefined
+      const { info } = found
+      return {
+        info,
+        close: () => found.close(),
+        read: async (range) => {
+          const body = await found.read(range)
+          this.#metrics.bytes.inc({ direction: 'out' }, range ? range.to - range.from + 1 : info.bytes)
+          return body
+        },
+      }
+    })
+  }
+
+  list(tenantId: string, query: Partial<ObjectQuery>): Promise<ObjectPage> {
+    return this.#metrics.timed('list', () => {
+      const { prefix = '', after = '', limit = 100, folders = false } = query
+      if (!isKeyPrefix(prefix)) throw objectErrors.invalidKey()
+      return this.#objects.list(tenantId, { prefix, after, limit: Math.min(limit, mostObjectsAtOnce), folders })
+    })
+  }
+
+  remove(tenantId: string, key: string, ifMatch?: string): Promise<boolean> {
+    return this.#metrics.timed('delete', async () => {
+      check(key)
+      const bytes = await this.#objects.remove(tenantId, key, ifMatch)
+      if (bytes === undefined) return false
+      await this.#usage.removed(tenantId, { bytes, objects: 1 })
+      return true
+    })
+  }
+
+  removeAll(tenantId: string, prefix: string) {
+    return this.#metrics.timed('delete', async () => {
+      if (!isKeyPrefix(prefix)) throw objectErrors.invalidKey()
+      const { more, ...gone } = await this.#objects.removeAll(tenantId, prefix, mostObjectsAtOnce)
+      await this.#usage.removed(tenantId, gone)
+      return { deleted: gone.objects, more }
+    })
+  }
+}
+
+const none = async (): Promise<never> => {
+  throw objectErrors.storageNotConfigured()
+}
+/** Of a role without a backend. */
+export const noStore: ObjectStore = {
+  backend: undefined,
+  put: none,
+  open: none,
+  list: none,
+  remove: none,
+  removeAll: none,
+}
+
+const tooLarge = () =>
+  httpErrors.bodyTooLarge({
+    message: `An object has at most ${maxObjectBytes} bytes (8 MiB).`,
+    detail: { max: maxObjectBytes },
+  })
+
+function check(key: string): void {
+  if (!isObjectKey(key)) throw objectErrors.invalidKey()
+}
+
+/** The bytes of an upload as they pass; at their end they are what was announced, or the upload fails. */
+function measured({ body, bytes: announced, checksums = {} }: Upload, grow: (bytes: number) => void) {
+  const sha256 = createHash('sha256')
+  const md5 = checksums.md5 === undefined ? undefined : createHash('md5')
+  let digest = ''
+  const passing = async function* (): AsyncGenerator<Uint8Array> {
+    let bytes = 0
+    try {
+      for await (const chunk of body) {
+        bytes += chunk.length
+        if (bytes > maxObjectBytes) throw tooLarge()
+        if (announced === undefined) grow(chunk.length)
+        sha256.update(chunk)
+        md5?.update(chunk)
+        yield chunk
+      }
+    } catch (cause) {
+      throw isAppError(cause) ? cause : objectErrors.uploadBroken({ cause })
+    }
+    if (announced !== undefined && bytes !== announced) throw objectErrors.uploadBroken()
+    digest = sha256.digest('hex')
+    const wrong =
+      (checksums.sha256 !== undefined && checksums.sha256 !== digest) ||
+      (md5 !== undefined && checksums.md5 !== md5.digest('hex'))
+    if (wrong) throw objectErrors.checksumMismatch()
+  }
+  return { body: passing(), sha256: () => digest }
+}

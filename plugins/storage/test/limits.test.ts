@@ -1,0 +1,49 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { startStorage } from './server.ts'
+
+test('bytes and objects of a tenant are limited, and what is given up is free again', async (t) => {
+  const { call, put, used, store } = await startStorage(t, { limits: { objectBytes: 10, objects: 2 } })
+  assert.equal((await put('a', '12345678')).statusCode, 201)
+  const over = await put('b', '123')
+  assert.deepEqual([over.statusCode, over.json().error, over.json().limit], [409, 'limit_exceeded', 'objectBytes'])
+  // One that replaces another counts for what it adds.
+  assert.equal((await put('a', '1234567890')).statusCode, 200)
+  assert.equal((await put('a', '12345678901')).statusCode, 409)
+  assert.equal((await put('a', '12')).statusCode, 200)
+  assert.equal((await put('b', '1')).statusCode, 201)
+  assert.equal((await put('c', '1')).json().limit, 'objects')
+  assert.equal((await put('b', '22')).statusCode, 200)
+  assert.deepEqual([await used('objectBytes'), await used('objects')], [4, 2])
+  assert.equal((await put('c', '1', { tenant: 'globex' })).statusCode, 201)
+  await call('DELETE', '/objects/a')
+  assert.deepEqual([await used('objectBytes'), await used('objects')], [2, 1])
+  // Nor does an upload pass that does not say how long it is.
+  const endless = async function* () {
+    for (;;) yield Buffer.from('1234')
+  }
+  await assert.rejects(store.put('acme', 'd', { body: endless(), contentType: 'text/plain' }), {
+    code: 'limit_exceeded',
+  })
+  assert.deepEqual([await used('objectBytes'), await used('objects')], [2, 1])
+})
+
+test('uploads at once do not pass a limit together', async (t) => {
+  const { put, used } = await startStorage(t, { limits: { objectBytes: 1_000_000 } })
+  const answers = await Promise.all(Array.from({ length: 8 }, (_, i) => put(`k${i}`, Buffer.alloc(300_000))))
+  const stored = answers.filter(({ statusCode }) => statusCode === 201).length
+  assert.equal(stored, 3)
+  assert.equal(await used('objectBytes'), 900_000)
+})
+
+test('what a process finds in the store counts, and all of it is erased with the tenant, counted', async (t) => {
+  const { put, dir } = await startStorage(t)
+  for (const key of ['a', 'b/c', 'd']) await put(key, '12345')
+  await put('other', '1', { tenant: 'globex' })
+  const { data, used, call } = await startStorage(t, { dir })
+  assert.deepEqual([await used('objectBytes'), await used('objects')], [15, 3])
+  assert.deepEqual(await data.get('objects')!.erase('acme'), { deleted: 3, more: false })
+  assert.deepEqual((await call('GET', '/objects')).json(), { objects: [], prefixes: [] })
+  assert.equal((await call('GET', '/objects/other', { headers: { tenant: 'globex' } })).statusCode, 200)
+  assert.deepEqual([await used('objectBytes'), await used('objects')], [0, 0])
+})

@@ -1,0 +1,120 @@
+import { buffer } from 'node:stream/consumers'
+import { isUtf8 } from 'node:buffer'
+import { maxKeyBytes, type ObjectStore } from '#contracts/object-store'
+import type { PlatformTool, ToolResult } from '#contracts/tools'
+
+/** What a tool may answer, less a little for what is said around it. */
+const mostBytes = 240 * 1024
+const mostListed = 200
+
+const key = { type: 'string', minLength: 1, maxLength: maxKeyBytes, description: 'For example reports/2026/may.md.' }
+const ok = (content: string): ToolResult => ({ ok: true, content })
+const failed = (content: string): ToolResult => ({ ok: false, content })
+
+/** Every tool acts for the tenant of its session, which the runner knows and no model chooses. */
+export const storageTools = (store: ObjectStore): PlatformTool[] => [
+  getTool(store),
+  putTool(store),
+  listTool(store),
+  deleteTool(store),
+]
+
+const getTool = (store: ObjectStore): PlatformTool => ({
+  name: 'storage_get',
+  description: 'Reads an object of the object store as text. A long one is read in parts, by `offset`.',
+  inputSchema: {
+    type: 'object',
+    properties: { key, offset: { type: 'integer', minimum: 0, default: 0, description: 'The first byte to read.' } },
+    required: ['key'],
+    additionalProperties: false,
+  },
+  async execute(input, { tenantId }) {
+    const found = await store.open(tenantId, String(input['key']))
+    if (!found) return failed(`There is no object '${String(input['key'])}'.`)
+    const { bytes, contentType } = found.info
+    const from = Number(input['offset'])
+    if (from >= bytes) {
+      await found.close()
+      return bytes === 0 ? ok('') : failed(`The object has ${bytes} bytes, so there is nothing at ${from}.`)
+    }
+    const to = Math.min(from + mostBytes, bytes) - 1
+    const data = wholeCharacters(await buffer(await found.read({ from, to })), to + 1 < bytes)
+    if (!isUtf8(data)) return failed(`The object is ${bytes} bytes of ${contentType}, which is no text.`)
+    const next = from + data.length
+    return ok(
+      `${data.toString('utf8')}${next < bytes ? `\n[Bytes ${from} to ${next} of ${bytes}; go on with offset ${next}.]` : ''}`,
+    )
+  },
+})
+
+const putTool = (store: ObjectStore): PlatformTool => ({
+  name: 'storage_put',
+  description: 'Writes an object into the object store, in place of the one of that key if there is one.',
+  inputSchema: {
+    type: 'object',
+    properties: {
+      key,
+      content: { type: 'string', maxLength: 4 * 1024 * 1024, description: 'The text of the object.' },
+      contentType: { type: 'string', minLength: 1, maxLength: 255, default: 'text/plain; charset=utf-8' },
+      overwrite: { type: 'boolean', default: true, description: 'False: fails where there is one already.' },
+    },
+    required: ['key', 'content'],
+    additionalProperties: false,
+  },
+  async execute(input, { tenantId }) {
+    const data = Buffer.from(String(input['content']))
+    const { info, created } = await store.put(tenantId, String(input['key']), {
+      body: (async function* () {
+        yield data
+      })(),
+      bytes: data.length,
+      contentType: String(input['contentType']),
+      ...(input['overwrite'] === false ? { when: { ifNoneMatch: '*' as const } } : {}),
+    })
+    return ok(`'${info.key}' is ${created ? 'stored' : 'replaced'}: ${info.bytes} bytes.`)
+  },
+})
+
+const listTool = (store: ObjectStore): PlatformTool => ({
+  name: 'storage_list',
+  description: `Lists objects of the object store by their keys, ${mostListed} at a time.`,
+  inputSchema: {
+    type: 'object',
+    properties: {
+      prefix: { type: 'string', maxLength: maxKeyBytes, default: '', description: 'How the keys begin.' },
+      after: { type: 'string', maxLength: maxKeyBytes, default: '', description: 'The last key of the list before.' },
+    },
+    additionalProperties: false,
+  },
+  async execute(input, { tenantId }) {
+    const query = { prefix: String(input['prefix']), after: String(input['after']), limit: mostListed }
+    const { objects, next } = await store.list(tenantId, query)
+    if (objects.length === 0) return ok('There are no such objects.')
+    const lines = objects.map((one) => `${one.key} (${one.bytes} bytes, ${one.contentType}, ${one.updatedAt})`)
+    return ok(
+      [...lines, ...(next === undefined ? [] : [`[There are more, after '${objects.at(-1)!.key}'.]`])].join('\n'),
+    )
+  },
+})
+
+const deleteTool = (store: ObjectStore): PlatformTool => ({
+  name: 'storage_delete',
+  description: 'Deletes one object of the object store.',
+  inputSchema: { type: 'object', properties: { key }, required: ['key'], additionalProperties: false },
+  async execute(input, { tenantId }) {
+    const wanted = String(input['key'])
+    return (await store.remove(tenantId, wanted))
+      ? ok(`'${wanted}' is deleted.`)
+      : failed(`There is no object '${wanted}'.`)
+  },
+})
+
+/** Where more bytes follow, without those at the end that begin a character: the next part has it whole. */
+function wholeCharacters(data: Buffer, more: boolean): Buffer {
+  if (!more) return data
+  for (let cut = 0; cut <= 3; cut++) {
+    const part = data.subarray(0, data.length - cut)
+    if (isUtf8(part)) return part
+  }
+  return data
+}

@@ -1,0 +1,124 @@
+import { Type } from '@sinclair/typebox'
+import type { FastifyRequest } from 'fastify'
+import { access, type App, failures, httpErrors, notFound } from '#kernel'
+import type { Guard } from '#contracts/auth'
+import { limitErrors } from '#contracts/limits'
+import { objectErrors, type ObjectStore } from '#contracts/object-store'
+import { checksumsOf, conditionOf, matchOf, quoted } from './headers.ts'
+import { tags, usual } from './routes.ts'
+import { Deleted, KeyParams, shown, StoredObject } from './schema.ts'
+
+/** How long the body of an upload may take. */
+const uploadMs = 5 * 60_000
+
+/** Writes of objects, for admins. */
+export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
+  // The handler reads the body while it arrives.
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
+    done(null, body),
+  )
+  app.put(
+    '/api/storage/objects/*',
+    {
+      ...access('admin', { upload: true }),
+      schema: {
+        tags,
+        summary: 'Upload an object',
+        description:
+          'The body as it is, 8 MiB at most, with its `Content-Type`. It replaces what is there, unless `If-Match` or `If-None-Match: *` says otherwise. With `x-checksum-sha256`, `Content-MD5` or `Digest` nothing else than those bytes is stored.',
+        params: KeyParams,
+        consumes: ['application/octet-stream'],
+        body: Type.Unsafe<unknown>(Type.String({ format: 'binary', description: 'Of any type.' })),
+        response: {
+          200: { ...StoredObject, description: 'It replaced another one.' },
+          201: { ...StoredObject, description: 'It is new.' },
+          ...failures(
+            objectErrors.checksumMismatch,
+            objectErrors.invalidChecksum,
+            objectErrors.uploadBroken,
+            objectErrors.preconditionFailed,
+            objectErrors.storageFull,
+            httpErrors.bodyTooLarge,
+            httpErrors.requestTimeout,
+            limitErrors.limitExceeded,
+            ...usual,
+          ),
+        },
+      },
+      // The key is checked by the store, the body while it arrives.
+      validatorCompiler: () => () => true,
+    },
+    async (request, reply) => {
+      const { headers } = request
+      const length = headers['content-length']
+      const { body, stop } = bodyOf(request)
+      try {
+        const { info, created } = await store.put(guard.callerOf(request).tenantId, request.params['*'], {
+          body,
+          bytes: length === undefined ? undefined : Number(length),
+          contentType: headers['content-type'] ?? 'application/octet-stream',
+          when: conditionOf(headers),
+          checksums: checksumsOf(headers),
+        })
+        return reply
+          .code(created ? 201 : 200)
+          .header('etag', quoted(info.etag))
+          .send(shown(info))
+      } catch (error) {
+        void reply.header('connection', 'close')
+        throw error
+      } finally {
+        stop()
+      }
+    },
+  )
+  deleteRoute(app, guard, store)
+}
+
+function deleteRoute(app: App, guard: Guard, store: ObjectStore): void {
+  app.delete(
+    '/api/storage/objects/*',
+    {
+      ...access('admin'),
+      schema: {
+        tags,
+        summary: 'Delete an object, or all below a prefix',
+        description:
+          'A key that ends with `/` deletes the objects below it, 1000 at most: 200 says how many, and whether there are more. Of one object 204; `If-Match` deletes it only as it is known.',
+        params: KeyParams,
+        response: {
+          200: Deleted,
+          204: Type.Unsafe<undefined>({ type: 'null', description: 'The object is gone.' }),
+          ...failures(notFound, objectErrors.preconditionFailed, ...usual),
+        },
+      },
+    },
+    async (request, reply) => {
+      const { tenantId } = guard.callerOf(request)
+      const key = request.params['*']
+      if (key.endsWith('/')) return store.removeAll(tenantId, key)
+      const { ifMatch } = matchOf(request.headers['if-match'])
+      if (!(await store.remove(tenantId, key, ifMatch))) throw notFound()
+      return reply.code(204).send()
+    },
+  )
+}
+
+/** The body as it arrives, for as long as it may take. The connection stays, so that whoever is refused hears why. */
+function bodyOf({ raw }: FastifyRequest): { readonly body: AsyncIterable<Uint8Array>; stop(): void } {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(httpErrors.requestTimeout()), uploadMs)
+  })
+  late.catch(() => {})
+  const chunks = raw.iterator({ destroyOnReturn: false }) as AsyncIterableIterator<Uint8Array>
+  const body = async function* (): AsyncGenerator<Uint8Array> {
+    for (;;) {
+      const { done, value } = await Promise.race([chunks.next(), late])
+      if (done) return
+      yield value
+    }
+  }
+  return { body: body(), stop: () => clearTimeout(timer) }
+}

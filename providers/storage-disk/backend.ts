@@ -1,0 +1,226 @@
+import { randomUUID } from 'node:crypto'
+import { type FileHandle, mkdir, open, readdir, rename, rm, stat } from 'node:fs/promises'
+import { dirname, join } from 'node:path'
+import { Readable } from 'node:stream'
+import { isAppError } from '#kernel'
+import {
+  lastCharacter,
+  type NewObject,
+  type ObjectBackend,
+  objectErrors,
+  type ObjectInfo,
+  type ObjectPage,
+  type ObjectQuery,
+  type OpenObject,
+  type WriteCondition,
+} from '#contracts/object-store'
+import { infoOf, openFile, trailerOf } from './file.ts'
+import { namesOf } from './names.ts'
+import { removeEmpty, syncFolder, syncFolders } from './folders.ts'
+import { Walk } from './walk.ts'
+
+/** Beside the folders of tenants, whose names begin with another character. */
+const incoming = '.incoming'
+/** What is older was left by a process that died. */
+const leftOverMs = 24 * 60 * 60 * 1_000
+
+/** Objects as files of one folder, by one process or several. What `put` and `remove` have resolved for survives a loss of power. */
+export class DiskBackend implements ObjectBackend {
+  readonly #dir: string
+  /** Conditions are checked and writes made one after another, key by key. */
+  readonly #turns = new Map<string, Promise<unknown>>()
+
+  constructor(dir: string) {
+    this.#dir = dir
+  }
+
+  /** Clears what dead processes left half written. */
+  async tidy(): Promise<void> {
+    const folder = join(this.#dir, incoming)
+    const names = await readdir(folder).catch(() => [])
+    for (const name of names) {
+      const path = join(folder, name)
+      const found = await stat(path).catch(() => undefined)
+      if (found && Date.now() - found.mtimeMs > leftOverMs) await rm(path, { force: true })
+    }
+  }
+
+  put(tenantId: string, key: string, object: NewObject) {
+    return told(async () => {
+      const temporary = join(this.#dir, incoming, randomUUID())
+      await mkdir(dirname(temporary), { recursive: true, mode: 0o700 })
+      try {
+        const info = await write(temporary, key, object)
+        const replaced = await this.#inTurn(tenantId, key, async (path) => {
+          const before = await infoOf(path)
+          if (!holds(object.when, before)) throw objectErrors.preconditionFailed()
+          await this.#moveTo(path, temporary)
+          return before?.bytes
+        })
+        return { info, replaced }
+      } catch (error) {
+        await rm(temporary, { force: true })
+        throw error
+      }
+    })
+  }
+
+  open(tenantId: string, key: string): Promise<OpenObject | undefined> {
+    return told(async () => {
+      const opened = await openFile(this.#pathOf(tenantId, key))
+      if (!opened) return undefined
+      const { file, info } = opened
+      return {
+        info,
+        read: async ({ from, to } = { from: 0, to: info.bytes - 1 }) => {
+          if (to >= from) return file.createReadStream({ start: from, end: to, highWaterMark: 256 * 1024 })
+          await file.close()
+          return Readable.from([])
+        },
+        close: () => file.close(),
+      }
+    })
+  }
+
+  list(tenantId: string, { prefix, after, limit, folders }: ObjectQuery): Promise<ObjectPage> {
+    return told(async () => {
+      const walk = new Walk(this.#folderOf(tenantId), prefix, after)
+      const objects: ObjectInfo[] = []
+      const prefixes: string[] = []
+      let last = ''
+      for await (const { key, path } of walk.files()) {
+        if (objects.length + prefixes.length === limit) return { objects, prefixes, next: last }
+        const end = folders ? key.indexOf('/', prefix.length) + 1 : 0
+        if (end > 0) {
+          prefixes.push(key.slice(0, end))
+          last = key.slice(0, end) + lastCharacter
+          walk.skipTo(last)
+        } else {
+          const info = await infoOf(path)
+          if (info) objects.push(info)
+          last = key
+        }
+      }
+      return { objects, prefixes }
+    })
+  }
+
+  remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined> {
+    return told(() =>
+      this.#inTurn(tenantId, key, async (path) => {
+        const before = await infoOf(path)
+        if (!before) return undefined
+        if (ifMatch !== undefined && !holds({ ifMatch }, before)) throw objectErrors.preconditionFailed()
+        await rm(path, { force: true })
+        await syncFolder(dirname(path))
+        await removeEmpty(dirname(path), this.#dir)
+        return before.bytes
+      }),
+    )
+  }
+
+  removeAll(tenantId: string, prefix: string, most: number) {
+    return told(async () => {
+      let objects = 0
+      let bytes = 0
+      for await (const { key } of new Walk(this.#folderOf(tenantId), prefix, '').files()) {
+        if (objects === most) return { objects, bytes, more: true }
+        const gone = await this.remove(tenantId, key)
+        if (gone === undefined) continue
+        objects++
+        bytes += gone
+      }
+      return { objects, bytes, more: false }
+    })
+  }
+
+  use(tenantId: string) {
+    return told(async () => {
+      let objects = 0
+      let bytes = 0
+      for await (const { path } of new Walk(this.#folderOf(tenantId), '', '').files()) {
+        const info = await infoOf(path)
+        if (!info) continue
+        objects++
+        bytes += info.bytes
+      }
+      return { objects, bytes }
+    })
+  }
+
+  #folderOf(tenantId: string): string {
+    return join(this.#dir, ...namesOf(`${tenantId}/`).slice(0, -1))
+  }
+  #pathOf(tenantId: string, key: string): string {
+    return join(this.#folderOf(tenantId), ...namesOf(key))
+  }
+
+  async #inTurn<T>(tenantId: string, key: string, work: (path: string) => Promise<T>): Promise<T> {
+    const path = this.#pathOf(tenantId, key)
+    const before = this.#turns.get(path) ?? Promise.resolve()
+    const mine = before.then(() => work(path))
+    const settled = mine.catch(() => {})
+    this.#turns.set(path, settled)
+    try {
+      return await mine
+    } finally {
+      if (this.#turns.get(path) === settled) this.#turns.delete(path)
+    }
+  }
+
+  /** A folder that is empty for a moment may be removed between its making and the rename. */
+  async #moveTo(path: string, temporary: string): Promise<void> {
+    for (let left = 20; ; left--) {
+      const made = await mkdir(dirname(path), { recursive: true, mode: 0o700 })
+      try {
+        await rename(temporary, path)
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== 'ENOENT' || left === 0) throw error
+        continue
+      }
+      return made === undefined ? syncFolder(dirname(path)) : syncFolders(dirname(path), this.#dir)
+    }
+  }
+}
+
+async function write(path: string, key: string, { body, sha256, contentType }: NewObject): Promise<ObjectInfo> {
+  const file = await open(path, 'wx', 0o600)
+  try {
+    let bytes = 0
+    for await (const chunk of body) {
+      await writeAll(file, chunk)
+      bytes += chunk.length
+    }
+    const known = { key, contentType, sha256: sha256(), updatedAt: new Date().toISOString() }
+    await writeAll(file, trailerOf(known))
+    await file.sync()
+    return { ...known, bytes, etag: known.sha256 }
+  } finally {
+    await file.close()
+  }
+}
+
+/** A write may take less than it was given, and say so without an error: on a disk that is filling up it does. */
+async function writeAll(file: FileHandle, chunk: Uint8Array): Promise<void> {
+  for (let from = 0; from < chunk.length;) {
+    const { bytesWritten } = await file.write(chunk, from)
+    from += bytesWritten
+  }
+}
+
+const holds = ({ ifMatch, ifNoneMatch }: WriteCondition, before: ObjectInfo | undefined): boolean =>
+  !(ifNoneMatch && before) &&
+  (ifMatch === undefined || (before !== undefined && (ifMatch === '*' || ifMatch === before.etag)))
+
+const full = new Set(['ENOSPC', 'EDQUOT'])
+
+/** What the disk says, as callers are told it. */
+async function told<T>(work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (cause) {
+    const { code, syscall } = cause as NodeJS.ErrnoException
+    if (isAppError(cause) || syscall === undefined) throw cause
+    throw full.has(code ?? '') ? objectErrors.storageFull({ cause }) : objectErrors.storageUnavailable({ cause })
+  }
+}

@@ -1,0 +1,52 @@
+import { type FileHandle, open } from 'node:fs/promises'
+import type { ObjectInfo } from '#contracts/object-store'
+
+/** Behind the content: what is known of it as JSON, the length of that in four bytes, and this mark. One file, so one rename. */
+const mark = Buffer.from('AOobj1')
+const footBytes = 4 + mark.length
+/** A key is 1024 bytes at most, of which each may take six as JSON. */
+const mostTrailer = 16 * 1024
+
+type Known = Pick<ObjectInfo, 'key' | 'contentType' | 'updatedAt'> & { readonly sha256: string }
+
+export function trailerOf(known: Known): Buffer {
+  const text = Buffer.from(JSON.stringify(known))
+  const length = Buffer.alloc(4)
+  length.writeUInt32BE(text.length)
+  return Buffer.concat([text, length, mark])
+}
+
+/** Opens the file of an object; undefined when there is none, or when it is none of ours. */
+export async function openFile(path: string): Promise<{ file: FileHandle; info: ObjectInfo } | undefined> {
+  const file = await open(path, 'r').catch((error: NodeJS.ErrnoException) => {
+    if (error.code === 'ENOENT' || error.code === 'ENOTDIR') return undefined
+    throw error
+  })
+  if (!file) return undefined
+  try {
+    const info = await readInfo(file)
+    if (info) return { file, info }
+    await file.close()
+    return undefined
+  } catch (error) {
+    await file.close()
+    throw error
+  }
+}
+
+export async function infoOf(path: string): Promise<ObjectInfo | undefined> {
+  const opened = await openFile(path)
+  await opened?.file.close()
+  return opened?.info
+}
+
+async function readInfo(file: FileHandle): Promise<ObjectInfo | undefined> {
+  const { size } = await file.stat()
+  const tail = Buffer.alloc(Math.min(size, mostTrailer))
+  const { bytesRead } = await file.read(tail, 0, tail.length, size - tail.length)
+  if (bytesRead < footBytes || !tail.subarray(-mark.length).equals(mark)) return undefined
+  const length = tail.readUInt32BE(tail.length - footBytes)
+  if (length + footBytes > tail.length) return undefined
+  const known = JSON.parse(tail.toString('utf8', tail.length - footBytes - length, tail.length - footBytes)) as Known
+  return { ...known, bytes: size - footBytes - length, etag: known.sha256 }
+}

@@ -1,0 +1,203 @@
+import { createReadStream, createWriteStream } from 'node:fs'
+import { mkdtemp, rm, stat } from 'node:fs/promises'
+import { join } from 'node:path'
+import { Readable } from 'node:stream'
+import { pipeline } from 'node:stream/promises'
+import pLimit from 'p-limit'
+import { isAppError } from '#kernel'
+import {
+  lastCharacter,
+  mostObjectsAtOnce,
+  type NewObject,
+  type ObjectBackend,
+  objectErrors,
+  type ObjectInfo,
+  type ObjectPage,
+  type ObjectQuery,
+  type OpenObject,
+} from '#contracts/object-store'
+import type { S3Client } from './client.ts'
+import { type Listed, readList } from './list.ts'
+
+const sha256Header = 'x-amz-meta-sha256'
+/** Requests of one list or deletion at once. */
+const atOnce = 16
+
+/** Objects in a bucket: `<prefix><tenant>/<key>`, with what is known of them in their metadata. */
+export class S3Backend implements ObjectBackend {
+  readonly #client: S3Client
+  readonly #prefix: string
+  readonly #temporary: string
+
+  /** `temporary` is a folder in which uploads wait until they are whole: only then their length and SHA-256 can be signed. */
+  constructor(client: S3Client, prefix: string, temporary: string) {
+    this.#client = client
+    this.#prefix = prefix
+    this.#temporary = temporary
+  }
+
+  async put(tenantId: string, key: string, object: NewObject) {
+    const folder = await mkdtemp(join(this.#temporary, 'agent-orc-upload-')).catch(diskFailed)
+    try {
+      const path = join(folder, 'object')
+      await pipeline(Readable.from(object.body), createWriteStream(path, { mode: 0o600 })).catch(diskFailed)
+      return await this.#putFile(tenantId, key, path, object)
+    } finally {
+      await rm(folder, { recursive: true, force: true })
+    }
+  }
+  async #putFile(tenantId: string, key: string, path: string, { sha256, contentType, when }: NewObject) {
+    const before = await this.#head(tenantId, key)
+    const { ifMatch, ifNoneMatch } = when
+    const holds = !(ifNoneMatch && before) && (ifMatch === undefined || (before && isTag(ifMatch, before.info)))
+    if (!holds) throw objectErrors.preconditionFailed()
+    const digest = sha256()
+    const { size: bytes } = await stat(path)
+    const { body } = await this.#client.send({
+      method: 'PUT',
+      key: this.#keyOf(tenantId, key),
+      headers: {
+        'content-type': contentType,
+        [sha256Header]: digest,
+        // Servers that know conditions keep this one to the last moment; with others there is one between the question and the write.
+        ...(ifNoneMatch ? { 'if-none-match': '*' } : {}),
+        ...(ifMatch !== undefined ? { 'if-match': before!.tag } : {}),
+      },
+      body: { stream: () => createReadStream(path), bytes, sha256: digest },
+    })
+    await body.dump()
+    const info = { key, bytes, contentType, sha256: digest, updatedAt: new Date().toISOString(), etag: digest }
+    return { info, replaced: before?.info.bytes }
+  }
+
+  async open(tenantId: string, key: string): Promise<OpenObject | undefined> {
+    const found = await this.#head(tenantId, key)
+    if (!found) return undefined
+    const { info, tag } = found
+    return {
+      info,
+      read: async (range) => {
+        if (info.bytes === 0) return Readable.from([])
+        const headers = { 'if-match': tag, ...(range ? { range: `bytes=${range.from}-${range.to}` } : {}) }
+        const expected = [404, 412]
+        const answer = await this.#client.send({ method: 'GET', key: this.#keyOf(tenantId, key), headers, expected })
+        const { etag } = answer.headers
+        // Not every server keeps the condition.
+        if (!expected.includes(answer.statusCode) && (etag === undefined || etag === tag)) return answer.body
+        answer.body.on('error', () => {}).destroy()
+        throw objectErrors.storageUnavailable({ message: 'The object was replaced while it was read; ask again.' })
+      },
+      close: async () => {},
+    }
+  }
+
+  async list(tenantId: string, { prefix, after, limit, folders }: ObjectQuery): Promise<ObjectPage> {
+    const { objects, prefixes, truncated } = await this.#list(tenantId, prefix, after, limit, folders)
+    const slots = pLimit(atOnce)
+    // What is gone since it was listed is left out.
+    const infos = await Promise.all(objects.map(({ key }) => slots(() => this.#head(tenantId, key))))
+    const last = [...objects.map(({ key }) => key), ...prefixes.map((one) => one + lastCharacter)]
+      .map((text) => Buffer.from(text))
+      .reduce<Buffer | undefined>((most, one) => (most && most.compare(one) > 0 ? most : one), undefined)
+    return {
+      objects: infos.flatMap((found) => (found ? [found.info] : [])),
+      prefixes,
+      ...(truncated && last ? { next: last.toString() } : {}),
+    }
+  }
+
+  async remove(tenantId: string, key: string, ifMatch?: string): Promise<number | undefined> {
+    const found = await this.#head(tenantId, key)
+    if (!found) return undefined
+    if (ifMatch !== undefined && !isTag(ifMatch, found.info)) throw objectErrors.preconditionFailed()
+    await this.#delete(tenantId, key)
+    return found.info.bytes
+  }
+
+  async removeAll(tenantId: string, prefix: string, most: number) {
+    const { objects, truncated } = await this.#list(tenantId, prefix, '', Math.min(most, mostObjectsAtOnce), false)
+    const slots = pLimit(atOnce)
+    await Promise.all(objects.map(({ key }) => slots(() => this.#delete(tenantId, key))))
+    return { objects: objects.length, bytes: sum(objects), more: truncated }
+  }
+
+  async use(tenantId: string) {
+    const use = { bytes: 0, objects: 0 }
+    for (let after: string | undefined = ''; after !== undefined;) {
+      const { objects, truncated }: Listed = await this.#list(tenantId, '', after, mostObjectsAtOnce, false)
+      use.bytes += sum(objects)
+      use.objects += objects.length
+      after = truncated ? objects.at(-1)?.key : undefined
+    }
+    return use
+  }
+
+  #keyOf(tenantId: string, key: string): string {
+    return `${this.#prefix}${tenantId}/${key}`
+  }
+
+  async #list(tenantId: string, prefix: string, after: string, limit: number, folders: boolean): Promise<Listed> {
+    const root = this.#keyOf(tenantId, '')
+    const { body } = await this.#client.send({
+      method: 'GET',
+      key: '',
+      query: {
+        'list-type': '2',
+        'encoding-type': 'url',
+        'max-keys': String(limit),
+        prefix: root + prefix,
+        ...(after === '' ? {} : { 'start-after': root + after }),
+        ...(folders ? { delimiter: '/' } : {}),
+      },
+    })
+    const { objects, prefixes, truncated } = readList(await body.text())
+    return {
+      objects: objects.map(({ key, bytes }) => ({ key: key.slice(root.length), bytes })),
+      prefixes: prefixes.map((one) => one.slice(root.length)),
+      truncated,
+    }
+  }
+
+  async #head(tenantId: string, key: string): Promise<{ info: ObjectInfo; tag: string } | undefined> {
+    const { statusCode, headers, body } = await this.#client.send({
+      method: 'HEAD',
+      key: this.#keyOf(tenantId, key),
+      expected: [404],
+    })
+    await body.dump()
+    if (statusCode === 404) return undefined
+    const tag = String(headers['etag'])
+    const sha256 = headers[sha256Header]
+    const known = typeof sha256 === 'string' && /^[0-9a-f]{64}$/.test(sha256) ? { sha256 } : {}
+    const info = {
+      key,
+      bytes: Number(headers['content-length']),
+      contentType: String(headers['content-type'] ?? 'application/octet-stream'),
+      ...known,
+      updatedAt: new Date(String(headers['last-modified'])).toISOString(),
+      etag: known.sha256 ?? tag.replaceAll('"', ''),
+    }
+    return { info, tag }
+  }
+
+  async #delete(tenantId: string, key: string): Promise<void> {
+    const { body } = await this.#client.send({
+      method: 'DELETE',
+      key: this.#keyOf(tenantId, key),
+      expected: [404],
+    })
+    await body.dump()
+  }
+}
+
+const isTag = (wanted: string, { etag }: ObjectInfo): boolean => wanted === '*' || wanted === etag
+const sum = (objects: Listed['objects']): number => objects.reduce((all, { bytes }) => all + bytes, 0)
+
+/** The folder of uploads is full or away; what the body itself fails with passes. */
+function diskFailed(cause: unknown): never {
+  const { code, syscall } = cause as NodeJS.ErrnoException
+  if (isAppError(cause) || syscall === undefined) throw cause
+  throw code === 'ENOSPC' || code === 'EDQUOT'
+    ? objectErrors.storageFull({ cause })
+    : objectErrors.storageUnavailable({ cause })
+}

@@ -1,0 +1,127 @@
+import { createHash } from 'node:crypto'
+import type { Readable } from 'node:stream'
+import { AwsV4Signer } from 'aws4fetch'
+import { Agent, type Dispatcher } from 'undici'
+import { objectErrors } from '#contracts/object-store'
+import { guardedLookup, isNetworkAddress, outboundUrl, systemResolve } from '#kit/outbound'
+
+export interface S3Settings {
+  readonly endpoint: string
+  readonly region: string
+  readonly bucket: string
+  readonly accessKeyId: string
+  readonly secretAccessKey: string
+  readonly sessionToken?: string | undefined
+  /** Milliseconds to connect, for the headers of an answer, and between two parts of its body. */
+  readonly timeoutMs: number
+}
+
+export interface S3Request {
+  readonly method: 'GET' | 'HEAD' | 'PUT' | 'DELETE'
+  /** The key in the bucket; '' for the bucket itself. */
+  readonly key: string
+  readonly query?: Readonly<Record<string, string>>
+  readonly headers?: Readonly<Record<string, string>>
+  /** Its SHA-256 is signed, so the server refuses bytes that were changed on the way. */
+  readonly body?: { readonly stream: () => Readable; readonly bytes: number; readonly sha256: string }
+  /** Statuses that are answers, besides those below 300. */
+  readonly expected?: readonly number[]
+}
+
+const emptySha256 = createHash('sha256').digest('hex')
+/** Attempts after the first where the server says that it is busy, or the connection broke. */
+const mostRetries = 2
+const passing = new Set([500, 502, 503, 504])
+
+/** As AWS encodes keys and queries before it signs them: all but the unreserved characters of RFC 3986. */
+const encoded = (text: string): string =>
+  encodeURIComponent(text).replaceAll(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`)
+
+/** Signed requests to one bucket, addressed by path. Only addresses that a server of one's own may have are connected to. */
+export class S3Client {
+  readonly #settings: S3Settings
+  readonly #base: string
+  readonly #agent: Agent
+
+  constructor(settings: S3Settings) {
+    const { endpoint, bucket, timeoutMs } = settings
+    const url = outboundUrl(endpoint, { permits: isNetworkAddress, schemes: ['http', 'https'] })
+    if (typeof url === 'string') throw new Error(`the endpoint of the S3 storage cannot be asked: ${url}`)
+    this.#settings = settings
+    this.#base = `${url.origin}${url.pathname.replace(/\/+$/, '')}/${encoded(bucket)}`
+    this.#agent = new Agent({
+      connect: { lookup: guardedLookup(systemResolve, isNetworkAddress), timeout: timeoutMs },
+      headersTimeout: timeoutMs,
+      bodyTimeout: timeoutMs,
+      connections: 64,
+      // A request that follows another one may be lost with the connection, and a write is not sent twice.
+      pipelining: 1,
+    })
+  }
+
+  /** The answer, whose body is read or dumped by whoever gets it. Rejects with `objectErrors`. */
+  async send(request: S3Request): Promise<Dispatcher.ResponseData> {
+    const { headers = {}, method } = request
+    // A condition that held is not there any more for the second attempt.
+    const once = method === 'PUT' && (headers['if-match'] ?? headers['if-none-match']) !== undefined
+    for (let left = once ? 0 : mostRetries; ; left--) {
+      const answer = await this.#once(request).catch((cause: unknown) => {
+        if (left === 0) throw objectErrors.storageUnavailable({ cause })
+        return undefined
+      })
+      if (!answer) continue
+      const { statusCode, body } = answer
+      if (statusCode < 300 || request.expected?.includes(statusCode)) return answer
+      const text = await someText(body)
+      if (left === 0 || !passing.has(statusCode)) throw refusal(statusCode, text)
+    }
+  }
+
+  async #once({ method, key, query = {}, headers = {}, body }: S3Request): Promise<Dispatcher.ResponseData> {
+    const { accessKeyId, secretAccessKey, sessionToken, region } = this.#settings
+    const path = key === '' ? '' : `/${key.split('/').map(encoded).join('/')}`
+    const search = Object.entries(query).map(([name, value]) => `${encoded(name)}=${encoded(value)}`)
+    const signer = new AwsV4Signer({
+      method,
+      url: `${this.#base}${path}${search.length > 0 ? `?${search.join('&')}` : ''}`,
+      headers: { ...headers, 'x-amz-content-sha256': body?.sha256 ?? emptySha256 },
+      accessKeyId,
+      secretAccessKey,
+      ...(sessionToken ? { sessionToken } : {}),
+      service: 's3',
+      region,
+    })
+    const signed = await signer.sign()
+    return this.#agent.request({
+      origin: signed.url.origin,
+      path: `${signed.url.pathname}${signed.url.search}`,
+      method,
+      headers: { ...Object.fromEntries(signed.headers), ...(body ? { 'content-length': String(body.bytes) } : {}) },
+      ...(body ? { body: body.stream() } : {}),
+    })
+  }
+
+  close(): Promise<void> {
+    return this.#agent.destroy()
+  }
+}
+
+const mostErrorBytes = 16 * 1024
+async function someText(body: Readable): Promise<string> {
+  let text = ''
+  try {
+    for await (const chunk of body) if ((text += String(chunk)).length > mostErrorBytes) break
+  } catch {
+    // What was read is enough to know what it is.
+  }
+  return text
+}
+
+/** What a server of S3 says, as callers are told it; its own words go to the log as the cause. */
+function refusal(status: number, text: string): Error {
+  const code = /<Code>([\w.]{1,64})<\/Code>/.exec(text)?.[1] ?? ''
+  const cause = new Error(`the S3 server answered ${status} ${code}`)
+  if (status === 412 || status === 409) return objectErrors.preconditionFailed({ cause })
+  const full = status === 507 || /quota|insufficientstorage|storagefull/i.test(code)
+  return full ? objectErrors.storageFull({ cause }) : objectErrors.storageUnavailable({ cause })
+}

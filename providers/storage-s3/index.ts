@@ -1,0 +1,44 @@
+import { tmpdir } from 'node:os'
+import { Type } from '@sinclair/typebox'
+import { Duration, Settings } from '#kernel'
+import { defineObjectBackend } from '#contracts/object-store'
+import { S3Backend } from './backend.ts'
+import { S3Client } from './client.ts'
+
+const text = (description: string) => Type.Optional(Type.String({ description }))
+
+/** Objects in a bucket of S3, or of a service with its API. */
+export default defineObjectBackend({
+  name: 's3',
+  config: Settings({
+    bucket: text('The bucket, AGENT_ORC_S3_BUCKET. Without it objects are not kept here.'),
+    endpoint: text('The URL of the service; AWS in the region unless given.'),
+    region: Type.String({ default: 'us-east-1', description: 'Of the bucket, and of signatures.' }),
+    prefix: Type.String({ default: '', description: 'How all keys in the bucket begin, e.g. agent-orc/.' }),
+    accessKeyId: text('Of the key that signs requests.'),
+    secretAccessKey: text('Of the key that signs requests.'),
+    sessionToken: text('Of a temporary key.'),
+    timeout: Duration('30s', 'To connect, for the beginning of an answer, and between two parts of it.'),
+    dir: text('A folder in which uploads wait until they are whole; the temporary one of the system unless given.'),
+  }),
+  async create({ config, onStop }) {
+    const { bucket, endpoint, region, prefix, accessKeyId, secretAccessKey, sessionToken, timeout, dir } = config
+    if (!bucket) return undefined
+    if (!accessKeyId || !secretAccessKey) {
+      throw new Error(
+        'storage-s3 needs accessKeyId and secretAccessKey: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY',
+      )
+    }
+    const client = new S3Client({
+      endpoint: endpoint || `https://s3.${region}.amazonaws.com`,
+      region,
+      bucket,
+      accessKeyId,
+      secretAccessKey,
+      sessionToken,
+      timeoutMs: timeout,
+    })
+    onStop(() => client.close())
+    return new S3Backend(client, prefix, dir || tmpdir())
+  },
+})

@@ -1,0 +1,130 @@
+import assert from 'node:assert/strict'
+import { createHash, createHmac } from 'node:crypto'
+import { mkdtemp, readdir, rm } from 'node:fs/promises'
+import { createServer, type IncomingMessage } from 'node:http'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { test, type TestContext } from 'node:test'
+import { startFauxqs } from 'fauxqs'
+import { newObject, oddKeys, testObjectBackend } from '#testing'
+import { S3Backend } from '../backend.ts'
+import { S3Client } from '../client.ts'
+import { readList } from '../list.ts'
+
+const keys = {
+  region: 'us-east-1',
+  bucket: 'objects',
+  accessKeyId: 'AKIATEST',
+  secretAccessKey: 'secret',
+  timeoutMs: 2_000,
+}
+
+async function backend(t: TestContext, endpoint: string) {
+  const client = new S3Client({ ...keys, endpoint })
+  t.after(() => client.close())
+  const dir = await mkdtemp(join(tmpdir(), 'ao-s3-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  return { store: new S3Backend(client, 'some/prefix/', dir), dir }
+}
+async function bucket(t: TestContext): Promise<S3Backend> {
+  const server = await startFauxqs({ port: 0, logger: false })
+  t.after(() => server.stop())
+  server.createBucket('objects')
+  return (await backend(t, `http://127.0.0.1:${server.port}`)).store
+}
+// This server sorts as a language does, not by bytes as S3.
+testObjectBackend('s3', bucket, { ownOrder: true })
+
+/** A server of S3 that answers as it is told. */
+async function scripted(t: TestContext, answers: readonly (number | [number, string])[]) {
+  const asked: string[] = []
+  const server = createServer((request, response) => {
+    asked.push(request.method!)
+    const answer = answers[Math.min(asked.length, answers.length) - 1]!
+    const [status, body] = Array.isArray(answer) ? answer : [answer, '']
+    request.resume().on('end', () => response.writeHead(status).end(body))
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { port } = server.address() as { port: number }
+  return { asked, ...(await backend(t, `http://127.0.0.1:${port}`)) }
+}
+
+test('a busy server is asked again; one that refuses is not', async (t) => {
+  const busy = await scripted(t, [503, 500, 404])
+  assert.equal(await busy.store.open('acme', 'k'), undefined)
+  assert.equal(busy.asked.length, 3)
+  const refusing = await scripted(t, [403])
+  await assert.rejects(refusing.store.open('acme', 'k'), { code: 'storage_unavailable', status: 503 })
+  assert.equal(refusing.asked.length, 1)
+})
+
+test('a full server is said to be full, and nothing waits on disk after it', async (t) => {
+  const { store, dir } = await scripted(t, [404, [403, '<Error><Code>QuotaExceeded</Code></Error>']])
+  await assert.rejects(store.put('acme', 'k', newObject('x')), { code: 'storage_full', status: 507 })
+  assert.deepEqual(await readdir(dir), [])
+})
+
+test('a condition that another writer has broken meanwhile is refused, and not tried twice', async (t) => {
+  const { store, asked } = await scripted(t, [404, 412])
+  await assert.rejects(store.put('acme', 'k', newObject('x', { ifNoneMatch: '*' })), { code: 'precondition_failed' })
+  assert.deepEqual(asked, ['HEAD', 'PUT'])
+  const away = await scripted(t, [404, 500])
+  await assert.rejects(away.store.put('acme', 'k', newObject('x', { ifNoneMatch: '*' })), {
+    code: 'storage_unavailable',
+  })
+  assert.deepEqual(away.asked, ['HEAD', 'PUT'])
+})
+
+test('a server that is not there is 503, and metadata services are never asked', async (t) => {
+  const { store } = await backend(t, 'http://127.0.0.1:1')
+  await assert.rejects(store.open('acme', 'k'), { code: 'storage_unavailable' })
+  assert.throws(() => new S3Client({ ...keys, endpoint: 'http://169.254.169.254' }), /cannot be asked: address/)
+  assert.throws(() => new S3Client({ ...keys, endpoint: 'file:///etc' }), /cannot be asked: scheme/)
+})
+
+test('lists are read as AWS writes them, with keys as in URLs', () => {
+  const xml = `<?xml version="1.0"?><ListBucketResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>
+    <Contents><Key>t/a+b%2Bc%26%C3%A9</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>5</Size></Contents>
+    <CommonPrefixes><Prefix>t/d/</Prefix></CommonPrefixes></ListBucketResult>`
+  assert.deepEqual(readList(xml), { objects: [{ key: 't/a b+c&é', bytes: 5 }], prefixes: ['t/d/'], truncated: true })
+})
+
+test('every request is signed as AWS says, whatever the key is', async (t) => {
+  const asked: IncomingMessage[] = []
+  const server = createServer((request, response) => {
+    asked.push(request)
+    request.resume().on('end', () => response.writeHead(request.method === 'HEAD' ? 404 : 200).end())
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.after(() => server.close())
+  const { store } = await backend(t, `http://127.0.0.1:${(server.address() as { port: number }).port}`)
+  for (const key of oddKeys) await store.put('acme', key, newObject(key))
+  await store.list('acme', { prefix: "it's (a+b)/*!", after: 'é &=', limit: 3, folders: true })
+  assert.equal(asked.length, 2 * oddKeys.length + 1)
+  for (const request of asked) assert.equal(signatureOf(request.headers['authorization']!), expectedSignature(request))
+})
+
+const signatureOf = (header: string): string => /Signature=(\w+)$/.exec(header)![1]!
+const hmac = (key: string | Buffer, text: string): Buffer => createHmac('sha256', key).update(text).digest()
+
+/** "Signature Version 4" of the manual, from what arrived. */
+function expectedSignature({ method, url, headers }: IncomingMessage): string {
+  const names = /SignedHeaders=([^,]+)/.exec(headers['authorization']!)![1]!
+  for (const name of ['host', 'x-amz-content-sha256', 'x-amz-date']) assert.ok(names.split(';').includes(name), name)
+  const [path, query = ''] = url!.split('?')
+  const canonical = [
+    method,
+    path,
+    query.split('&').toSorted().join('&'),
+    ...names.split(';').map((name) => `${name}:${String(headers[name]).trim()}`),
+    '',
+    names,
+    headers['x-amz-content-sha256'],
+  ].join('\n')
+  const time = String(headers['x-amz-date'])
+  const scope = `${time.slice(0, 8)}/us-east-1/s3/aws4_request`
+  const text = ['AWS4-HMAC-SHA256', time, scope, createHash('sha256').update(canonical).digest('hex')].join('\n')
+  const key = scope.split('/').reduce<string | Buffer>((last, part) => hmac(last, part), 'AWS4secret')
+  return hmac(key, text).toString('hex')
+}
