@@ -8,9 +8,6 @@ import { checksumsOf, conditionOf, matchOf, quoted } from './headers.ts'
 import { tags, usual } from './routes.ts'
 import { Deleted, KeyParams, shown, StoredObject } from './schema.ts'
 
-/** How long the body of an upload may take. */
-const uploadMs = 5 * 60_000
-
 /** Writes of objects, for admins. */
 export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
   // The handler reads the body while it arrives.
@@ -21,7 +18,7 @@ export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
   app.put(
     '/api/storage/objects/*',
     {
-      ...access('admin', { upload: true }),
+      ...access('admin'),
       schema: {
         tags,
         summary: 'Upload an object',
@@ -40,7 +37,6 @@ export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
             objectErrors.preconditionFailed,
             objectErrors.storageFull,
             httpErrors.bodyTooLarge,
-            httpErrors.requestTimeout,
             limitErrors.limitExceeded,
             ...usual,
           ),
@@ -52,10 +48,9 @@ export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
     async (request, reply) => {
       const { headers } = request
       const length = headers['content-length']
-      const { body, stop } = bodyOf(request)
       try {
         const { info, created } = await store.put(guard.callerOf(request).tenantId, request.params['*'], {
-          body,
+          body: bodyOf(request),
           bytes: length === undefined ? undefined : Number(length),
           contentType: headers['content-type'] ?? 'application/octet-stream',
           when: conditionOf(headers),
@@ -68,8 +63,6 @@ export function writeRoutes(app: App, guard: Guard, store: ObjectStore): void {
       } catch (error) {
         void reply.header('connection', 'close')
         throw error
-      } finally {
-        stop()
       }
     },
   )
@@ -105,20 +98,5 @@ function deleteRoute(app: App, guard: Guard, store: ObjectStore): void {
   )
 }
 
-/** The body as it arrives, for as long as it may take. The connection stays, so that whoever is refused hears why. */
-function bodyOf({ raw }: FastifyRequest): { readonly body: AsyncIterable<Uint8Array>; stop(): void } {
-  let timer: NodeJS.Timeout | undefined
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(httpErrors.requestTimeout()), uploadMs)
-  })
-  late.catch(() => {})
-  const chunks = raw.iterator({ destroyOnReturn: false }) as AsyncIterableIterator<Uint8Array>
-  const body = async function* (): AsyncGenerator<Uint8Array> {
-    for (;;) {
-      const { done, value } = await Promise.race([chunks.next(), late])
-      if (done) return
-      yield value
-    }
-  }
-  return { body: body(), stop: () => clearTimeout(timer) }
-}
+/** The body as it arrives, within the time that the listener gives a request. The connection stays, so that whoever is refused hears why. */
+const bodyOf = ({ raw }: FastifyRequest): AsyncIterable<Uint8Array> => raw.iterator({ destroyOnReturn: false })
