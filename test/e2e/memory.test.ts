@@ -160,6 +160,8 @@ test('every route that needs the database says so with 503, every other works, a
       if (needsDatabase.test(path)) {
         assert.deepEqual([status, body['error']], [503, 'database_required'], name)
         assert.match(String(body['message']), /PostgreSQL/, name)
+      } else if (path.startsWith('/api/storage/')) {
+        assert.deepEqual([status, body['error']], [503, 'storage_not_configured'], name)
       } else assert.ok(status < 500, `${name}: ${status} ${JSON.stringify(body)}`)
     }
   }
