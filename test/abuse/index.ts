@@ -49,7 +49,7 @@ const plan = {
   openStreams: 100,
   profiles: 100,
   attachmentBytes: 8 * 1024 * 1024,
-  toolCallsPerMinute: 3_000,
+  toolCallsPerMinute: 600,
   delegatedRuns: 20,
   delegationDepth: 2,
   delegatedAtOnce: 10,
