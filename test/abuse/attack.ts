@@ -28,6 +28,8 @@ export interface Verdict {
 /** One way to take what is not one's own. It goes on until it is told to stop. */
 export interface Attack {
   readonly name: string
+  /** How long it goes on before the victim is measured; 2 s unless given. */
+  readonly warmMs?: number
   /** What it does first, before the victim is measured. */
   prepare?(hostile: Hostile, told: Told): Promise<void>
   run(hostile: Hostile, told: Told, stop: AbortSignal): Promise<void>

@@ -186,6 +186,8 @@ export const attacks: readonly Attack[] = [
   },
   {
     name: 'delegations, 14 at each level',
+    // Its calls of tools take turns: only so late has a tree reached every limit, and every level asks at once.
+    warmMs: 30_000,
     async run(hostile, told, stop) {
       const client = clientOf(hostile, told)
       const body = { profile: hostile.profiles.delegating, prompt: 'Delegate this.' }

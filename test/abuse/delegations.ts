@@ -8,10 +8,7 @@ interface Run {
   readonly parent?: { readonly rootId?: string; readonly depth: number }
 }
 
-/**
- * Whether the trees of delegations of a tenant kept to its limits, and reached how many may be open at once: an attack that was stopped
- * before proves nothing. The other limits are rarely reached, because its calls of tools take turns.
- */
+/** Whether the trees of delegations of a tenant kept to its limits, and reached them: an attack that was stopped before proves nothing. */
 export async function judgeDelegations({ conductor, key, limits }: Hostile): Promise<Verdict[]> {
   const { delegatedRuns, delegationDepth, delegatedAtOnce } = limits
   const response = await fetch(`${conductor}/api/runs`, { headers: { authorization: `Bearer ${key}` } })
@@ -20,15 +17,13 @@ export async function judgeDelegations({ conductor, key, limits }: Hostile): Pro
   const trees = [...Map.groupBy(children, ({ parent }) => parent!.rootId).values()]
   const most = (of: readonly number[]): number => Math.max(0, ...of)
   const kept = (what: string, limit: string, value: number, max: number): Verdict => ({
-    text: `${what}: ${value} of ${max} (${limit}), which is kept`,
-    ok: value <= max,
+    text: `${what}: ${value} of ${max} (${limit}), which is reached and kept`,
+    ok: value === max,
   })
-  const open = most(trees.map(atOnce))
   return [
     kept('runs that one led to', 'delegatedRuns', most(trees.map((tree) => tree.length)), delegatedRuns),
     kept('levels', 'delegationDepth', most(children.map(({ parent }) => parent!.depth)), delegationDepth),
-    kept('delegated runs of one tree at once', 'delegatedAtOnce', open, delegatedAtOnce),
-    { text: 'as many delegated runs were open at once as may be', ok: open === delegatedAtOnce },
+    kept('delegated runs of one tree at once', 'delegatedAtOnce', most(trees.map(atOnce)), delegatedAtOnce),
   ]
 }
 

@@ -37,8 +37,8 @@ const bar = 2
 /** No process may be deaf to everybody for longer. */
 const mostDeafMs = 500
 
-/** How long an attack goes on before the victim is measured. */
-const warmMs = 2_000
+/** How long an attack goes on before the victim is measured, unless it says so itself. */
+const usualWarmMs = 2_000
 
 /** The limits of a small plan: what an operator gives tenants whom nobody knows. */
 const plan = {
@@ -50,9 +50,9 @@ const plan = {
   profiles: 100,
   attachmentBytes: 8 * 1024 * 1024,
   toolCallsPerMinute: 600,
-  delegatedRuns: 20,
+  delegatedRuns: 8,
   delegationDepth: 2,
-  delegatedAtOnce: 10,
+  delegatedAtOnce: 4,
 }
 
 function readOptions(args: string[]): Options {
@@ -167,6 +167,7 @@ interface Stand {
 }
 
 async function endure({ fleet, loops, processes }: Stand, name: string, seconds: number): Promise<Seen> {
+  const attack = attacks.find((one) => one.name === name)!
   const before = await fleet.measure(seconds)
   const hostile = await fleet.hostile()
   const attacker = processes.fork(new URL('attacker.ts', import.meta.url).pathname)
@@ -179,7 +180,7 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   attacker.send({ attack: name, hostile } satisfies Order)
   await ready
   // What it costs this machine to start an attacker is no part of its attack.
-  await sleep(warmMs)
+  await sleep(attack.warmMs ?? usualWarmMs)
   await loops.worst()
   const slow: number[] = []
   const calibration = setInterval(() => slow.push(slowness()), 1_000)
@@ -190,7 +191,7 @@ async function endure({ fleet, loops, processes }: Stand, name: string, seconds:
   attacker.send('stop')
   const last = await Promise.race([done, sleep(20_000, { answers: { 'no end': 1 } })])
   await processes.stopOne(attacker)
-  const verdicts = (await attacks.find((one) => one.name === name)!.judge?.(hostile)) ?? []
+  const verdicts = (await attack.judge?.(hostile)) ?? []
   const lost = await losses(fleet)
   return {
     name,

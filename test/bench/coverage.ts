@@ -12,8 +12,6 @@ export interface Entered {
 
 /** Calls per chat above which a function belongs to every chat, after the calls of an idle time of the same length are subtracted. */
 const ofEachChat = 0.5
-/** A timer fires somewhat more often in one stretch of time than in another of the same length. */
-const clockMargin = 1.1
 
 /** Finds the files and generators that a chat enters in one process. `textOf` gives a file's text. */
 export function entered(seen: {
@@ -24,7 +22,7 @@ export function entered(seen: {
 }): Entered {
   const idle = new Map(seen.idle.map((one) => [placeOf(one), one.count]))
   const called = seen.busy
-    .map((one) => ({ ...one, perChat: (one.count - clockMargin * (idle.get(placeOf(one)) ?? 0)) / seen.chats }))
+    .map((one) => ({ ...one, perChat: (one.count - (idle.get(placeOf(one)) ?? 0)) / seen.chats }))
     .filter(({ perChat }) => perChat >= ofEachChat)
   return {
     files: [...new Set(called.map(({ file }) => file))].toSorted(),
