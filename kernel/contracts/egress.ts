@@ -13,6 +13,19 @@ export const egressErrors = errorTable('egress', {
 /** TRACE has its server repeat what it was sent, secrets included, and CONNECT hides what is said. */
 export const egressMethods = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'] as const
 
+/** Headers of a connection, not of what is said over it: nobody in between passes them on. */
+export const connectionHeaders: ReadonlySet<string> = new Set([
+  'connection',
+  'keep-alive',
+  'proxy-authenticate',
+  'proxy-authorization',
+  'proxy-connection',
+  'te',
+  'trailer',
+  'transfer-encoding',
+  'upgrade',
+])
+
 const label = '[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?'
 
 /** A host that the sandboxes of a profile may reach, as clients write it. */

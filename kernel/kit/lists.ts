@@ -66,15 +66,14 @@ export async function readList<Row extends object, T>(
   const list = amongFirst(asked)
   const size = Math.min(wanted, list.atOnce)
   const from = cursor === undefined ? undefined : placeIn(cursor, list)
-  const statements = [
-    countOf(asked),
+  const pages = [
     // One more tells whether there is more.
     placed(list, from, size + 1, offset),
     ...(wanted !== Infinity && (size < wanted || list.bytes !== undefined)
       ? [placed({ ...list, columns: '', shown: undefined }, from, 2, offset + wanted - 1)]
       : []),
   ]
-  const answer = await ask<[[Counted], (Row & Placed)[], Placed[]]>(of, statements).catch((error: unknown) => {
+  const answer = await askBoth<Row>(of, asked, pages).catch((error: unknown) => {
     // Class 22: a part of the cursor is no value of its column.
     throw from && sqlState(error)?.startsWith('22') ? unknownCursor() : error
   })
@@ -97,6 +96,20 @@ interface Counted {
   readonly counted: number
   /** False: there are rows among which nobody looked. */
   readonly complete: boolean
+}
+
+type Answer<Row> = [[Counted], (Row & Placed)[], Placed[]]
+
+/** The count of a list and its page in one round trip, unless both look through many rows: where nothing is found once, nobody looks again. */
+async function askBoth<Row extends object>(
+  of: ListOf,
+  list: ListSql,
+  pages: readonly Statement[],
+): Promise<Answer<Row>> {
+  if (!list.among) return ask<Answer<Row>>(of, [countOf(list), ...pages])
+  const [count] = await ask<[[Counted]]>(of, [countOf(list)])
+  if (count[0].counted === 0) return [count, [], []]
+  return [count, ...(await ask<[(Row & Placed)[], Placed[]]>(of, pages))]
 }
 
 // In the order of the list, which has it read the same index, and end where it has counted enough.

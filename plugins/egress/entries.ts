@@ -1,4 +1,4 @@
-import type { EgressEntry, EgressHost } from '#contracts/egress'
+import { connectionHeaders, type EgressEntry, type EgressHost } from '#contracts/egress'
 import { type HeaderMap, secretsIn } from '#contracts/secrets'
 import { invalidEgress } from './errors.ts'
 
@@ -23,20 +23,12 @@ export const urlOf = ({ host, port }: Place): string => `https://${host.replace(
 
 /** What the connection is about, and what the runner itself writes. */
 const notHeaders: ReadonlySet<string> = new Set([
+  ...connectionHeaders,
   'accept-encoding',
-  'connection',
   'content-length',
   'expect',
   'host',
   'http2-settings',
-  'keep-alive',
-  'proxy-authenticate',
-  'proxy-authorization',
-  'proxy-connection',
-  'te',
-  'trailer',
-  'transfer-encoding',
-  'upgrade',
 ])
 const headerName = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
 const headerText = /^[\t\x20-\x7e]*$/

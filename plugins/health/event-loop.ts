@@ -1,5 +1,101 @@
+import { type PerformanceEntry, PerformanceObserver } from 'node:perf_hooks'
 import { Histogram, type Registry } from 'prom-client'
-import { LoopWatch } from './loop-watch.ts'
+
+/** How often the loop is looked at, in milliseconds; what takes less than this may be missed, and so much of a longer step. */
+const everyMs = 5
+/** Steps that kept the loop for less are not told. */
+const leastMs = 10
+/** Pauses of the garbage collector that are remembered. */
+const mostPauses = 256
+
+/** What the event loop did without turning once. */
+export interface Step {
+  /**
+   * What it took of this thread's processor at least, in milliseconds, pauses of the garbage collector aside. A process that had
+   * to wait for the processor, or slept, took nothing.
+   */
+  readonly cpuMs: number
+  /** What the last `look` before it said. */
+  readonly during: string | undefined
+}
+
+export interface LoopTold {
+  /** How late a look was, in milliseconds, whyever. */
+  looked?(lateMs: number): void
+  /** A step is over that kept the loop for 10 ms or more. Told some turns later. */
+  stepped(step: Step): void
+}
+
+interface Pause {
+  readonly from: number
+  readonly to: number
+}
+
+/**
+ * Looks at the event loop of this thread every few milliseconds. A look that is late had to wait for a step, for the collector or for
+ * the machine: the clock of the thread tells which. So a long step is found on a machine that is busy with other things, too.
+ */
+export class LoopWatch {
+  readonly #told: LoopTold
+  readonly #collector = new PerformanceObserver((list) => this.#remember(list.getEntries()))
+  #pauses: Pause[] = []
+  #timer: NodeJS.Timeout | undefined
+  #at = 0
+  /** What the thread has taken of a processor, and when that was. */
+  #cpuMs = 0
+  #during: string | undefined
+
+  constructor(told: LoopTold) {
+    this.#told = told
+  }
+
+  start(): void {
+    this.#collector.observe({ entryTypes: ['gc'] })
+    this.#begin()
+    this.#timer = setInterval(() => this.look(this.#during), everyMs).unref()
+  }
+  stop(): void {
+    clearInterval(this.#timer)
+    this.#collector.disconnect()
+  }
+
+  /** What was done since the last look is one step at most; what is done from now on is done during `during`. */
+  look(during?: string): void {
+    const from = this.#at
+    const cpu = this.#cpuMs
+    this.#begin()
+    const lateMs = Math.max(0, this.#at - from - everyMs)
+    this.#told.looked?.(lateMs)
+    if (lateMs >= leastMs)
+      this.#judge({ from, to: this.#at }, { lateMs, cpuMs: this.#cpuMs - cpu, during: this.#during })
+    this.#during = during
+  }
+
+  #begin(): void {
+    const { user, system } = process.threadCpuUsage()
+    this.#cpuMs = (user + system) / 1_000
+    this.#at = performance.now()
+  }
+
+  /** The collector's pauses are told to JavaScript when the loop has turned: until then a step cannot be judged. */
+  #judge(span: Pause, { lateMs, cpuMs, during }: Step & { readonly lateMs: number }): void {
+    setImmediate(() =>
+      setImmediate(() => {
+        this.#remember(this.#collector.takeRecords())
+        const pausedMs = this.#pauses.reduce((sum, pause) => sum + overlapMs(pause, span), 0)
+        // Of a look that was only a little late most was done in turns before.
+        const own = Math.min(lateMs, cpuMs - pausedMs)
+        if (own >= leastMs) this.#told.stepped({ cpuMs: own, during })
+      }),
+    )
+  }
+  #remember(entries: readonly PerformanceEntry[]): void {
+    const pauses = entries.map(({ startTime, duration }) => ({ from: startTime, to: startTime + duration }))
+    this.#pauses = [...this.#pauses, ...pauses].slice(-mostPauses)
+  }
+}
+
+const overlapMs = (a: Pause, b: Pause): number => Math.max(0, Math.min(a.to, b.to) - Math.max(a.from, b.from))
 
 // No step of a request may take longer than 50 ms: what is beyond is somebody's bug, and told apart by how bad it is.
 const delays = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]

@@ -1,5 +1,5 @@
 import type { Statement } from '#contracts/database'
-import { type Listing, mostCounted, type Page, pageOf } from '#contracts/paging'
+import { type Listing, type Page, pageOf } from '#contracts/paging'
 import { nextOf, offsetOf } from '#kit/lists'
 import type { PublishedMetrics, PublishedStats } from '#contracts/stats'
 import {
@@ -34,10 +34,12 @@ const now = `SELECT
     (SELECT count(*)::int FROM run_queue WHERE tenant_id = $1) AS queued,
     (SELECT count(*)::int FROM profiles WHERE tenant_id = $1) AS profiles,
     (SELECT count(*)::int FROM published_agents WHERE tenant_id = $1 AND unpublished_at IS NULL) AS published`
+/** Sessions whose status is looked at for a figure. */
+const mostSessions = 5_000
 // The status of a session is not indexed, so that claims stay cheap, and it changes: the newest are counted.
 const sessions = `SELECT status, count(*)::int AS count FROM (
     SELECT status FROM sessions WHERE tenant_id = $1 AND created_at >= $2 AND created_at < $3
-    ORDER BY created_at DESC, id DESC LIMIT ${mostCounted}
+    ORDER BY created_at DESC, id DESC LIMIT ${mostSessions}
   ) newest GROUP BY status`
 
 type Totals = MeterRow & { readonly durations: readonly Duration[] | null }

@@ -23,7 +23,7 @@ export const Overview = Type.Object({
   ...amounts,
   sessions: Type.Object(
     { total: count(), idle: count(), running: count(), errored: count(), shutdown: count() },
-    { description: 'Of the sessions created in this time the newest 10,000, by what they are now.' },
+    { description: 'Of the sessions created in this time the newest 5,000, by what they are now.' },
   ),
   profiles: count('Right now.'),
   publishedAgents: count('Right now.'),

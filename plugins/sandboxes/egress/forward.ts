@@ -6,8 +6,7 @@ import { type AppError, isAppError, stream } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import { exchange } from '#kit'
 import type { ModelCall } from './calls.ts'
-import { onlyModel } from './model-guard.ts'
-import { onlyTools } from './tool-guard.ts'
+import { onlyModel, onlyTools } from './body-guards.ts'
 import { sandboxErrors } from '../errors.ts'
 
 /** Room for a prompt with images and files; model servers take no more either. */

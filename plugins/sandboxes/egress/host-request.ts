@@ -2,6 +2,7 @@ import type { IncomingHttpHeaders } from 'node:http'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { Dispatcher } from 'undici'
 import { isAppError, stream } from '#kernel'
+import { connectionHeaders } from '#contracts/egress'
 import { exchange, type Reply } from '#kit'
 import { ForbiddenAddressError } from '#kit/outbound'
 import { workerPaths } from '#contracts/wire/worker'
@@ -79,18 +80,6 @@ async function* bounded(body: Reply['body']): AsyncGenerator<Buffer> {
   }
 }
 
-/** Of a connection, not of what is said over it. */
-const ofConnections: ReadonlySet<string> = new Set([
-  'connection',
-  'keep-alive',
-  'proxy-authenticate',
-  'proxy-authorization',
-  'proxy-connection',
-  'te',
-  'trailer',
-  'transfer-encoding',
-  'upgrade',
-])
 const namedBy = ({ connection }: { readonly connection?: string | string[] | undefined }): ReadonlySet<string> =>
   new Set(
     String(connection ?? '')
@@ -106,7 +95,7 @@ function requestHeaders(headers: IncomingHttpHeaders, key: string): Record<strin
   const named = namedBy(headers)
   const passed = Object.entries(headers).flatMap(([name, value]) => {
     const text = [value ?? []].flat().join(', ')
-    const stays = ofConnections.has(name) || named.has(name) || ownHeaders.has(name) || holds(text, key)
+    const stays = connectionHeaders.has(name) || named.has(name) || ownHeaders.has(name) || holds(text, key)
     return stays ? [] : [[name, text]]
   })
   return Object.fromEntries(passed) as Record<string, string>
@@ -128,7 +117,7 @@ function answerHeaders(
   const named = namedBy(headers)
   const passed: Record<string, string> = {}
   for (const [name, value] of Object.entries(headers)) {
-    if (value === undefined || ofConnections.has(name) || named.has(name) || notAnswered.has(name)) continue
+    if (value === undefined || connectionHeaders.has(name) || named.has(name) || notAnswered.has(name)) continue
     passed[name] = admitted.mask.text([value].flat().join(', '))
   }
   const { location } = passed

@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { test } from 'node:test'
-import { createKeyring, type Owner, type Sealed } from '../envelope.ts'
-import { createSealer } from '../sealer.ts'
+import { createKeyring, createSealer, type Owner, type Sealed } from '../envelope.ts'
 
 const owner: Owner = { tenantId: 'acme', name: 'github', version: 1 }
 const value = Buffer.from('swordfish')

@@ -4,7 +4,6 @@ import { extname, join, relative } from 'node:path'
 import { type Static, Type } from '@sinclair/typebox'
 import type { EgressAccess } from '#contracts/egress'
 import type { ToolResult } from '#contracts/tools'
-import { egressVariables } from './egress.ts'
 import { refused } from './errors.ts'
 import { put } from './files.ts'
 import type { Processes, ProcessOutcome } from './processes.ts'
@@ -139,6 +138,23 @@ async function firstLine(script: string): Promise<string> {
   }
 }
 
+/** What is in the sandbox itself is asked without a proxy; so is its runner. */
+const noProxy = 'localhost,127.0.0.1,::1'
+
+/**
+ * The environment by which programs find their way out. Some read only one spelling of a variable: curl no `HTTP_PROXY`, others no
+ * `http_proxy`. What asks for https is told by the proxy to ask for http.
+ */
+const egressVariables = ({ proxyUrl, baseUrl, key }: EgressAccess): Record<string, string> => ({
+  http_proxy: proxyUrl,
+  HTTP_PROXY: proxyUrl,
+  https_proxy: proxyUrl,
+  HTTPS_PROXY: proxyUrl,
+  no_proxy: noProxy,
+  NO_PROXY: noProxy,
+  AGENT_ORC_EGRESS_URL: baseUrl,
+  AGENT_ORC_EGRESS_KEY: key,
+})
 const around = ({ signal, egress }: CallLimits) => ({ signal, env: egress && egressVariables(egress) })
 
 /** The process's time limit: a second less than the call's, so that its answer still arrives in time. */

@@ -3,7 +3,7 @@ import { test, type TestContext } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
-import { LoopWatch, type Step } from '../loop-watch.ts'
+import { LoopWatch, type Step } from '../event-loop.ts'
 
 function watched(t: TestContext) {
   const steps: Step[] = []
