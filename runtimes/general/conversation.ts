@@ -43,11 +43,17 @@ const defaults: HistoryLimits = {
   totalChars: 128_000_000,
 }
 
-/** The conversations of this process. Bounded: the oldest turns of a session go first, then the least recently used sessions. */
+/** The run that added a turn, and whose session it is. */
+type Author = TurnOrigin & { readonly tenantId?: string }
+
+/**
+ * The conversations of this process. Bounded: the oldest turns of a session go first, then sessions, of whoever holds the most those
+ * that were used least lately. A session that went is restored for its next run.
+ */
 export interface History {
   has(sessionId: string): boolean
   turns(sessionId: string): readonly Turn[] | undefined
-  append(sessionId: string, messages: readonly Message[], origin?: TurnOrigin): void
+  append(sessionId: string, messages: readonly Message[], author?: Author): void
   /** Removes the turn of a former attempt of this run, because the run is about to write it again. */
   withdraw(sessionId: string, runId: string): void
   replace(sessionId: string, turns: readonly RestoredTurn[]): void
@@ -57,45 +63,78 @@ export interface History {
 interface Session {
   readonly turns: readonly Turn[]
   readonly size: number
+  readonly owner: Owner
+}
+
+/** What a tenant holds. */
+interface Owner {
+  size: number
+  /** A set keeps insertion order: re-inserting on use makes it a list, the least recently used first. */
+  readonly sessions: Set<string>
 }
 
 export function createHistory(limits: HistoryLimits = defaults): History {
-  // A Map keeps insertion order: re-inserting on use makes it a list of least recently used sessions.
   const sessions = new Map<string, Session>()
+  const owners = new Map<string, Owner>()
+  /** Of sessions that were restored, until a run of theirs has ended. */
+  const nobody: Owner = { size: 0, sessions: new Set() }
   let total = 0
-  const remove = (sessionId: string): void => {
-    total -= sessions.get(sessionId)?.size ?? 0
-    sessions.delete(sessionId)
+  const ownerOf = (tenantId: string): Owner => {
+    const owner = owners.get(tenantId) ?? { size: 0, sessions: new Set() }
+    owners.set(tenantId, owner)
+    return owner
   }
-  const store = (sessionId: string, turns: readonly Turn[]): void => {
+  const remove = (sessionId: string): void => {
+    const session = sessions.get(sessionId)
+    if (!session) return
+    sessions.delete(sessionId)
+    session.owner.sessions.delete(sessionId)
+    session.owner.size -= session.size
+    total -= session.size
+  }
+  /** Who holds the most gives first, so that one tenant's sessions push out none of another's. */
+  const makeRoom = (): void => {
+    while (sessions.size > limits.sessions || total > limits.totalChars) {
+      const weight = ({ size, sessions: held }: Owner): number => (total > limits.totalChars ? size : held.size)
+      let most = nobody
+      for (const [tenantId, owner] of owners) {
+        if (owner.sessions.size === 0) owners.delete(tenantId)
+        else if (weight(owner) > weight(most)) most = owner
+      }
+      const [oldest] = most.sessions
+      remove(oldest!)
+    }
+  }
+  const store = (sessionId: string, turns: readonly Turn[], owner: Owner): void => {
     remove(sessionId)
     const kept = withinFiles(newest(turns, limits), limits)
     const size = kept.reduce((sum, turn) => sum + turn.size + turn.fileSize, 0)
-    sessions.set(sessionId, { turns: kept, size })
+    sessions.set(sessionId, { turns: kept, size, owner })
+    owner.sessions.add(sessionId)
+    owner.size += size
     total += size
-    for (const oldest of sessions.keys()) {
-      if (sessions.size <= limits.sessions && total <= limits.totalChars) break
-      remove(oldest)
-    }
+    makeRoom()
   }
   const turnOf = (messages: readonly Message[], origin: TurnOrigin = {}): Turn =>
     fit(withoutReasoning(repaired(messages), 'signed'), limits.sessionChars, origin)
   return {
     has: (sessionId) => sessions.has(sessionId),
     turns: (sessionId) => sessions.get(sessionId)?.turns,
-    append(sessionId, messages, origin) {
-      store(sessionId, [...(sessions.get(sessionId)?.turns ?? []), turnOf(messages, origin)])
+    append(sessionId, messages, { tenantId, ...origin } = {}) {
+      const turns = sessions.get(sessionId)?.turns ?? []
+      store(sessionId, [...turns, turnOf(messages, origin)], tenantId === undefined ? nobody : ownerOf(tenantId))
     },
     withdraw(sessionId, runId) {
-      const turns = sessions.get(sessionId)?.turns
-      if (turns?.at(-1)?.runId !== runId) return
-      if (turns.length > 1) store(sessionId, turns.slice(0, -1))
+      const session = sessions.get(sessionId)
+      if (session?.turns.at(-1)?.runId !== runId) return
+      if (session.turns.length > 1) store(sessionId, session.turns.slice(0, -1), session.owner)
       else remove(sessionId)
     },
     replace(sessionId, turns) {
       store(
         sessionId,
         turns.map(({ messages, ...origin }) => turnOf(messages, origin)),
+        sessions.get(sessionId)?.owner ?? nobody,
       )
     },
     forget: remove,

@@ -282,9 +282,9 @@ class Run {
 
   /** Keeps the messages of this run for the next one of the session. */
   #keep(): void {
-    const { sessionId, runId, profile } = this.#envelope
+    const { tenantId, sessionId, runId, profile } = this.#envelope
     const messages = this.#turn.end()
-    if (messages) this.#deps.history.append(sessionId, messages, { runId, model: profile.model })
+    if (messages) this.#deps.history.append(sessionId, messages, { tenantId, runId, model: profile.model })
     void this.#tools?.close().catch(() => {})
   }
 }

@@ -66,6 +66,24 @@ test('the least recently used sessions go first, by number and by characters of 
   )
 })
 
+test('a tenant with many sessions pushes out none of another tenant', () => {
+  const turn = (text: string) => [userMessage(text), said(text)]
+  const many = createHistory({ ...limits, sessions: 4 })
+  many.append('victim', turn('v'), { tenantId: 'acme' })
+  for (let n = 0; n < 20; n++) many.append(`hostile-${n}`, turn('h'), { tenantId: 'mallory' })
+  assert.ok(many.has('victim'))
+  assert.ok(many.has('hostile-19') && !many.has('hostile-0'))
+  const large = createHistory({ ...limits, sessions: 100, totalChars: 300 })
+  large.append('victim', turn('v'), { tenantId: 'acme' })
+  for (let n = 0; n < 20; n++) large.append(`hostile-${n}`, turn('h'.repeat(40)), { tenantId: 'mallory' })
+  assert.ok(large.has('victim'))
+  // A restored session is nobody's until its run ends.
+  large.replace('restored', [{ messages: turn('r') }])
+  large.append('restored', turn('r'), { tenantId: 'acme' })
+  for (let n = 0; n < 20; n++) large.append(`again-${n}`, turn('h'.repeat(40)), { tenantId: 'mallory' })
+  assert.ok(large.has('victim') && large.has('restored'))
+})
+
 test('replay repairs partial tool results: a call without one gets an error, a result without a call goes', async (t) => {
   const { runtime, server } = await generalOnStandIn(t, { reply: { text: 'fine' } })
   const session = { sessionId: 'sess-00000000-0000000f', ...model }
