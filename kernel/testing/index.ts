@@ -21,7 +21,7 @@ export type { ResponsesRequestBody } from './responses-wire.ts'
 export { collectRun, type EnvelopeFields, runtimeOf, terminalOf, testEnvelope, testProfile, textOf } from './runs.ts'
 export { type RuntimeScript, type RuntimeSubject, testRuntime } from './runtime-suite.ts'
 export { bareSidecar, sidecarAt } from './sidecar-link.ts'
-export { type ModelScript, modelScript, startScriptedModels, testModelProvider } from './model-suite.ts'
+export { type ModelScript, modelScript, startScriptedModels, testModelCalls, testModelProvider } from './model-suite.ts'
 export { testToolContext, testToolProvider, type ToolCase, type ToolScript } from './tool-suite.ts'
 export { type ScriptedWorker, startScriptedWorker, type WorkerScript } from './scripted-worker.ts'
 export {

@@ -1,6 +1,11 @@
 import assert from 'node:assert/strict'
 import { test, type TestContext } from 'node:test'
-import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import {
+  APICallError,
+  type LanguageModelV4,
+  type LanguageModelV4CallOptions,
+  type LanguageModelV4StreamPart,
+} from '@ai-sdk/provider'
 import { isAppError } from '#kernel'
 import type { ModelProvider } from '#contracts/model'
 import { openerOf, streamPartsOf } from '#kit/models'
@@ -215,4 +220,79 @@ export const modelScript: ModelScript = {
   tool: 'tool please',
   hang: 'wait',
   failure: 'fail',
+}
+
+/**
+ * How a provider calls a model server over HTTP, as tests: what it does with connections, and that it shows no key. `make` gives the
+ * provider for `{apiKey?, baseUrl}`, the address of a server that speaks all its dialects.
+ */
+export function testModelCalls(
+  make: (t: TestContext, config: { readonly apiKey?: string; readonly baseUrl: string }) => Promise<ModelProvider>,
+): void {
+  void test('an answer that is not streamed arrives whole', async (t) => {
+    const server = await startModelServer(t, { reply: { text: 'one two' } })
+    const models = await make(t, { baseUrl: server.url })
+    const { content } = await models.model('m').doGenerate(promptOf('hi'))
+    assert.deepEqual(
+      content.map((part) => (part.type === 'text' ? part.text : '')),
+      ['one two'],
+    )
+  })
+
+  void test('aborting closes the connection at once, before the first byte and in the middle', async (t) => {
+    const server = await startModelServer(t)
+    const models = await make(t, { baseUrl: server.url })
+    server.next({ text: 'one two', hangAfter: 1 }, { hang: true })
+    const middle = new AbortController()
+    const { stream } = await models.model('m').doStream({ ...promptOf('hi'), abortSignal: middle.signal })
+    const reader = stream.getReader()
+    while ((await reader.read()).value?.type !== 'text-delta');
+    middle.abort()
+    await server.requests[0]!.ended
+    assert.equal(server.requests[0]!.closedEarly, true)
+    await assert.rejects(async () => {
+      while (!(await reader.read()).done);
+    })
+
+    const before = new AbortController()
+    const call = assert.rejects(
+      async () => models.model('m').doStream({ ...promptOf('hi'), abortSignal: before.signal }),
+      {
+        name: 'AbortError',
+      },
+    )
+    while (server.requests.length < 2) await new Promise((resolve) => setImmediate(resolve))
+    before.abort()
+    await call
+    await server.requests[1]!.ended
+    assert.equal(server.requests[1]!.closedEarly, true)
+  })
+
+  void test('two hundred streams at once do not wait for each other', async (t) => {
+    const server = await startModelServer(t, { reply: { text: 'one two', hangAfter: 1 } })
+    const models = await make(t, { baseUrl: server.url })
+    const abort = new AbortController()
+    const first = async (): Promise<void> => {
+      const { stream } = await models.model('m').doStream({ ...promptOf('hi'), abortSignal: abort.signal })
+      const reader = stream.getReader()
+      while ((await reader.read()).value?.type !== 'text-delta');
+    }
+    await Promise.all(Array.from({ length: 200 }, first))
+    assert.equal(server.requests.filter(({ closedEarly }) => !closedEarly).length, 200)
+    abort.abort()
+  })
+
+  void test('a failing call says its status and never the key', async (t) => {
+    const server = await startModelServer(t, { reply: { status: 401 } })
+    const models = await make(t, { apiKey: 'key-canary', baseUrl: server.url })
+    await assert.rejects(
+      async () => models.model('m').doStream(promptOf('hi')),
+      (error) => {
+        assert.ok(APICallError.isInstance(error))
+        assert.equal(error.statusCode, 401)
+        assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
+        return true
+      },
+    )
+  })
 }

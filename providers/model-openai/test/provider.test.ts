@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import { test, type TestContext } from 'node:test'
-import { APICallError, type LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import type { LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { type ModelProvider, Models } from '#contracts/model'
-import { entriesOf, startModelServer } from '#testing'
+import { entriesOf, startModelServer, testModelCalls } from '#testing'
 import provider from '../index.ts'
 
 const providerWith = async (t: Pick<TestContext, 'after'>, config: object): Promise<ModelProvider | undefined> =>
@@ -113,66 +113,4 @@ test('text that arrived before the connection broke is read before the error', a
   assert.equal(words, 50)
 })
 
-test('an answer that is not streamed arrives whole', async (t) => {
-  const server = await startModelServer(t, { reply: { text: 'one two' } })
-  const models = await providerWith(t, { baseUrl: server.url })
-  const { content } = await models!.model('m').doGenerate({ prompt })
-  assert.deepEqual(
-    content.map((part) => (part.type === 'text' ? part.text : '')),
-    ['one two'],
-  )
-})
-
-test('aborting closes the connection at once, before the first byte and in the middle', async (t) => {
-  const server = await startModelServer(t)
-  const models = await providerWith(t, { baseUrl: server.url })
-  server.next({ text: 'one two', hangAfter: 1 }, { hang: true })
-  const middle = new AbortController()
-  const { stream } = await models!.model('m').doStream({ prompt, abortSignal: middle.signal })
-  const reader = stream.getReader()
-  while ((await reader.read()).value?.type !== 'text-delta');
-  middle.abort()
-  await server.requests[0]!.ended
-  assert.equal(server.requests[0]!.closedEarly, true)
-  await assert.rejects(async () => {
-    while (!(await reader.read()).done);
-  })
-
-  const before = new AbortController()
-  const call = assert.rejects(async () => models!.model('m').doStream({ prompt, abortSignal: before.signal }), {
-    name: 'AbortError',
-  })
-  while (server.requests.length < 2) await new Promise((resolve) => setImmediate(resolve))
-  before.abort()
-  await call
-  await server.requests[1]!.ended
-  assert.equal(server.requests[1]!.closedEarly, true)
-})
-
-test('two hundred streams at once do not wait for each other', async (t) => {
-  const server = await startModelServer(t, { reply: { text: 'one two', hangAfter: 1 } })
-  const models = await providerWith(t, { baseUrl: server.url })
-  const abort = new AbortController()
-  const first = async (): Promise<void> => {
-    const { stream } = await models!.model('m').doStream({ prompt, abortSignal: abort.signal })
-    const reader = stream.getReader()
-    while ((await reader.read()).value?.type !== 'text-delta');
-  }
-  await Promise.all(Array.from({ length: 200 }, first))
-  assert.equal(server.requests.filter(({ closedEarly }) => !closedEarly).length, 200)
-  abort.abort()
-})
-
-test('a failing call says its status and never the key', async (t) => {
-  const server = await startModelServer(t, { reply: { status: 401 } })
-  const models = await providerWith(t, { apiKey: key, baseUrl: server.url })
-  await assert.rejects(
-    async () => models!.model('m').doStream({ prompt }),
-    (error) => {
-      assert.ok(APICallError.isInstance(error))
-      assert.equal(error.statusCode, 401)
-      assert.doesNotMatch(JSON.stringify(error) + String(error.stack), /canary/)
-      return true
-    },
-  )
-})
+testModelCalls(async (t, config) => (await providerWith(t, config))!)
