@@ -20,6 +20,16 @@ export interface Caller {
   readonly role: TenantRole
   /** `tak_…` of the key, or the name of the service on the signed plane. */
   readonly keyId: string
+  /** What the key may use of the tenant's MCP catalog at its endpoint; everything when absent. */
+  readonly mcp?: McpPermissions
+}
+
+/** Bounds of a key at the endpoint of the MCP catalog. What is absent bounds nothing. */
+export interface McpPermissions {
+  /** Names of entries. */
+  readonly servers?: readonly string[]
+  /** The only tools of an entry, by its name. */
+  readonly tools?: Readonly<Record<string, readonly string[]>>
 }
 
 /**

@@ -14,7 +14,12 @@ export interface ExternalTool {
   readonly description?: string
   /** Properties of its input. */
   readonly input?: Readonly<Record<string, object>>
-  readonly run?: (input: Record<string, unknown>, announce: Announce) => Promise<Content | string>
+  readonly run?: (input: Record<string, unknown>, announce: Announce, call: ExternalCall) => Promise<Content | string>
+}
+export interface ExternalCall {
+  /** Aborts when the client has cancelled the call. */
+  readonly signal: AbortSignal
+  progress(done: number, total: number): Promise<void>
 }
 
 /** An external MCP server with sessions, as other people run them. */
@@ -75,13 +80,22 @@ export async function startExternalServer(
       const to = Math.min(from + pageSize, all.length)
       return { tools: all.slice(from, to), ...(to < all.length ? { nextCursor: String(to) } : {}) }
     })
-    server.setRequestHandler(CallToolRequestSchema, async ({ params }, { sendNotification }) => {
+    server.setRequestHandler(CallToolRequestSchema, async ({ params }, { sendNotification, signal }) => {
       const announce: Announce = (where) =>
         where === 'stream'
           ? server.sendToolListChanged()
           : sendNotification({ method: 'notifications/tools/list_changed' })
       external.calls.push(params.name)
-      const said = (await catalogue.get(params.name)?.run?.(params.arguments ?? {}, announce)) ?? `${params.name} done`
+      const progressToken = params._meta?.progressToken
+      const call: ExternalCall = {
+        signal,
+        async progress(progress, total) {
+          if (progressToken === undefined) return
+          await sendNotification({ method: 'notifications/progress', params: { progressToken, progress, total } })
+        },
+      }
+      const { run } = catalogue.get(params.name) ?? {}
+      const said = (await run?.(params.arguments ?? {}, announce, call)) ?? `${params.name} done`
       return { content: typeof said === 'string' ? [{ type: 'text', text: said }] : said }
     })
     const transport: StreamableHTTPServerTransport = new StreamableHTTPServerTransport({

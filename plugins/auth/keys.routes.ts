@@ -40,7 +40,7 @@ export function apiKeyRoutes(app: App, guard: KeyGuard, service: ApiKeyService):
         tags,
         summary: 'Issue an API key',
         description:
-          'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one; it expires with that key at the latest, may be used from no other addresses, and is revoked with it.',
+          'The token is in this answer and never again. A key may be granted the role of the key that asks, or a lower one; it expires with that key at the latest, may be used from no other addresses and for no other MCP servers and tools, and is revoked with it.',
         body: IssueBody,
         response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, limitErrors.limitExceeded) },
       },
@@ -63,7 +63,7 @@ function lifeRoutes(app: App, guard: KeyGuard, service: ApiKeyService): void {
         tags,
         summary: 'Replace an API key by a new one',
         description:
-          'The new key has the label, role, addresses and expiry of the old one, and all that it minted. A key replaces itself, and those below it: what it minted, and what they minted in turn. The token is in this answer and never again. Revoking either of the two revokes both.',
+          'The new key has the label, role, bounds and expiry of the old one, and all that it minted. A key replaces itself, and those below it: what it minted, and what they minted in turn. The token is in this answer and never again. Revoking either of the two revokes both.',
         params: IdParams,
         body: KeyRotation,
         response: { 201: IssuedKey, ...failures(invalidRequest, forbidden, notFound, conflict) },

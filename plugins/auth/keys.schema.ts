@@ -6,6 +6,7 @@ const Role = Type.Union(
   { description: 'At most the role of the key that asks; its role when absent.' },
 )
 const Time = Type.String({ format: 'date-time' })
+const EntryName = Type.String({ pattern: '^[A-Za-z0-9_-]{1,64}$' })
 const MaybeTime = Type.Union([Time, Type.Null()])
 
 export const IssueBody = Type.Object(
@@ -21,6 +22,30 @@ export const IssueBody = Type.Object(
         description:
           'Addresses and networks (`10.0.0.0/8`) from which the key may be used; within those of the key that asks, which it has when absent.',
       }),
+    ),
+    mcpServers: Type.Optional(
+      Type.Array(EntryName, {
+        maxItems: 500,
+        uniqueItems: true,
+        description:
+          'Entries of the MCP catalog that the key may use at `POST /mcp/catalog`; within those of the key that asks, which it has when absent or empty.',
+      }),
+    ),
+    mcpToolPermissions: Type.Optional(
+      Type.Record(
+        EntryName,
+        Type.Array(Type.String({ minLength: 1, maxLength: 200, pattern: '^[^\\u0000]*$' }), {
+          minItems: 1,
+          maxItems: 500,
+          uniqueItems: true,
+        }),
+        {
+          additionalProperties: false,
+          maxProperties: 500,
+          description:
+            'The only tools of an entry that the key may use there, by the name of the entry and as its server names them; all of an entry that is not in it.',
+        },
+      ),
     ),
   },
   { additionalProperties: false },
@@ -40,6 +65,12 @@ export const KeyMetadata = Type.Object({
   expiresAt: MaybeTime,
   allowedAddresses: Type.Union([Type.Array(Type.String()), Type.Null()], {
     description: 'The networks from which it may be used; null: from anywhere.',
+  }),
+  mcpServers: Type.Array(Type.String(), {
+    description: 'The entries of the MCP catalog that it may use at `POST /mcp/catalog`; all when empty.',
+  }),
+  mcpToolPermissions: Type.Record(Type.String(), Type.Array(Type.String()), {
+    description: 'The only tools of an entry that it may use there; all of an entry that is not in it.',
   }),
   revokedAt: MaybeTime,
 })

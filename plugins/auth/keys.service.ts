@@ -7,6 +7,7 @@ import type { Page } from '#contracts/paging'
 import { networksOf } from '#kit'
 import { bootstrapId } from './bootstrap.ts'
 import { authErrors } from './errors.ts'
+import { mintedPermissions } from './mcp-permissions.ts'
 import type { IssueBody, IssuedKey } from './keys.schema.ts'
 import {
   countMinted,
@@ -87,6 +88,7 @@ export function createApiKeyService({ database, tokens, limits, maxLifetimeMs }:
           allowedAddresses: body.allowedAddresses
             ? networksOf(body.allowedAddresses, minter.allowedAddresses)
             : (minter.allowedAddresses ?? undefined),
+          mcp: mintedPermissions(body, minter.mcp),
         })
         if (!key) throw unknownTenant(tenantId)
         return { ...key, token }

@@ -1,11 +1,12 @@
 import { isIP } from 'node:net'
 import type { FastifyBaseLogger } from 'fastify'
-import type { TenantRole } from '#contracts/auth'
+import type { McpPermissions, TenantRole } from '#contracts/auth'
 import type { Database, TenantTx } from '#contracts/database'
 import type { Listing, Page } from '#contracts/paging'
 import { type ListSql, readList } from '#kit/lists'
 import type { KeyLookup } from './authenticate.ts'
 import type { KeyMetadata } from './keys.schema.ts'
+import { columnsOf, type PermissionColumns, permissionsOf } from './mcp-permissions.ts'
 
 interface Row {
   id: string
@@ -17,11 +18,13 @@ interface Row {
   last_used_at: string | null
   expires_at: string | null
   allowed_addresses: string[] | null
+  mcp_servers: string[] | null
+  mcp_tool_permissions: Record<string, string[]> | null
   revoked_at: string | null
 }
 
 const columns = `id, label, role, created_at, created_by, replaces, last_used_at, expires_at,
-  allowed_addresses::text[] AS allowed_addresses, revoked_at`
+  allowed_addresses::text[] AS allowed_addresses, mcp_servers, mcp_tool_permissions, revoked_at`
 
 const toMetadata = (row: Row): KeyMetadata => ({
   id: row.id,
@@ -33,6 +36,8 @@ const toMetadata = (row: Row): KeyMetadata => ({
   lastUsedAt: row.last_used_at,
   expiresAt: row.expires_at,
   allowedAddresses: row.allowed_addresses,
+  mcpServers: row.mcp_servers ?? [],
+  mcpToolPermissions: row.mcp_tool_permissions ?? {},
   revokedAt: row.revoked_at,
 })
 
@@ -45,6 +50,7 @@ export interface NewKey {
   readonly expiresAt: Date | undefined
   /** Networks in canonical form. */
   readonly allowedAddresses: readonly string[] | undefined
+  readonly mcp?: McpPermissions
 }
 
 /** SQL: a key that is neither revoked nor expired. */
@@ -61,13 +67,18 @@ export async function lockKeys(tx: TenantTx): Promise<void> {
 
 /** Undefined when the tenant does not exist or was deleted. */
 export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata | undefined> {
-  const { id, label, role, hash, createdBy, expiresAt, allowedAddresses } = key
+  const { id, label, role, hash, createdBy, expiresAt, allowedAddresses, mcp } = key
+  const { mcp_servers: servers, mcp_tool_permissions: tools } = columnsOf(mcp)
   const insert = {
-    text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses)
-           SELECT id, $2, $3, $4, $5::bytea, $6, $7::timestamptz, $8::cidr[]
+    text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses,
+             mcp_servers, mcp_tool_permissions)
+           SELECT id, $2, $3, $4, $5::bytea, $6, $7::timestamptz, $8::cidr[], $9::text[], $10::jsonb
            FROM tenants WHERE id = $1 AND deleted_at IS NULL
            RETURNING ${columns}`,
-    values: [tx.tenantId, id, label, role, hash, createdBy, expiresAt ?? null, allowedAddresses ?? null],
+    values: [
+      ...[tx.tenantId, id, label, role, hash, createdBy, expiresAt ?? null, allowedAddresses ?? null],
+      ...[servers, tools && JSON.stringify(tools)],
+    ],
   }
   const [row] = await tx.query<Row>(insert)
   return row && toMetadata(row)
@@ -77,17 +88,20 @@ export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata 
 export interface Minter {
   readonly expiresAt: string | null
   readonly allowedAddresses: readonly string[] | null
+  /** Absent: everything. */
+  readonly mcp?: McpPermissions | undefined
 }
 
 /** Undefined when the key is valid no longer. */
 export async function findMinter(tx: TenantTx, id: string): Promise<Minter | undefined> {
   const select = {
-    text: `SELECT expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses"
+    text: `SELECT expires_at AS "expiresAt", allowed_addresses::text[] AS "allowedAddresses",
+             mcp_servers, mcp_tool_permissions
            FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}`,
     values: [tx.tenantId, id],
   }
-  const [row] = await tx.query<Minter>(select)
-  return row
+  const [row] = await tx.query<Minter & PermissionColumns>(select)
+  return row && { expiresAt: row.expiresAt, allowedAddresses: row.allowedAddresses, mcp: permissionsOf(row) }
 }
 
 /**
@@ -172,8 +186,10 @@ export async function replaceKey(
 ): Promise<KeyMetadata | undefined> {
   const insert = {
     text: `INSERT INTO tenant_api_keys
-             (tenant_id, id, key_hash, replaces, label, role, created_by, expires_at, allowed_addresses)
-           SELECT tenant_id, $3, $4::bytea, id, label, role, created_by, expires_at, allowed_addresses
+             (tenant_id, id, key_hash, replaces, label, role, created_by, expires_at, allowed_addresses,
+              mcp_servers, mcp_tool_permissions)
+           SELECT tenant_id, $3, $4::bytea, id, label, role, created_by, expires_at, allowed_addresses,
+             mcp_servers, mcp_tool_permissions
            FROM tenant_api_keys WHERE tenant_id = $1 AND id = $2 AND ${live}
            ON CONFLICT (tenant_id, replaces) WHERE replaces IS NOT NULL DO NOTHING
            RETURNING ${columns}`,
@@ -216,7 +232,7 @@ export async function revokeLine(tx: TenantTx, id: string): Promise<string[]> {
   return (await tx.query<{ id: string }>(update)).map((row) => row.id)
 }
 
-interface FoundRow {
+interface FoundRow extends PermissionColumns {
   tenant_id: string
   id: string
   role: TenantRole
@@ -241,7 +257,7 @@ export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger,
     async find(hash, address) {
       const lookup = {
         name: 'api_keys_authenticate',
-        text: `SELECT k.tenant_id, k.id, k.role,
+        text: `SELECT k.tenant_id, k.id, k.role, k.mcp_servers, k.mcp_tool_permissions,
                       (k.allowed_addresses IS NULL OR coalesce($2::inet <<= ANY (k.allowed_addresses), false)) AS here,
                       (k.last_used_at IS NULL OR k.last_used_at < now() - interval '1 minute') AS stale
                FROM tenant_api_keys k JOIN tenants t ON t.id = k.tenant_id AND t.deleted_at IS NULL
@@ -255,7 +271,8 @@ export function createKeyLookup(database: Database, log: Pick<FastifyBaseLogger,
           row.id,
           touch(row).finally(() => touching.delete(row.id)),
         )
-      return { tenantId: row.tenant_id, role: row.role, keyId: row.id, here: row.here }
+      const mcp = permissionsOf(row)
+      return { tenantId: row.tenant_id, role: row.role, keyId: row.id, here: row.here, ...(mcp ? { mcp } : {}) }
     },
     async alive(tenantId, ids) {
       const lookup = {

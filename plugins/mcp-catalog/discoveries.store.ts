@@ -4,7 +4,7 @@ import { addressOf, type Entry } from './entry.ts'
 import type { Failure, ServerInfo } from './schema.ts'
 
 /** A tool as its server defined it when it was asked last. */
-export interface FoundTool extends Pick<McpTool, 'name' | 'title' | 'description' | 'inputSchema'> {
+export interface FoundTool extends McpTool {
   readonly digest: string
 }
 

@@ -146,12 +146,14 @@ export class Discoveries {
         const listed = session.client.getServerCapabilities()?.tools ? await mcp.listTools(session, signal) : []
         const latencyMs = Math.round(performance.now() - began)
         const tools = listed.map((tool) => {
-          const { name, title, description, inputSchema } = tool
+          const { name, title, description, inputSchema, outputSchema, annotations } = tool
           return {
             name,
             ...(title === undefined ? {} : { title }),
             ...(description === undefined ? {} : { description }),
             inputSchema,
+            ...(outputSchema === undefined ? {} : { outputSchema }),
+            ...(annotations === undefined ? {} : { annotations }),
             digest: mcp.digestOf(tool),
           }
         })

@@ -30,6 +30,7 @@ export const catalogErrors = errorTable('mcp-catalog', {
     status: 502,
     about: 'The authorization server of the entry gave no access token; the sentence says why.',
   },
+  mcpMethodNotAllowed: { status: 405, message: 'This endpoint keeps no streams: send POST.' },
   mcpBusy: { status: 503, retry: true, message: 'Many MCP servers are being asked at the moment; try again shortly.' },
 })
 

@@ -3,6 +3,7 @@ import { CommaList, definePlugin, Duration, maybe, Settings } from '#kernel'
 import { ApiGuard } from '#contracts/auth'
 import { AuditLog } from '#contracts/audit'
 import { Database, databaseErrors, needsDatabase, presentDatabase } from '#contracts/database'
+import { Kv } from '#contracts/kv'
 import { limitErrors, TenantLimits } from '#contracts/limits'
 import { McpServers } from '#contracts/mcp-servers'
 import { Sealer, secretErrors, Secrets } from '#contracts/secrets'
@@ -13,6 +14,7 @@ import { createConfigEntries, ServerTable } from './config-entries.ts'
 import { createCredentials } from './credentials.ts'
 import { Discoveries } from './discovery.ts'
 import type { Entry } from './entry.ts'
+import { CatalogEndpoint, endpointRoutes } from './endpoint/routes.ts'
 import { catalogErrors } from './errors.ts'
 import { createCatalogMetrics } from './metrics.ts'
 import { createOAuthClient } from './oauth.ts'
@@ -35,6 +37,7 @@ export default definePlugin({
       'Hosts, `host` or `host:port`, at which entries of tenants may be private and speak plain http; any other must be public, and https.',
     ),
     timeout: Type.Optional(Duration('10s', 'How long a server may take to be connected and to list its tools.')),
+    callTimeout: Duration('5m', 'How long a call of a tool at `POST /mcp/catalog` may take.'),
     toolsFor: Duration('10m', 'How long the tools of a server are kept before it is asked again.'),
   }),
   errors: [catalogErrors, databaseErrors, limitErrors, secretErrors],
@@ -45,13 +48,14 @@ export default definePlugin({
     sealer: maybe(Sealer),
     limits: maybe(TenantLimits),
     trail: maybe(AuditLog),
+    kv: maybe(Kv),
   },
   provides: { servers: McpServers },
   async setup({ config: settings, deps, log, metrics, routes, onStop, stopping }) {
-    const { servers, allowHosts, toolsFor: keepMs, timeout: timeoutMs = 10_000 } = settings
-    const { guard, database, secrets, sealer, limits, trail } = deps
+    const { servers: listed, allowHosts, toolsFor: keepMs, timeout: timeoutMs = 10_000, callTimeout: callMs } = settings
+    const { guard, database, secrets, sealer, limits, trail, kv } = deps
     const stored = presentDatabase(database)
-    const config = createConfigEntries(servers, { secrets: secrets !== undefined, database: stored !== undefined })
+    const config = createConfigEntries(listed, { secrets: secrets !== undefined, database: stored !== undefined })
     const addresses = createAddressPolicy(allowHosts, systemResolve)
     // What the role file names may be private.
     const addressesOf = ({ managedBy, url }: Entry, asked = url) =>
@@ -83,6 +87,21 @@ export default definePlugin({
       log,
       stopping,
     })
+    const servers = createResolver({
+      database: stored,
+      config,
+      secrets,
+      credentials,
+      discoveries,
+      addressesOf: (entry) => addressesOf(entry),
+      keepMs,
+    })
+    const dropToken = async (tenantId: string, name: string): Promise<void> => tokens?.drop(tenantId, { name })
+    const endpoint = new CatalogEndpoint({
+      ...{ database, config, servers, discoveries, connections, limits, kv, keepMs, callMs, stopping, dropToken },
+      metrics: counted,
+    })
+    onStop(() => endpoint.close())
     if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))
     const service = createCatalogService({ database, config, addresses, secrets, limits })
     routes('conductor', async (app) => {
@@ -91,17 +110,8 @@ export default definePlugin({
       entryReadRoutes(app, guard, service)
       entryWriteRoutes(app, guard, service)
       toolRoutes(app, guard, { database, service, discoveries })
+      endpointRoutes(app, guard, servers, endpoint)
     })
-    return {
-      servers: createResolver({
-        database: stored,
-        config,
-        secrets,
-        credentials,
-        discoveries,
-        addressesOf: (entry) => addressesOf(entry),
-        keepMs,
-      }),
-    }
+    return { servers }
   },
 })

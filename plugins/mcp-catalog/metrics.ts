@@ -1,4 +1,4 @@
-import { Counter, type Registry } from 'prom-client'
+import { Counter, Gauge, type Registry } from 'prom-client'
 
 export type CatalogMetrics = ReturnType<typeof createCatalogMetrics>
 
@@ -21,4 +21,20 @@ export const createCatalogMetrics = (metrics: Registry) => ({
     labelNames: ['outcome'],
     registers: [metrics],
   }),
+  calls: new Counter({
+    name: 'mcp_catalog_calls_total',
+    help: 'Calls of tools at the endpoint of the MCP catalog, by entry of the role file, or `of_tenants`, and by what became of it.',
+    labelNames: ['entry', 'outcome'],
+    registers: [metrics],
+  }),
+  /** `count`: how many there are now. */
+  upstreams: (count: () => number) =>
+    new Gauge({
+      name: 'mcp_catalog_sessions',
+      help: 'Sessions with MCP servers that calls at the endpoint of the MCP catalog use.',
+      registers: [metrics],
+      collect() {
+        this.set(count())
+      },
+    }),
 })

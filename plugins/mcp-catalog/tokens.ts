@@ -49,7 +49,7 @@ export class Tokens {
   }
 
   /** The server does not take the token that is stored. */
-  async drop(tenantId: string, { name }: Entry): Promise<void> {
+  async drop(tenantId: string, { name }: Pick<Entry, 'name'>): Promise<void> {
     const { database } = this.#options
     const found = await findToken(database, tenantId, name)
     if (found?.token) await dropToken(database, tenantId, name, found.token)

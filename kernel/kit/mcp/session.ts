@@ -97,12 +97,8 @@ const withoutListening =
 /** Ends requests whose answer was cut: the library would wait for the run's deadline. */
 function watching(client: Client) {
   const resuming = new Set<string | number>()
-  const end = (id: string | number): void =>
-    client.transport?.onmessage?.({
-      jsonrpc: '2.0',
-      id,
-      error: { code: ErrorCode.ConnectionClosed, message: 'the answer was cut' },
-    })
+  const end = (id: string | number, message = 'the answer was cut'): void =>
+    client.transport?.onmessage?.({ jsonrpc: '2.0', id, error: { code: ErrorCode.ConnectionClosed, message } })
   client.onerror = ({ message }) => {
     if (!message.startsWith('Maximum reconnection attempts')) return
     for (const id of resuming) end(id)
@@ -110,8 +106,10 @@ function watching(client: Client) {
   }
   return {
     listens: () => client.getServerCapabilities()?.tools?.listChanged === true,
-    onCut(id: string | number, resumes: boolean) {
-      if (resumes) resuming.add(id)
+    onCut(id: string | number, resumes: boolean, large: boolean) {
+      // It would be as large the next time.
+      if (large) end(id, tooLarge)
+      else if (resumes) resuming.add(id)
       else end(id)
     },
   }
@@ -120,8 +118,8 @@ function watching(client: Client) {
 interface McpFetchOptions {
   /** Whether the stream for unasked messages of the server is worth a connection. */
   listens(): boolean
-  /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. */
-  onCut(id: string | number, resumes: boolean): void
+  /** The answer of this request ended without a word about it. `resumes`: the library asks for the rest. `large`: it was too large. */
+  onCut(id: string | number, resumes: boolean, large: boolean): void
   /** An answer that is larger is not read to its end. */
   readonly maxAnswerBytes: number
 }
@@ -142,8 +140,8 @@ function createMcpFetch(fetch: ModelFetch, { listens, onCut, maxAnswerBytes }: M
     const watch = id === undefined ? undefined : watchFor(id)
     const stream = ReadableStream.from(
       // The stream for unasked messages lives as long as the run: what comes through it is not one answer.
-      read(response.body, method === 'GET' ? Infinity : maxAnswerBytes, watch, () => {
-        if (watch && id !== undefined && !watch.answered) onCut(id, watch.resumable)
+      read(response.body, method === 'GET' ? Infinity : maxAnswerBytes, watch, (large) => {
+        if (watch && id !== undefined && !watch.answered) onCut(id, watch.resumable, large)
       }),
     )
     return new Response(stream as ReadableStream<Uint8Array>, { status, statusText, headers: response.headers })
@@ -198,7 +196,7 @@ async function* read(
   body: ReadableStream<Uint8Array>,
   limit: number,
   watch: Watch | undefined,
-  onEnd: () => void,
+  onEnd: (large: boolean) => void,
 ): AsyncGenerator<Uint8Array> {
   let bytes = 0
   try {
@@ -209,7 +207,7 @@ async function* read(
       yield chunk
     }
   } finally {
-    onEnd()
+    onEnd(bytes > limit)
   }
 }
 
@@ -272,7 +270,7 @@ export function reasonOf(error: unknown): Reason {
     return { kind: 'certificate' }
   }
   if (failureOf(error, false) === 'unreached') return { kind: 'unreached' }
-  return { kind: causesOf(error).some(({ message }) => message === tooLarge) ? 'too_large' : 'protocol' }
+  return { kind: causesOf(error).some(({ message }) => message.endsWith(tooLarge)) ? 'too_large' : 'protocol' }
 }
 
 /** Says why a server's tools are missing. It never quotes the server, which may repeat what was sent to it. */

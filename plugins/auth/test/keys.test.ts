@@ -376,6 +376,8 @@ test('a key replaces itself by one like it, and is over at once, or when its gra
     lastUsedAt: null,
     expiresAt,
     allowedAddresses: ['10.0.0.0/8'],
+    mcpServers: [],
+    mcpToolPermissions: {},
     revokedAt: null,
   })
   assert.deepEqual(await live(), [id])

@@ -14,7 +14,12 @@ export interface Answer {
   readonly body: Body
   readonly headers: Readonly<Record<string, unknown>>
 }
-export type Call = (method: 'GET' | 'POST' | 'PUT' | 'DELETE', url: string, body?: unknown) => Promise<Answer>
+export type Call = (
+  method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE',
+  url: string,
+  body?: unknown,
+  headers?: Readonly<Record<string, string>>,
+) => Promise<Answer>
 
 const masterKey = randomBytes(32).toString('base64')
 
@@ -54,13 +59,14 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
   const { database, servers } = parts[0]!
   const callerWith =
     (token: string): Call =>
-    async (method, url, body) => {
+    async (method, url, body, headers) => {
       const reply = await kernel.listeners['conductor']!.inject({
         method,
         url,
         headers: {
           authorization: `Bearer ${token}`,
           ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+          ...headers,
         },
         ...(body === undefined ? {} : { payload: JSON.stringify(body) }),
       })
@@ -76,6 +82,7 @@ export async function stage(t: TestContext, { dsn, variables = {}, settings = {}
     servers,
     metrics,
     call,
+    callerWith,
     async member(): Promise<Call> {
       const { body } = await call('POST', '/api/api-keys', { label: 'member', role: 'member' })
       return callerWith(body['token'] as string)

@@ -4,7 +4,7 @@ import { access, type App, definePlugin, errorTable, failures, maybe, unauthoriz
 import { type RunnerSession, RunnerSessions } from '#contracts/runner'
 import { WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { proofsOf } from '#kit'
-import type * as McpServer from './server.ts'
+import type { SessionEndpoint } from './server.ts'
 
 /** What is refused before JSON-RPC; what a call of a tool comes to is told in its terms: -32602 and -32603. */
 const sessionMcpErrors = errorTable('session-mcp', {
@@ -76,7 +76,7 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
     tags: ['tools'],
     summary: "Speak MCP with a session's tools",
     description:
-      'Streamable HTTP of the Model Context Protocol, without streams and without MCP sessions: each POST is answered with JSON.',
+      'Streamable HTTP of the Model Context Protocol, in the revision of 2026-07-28 and those before it, without MCP sessions: each POST is answered by itself, with JSON.',
     params: Params,
     body: Message,
     response: {
@@ -86,11 +86,11 @@ function mcpRoutes(app: App, sessions: RunnerSessions, who: string, admit: Admit
     },
   }
   // The SDK is loaded with the first call of a tool: no runner waits for it to be ready.
-  let server: Promise<typeof McpServer> | undefined
+  let endpoint: Promise<SessionEndpoint> | undefined
   app.post('/runner/sessions/:id/mcp', { ...access(who), schema }, async (request, reply) => {
     const session = await admit(request.headers.authorization, request.params.id)
-    const { answer } = await (server ??= import('./server.ts'))
-    return answer(request, reply, sessions, session)
+    endpoint ??= import('./server.ts').then(({ SessionEndpoint }) => new SessionEndpoint())
+    return (await endpoint).answer(request, reply, sessions, session)
   })
   // No stream to open and no MCP session to end: the transport's specification asks for 405.
   const refuse = async ({ headers, params }: { headers: IncomingHttpHeaders; params: { id: string } }) => {

@@ -153,7 +153,7 @@ test('a malformed message is answered as JSON-RPC, a client without the right Ac
     })
   const malformed = await send({ hello: 1 }, 'application/json, text/event-stream')
   assert.equal(malformed.statusCode, 400)
-  assert.equal(malformed.json<{ error: { code: number } }>().error.code, -32700)
+  assert.equal(malformed.json<{ error: { code: number } }>().error.code, -32600)
   const refused = await send({ jsonrpc: '2.0', id: 1, method: 'tools/list' }, 'application/json')
   assert.equal(refused.statusCode, 406)
   const notified = await send(

@@ -1,6 +1,6 @@
-import { createHash } from 'node:crypto'
 import type { LanguageModelV4FunctionTool } from '@ai-sdk/provider'
 import MiniSearch from 'minisearch'
+import { toolNames } from '#kit/mcp'
 import type { Connection, Tool } from './connection.ts'
 import { bounded, failed, type ToolOutcome, unknownTool } from './outcome.ts'
 
@@ -145,35 +145,18 @@ function objectOf(given: unknown): Readonly<Record<string, unknown>> | undefined
     : undefined
 }
 
-/** The longest name of a tool that model servers take. */
-const maxChars = 64
-const prefix = 'mcp__'
-const hashChars = 8
+const names = toolNames('mcp__')
 
 /** Names for the tools of external servers: never two the same, never one of `taken`, and the same in every run. */
 export function createNames(taken: Iterable<string>): (server: string, tool: string) => string {
   const used = new Set(taken)
   return (server, tool) => {
-    const plain = plainName(server, tool)
-    let name = plain ?? hashedName(server, tool, 0)
-    // Two names may still be equal: `a__b` with a tool `c`, and `a` with a tool `b__c`.
-    for (let salt = 1; used.has(name); salt++) name = hashedName(server, tool, salt)
+    let name = names.nameOf(server, tool)
+    // Two hashes may be equal, and a tool of the session may be called like that.
+    for (let salt = 1; used.has(name); salt++) name = names.nameOf(server, tool, salt)
     used.add(name)
     return name
   }
-}
-
-/** `mcp__<server>__<tool>`, when that is unambiguous and a model server takes its letters. */
-function plainName(server: string, tool: string): string | undefined {
-  if (server.includes('__') || server.endsWith('_') || !/^[A-Za-z0-9_-]+$/.test(tool)) return undefined
-  const name = `${prefix}${server}__${tool}`
-  return name.length <= maxChars ? name : undefined
-}
-
-function hashedName(server: string, tool: string, salt: number): string {
-  const hash = createHash('sha256').update(`${server}\0${tool}\0${salt}`).digest('hex').slice(0, hashChars)
-  const readable = `${prefix}${server}__${tool}`.replaceAll(/[^A-Za-z0-9_-]/g, '_')
-  return `${readable.slice(0, maxChars - hashChars - 1)}_${hash}`
 }
 
 const searchTools = 'search_tools'

@@ -1,0 +1,251 @@
+// The server side of the Model Context Protocol, for endpoints that have tools and nothing else. Both revisions that clients speak:
+// that of 2026-07-28, whose requests say everything themselves, and those before it, which begin with `initialize`. It loads the
+// library, so whoever serves one imports it with the first request.
+import { hash, randomUUID } from 'node:crypto'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import {
+  type CallToolResult,
+  classifyInboundRequest,
+  createMcpHandler,
+  type ListToolsResult,
+  type McpHttpHandler,
+  ProtocolError,
+  ProtocolErrorCode,
+  Server,
+  WebStandardStreamableHTTPServerTransport,
+} from '@modelcontextprotocol/server'
+import type { Kv } from '#contracts/kv'
+import { invalidRequest } from '../../contracts/http-errors.ts'
+import { ping, stream } from '../../http/streams.ts'
+
+/** The tools of one request's caller. */
+export interface ServedTools {
+  list(cursor: string | undefined): ListToolsResult | Promise<ListToolsResult>
+  /** Rejects with `protocolError` for what the model must not take for a result. */
+  call(call: ToolCall): Promise<CallToolResult>
+}
+export interface ToolCall {
+  readonly name: string
+  readonly input: Readonly<Record<string, unknown>>
+  readonly meta: Readonly<Record<string, unknown>>
+  /** Aborts when the client has left, or cancelled the call. */
+  readonly signal: AbortSignal
+  /** Tells the client how far the call is; absent when it did not ask for that. */
+  readonly progress?: (progress: Progress) => void
+}
+interface Progress {
+  readonly progress: number
+  readonly total?: number | undefined
+  readonly message?: string | undefined
+}
+export type { CallToolResult, ListToolsResult }
+
+/** An error of JSON-RPC. Clients show it to people, models do not see it. */
+export const protocolError = (code: number, message: string, data?: unknown): Error =>
+  new ProtocolError(code, message, data)
+/** The call names no tool that there is, or one with other arguments. */
+export const invalidParams = (message: string): Error => protocolError(ProtocolErrorCode.InvalidParams, message)
+export const internalError = (message: string): Error => protocolError(ProtocolErrorCode.InternalError, message)
+
+export interface EndpointOptions {
+  /** What it is called in the answers. */
+  readonly name: string
+  /** For so long clients may keep a list of tools. */
+  readonly listMs: number
+  /** How conductors tell each other of cancelled calls. Without it a call is cancelled by closing its connection alone. */
+  readonly kv?: Pick<Kv, 'publish' | 'subscribe'>
+}
+
+/** One MCP endpoint: it answers requests, and keeps nothing between them but the calls under way. */
+export class McpEndpoint {
+  readonly #options: EndpointOptions
+  readonly #modern: McpHttpHandler
+  readonly #cancellable = new Map<string, AbortController>()
+  readonly #unsubscribe: (() => void) | undefined
+
+  constructor(options: EndpointOptions) {
+    this.#options = options
+    const serve = ({ authInfo }: { authInfo?: { extra?: Record<string, unknown> } }): Server =>
+      this.#serverOf(authInfo!.extra!['tools'] as ServedTools)
+    this.#modern = createMcpHandler(serve, { legacy: 'reject', keepAliveMs: 0 })
+    this.#unsubscribe = options.kv?.subscribe(cancelled, (key) => this.#cancel(key))
+  }
+
+  /** Answers one request. `who`: whose it is; nobody cancels the calls of others. */
+  async answer(request: FastifyRequest, reply: FastifyReply, tools: ServedTools, who = ''): Promise<FastifyReply> {
+    const body = withoutCancellations(request.body)
+    if (Array.isArray(body) && body.length === 0) return reply.code(202).send()
+    const served = guarded(tools, request)
+    const abort = new AbortController()
+    const { raw } = reply
+    raw.once('close', () => {
+      // Whoever closes the connection cancels the call.
+      if (!raw.writableFinished) abort.abort(new Error('the client has left'))
+    })
+    const headers = Object.entries(request.headers).filter(
+      (entry): entry is [string, string] => typeof entry[1] === 'string',
+    )
+    const asked = new Request(`http://mcp${request.url}`, { method: 'POST', headers, signal: abort.signal })
+    const response = isLegacy(request, body)
+      ? await this.#legacy(asked, body, served, raw, who)
+      : isListening(body)
+        ? notFound(body)
+        : await this.#modern.fetch(asked, { parsedBody: body, authInfo: authInfoOf(served) })
+    const { status } = response
+    if (response.body && response.headers.get('content-type')?.startsWith('text/event-stream')) {
+      const frames = response.body
+      await stream(
+        request,
+        reply,
+        { contentType: 'text/event-stream', status, heartbeat: ping, abort },
+        () => frames as AsyncIterable<Uint8Array>,
+      )
+      return reply
+    }
+    return reply
+      .code(status)
+      .headers(Object.fromEntries(response.headers))
+      .send(await response.text())
+  }
+
+  async close(): Promise<void> {
+    this.#unsubscribe?.()
+    await this.#modern.close()
+  }
+
+  #serverOf(tools: ServedTools, cancel?: AbortSignal): Server {
+    const { name, listMs } = this.#options
+    const server = new Server(
+      { name, version: '1' },
+      {
+        capabilities: { tools: {} },
+        // Callers see different tools.
+        cacheHints: { 'tools/list': { ttlMs: listMs, cacheScope: 'private' } },
+        // It would check answers to questions to the user, and we ask none; making the usual one costs milliseconds for each call.
+        jsonSchemaValidator: { getValidator: () => refuse },
+      },
+    )
+    server.setRequestHandler('tools/list', async ({ params }) => tools.list(params?.cursor))
+    server.setRequestHandler('tools/call', async ({ params }, { mcpReq }) => {
+      const meta = mcpReq._meta ?? {}
+      const { progressToken } = meta
+      return tools.call({
+        name: params.name,
+        input: params.arguments ?? {},
+        meta,
+        signal: cancel ? AbortSignal.any([mcpReq.signal, cancel]) : mcpReq.signal,
+        ...(progressToken === undefined
+          ? {}
+          : {
+              progress: (progress) =>
+                void mcpReq
+                  .notify({ method: 'notifications/progress', params: { progressToken, ...progress } })
+                  .catch(() => {}),
+            }),
+      })
+    })
+    return server
+  }
+
+  /** The revisions before 2026-07-28. Their sessions have a name here and nothing else: it says whose calls a client may cancel. */
+  async #legacy(
+    request: Request,
+    body: unknown,
+    tools: ServedTools,
+    raw: FastifyReply['raw'],
+    who: string,
+  ): Promise<Response> {
+    const message = (Array.isArray(body) ? undefined : body) as JsonRpc | null | undefined
+    const { kv } = this.#options
+    const session = kv && request.headers.get('mcp-session-id')
+    const keyOf = (id: unknown): string => hash('sha256', JSON.stringify([who, session, id]))
+    if (session && message?.method === 'notifications/cancelled') {
+      const key = keyOf(message.params?.requestId)
+      if (!this.#cancel(key)) kv.publish([cancelled], key)
+    }
+    const cancel = new AbortController()
+    const key = session && message?.method === 'tools/call' ? keyOf(message.id) : undefined
+    if (key !== undefined) this.#cancellable.set(key, cancel)
+    const asksProgress = message?.params?._meta?.progressToken !== undefined
+    const transport = new WebStandardStreamableHTTPServerTransport({ enableJsonResponse: !asksProgress, keepAliveMs: 0 })
+    const server = this.#serverOf(tools, cancel.signal)
+    raw.once('close', () => {
+      if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)
+      void server.close()
+    })
+    await server.connect(transport)
+    const response = await transport.handleRequest(request, { parsedBody: body })
+    if (kv && message?.method === 'initialize' && response.ok) response.headers.set('mcp-session-id', randomUUID())
+    return response
+  }
+
+  #cancel(key: string): boolean {
+    const call = this.#cancellable.get(key)
+    call?.abort(new Error('the client has cancelled the call'))
+    return call !== undefined
+  }
+}
+
+/** What else goes wrong is for the log: the text of an unknown exception may hold secrets. */
+function guarded(tools: ServedTools, { log, id }: FastifyRequest): ServedTools {
+  const told = (err: unknown): never => {
+    if (err instanceof ProtocolError) throw err
+    log.warn({ err, request_id: id }, 'an MCP request failed')
+    throw internalError('The request could not be answered; try again.')
+  }
+  return {
+    list: async (cursor) => Promise.resolve(tools.list(cursor)).catch(told),
+    call: async (call) => tools.call(call).catch(told),
+  }
+}
+
+/** The channel on which conductors tell each other of cancelled calls. */
+const cancelled = 'mcp-cancelled'
+
+interface JsonRpc {
+  readonly id?: unknown
+  readonly method?: unknown
+  readonly params?: { readonly requestId?: unknown; readonly _meta?: { readonly progressToken?: unknown } }
+}
+
+const headerOf = (request: FastifyRequest, name: string): string | undefined => {
+  const value = request.headers[name]
+  return typeof value === 'string' ? value : undefined
+}
+
+/** Whether a request is of a revision before 2026-07-28. */
+function isLegacy(request: FastifyRequest, body: unknown): boolean {
+  if (body === undefined || body === null) return true
+  const outcome = classifyInboundRequest({
+    httpMethod: 'POST',
+    body,
+    ...optional('protocolVersionHeader', headerOf(request, 'mcp-protocol-version')),
+    ...optional('mcpMethodHeader', headerOf(request, 'mcp-method')),
+    ...optional('mcpNameHeader', headerOf(request, 'mcp-name')),
+  })
+  return outcome.kind === 'legacy'
+}
+
+const optional = (name: string, value: string | undefined) => (value === undefined ? {} : { [name]: value })
+
+/** We announce nothing, so there is nothing to listen to, and a stream of nothing would cost a connection. */
+const isListening = (body: unknown): boolean => (body as JsonRpc).method === 'subscriptions/listen'
+const notFound = (body: unknown): Response =>
+  Response.json(
+    { jsonrpc: '2.0', id: (body as JsonRpc).id ?? null, error: { code: -32_601, message: 'Method not found' } },
+    { status: 404 },
+  )
+
+/** The library hands this on to whoever makes the server of a request. */
+const authInfoOf = (tools: ServedTools) => ({ token: '', clientId: '', scopes: [], extra: { tools } })
+
+/** Requests of one batch cannot cancel each other: the transport would wait for ever for the answer of a cancelled one. */
+function withoutCancellations(body: unknown): unknown {
+  if (!Array.isArray(body)) return body
+  if (body.length === 0) throw invalidRequest({ message: 'The batch is empty.' })
+  return body.filter((message: JsonRpc | null) => message?.method !== 'notifications/cancelled')
+}
+
+const refuse = (): never => {
+  throw new Error('not used')
+}

@@ -1,0 +1,49 @@
+import { invalidField } from '#kernel'
+import type { McpPermissions } from '#contracts/auth'
+import type { IssueBody } from './keys.schema.ts'
+
+/** They are read with each request of the key. */
+const maxBytes = 16 * 1024
+
+/** As a key's row has them; null: everything. */
+export interface PermissionColumns {
+  readonly mcp_servers: readonly string[] | null
+  readonly mcp_tool_permissions: Readonly<Record<string, readonly string[]>> | null
+}
+
+/** Undefined: the key may use everything. */
+export function permissionsOf(row: PermissionColumns): McpPermissions | undefined {
+  const { mcp_servers: servers, mcp_tool_permissions: tools } = row
+  if (!servers && !tools) return undefined
+  return { ...(servers ? { servers } : {}), ...(tools ? { tools } : {}) }
+}
+
+export const columnsOf = ({ servers, tools }: McpPermissions = {}): PermissionColumns => ({
+  mcp_servers: servers && servers.length > 0 ? servers : null,
+  mcp_tool_permissions: tools && Object.keys(tools).length > 0 ? tools : null,
+})
+
+/** What a new key may use: what is asked for, within what its minter may. 400 for more than that, and for too much text. */
+export function mintedPermissions(
+  { mcpServers: servers = [], mcpToolPermissions: tools = {} }: IssueBody,
+  minter: McpPermissions = {},
+): McpPermissions {
+  const beyond = minter.servers && servers.find((name) => !minter.servers!.includes(name))
+  if (beyond !== undefined) throw outOfBounds('body/mcpServers', beyond)
+  for (const [name, asked] of Object.entries(tools)) {
+    const most = minter.tools && Object.hasOwn(minter.tools, name) ? minter.tools[name]! : asked
+    const tool = asked.find((one) => !most.includes(one))
+    if (tool !== undefined) throw outOfBounds(`body/mcpToolPermissions/${name}`, tool)
+  }
+  const permissions = {
+    servers: servers.length > 0 ? servers : (minter.servers ?? []),
+    tools: { ...minter.tools, ...tools },
+  }
+  if (Buffer.byteLength(JSON.stringify(permissions)) > maxBytes) {
+    throw invalidField('body', `must not name more MCP servers and tools than fit into ${maxBytes} bytes`)
+  }
+  return permissions
+}
+
+const outOfBounds = (field: string, name: string) =>
+  invalidField(field, `must not have '${name}', which the key that asks may not use`)

@@ -1,0 +1,126 @@
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { Type } from '@sinclair/typebox'
+import { access, type App, failures, notFound } from '#kernel'
+import type { Caller, Guard } from '#contracts/auth'
+import type { Kv } from '#contracts/kv'
+import type { McpServers } from '#contracts/mcp-servers'
+import { catalogErrors, unknownEntry } from '../errors.ts'
+import { knownName, tags } from '../routes.ts'
+import { NameParams } from '../schema.ts'
+import type { McpEndpoint } from '#kit/mcp-server'
+import type { CatalogTools, CatalogToolsOptions } from './catalog-tools.ts'
+import type { Upstreams, UpstreamsOptions } from './upstreams.ts'
+
+type EndpointOptions = Omit<CatalogToolsOptions, 'upstreams'> & UpstreamsOptions & { readonly kv: Kv | undefined }
+
+interface Parts {
+  readonly endpoint: McpEndpoint
+  readonly tools: CatalogTools
+  readonly upstreams: Upstreams
+}
+
+/** Clients may keep a list of tools for so long. */
+const listMs = 60_000
+
+/** The catalog as one MCP endpoint. What it needs of the library is loaded with the first request. */
+export class CatalogEndpoint {
+  readonly #options: EndpointOptions
+  #parts: Promise<Parts> | undefined
+
+  constructor(options: EndpointOptions) {
+    this.#options = options
+  }
+
+  /** `only`: the one entry that is asked for. */
+  async answer(request: FastifyRequest, reply: FastifyReply, caller: Caller, only?: string): Promise<FastifyReply> {
+    const { endpoint, tools } = await (this.#parts ??= this.#load())
+    return endpoint.answer(request, reply, tools.of(caller, only), `${caller.tenantId} ${caller.keyId}`)
+  }
+
+  async close(): Promise<void> {
+    const parts = await this.#parts
+    await Promise.all([parts?.endpoint.close(), parts?.upstreams.close()])
+  }
+
+  async #load(): Promise<Parts> {
+    const [server, { CatalogTools }, { Upstreams }] = await Promise.all([
+      import('#kit/mcp-server'),
+      import('./catalog-tools.ts'),
+      import('./upstreams.ts'),
+    ])
+    const { kv } = this.#options
+    const upstreams = new Upstreams(this.#options)
+    return {
+      upstreams,
+      tools: new CatalogTools({ ...this.#options, upstreams }),
+      endpoint: new server.McpEndpoint({ name: 'agent-orc', listMs, ...(kv ? { kv } : {}) }),
+    }
+  }
+}
+
+// The library checks messages, and answers invalid ones as its protocol demands.
+const Message = Type.Unknown({ description: 'A JSON-RPC message.' })
+const answers = {
+  200: Type.Unknown({ description: 'A JSON-RPC answer; a stream of events when the call asks for its progress.' }),
+  202: Type.Unsafe<undefined>({ type: 'null', description: 'A notification: there is nothing to answer.' }),
+}
+
+export function endpointRoutes(
+  app: App,
+  guard: Guard,
+  servers: Pick<McpServers, 'unknown'>,
+  endpoint: CatalogEndpoint,
+): void {
+  app.post(
+    '/mcp/catalog',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Speak MCP with the tools of the catalog',
+        description:
+          'Streamable HTTP of the Model Context Protocol, in the revision of 2026-07-28 and those before it. The tools of all active entries are called `<entry>__<tool>`; a key has those that its `mcpServers` and `mcpToolPermissions` leave it.',
+        body: Message,
+        response: answers,
+      },
+    },
+    async (request, reply) => endpoint.answer(request, reply, guard.callerOf(request)),
+  )
+  app.post(
+    '/mcp/catalog/:name',
+    {
+      ...access('member'),
+      schema: {
+        tags,
+        summary: 'Speak MCP with the tools of one entry',
+        description: 'As `POST /mcp/catalog`, with the tools of this entry, called as its server calls them.',
+        params: NameParams,
+        body: Message,
+        response: { ...answers, ...failures(notFound) },
+      },
+    },
+    async (request, reply) => {
+      const caller = guard.callerOf(request)
+      const name = knownName(request.params.name)
+      if (caller.mcp?.servers && !caller.mcp.servers.includes(name)) throw unknownEntry()
+      // A call is told by what it is resolved to, and needs no look of its own.
+      const calls = (request.body as { method?: unknown } | null)?.method === 'tools/call'
+      if (!calls && (await servers.unknown(caller.tenantId, [name])).length > 0) throw unknownEntry()
+      return endpoint.answer(request, reply, caller, name)
+    },
+  )
+  // No stream to open and no MCP session to end: the transport's specification asks for 405.
+  for (const url of ['/mcp/catalog', '/mcp/catalog/:name']) {
+    for (const method of ['GET', 'DELETE'] as const) {
+      app.route({
+        method,
+        url,
+        ...access('member'),
+        schema: { hide: true },
+        handler: async () => {
+          throw catalogErrors.mcpMethodNotAllowed({ headers: { allow: 'POST' } })
+        },
+      })
+    }
+  }
+}

@@ -1,0 +1,264 @@
+import { hash } from 'node:crypto'
+import { CallToolResultSchema, McpError } from '@modelcontextprotocol/sdk/types.js'
+import {
+  digestOf,
+  failureOf,
+  isTimeout,
+  listTools,
+  type McpSession,
+  noTimeout,
+  openMcp,
+  type Reason,
+  reasonOf,
+  whyUnavailable,
+} from '#kit/mcp'
+import { type CallToolResult, protocolError, type ToolCall } from '#kit/mcp-server'
+import type { McpServer } from '#contracts/mcp-servers'
+import type { ModelConnections } from '#kit/models'
+import type { CatalogMetrics } from '../metrics.ts'
+
+/** Sessions with servers that one tenant, and all together, have in a process; calls that one tenant has under way. */
+const ofTenant = 64
+const ofAll = 1_024
+const callsOfTenant = 64
+const callsOfAll = 512
+/** A session that nobody has used for so long is ended. */
+const idleMs = 5 * 60_000
+const sweepMs = 30_000
+/** How long a server may take to be connected, and to list its tools. */
+const connectMs = 10_000
+/** The largest answer of a server: base64 of some pictures. */
+const maxAnswerBytes = 4 * 1024 * 1024
+/** Definitions that were accepted are compared with those that the server has by now at least so often. */
+const digestsForMs = 60_000
+
+export interface UpstreamsOptions {
+  readonly connections: Readonly<Record<NonNullable<McpServer['addresses']>, ModelConnections>>
+  readonly callMs: number
+  readonly metrics: CatalogMetrics
+  readonly stopping: AbortSignal
+}
+
+interface Upstream {
+  readonly key: string
+  readonly tenantId: string
+  readonly session: Promise<McpSession>
+  calls: number
+  usedAt: number
+  /** No new call uses it, and the last one under way ends it. */
+  over: boolean
+  /** By tool, as the server had them at that time. */
+  digests?: { readonly at: number; readonly of: Promise<ReadonlyMap<string, string>> } | undefined
+}
+
+/** How a call ended: `away` when the server could not be asked. */
+export type CallOutcome = 'ok' | 'tool_error' | 'away' | 'unauthorized' | 'timeout' | 'cancelled' | 'refused' | 'busy'
+export interface Called {
+  readonly outcome: CallOutcome
+  readonly result: CallToolResult
+}
+
+/**
+ * MCP sessions with the servers of tenants, shared by all calls of a tenant that send the same headers: an entry that changes, or a
+ * token that is replaced, is another session. The longest unused one makes room.
+ */
+export class Upstreams {
+  readonly #options: UpstreamsOptions
+  /** Those used last are at the end. */
+  readonly #open = new Map<string, Upstream>()
+  readonly #calls = new Map<string, number>()
+  #callsOfAll = 0
+  #sweep: NodeJS.Timeout | undefined
+
+  constructor(options: UpstreamsOptions) {
+    this.#options = options
+    options.metrics.upstreams(() => this.#open.size)
+  }
+
+  /** Never rejects but with a `protocolError` that the server answered. `tool`: as the server names it. */
+  async call(tenantId: string, server: McpServer, tool: string, call: ToolCall): Promise<Called> {
+    const calls = this.#calls.get(tenantId) ?? 0
+    if (calls >= callsOfTenant || this.#callsOfAll >= callsOfAll) return failed('busy', busy)
+    this.#calls.set(tenantId, calls + 1)
+    this.#callsOfAll++
+    const late = AbortSignal.timeout(this.#options.callMs)
+    const signal = AbortSignal.any([call.signal, late, this.#options.stopping])
+    try {
+      return await this.#attempt(tenantId, server, tool, { ...call, signal }, true)
+    } catch (error) {
+      if (call.signal.aborted) return failed('cancelled', `The call of '${call.name}' was cancelled.`)
+      if (late.aborted) return failed('timeout', tookTooLong(call.name, this.#options.callMs))
+      throw error
+    } finally {
+      this.#callsOfAll--
+      const left = this.#calls.get(tenantId)! - 1
+      if (left === 0) this.#calls.delete(tenantId)
+      else this.#calls.set(tenantId, left)
+    }
+  }
+
+  async close(): Promise<void> {
+    clearInterval(this.#sweep)
+    await Promise.all([...this.#open.values()].map((upstream) => this.#end(upstream)))
+  }
+
+  async #attempt(tenantId: string, server: McpServer, tool: string, call: ToolCall, again: boolean): Promise<Called> {
+    const upstream = this.#take(tenantId, server)
+    if (!upstream) return failed('busy', busy)
+    upstream.calls++
+    let session: McpSession | undefined
+    try {
+      session = await unlessAborted(upstream.session, call.signal)
+      if (!(await this.#isPermitted(upstream, session, server, tool, call.signal))) {
+        return failed('refused', `The tool '${call.name}' is not as it was accepted; an admin has to look at it.`)
+      }
+      const result = await ask(session, tool, call)
+      return { outcome: result.isError ? 'tool_error' : 'ok', result }
+    } catch (error) {
+      if (call.signal.aborted) throw error
+      const reason = reasonOf(error)
+      const failure = reason.kind === 'too_large' ? 'refused' : failureOf(error, session?.remembered === true)
+      if (session === undefined || failure === 'expired' || failure === 'unreached' || failure === 'cut') {
+        void this.#end(upstream)
+      }
+      // The call was certainly not executed.
+      if (again && session && (failure === 'expired' || failure === 'unreached')) {
+        return await this.#attempt(tenantId, server, tool, call, false)
+      }
+      return outcomeOf(error, reason, failure, call.name, session !== undefined)
+    } finally {
+      upstream.calls--
+      upstream.usedAt = performance.now()
+      if (upstream.over) void this.#end(upstream)
+    }
+  }
+
+  /** Undefined: all that the tenant may have are in use. */
+  #take(tenantId: string, server: McpServer): Upstream | undefined {
+    const { url, transport, headers, addresses = 'network' } = server
+    const key = hash('sha256', JSON.stringify([tenantId, server.name, url, transport, headers, addresses]))
+    const found = this.#open.get(key)
+    if (found) {
+      this.#open.delete(key)
+      this.#open.set(key, found)
+      return found
+    }
+    const own = [...this.#open.values()].filter((one) => one.tenantId === tenantId)
+    if (own.length >= ofTenant && !this.#makeRoom(own)) return undefined
+    if (this.#open.size >= ofAll && !this.#makeRoom([...this.#open.values()])) return undefined
+    const signal = AbortSignal.any([this.#options.stopping, AbortSignal.timeout(connectMs)])
+    const changed = (): void => {
+      upstream.digests = undefined
+    }
+    const { fetch } = this.#options.connections[addresses]
+    const upstream: Upstream = {
+      key,
+      tenantId,
+      session: openMcp(fetch, { url, transport, headers, maxAnswerBytes }, signal, changed),
+      calls: 0,
+      usedAt: performance.now(),
+      over: false,
+    }
+    upstream.session.catch(() => {})
+    this.#open.set(key, upstream)
+    this.#sweep ??= setInterval(() => this.#endIdle(), sweepMs).unref()
+    return upstream
+  }
+
+  #makeRoom(among: readonly Upstream[]): boolean {
+    const unused = among.find(({ calls }) => calls === 0)
+    if (unused) void this.#end(unused)
+    return unused !== undefined
+  }
+
+  #endIdle(): void {
+    const now = performance.now()
+    for (const upstream of this.#open.values()) {
+      if (upstream.calls === 0 && now - upstream.usedAt > idleMs) void this.#end(upstream)
+    }
+    if (this.#open.size > 0) return
+    clearInterval(this.#sweep)
+    this.#sweep = undefined
+  }
+
+  /** No call uses it from now on; those under way go on. */
+  async #end(upstream: Upstream): Promise<void> {
+    upstream.over = true
+    if (this.#open.get(upstream.key) === upstream) this.#open.delete(upstream.key)
+    if (upstream.calls > 0 && !this.#options.stopping.aborted) return
+    await upstream.session.then((session) => session.close()).catch(() => {})
+  }
+
+  async #isPermitted(
+    upstream: Upstream,
+    session: McpSession,
+    { tools }: McpServer,
+    tool: string,
+    signal: AbortSignal,
+  ): Promise<boolean> {
+    const permit = tools?.find(({ name }) => name === tool)
+    if (!tools || (permit && permit.digest === undefined)) return true
+    if (!permit) return false
+    if (!upstream.digests || performance.now() - upstream.digests.at > digestsForMs) {
+      const asking = AbortSignal.any([this.#options.stopping, AbortSignal.timeout(connectMs)])
+      const of = listTools(session, asking).then((all) => new Map(all.map((one) => [one.name, digestOf(one)])))
+      of.catch(() => (upstream.digests = undefined))
+      upstream.digests = { at: performance.now(), of }
+    }
+    return (await unlessAborted(upstream.digests.of, signal)).get(tool) === permit.digest
+  }
+}
+
+async function ask({ client }: McpSession, tool: string, call: ToolCall): Promise<CallToolResult> {
+  const { input, signal, progress } = call
+  const request = { method: 'tools/call' as const, params: { name: tool, arguments: { ...input } } }
+  const options = { signal, timeout: noTimeout, ...(progress ? { onprogress: progress } : {}) }
+  // Not callTool(): it compiles a validator for each output schema.
+  return (await client.request(request, CallToolResultSchema, options)) as CallToolResult
+}
+
+/** What a server that wants more of its client than we do says (`MissingRequiredClientCapability`): it is for the client to hear. */
+const missingCapability = -32_021
+
+function outcomeOf(
+  error: unknown,
+  reason: Reason,
+  failure: ReturnType<typeof failureOf>,
+  name: string,
+  connected: boolean,
+): Called {
+  if (error instanceof McpError && error.code === missingCapability) {
+    throw protocolError(error.code, error.message.replace(/^MCP error -?\d+: /, ''), error.data)
+  }
+  if (reason.kind === 'status' && reason.status === 401) return failed('unauthorized', refusesUs(name))
+  if (!connected) return failed('away', `The tool '${name}' cannot be called. ${whyUnavailable(error)}`)
+  if (reason.kind === 'too_large') {
+    return failed('refused', `The result of '${name}' is larger than ${maxAnswerBytes / 1024 / 1024} MiB.`)
+  }
+  if (failure === 'cut' || isTimeout(error)) return failed('away', broke(name))
+  // What it says is about the arguments of whoever calls.
+  if (error instanceof McpError) return failed('tool_error', `The tool '${name}' refused the call: ${textOf(error)}`)
+  return failed('away', `The tool '${name}' could not be called. ${whyUnavailable(error)}`)
+}
+
+const failed = (outcome: CallOutcome, text: string): Called => ({
+  outcome,
+  result: { content: [{ type: 'text', text }], isError: true },
+})
+const textOf = ({ message }: McpError): string => message.replaceAll(/MCP error -?\d+: /g, '').slice(0, 1_000)
+const refusesUs = (name: string): string =>
+  `The tool '${name}' could not be called. Its server does not take the credentials of the entry.`
+const broke = (name: string): string =>
+  `The connection broke while the tool '${name}' was called; whether it was executed is not known.`
+const tookTooLong = (name: string, ms: number): string => `'${name}' took longer than ${ms / 1000} s and was stopped.`
+const busy = 'Many tools are being called at the moment; try again shortly.'
+
+/** The session is for others as well: it goes on when one call is not waited for any more. */
+function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  if (signal.aborted) return Promise.reject(signal.reason as Error)
+  return new Promise((resolve, reject) => {
+    const leave = (): void => reject(signal.reason as Error)
+    signal.addEventListener('abort', leave, { once: true })
+    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', leave))
+  })
+}

@@ -1,0 +1,113 @@
+// The official conformance suite of MCP, and what docs/conformance.md says of its scenarios.
+import { execFile } from 'node:child_process'
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { createServer, request as ask } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { TestContext } from 'node:test'
+import { fileURLToPath } from 'node:url'
+
+const root = fileURLToPath(new URL('../..', import.meta.url))
+const program = join(root, 'node_modules/@modelcontextprotocol/conformance/dist/index.js')
+
+export const revisions = ['2025-11-25', '2026-07-28'] as const
+export type Revision = (typeof revisions)[number]
+
+interface Check {
+  readonly id: string
+  readonly status: 'SUCCESS' | 'FAILURE' | 'WARNING' | 'SKIPPED' | 'INFO'
+  readonly errorMessage?: string
+}
+export type Checks = ReadonlyMap<string, readonly Check[]>
+
+/** Standard output of the suite. It exits with 1 when a scenario fails, those that do not apply among them. */
+const run = (args: readonly string[]): Promise<string> =>
+  new Promise((resolve, reject) => {
+    execFile(process.execPath, [program, ...args], { maxBuffer: 64 * 1024 * 1024 }, (error, stdout, stderr) => {
+      if (error && error.code !== 1) reject(new Error(`${error.message}\n${stderr}`))
+      else resolve(stdout)
+    })
+  })
+
+/** What the suite found, by scenario. `args`: those of its command, but for where results go. */
+export async function runSuite(t: Pick<TestContext, 'after'>, args: readonly string[]): Promise<Checks> {
+  const folder = await mkdtemp(join(tmpdir(), 'conformance-'))
+  t.after(() => rm(folder, { recursive: true, force: true }))
+  await run([...args, '--output-dir', folder])
+  const found = new Map<string, readonly Check[]>()
+  for (const entry of await readdir(folder, { recursive: true })) {
+    const [, scenario] = /^(?:server-)?(.+)-\d{4}-\d\d-\d\dT[^/]*\/checks\.json$/.exec(entry) ?? []
+    if (scenario === undefined) continue
+    found.set(scenario, JSON.parse(await readFile(join(folder, entry), 'utf8')) as Check[])
+  }
+  return found
+}
+
+/** The names of all its scenarios for servers, or for clients. */
+export async function scenariosOf(side: 'server' | 'client'): Promise<readonly string[]> {
+  const listed = await run(['list', `--${side}`])
+  return [...listed.matchAll(/^ {2}- (\S+)/gm)].map((match) => match[1]!)
+}
+
+/** What the document says of a scenario at an endpoint. */
+export interface Claim {
+  readonly revisions: readonly Revision[]
+  /** Checks of it that do not apply. */
+  readonly except: readonly string[]
+}
+export interface Row {
+  readonly scenario: string
+  readonly claims: readonly Claim[]
+  readonly why: string
+}
+
+/** The rows of the table below a heading of docs/conformance.md. */
+export async function documented(heading: string): Promise<readonly Row[]> {
+  const text = await readFile(join(root, 'docs/conformance.md'), 'utf8')
+  const [, section = ''] = text.split(`\n## ${heading}\n`)
+  const lines = section.split('\n## ')[0]!.split('\n').filter((line) => line.startsWith('| `'))
+  return lines.map((line) => {
+    const [scenario = '', ...rest] = line.split('|').slice(1, -1).map((cell) => cell.trim())
+    return { scenario: scenario.replaceAll('`', ''), claims: rest.slice(0, -1).map(claimOf), why: rest.at(-1)! }
+  })
+}
+
+function claimOf(cell: string): Claim {
+  const [, said = '', except = ''] = /^(both|no|\d{4}-\d\d-\d\d)(?: but (.+))?$/.exec(cell) ?? []
+  if (said === '') throw new Error(`docs/conformance.md says '${cell}'`)
+  return {
+    revisions: said === 'both' ? revisions : said === 'no' ? [] : [said as Revision],
+    except: [...except.matchAll(/`([^`]+)`/g)].map((match) => match[1]!),
+  }
+}
+
+/** Why a claim does not hold; undefined when it does. */
+export function complaint(checks: readonly Check[] | undefined, { except }: Claim): string | undefined {
+  if (!checks) return 'it was not run'
+  const failed = checks.filter(({ id, status }) => status === 'FAILURE' && !except.includes(id))
+  if (failed.length > 0) return failed.map(({ id, errorMessage }) => `${id}: ${errorMessage}`).join('\n')
+  return checks.some(({ status }) => status === 'SUCCESS' || status === 'INFO') ? undefined : 'it has checked nothing'
+}
+
+/** The suite sends no key. This stands before an endpoint and adds one; everything else passes as it is, Host and Origin, too. */
+export async function withKey(t: Pick<TestContext, 'after'>, url: string, key: string): Promise<string> {
+  const { hostname, port } = new URL(url)
+  const http = createServer((request, response) => {
+    const { method, url: path, rawHeaders } = request
+    const headers = [...rawHeaders, 'authorization', `Bearer ${key}`]
+    const onward = ask({ hostname, port, method, path, headers }, (answer) => {
+      response.writeHead(answer.statusCode!, answer.rawHeaders)
+      answer.pipe(response)
+    })
+    onward.on('error', () => response.destroy())
+    response.on('close', () => onward.destroy())
+    request.pipe(onward)
+  })
+  await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
+  t.after(() => {
+    http.closeAllConnections()
+    return new Promise<void>((resolve) => http.close(() => resolve()))
+  })
+  return `http://127.0.0.1:${(http.address() as AddressInfo).port}`
+}
