@@ -2,11 +2,26 @@
 import { CallToolResultSchema } from '@modelcontextprotocol/sdk/types.js'
 import { listTools, openMcp } from '#kit/mcp'
 import { createModelConnections } from '#kit/models'
+import { entryOf } from '../../plugins/mcp-catalog/entry.ts'
+import { createOAuthClient } from '../../plugins/mcp-catalog/oauth.ts'
 
-const scenario = process.env['MCP_CONFORMANCE_SCENARIO']
+const { MCP_CONFORMANCE_SCENARIO: scenario, MCP_CONFORMANCE_CONTEXT: context = '{}' } = process.env
+const url = process.argv.at(-1)!
 const connections = createModelConnections()
 const { signal } = new AbortController()
-const session = await openMcp(connections.fetch, { url: process.argv.at(-1)! }, signal)
+
+/** Headers with a token, where the scenario gives a secret to get it with. */
+async function headers(): Promise<Record<string, string>> {
+  const { client_id: clientId, client_secret: secret } = JSON.parse(context) as Record<string, string>
+  if (clientId === undefined || secret === undefined) return {}
+  const both = { public: connections, network: connections }
+  const client = createOAuthClient({ connections: both, addressesOf: () => 'network' })
+  const oauth = { grant: 'client_credentials' as const, clientId, clientSecret: 'secret://client' }
+  const { token } = await client.grant(entryOf('server', { url, oauth }, true, 'user'), oauth, secret, signal)
+  return { authorization: `Bearer ${token}` }
+}
+
+const session = await openMcp(connections.fetch, { url, headers: await headers() }, signal)
 const call = (name: string, args: Record<string, unknown>) =>
   session.client.request({ method: 'tools/call' as const, params: { name, arguments: args } }, CallToolResultSchema)
 const tools = await listTools(session, signal)

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url'
 import { chat } from '../e2e/client.ts'
 import { type Cluster, startCluster } from '../e2e/cluster.ts'
 import { startFixture } from './fixture.ts'
-import { complaint, documented, revisions, runSuite, scenariosOf, withKey } from './suite.ts'
+import { complaint, documented, frontOf, revisions, runSuite, scenariosOf } from './suite.ts'
 
 const root = fileURLToPath(new URL('../..', import.meta.url))
 
@@ -32,12 +32,13 @@ async function sessionUrl(cluster: Cluster): Promise<string> {
   return `${cluster.runnerUrl}/runner/sessions/${body[0]!.id}/mcp`
 }
 
-/** Both endpoints of the catalog, where the suite reaches them with a key. */
-async function catalogUrls(t: TestContext, cluster: Cluster) {
+/** Both endpoints of the catalog, where the suite reaches them. */
+async function catalogUrls(t: TestContext, cluster: Cluster): Promise<readonly string[]> {
   const entry = { name: 'fixture', url: await startFixture(t) }
   assert.equal((await cluster.api('POST', '/api/mcp/catalog', entry)).status, 201)
-  const url = await withKey(t, cluster.conductorUrl, cluster.bootstrap)
-  return { catalog: `${url}/mcp/catalog`, entry: `${url}/mcp/catalog/fixture` }
+  const { conductorUrl, bootstrap } = cluster
+  const all = await frontOf(t, `${conductorUrl}/mcp/catalog`, bootstrap, 'fixture__')
+  return [all, await frontOf(t, `${conductorUrl}/mcp/catalog/fixture`, bootstrap, '')]
 }
 
 test('docs/conformance.md lists every scenario of the suite for servers, and no other, and says why one does not apply', async () => {
@@ -52,10 +53,15 @@ test('every scenario that applies passes at the endpoint of a session, of the ca
     env: { AGENT_ORC_MCP_ALLOW_HOSTS: '127.0.0.1', AGENT_ORC_HOSTS: '127.0.0.1' },
     files: { dev: await roleFile(t) },
   })
-  const { catalog, entry } = await catalogUrls(t, cluster)
   const rows = await documented('Servers')
-  // In the order of the columns.
-  for (const [column, url] of [await sessionUrl(cluster), catalog, entry].entries()) {
+  const [session, [all, one]] = [await sessionUrl(cluster), await catalogUrls(t, cluster)]
+  // Each with its column of the document.
+  const endpoints = [
+    [session, 0],
+    [all!, 1],
+    [one!, 1],
+  ] as const
+  for (const [url, column] of endpoints) {
     for (const revision of revisions) {
       const checks = await runSuite(t, ['server', '--url', url, '--suite', 'all', '--spec-version', revision])
       const claimed = rows.filter(({ claims }) => claims[column]!.revisions.includes(revision))

@@ -90,19 +90,39 @@ export function complaint(checks: readonly Check[] | undefined, { except }: Clai
   return checks.some(({ status }) => status === 'SUCCESS' || status === 'INFO') ? undefined : 'it has checked nothing'
 }
 
-/** The suite sends no key. This stands before an endpoint and adds one; everything else passes as it is, Host and Origin, too. */
-export async function withKey(t: Pick<TestContext, 'after'>, url: string, key: string): Promise<string> {
-  const { hostname, port } = new URL(url)
-  const http = createServer((request, response) => {
-    const { method, url: path, rawHeaders } = request
-    const headers = [...rawHeaders, 'authorization', `Bearer ${key}`]
-    const onward = ask({ hostname, port, method, path, headers }, (answer) => {
-      response.writeHead(answer.statusCode!, answer.rawHeaders)
-      answer.pipe(response)
+const toolName = /\b(?=test_|json_schema_2020_12_tool)/
+
+/**
+ * The suite sends no key, and calls tools by bare names. This stands before an endpoint, adds a key, and puts a prefix before names
+ * of tools, which it takes from lists; everything else passes as it is, Host and Origin, too.
+ */
+export async function frontOf(
+  t: Pick<TestContext, 'after'>,
+  endpoint: string,
+  key: string,
+  prefix: string,
+): Promise<string> {
+  const { hostname, port, pathname } = new URL(endpoint)
+  const http = createServer(async (request, response) => {
+    const chunks: Buffer[] = []
+    for await (const chunk of request) chunks.push(chunk as Buffer)
+    const body = Buffer.concat(chunks).toString().replace(toolName, prefix)
+    const headers = [...request.rawHeaders]
+    for (let i = 0; i < headers.length; i += 2) {
+      const name = headers[i]!.toLowerCase()
+      if (name === 'mcp-name') headers[i + 1] = headers[i + 1]!.replace(toolName, prefix)
+      if (name === 'content-length') headers[i + 1] = String(Buffer.byteLength(body))
+    }
+    headers.push('authorization', `Bearer ${key}`)
+    const onward = ask({ hostname, port, method: request.method, path: pathname, headers }, async (answer) => {
+      const passed = answer.rawHeaders.filter((_, i, all) => all[i - (i % 2)]!.toLowerCase() !== 'content-length')
+      response.writeHead(answer.statusCode!, passed)
+      for await (const chunk of answer) response.write(prefix === '' ? chunk : String(chunk).replaceAll(prefix, ''))
+      response.end()
     })
     onward.on('error', () => response.destroy())
     response.on('close', () => onward.destroy())
-    request.pipe(onward)
+    onward.end(body)
   })
   await new Promise<void>((resolve) => http.listen(0, '127.0.0.1', resolve))
   t.after(() => {

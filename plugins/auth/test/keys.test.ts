@@ -114,6 +114,8 @@ test('issue answers 201 with the metadata and the token, which is stored only as
     lastUsedAt: null,
     expiresAt: '2099-01-02T02:04:05.000Z',
     allowedAddresses: null,
+    mcpServers: [],
+    mcpToolPermissions: {},
     revokedAt: null,
     token: 'ao_test_1',
   })
