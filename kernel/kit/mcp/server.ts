@@ -163,12 +163,12 @@ export class McpEndpoint {
       const key = keyOf(message.params?.requestId)
       if (!this.#cancel(key)) kv.publish([cancelled], key)
     }
-    const cancel = new AbortController()
     const key = session && message?.method === 'tools/call' ? keyOf(message.id) : undefined
-    if (key !== undefined) this.#cancellable.set(key, cancel)
+    const cancel = key === undefined ? undefined : new AbortController()
+    if (key !== undefined) this.#cancellable.set(key, cancel!)
     const asksProgress = message?.params?._meta?.progressToken !== undefined
     const transport = new WebStandardStreamableHTTPServerTransport({ enableJsonResponse: !asksProgress, keepAliveMs: 0 })
-    const server = this.#serverOf(tools, cancel.signal)
+    const server = this.#serverOf(tools, cancel?.signal)
     raw.once('close', () => {
       if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)
       void server.close()

@@ -5,7 +5,7 @@ import { Pace } from '#kit'
 import type { Caller, McpPermissions } from '#contracts/auth'
 import type { Database } from '#contracts/database'
 import { defaultLimits, overLimit, type TenantLimits } from '#contracts/limits'
-import type { McpServers } from '#contracts/mcp-servers'
+import type { McpServer, McpServers } from '#contracts/mcp-servers'
 import { isAppError } from '#kernel'
 import type { ConfigEntries } from '../config-entries.ts'
 import type { FoundTool } from '../discoveries.store.ts'
@@ -24,6 +24,8 @@ const bytesAtOnce = 512 * 1024
 const patienceMs = 3_000
 /** So many calls of a tenant pass at once; further ones wait, each for this long at most. As on runners. */
 const pace = { atOnce: 20, longestMs: 30_000 } as const
+/** So long a change of an entry may take to hold for calls. */
+const resolvedMs = 1_000
 
 export interface CatalogToolsOptions {
   readonly database: Database
@@ -53,6 +55,7 @@ const names = toolNames('')
 export class CatalogTools {
   readonly #options: CatalogToolsOptions
   readonly #turns = new Pace(pace)
+  readonly #resolved = new Map<string, Promise<McpServer | string>>()
 
   constructor(options: CatalogToolsOptions) {
     this.#options = options
@@ -132,22 +135,37 @@ export class CatalogTools {
     call: ToolCall,
     again: boolean,
   ): Promise<{ readonly outcome: CallOutcome; readonly result: CallToolResult }> {
-    const { servers, upstreams, dropToken } = this.#options
+    const { upstreams, dropToken } = this.#options
     const { entry, tool } = meant
-    const resolved = await servers.resolve(tenantId, [entry]).catch((error: unknown) => {
-      if (isAppError(error) && error.status < 500) return error.sentence ?? error.code
-      throw error
-    })
-    if (typeof resolved === 'string') return { outcome: 'refused', result: failed(resolved) }
-    const [server] = resolved.servers
-    if (!server) {
-      return { outcome: 'refused', result: failed(resolved.unavailable[0]?.message ?? `'${entry}' cannot be asked.`) }
-    }
+    const server = await this.#resolve(tenantId, entry)
+    if (typeof server === 'string') return { outcome: 'refused', result: failed(server) }
     if (server.tools && !server.tools.some(({ name }) => name === tool)) throw noTool(call.name)
     const called = await upstreams.call(tenantId, server, tool, call)
     if (called.outcome !== 'unauthorized' || !again) return called
     await dropToken(tenantId, entry)
+    this.#resolved.delete(keyOf(tenantId, entry))
     return this.#ask(tenantId, meant, call, false)
+  }
+
+  /** Where the server of an entry is and what it is sent, or why it cannot be asked. Calls of one second ask once. */
+  #resolve(tenantId: string, entry: string): Promise<McpServer | string> {
+    const key = keyOf(tenantId, entry)
+    const known = this.#resolved.get(key)
+    if (known) return known
+    const resolving = this.#options.servers.resolve(tenantId, [entry]).then(
+      ({ servers: [server], unavailable: [reason] }) => server ?? reason?.message ?? `'${entry}' cannot be asked.`,
+      (error: unknown) => {
+        if (isAppError(error) && error.status < 500) return error.sentence ?? error.code
+        this.#resolved.delete(key)
+        throw error
+      },
+    )
+    this.#resolved.set(key, resolving)
+    // It has secrets in it.
+    setTimeout(() => {
+      if (this.#resolved.get(key) === resolving) this.#resolved.delete(key)
+    }, resolvedMs).unref()
+    return resolving
   }
 
   /** The sentence for whoever is over the limit. */
@@ -184,6 +202,8 @@ export class CatalogTools {
     return result
   }
 }
+
+const keyOf = (tenantId: string, entry: string): string => JSON.stringify([tenantId, entry])
 
 /** Takes the first names of a list away that are read together. */
 function takeBatch(left: { readonly name: string; readonly bytes: number }[]): readonly string[] {
