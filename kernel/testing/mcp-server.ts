@@ -80,24 +80,7 @@ export async function startExternalServer(
       const to = Math.min(from + pageSize, all.length)
       return { tools: all.slice(from, to), ...(to < all.length ? { nextCursor: String(to) } : {}) }
     })
-    server.setRequestHandler(CallToolRequestSchema, async ({ params }, { sendNotification, signal }) => {
-      const announce: Announce = (where) =>
-        where === 'stream'
-          ? server.sendToolListChanged()
-          : sendNotification({ method: 'notifications/tools/list_changed' })
-      external.calls.push(params.name)
-      const progressToken = params._meta?.progressToken
-      const call: ExternalCall = {
-        signal,
-        async progress(progress, total) {
-          if (progressToken === undefined) return
-          await sendNotification({ method: 'notifications/progress', params: { progressToken, progress, total } })
-        },
-      }
-      const { run } = catalogue.get(params.name) ?? {}
-      const said = (await run?.(params.arguments ?? {}, announce, call)) ?? `${params.name} done`
-      return { content: typeof said === 'string' ? [{ type: 'text', text: said }] : said }
-    })
+    serveCalls(server, catalogue, external.calls)
     const transport: StreamableHTTPServerTransport = new StreamableHTTPServerTransport({
       sessionIdGenerator: () => randomUUID(),
       onsessioninitialized(id) {
@@ -136,6 +119,27 @@ export async function startExternalServer(
   })
   // The options are read at each request, so a test may change them.
   return Object.assign(external, { url: `http://127.0.0.1:${(http.address() as AddressInfo).port}/mcp` })
+}
+
+function serveCalls(server: Server, catalogue: ReadonlyMap<string, ExternalTool>, calls: string[]): void {
+  server.setRequestHandler(CallToolRequestSchema, async ({ params }, { sendNotification, signal }) => {
+    const announce: Announce = (where) =>
+      where === 'stream'
+        ? server.sendToolListChanged()
+        : sendNotification({ method: 'notifications/tools/list_changed' })
+    calls.push(params.name)
+    const progressToken = params._meta?.progressToken
+    const call: ExternalCall = {
+      signal,
+      async progress(progress, total) {
+        if (progressToken === undefined) return
+        await sendNotification({ method: 'notifications/progress', params: { progressToken, progress, total } })
+      },
+    }
+    const { run } = catalogue.get(params.name) ?? {}
+    const said = (await run?.(params.arguments ?? {}, announce, call)) ?? `${params.name} done`
+    return { content: typeof said === 'string' ? [{ type: 'text', text: said }] : said }
+  })
 }
 
 /** A server of the older transport with one tool, `look`; resolves to its URL. */

@@ -69,16 +69,14 @@ export async function lockKeys(tx: TenantTx): Promise<void> {
 export async function insertKey(tx: TenantTx, key: NewKey): Promise<KeyMetadata | undefined> {
   const { id, label, role, hash, createdBy, expiresAt, allowedAddresses, mcp } = key
   const { mcp_servers: servers, mcp_tool_permissions: tools } = columnsOf(mcp)
+  const bounds = [allowedAddresses ?? null, servers, tools && JSON.stringify(tools)]
   const insert = {
     text: `INSERT INTO tenant_api_keys (tenant_id, id, label, role, key_hash, created_by, expires_at, allowed_addresses,
              mcp_servers, mcp_tool_permissions)
            SELECT id, $2, $3, $4, $5::bytea, $6, $7::timestamptz, $8::cidr[], $9::text[], $10::jsonb
            FROM tenants WHERE id = $1 AND deleted_at IS NULL
            RETURNING ${columns}`,
-    values: [
-      ...[tx.tenantId, id, label, role, hash, createdBy, expiresAt ?? null, allowedAddresses ?? null],
-      ...[servers, tools && JSON.stringify(tools)],
-    ],
+    values: [tx.tenantId, id, label, role, hash, createdBy, expiresAt ?? null, ...bounds],
   }
   const [row] = await tx.query<Row>(insert)
   return row && toMetadata(row)

@@ -97,10 +97,8 @@ export default definePlugin({
       keepMs,
     })
     const dropToken = async (tenantId: string, name: string): Promise<void> => tokens?.drop(tenantId, { name })
-    const endpoint = new CatalogEndpoint({
-      ...{ database, config, servers, discoveries, connections, limits, kv, keepMs, callMs, stopping, dropToken },
-      metrics: counted,
-    })
+    const shared = { database, config, discoveries, connections, limits, keepMs, stopping, metrics: counted }
+    const endpoint = new CatalogEndpoint({ ...shared, servers, kv, callMs, dropToken })
     onStop(() => endpoint.close())
     if (stored) limits?.uses('mcpEntries', (tenantId) => countEntries(stored, tenantId))
     const service = createCatalogService({ database, config, addresses, secrets, limits })

@@ -66,9 +66,15 @@ export interface Row {
 export async function documented(heading: string): Promise<readonly Row[]> {
   const text = await readFile(join(root, 'docs/conformance.md'), 'utf8')
   const [, section = ''] = text.split(`\n## ${heading}\n`)
-  const lines = section.split('\n## ')[0]!.split('\n').filter((line) => line.startsWith('| `'))
+  const lines = section
+    .split('\n## ')[0]!
+    .split('\n')
+    .filter((line) => line.startsWith('| `'))
   return lines.map((line) => {
-    const [scenario = '', ...rest] = line.split('|').slice(1, -1).map((cell) => cell.trim())
+    const [scenario = '', ...rest] = line
+      .split('|')
+      .slice(1, -1)
+      .map((cell) => cell.trim())
     return { scenario: scenario.replaceAll('`', ''), claims: rest.slice(0, -1).map(claimOf), why: rest.at(-1)! }
   })
 }

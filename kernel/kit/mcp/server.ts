@@ -167,7 +167,10 @@ export class McpEndpoint {
     const cancel = key === undefined ? undefined : new AbortController()
     if (key !== undefined) this.#cancellable.set(key, cancel!)
     const asksProgress = message?.params?._meta?.progressToken !== undefined
-    const transport = new WebStandardStreamableHTTPServerTransport({ enableJsonResponse: !asksProgress, keepAliveMs: 0 })
+    const transport = new WebStandardStreamableHTTPServerTransport({
+      enableJsonResponse: !asksProgress,
+      keepAliveMs: 0,
+    })
     const server = this.#serverOf(tools, cancel?.signal)
     raw.once('close', () => {
       if (key !== undefined && this.#cancellable.get(key) === cancel) this.#cancellable.delete(key)

@@ -1,5 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type CallToolResult, invalidParams, type ListToolsResult, type ServedTools, type ToolCall } from '#kit/mcp-server'
+import {
+  type CallToolResult,
+  invalidParams,
+  type ListToolsResult,
+  type ServedTools,
+  type ToolCall,
+} from '#kit/mcp-server'
 import { toolNames } from '#kit/mcp'
 import { Pace } from '#kit'
 import type { Caller, McpPermissions } from '#contracts/auth'
@@ -69,7 +75,11 @@ export class CatalogTools {
     }
   }
 
-  async #list({ tenantId, mcp }: Caller, only: string | undefined, cursor: string | undefined): Promise<ListToolsResult> {
+  async #list(
+    { tenantId, mcp }: Caller,
+    only: string | undefined,
+    cursor: string | undefined,
+  ): Promise<ListToolsResult> {
     const { database, config } = this.#options
     const place = cursor === undefined ? undefined : placeOf(cursor)
     const all = await servedNames(database, config, tenantId)
@@ -89,7 +99,10 @@ export class CatalogTools {
             return { tools, nextCursor: cursorOf([served.entry.name, index]) }
           }
           const { name } = own[index]!
-          const { shown, size } = shownAs(own[index]!, only === undefined ? names.nameOf(served.entry.name, name) : name)
+          const { shown, size } = shownAs(
+            own[index]!,
+            only === undefined ? names.nameOf(served.entry.name, name) : name,
+          )
           bytes += size
           tools.push(shown)
         }
@@ -216,8 +229,7 @@ function takeBatch(left: { readonly name: string; readonly bytes: number }[]): r
   return left.splice(0, count).map(({ name }) => name)
 }
 
-const maySee = (mcp: McpPermissions | undefined, entry: string): boolean =>
-  !mcp?.servers || mcp.servers.includes(entry)
+const maySee = (mcp: McpPermissions | undefined, entry: string): boolean => !mcp?.servers || mcp.servers.includes(entry)
 const mayCall = (mcp: McpPermissions | undefined, { entry, tool }: Meant): boolean =>
   maySee(mcp, entry) && (!mcp?.tools || !Object.hasOwn(mcp.tools, entry) || mcp.tools[entry]!.includes(tool))
 
@@ -227,10 +239,20 @@ const toolsOf = ({ entry, tools = [], accepted }: ServedEntry, mcp: McpPermissio
       mayCall(mcp, { entry: entry.name, tool: name }) && stateOf(entry, accepted, name, digest) === 'accepted',
   )
 
-function shownAs({ digest: _, ...tool }: FoundTool, name: string) {
+function shownAs(tool: FoundTool, name: string) {
   const text = JSON.stringify(tool)
-  const shown = text.includes(`"${inHeaders}":`) ? withoutHeaders(tool) : tool
-  return { shown: { ...shown, name } as ListToolsResult['tools'][number], size: Buffer.byteLength(text) }
+  const { title, description, inputSchema, outputSchema, annotations } = text.includes(`"${inHeaders}":`)
+    ? withoutHeaders(tool)
+    : tool
+  const shown = {
+    name,
+    inputSchema,
+    ...(title === undefined ? {} : { title }),
+    ...(description === undefined ? {} : { description }),
+    ...(outputSchema === undefined ? {} : { outputSchema }),
+    ...(annotations === undefined ? {} : { annotations }),
+  }
+  return { shown: shown as ListToolsResult['tools'][number], size: Buffer.byteLength(text) }
 }
 
 /** The mark of arguments that a server wants in headers as well, for what stands before it. Here they are in the body alone. */

@@ -67,13 +67,15 @@ export async function servedEntries(
     values: [tenantId, names, keepMs],
   }
   const [rows] = await database.batch<[Row[]]>(tenantId, [find])
-  return rows.toSorted((a, b) => (a.name < b.name ? -1 : 1)).flatMap((row) => {
-    const own = row.entry ? entryOf(row.name, row.entry, row.active === true, 'user') : undefined
-    const entry = config.find(tenantId, row.name) ?? own
-    if (!entry?.active) return []
-    // What was found elsewhere says nothing about it.
-    const known = row.address === addressOf(entry)
-    const tools = (known && row.tools) || undefined
-    return [{ entry, tools, accepted: (known && row.accepted) || {}, old: row.old || !known }]
-  })
+  return rows
+    .toSorted((a, b) => (a.name < b.name ? -1 : 1))
+    .flatMap((row) => {
+      const own = row.entry ? entryOf(row.name, row.entry, row.active === true, 'user') : undefined
+      const entry = config.find(tenantId, row.name) ?? own
+      if (!entry?.active) return []
+      // What was found elsewhere says nothing about it.
+      const known = row.address === addressOf(entry)
+      const tools = (known && row.tools) || undefined
+      return [{ entry, tools, accepted: (known && row.accepted) || {}, old: row.old || !known }]
+    })
 }

@@ -137,7 +137,7 @@ test('names stay within what clients accept, are the same every time, and lead b
     String(names),
   )
   assert.deepEqual(namesOf(await speak.tools()), names)
-  for (const name of names) assert.equal((await speak.call(name) as { isError?: boolean }).isError, false, name)
+  for (const name of names) assert.equal(((await speak.call(name)) as { isError?: boolean }).isError, false, name)
   assert.deepEqual(server.calls.toSorted(), entries.flatMap(() => Object.keys(odd)).toSorted())
   assert.deepEqual(await speak.call('a__b_99999999'), { code: -32_602 })
 })
@@ -177,14 +177,20 @@ test('a key has the entries and tools that it was given, and so have those that 
     [{ mcpToolPermissions: { files: ['write'] } }, [400, 'invalid_request']],
     [{ mcpServers: ['a b'] }, [400, 'invalid_request']],
     [{ mcpToolPermissions: { files: [] } }, [400, 'invalid_request']],
-    [{ mcpToolPermissions: { files: Array.from({ length: 500 }, (_, n) => `${n}${'x'.repeat(100)}`) } }, [400, 'invalid_request']],
+    [
+      { mcpToolPermissions: { files: Array.from({ length: 500 }, (_, n) => `${n}${'x'.repeat(100)}`) } },
+      [400, 'invalid_request'],
+    ],
   ]
   for (const [body, expected] of asked) {
     const caller = 'mcpServers' in body || JSON.stringify(body).length < 100 ? own : at.call
     assert.deepEqual(failureOf(await caller('POST', '/api/api-keys', { label: 'x', ...body })), expected)
   }
   const inherited = await issue(own)
-  assert.deepEqual([inherited['mcpServers'], inherited['mcpToolPermissions']], [bounds.mcpServers, bounds.mcpToolPermissions])
+  assert.deepEqual(
+    [inherited['mcpServers'], inherited['mcpToolPermissions']],
+    [bounds.mcpServers, bounds.mcpToolPermissions],
+  )
   const less = await issue(own, { mcpServers: ['docs'], mcpToolPermissions: { docs: ['write'] } })
   assert.deepEqual(namesOf(await speaker(at, less['token'] as string).tools()), ['docs__write'])
   const rotated = await own('POST', `/api/api-keys/${String(key['id'])}/rotate`)
@@ -235,7 +241,9 @@ test('progress reaches whoever asks for it, and a cancelled call is cancelled at
     },
     wait: {
       run: (_input, _announce, { signal }) =>
-        new Promise((resolve) => signal.addEventListener('abort', () => (aborted++, resolve('stopped')), { once: true })),
+        new Promise((resolve) =>
+          signal.addEventListener('abort', () => (aborted++, resolve('stopped')), { once: true }),
+        ),
     },
   })
   await at.call('POST', catalog, { name: 'files', url: server.url })
@@ -306,7 +314,9 @@ test('a tenant has its turns, its hosts are checked, and there is no stream and 
     }
   }
   await at.call('PATCH', '/api/tenants/default', { limits: { toolCallsPerMinute: 0 } }, { host })
-  const limited = (await send('POST', { authorization, host })).json<{ result: { isError: boolean; content: Body[] } }>()
+  const limited = (await send('POST', { authorization, host })).json<{
+    result: { isError: boolean; content: Body[] }
+  }>()
   assert.equal(limited.result.isError, true)
   assert.match(String(limited.result.content[0]!['text']), /toolCallsPerMinute/)
   assert.deepEqual(server.calls, [])

@@ -42,7 +42,9 @@ const toolsOf = (sessions: RunnerSessions, session: RunnerSession): ServedTools 
     const callId = typeof given === 'string' && given.length <= maxCallId ? given : undefined
     const result = await sessions.invokeTool(session, name, input, signal, callId).catch((error: unknown) => {
       // Outside the toolkit is the caller's mistake, not a tool's failure: the model must not mistake it for a result.
-      throw isAppError(error) ? invalidParams(error.sentence ?? error.code) : internalError('The tool could not be called.')
+      throw isAppError(error)
+        ? invalidParams(error.sentence ?? error.code)
+        : internalError('The tool could not be called.')
     })
     return { content: [{ type: 'text', text: result.content }], isError: !result.ok }
   },

@@ -166,7 +166,12 @@ await runCommand(usage, readOptions, ({ rounds }) =>
     const service = await startService(processes, model.url)
     const enter = (n: number) => service.ask('POST', '/api/mcp/catalog', { name: `e${n}`, url: bareUrl })
     await enter(0)
-    await service.ask('POST', '/api/profiles', { name: 'caller', model: 'openai/m', mcpServers: ['e0'], limits: { maxSteps: 50 } })
+    await service.ask('POST', '/api/profiles', {
+      name: 'caller',
+      model: 'openai/m',
+      mcpServers: ['e0'],
+      limits: { maxSteps: 50 },
+    })
     say('calls')
     const taken = await measureCalls(service, bareUrl, model, rounds)
     say('one entry')
