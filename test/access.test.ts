@@ -17,9 +17,13 @@ const publicRoutes = ['GET /healthz', 'GET /metrics', 'GET /readyz', 'POST /api/
 const memberWrites = [
   'DELETE /api/api-keys/{id}',
   'DELETE /api/runs/{id}',
+  'DELETE /mcp/catalog',
+  'DELETE /mcp/catalog/{name}',
   'POST /api/api-keys',
   'POST /api/api-keys/{id}/rotate',
   'POST /api/runs',
+  'POST /mcp/catalog',
+  'POST /mcp/catalog/{name}',
 ]
 
 /** A body that no route takes, so that the validation refuses it, which comes after the guard. */

@@ -98,6 +98,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/api-keys/{id}': apiKey.id,
     '/api/end-users/{id}': 'initech-person',
     '/api/mcp/catalog/{name}': 'initech-server',
+    '/mcp/catalog/{name}': 'initech-server',
     '/api/pools/{id}': pool.id,
     '/api/profiles/{name}': 'initech-agent',
     '/api/profiles/{name}/keys/{keyId}': key.id,
@@ -140,7 +141,7 @@ test('T4: every route answers another tenant’s ids as it answers ids that nobo
   const initech = caller(conductor, initechKey)
   const globex = caller(conductor, (await conductor.issue('globex', 'owner')).token)
   const theirs = await belongings(conductor, initechKey, 'initech')
-  const operations = (await operationsOf(conductor.app)).filter(({ path }) => path.startsWith('/api/'))
+  const operations = (await operationsOf(conductor.app)).filter(({ path }) => /^\/(api|mcp)\//.test(path))
   const named = operations.filter(({ path }) => path.includes('{'))
   const missing = Object.keys(unknownIds).filter((path) => !(path in theirs))
   assert.deepEqual(missing, [], 'every resource of the route table is among the belongings of the tenant in this test')

@@ -124,6 +124,11 @@ function judge(operation: Operation, status: number, type: string, body: string)
   if (status >= 400) {
     const problem = JSON.parse(body) as Record<string, unknown>
     assert.match(type, /^application\/(problem\+)?json/)
+    // An MCP endpoint says what is wrong with a message in the terms of its protocol.
+    if (operation.path.startsWith('/mcp/') && problem['jsonrpc'] === '2.0') {
+      assert.equal(typeof (problem['error'] as Record<string, unknown>)['code'], 'number', body)
+      return
+    }
     const code = problem['error']
     assert.ok(typeof code === 'string' && code !== '' && code.length < 300, `an error has a code: ${body}`)
     assert.equal(typeof problem['request_id'], 'string', `an error names its request: ${body}`)

@@ -82,6 +82,7 @@ export const unknownIds: Fixtures = {
   '/api/api-keys/{id}': 'tak_0000',
   '/api/end-users/{id}': 'nobody',
   '/api/mcp/catalog/{name}': 'nobody',
+  '/mcp/catalog/{name}': 'nobody',
   '/api/pools/{id}': 'pool_0000',
   '/api/profiles/{name}': 'nobody',
   '/api/profiles/{name}/keys/{keyId}': 'key_0000',

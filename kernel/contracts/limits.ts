@@ -112,7 +112,8 @@ export const limitKinds = {
     default: 30_000,
     unit: 'calls',
     relief: 'later',
-    about: 'Calls of tools by its agents, on each runner; those above wait for their turn.',
+    about:
+      'Calls of tools by its agents, on each runner, and at the endpoint of its MCP catalog, on each conductor; those above wait for their turn.',
   },
   delegatedRuns: {
     default: 200,

@@ -59,7 +59,9 @@ export class CatalogEndpoint {
 }
 
 // The library checks messages, and answers invalid ones as its protocol demands.
-const Message = Type.Unknown({ description: 'A JSON-RPC message.' })
+const Message = Type.Union([Type.Object({}, { additionalProperties: true }), Type.Array(Type.Unknown())], {
+  description: 'A JSON-RPC message; a batch of them in the revision of 2025-03-26.',
+})
 const answers = {
   200: Type.Unknown({ description: 'A JSON-RPC answer; a stream of events when the call asks for its progress.' }),
   202: Type.Unsafe<undefined>({ type: 'null', description: 'A notification: there is nothing to answer.' }),
@@ -109,18 +111,26 @@ export function endpointRoutes(
       return endpoint.answer(request, reply, caller, name)
     },
   )
-  // No stream to open and no MCP session to end: the transport's specification asks for 405.
-  for (const url of ['/mcp/catalog', '/mcp/catalog/:name']) {
-    for (const method of ['GET', 'DELETE'] as const) {
-      app.route({
-        method,
-        url,
-        ...access('member'),
-        schema: { hide: true },
-        handler: async () => {
-          throw catalogErrors.mcpMethodNotAllowed({ headers: { allow: 'POST' } })
-        },
-      })
-    }
+  refusals(app, '/mcp/catalog', {})
+  refusals(app, '/mcp/catalog/:name', { params: NameParams })
+}
+
+/** No stream to open and no MCP session to end: the transport's specification asks for 405. */
+function refusals(app: App, url: string, schema: { readonly params?: typeof NameParams }): void {
+  for (const method of ['GET', 'DELETE'] as const) {
+    app.route({
+      method,
+      url,
+      ...access('member'),
+      schema: {
+        tags,
+        summary: method === 'GET' ? 'Listen to the endpoint: it keeps no streams' : 'End an MCP session: there is none',
+        ...schema,
+        response: failures(catalogErrors.mcpMethodNotAllowed),
+      },
+      handler: async () => {
+        throw catalogErrors.mcpMethodNotAllowed({ headers: { allow: 'POST' } })
+      },
+    })
   }
 }
