@@ -45,6 +45,8 @@ export const protocolError = (code: number, message: string, data?: unknown): Er
   new ProtocolError(code, message, data)
 /** The call names no tool that there is, or one with other arguments. */
 export const invalidParams = (message: string): Error => protocolError(ProtocolErrorCode.InvalidParams, message)
+/** The caller has to wait; the library has no code for that, and the range is for servers to use. */
+export const limited = (message: string): Error => protocolError(-32_000, message)
 export const internalError = (message: string): Error => protocolError(ProtocolErrorCode.InternalError, message)
 
 export interface EndpointOptions {

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import {
   type CallToolResult,
   invalidParams,
+  limited,
   type ListToolsResult,
   type ServedTools,
   type ToolCall,
@@ -30,6 +31,8 @@ const bytesAtOnce = 512 * 1024
 const patienceMs = 3_000
 /** So many calls of a tenant pass at once; further ones wait, each for this long at most. As on runners. */
 const pace = { atOnce: 20, longestMs: 30_000 } as const
+/** What reads definitions takes as long as so many calls. */
+const turnsOfReading = 10
 /** So long a change of an entry may take to hold for calls. */
 const resolvedMs = 1_000
 
@@ -82,6 +85,8 @@ export class CatalogTools {
   ): Promise<ListToolsResult> {
     const { database, config } = this.#options
     const place = cursor === undefined ? undefined : placeOf(cursor)
+    const refusal = await this.#turn(tenantId, turnsOfReading)
+    if (refusal !== undefined) throw limited(refusal)
     const all = await servedNames(database, config, tenantId)
     const left = all.filter(
       ({ name }) => (only === undefined || name === only) && maySee(mcp, name) && (!place || name >= place[0]),
@@ -134,12 +139,13 @@ export class CatalogTools {
 
   async #call(caller: Caller, only: string | undefined, call: ToolCall): Promise<CallToolResult> {
     const { tenantId } = caller
-    const meant = only === undefined ? await this.#find(caller, call.name) : { entry: only, tool: call.name }
+    const said = only === undefined ? names.partsOf(call.name) : { server: only, tool: call.name }
+    const refusal = await this.#turn(tenantId, said ? 1 : turnsOfReading, call.signal)
+    if (refusal !== undefined) return this.#end(tenantId, said?.server, 'limited', failed(refusal))
+    const meant = said ? { entry: said.server, tool: said.tool } : await this.#find(caller, call.name)
     if (!meant || !mayCall(caller.mcp, meant)) throw noTool(call.name)
-    const refusal = await this.#turn(tenantId, call.signal)
-    if (refusal !== undefined) return this.#end(tenantId, meant, 'limited', failed(refusal))
     const { outcome, result } = await this.#ask(tenantId, meant, call, true)
-    return this.#end(tenantId, meant, outcome, result)
+    return this.#end(tenantId, meant.entry, outcome, result)
   }
 
   async #ask(
@@ -182,17 +188,16 @@ export class CatalogTools {
   }
 
   /** The sentence for whoever is over the limit. */
-  async #turn(tenantId: string, signal: AbortSignal): Promise<string | undefined> {
+  async #turn(tenantId: string, turns: number, signal?: AbortSignal): Promise<string | undefined> {
     const most = (this.#options.limits?.of(tenantId) ?? defaultLimits).toolCallsPerMinute
-    const waitMs = this.#turns.turnOf(tenantId, 60_000 / most)
+    const waitMs = this.#turns.turnOf(tenantId, 60_000 / most, turns)
     if (waitMs === undefined) return overLimit('toolCallsPerMinute', most).sentence
-    if (waitMs > 0) await sleep(waitMs, undefined, { signal, ref: false }).catch(() => {})
+    if (waitMs > 0) await sleep(waitMs, undefined, { ref: false, ...(signal ? { signal } : {}) }).catch(() => {})
     return undefined
   }
 
+  /** What a name with a hash means. */
   async #find({ tenantId, mcp }: Caller, name: string): Promise<Meant | undefined> {
-    const parts = names.partsOf(name)
-    if (parts) return { entry: parts.server, tool: parts.tool }
     const { database, config, keepMs } = this.#options
     const all = await servedNames(database, config, tenantId)
     const left = all.filter((one) => names.mayBeOf(name, one.name) && maySee(mcp, one.name))
@@ -208,10 +213,16 @@ export class CatalogTools {
     return found.length === 1 ? found[0] : undefined
   }
 
-  #end(tenantId: string, { entry }: Meant, outcome: CallOutcome | 'limited', result: CallToolResult): CallToolResult {
+  #end(
+    tenantId: string,
+    entry: string | undefined,
+    outcome: CallOutcome | 'limited',
+    result: CallToolResult,
+  ): CallToolResult {
     const { config, metrics } = this.#options
     // Names that tenants give are no labels: there is no end of them.
-    metrics.calls.inc({ entry: config.find(tenantId, entry) ? entry : 'of_tenants', outcome })
+    const managed = entry !== undefined && config.find(tenantId, entry) ? entry : 'of_tenants'
+    metrics.calls.inc({ entry: managed, outcome })
     return result
   }
 }

@@ -273,6 +273,36 @@ test('progress reaches whoever asks for it, and a cancelled call is cancelled at
   while (aborted < 2) await turn()
 })
 
+test('a call is cancelled at whichever conductor hears of it, and by nobody else', async (t) => {
+  const at = await stage(t)
+  const other = await stage(t, { dsn: at.dsn })
+  let aborted = 0
+  const server = await startExternalServer(t, {
+    wait: {
+      run: (_input, _announce, { signal }) =>
+        new Promise((resolve) => signal.addEventListener('abort', () => (aborted++, resolve('stopped')))),
+    },
+  })
+  await at.call('POST', catalog, { name: 'files', url: server.url })
+  const [mine, theirs] = [await tokenOf(at.call), await tokenOf(at.call)]
+  const session = { 'mcp-session-id': 'a-session' }
+  const called = speaker(at, mine).post({ id: 7, method: 'tools/call', params: { name: 'files__wait' } }, session)
+  while (server.calls.length === 0) await turn()
+  const cancel = { id: undefined, method: 'notifications/cancelled', params: { requestId: 7 } }
+  for (const [token, headers] of [
+    [theirs, session],
+    [mine, {}],
+    [mine, { 'mcp-session-id': 'another' }],
+  ] as const) {
+    assert.equal((await speaker(other, token).post(cancel, headers)).status, 202)
+  }
+  assert.equal(aborted, 0)
+  // A conductor that has just begun may not have heard of the other one yet: what it tells is lost then.
+  while (aborted < 1) assert.equal((await speaker(other, mine).post(cancel, session)).status, 202)
+  const { result } = (await called).body as { result: Body }
+  assert.equal(result['isError'], true)
+})
+
 async function connected(t: TestContext, at: Stage, token: string): Promise<Client> {
   const app = at.kernel.listeners['conductor']!
   const url = await app.listen({ host: '127.0.0.1', port: 0 })

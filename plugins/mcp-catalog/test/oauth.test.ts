@@ -3,7 +3,7 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type TestContext, test } from 'node:test'
 import { startExternalServer } from '#testing'
-import { catalog, failureOf, sentenceOf, stage } from './stage.ts'
+import { type Body, catalog, failureOf, sentenceOf, stage } from './stage.ts'
 
 /** A request of a token, as an authorization server reads it. */
 interface Asked {
@@ -209,4 +209,33 @@ test('without a token endpoint in the entry the server says whom to ask, and tha
     assert.match(String(await s.sent()), why)
   }
   assert.equal(s.issuer.asked.length, 1)
+})
+
+test('a call at the endpoint whose token the server does not take any more gets another token, once', async (t) => {
+  const s = await withOAuth(t)
+  const { body } = await s.call('POST', '/api/api-keys', { label: 'k', role: 'member' })
+  const call = async (): Promise<Body> => {
+    const { body: answer } = await s.callerWith(body['token'] as string)(
+      'POST',
+      '/mcp/catalog',
+      { jsonrpc: '2.0', id: 1, method: 'tools/call', params: { name: 'files__read', arguments: {} } },
+      { accept: 'application/json, text/event-stream' },
+    )
+    return answer['result'] as Body
+  }
+  assert.equal('isError' in (await call()), false)
+  const taken = (token: string) => {
+    s.server.before = ({ headers }, response) => {
+      if (headers.authorization === `Bearer ${token}`) return false
+      response.writeHead(401).end()
+      return true
+    }
+  }
+  taken('token-2')
+  assert.equal('isError' in (await call()), false)
+  assert.equal(s.issuer.asked.length, 2)
+  taken('none')
+  assert.equal((await call())['isError'], true)
+  assert.equal(s.issuer.asked.length, 3)
+  assert.deepEqual(s.server.calls, ['read', 'read'])
 })
