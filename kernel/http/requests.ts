@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto'
+import { Socket } from 'node:net'
 import type { FastifyBaseLogger, FastifyRequest, FastifySchemaCompiler, preHandlerHookHandler } from 'fastify'
 import fp from 'fastify-plugin'
 import { Ajv, type ValidateFunction } from 'ajv'
@@ -90,7 +91,8 @@ function createDeadlines(limitMs: number) {
   const late = ({ raw }: FastifyRequest): void => handleClientError(requestLate(), raw.socket)
   return {
     set(request: FastifyRequest): void {
-      if (!hasBody(request)) return
+      // What is injected has no connection, and is late for nobody.
+      if (!hasBody(request) || !(request.raw.socket instanceof Socket)) return
       // A request that was answered early closes without a word when its connection does: it may not hold the process.
       const limit = setTimeout(late, limitMs, request).unref()
       limits.set(request, limit)
