@@ -19,6 +19,12 @@ export interface BytesReply {
   readonly bytes: Forms
   readonly description: string
 }
+/** A file as it is read, whole or a range of it (206), or nothing new (304). Its bytes are never held. */
+export interface FileReply {
+  readonly status: 200
+  /** What the documentation says of it. */
+  readonly file: string
+}
 /** Newline-delimited JSON that is written while it is made. */
 export interface LinesReply {
   readonly status: 200 | 202
@@ -45,9 +51,11 @@ export interface Route {
   readonly body?: TSchema
   /** The body is bytes of one of these types instead. */
   readonly bytes?: Forms
+  /** The body is bytes of any type and length, which the handler reads as they come. Never over a link. */
+  readonly streams?: true
   /** Bytes; 1 MiB unless given. */
   readonly bodyLimit?: number
-  readonly reply: JsonReply | NoReply | BytesReply | LinesReply
+  readonly reply: JsonReply | NoReply | BytesReply | FileReply | LinesReply
   /** What it is known to refuse with. */
   readonly errors?: readonly Listed[]
   /** To the client 404 is no failure: its call resolves to undefined. */

@@ -1,0 +1,256 @@
+import { type Static, Type } from '@sinclair/typebox'
+import { clientIdPattern } from './ids.ts'
+import { errorTable } from './errors.ts'
+import { isKeyPrefix, isObjectKey, maxKeyBytes } from './object-store.ts'
+
+export const vfsErrors = errorTable('vfs', {
+  invalidPath: {
+    status: 400,
+    message:
+      "A path is 1 to 1024 bytes of UTF-8 in segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
+  },
+  invalidMount: { status: 400, about: 'The mount cannot be as it was asked for; the sentence says why.' },
+  mountNotAllowed: { status: 403, about: "The session's lease does not have this mount; the sentence names those that it has." },
+  readOnlyMount: { status: 403, message: 'Nothing can be written in this mount.' },
+  /** Also the answer for another tenant's session. Specification 4.7. */
+  noVfsSession: { code: 'no vfs session', status: 404, message: 'This session has no VirtualFS lease: it was never opened, or is closed.' },
+  isFolder: { status: 409, message: 'There is a folder of this name, and it is no file.' },
+  isFile: { status: 409, message: 'Part of the path is a file, so nothing can be below it.' },
+  mountUnavailable: {
+    status: 503,
+    retry: 'as-said',
+    about: 'What is behind the mount does not answer, or its credentials cannot be had; the sentence says which.',
+  },
+  /** Specification 4.18. */
+  vfsUpstreamUnavailable: {
+    code: 'vfs upstream unavailable',
+    status: 502,
+    retry: 'later',
+    message: 'The VirtualFS server cannot be reached, or broke off before it answered; try again.',
+  },
+})
+
+/** Selects the view of a session: its scratch space, its copy-on-write layers, and only the mounts of its lease. */
+export const vfsSessionHeader = 'x-vfs-session'
+/** SHA-256 of the body in hex, or `stream` for a body that is not known beforehand. It is signed for. */
+export const vfsDigestHeader = 'x-vfs-content-sha256'
+export const streamDigest = 'stream'
+
+/**
+ * What is signed (family `vfs`) in place of a body: bodies are streams of any length, and the session must not be another one than
+ * whoever signed had in mind. Both texts are those of the headers, '' for one that is not sent.
+ */
+export const signedForm = (session: string, digest: string): Uint8Array => Buffer.from(`${session}\n${digest}`)
+
+const mountPattern = '^[a-z0-9][a-z0-9_-]{0,62}$'
+const mountForm = new RegExp(mountPattern)
+export const isMountName = (text: string): boolean => mountForm.test(text)
+export const mountName = Type.String({ pattern: mountPattern, description: 'Name of the mount.' })
+
+/** True for the path of a file below a mount: it can be part of a URL or a path without meaning anything there. */
+export const isVfsPath = (path: string): boolean => isObjectKey(path) && !path.includes('\\')
+/** True for '' and for the path of a folder, without a '/' at its end. */
+export const isVfsFolder = (path: string): boolean => path === '' || isVfsPath(path)
+/** True for the beginning of a path. */
+export const isVfsPrefix = (path: string): boolean => isKeyPrefix(path) && !path.includes('\\')
+export const maxPathBytes = maxKeyBytes
+
+/** The most entries of one page of a list, and of one deletion of a folder. */
+export const mostEntriesAtOnce = 1_000
+
+export const VfsMount = Type.Object({
+  name: mountName,
+  kind: Type.String({ description: 'What is behind it: `objects`, `s3`, `folder` or `scratch`.' }),
+  readOnly: Type.Boolean(),
+  copyOnWrite: Type.Boolean({
+    description: "In a session writes and deletions go into the session's own layer, and end with it; the mount stays as it is.",
+  }),
+  own: Type.Boolean({ description: 'True for a mount of the tenant itself, which it can change; false for one of the installation.' }),
+})
+export type VfsMount = Static<typeof VfsMount>
+
+/** A mount of a tenant's own. `s3` credentials are `secret://name` alone. */
+export const VfsMountInput = Type.Object(
+  {
+    kind: Type.Union([Type.Literal('objects'), Type.Literal('s3')]),
+    prefix: Type.Optional(Type.String({ maxLength: 512, description: 'Only what begins with it, and without it, is seen, e.g. `docs/`.' })),
+    readOnly: Type.Optional(Type.Boolean({ default: false })),
+    copyOnWrite: Type.Optional(Type.Boolean({ default: false })),
+    bucket: Type.Optional(Type.String({ pattern: '^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$' })),
+    endpoint: Type.Optional(Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region unless given.' })),
+    region: Type.Optional(Type.String({ pattern: '^[a-z0-9-]{1,64}$' })),
+    accessKeyId: Type.Optional(Type.String({ maxLength: 200, description: '`secret://name`.' })),
+    secretAccessKey: Type.Optional(Type.String({ maxLength: 200, description: '`secret://name`.' })),
+  },
+  { additionalProperties: false },
+)
+export type VfsMountInput = Static<typeof VfsMountInput>
+
+/** A file, or a folder, which is there for as long as something is in it. */
+export const VfsEntry = Type.Object({
+  path: Type.String({ description: 'Below the mount; without a `/` at its end.' }),
+  kind: Type.Union([Type.Literal('file'), Type.Literal('folder')]),
+  bytes: Type.Optional(Type.Integer({ description: 'Of a file.' })),
+  contentType: Type.Optional(Type.String()),
+  updatedAt: Type.Optional(Type.String({ format: 'date-time' })),
+  etag: Type.Optional(Type.String({ description: 'Of a file: changes with its content; as in the header `ETag`, without quotes.' })),
+})
+export type VfsEntry = Static<typeof VfsEntry>
+
+export const VfsList = Type.Object({
+  entries: Type.Array(VfsEntry, { description: 'In the order of the UTF-8 of their paths.' }),
+  cursor: Type.Optional(Type.String({ description: 'Of the next page; absent for the last one.' })),
+})
+export type VfsList = Static<typeof VfsList>
+
+export const VfsListQuery = Type.Object({
+  recursive: Type.Optional(Type.Boolean({ default: false, description: 'All files below, and no folders.' })),
+  cursor: Type.Optional(Type.String({ maxLength: 2_000, description: 'Of the page before, of the same folder.' })),
+  limit: Type.Optional(Type.Integer({ default: 200, minimum: 1, maximum: mostEntriesAtOnce })),
+})
+export type VfsListQuery = Static<typeof VfsListQuery>
+
+export const VfsSearchQuery = Type.Object({
+  q: Type.String({ minLength: 1, maxLength: 200, description: 'Text; upper and lower case are the same.' }),
+  in: Type.Optional(
+    Type.Union([Type.Literal('name'), Type.Literal('text'), Type.Literal('both')], {
+      default: 'both',
+      description: 'Whether the path has the text, or a line of the content.',
+    }),
+  ),
+  mount: Type.Optional(mountName),
+  path: Type.Optional(Type.String({ maxLength: maxPathBytes, description: 'Only below this folder of the mount.' })),
+  limit: Type.Optional(Type.Integer({ default: 50, minimum: 1, maximum: 200 })),
+})
+export type VfsSearchQuery = Static<typeof VfsSearchQuery>
+
+export const VfsMatch = Type.Object({
+  mount: Type.String(),
+  path: Type.String(),
+  bytes: Type.Optional(Type.Integer()),
+  line: Type.Optional(Type.Integer({ description: 'Of the first line of the content that has the text; absent when it is the path alone.' })),
+  text: Type.Optional(Type.String({ description: 'That line, 200 characters of it at most.' })),
+})
+export type VfsMatch = Static<typeof VfsMatch>
+export const VfsMatches = Type.Object({
+  matches: Type.Array(VfsMatch),
+  complete: Type.Boolean({ description: 'False: there are more matches, or more files than one search looks at; ask for less, by mount or path.' }),
+})
+export type VfsMatches = Static<typeof VfsMatches>
+
+/** What a tenant may have on the VirtualFS server; what is absent is as the server's role file says. */
+export const VfsLimits = Type.Object(
+  {
+    bytes: Type.Optional(Type.Integer({ minimum: 0, description: 'In scratch spaces and layers of all its sessions.' })),
+    entries: Type.Optional(Type.Integer({ minimum: 0, description: 'Files there.' })),
+    sessions: Type.Optional(Type.Integer({ minimum: 0, description: 'Open at once.' })),
+  },
+  { additionalProperties: false },
+)
+export type VfsLimits = Static<typeof VfsLimits>
+
+/** Body of `PUT /vfs/sessions/{id}`. */
+export const OpenVfsSession = Type.Object(
+  {
+    profile: Type.Optional(Type.String({ maxLength: 128 })),
+    runtime: Type.Optional(Type.String({ maxLength: 64 })),
+    allowedMounts: Type.Optional(
+      Type.Array(Type.String({ maxLength: 64 }), { maxItems: 100, description: 'Empty or absent: the session may use every mount.' }),
+    ),
+    /** As the conductor of the tenant's newest run said. */
+    limits: Type.Optional(VfsLimits),
+  },
+  { additionalProperties: false },
+)
+export type OpenVfsSession = Static<typeof OpenVfsSession>
+
+/** A session that is open on the server: what its lease says, and what it has written. */
+export const VfsSession = Type.Object({
+  sessionId: Type.String({ pattern: clientIdPattern }),
+  profile: Type.Optional(Type.String()),
+  runtime: Type.Optional(Type.String()),
+  allowedMounts: Type.Array(Type.String(), { description: 'Empty: every mount.' }),
+  state: Type.Literal('open'),
+  openedAt: Type.String({ format: 'date-time' }),
+  lastUsedAt: Type.String({ format: 'date-time' }),
+  bytes: Type.Integer({ description: 'In its scratch space and its layers.' }),
+  entries: Type.Integer({ description: 'Files there.' }),
+})
+export type VfsSession = Static<typeof VfsSession>
+
+export const vfsOperations = ['read', 'write', 'delete', 'list', 'search'] as const
+/** One thing that a session did. */
+export const VfsAccess = Type.Object({
+  at: Type.String({ format: 'date-time' }),
+  operation: Type.Union(vfsOperations.map((one) => Type.Literal(one))),
+  mount: Type.Optional(Type.String()),
+  path: Type.Optional(Type.String()),
+  bytes: Type.Optional(Type.Integer({ description: 'That were read or written.' })),
+  outcome: Type.String({ description: '`ok`, or the code of the error.' }),
+})
+export type VfsAccess = Static<typeof VfsAccess>
+export const VfsAudit = Type.Object({
+  entries: Type.Array(VfsAccess, { description: 'The newest first.' }),
+  cursor: Type.Optional(Type.String({ description: 'Of the next page, of what is older; absent for the last one.' })),
+})
+export type VfsAudit = Static<typeof VfsAudit>
+
+export const VfsUsage = Type.Object({
+  bytes: Type.Integer({ description: 'In scratch spaces and layers of its sessions.' }),
+  entries: Type.Integer({ description: 'Files there.' }),
+  sessions: Type.Integer({ description: 'Open.' }),
+})
+export type VfsUsage = Static<typeof VfsUsage>
+
+/** Whose view of the file system: without a session the tenant's mounts as they are, without scratch space and layers. */
+export interface VfsView {
+  readonly tenantId: string
+  readonly sessionId?: string
+}
+
+export interface VfsFile {
+  readonly entry: VfsEntry
+  /** Read it to its end, or `return()` from it: it holds a connection. */
+  readonly body: AsyncIterable<Uint8Array>
+}
+
+export interface VfsWrite {
+  /** Bytes, or a stream of them that is sent as it is read. */
+  readonly body: Uint8Array | AsyncIterable<Uint8Array>
+  readonly contentType?: string
+  /** An etag, or '*': only over a file that is there. */
+  readonly ifMatch?: string
+  /** Only where there is no file yet. */
+  readonly ifNoneMatch?: '*'
+}
+
+interface Asked {
+  readonly signal?: AbortSignal | undefined
+}
+
+/**
+ * The VirtualFS server as its clients see it. All reject with AppErrors: those of `vfsErrors`, `objectErrors`, `limit_exceeded`, 413, and
+ * `vfs upstream unavailable` (502) when it cannot be reached. Made by `createVfsClient` of plugins/vfs/client.ts.
+ */
+export interface VfsClient {
+  /** Opens a session, or renews the lease of an open one, whose files stay. */
+  open(tenantId: string, sessionId: string, lease: OpenVfsSession, asked?: Asked): Promise<VfsSession>
+  /** Drops its scratch space and layers. One that is not open is no error. */
+  close(tenantId: string, sessionId: string, asked?: Asked): Promise<void>
+  session(tenantId: string, sessionId: string, asked?: Asked): Promise<VfsSession | undefined>
+  mounts(view: VfsView, asked?: Asked): Promise<readonly VfsMount[]>
+  /** `path` '' is the mount itself. */
+  list(view: VfsView, mount: string, path: string, asked?: Asked & VfsListQuery): Promise<VfsList>
+  /** Undefined when there is no such file. `range` has both bytes included; one beyond the end is 416. */
+  read(view: VfsView, mount: string, path: string, asked?: Asked & { readonly range?: { readonly from: number; readonly to?: number } }): Promise<VfsFile | undefined>
+  write(view: VfsView, mount: string, path: string, file: VfsWrite, asked?: Asked): Promise<VfsEntry>
+  /** False when there was none. */
+  remove(view: VfsView, mount: string, path: string, asked?: Asked & { readonly ifMatch?: string }): Promise<boolean>
+  /** Removes the files below a folder, 1000 at most; `more` when others are left. */
+  removeFolder(view: VfsView, mount: string, path: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
+  search(view: VfsView, query: VfsSearchQuery, asked?: Asked): Promise<VfsMatches>
+  usage(tenantId: string, asked?: Asked): Promise<VfsUsage>
+  /** Deletes what the server keeps of a tenant, a part at a time; what is behind its mounts stays there. */
+  erase(tenantId: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
+  dispose(): Promise<void>
+}
