@@ -23,6 +23,7 @@ interface LimitKind {
     | 'secrets'
     | 'servers'
     | 'objects'
+    | 'files'
   /**
    * `later`: it frees up by itself, and the answer over it is 429. `held`: the tenant has to give something up, and the answer is
    * 409.
@@ -150,6 +151,19 @@ export const limitKinds = {
   secretBytes: { default: 64 * kibi, unit: 'bytes', relief: 'held', about: 'The size of the value of one secret.' },
   objects: { default: 100_000, unit: 'objects', relief: 'held', about: 'Objects in the object store.' },
   objectBytes: { default: 10 * gibi, unit: 'bytes', relief: 'held', about: 'Its objects together.' },
+  vfsBytes: {
+    default: 10 * gibi,
+    unit: 'bytes',
+    relief: 'held',
+    about: 'Scratch spaces and copy-on-write layers of its sessions on the VirtualFS server.',
+  },
+  vfsEntries: { default: 200_000, unit: 'files', relief: 'held', about: 'Files there.' },
+  vfsSessions: {
+    default: 10_000,
+    unit: 'sessions',
+    relief: 'held',
+    about: 'Sessions with a lease of the VirtualFS server.',
+  },
 } as const satisfies Readonly<Record<string, LimitKind>>
 
 export type LimitName = keyof typeof limitKinds

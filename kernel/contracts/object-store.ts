@@ -161,6 +161,36 @@ export const defineObjectBackend = <C extends TObject>({ name, config, create }:
     },
   })
 
+/** Opens objects in any folder, beside the store that is for everybody. */
+export interface ObjectFolders {
+  /** Only one process may have a folder open. What a killed one left half written is cleared. */
+  open(dir: string): Promise<ObjectBackend>
+}
+export const ObjectFolders = capability<ObjectFolders>('core.object-folders')
+
+export interface BucketSettings {
+  /** AWS in the region unless given. */
+  readonly endpoint?: string | undefined
+  readonly region: string
+  readonly bucket: string
+  /** How all keys begin; nothing else is seen. */
+  readonly prefix: string
+  readonly accessKeyId: string
+  readonly secretAccessKey: string
+  /** `public`: over TLS, and only addresses of the open internet. `network`: also those that a server of the operator's own may have. */
+  readonly reach: 'public' | 'network'
+}
+
+/** Opens buckets of S3 that somebody names. */
+export interface Buckets {
+  /** Throws a sentence when the endpoint may not be asked. Keys are the same whatever the tenant. */
+  open(settings: BucketSettings): ObjectBackend & {
+    /** Ends its connections, once what is under way is done. */
+    close(): Promise<void>
+  }
+}
+export const Buckets = capability<Buckets>('core.buckets')
+
 export interface Upload {
   readonly body: AsyncIterable<Uint8Array>
   /** As many as it says that it has. */

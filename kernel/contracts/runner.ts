@@ -51,6 +51,9 @@ export const ExecuteRun = Type.Object(
         sandboxes: Type.Optional(Type.Integer({ minimum: 0 })),
         workspaceBytes: Type.Optional(Type.Integer({ minimum: 0 })),
         toolCallsPerMinute: Type.Optional(Type.Integer({ minimum: 0 })),
+        vfsBytes: Type.Optional(Type.Integer({ minimum: 0 })),
+        vfsEntries: Type.Optional(Type.Integer({ minimum: 0 })),
+        vfsSessions: Type.Optional(Type.Integer({ minimum: 0 })),
       }),
     ),
     /** Sent for profiles whose worker is in a sandbox; without it its model calls have no limit of cost. */

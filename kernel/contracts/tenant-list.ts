@@ -5,6 +5,8 @@ export interface TenantList {
   allows(tenantId: string): boolean
   /** Nobody is named, so it need not be there. */
   readonly empty: boolean
+  /** True when it names one tenant, or nobody: whatever it is for is not shared. */
+  readonly isApart?: boolean
 }
 export const everyTenant: TenantList = { allows: () => true, empty: false }
 
@@ -27,6 +29,8 @@ export const Tenants = (description = 'The tenants that may use it.', fallback?:
   )
     .Decode((list): TenantList => {
       const named = new Set(list.flatMap((text) => text.split(',')).map((id) => id.trim()))
-      return named.has('*') ? everyTenant : { allows: (id) => named.has(id), empty: named.size === 0 }
+      return named.has('*')
+        ? everyTenant
+        : { allows: (id) => named.has(id), empty: named.size === 0, isApart: named.size < 2 }
     })
     .Encode(() => [])

@@ -10,10 +10,17 @@ export const vfsErrors = errorTable('vfs', {
       "A path is 1 to 1024 bytes of UTF-8 in segments between '/', none of which is empty, '.' or '..', without backslashes and control characters.",
   },
   invalidMount: { status: 400, about: 'The mount cannot be as it was asked for; the sentence says why.' },
-  mountNotAllowed: { status: 403, about: "The session's lease does not have this mount; the sentence names those that it has." },
+  mountNotAllowed: {
+    status: 403,
+    about: "The session's lease does not have this mount; the sentence names those that it has.",
+  },
   readOnlyMount: { status: 403, message: 'Nothing can be written in this mount.' },
   /** Also the answer for another tenant's session. Specification 4.7. */
-  noVfsSession: { code: 'no vfs session', status: 404, message: 'This session has no VirtualFS lease: it was never opened, or is closed.' },
+  noVfsSession: {
+    code: 'no vfs session',
+    status: 404,
+    message: 'This session has no VirtualFS lease: it was never opened, or is closed.',
+  },
   isFolder: { status: 409, message: 'There is a folder of this name, and it is no file.' },
   isFile: { status: 409, message: 'Part of the path is a file, so nothing can be below it.' },
   mountUnavailable: {
@@ -63,9 +70,12 @@ export const VfsMount = Type.Object({
   kind: Type.String({ description: 'What is behind it: `objects`, `s3`, `folder` or `scratch`.' }),
   readOnly: Type.Boolean(),
   copyOnWrite: Type.Boolean({
-    description: "In a session writes and deletions go into the session's own layer, and end with it; the mount stays as it is.",
+    description:
+      "In a session writes and deletions go into the session's own layer, and end with it; the mount stays as it is.",
   }),
-  own: Type.Boolean({ description: 'True for a mount of the tenant itself, which it can change; false for one of the installation.' }),
+  own: Type.Boolean({
+    description: 'True for a mount of the tenant itself, which it can change; false for one of the installation.',
+  }),
 })
 export type VfsMount = Static<typeof VfsMount>
 
@@ -73,11 +83,15 @@ export type VfsMount = Static<typeof VfsMount>
 export const VfsMountInput = Type.Object(
   {
     kind: Type.Union([Type.Literal('objects'), Type.Literal('s3')]),
-    prefix: Type.Optional(Type.String({ maxLength: 512, description: 'Only what begins with it, and without it, is seen, e.g. `docs/`.' })),
+    prefix: Type.Optional(
+      Type.String({ maxLength: 512, description: 'Only what begins with it, and without it, is seen, e.g. `docs/`.' }),
+    ),
     readOnly: Type.Optional(Type.Boolean({ default: false })),
     copyOnWrite: Type.Optional(Type.Boolean({ default: false })),
     bucket: Type.Optional(Type.String({ pattern: '^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$' })),
-    endpoint: Type.Optional(Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region unless given.' })),
+    endpoint: Type.Optional(
+      Type.String({ maxLength: 512, description: 'https URL of the S3 service; AWS in the region unless given.' }),
+    ),
     region: Type.Optional(Type.String({ pattern: '^[a-z0-9-]{1,64}$' })),
     accessKeyId: Type.Optional(Type.String({ maxLength: 200, description: '`secret://name`.' })),
     secretAccessKey: Type.Optional(Type.String({ maxLength: 200, description: '`secret://name`.' })),
@@ -93,7 +107,9 @@ export const VfsEntry = Type.Object({
   bytes: Type.Optional(Type.Integer({ description: 'Of a file.' })),
   contentType: Type.Optional(Type.String()),
   updatedAt: Type.Optional(Type.String({ format: 'date-time' })),
-  etag: Type.Optional(Type.String({ description: 'Of a file: changes with its content; as in the header `ETag`, without quotes.' })),
+  etag: Type.Optional(
+    Type.String({ description: 'Of a file: changes with its content; as in the header `ETag`, without quotes.' }),
+  ),
 })
 export type VfsEntry = Static<typeof VfsEntry>
 
@@ -128,20 +144,29 @@ export const VfsMatch = Type.Object({
   mount: Type.String(),
   path: Type.String(),
   bytes: Type.Optional(Type.Integer()),
-  line: Type.Optional(Type.Integer({ description: 'Of the first line of the content that has the text; absent when it is the path alone.' })),
+  line: Type.Optional(
+    Type.Integer({
+      description: 'Of the first line of the content that has the text; absent when it is the path alone.',
+    }),
+  ),
   text: Type.Optional(Type.String({ description: 'That line, 200 characters of it at most.' })),
 })
 export type VfsMatch = Static<typeof VfsMatch>
 export const VfsMatches = Type.Object({
   matches: Type.Array(VfsMatch),
-  complete: Type.Boolean({ description: 'False: there are more matches, or more files than one search looks at; ask for less, by mount or path.' }),
+  complete: Type.Boolean({
+    description:
+      'False: there are more matches, or more files than one search looks at; ask for less, by mount or path.',
+  }),
 })
 export type VfsMatches = Static<typeof VfsMatches>
 
 /** What a tenant may have on the VirtualFS server; what is absent is as the server's role file says. */
 export const VfsLimits = Type.Object(
   {
-    bytes: Type.Optional(Type.Integer({ minimum: 0, description: 'In scratch spaces and layers of all its sessions.' })),
+    bytes: Type.Optional(
+      Type.Integer({ minimum: 0, description: 'In scratch spaces and layers of all its sessions.' }),
+    ),
     entries: Type.Optional(Type.Integer({ minimum: 0, description: 'Files there.' })),
     sessions: Type.Optional(Type.Integer({ minimum: 0, description: 'Open at once.' })),
   },
@@ -155,7 +180,10 @@ export const OpenVfsSession = Type.Object(
     profile: Type.Optional(Type.String({ maxLength: 128 })),
     runtime: Type.Optional(Type.String({ maxLength: 64 })),
     allowedMounts: Type.Optional(
-      Type.Array(Type.String({ maxLength: 64 }), { maxItems: 100, description: 'Empty or absent: the session may use every mount.' }),
+      Type.Array(Type.String({ maxLength: 64 }), {
+        maxItems: 100,
+        description: 'Empty or absent: the session may use every mount.',
+      }),
     ),
     /** As the conductor of the tenant's newest run said. */
     limits: Type.Optional(VfsLimits),
@@ -242,12 +270,22 @@ export interface VfsClient {
   /** `path` '' is the mount itself. */
   list(view: VfsView, mount: string, path: string, asked?: Asked & VfsListQuery): Promise<VfsList>
   /** Undefined when there is no such file. `range` has both bytes included; one beyond the end is 416. */
-  read(view: VfsView, mount: string, path: string, asked?: Asked & { readonly range?: { readonly from: number; readonly to?: number } }): Promise<VfsFile | undefined>
+  read(
+    view: VfsView,
+    mount: string,
+    path: string,
+    asked?: Asked & { readonly range?: { readonly from: number; readonly to?: number } },
+  ): Promise<VfsFile | undefined>
   write(view: VfsView, mount: string, path: string, file: VfsWrite, asked?: Asked): Promise<VfsEntry>
   /** False when there was none. */
   remove(view: VfsView, mount: string, path: string, asked?: Asked & { readonly ifMatch?: string }): Promise<boolean>
   /** Removes the files below a folder, 1000 at most; `more` when others are left. */
-  removeFolder(view: VfsView, mount: string, path: string, asked?: Asked): Promise<{ readonly deleted: number; readonly more: boolean }>
+  removeFolder(
+    view: VfsView,
+    mount: string,
+    path: string,
+    asked?: Asked,
+  ): Promise<{ readonly deleted: number; readonly more: boolean }>
   search(view: VfsView, query: VfsSearchQuery, asked?: Asked): Promise<VfsMatches>
   usage(tenantId: string, asked?: Asked): Promise<VfsUsage>
   /** Deletes what the server keeps of a tenant, a part at a time; what is behind its mounts stays there. */

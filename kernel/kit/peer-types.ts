@@ -3,6 +3,7 @@ import type { Static, TObject, TSchema } from '@sinclair/typebox'
 import type {
   BodyOf,
   BytesReply,
+  FileReply,
   Forms,
   HeadersOf,
   JsonReply,
@@ -44,7 +45,11 @@ export interface SignedRequest {
   readonly tenant: string
   readonly method: string
   readonly target: string
+  /** Those of the request itself, in lower case. */
+  readonly headers: Readonly<Record<string, string>>
+  /** Of nothing where it is a stream, whose bytes nobody knows beforehand. */
   readonly body: Uint8Array
+  readonly isStream: boolean
 }
 
 export interface PeersOptions {
@@ -83,8 +88,9 @@ export interface Peer {
 type Needed<K extends string, S, T> = S extends TSchema | Forms
   ? { readonly [_ in K]: T }
   : { readonly [_ in K]?: never }
+type Sent<R extends Route> = R['body'] extends TSchema ? R['body'] : R['streams'] extends true ? Forms : R['bytes']
 export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
-  Needed<'body', R['body'] extends TSchema ? R['body'] : R['bytes'], BodyOf<R>> & {
+  Needed<'body', Sent<R>, BodyOf<R>> & {
     readonly tenant?: string
     readonly query?: R['query'] extends TObject ? QueryOf<R> : never
     readonly headers?: R['headers'] extends TObject ? Partial<HeadersOf<R>> : Readonly<Record<string, string>>
@@ -99,6 +105,12 @@ export type Ask<R extends Route> = Needed<'params', R['params'], ParamsOf<R>> &
 export interface BytesAnswer {
   readonly headers: ReplyHeaders
   readonly bytes: Buffer
+}
+export interface FileAnswer {
+  readonly status: number
+  readonly headers: ReplyHeaders
+  /** Read it to its end, or leave it: it holds a connection. */
+  readonly body: AsyncIterableIterator<Buffer>
 }
 export interface LinesAnswer {
   readonly headers: ReplyHeaders
@@ -116,10 +128,12 @@ export type AnsweredTo<R extends Route> =
   | Absent<R>
   | (R['reply'] extends LinesReply
       ? LinesAnswer
-      : R['reply'] extends BytesReply
-        ? BytesAnswer
-        : R['reply'] extends JsonReply
-          ? Static<R['reply']['json']>
-          : R['reply'] extends NoReply
-            ? true
-            : never)
+      : R['reply'] extends FileReply
+        ? FileAnswer
+        : R['reply'] extends BytesReply
+          ? BytesAnswer
+          : R['reply'] extends JsonReply
+            ? Static<R['reply']['json']>
+            : R['reply'] extends NoReply
+              ? true
+              : never)

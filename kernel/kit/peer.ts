@@ -1,3 +1,4 @@
+import { Readable } from 'node:stream'
 import { Agent } from 'undici'
 import type { TSchema } from '@sinclair/typebox'
 import type { Route } from '#contracts/wire/route'
@@ -11,6 +12,7 @@ import type {
   Ask,
   BytesAnswer,
   Faults,
+  FileAnswer,
   LinesAnswer,
   Peer,
   Peers,
@@ -146,7 +148,9 @@ class HttpPeer implements Peer {
   async ask<R extends Route>(route: R, asked: Ask<R>): Promise<AnsweredTo<R>> {
     const ask = asked as AnyAsk
     const body = bytesOf(route, ask)
-    const overLink = await this.#overLink(route, ask, body)
+    // What has no end that is known is not for a connection that others share.
+    const apart = route.streams === true || 'file' in route.reply
+    const overLink = apart ? undefined : await this.#overLink(route, ask, body as Uint8Array | undefined)
     const reply = overLink ?? (await this.#overHttp(route, ask, body))
     return (await this.#read(route, ask, reply, overLink !== undefined)) as AnsweredTo<R>
   }
@@ -169,6 +173,7 @@ class HttpPeer implements Peer {
       reply.splitLines()
       return linesAnswer(reply, linked)
     }
+    if ('file' in route.reply) return { status, headers, body } satisfies FileAnswer
     const bytes = await readBody(body, maxBytes)
     if (!bytes) throw faults.failed({ message: `The answer is longer than ${maxBytes} bytes.`, detail: { status } })
     if ('bytes' in route.reply) return { headers, bytes } satisfies BytesAnswer
@@ -193,10 +198,13 @@ class HttpPeer implements Peer {
     }
   }
 
-  async #overHttp(route: Route, ask: AnyAsk, body: Uint8Array | undefined): Promise<Reply> {
+  async #overHttp(route: Route, ask: AnyAsk, body: Body | undefined): Promise<Reply> {
     const { links = true } = this.#options
     const target = this.#prefix + targetOf(route, ask)
-    const request = { tenant: ask.tenant ?? '', method: route.method, target, body: body ?? nothing }
+    const isStream = body instanceof Readable
+    const { headers = {} } = ask
+    const signed = isStream ? nothing : (body ?? nothing)
+    const request = { tenant: ask.tenant ?? '', method: route.method, target, headers, body: signed, isStream }
     const send = (signature: Signature | undefined): Promise<Reply> =>
       exchange(
         this.#connections.agent,
@@ -206,8 +214,8 @@ class HttpPeer implements Peer {
           path: target,
           headers: {
             accept: 'lines' in route.reply ? 'application/x-ndjson' : 'application/json',
-            ...(body && !route.bytes ? { 'content-type': 'application/json' } : {}),
-            ...ask.headers,
+            ...(route.body ? { 'content-type': 'application/json' } : {}),
+            ...headers,
             ...this.#unsigned(ask.tenant),
             ...signature?.sign(request),
           },
@@ -219,7 +227,8 @@ class HttpPeer implements Peer {
     const [best, ...others] = this.#options.identity.signatures?.() ?? []
     let reply = await send(best)
     for (const signature of others) {
-      if (reply.status !== 401) break
+      // What was read of a stream is not there a second time.
+      if (reply.status !== 401 || isStream) break
       await readBody(reply.body, maxRefusalBytes)
       reply = await send(signature)
       if (reply.status !== 401) signature.taken()
@@ -236,7 +245,7 @@ class HttpPeer implements Peer {
     return {
       signal: ask.signal,
       timeoutMs: ask.endless ? undefined : (ask.timeoutMs ?? this.#options.timeoutMs),
-      whole: !('lines' in route.reply),
+      whole: !('lines' in route.reply || 'file' in route.reply),
       lost: (cause: Error, answered: boolean): Error =>
         cause instanceof Refused
           ? cause
@@ -258,7 +267,14 @@ class HttpPeer implements Peer {
   async #open(): Promise<void> {
     const { identity, connectMs, lookup, tls } = this.#options
     // About no tenant: each exchange then names its own.
-    const request = { tenant: '', method: 'GET', target: this.#prefix + linkPath, body: nothing }
+    const request = {
+      tenant: '',
+      method: 'GET',
+      target: this.#prefix + linkPath,
+      headers: {},
+      body: nothing,
+      isStream: false,
+    }
     const target = { origin: this.#origin, prefix: this.#prefix, timeoutMs: connectMs, lookup, tls: tls?.files }
     for (const signature of identity.signatures?.() ?? [undefined]) {
       const made = await connectLink({ ...target, headers: signature?.sign(request) ?? {} }).catch(() => 0)
@@ -282,14 +298,20 @@ const linesAnswer = (reply: Reply, linked: boolean): LinesAnswer => ({
   expectEnd: () => reply.expectEnd(),
 })
 
-function bytesOf(route: Route, { body }: AnyAsk): Uint8Array | undefined {
+type Body = Uint8Array | Readable
+
+function bytesOf(route: Route, { body }: AnyAsk): Body | undefined {
   if (body === undefined) return undefined
+  if (route.streams) return body instanceof Uint8Array ? body : Readable.from(body as AsyncIterable<Uint8Array>)
   return route.bytes ? (body as Uint8Array) : Buffer.from(JSON.stringify(body))
 }
 
 /** Path and query of a row with its parameters filled in. */
 function targetOf(route: Route, { params = {}, query = {} }: AnyAsk): string {
-  const path = route.path.replace(/:([A-Za-z]+)/g, (_, name: string) => encodeURIComponent(String(params[name])))
+  const path = route.path
+    .replace(/:([A-Za-z]+)/g, (_, name: string) => encodeURIComponent(String(params[name])))
+    // Several segments.
+    .replace('*', () => String(params['*']).split('/').map(encodeURIComponent).join('/'))
   const given = Object.entries(query).filter(([, value]) => value !== undefined)
   if (given.length === 0) return path
   return `${path}?${new URLSearchParams(given.map(([name, value]): [string, string] => [name, String(value)])).toString()}`

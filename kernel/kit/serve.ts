@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify'
-import type { Static, TSchema } from '@sinclair/typebox'
+import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import type { Caller, Guard } from '#contracts/auth'
 import type {
   BodyOf,
@@ -44,6 +44,7 @@ export type AnswerOf<R extends Route> = R['reply'] extends NoReply
       : R['reply'] extends JsonReply
         ? JsonOf<R['reply']['json']> | (WithHeaders & { readonly parts: AsyncIterable<Buffer> })
         : never
+// A row with `streams` or a `file` is served by a handler of Fastify, with `optionsOf`.
 
 export type Handler<R extends Route> = (call: Call<R>) => Promise<AnswerOf<R>> | AnswerOf<R>
 
@@ -56,20 +57,13 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   const host = app.getDecorator<LinkHost>(linkHostKey)
   // The handler itself: every request would pay for a function in between.
   const handle = handler as unknown as ServedRoute['handle']
-  const { method, path: url, bodyLimit } = route
+  const { bodyLimit } = route
   const answer = async (request: FastifyRequest, reply: FastifyReply): Promise<unknown> => {
     if (host.offered) void reply.header(linkHeader, linkVersion)
     const call = new HttpCall(request, reply, guard)
     return send(call, reply, route, (await handle(call)) ?? {})
   }
-  const options = {
-    method,
-    url,
-    ...access(route.access, 'lines' in route.reply ? { stream: true } : {}),
-    ...(bodyLimit === undefined ? {} : { bodyLimit }),
-    schema: schemaOf(route),
-    handler: answer as never,
-  }
+  const options = { ...optionsOf(route), handler: answer as never }
   if (!route.bytes) app.route(options)
   else {
     // In a scope of its own, because here a body is bytes whatever its content type says.
@@ -85,6 +79,18 @@ export function serve<R extends Route>(app: App, route: R, handler: Handler<R>, 
   }
   host.add({ route, handle })
 }
+
+/** What Fastify has to know of a row, but for its handler: for rows whose bytes the handler itself reads and sends as they come. */
+export const optionsOf = (route: Route) => ({
+  method: route.method,
+  url: route.path,
+  ...access(route.access, {
+    ...('lines' in route.reply ? { stream: true as const } : {}),
+    ...(route.streams ? { upload: true as const } : {}),
+  }),
+  ...(route.bodyLimit === undefined ? {} : { bodyLimit: route.bodyLimit }),
+  schema: schemaOf(route),
+})
 
 /** From now on admitted callers may use one link instead of a connection for each request. Called once for a listener. */
 export function acceptLinks(app: App, admission: Admission): void {
@@ -160,7 +166,7 @@ function send(call: HttpCall, reply: FastifyReply, { reply: kind }: Route, answe
 
 /** The schema of a row, as Fastify and OpenAPI read it. */
 function schemaOf(route: Route): object {
-  const { tags, summary, description, params, query, headers, body, bytes } = route
+  const { tags, summary, description, params, query, headers, body, bytes, streams } = route
   return {
     tags,
     summary,
@@ -170,11 +176,20 @@ function schemaOf(route: Route): object {
     ...(query ? { querystring: query } : {}),
     ...(body ? { body } : {}),
     ...(bytes ? { consumes: Object.keys(bytes), body: { description: 'The bytes.' } } : {}),
+    ...(streams ? { consumes: [anyBytes], body: Type.String({ format: 'binary', description: 'Of any type.' }) } : {}),
     response: {
       [route.reply.status]: responseOf(route.reply),
+      ...('file' in route.reply ? ofRanges : {}),
       ...failures(...(route.errors ?? [])),
     },
   }
+}
+
+const anyBytes = 'application/octet-stream'
+const binary = { [anyBytes]: Type.String({ format: 'binary' }) }
+const ofRanges: object = {
+  206: negotiated('The bytes of the `Range`.', binary),
+  304: Type.Unsafe<undefined>({ type: 'null', description: 'It is the one that `If-None-Match` names.' }),
 }
 
 function responseOf(reply: Route['reply']): object {
@@ -183,6 +198,7 @@ function responseOf(reply: Route['reply']): object {
       ? negotiated(reply.description, { 'application/json': reply.json, 'application/x-ndjson': reply.lines })
       : jsonLines(reply.description, reply.lines)
   }
+  if ('file' in reply) return negotiated(reply.file, binary)
   if ('bytes' in reply) return negotiated(reply.description, reply.bytes)
   return 'json' in reply ? reply.json : NoContent
 }

@@ -149,8 +149,9 @@ export class RunLimits {
   /** What a runner keeps of the tenant's limits. */
   ofRunner(tenantId: string): Pick<ExecuteRun, 'limits'> {
     if (!this.#limits) return {}
-    const { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute } = this.#limits.of(tenantId)
-    return { limits: { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute } }
+    const { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, ...all } = this.#limits.of(tenantId)
+    const { vfsBytes, vfsEntries, vfsSessions } = all
+    return { limits: { stateBytes, sandboxes, workspaceBytes, toolCallsPerMinute, vfsBytes, vfsEntries, vfsSessions } }
   }
   /** Called with the size of what was stored of a run's log. */
   logged(tenantId: string, bytes: number): void {

@@ -1,8 +1,8 @@
 import { access, type App, failures, invalidField, negotiated, notFound } from '#kernel'
 import type { Guard } from '#contracts/auth'
 import { maxObjectBytes, objectErrors, type ObjectStore } from '#contracts/object-store'
-import { quoted } from './headers.ts'
-import { sendInline, sendRaw, wantsInline } from './answers.ts'
+import { quoted, sendFile } from '#kit/files'
+import { sendInline, wantsInline } from './answers.ts'
 import { cursorOf, InlineObject, KeyParams, ListQuery, ObjectList, placeOf, shown, StorageInfo } from './schema.ts'
 import { Type } from '@sinclair/typebox'
 
@@ -85,7 +85,7 @@ export function readRoutes(app: App, guard: Guard, store: ObjectStore): void {
       void reply.headers({ etag: quoted(found.info.etag), vary: 'accept', 'cache-control': 'private, no-cache' })
       return wantsInline(request)
         ? sendInline(request, reply, found, () => store.open(tenantId, key))
-        : sendRaw(request, reply, found)
+        : sendFile(request, reply, found)
     },
   )
 }

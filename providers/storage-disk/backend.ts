@@ -34,14 +34,14 @@ export class DiskBackend implements ObjectBackend {
     this.#dir = dir
   }
 
-  /** Clears what dead processes left half written. */
-  async tidy(): Promise<void> {
+  /** Clears what dead processes left half written: what is older than another process may need for one upload. */
+  async tidy(olderThanMs = leftOverMs): Promise<void> {
     const folder = join(this.#dir, incoming)
     const names = await readdir(folder).catch(() => [])
     for (const name of names) {
       const path = join(folder, name)
       const found = await stat(path).catch(() => undefined)
-      if (found && Date.now() - found.mtimeMs > leftOverMs) await rm(path, { force: true })
+      if (found && Date.now() - found.mtimeMs >= olderThanMs) await rm(path, { force: true })
     }
   }
 

@@ -23,16 +23,16 @@ const sha256Header = 'x-amz-meta-sha256'
 /** Requests of one list or deletion at once. */
 const atOnce = 16
 
-/** Objects in a bucket: `<prefix><tenant>/<key>`, with what is known of them in their metadata. */
+/** Objects in a bucket, each tenant's below a root of its own, with what is known of them in their metadata. */
 export class S3Backend implements ObjectBackend {
   readonly #client: S3Client
-  readonly #prefix: string
+  readonly #rootOf: (tenantId: string) => string
   readonly #temporary: string
 
   /** `temporary` is a folder in which uploads wait until they are whole: only then their length and SHA-256 can be signed. */
-  constructor(client: S3Client, prefix: string, temporary: string) {
+  constructor(client: S3Client, rootOf: (tenantId: string) => string, temporary: string) {
     this.#client = client
-    this.#prefix = prefix
+    this.#rootOf = rootOf
     this.#temporary = temporary
   }
 
@@ -133,7 +133,7 @@ export class S3Backend implements ObjectBackend {
   }
 
   #keyOf(tenantId: string, key: string): string {
-    return `${this.#prefix}${tenantId}/${key}`
+    return `${this.#rootOf(tenantId)}${key}`
   }
 
   async #list(tenantId: string, prefix: string, after: string, limit: number, folders: boolean): Promise<Listed> {

@@ -3,7 +3,7 @@ import type { Readable } from 'node:stream'
 import { AwsV4Signer } from 'aws4fetch'
 import { Agent, type Dispatcher } from 'undici'
 import { objectErrors } from '#contracts/object-store'
-import { guardedLookup, isNetworkAddress, outboundUrl, systemResolve } from '#kit/outbound'
+import { guardedLookup, outboundUrl, permittedAddresses, systemResolve } from '#kit/outbound'
 
 export interface S3Settings {
   readonly endpoint: string
@@ -14,6 +14,8 @@ export interface S3Settings {
   readonly sessionToken?: string | undefined
   /** Milliseconds to connect, for the headers of an answer, and between two parts of its body. */
   readonly timeoutMs: number
+  /** `network` unless given: what a server of the operator's own may have, over plain http, too. */
+  readonly reach?: 'public' | 'network'
 }
 
 export interface S3Request {
@@ -44,13 +46,14 @@ export class S3Client {
   readonly #agent: Agent
 
   constructor(settings: S3Settings) {
-    const { endpoint, bucket, timeoutMs } = settings
-    const url = outboundUrl(endpoint, { permits: isNetworkAddress, schemes: ['http', 'https'] })
+    const { endpoint, bucket, timeoutMs, reach = 'network' } = settings
+    const permits = permittedAddresses[reach]
+    const url = outboundUrl(endpoint, { permits, schemes: reach === 'public' ? ['https'] : ['http', 'https'] })
     if (typeof url === 'string') throw new Error(`the endpoint of the S3 storage cannot be asked: ${url}`)
     this.#settings = settings
     this.#base = `${url.origin}${url.pathname.replace(/\/+$/, '')}/${encoded(bucket)}`
     this.#agent = new Agent({
-      connect: { lookup: guardedLookup(systemResolve, isNetworkAddress), timeout: timeoutMs },
+      connect: { lookup: guardedLookup(systemResolve, permits), timeout: timeoutMs },
       headersTimeout: timeoutMs,
       bodyTimeout: timeoutMs,
       connections: 64,
@@ -103,6 +106,10 @@ export class S3Client {
 
   close(): Promise<void> {
     return this.#agent.destroy()
+  }
+  /** As `close`, once what is under way is done. */
+  retire(): Promise<void> {
+    return this.#agent.close()
   }
 }
 

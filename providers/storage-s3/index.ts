@@ -39,6 +39,6 @@ export default defineObjectBackend({
       timeoutMs: timeout,
     })
     onStop(() => client.close())
-    return new S3Backend(client, prefix, dir || tmpdir())
+    return new S3Backend(client, (tenantId) => `${prefix}${tenantId}/`, dir || tmpdir())
   },
 })

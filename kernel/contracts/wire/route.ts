@@ -72,4 +72,6 @@ export type BodyOf<R extends Route> = R['body'] extends TSchema
   ? Static<R['body']>
   : R['bytes'] extends Forms
     ? Uint8Array
-    : undefined
+    : R['streams'] extends true
+      ? Uint8Array | AsyncIterable<Uint8Array>
+      : undefined

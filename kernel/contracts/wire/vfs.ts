@@ -15,12 +15,33 @@ const inGet = <S extends TSchema>(json: S) => ({ method: 'GET', reply: { status:
 
 const view = Type.Object({
   [vfs.vfsSessionHeader]: Type.Optional(
-    Type.String({ pattern: clientIdPattern, description: 'The session whose view it is; the bare mounts unless given.' }),
+    Type.String({
+      pattern: clientIdPattern,
+      description: 'The session whose view it is; the bare mounts unless given.',
+    }),
   ),
   [vfs.vfsDigestHeader]: Type.Optional(
-    Type.String({ pattern: `^([0-9a-f]{64}|${vfs.streamDigest})$`, description: 'SHA-256 of the body, or `stream`; absent without a body.' }),
+    Type.String({
+      pattern: `^([0-9a-f]{64}|${vfs.streamDigest})$`,
+      description: 'SHA-256 of the body, or `stream`; absent without a body.',
+    }),
   ),
 })
+const text = (description: string) => Type.Optional(Type.String({ maxLength: 500, description }))
+const known = { 'if-match': text('Only as it is known: its `ETag`, or `*` for any.') }
+const reading = Type.Object({
+  ...view.properties,
+  range: text('Bytes from and to, both included: `bytes=0-99`, `bytes=100-`, `bytes=-100`.'),
+  'if-none-match': text('304 when it is still this `ETag`.'),
+  'if-range': text('The range only of this `ETag`, else all of it.'),
+})
+const writing = Type.Object({
+  ...view.properties,
+  ...known,
+  'if-none-match': text('`*`: only where there is nothing yet.'),
+  'content-type': text('What it is read as again, where the mount keeps it.'),
+})
+const removing = Type.Object({ ...view.properties, ...known })
 const inMount = Type.Object({
   mount: vfs.mountName,
   '*': Type.String({ maxLength: vfs.maxPathBytes + 1, description: 'The path below the mount.' }),
@@ -28,7 +49,13 @@ const inMount = Type.Object({
 const oneMount = Type.Object({ mount: vfs.mountName })
 const oneSession = Type.Object({ id: Type.String({ pattern: clientIdPattern }) })
 
-const seen = [notFound, vfsErrors.invalidPath, vfsErrors.mountNotAllowed, vfsErrors.noVfsSession, vfsErrors.mountUnavailable]
+const seen = [
+  notFound,
+  vfsErrors.invalidPath,
+  vfsErrors.mountNotAllowed,
+  vfsErrors.noVfsSession,
+  vfsErrors.mountUnavailable,
+]
 const written = [
   ...seen,
   vfsErrors.readOnlyMount,
@@ -91,7 +118,7 @@ export const vfsWire = {
     summary: 'Read a file',
     description: 'With `ETag`, `If-None-Match`, `Range` and `If-Range`, as it is read.',
     params: inMount,
-    headers: view,
+    headers: reading,
     reply: { status: 200, file: 'The bytes, in the type that they were written with.' },
     errors: [...seen, vfsErrors.isFolder, objectErrors.rangeNotSatisfiable],
     absent: true,
@@ -104,7 +131,7 @@ export const vfsWire = {
     description:
       'The body as it is, of any length that the server allows; it replaces what is there unless `If-Match` or `If-None-Match: *` says otherwise. Nothing of a body that breaks off is seen. 201 when it is new.',
     params: inMount,
-    headers: view,
+    headers: writing,
     streams: true,
     reply: { status: 200, json: vfs.VfsEntry },
     errors: [...written, objectErrors.uploadBroken, objectErrors.checksumMismatch, httpErrors.bodyTooLarge],
@@ -116,10 +143,13 @@ export const vfsWire = {
     summary: 'Delete a file, or all below a folder',
     description: `A path that ends with \`/\` deletes the files below it, ${vfs.mostEntriesAtOnce} at most. \`If-Match\` deletes a file only as it is known.`,
     params: inMount,
-    headers: view,
+    headers: removing,
     reply: {
       status: 200,
-      json: Type.Object({ deleted: Type.Integer(), more: Type.Boolean({ description: 'Others are left: send the request again.' }) }),
+      json: Type.Object({
+        deleted: Type.Integer(),
+        more: Type.Boolean({ description: 'Others are left: send the request again.' }),
+      }),
     },
     errors: written,
     absent: true,

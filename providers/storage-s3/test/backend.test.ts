@@ -24,7 +24,7 @@ async function backend(t: TestContext, endpoint: string) {
   t.after(() => client.close())
   const dir = await mkdtemp(join(tmpdir(), 'ao-s3-'))
   t.after(() => rm(dir, { recursive: true, force: true }))
-  return { store: new S3Backend(client, 'some/prefix/', dir), dir }
+  return { store: new S3Backend(client, (tenantId) => `some/prefix/${tenantId}/`, dir), dir }
 }
 async function bucket(t: TestContext): Promise<S3Backend> {
   const server = await startFauxqs({ port: 0, logger: false })

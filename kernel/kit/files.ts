@@ -1,0 +1,101 @@
+import { Readable } from 'node:stream'
+import type { IncomingHttpHeaders } from 'node:http'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { type ByteRange, type ObjectBody, objectErrors, type WriteCondition } from '#contracts/object-store'
+
+// Files over HTTP: what the headers of RFC 9110 say of one, and its bytes as they are read.
+
+/** A reader who takes nothing for so long is dropped: the file or connection behind it is not its own. */
+const unreadMs = 60_000
+
+/** A file that was found. Read it once, or close it. */
+export interface FoundFile {
+  readonly info: {
+    readonly bytes: number
+    readonly contentType: string
+    readonly updatedAt: string
+    readonly etag: string
+  }
+  read(range?: ByteRange): Promise<ObjectBody>
+  close(): Promise<void>
+}
+
+export const quoted = (etag: string): string => `"${etag}"`
+
+/** The tags of a list like `"a", W/"b"`, or '*'. */
+const tagsOf = (header: string): string[] =>
+  header.trim() === '*' ? ['*'] : [...header.matchAll(/(?:W\/)?"([^"]*)"/g)].map(([, tag]) => tag!)
+
+/** True when what the client has is what is there: 304. */
+export const isKnown = ({ 'if-none-match': header }: IncomingHttpHeaders, etag: string): boolean =>
+  header !== undefined && tagsOf(header).some((tag) => tag === '*' || tag === etag)
+
+/** The condition of a write. One that cannot be kept is refused: whoever sends it would lose what somebody else wrote. */
+export function conditionOf({ 'if-match': match, 'if-none-match': none }: IncomingHttpHeaders): WriteCondition {
+  if (none !== undefined && none.trim() !== '*') {
+    throw objectErrors.preconditionFailed({
+      message: "If-None-Match of a write is '*': only where there is nothing yet.",
+    })
+  }
+  return { ...matchOf(match), ...(none === undefined ? {} : { ifNoneMatch: '*' as const }) }
+}
+
+export function matchOf(header: string | undefined): { readonly ifMatch?: string } {
+  if (header === undefined) return {}
+  const [tag, ...others] = tagsOf(header)
+  // A weak tag never matches here, nor do several: there is one object.
+  if (tag === undefined || others.length > 0 || header.trim().startsWith('W/')) throw objectErrors.preconditionFailed()
+  return { ifMatch: tag }
+}
+
+/** What `Range` asks for: undefined for the whole, also where it is not understood; 'none' when there are no such bytes. */
+export function rangeOf(header: string | undefined, bytes: number): ByteRange | 'none' | undefined {
+  const [, first = '', last = ''] = /^bytes=(\d{0,15})-(\d{0,15})$/.exec(header?.trim() ?? '') ?? []
+  if (first === '' && last === '') return undefined
+  if (first === '')
+    return last === '0' || bytes === 0 ? 'none' : { from: Math.max(0, bytes - Number(last)), to: bytes - 1 }
+  const from = Number(first)
+  const to = last === '' ? bytes - 1 : Math.min(Number(last), bytes - 1)
+  if (last !== '' && Number(last) < from) return undefined
+  return from >= bytes ? 'none' : { from, to }
+}
+
+/** The bytes, in the type that they were uploaded with. A browser saves them: they may be a page that somebody wrote. */
+export async function sendFile(request: FastifyRequest, reply: FastifyReply, found: FoundFile): Promise<FastifyReply> {
+  const { info } = found
+  const { range: asked, 'if-range': condition } = request.headers
+  void reply.headers({
+    'accept-ranges': 'bytes',
+    'content-disposition': 'attachment',
+    'content-security-policy': "sandbox; default-src 'none'",
+    'last-modified': new Date(info.updatedAt).toUTCString(),
+    'x-content-type-options': 'nosniff',
+  })
+  if (isKnown(request.headers, info.etag)) return withoutBody(reply.code(304), found)
+  const old = condition !== undefined && condition !== quoted(info.etag)
+  const range = old ? undefined : rangeOf(asked, info.bytes)
+  if (range === 'none') {
+    await found.close()
+    throw objectErrors.rangeNotSatisfiable({ headers: { 'content-range': `bytes */${info.bytes}` } })
+  }
+  void reply.headers({
+    'content-type': info.contentType,
+    'content-length': range ? range.to - range.from + 1 : info.bytes,
+    ...(range ? { 'content-range': `bytes ${range.from}-${range.to}/${info.bytes}` } : {}),
+  })
+  if (range) void reply.code(206)
+  if (request.method === 'HEAD') return withoutBody(reply, found)
+  return sendBody(reply, await found.read(range))
+}
+
+/** Of a file that need not be read. */
+export async function withoutBody(reply: FastifyReply, found: Pick<FoundFile, 'close'>): Promise<FastifyReply> {
+  await found.close()
+  // Of no text Fastify would say that it has no bytes, and HEAD says how many GET would have.
+  return reply.send(Readable.from([]))
+}
+
+export function sendBody(reply: FastifyReply, body: ObjectBody): FastifyReply {
+  reply.raw.setTimeout(unreadMs, () => reply.raw.destroy())
+  return reply.send(body instanceof Readable ? body : Readable.from(body, { objectMode: false }))
+}

@@ -1,0 +1,170 @@
+import { createHash } from 'node:crypto'
+import { AppError } from '#kernel'
+import { type Signer, type SigningKey, signedHeaders } from '#contracts/signing'
+import {
+  signedForm,
+  streamDigest,
+  type VfsClient,
+  vfsDigestHeader,
+  type VfsEntry,
+  vfsErrors,
+  vfsSessionHeader,
+  type VfsView,
+} from '#contracts/vfs'
+import { vfsWire } from '#contracts/wire/vfs'
+import { createPeers, type Identity, type Peer, type PeersOptions, type SignedRequest } from '#kit'
+
+const connectMs = 2_000
+/** For whole answers, and for the head of a file. */
+const answerMs = 30_000
+/** A file whose bytes stop coming is lost. */
+const silentMs = 60_000
+
+interface ClientOptions extends Pick<PeersOptions, 'tls'> {
+  /** Of the server; asked when it is first needed, since in one process its port is known only then. */
+  readonly baseUrl: string | (() => string)
+  readonly signer: Signer
+}
+
+/** The VirtualFS server at a URL. Specification 4.18. */
+export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsClient {
+  const peers = createPeers({
+    connectMs,
+    silentMs,
+    timeoutMs: answerMs,
+    links: false,
+    tls,
+    identity: identityOf(signer),
+    faults: {
+      lost: ({ cause, asked }) => unavailable({ cause, retryable: !asked }),
+      unproven: () => unavailable({ message: keysMismatched }),
+      failed: ({ message, detail }) =>
+        unavailable({ message: message ?? `The VirtualFS server answered ${String(detail?.['status'])}.` }),
+    },
+  })
+  let peer: Peer | undefined
+  const server = (): Peer => (peer ??= peers.at(typeof baseUrl === 'string' ? baseUrl : baseUrl()))
+  const of = ({ tenantId: tenant, sessionId }: VfsView, signal: AbortSignal | undefined) => ({
+    tenant,
+    signal,
+    headers: sessionId === undefined ? {} : { [vfsSessionHeader]: sessionId },
+  })
+  const found = <T>(answer: T | undefined): T => {
+    if (answer === undefined) throw vfsErrors.noVfsSession()
+    return answer
+  }
+
+  return {
+    open: (tenant, id, lease, { signal } = {}) =>
+      server().ask(vfsWire.openSession, { tenant, params: { id }, body: lease, signal }),
+    async close(tenant, id, { signal } = {}) {
+      await server().ask(vfsWire.closeSession, { tenant, params: { id }, signal })
+    },
+    session: (tenant, id, { signal } = {}) => server().ask(vfsWire.session, { tenant, params: { id }, signal }),
+    mounts: async (view, { signal } = {}) => found(await server().ask(vfsWire.mounts, of(view, signal))),
+    list: async (view, mount, path, { signal, ...query } = {}) =>
+      server().ask(vfsWire.list, { ...of(view, signal), params: { mount, '*': path }, query }),
+    async read(view, mount, path, { signal, range } = {}) {
+      const { headers, ...asked } = of(view, signal)
+      const ranged = range ? { range: `bytes=${range.from}-${range.to ?? ''}` } : {}
+      const answer = await server().ask(vfsWire.read, {
+        ...asked,
+        headers: { ...headers, ...ranged },
+        params: { mount, '*': path },
+      })
+      return answer && { entry: entryOf(path, answer), body: answer.body }
+    },
+    write: async (view, mount, path, { body, contentType, ifMatch, ifNoneMatch }, { signal } = {}) => {
+      const { headers, ...asked } = of(view, signal)
+      const condition = {
+        ...(ifMatch === undefined ? {} : { 'if-match': ifMatch === '*' ? '*' : `"${ifMatch}"` }),
+        ...(ifNoneMatch === undefined ? {} : { 'if-none-match': ifNoneMatch }),
+      }
+      return server().ask(vfsWire.write, {
+        ...asked,
+        headers: { ...headers, ...condition, 'content-type': contentType ?? 'application/octet-stream' },
+        params: { mount, '*': path },
+        body,
+        endless: true,
+      })
+    },
+    async remove(view, mount, path, { signal, ifMatch } = {}) {
+      const { headers, ...asked } = of(view, signal)
+      const condition = ifMatch === undefined ? {} : { 'if-match': ifMatch === '*' ? '*' : `"${ifMatch}"` }
+      const request = { ...asked, headers: { ...headers, ...condition }, params: { mount, '*': path } }
+      return (await server().ask(vfsWire.remove, request)) !== undefined
+    },
+    removeFolder: async (view, mount, path, { signal } = {}) => {
+      const request = { ...of(view, signal), params: { mount, '*': `${path}/` } }
+      return (await server().ask(vfsWire.remove, request)) ?? { deleted: 0, more: false }
+    },
+    search: async (view, query, { signal } = {}) => server().ask(vfsWire.search, { ...of(view, signal), query }),
+    usage: (tenant, { signal } = {}) => server().ask(vfsWire.usage, { tenant, signal }),
+    erase: (tenant, { signal } = {}) => server().ask(vfsWire.erase, { tenant, signal }),
+    dispose: () => peers.close(),
+  }
+}
+
+const { code, status } = vfsErrors.vfsUpstreamUnavailable.row
+const unavailable = (options: ConstructorParameters<typeof AppError>[2]): AppError =>
+  new AppError(code, status, { message: vfsErrors.vfsUpstreamUnavailable.row.message ?? code, ...options })
+const keysMismatched =
+  'The VirtualFS server refuses our signature: VFS_INTERNAL_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
+
+/** What the headers of an answer say of a file. */
+function entryOf(
+  path: string,
+  { status: code, headers }: { status: number; headers: Readonly<Record<string, string | string[] | undefined>> },
+): VfsEntry {
+  const text = (name: string): string | undefined => (typeof headers[name] === 'string' ? headers[name] : undefined)
+  const whole = code === 206 ? /\/(\d+)$/.exec(text('content-range') ?? '')?.[1] : text('content-length')
+  const modified = text('last-modified')
+  return {
+    path,
+    kind: 'file',
+    ...(whole === undefined ? {} : { bytes: Number(whole) }),
+    contentType: text('content-type') ?? 'application/octet-stream',
+    etag: (text('etag') ?? '').replaceAll('"', ''),
+    ...(modified === undefined ? {} : { updatedAt: new Date(modified).toISOString() }),
+  }
+}
+
+/** The headers that prove a request to a VirtualFS server; `digest` '' for one without a body. */
+export function proofHeaders(
+  signer: Signer,
+  request: {
+    readonly tenant: string
+    readonly method: string
+    readonly target: string
+    readonly session: string
+    readonly digest: string
+  },
+  key?: SigningKey,
+): Record<string, string> {
+  const { tenant, method, target, session, digest } = request
+  return {
+    ...signer.sign({ tenant, method, target, body: signedForm(session, digest) }, key),
+    ...(digest === '' ? {} : { [vfsDigestHeader]: digest }),
+  }
+}
+
+/** Signs for the session and the digest of the body in place of the body, with the key that the server was last seen to know. */
+function identityOf(signer: Signer): Identity {
+  let known: SigningKey = 'CURRENT'
+  const keys: readonly SigningKey[] = signer.hasPreviousKey ? ['CURRENT', 'PREVIOUS'] : ['CURRENT']
+  const signatures = keys.map((key) => ({
+    sign({ tenant, method, target, headers, body, isStream }: SignedRequest) {
+      const digest = isStream ? streamDigest : body.length === 0 ? '' : sha256(body)
+      return proofHeaders(signer, { tenant, method, target, session: headers[vfsSessionHeader] ?? '', digest }, key)
+    },
+    taken() {
+      known = key
+    },
+  }))
+  return {
+    tenantHeader: signedHeaders.tenant,
+    signatures: () => (known === 'CURRENT' ? signatures : signatures.toReversed()),
+  }
+}
+
+const sha256 = (bytes: Uint8Array): string => createHash('sha256').update(bytes).digest('hex')

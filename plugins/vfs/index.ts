@@ -1,0 +1,107 @@
+import { rm } from 'node:fs/promises'
+import { join, resolve } from 'node:path'
+import { definePlugin, isAppError, maybe } from '#kernel'
+import { defaultLimits, limitErrors, TenantLimits } from '#contracts/limits'
+import { Buckets, objectErrors, ObjectFolders, ObjectStore } from '#contracts/object-store'
+import { Secrets } from '#contracts/secrets'
+import { Signers } from '#contracts/signing'
+import { vfsErrors } from '#contracts/vfs'
+import { Audit } from './server/audit.ts'
+import { Files } from './server/files.ts'
+import { Metrics } from './server/metrics.ts'
+import { Mounts } from './server/mounts.ts'
+import { Callers } from './server/proof.ts'
+import { fileRoutes } from './server/routes.ts'
+import { createSecrets } from './server/secrets.ts'
+import { sessionRoutes } from './server/session.routes.ts'
+import { Sessions } from './server/sessions.ts'
+import { checkMounts, serverSettings } from './server/settings.ts'
+import { Sweeper } from './server/sweeper.ts'
+
+const listener = 'vfs'
+
+/**
+ * A VirtualFS server: files of tenants behind mounts, each agent's session with a view of its own. All that it writes is in one folder,
+ * so it needs no database; one process has that folder. Specification 4.18.
+ */
+export default definePlugin({
+  name: 'vfs',
+  config: serverSettings,
+  guards: () => [listener],
+  errors: [vfsErrors, objectErrors, limitErrors],
+  requires: {
+    signers: Signers,
+    folders: ObjectFolders,
+    buckets: maybe(Buckets),
+    store: maybe(ObjectStore),
+    secrets: maybe(Secrets),
+    limits: maybe(TenantLimits),
+  },
+  async setup({ config, deps, listeners, log, metrics: registry, routes, onStart, onStop }) {
+    if (!listeners.includes(listener)) return {}
+    checkMounts(config.mounts, config.scratch)
+    const signer = deps.signers.get('vfs')
+    if (!signer)
+      throw new Error(
+        'the listener vfs is on but nothing can verify its requests; set VFS_INTERNAL_SIGNING_KEY_CURRENT',
+      )
+    if (!config.dir)
+      throw new Error('the VirtualFS server needs a folder for sessions and their files; set AGENT_ORC_VFS_DIR')
+    const dir = resolve(config.dir)
+    const ofTenant = (tenantId: string, ...names: string[]): string => join(dir, 'tenants', `+${tenantId}`, ...names)
+    const space = await deps.folders.open(join(dir, 'files'))
+    const sessions = new Sessions({
+      dir,
+      files: space,
+      defaults(tenantId) {
+        const { vfsBytes: bytes, vfsEntries: entries, vfsSessions } = deps.limits?.of(tenantId) ?? defaultLimits
+        return { bytes, entries, sessions: vfsSessions }
+      },
+      perSession: { bytes: config.sessionBytes, entries: config.sessionEntries },
+      onFailed: (err, what) => log.warn({ err }, what),
+    })
+    const audit = new Audit((tenantId) => ofTenant(tenantId, 'audit'))
+    const secrets = createSecrets(deps.secrets, config.conductorUrl, signer)
+    onStop(() => secrets.close())
+    const mounts = new Mounts({
+      dir,
+      shared: config.mounts,
+      scratch: config.scratch,
+      store: deps.store,
+      buckets: deps.buckets,
+      own: { tenants: config.ownMounts, most: config.mostOwnMounts, hosts: config.ownHosts },
+      secret: (tenantId, reference) => secrets.resolve(tenantId, reference),
+    })
+    onStop(() => mounts.close())
+    const { scratch, fileBytes, requestsAtOnce } = config
+    const metrics = new Metrics(registry, () => sessions.size)
+    const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, requestsAtOnce })
+    const callers = new Callers(signer)
+    routes(listener, async (app) => {
+      callers.protect(app)
+      fileRoutes(app, callers, mounts, files)
+      sessionRoutes(app, callers, {
+        sessions,
+        audit,
+        async erase(tenantId) {
+          const part = await sessions.erase(tenantId)
+          if (part.more) return part
+          mounts.forget(tenantId)
+          audit.forget(tenantId)
+          await rm(ofTenant(tenantId), { recursive: true, force: true })
+          return part
+        },
+      })
+    })
+    const sweeper = new Sweeper({ sessions, audit, idleMs: config.idle, auditMs: config.auditFor, log })
+    onStart(async () => {
+      await mounts.start().catch((err: unknown) => {
+        if (!isAppError(err)) throw err
+        log.warn({ err }, 'a folder of a mount cannot be used')
+      })
+      sweeper.start(config.sweepEvery)
+    })
+    onStop(() => sweeper.stop())
+    return {}
+  },
+})

@@ -1,0 +1,102 @@
+import { isAppError } from '#kernel'
+import type { Buckets, BucketSettings, ObjectBackend } from '#contracts/object-store'
+import { secretOf } from '#contracts/secrets'
+import { vfsErrors } from '#contracts/vfs'
+
+type Bucket = ReturnType<Buckets['open']>
+/** A bucket whose credentials may be references, and which a mount may lack. */
+type Wanted = Omit<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'> &
+  Partial<Pick<BucketSettings, 'bucket' | 'accessKeyId' | 'secretAccessKey'>>
+
+interface Pooled {
+  /** Of everything that it was opened with. */
+  readonly settings: string
+  readonly bucket: Bucket
+  readonly resolvedAt: number
+}
+
+/** Connections to so many buckets are kept; those that were not used for longest go. */
+const mostOpen = 200
+/** How long credentials are used before they are asked for again, so that a secret that was rotated is the new one soon. */
+const freshMs = 30_000
+
+/** Buckets behind mounts, opened with the credentials that their secrets have now. */
+export class BucketPool {
+  readonly #buckets: Buckets | undefined
+  readonly #secret: (tenantId: string, reference: string) => Promise<string>
+  readonly #open = new Map<string, Promise<Pooled>>()
+
+  constructor(buckets: Buckets | undefined, secret: (tenantId: string, reference: string) => Promise<string>) {
+    this.#buckets = buckets
+    this.#secret = secret
+  }
+
+  async open(tenantId: string, mount: string, wanted: Wanted): Promise<ObjectBackend> {
+    const key = `${tenantId}\n${mount}`
+    const known = this.#open.get(key)
+    const pooled = await known?.catch(() => undefined)
+    if (pooled && Date.now() - pooled.resolvedAt < freshMs) {
+      this.#open.delete(key)
+      this.#open.set(key, known!)
+      return pooled.bucket
+    }
+    // Whoever comes meanwhile waits for the same.
+    if (this.#open.get(key) !== known) return this.open(tenantId, mount, wanted)
+    const opening = this.#renew(tenantId, wanted, pooled)
+    this.#open.delete(key)
+    this.#open.set(key, opening)
+    opening.catch(() => {
+      if (this.#open.get(key) === opening) this.#open.delete(key)
+    })
+    if (this.#open.size > mostOpen) await this.#close(this.#open.keys().next().value!)
+    return (await opening).bucket
+  }
+
+  /** Why a bucket cannot be opened like that, without asking anybody. */
+  problemOf(wanted: Wanted): string | undefined {
+    try {
+      void this.#opened({ ...wanted, accessKeyId: 'x', secretAccessKey: 'x' }).close()
+      return undefined
+    } catch (error) {
+      return isAppError(error)
+        ? error.message
+        : 'has an endpoint that may not be asked: https and a public host, unless the operator names it'
+    }
+  }
+
+  async forget(tenantId: string, mount: string): Promise<void> {
+    await this.#close(`${tenantId}\n${mount}`)
+  }
+  async close(): Promise<void> {
+    await Promise.all([...this.#open.keys()].map((key) => this.#close(key)))
+  }
+
+  async #close(key: string): Promise<void> {
+    const pooled = await this.#open.get(key)?.catch(() => undefined)
+    this.#open.delete(key)
+    void pooled?.bucket.close().catch(() => {})
+  }
+
+  async #renew(tenantId: string, wanted: Wanted, before: Pooled | undefined): Promise<Pooled> {
+    const resolved = {
+      ...wanted,
+      accessKeyId: await this.#resolved(tenantId, wanted.accessKeyId),
+      secretAccessKey: await this.#resolved(tenantId, wanted.secretAccessKey),
+    }
+    const settings = JSON.stringify(resolved)
+    if (before?.settings === settings) return { ...before, resolvedAt: Date.now() }
+    void before?.bucket.close().catch(() => {})
+    return { settings, bucket: this.#opened(resolved), resolvedAt: Date.now() }
+  }
+
+  async #resolved(tenantId: string, text = ''): Promise<string> {
+    return secretOf(text) === undefined ? text : this.#secret(tenantId, text)
+  }
+
+  #opened({ bucket, endpoint, region, prefix, reach, accessKeyId, secretAccessKey }: Wanted): Bucket {
+    if (!this.#buckets) throw vfsErrors.mountUnavailable({ message: 'This server has no plugin for buckets.' })
+    if (!bucket || !accessKeyId || !secretAccessKey)
+      throw vfsErrors.mountUnavailable({ message: 'The mount lacks its bucket or its credentials.' })
+    return this.#buckets.open({ endpoint, region, bucket, prefix, reach, accessKeyId, secretAccessKey })
+  }
+}

@@ -1,0 +1,301 @@
+import { createHash } from 'node:crypto'
+import { Readable } from 'node:stream'
+import { httpErrors, isAppError, notFound } from '#kernel'
+import { limitErrors } from '#contracts/limits'
+import { mostObjectsAtOnce, type ObjectBackend, objectErrors, type WriteCondition } from '#contracts/object-store'
+import {
+  isVfsFolder,
+  isVfsPath,
+  mostEntriesAtOnce,
+  type VfsAccess,
+  type VfsEntry,
+  vfsErrors,
+  type VfsList,
+  type VfsListQuery,
+  type VfsMatches,
+  type VfsMount,
+  type VfsSearchQuery,
+  type VfsView,
+} from '#contracts/vfs'
+import type { Audit } from './audit.ts'
+import type { Metrics } from './metrics.ts'
+import type { Mounts } from './mounts.ts'
+import { Overlay } from './overlay.ts'
+import { search } from './search.ts'
+import type { Session, Sessions } from './sessions.ts'
+import { anyBelow, type OpenFile, placeOf, type Tree } from './tree.ts'
+import { countedTree } from './usage.ts'
+
+export interface NewFile {
+  readonly body: AsyncIterable<Uint8Array>
+  /** As many as it says that it has. */
+  readonly bytes: number | undefined
+  readonly contentType: string
+  readonly when: WriteCondition
+}
+
+interface Options {
+  readonly mounts: Mounts
+  readonly sessions: Sessions
+  readonly audit: Audit
+  readonly metrics: Metrics
+  /** Of scratch spaces and layers. */
+  readonly space: ObjectBackend
+  readonly scratch: string
+  readonly fileBytes: number
+  readonly requestsAtOnce: number
+}
+
+interface Mounted {
+  readonly tree: Tree
+  readonly readOnly: boolean
+}
+
+/** What the server does with files: in whose view, whether it is allowed, and what is noted of it. Rejects with AppErrors. */
+export class Files {
+  readonly #options: Options
+  /** Requests under way, by tenant. */
+  readonly #busy = new Map<string, number>()
+
+  constructor(options: Options) {
+    this.#options = options
+  }
+
+  async mounts(view: VfsView): Promise<VfsMount[]> {
+    const session = await this.#session(view)
+    const mounts = await this.#options.mounts.list(view.tenantId, session !== undefined)
+    return mounts.filter(({ name }) => !session || this.#allows(session, name))
+  }
+
+  list(view: VfsView, mount: string, folder: string, query: VfsListQuery): Promise<VfsList> {
+    return this.#noted(view, { operation: 'list', mount, path: folder }, async () => {
+      if (!isVfsFolder(folder)) throw vfsErrors.invalidPath()
+      const { tree } = await this.#mounted(view, mount)
+      const { cursor, limit = 200, recursive = false } = query
+      const after = cursor === undefined ? '' : placeIn(cursor)
+      const entries: VfsEntry[] = []
+      for await (const entry of tree.walk(folder, { after, recursive, limit })) {
+        const last = entries.at(-1)
+        if (entries.length === limit && last)
+          return { entries, cursor: Buffer.from(placeOf(last)).toString('base64url') }
+        entries.push(entry)
+      }
+      return { entries }
+    })
+  }
+
+  /** Whoever gets the file reads or closes it, and has a share of what is under way until then. `bytesOf` says what will be read of it, for the audit. */
+  async open(view: VfsView, mount: string, path: string, bytesOf?: (file: OpenFile) => number): Promise<OpenFile> {
+    const open = async (): Promise<OpenFile> => {
+      check(path)
+      const { tree } = await this.#mounted(view, mount)
+      const file = await tree.open(path)
+      if (file) return file
+      if (await anyBelow(tree, path)) throw vfsErrors.isFolder()
+      throw notFound()
+    }
+    const end = this.#begin(view.tenantId)
+    try {
+      const file = bytesOf ? await this.#noted(view, { operation: 'read', mount, path }, open, bytesOf) : await open()
+      return {
+        info: file.info,
+        close: () => file.close().finally(end),
+        read: async (range) => {
+          const body = await file.read(range)
+          const readable = body instanceof Readable ? body : Readable.from(body, { objectMode: false })
+          this.#options.metrics.bytes.inc({ direction: 'out' }, range ? range.to - range.from + 1 : file.info.bytes)
+          return readable.once('close', end)
+        },
+      }
+    } catch (error) {
+      end()
+      throw error
+    }
+  }
+
+  write(view: VfsView, mount: string, path: string, { body, bytes: announced, contentType, when }: NewFile) {
+    const { fileBytes, metrics } = this.#options
+    const work = async () => {
+      check(path)
+      if (!/^[\x20-\x7e]{1,255}$/.test(contentType))
+        throw httpErrors.unsupportedMediaType({ message: 'A content type is at most 255 characters of ASCII.' })
+      const { tree, readOnly } = await this.#mounted(view, mount)
+      if (readOnly) throw vfsErrors.readOnlyMount()
+      if ((announced ?? 0) > fileBytes) throw tooLarge(fileBytes)
+      await this.#checkPlace(tree, path)
+      const digest = createHash('sha256')
+      let found = ''
+      const measured = async function* (): AsyncGenerator<Uint8Array> {
+        let bytes = 0
+        try {
+          for await (const chunk of body) {
+            bytes += chunk.length
+            if (bytes > fileBytes) throw tooLarge(fileBytes)
+            digest.update(chunk)
+            yield chunk
+          }
+        } catch (cause) {
+          throw isAppError(cause) ? cause : objectErrors.uploadBroken({ cause })
+        }
+        if (announced !== undefined && bytes !== announced) throw objectErrors.uploadBroken()
+        found = digest.digest('hex')
+        metrics.bytes.inc({ direction: 'in' }, bytes)
+      }
+      const { info, replaced } = await tree.put(path, { body: measured(), sha256: () => found, contentType, when })
+      return { entry: info, created: replaced === undefined }
+    }
+    return this.#noted(view, { operation: 'write', mount, path }, work, ({ entry }) => entry.bytes)
+  }
+
+  remove(view: VfsView, mount: string, path: string, ifMatch: string | undefined) {
+    return this.#noted(view, { operation: 'delete', mount, path }, async () => {
+      const folder = path.endsWith('/') ? path.slice(0, -1) : undefined
+      check(folder ?? path)
+      const { tree, readOnly } = await this.#mounted(view, mount)
+      if (readOnly) throw vfsErrors.readOnlyMount()
+      if (folder !== undefined) return removeBelow(tree, folder)
+      if ((await tree.remove(path, ifMatch)) !== undefined) return { deleted: 1, more: false }
+      if (await anyBelow(tree, path))
+        throw vfsErrors.isFolder({
+          message: 'There is a folder of this name; with a / at its end its files are deleted.',
+        })
+      throw notFound()
+    })
+  }
+
+  search(view: VfsView, query: VfsSearchQuery): Promise<VfsMatches> {
+    const { mount, path = '', q } = query
+    return this.#noted(view, { operation: 'search', ...(mount === undefined ? {} : { mount }), path: q }, async () => {
+      if (!isVfsFolder(path)) throw vfsErrors.invalidPath()
+      const names = mount === undefined ? (await this.mounts(view)).map(({ name }) => name) : [mount]
+      const trees = new Map<string, Tree>()
+      for (const name of names) trees.set(name, (await this.#mounted(view, name)).tree)
+      return search(trees, query)
+    })
+  }
+
+  async #session({ tenantId, sessionId }: VfsView): Promise<Session | undefined> {
+    return sessionId === undefined ? undefined : this.#options.sessions.use(tenantId, sessionId)
+  }
+
+  #allows({ kept }: Session, mount: string): boolean {
+    return kept.allowedMounts.length === 0 || mount === this.#options.scratch || kept.allowedMounts.includes(mount)
+  }
+
+  /** The files of a mount as they are seen. Also a mount that is not there is refused to a session whose lease does not name it. */
+  async #mounted(view: VfsView, name: string): Promise<Mounted> {
+    const { mounts, scratch } = this.#options
+    const session = await this.#session(view)
+    if (!session) {
+      const found = await mounts.open(view.tenantId, name)
+      if (!found) throw notFound()
+      return found
+    }
+    if (!this.#allows(session, name)) {
+      throw vfsErrors.mountNotAllowed({
+        message: `The session may use these mounts: ${[...session.kept.allowedMounts, scratch].join(', ')}.`,
+      })
+    }
+    if (name === scratch) return { tree: await this.#inSpace(view.tenantId, session, name, 'files'), readOnly: false }
+    const found = await mounts.open(view.tenantId, name)
+    if (!found) throw notFound()
+    if (!found.copyOnWrite) return found
+    const [written, deleted] = await Promise.all(
+      ['files', 'deleted'].map((part) => this.#inSpace(view.tenantId, session, name, part)),
+    )
+    return { tree: new Overlay({ mount: found.tree, written: written!, deleted: deleted! }), readOnly: false }
+  }
+
+  async #inSpace(tenantId: string, session: Session, mount: string, part: string): Promise<Tree> {
+    const { sessions, space } = this.#options
+    const accounts = await sessions.accounts(tenantId, session)
+    return countedTree(space, tenantId, `${session.kept.space}/${mount}/${part}/`, accounts)
+  }
+
+  /** A path is a file or a folder, as it is where the files of a session are copied to a disk. */
+  async #checkPlace(tree: Tree, path: string): Promise<void> {
+    const steps = path.split('/').slice(0, -1)
+    const above = steps.map((_, i) => steps.slice(0, i + 1).join('/'))
+    const [hasFiles, ...files] = await Promise.all([anyBelow(tree, path), ...above.map((folder) => tree.open(folder))])
+    await Promise.all(files.map((file) => file?.close()))
+    if (hasFiles) throw vfsErrors.isFolder()
+    if (files.some(Boolean)) throw vfsErrors.isFile()
+  }
+
+  /** A share of what is under way, until it is given back, which may be told more than once. */
+  #begin(tenantId: string): () => void {
+    const { requestsAtOnce } = this.#options
+    const busy = this.#busy.get(tenantId) ?? 0
+    if (busy >= requestsAtOnce) {
+      throw limitErrors.limitReached({
+        message: `This tenant has ${requestsAtOnce} requests to files under way; come again when one is over.`,
+        detail: { limit: 'vfs requests at once', max: requestsAtOnce },
+        headers: { 'retry-after': '1' },
+      })
+    }
+    this.#busy.set(tenantId, busy + 1)
+    let over = false
+    return () => {
+      if (over) return
+      over = true
+      const still = this.#busy.get(tenantId)! - 1
+      if (still > 0) this.#busy.set(tenantId, still)
+      else this.#busy.delete(tenantId)
+    }
+  }
+
+  /** Counts, times and audits one piece of work, within the tenant's share of what is under way. */
+  async #noted<T>(
+    { tenantId, sessionId }: VfsView,
+    access: Omit<VfsAccess, 'at' | 'outcome'>,
+    work: () => Promise<T>,
+    bytesOf?: (result: T) => number,
+  ): Promise<T> {
+    const { audit, metrics } = this.#options
+    const release = this.#begin(tenantId)
+    const end = metrics.seconds.startTimer({ operation: access.operation })
+    let outcome = 'failed'
+    let bytes: number | undefined
+    try {
+      const result = await work()
+      outcome = 'ok'
+      bytes = bytesOf?.(result)
+      return result
+    } catch (error) {
+      if (isAppError(error)) outcome = error.code
+      throw error
+    } finally {
+      release()
+      end({ outcome: outcome === 'ok' || outcome === 'failed' ? outcome : 'refused' })
+      if (sessionId !== undefined && outcome !== vfsErrors.noVfsSession.row.code) {
+        const noted = audit.note(tenantId, sessionId, { ...access, ...(bytes === undefined ? {} : { bytes }), outcome })
+        if (access.operation === 'write' || access.operation === 'delete') await noted
+      }
+    }
+  }
+}
+
+function check(path: string): void {
+  if (!isVfsPath(path)) throw vfsErrors.invalidPath()
+}
+
+const tooLarge = (max: number) =>
+  httpErrors.bodyTooLarge({ message: `A file has at most ${max} bytes here.`, detail: { max } })
+
+async function removeBelow(tree: Tree, folder: string) {
+  const paths: string[] = []
+  let more = false
+  for await (const { path } of tree.walk(folder, { after: '', recursive: true, limit: mostEntriesAtOnce })) {
+    if (paths.length === Math.min(mostEntriesAtOnce, mostObjectsAtOnce)) {
+      more = true
+      break
+    }
+    paths.push(path)
+  }
+  if (paths.length === 0) throw notFound()
+  for (const path of paths) await tree.remove(path)
+  return { deleted: paths.length, more }
+}
+
+/** The place of a cursor. One that was made up leads to some place of the same mount. */
+const placeIn = (cursor: string): string => Buffer.from(cursor, 'base64url').toString('utf8')

@@ -1,0 +1,277 @@
+import { randomUUID } from 'node:crypto'
+import { constants } from 'node:fs'
+import type { BigIntStats } from 'node:fs'
+import { type FileHandle, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises'
+import { Readable } from 'node:stream'
+import { isAppError } from '#kernel'
+import { type ByteRange, type NewObject, objectErrors, type WriteCondition } from '#contracts/object-store'
+import { isVfsPath, type VfsEntry, vfsErrors } from '#contracts/vfs'
+import { belowOf, type FileInfo, isBefore, type OpenFile, placeOf, type Tree, type Walk } from './tree.ts'
+import { typeOf } from './types.ts'
+
+const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants
+
+/** Files on their way into the folder, in the folder itself, because a rename does not leave a file system. It is not shown. */
+export const incoming = '.agent-orc-incoming'
+
+/**
+ * A folder of this machine. Every step of a path is opened for itself, below the one before it and not through a link, so nothing that
+ * others put there leads out of the folder, also not while it is walked. What is no plain file and no folder is not there.
+ */
+export class FolderTree implements Tree {
+  readonly #root: string
+  /** Writes and deletions one after another, so that conditions hold. */
+  #turn: Promise<unknown> = Promise.resolve()
+
+  constructor(root: string) {
+    this.#root = root
+  }
+
+  /** Clears what a process that died left half written. */
+  async tidy(): Promise<void> {
+    const root = await open(this.#root, O_RDONLY | O_DIRECTORY)
+    try {
+      await rm(`${pathOf(root)}/${incoming}`, { recursive: true, force: true })
+    } finally {
+      await root.close()
+    }
+  }
+
+  async *walk(folder: string, walk: Walk): AsyncGenerator<VfsEntry> {
+    const at = await told(() => this.#enter(folder === '' ? [] : folder.split('/')))
+    if (at) yield* this.#below(at, folder, walk)
+  }
+
+  open(path: string): Promise<OpenFile | undefined> {
+    return told(async () => {
+      const file = await this.#within(path, (folder, name) => openFile(folder, name))
+      if (!file) return undefined
+      const info = infoOf(path, await file.stat({ bigint: true }))
+      return {
+        info,
+        close: () => file.close(),
+        async read({ from, to }: ByteRange = { from: 0, to: info.bytes - 1 }) {
+          if (to >= from) return file.createReadStream({ start: from, end: to, highWaterMark: 256 * 1024 })
+          await file.close()
+          return Readable.from([])
+        },
+      }
+    })
+  }
+
+  put(path: string, { body, when }: NewObject) {
+    return told(async () => {
+      if (isHidden(path)) throw vfsErrors.invalidPath()
+      const root = await this.#enter([])
+      if (!root) throw vfsErrors.mountUnavailable({ message: 'The folder of this mount is not there.' })
+      try {
+        await mkdir(`${pathOf(root)}/${incoming}`, { mode: 0o700 }).catch(unless('EEXIST'))
+        const waiting = await folderIn(root, incoming)
+        if (!waiting) throw vfsErrors.mountUnavailable({ message: `${incoming} of this mount is no folder.` })
+        const temporary = `${pathOf(waiting)}/${randomUUID()}`
+        try {
+          await write(temporary, body)
+          return await this.#inTurn(() => this.#moveTo(path, temporary, when))
+        } catch (error) {
+          await rm(temporary, { force: true })
+          throw error
+        } finally {
+          await waiting.close()
+        }
+      } finally {
+        await root.close()
+      }
+    })
+  }
+
+  remove(path: string, ifMatch?: string): Promise<number | undefined> {
+    return told(() =>
+      this.#inTurn(async () => {
+        const before = await this.#infoOf(path)
+        if (!before) return undefined
+        if (ifMatch !== undefined && !holds({ ifMatch }, before)) throw objectErrors.preconditionFailed()
+        await this.#within(path, async (folder, name) => {
+          await unlink(`${pathOf(folder)}/${name}`)
+          await folder.sync()
+        })
+        await this.#removeEmpty(path.split('/').slice(0, -1))
+        return before.bytes
+      }),
+    )
+  }
+
+  async *#below(at: FileHandle, folder: string, walk: Walk): AsyncGenerator<VfsEntry> {
+    const { after, recursive } = walk
+    let found: VfsEntry[]
+    try {
+      found = await told(async () =>
+        (await readdir(pathOf(at), { withFileTypes: true }))
+          .filter((one) => one.isFile() || one.isDirectory())
+          .map((one): VfsEntry => ({ path: belowOf(folder) + one.name, kind: one.isFile() ? 'file' : 'folder' }))
+          .filter(({ path }) => isVfsPath(path) && !isHidden(path))
+          .sort((a, b) => (isBefore(placeOf(a), placeOf(b)) ? -1 : 1)),
+      )
+    } finally {
+      await at.close()
+    }
+    for (const entry of found) {
+      const place = placeOf(entry)
+      const isOver = !isBefore(after, place)
+      if (entry.kind === 'file') {
+        const info = isOver ? undefined : await this.#infoOf(entry.path)
+        if (info) yield info
+      } else if (recursive) {
+        if (!isOver || after.startsWith(place)) yield* this.walk(entry.path, walk)
+      } else if (!isOver && (await this.#hasFiles(entry.path))) yield entry
+    }
+  }
+
+  async #hasFiles(folder: string): Promise<boolean> {
+    for await (const _ of this.walk(folder, { after: '', recursive: true, limit: 1 })) return true
+    return false
+  }
+
+  async #infoOf(path: string): Promise<FileInfo | undefined> {
+    const found = await this.open(path)
+    await found?.close()
+    return found?.info
+  }
+
+  async #moveTo(path: string, temporary: string, when: WriteCondition) {
+    const before = await this.#infoOf(path)
+    if (!holds(when, before)) throw objectErrors.preconditionFailed()
+    const steps = path.split('/')
+    const name = steps.pop()!
+    const folder = await this.#enter(steps, true)
+    if (!folder) throw vfsErrors.isFile()
+    try {
+      await rename(temporary, `${pathOf(folder)}/${name}`)
+      await folder.sync()
+    } finally {
+      await folder.close()
+    }
+    const info = await this.#infoOf(path)
+    if (!info) throw objectErrors.storageUnavailable({ message: 'The file was replaced by something that is no file.' })
+    return { info, replaced: before?.bytes }
+  }
+
+  /** The folder at the end of the steps, and with `make` those that are missing; undefined when there is none. */
+  async #enter(steps: readonly string[], make = false): Promise<FileHandle | undefined> {
+    let at = await open(this.#root, O_RDONLY | O_DIRECTORY)
+    for (const step of steps) {
+      if (make) await mkdir(`${pathOf(at)}/${step}`, { mode: 0o755 }).catch(unless('EEXIST'))
+      const next: FileHandle | undefined = await folderIn(at, step).finally(() => at.close())
+      if (!next) return undefined
+      at = next
+    }
+    return at
+  }
+
+  async #within<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T | undefined> {
+    if (isHidden(path)) return undefined
+    const steps = path.split('/')
+    const name = steps.pop()!
+    const folder = await this.#enter(steps)
+    try {
+      return folder && (await work(folder, name))
+    } finally {
+      await folder?.close()
+    }
+  }
+
+  async #removeEmpty(steps: readonly string[]): Promise<void> {
+    for (let left = steps; left.length > 0; left = left.slice(0, -1)) {
+      const gone = await this.#within(left.join('/'), (folder, name) =>
+        rmdir(`${pathOf(folder)}/${name}`).then(
+          () => true,
+          () => false,
+        ),
+      )
+      if (!gone) return
+    }
+  }
+
+  #inTurn<T>(work: () => Promise<T>): Promise<T> {
+    const mine = this.#turn.then(work)
+    this.#turn = mine.catch(() => {})
+    return mine
+  }
+}
+
+/** What is opened already, wherever its name leads by now. Linux alone has it, and folders are mounted there alone. */
+const pathOf = ({ fd }: FileHandle): string => `/proc/self/fd/${fd}`
+export const foldersWork = process.platform === 'linux'
+
+const isHidden = (path: string): boolean => path === incoming || path.startsWith(`${incoming}/`)
+
+const absent = new Set(['ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO'])
+const isAbsent = (error: unknown): boolean => absent.has((error as NodeJS.ErrnoException).code ?? '')
+
+const unless = (code: string) => (error: unknown) => {
+  if ((error as NodeJS.ErrnoException).code !== code) throw error
+}
+
+async function folderIn(folder: FileHandle, name: string): Promise<FileHandle | undefined> {
+  try {
+    return await open(`${pathOf(folder)}/${name}`, O_RDONLY | O_DIRECTORY | O_NOFOLLOW)
+  } catch (error) {
+    if (isAbsent(error)) return undefined
+    throw error
+  }
+}
+
+/** A plain file. Opening waits for nothing, as a pipe would have it do. */
+async function openFile(folder: FileHandle, name: string): Promise<FileHandle | undefined> {
+  try {
+    const file = await open(`${pathOf(folder)}/${name}`, O_RDONLY | O_NOFOLLOW | O_NONBLOCK)
+    if ((await file.stat()).isFile()) return file
+    await file.close()
+    return undefined
+  } catch (error) {
+    if (isAbsent(error)) return undefined
+    throw error
+  }
+}
+
+const infoOf = (path: string, { size, mtimeNs, ino }: BigIntStats): FileInfo => ({
+  path,
+  kind: 'file',
+  bytes: Number(size),
+  contentType: typeOf(path),
+  updatedAt: new Date(Number(mtimeNs / 1_000_000n)).toISOString(),
+  etag: `${mtimeNs.toString(36)}-${size.toString(36)}-${ino.toString(36)}`,
+})
+
+const holds = ({ ifMatch, ifNoneMatch }: WriteCondition, before: FileInfo | undefined): boolean =>
+  !(ifNoneMatch && before) &&
+  (ifMatch === undefined || (before !== undefined && (ifMatch === '*' || ifMatch === before.etag)))
+
+async function write(path: string, body: AsyncIterable<Uint8Array>): Promise<void> {
+  const file = await open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0o644)
+  try {
+    // A write may take less than it was given, and say so without an error.
+    for await (const chunk of body)
+      for (let from = 0; from < chunk.length;) from += (await file.write(chunk, from)).bytesWritten
+    await file.sync()
+  } finally {
+    await file.close()
+  }
+}
+
+/** What the file system says, as callers are told it. */
+async function told<T>(work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (cause) {
+    const { code = '', syscall } = cause as NodeJS.ErrnoException
+    if (isAppError(cause) || syscall === undefined) throw cause
+    if (code === 'EISDIR') throw vfsErrors.isFolder({ cause })
+    if (code === 'ENAMETOOLONG')
+      throw vfsErrors.invalidPath({ message: 'A segment of the path is longer than the file system takes.' })
+    if (code === 'ENOSPC' || code === 'EDQUOT') throw objectErrors.storageFull({ cause })
+    if (code === 'EACCES' || code === 'EPERM' || code === 'EROFS') {
+      throw vfsErrors.mountUnavailable({ message: 'The server may not do this in the folder of the mount.', cause })
+    }
+    throw vfsErrors.mountUnavailable({ message: 'The folder of the mount cannot be used.', retryable: true, cause })
+  }
+}

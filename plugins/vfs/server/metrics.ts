@@ -1,0 +1,32 @@
+import { Counter, Gauge, Histogram, type Registry } from 'prom-client'
+
+/** What is asked of the VirtualFS server, how it ends, how long it takes, and the bytes that flow. */
+export class Metrics {
+  readonly bytes: Counter<'direction'>
+  readonly seconds: Histogram<'operation' | 'outcome'>
+
+  constructor(registry: Registry, openSessions: () => number) {
+    const registers = [registry]
+    this.bytes = new Counter({
+      name: 'vfs_bytes_total',
+      help: 'Bytes of files, written (in) and read (out).',
+      labelNames: ['direction'],
+      registers,
+    })
+    this.seconds = new Histogram({
+      name: 'vfs_operation_seconds',
+      help: 'Operations on files: ok, refused (the caller is told why), or failed. A read is over when its first byte is there.',
+      labelNames: ['operation', 'outcome'],
+      buckets: [0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60],
+      registers,
+    })
+    new Gauge({
+      name: 'vfs_open_sessions',
+      help: 'Sessions with a lease, of tenants that were seen since the start.',
+      registers,
+      collect() {
+        this.set(openSessions())
+      },
+    })
+  }
+}

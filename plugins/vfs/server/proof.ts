@@ -1,0 +1,50 @@
+import type { IncomingMessage } from 'node:http'
+import type { FastifyRequest } from 'fastify'
+import { type App, unauthorized } from '#kernel'
+import type { Caller, Guard } from '#contracts/auth'
+import type { Signer } from '#contracts/signing'
+import { signedForm, streamDigest, vfsDigestHeader, vfsSessionHeader } from '#contracts/vfs'
+import { type Proof, proofsOf } from '#kit'
+
+/** A tenant is part of paths here. */
+const tenantForm = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$/
+const digestForm = /^[0-9a-f]{64}$/
+
+/** Who sends the requests of one listener: their signatures say for which tenant. */
+export class Callers implements Guard {
+  readonly #signer: Signer
+  readonly #tenants = new WeakMap<IncomingMessage, string>()
+
+  constructor(signer: Signer) {
+    this.#signer = signer
+  }
+
+  /** Verifies the head, and names the SHA-256 that the body must have unless it is a stream. */
+  readonly #proof: Proof = async (request) => {
+    const { headers, method = '', url: target = '' } = request
+    const session = headers[vfsSessionHeader] ?? ''
+    const digest = headers[vfsDigestHeader] ?? ''
+    if (typeof session !== 'string' || typeof digest !== 'string') throw unauthorized()
+    const hasBody = headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
+    // A body that nobody has signed for would be somebody else's.
+    if (hasBody && digest === '') throw unauthorized()
+    const { tenant } = await this.#signer.verify(headers, { method, target, body: signedForm(session, digest) })
+    if (!tenantForm.test(tenant)) throw unauthorized()
+    this.#tenants.set(request, tenant)
+    return digestForm.test(digest) ? digest : digest === '' || digest === streamDigest ? undefined : refuse()
+  }
+
+  /** The listener demands the proof of every request, also of paths that nobody serves. */
+  protect(app: App): void {
+    proofsOf(app).demand(this.#proof)
+  }
+  callerOf({ raw }: FastifyRequest): Caller {
+    const tenantId = this.#tenants.get(raw)
+    if (tenantId === undefined) throw new Error(`${raw.url} asks who calls, but was never proven`)
+    return { tenantId, role: 'admin', keyId: 'service:vfs' }
+  }
+}
+
+const refuse = (): never => {
+  throw unauthorized()
+}

@@ -1,0 +1,139 @@
+import type { FastifyRequest } from 'fastify'
+import { type App, notFound } from '#kernel'
+import { type VfsMountInput, vfsSessionHeader, type VfsView } from '#contracts/vfs'
+import { vfsWire } from '#contracts/wire/vfs'
+import { optionsOf, serve } from '#kit'
+import { conditionOf, matchOf, quoted, rangeOf, sendFile } from '#kit/files'
+import { arriving } from './arriving.ts'
+import type { Files } from './files.ts'
+import type { Mounts } from './mounts.ts'
+import type { Callers } from './proof.ts'
+
+type Headers = Readonly<Record<string, string | string[] | undefined>>
+
+export const viewOf = (tenantId: string, headers: Headers): VfsView => {
+  const sessionId = headers[vfsSessionHeader]
+  return { tenantId, ...(typeof sessionId === 'string' ? { sessionId } : {}) }
+}
+
+/** Mounts and their files. Who calls was proven before a route is reached. */
+export function fileRoutes(app: App, callers: Callers, mounts: Mounts, files: Files): void {
+  serve(
+    app,
+    vfsWire.mounts,
+    async ({ caller, headers }) => ({ json: await files.mounts(viewOf(caller.tenantId, headers)) }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.putMount,
+    async ({ caller, params, body }) => ({
+      json: await mounts.put(caller.tenantId, params.mount, body as VfsMountInput),
+    }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.deleteMount,
+    async ({ caller, params }) => {
+      if (!(await mounts.remove(caller.tenantId, params.mount))) throw notFound()
+    },
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.list,
+    async ({ caller, headers, params, query }) => ({
+      json: await files.list(viewOf(caller.tenantId, headers), params.mount, params['*'].replace(/\/$/, ''), query),
+    }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.search,
+    async ({ caller, headers, query }) => ({ json: await files.search(viewOf(caller.tenantId, headers), query) }),
+    callers,
+  )
+  serve(
+    app,
+    vfsWire.remove,
+    async ({ caller, headers, params }) => {
+      const { 'if-match': match } = headers as Headers
+      const { ifMatch } = matchOf(typeof match === 'string' ? match : undefined)
+      return { json: await files.remove(viewOf(caller.tenantId, headers), params.mount, params['*'], ifMatch) }
+    },
+    callers,
+  )
+  byteRoutes(app, callers, files)
+}
+
+interface InMount {
+  readonly mount: string
+  readonly '*': string
+}
+
+/** What is sent and read as it comes. */
+function byteRoutes(app: App, callers: Callers, files: Files): void {
+  const view = (request: FastifyRequest): VfsView => viewOf(callers.callerOf(request).tenantId, request.headers)
+  app.route({
+    ...optionsOf(vfsWire.read),
+    async handler(request, reply) {
+      const { mount, '*': path } = request.params as InMount
+      const { range } = request.headers
+      const file = await files.open(
+        view(request),
+        mount,
+        path,
+        request.method === 'HEAD'
+          ? undefined
+          : ({ info }) => {
+              const asked = rangeOf(range, info.bytes)
+              return asked === 'none' ? 0 : asked ? asked.to - asked.from + 1 : info.bytes
+            },
+      )
+      void reply.headers({ etag: quoted(file.info.etag), 'cache-control': 'private, no-cache' })
+      return sendFile(request, reply, file)
+    },
+  })
+  void app.register(async (scope) => {
+    // The handler reads the body while it arrives.
+    scope.removeAllContentTypeParsers()
+    scope.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
+      done(null, body),
+    )
+    scope.route({
+      ...optionsOf(vfsWire.write),
+      // Paths are checked by whoever has the mount, the body while it arrives.
+      validatorCompiler: ({ schema, httpPart }) =>
+        httpPart === 'body'
+          ? () => true
+          : app.validatorCompiler!({
+              schema,
+              httpPart: httpPart ?? '',
+              method: 'PUT',
+              url: vfsWire.write.path,
+            } as never),
+      async handler(request, reply) {
+        const { headers } = request
+        const { mount, '*': path } = request.params as InMount
+        const length = headers['content-length']
+        try {
+          const { entry, created } = await files.write(view(request), mount, path, {
+            body: arriving(request),
+            bytes: length === undefined ? undefined : Number(length),
+            contentType: headers['content-type'] ?? 'application/octet-stream',
+            when: conditionOf(headers),
+          })
+          return reply
+            .code(created ? 201 : 200)
+            .header('etag', quoted(entry.etag))
+            .send(entry)
+        } catch (error) {
+          // What is left of the body is not read.
+          if (!request.raw.complete) void reply.header('connection', 'close')
+          throw error
+        }
+      },
+    })
+  })
+}

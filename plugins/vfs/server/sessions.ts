@@ -1,0 +1,291 @@
+import { randomUUID } from 'node:crypto'
+import { mkdir, open, readdir, readFile, rename, rm, stat, utimes } from 'node:fs/promises'
+import { dirname, join } from 'node:path'
+import { isClientId } from '#contracts/ids'
+import { overLimit } from '#contracts/limits'
+import { mostObjectsAtOnce, type ObjectBackend } from '#contracts/object-store'
+import type { OpenVfsSession, VfsLimits, VfsSession } from '#contracts/vfs'
+import { vfsErrors } from '#contracts/vfs'
+import { type Accounts, type Bounds, count, type Counts } from './usage.ts'
+
+/** How exactly the time of last use is kept on disk. */
+const touchMs = 60_000
+
+/** What is on disk of an open session. */
+interface Kept {
+  readonly sessionId: string
+  /** Where its files are: another one each time it is opened anew, so that files of before are never among them. */
+  readonly space: string
+  readonly openedAt: string
+  readonly profile?: string
+  readonly runtime?: string
+  readonly allowedMounts: readonly string[]
+}
+
+export interface Session {
+  kept: Kept
+  lastUsedAt: number
+  touchedAt: number
+  /** Of its files; counted when somebody first asks. */
+  counts: Promise<Counts> | undefined
+}
+
+interface Tenant {
+  readonly sessions: Map<string, Session>
+  counts: Counts
+  /** As whoever opened its newest session said. */
+  limits: VfsLimits
+}
+
+interface Options {
+  readonly dir: string
+  readonly files: ObjectBackend
+  /** What a tenant may have where nobody says otherwise. */
+  readonly defaults: (tenantId: string) => Required<VfsLimits>
+  readonly perSession: Readonly<Counts>
+  readonly onFailed: (err: unknown, what: string) => void
+}
+
+/**
+ * Open sessions and what belongs to them: a record on disk for each, written whole or not at all, and files in the store below. A session
+ * is open for as long as its record is there; files without one are swept.
+ */
+export class Sessions {
+  readonly #options: Options
+  readonly #tenants = new Map<string, Promise<Tenant>>()
+  readonly #loaded = new Map<string, Tenant>()
+  readonly #sweeping = new Set<Promise<void>>()
+
+  constructor(options: Options) {
+    this.#options = options
+  }
+
+  /** Opens it, or gives an open one another lease. */
+  async open(tenantId: string, sessionId: string, { limits, ...lease }: OpenVfsSession): Promise<VfsSession> {
+    const tenant = await this.#tenant(tenantId)
+    if (limits) tenant.limits = limits
+    const before = tenant.sessions.get(sessionId)
+    const most = this.#limitsOf(tenantId, tenant).sessions
+    if (!before && tenant.sessions.size >= most) throw overLimit('vfsSessions', most)
+    const kept: Kept = {
+      sessionId,
+      space: before?.kept.space ?? randomUUID(),
+      openedAt: before?.kept.openedAt ?? new Date().toISOString(),
+      ...lease,
+      allowedMounts: lease.allowedMounts ?? [],
+    }
+    const now = Date.now()
+    const session: Session = before ?? {
+      kept,
+      lastUsedAt: now,
+      touchedAt: now,
+      counts: Promise.resolve({ bytes: 0, entries: 0 }),
+    }
+    session.kept = kept
+    session.lastUsedAt = now
+    // Counted at once: two that open at once do not pass the limit together.
+    tenant.sessions.set(sessionId, session)
+    try {
+      await writeWhole(this.#recordOf(tenantId, sessionId), JSON.stringify(kept))
+    } catch (error) {
+      if (!before) tenant.sessions.delete(sessionId)
+      throw error
+    }
+    return this.#shown(tenantId, session)
+  }
+
+  /** The session, which is in use by now; throws 404 when it is not open. */
+  async use(tenantId: string, sessionId: string): Promise<Session> {
+    const session = (await this.#tenant(tenantId)).sessions.get(sessionId)
+    if (!session) throw vfsErrors.noVfsSession()
+    session.lastUsedAt = Date.now()
+    if (session.lastUsedAt - session.touchedAt > touchMs) {
+      session.touchedAt = session.lastUsedAt
+      const at = new Date(session.lastUsedAt)
+      void utimes(this.#recordOf(tenantId, sessionId), at, at).catch(() => {})
+    }
+    return session
+  }
+
+  /** What its writes are counted in. */
+  async accounts(tenantId: string, session: Session): Promise<Accounts> {
+    const tenant = await this.#tenant(tenantId)
+    session.counts ??= count(this.#options.files, tenantId, `${session.kept.space}/`)
+    session.counts.catch(() => (session.counts = undefined))
+    return {
+      tenant: tenant.counts,
+      session: await session.counts,
+      bounds: (): Bounds => {
+        const { bytes, entries } = this.#limitsOf(tenantId, tenant)
+        return { tenant: { bytes, entries }, session: this.#options.perSession }
+      },
+    }
+  }
+
+  async show(tenantId: string, sessionId: string): Promise<VfsSession> {
+    const session = (await this.#tenant(tenantId)).sessions.get(sessionId)
+    if (!session) throw vfsErrors.noVfsSession()
+    return this.#shown(tenantId, session)
+  }
+
+  async list(tenantId: string, after: string, limit: number): Promise<{ sessions: VfsSession[]; cursor?: string }> {
+    const { sessions } = await this.#tenant(tenantId)
+    const ids = [...sessions.keys()].filter((id) => id > after).toSorted()
+    const page = ids.slice(0, limit)
+    return {
+      sessions: await Promise.all(page.map((id) => this.#shown(tenantId, sessions.get(id)!))),
+      ...(ids.length > limit ? { cursor: page.at(-1)! } : {}),
+    }
+  }
+
+  /** Its files are gone for everybody at once, and from the disk soon. False: it was not open. */
+  async close(tenantId: string, sessionId: string): Promise<boolean> {
+    const { sessions } = await this.#tenant(tenantId)
+    const session = sessions.get(sessionId)
+    if (!session) return false
+    await rm(this.#recordOf(tenantId, sessionId), { force: true })
+    sessions.delete(sessionId)
+    this.#drop(tenantId, session.kept.space)
+    return true
+  }
+
+  async usage(tenantId: string) {
+    const { counts, sessions } = await this.#tenant(tenantId)
+    return { ...counts, sessions: sessions.size }
+  }
+
+  /** Deletes some of what a tenant has. */
+  async erase(tenantId: string): Promise<{ deleted: number; more: boolean }> {
+    const { sessions, counts } = await this.#tenant(tenantId)
+    for (const id of sessions.keys()) await rm(this.#recordOf(tenantId, id), { force: true })
+    const closed = sessions.size
+    sessions.clear()
+    await this.settled()
+    const { objects, bytes, more } = await this.#options.files.removeAll(tenantId, '', mostObjectsAtOnce)
+    counts.bytes = Math.max(0, counts.bytes - bytes)
+    counts.entries = Math.max(0, counts.entries - objects)
+    return { deleted: objects + closed, more }
+  }
+
+  /** Closes sessions that nobody has used since then, and sweeps files that belong to none. Resolves to those that were closed. */
+  async sweep(tenantId: string, before: number): Promise<readonly string[]> {
+    const { sessions } = await this.#tenant(tenantId)
+    const idle = [...sessions].filter(([, { lastUsedAt }]) => lastUsedAt < before).map(([id]) => id)
+    for (const id of idle) await this.close(tenantId, id)
+    for (let after: string | undefined = ''; after !== undefined;) {
+      const query = { prefix: '', after, limit: mostObjectsAtOnce, folders: true }
+      const page: Awaited<ReturnType<ObjectBackend['list']>> = await this.#options.files.list(tenantId, query)
+      // Looked up behind the list: a session is known before its first file is there.
+      const known = new Set([...sessions.values()].map(({ kept }) => kept.space))
+      for (const space of page.prefixes) if (!known.has(space.slice(0, -1))) this.#drop(tenantId, space.slice(0, -1))
+      after = page.next
+    }
+    return idle
+  }
+
+  /** Of those that have something here. */
+  async tenants(): Promise<readonly string[]> {
+    const names = await readdir(join(this.#options.dir, 'tenants')).catch(() => [])
+    return names.filter((name) => name.startsWith('+')).map((name) => name.slice(1))
+  }
+
+  /** Those that are open, of tenants that were seen. */
+  get size(): number {
+    let all = 0
+    for (const { sessions } of this.#loaded.values()) all += sessions.size
+    return all
+  }
+
+  /** Waits for the files of closed sessions to be gone. */
+  async settled(): Promise<void> {
+    await Promise.all(this.#sweeping)
+  }
+
+  #drop(tenantId: string, space: string): void {
+    const work = async (): Promise<void> => {
+      const { counts } = await this.#tenant(tenantId)
+      for (let more = true; more;) {
+        const gone = await this.#options.files.removeAll(tenantId, `${space}/`, mostObjectsAtOnce)
+        counts.bytes = Math.max(0, counts.bytes - gone.bytes)
+        counts.entries = Math.max(0, counts.entries - gone.objects)
+        more = gone.more
+      }
+    }
+    const sweeping = work()
+      .catch((err: unknown) =>
+        this.#options.onFailed(err, 'files of a closed session could not be removed; they are swept later'),
+      )
+      .finally(() => this.#sweeping.delete(sweeping))
+    this.#sweeping.add(sweeping)
+  }
+
+  async #shown(tenantId: string, session: Session): Promise<VfsSession> {
+    const { session: counts } = await this.accounts(tenantId, session)
+    const { space: _, allowedMounts, ...kept } = session.kept
+    return {
+      ...kept,
+      allowedMounts: [...allowedMounts],
+      state: 'open',
+      lastUsedAt: new Date(session.lastUsedAt).toISOString(),
+      bytes: counts.bytes,
+      entries: counts.entries,
+    }
+  }
+
+  #limitsOf(tenantId: string, { limits }: Tenant): Required<VfsLimits> {
+    return { ...this.#options.defaults(tenantId), ...limits }
+  }
+
+  #tenant(tenantId: string): Promise<Tenant> {
+    const loading = this.#tenants.get(tenantId) ?? this.#load(tenantId)
+    this.#tenants.set(tenantId, loading)
+    loading.catch(() => this.#tenants.delete(tenantId))
+    return loading
+  }
+
+  async #load(tenantId: string): Promise<Tenant> {
+    const { bytes, objects: entries } = await this.#options.files.use(tenantId)
+    const sessions = new Map<string, Session>()
+    const folder = dirname(this.#recordOf(tenantId, 'x'))
+    for (const name of await readdir(folder).catch(() => [])) {
+      const id = /^(.+)\.json$/.exec(name)?.[1]
+      if (id === undefined || !isClientId(id)) {
+        // Of a process that died while it wrote.
+        await rm(join(folder, name), { force: true })
+        continue
+      }
+      const path = join(folder, name)
+      const kept = JSON.parse(await readFile(path, 'utf8')) as Kept
+      const { mtimeMs } = await stat(path)
+      sessions.set(id, { kept, lastUsedAt: mtimeMs, touchedAt: mtimeMs, counts: undefined })
+    }
+    const tenant = { sessions, counts: { bytes, entries }, limits: {} }
+    this.#loaded.set(tenantId, tenant)
+    return tenant
+  }
+
+  #recordOf(tenantId: string, sessionId: string): string {
+    return join(this.#options.dir, 'tenants', `+${tenantId}`, 'sessions', `${sessionId}.json`)
+  }
+}
+
+/** A reader finds the old text or the new one, also after a loss of power. */
+export async function writeWhole(path: string, text: string): Promise<void> {
+  const folder = dirname(path)
+  await mkdir(folder, { recursive: true, mode: 0o700 })
+  const next = `${path}.${randomUUID()}`
+  const file = await open(next, 'wx', 0o600)
+  try {
+    await file.writeFile(text)
+    await file.sync()
+  } finally {
+    await file.close()
+  }
+  await rename(next, path)
+  const at = await open(folder, 'r')
+  try {
+    await at.sync()
+  } finally {
+    await at.close()
+  }
+}

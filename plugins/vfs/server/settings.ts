@@ -1,0 +1,92 @@
+import { isAbsolute } from 'node:path'
+import { type Static, type StaticDecode, Type } from '@sinclair/typebox'
+import { Duration, Settings, Tenants } from '#kernel'
+import { isMountName } from '#contracts/vfs'
+import { OwnHosts } from '#kit/own-hosts'
+import { foldersWork } from './folder.ts'
+
+const text = (description: string) => Type.Optional(Type.String({ description }))
+const count = (fallback: number, description: string) => Type.Integer({ minimum: 0, default: fallback, description })
+const mebi = 1024 * 1024
+
+export const MountSettings = Settings(
+  {
+    kind: Type.Union([Type.Literal('objects'), Type.Literal('s3'), Type.Literal('folder')], {
+      description: 'The tenant’s objects, a bucket of S3, or a folder of this machine.',
+    }),
+    tenants: Tenants('The tenants that have it.'),
+    readOnly: Type.Boolean({ default: false, description: 'Nothing is written in it.' }),
+    copyOnWrite: Type.Boolean({
+      default: false,
+      description: 'What a session writes and deletes is its own and ends with it, also where the mount is readOnly.',
+    }),
+    path: text('Of a folder: where it is. {tenant} stands for the tenant.'),
+    prefix: text('Of objects and s3: how the keys begin that are seen, e.g. docs/. {tenant} stands for the tenant.'),
+    bucket: text('Of s3.'),
+    endpoint: text('Of s3: the URL of the service; AWS in the region unless given.'),
+    region: Type.String({ default: 'us-east-1', description: 'Of s3.' }),
+    accessKeyId: text('Of s3: the key, or secret://name for the secret of each tenant.'),
+    secretAccessKey: text('Of s3: the key, or secret://name for the secret of each tenant.'),
+  },
+  // Without a default of its own, TypeBox does not look for defaults inside the values of a record.
+  { default: {} },
+)
+export type MountSettings = StaticDecode<typeof MountSettings>
+
+export const serverSettings = Settings({
+  dir: Type.Optional(
+    Type.String({
+      description:
+        'A folder that this server alone writes: sessions, their files, the audit. Without it nothing is served.',
+    }),
+  ),
+  conductorUrl: text('The internal listener of a conductor, for secrets that mounts refer to.'),
+  scratch: Type.String({
+    default: 'scratch',
+    pattern: '^[a-z0-9][a-z0-9_-]{0,62}$',
+    description: 'Name of the mount that is each session’s own.',
+  }),
+  mounts: Type.Record(Type.String(), MountSettings, { default: {}, description: 'Mounts by name.' }),
+  ownMounts: Tenants('The tenants that may have mounts of their own, over their objects or a bucket.', ['*']),
+  mostOwnMounts: count(50, 'Mounts of its own that a tenant may have.'),
+  ownHosts: OwnHosts(
+    'S3 services of your own that mounts of tenants may name although they are private or speak plain http.',
+  ),
+  fileBytes: count(5 * 1024 * mebi, 'The largest file that is written.'),
+  sessionBytes: count(1024 * mebi, 'What a session has in its scratch space and its copy-on-write layers.'),
+  sessionEntries: count(20_000, 'Files there, those that it deleted from copy-on-write mounts included.'),
+  requestsAtOnce: count(64, 'Requests of one tenant that are under way at once; more are told to come again.'),
+  idle: Duration('7d', 'A session that nobody has used for so long is closed.'),
+  auditFor: Duration('30d', 'How long it is kept what a session read and wrote, after the last of it.'),
+  sweepEvery: Duration('1h', 'How often both are looked after.'),
+})
+export type ServerSettings = Static<typeof serverSettings>
+
+/** Problems of mounts that a schema cannot see, as one sentence for the boot. */
+export function checkMounts(mounts: Readonly<Record<string, MountSettings>>, scratch: string): void {
+  for (const [name, mount] of Object.entries(mounts)) {
+    const wrong = problemOf(name, mount, scratch)
+    if (wrong) throw new Error(`the mount '${name}' ${wrong}`)
+  }
+}
+
+function problemOf(name: string, mount: MountSettings, scratch: string): string | undefined {
+  const { kind, path, prefix = '', bucket, accessKeyId, secretAccessKey, readOnly, tenants } = mount
+  if (!isMountName(name)) return 'has no name that mounts can have: lower case, digits, _ and -, 63 characters at most'
+  if (name === scratch) return 'has the name of the scratch space; call it, or `scratch`, something else'
+  if (kind === 'folder') {
+    if (!path || !isAbsolute(path)) return 'needs `path`, from the root of the file system'
+    if (!foldersWork)
+      return 'is a folder, which is only for Linux: elsewhere nothing keeps links from leading out of it'
+  }
+  if (kind === 's3' && (!bucket || !accessKeyId || !secretAccessKey)) {
+    return 'needs `bucket`, `accessKeyId` and `secretAccessKey`'
+  }
+  const place = kind === 'folder' ? (path ?? '') : prefix
+  // The store keeps the objects of tenants apart by itself.
+  const isShared = kind !== 'objects' && !place.includes('{tenant}') && !tenants.isApart
+  if (isShared && !readOnly) {
+    return `would be written by several tenants, who would read each other's files: put {tenant} into its ${kind === 'folder' ? 'path' : 'prefix'}, name one tenant, or make it readOnly`
+  }
+  return undefined
+}

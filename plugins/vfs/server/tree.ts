@@ -1,0 +1,123 @@
+import { Readable } from 'node:stream'
+import {
+  type ByteRange,
+  lastCharacter,
+  mostObjectsAtOnce,
+  type NewObject,
+  type ObjectBackend,
+  type ObjectBody,
+  type ObjectInfo,
+  type OpenObject,
+} from '#contracts/object-store'
+import { isVfsPath, type VfsEntry } from '#contracts/vfs'
+
+export interface FileInfo extends VfsEntry {
+  readonly kind: 'file'
+  readonly bytes: number
+  readonly contentType: string
+  readonly updatedAt: string
+  readonly etag: string
+}
+
+/** A file that was found: what is read of it is of one content, or the reading fails. Read it once, or close it. */
+export interface OpenFile {
+  readonly info: FileInfo
+  read(range?: ByteRange): Promise<ObjectBody>
+  close(): Promise<void>
+}
+
+export interface Walk {
+  /** Only what comes behind this place, see `placeOf`; '' for all. */
+  readonly after: string
+  /** All files below, and no folders. */
+  readonly recursive: boolean
+  /** About so many are wanted. */
+  readonly limit: number
+}
+
+/**
+ * Files below one root. Whoever calls has checked the paths. A file is there whole or not at all. Conditions and errors are those of
+ * `ObjectBackend`.
+ */
+export interface Tree {
+  /** What is in a folder, in the order of places. */
+  walk(folder: string, walk: Walk): AsyncIterable<VfsEntry>
+  open(path: string): Promise<OpenFile | undefined>
+  put(path: string, file: NewObject): Promise<{ info: FileInfo; replaced: number | undefined }>
+  /** Resolves to the bytes that it had; undefined when there is none. */
+  remove(path: string, ifMatch?: string): Promise<number | undefined>
+}
+
+/** Where an entry is in a list: a folder is where its files are. */
+export const placeOf = ({ kind, path }: VfsEntry): string => (kind === 'folder' ? `${path}/` : path)
+/** By the bytes of their UTF-8. */
+export const isBefore = (a: string, b: string): boolean => a !== b && Buffer.compare(Buffer.from(a), Buffer.from(b)) < 0
+export const belowOf = (folder: string): string => (folder === '' ? '' : `${folder}/`)
+
+export async function anyBelow(tree: Tree, folder: string): Promise<boolean> {
+  for await (const _ of tree.walk(folder, { after: '', recursive: true, limit: 1 })) return true
+  return false
+}
+
+const fileOf = (path: string, { bytes, contentType, updatedAt, etag }: ObjectInfo): FileInfo => ({
+  path,
+  kind: 'file',
+  bytes,
+  contentType,
+  updatedAt,
+  etag,
+})
+
+/** The objects of a tenant whose keys begin alike, as files. What a store holds under other names is not seen. */
+export class ObjectTree implements Tree {
+  readonly #objects: Pick<ObjectBackend, 'put' | 'open' | 'list' | 'remove'>
+  readonly #tenantId: string
+  readonly #prefix: string
+
+  constructor(objects: Pick<ObjectBackend, 'put' | 'open' | 'list' | 'remove'>, tenantId: string, prefix: string) {
+    this.#objects = objects
+    this.#tenantId = tenantId
+    this.#prefix = prefix
+  }
+
+  async *walk(folder: string, { after, recursive, limit }: Walk): AsyncGenerator<VfsEntry> {
+    const prefix = this.#prefix + belowOf(folder)
+    const query = { prefix, limit: Math.min(limit + 1, mostObjectsAtOnce), folders: !recursive }
+    let at: string | undefined = after === '' ? '' : this.#prefix + after + (after.endsWith('/') ? lastCharacter : '')
+    while (at !== undefined) {
+      const page: Awaited<ReturnType<ObjectBackend['list']>> = await this.#objects.list(this.#tenantId, {
+        ...query,
+        after: at,
+      })
+      const entries: VfsEntry[] = [
+        ...page.objects.map((info) => fileOf(info.key.slice(this.#prefix.length), info)),
+        ...page.prefixes.map((one): VfsEntry => ({ path: one.slice(this.#prefix.length, -1), kind: 'folder' })),
+      ].filter(({ path }) => isVfsPath(path))
+      yield* entries.sort((a, b) => (isBefore(placeOf(a), placeOf(b)) ? -1 : 1))
+      at = page.next
+    }
+  }
+
+  async open(path: string): Promise<OpenFile | undefined> {
+    const found: OpenObject | undefined = await this.#objects.open(this.#tenantId, this.#prefix + path)
+    if (!found) return undefined
+    return { info: fileOf(path, found.info), read: (range) => found.read(range), close: () => found.close() }
+  }
+
+  async put(path: string, file: NewObject) {
+    const { info, replaced } = await this.#objects.put(this.#tenantId, this.#prefix + path, file)
+    return { info: fileOf(path, info), replaced }
+  }
+
+  remove(path: string, ifMatch?: string): Promise<number | undefined> {
+    return this.#objects.remove(this.#tenantId, this.#prefix + path, ifMatch)
+  }
+}
+
+const ofNothing = 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'
+export const emptyFile = (): NewObject => ({
+  body: Readable.from([]),
+  sha256: () => ofNothing,
+  contentType: 'application/octet-stream',
+  when: {},
+})

@@ -1,0 +1,102 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { text } from 'node:stream/consumers'
+import type { VfsClient, VfsFile, VfsView } from '#contracts/vfs'
+import { testVfs } from '#testing'
+
+const acme: VfsView = { tenantId: 'acme' }
+const inSession = (sessionId: string, tenantId = 'acme'): VfsView => ({ tenantId, sessionId })
+
+const textOf = async (file: VfsFile | undefined): Promise<string | undefined> =>
+  file && (await text(file.body as AsyncIterable<Buffer>))
+const pathsIn = async (client: VfsClient, view: VfsView, mount: string, folder = '', recursive = true) =>
+  (await client.list(view, mount, folder, { recursive })).entries.map(({ path, kind }) =>
+    kind === 'folder' ? `${path}/` : path,
+  )
+
+const objects = { files: { kind: 'objects', tenants: ['*'] } }
+
+test('a file is written, read in part, listed, replaced by its etag and deleted', async (t) => {
+  const { client } = await testVfs(t, { settings: { mounts: objects } })
+  const written = await client.write(acme, 'files', 'a/ü b.txt', {
+    body: Buffer.from('hello world'),
+    contentType: 'text/plain',
+  })
+  assert.deepEqual([written.path, written.bytes, written.contentType], ['a/ü b.txt', 11, 'text/plain'])
+  assert.equal(await textOf(await client.read(acme, 'files', 'a/ü b.txt')), 'hello world')
+  const part = await client.read(acme, 'files', 'a/ü b.txt', { range: { from: 6, to: 8 } })
+  assert.deepEqual([await textOf(part), part?.entry.bytes, part?.entry.etag], ['wor', 11, written.etag])
+  await assert.rejects(client.read(acme, 'files', 'a/ü b.txt', { range: { from: 11 } }), {
+    code: 'range_not_satisfiable',
+  })
+  assert.deepEqual(await pathsIn(client, acme, 'files', '', false), ['a/'])
+  const other = { body: Buffer.from('x') }
+  await assert.rejects(client.write(acme, 'files', 'a/ü b.txt', { ...other, ifNoneMatch: '*' }), {
+    code: 'precondition_failed',
+  })
+  await assert.rejects(client.write(acme, 'files', 'a/ü b.txt', { ...other, ifMatch: 'old' }), {
+    code: 'precondition_failed',
+  })
+  await client.write(acme, 'files', 'a/ü b.txt', { ...other, ifMatch: written.etag! })
+  await assert.rejects(client.remove(acme, 'files', 'a/ü b.txt', { ifMatch: written.etag! }), {
+    code: 'precondition_failed',
+  })
+  assert.equal(await client.remove(acme, 'files', 'a/ü b.txt'), true)
+  assert.equal(await client.remove(acme, 'files', 'a/ü b.txt'), false)
+  assert.equal(await client.read(acme, 'files', 'a/ü b.txt'), undefined)
+})
+
+test('a stream of any length passes in parts', async (t) => {
+  const { client } = await testVfs(t)
+  await client.open('acme', 's1', {})
+  const body = async function* () {
+    for (let i = 0; i < 200; i++) yield Buffer.alloc(64 * 1024, i)
+  }
+  const { bytes } = await client.write(inSession('s1'), 'scratch', 'large', { body: body() })
+  assert.equal(bytes, 200 * 64 * 1024)
+  const file = await client.read(inSession('s1'), 'scratch', 'large')
+  let at = 0
+  for await (const chunk of file!.body) {
+    for (const byte of chunk) if (byte !== Math.floor(at++ / 65_536) % 256) assert.fail(`another byte at ${at - 1}`)
+  }
+  assert.equal(at, bytes)
+})
+
+test('a session has its scratch space and its layer; closing drops both, opening again does not', async (t) => {
+  const mounts = { files: { kind: 'objects', tenants: ['*'], copyOnWrite: true } }
+  const { client } = await testVfs(t, { settings: { mounts } })
+  for (const path of ['a', 'dir/b', 'dir/c', 'gone/only'])
+    await client.write(acme, 'files', path, { body: Buffer.from(path) })
+  await client.open('acme', 's1', { profile: 'coder' })
+  await client.open('acme', 's2', {})
+  const one = inSession('s1')
+  await client.write(one, 'files', 'a', { body: Buffer.from('changed') })
+  await client.write(one, 'files', 'dir/new', { body: Buffer.from('new') })
+  assert.equal(await client.remove(one, 'files', 'dir/b'), true)
+  assert.equal(await client.remove(one, 'files', 'dir/b'), false)
+  assert.deepEqual(await client.removeFolder(one, 'files', 'gone'), { deleted: 1, more: false })
+  await client.write(one, 'scratch', 'note', { body: Buffer.from('mine') })
+  assert.deepEqual(await pathsIn(client, one, 'files'), ['a', 'dir/c', 'dir/new'])
+  assert.deepEqual(await pathsIn(client, one, 'files', '', false), ['a', 'dir/'])
+  assert.equal(await textOf(await client.read(one, 'files', 'a')), 'changed')
+  assert.equal(await client.read(one, 'files', 'dir/b'), undefined)
+  for (const view of [acme, inSession('s2')]) {
+    assert.deepEqual(await pathsIn(client, view, 'files'), ['a', 'dir/b', 'dir/c', 'gone/only'])
+    assert.equal(await textOf(await client.read(view, 'files', 'a')), 'a')
+  }
+  assert.deepEqual(await pathsIn(client, inSession('s2'), 'scratch'), [])
+  // A condition is about what the session sees.
+  await assert.rejects(client.write(one, 'files', 'dir/c', { body: Buffer.from('x'), ifNoneMatch: '*' }), {
+    code: 'precondition_failed',
+  })
+  await client.write(one, 'files', 'dir/b', { body: Buffer.from('again'), ifNoneMatch: '*' })
+  assert.equal((await client.open('acme', 's1', {})).entries > 0, true)
+  assert.equal(await textOf(await client.read(one, 'files', 'dir/b')), 'again')
+  await client.close('acme', 's1')
+  await client.close('acme', 's1')
+  await assert.rejects(client.list(one, 'files', ''), { code: 'no vfs session' })
+  const { bytes } = await client.open('acme', 's1', {})
+  assert.equal(bytes, 0)
+  assert.deepEqual(await pathsIn(client, one, 'files'), ['a', 'dir/b', 'dir/c', 'gone/only'])
+  assert.deepEqual(await pathsIn(client, one, 'scratch'), [])
+})

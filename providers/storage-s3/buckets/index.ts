@@ -1,0 +1,42 @@
+import { tmpdir } from 'node:os'
+import { Type } from '@sinclair/typebox'
+import { definePlugin, Duration, Settings } from '#kernel'
+import { Buckets, objectErrors } from '#contracts/object-store'
+import { S3Backend } from '../backend.ts'
+import { S3Client } from '../client.ts'
+
+/** Buckets of S3 that others name, e.g. tenants for their mounts. */
+export default definePlugin({
+  name: 'storage-buckets',
+  config: Settings({
+    timeout: Duration('30s', 'To connect, for the beginning of an answer, and between two parts of it.'),
+    dir: Type.Optional(
+      Type.String({
+        description:
+          'A folder in which uploads wait until they are whole; the temporary one of the system unless given.',
+      }),
+    ),
+  }),
+  errors: objectErrors,
+  provides: { buckets: Buckets },
+  async setup({ config: { timeout: timeoutMs, dir }, onStop }) {
+    const open = new Set<S3Client>()
+    onStop(async () => void (await Promise.all([...open].map((client) => client.close()))))
+    return {
+      buckets: {
+        open({ endpoint, prefix, ...settings }) {
+          const client = new S3Client({
+            ...settings,
+            endpoint: endpoint ?? `https://s3.${settings.region}.amazonaws.com`,
+            timeoutMs,
+          })
+          open.add(client)
+          const backend = new S3Backend(client, () => prefix, dir || tmpdir())
+          return Object.assign(backend, {
+            close: () => client.retire().finally(() => open.delete(client)),
+          })
+        },
+      },
+    }
+  },
+})
