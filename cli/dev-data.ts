@@ -9,6 +9,7 @@ export interface DevSecrets {
   readonly webhookKey: string
   readonly workerKey: string
   readonly masterKey: string
+  readonly vfsKey: string
 }
 
 /** `api.md`, "Ready line": what another program needs to use a development server. */
@@ -55,6 +56,7 @@ export function devData(folder: string): DevData {
         webhookKey: random(),
         workerKey: random(),
         masterKey: random(),
+        vfsKey: random(),
       }
       // A folder of an earlier release has fewer secrets: those it has are kept.
       const all = { ...made, ...kept }

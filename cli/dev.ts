@@ -89,6 +89,7 @@ function devEnvironment(folder: string, secrets: DevSecrets): Environment {
     CHAT_GATEWAY_SIGNING_KEY_CURRENT: secrets.signingKey,
     AGENT_ORC_WEBHOOK_KEY: secrets.webhookKey,
     AGENT_ORC_MASTER_KEY: secrets.masterKey,
+    VFS_INTERNAL_SIGNING_KEY_CURRENT: secrets.vfsKey,
     AGENT_ORC_WORKER_SIGNING_KEY_CURRENT: secrets.workerKey,
   }
 }

@@ -46,7 +46,7 @@ test('a bootstrap key beside the keys of owners is a risk; one until there is an
 
 test('every shipped role is without risks as config/check.env has it', async () => {
   const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8')) as Record<string, string>
-  for (const role of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev', 'memory']) {
+  for (const role of ['conductor', 'gateway', 'runner', 'sidecar', 'vfs', 'worker', 'dev', 'memory']) {
     assert.deepEqual(await risks(role, sample), [], role)
   }
 })

@@ -13,7 +13,7 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const file = (name: string): string => join(root, 'config', `${name}.yaml`)
 const sample = parseEnv(await readFile(join(root, 'config/check.env'), 'utf8'))
 
-for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'worker', 'dev', 'memory']) {
+for (const name of ['conductor', 'gateway', 'runner', 'sidecar', 'vfs', 'worker', 'dev', 'memory']) {
   test(`config/${name}.yaml plans with the sample environment`, async () => {
     const role = await loadRole(file(name), { env: sample })
     assert.equal(role.name, name)
@@ -48,6 +48,7 @@ test('the documented default ports hold, and the internal listener is off unless
   assert.deepEqual(await ports('gateway'), { gateway: 8090, operations: 9190 })
   assert.deepEqual(await ports('runner'), { runner: 7060, workers: 7061, health: undefined, operations: 9160 })
   assert.deepEqual(await ports('sidecar'), { sidecar: 7070, health: undefined, operations: 9170 })
+  assert.deepEqual(await ports('vfs'), { vfs: 7050, health: undefined, operations: 9150 })
   assert.deepEqual(await ports('dev'), {
     gateway: 8090,
     conductor: 8080,
@@ -55,6 +56,7 @@ test('the documented default ports hold, and the internal listener is off unless
     runner: 7060,
     workers: 0,
     sidecar: 7070,
+    vfs: 0,
   })
   assert.deepEqual(await ports('memory'), {
     gateway: 8090,

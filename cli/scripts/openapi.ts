@@ -25,7 +25,8 @@ async function documents(data: string): Promise<Map<string, string>> {
   try {
     const found = new Map<string, string>()
     for (const [name, app] of Object.entries(running.listeners)) {
-      found.set(`docs/openapi/${name}.json`, stable((await app.inject('/openapi.json')).json()))
+      // Not by asking: a listener whose callers sign answers nobody else.
+      found.set(`docs/openapi/${name}.json`, stable(JSON.parse(JSON.stringify(app.swagger())) as Json))
     }
     return found
   } finally {

@@ -131,6 +131,7 @@ export async function testRole(
     // The sample servers do not exist: PostgreSQL and what is in this process stand in.
     REDIS_URL: '',
     SIDECAR_URL: '',
+    VFS_BASE_URL: '',
     AGENT_ORC_DATA: data,
     LOG_LEVEL: 'silent',
     // Tests ask the ports of runner and sidecar as they are.

@@ -56,7 +56,7 @@ export async function testVfs(
       plugin: await plugin('providers/storage-disk/index.ts'),
       config: { dir: join(dir, 'objects') },
     },
-    { name: 'storage-folders', plugin: await plugin('providers/storage-disk/folders/index.ts') },
+    { name: 'storage-folders', plugin: await plugin('providers/storage-disk/object-folders/index.ts') },
     { name: 'storage-buckets', plugin: await plugin('providers/storage-s3/buckets/index.ts') },
     { name: 'vfs', plugin: await plugin('plugins/vfs/index.ts'), config: { dir: join(dir, 'vfs'), ...settings } },
     { name: 'probe', plugin: probe },

@@ -3,6 +3,7 @@ import { join, resolve } from 'node:path'
 import { definePlugin, isAppError, maybe } from '#kernel'
 import { defaultLimits, limitErrors, TenantLimits } from '#contracts/limits'
 import { Buckets, objectErrors, ObjectFolders, ObjectStore } from '#contracts/object-store'
+import { TenantData } from '#contracts/retention'
 import { Secrets } from '#contracts/secrets'
 import { Signers } from '#contracts/signing'
 import { vfsErrors } from '#contracts/vfs'
@@ -37,10 +38,15 @@ export default definePlugin({
     secrets: maybe(Secrets),
     limits: maybe(TenantLimits),
   },
+  provides: { data: TenantData },
   async setup({ config, deps, listeners, log, metrics: registry, routes, onStart, onStop }) {
-    if (!listeners.includes(listener)) return {}
+    if (!listeners.includes(listener)) return { data: {} }
     checkMounts(config.mounts, config.scratch)
     const signer = deps.signers.get('vfs')
+    if (!signer && config.withoutKey === 'off') {
+      log.debug('nothing is served of the VirtualFS: VFS_INTERNAL_SIGNING_KEY_CURRENT is not set')
+      return { data: {} }
+    }
     if (!signer)
       throw new Error(
         'the listener vfs is on but nothing can verify its requests; set VFS_INTERNAL_SIGNING_KEY_CURRENT',
@@ -77,22 +83,23 @@ export default definePlugin({
     const metrics = new Metrics(registry, () => sessions.size)
     const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, requestsAtOnce })
     const callers = new Callers(signer)
+    const erase = async (tenantId: string) => {
+      const part = await sessions.erase(tenantId)
+      if (part.more) return part
+      mounts.forget(tenantId)
+      audit.forget(tenantId)
+      await rm(ofTenant(tenantId), { recursive: true, force: true })
+      return part
+    }
     routes(listener, async (app) => {
       callers.protect(app)
       fileRoutes(app, callers, mounts, files)
-      sessionRoutes(app, callers, {
-        sessions,
-        audit,
-        async erase(tenantId) {
-          const part = await sessions.erase(tenantId)
-          if (part.more) return part
-          mounts.forget(tenantId)
-          audit.forget(tenantId)
-          await rm(ofTenant(tenantId), { recursive: true, force: true })
-          return part
-        },
-      })
+      sessionRoutes(app, callers, { sessions, audit, erase })
     })
+    // A conductor of the same process need not ask over HTTP; one of another process does, by the proxy's plugin.
+    deps.limits?.uses('vfsBytes', async (tenantId) => (await sessions.usage(tenantId)).bytes)
+    deps.limits?.uses('vfsEntries', async (tenantId) => (await sessions.usage(tenantId)).entries)
+    deps.limits?.uses('vfsSessions', async (tenantId) => (await sessions.usage(tenantId)).sessions)
     const sweeper = new Sweeper({ sessions, audit, idleMs: config.idle, auditMs: config.auditFor, log })
     onStart(async () => {
       await mounts.start().catch((err: unknown) => {
@@ -102,6 +109,6 @@ export default definePlugin({
       sweeper.start(config.sweepEvery)
     })
     onStop(() => sweeper.stop())
-    return {}
+    return { data: { vfs: { erase } } }
   },
 })

@@ -1,7 +1,6 @@
 import { createHash } from 'node:crypto'
 import { Readable } from 'node:stream'
 import { httpErrors, isAppError, notFound } from '#kernel'
-import { limitErrors } from '#contracts/limits'
 import { mostObjectsAtOnce, type ObjectBackend, objectErrors, type WriteCondition } from '#contracts/object-store'
 import {
   isVfsFolder,
@@ -17,6 +16,7 @@ import {
   type VfsSearchQuery,
   type VfsView,
 } from '#contracts/vfs'
+import { Shares } from '../shares.ts'
 import type { Audit } from './audit.ts'
 import type { Metrics } from './metrics.ts'
 import type { Mounts } from './mounts.ts'
@@ -54,11 +54,11 @@ interface Mounted {
 /** What the server does with files: in whose view, whether it is allowed, and what is noted of it. Rejects with AppErrors. */
 export class Files {
   readonly #options: Options
-  /** Requests under way, by tenant. */
-  readonly #busy = new Map<string, number>()
+  readonly #shares: Shares
 
   constructor(options: Options) {
     this.#options = options
+    this.#shares = new Shares(options.requestsAtOnce)
   }
 
   async mounts(view: VfsView): Promise<VfsMount[]> {
@@ -94,7 +94,7 @@ export class Files {
       if (await anyBelow(tree, path)) throw vfsErrors.isFolder()
       throw notFound()
     }
-    const end = this.#begin(view.tenantId)
+    const end = this.#shares.take(view.tenantId)
     try {
       const file = bytesOf ? await this.#noted(view, { operation: 'read', mount, path }, open, bytesOf) : await open()
       return {
@@ -222,28 +222,6 @@ export class Files {
     if (files.some(Boolean)) throw vfsErrors.isFile()
   }
 
-  /** A share of what is under way, until it is given back, which may be told more than once. */
-  #begin(tenantId: string): () => void {
-    const { requestsAtOnce } = this.#options
-    const busy = this.#busy.get(tenantId) ?? 0
-    if (busy >= requestsAtOnce) {
-      throw limitErrors.limitReached({
-        message: `This tenant has ${requestsAtOnce} requests to files under way; come again when one is over.`,
-        detail: { limit: 'vfs requests at once', max: requestsAtOnce },
-        headers: { 'retry-after': '1' },
-      })
-    }
-    this.#busy.set(tenantId, busy + 1)
-    let over = false
-    return () => {
-      if (over) return
-      over = true
-      const still = this.#busy.get(tenantId)! - 1
-      if (still > 0) this.#busy.set(tenantId, still)
-      else this.#busy.delete(tenantId)
-    }
-  }
-
   /** Counts, times and audits one piece of work, within the tenant's share of what is under way. */
   async #noted<T>(
     { tenantId, sessionId }: VfsView,
@@ -252,7 +230,7 @@ export class Files {
     bytesOf?: (result: T) => number,
   ): Promise<T> {
     const { audit, metrics } = this.#options
-    const release = this.#begin(tenantId)
+    const release = this.#shares.take(tenantId)
     const end = metrics.seconds.startTimer({ operation: access.operation })
     let outcome = 'failed'
     let bytes: number | undefined

@@ -40,6 +40,10 @@ export const serverSettings = Settings({
         'A folder that this server alone writes: sessions, their files, the audit. Without it nothing is served.',
     }),
   ),
+  withoutKey: Type.Union([Type.Literal('fail'), Type.Literal('off')], {
+    default: 'fail',
+    description: 'Without a key to verify requests with, `fail` does not start, and `off` answers nobody.',
+  }),
   conductorUrl: text('The internal listener of a conductor, for secrets that mounts refer to.'),
   scratch: Type.String({
     default: 'scratch',

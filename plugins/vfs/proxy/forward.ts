@@ -1,0 +1,142 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { Agent, type Dispatcher } from 'undici'
+import type { Signer } from '#contracts/signing'
+import { streamDigest, vfsErrors, vfsSessionHeader } from '#contracts/vfs'
+import type { PeersOptions } from '#kit'
+import { proofHeaders } from '../client.ts'
+
+/** To connect; an upstream that is silent for longer than the other has gone. */
+const connectMs = 2_000
+const silentMs = 60_000
+
+/** What a client may say to the VirtualFS server. Everything else stays here: keys, cookies, signatures, tenants, hops. */
+const passedOn = [
+  'accept',
+  'accept-language',
+  'content-length',
+  'content-type',
+  'if-match',
+  'if-modified-since',
+  'if-none-match',
+  'if-range',
+  'if-unmodified-since',
+  'range',
+  'traceparent',
+  'tracestate',
+  vfsSessionHeader,
+]
+/** What the server may say to a client: neither cookies nor what browsers go by. */
+const passedBack = [
+  'accept-ranges',
+  'cache-control',
+  'content-encoding',
+  'content-length',
+  'content-range',
+  'content-type',
+  'etag',
+  'last-modified',
+  'link',
+  'retry-after',
+  'vary',
+  'x-next-cursor',
+  'x-total-count',
+]
+
+const some = (headers: IncomingHttpHeaders, names: readonly string[]): IncomingHttpHeaders =>
+  Object.fromEntries(names.flatMap((name) => (headers[name] === undefined ? [] : [[name, headers[name]]])))
+
+/** With the headers of a request goes what ends it. It is taken off before they are sent. */
+const ending = Symbol('ends the request')
+
+/** The connections to the server. When certificates change, those that stand end with what they carry. */
+export class Upstream {
+  #agent: Agent
+
+  constructor(tls: PeersOptions['tls']) {
+    const opened = (): Agent =>
+      new Agent({
+        connections: null,
+        pipelining: 1,
+        headersTimeout: silentMs,
+        bodyTimeout: silentMs,
+        keepAliveTimeout: 30_000,
+        connect: { timeout: connectMs, ...tls?.files },
+      })
+    this.#agent = opened()
+    tls?.onChange(() => {
+      void this.#agent.close().catch(() => {})
+      this.#agent = opened()
+    })
+  }
+
+  /** As @fastify/reply-from asks for it. */
+  readonly request = (
+    { headers, ...options }: Dispatcher.RequestOptions & { headers: Record<string | symbol, unknown> },
+    callback: (error: Error | null, data: Dispatcher.ResponseData) => void,
+  ): void => {
+    const { [ending]: signal, ...plain } = headers
+    const asked = { ...options, headers: plain as Record<string, string>, signal: signal as AbortSignal }
+    this.#agent.request(asked, callback as never)
+  }
+
+  close(): Promise<void> {
+    return this.#agent.destroy()
+  }
+}
+
+interface Forward {
+  /** Where the server is, with the path below which it answers. */
+  readonly base: URL
+  readonly target: string
+  readonly tenantId: string
+  readonly signer: Signer | undefined
+}
+
+/** Sends a request on, and its answer back, both as they come. */
+export function forward(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  { base, target, tenantId, signer }: Forward,
+): FastifyReply {
+  const gone = new AbortController()
+  reply.raw.once('close', () => gone.abort())
+  // Whoever neither sends nor takes anything for so long holds two connections for nothing.
+  reply.raw.setTimeout(silentMs, () => reply.raw.destroy())
+  const url = new URL(base.pathname.replace(/\/+$/, '') + target, base)
+  const sent = url.pathname + url.search
+  return reply.from(sent, {
+    getUpstream: () => base.origin,
+    retryDelay: () => null,
+    rewriteRequestHeaders: (_, headers) => ({
+      ...some(headers, passedOn),
+      host: base.host,
+      ...(signer ? proofOf(signer, request, sent, tenantId) : {}),
+      [ending]: gone.signal,
+    }),
+    rewriteHeaders: (headers) => ({
+      ...some(headers, passedBack),
+      // What agents wrote is shown to nobody as a page of this server.
+      'content-disposition': 'attachment',
+      'content-security-policy': "sandbox; default-src 'none'",
+    }),
+    onError: (failed, { error: cause }) => void failed.send(vfsErrors.vfsUpstreamUnavailable({ cause })),
+  })
+}
+
+function proofOf(
+  signer: Signer,
+  { method, headers }: FastifyRequest,
+  target: string,
+  tenant: string,
+): Record<string, string> {
+  const session = headers[vfsSessionHeader]
+  const hasBody = headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
+  return proofHeaders(signer, {
+    tenant,
+    method,
+    target,
+    session: typeof session === 'string' ? session : '',
+    digest: hasBody ? streamDigest : '',
+  })
+}

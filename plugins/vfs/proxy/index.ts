@@ -1,0 +1,86 @@
+import replyFrom from '@fastify/reply-from'
+import { Counter } from 'prom-client'
+import { Type } from '@sinclair/typebox'
+import { definePlugin, maybe, type Role, Settings } from '#kernel'
+import { ApiGuard } from '#contracts/auth'
+import { limitErrors, TenantLimits } from '#contracts/limits'
+import { TenantData } from '#contracts/retention'
+import { Signers } from '#contracts/signing'
+import { vfsErrors } from '#contracts/vfs'
+import { followTls, PeerTls } from '#kit'
+import { createVfsClient } from '../client.ts'
+import { Shares } from '../shares.ts'
+import { forward, Upstream } from './forward.ts'
+import { proxyRoutes } from './routes.ts'
+import { tellUsage } from './usage.ts'
+
+/**
+ * The way of API keys to the VirtualFS server: `/api/vfs/*` on a conductor goes there without `/api`, signed for the tenant of the key
+ * and with nothing that the client proved itself with. Specification 4.18.
+ */
+export default definePlugin({
+  name: 'vfs-proxy',
+  config: Settings({
+    baseUrl: Type.Optional(
+      Type.String({
+        pattern: '^https?://[^\\s]+$',
+        description:
+          'Of the VirtualFS server, VFS_BASE_URL. Without it, that of this process; without either there are no routes.',
+      }),
+    ),
+    requestsAtOnce: Type.Integer({
+      minimum: 1,
+      default: 64,
+      description: 'Requests of one tenant that are under way at once; more are told to come again.',
+    }),
+    tls: PeerTls,
+  }),
+  risks: ({ baseUrl }, { plugins }) =>
+    baseUrl !== undefined && !signs(plugins)
+      ? [
+          'requests to the VirtualFS server are not signed, so it cannot tell tenants apart; set VFS_INTERNAL_SIGNING_KEY_CURRENT',
+        ]
+      : [],
+  errors: [vfsErrors, limitErrors],
+  requires: { guard: ApiGuard, signers: Signers, limits: maybe(TenantLimits) },
+  provides: { data: TenantData },
+  async setup({ config, deps, listeners, log, metrics, routes, urlOf, onStop }) {
+    const { guard, limits } = deps
+    const { baseUrl } = config
+    const signer = deps.signers.get('vfs')
+    // A server of this process answers nobody without a key.
+    if (baseUrl === undefined && !(listeners.includes('vfs') && signer)) return { data: {} }
+    const upstream = new Upstream(followTls(config.tls, log))
+    onStop(() => upstream.close())
+    const shares = new Shares(config.requestsAtOnce)
+    const counter = new Counter({
+      name: 'vfs_proxy_requests_total',
+      help: 'Requests that were passed on to the VirtualFS server, by the status of their answers.',
+      labelNames: ['method', 'status'],
+      registers: [metrics],
+    })
+    routes('conductor', async (app) => {
+      guard.protect(app)
+      await app.register(replyFrom, { undici: upstream as never, disableCache: true, disableRequestLogging: true })
+      proxyRoutes(app, (request, reply, target) => {
+        const { tenantId } = guard.callerOf(request)
+        reply.raw.once('close', shares.take(tenantId))
+        reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
+        return forward(request, reply, { base: new URL(baseUrl ?? urlOf('vfs')), target, tenantId, signer })
+      })
+    })
+    // A server of this process tells and erases by itself.
+    if (baseUrl === undefined || !signer || listeners.includes('vfs')) return { data: {} }
+    const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
+    onStop(() => client.dispose())
+    if (limits) tellUsage(limits, client)
+    return { data: { vfs: { erase: (tenantId) => client.erase(tenantId) } } }
+  },
+})
+
+/** Whether a role has a key of the family `vfs`. */
+const signs = (plugins: Role['plugins']): boolean =>
+  plugins.some(({ plugin, config }) => {
+    const { family, current } = (config ?? {}) as { readonly family?: unknown; readonly current?: unknown }
+    return plugin.name === 'signing' && family === 'vfs' && current !== undefined
+  })
