@@ -26,13 +26,16 @@ export const opensSession = (method: string, target: string): boolean =>
   !['GET', 'HEAD', 'DELETE'].includes(method) &&
   /^\/vfs\/sessions(\/|$)/.test(decodeURIComponent(target.split('?')[0]!))
 
-/** True when however often a segment is decoded it is one name: no step up, no slash of any kind, no NUL. */
+/**
+ * True when however often a segment is decoded it is one name: no step up, no slash of any kind, no NUL. Two dots at its beginning or end are
+ * refused as well, as @fastify/reply-from does.
+ */
 function isPlain(segment: string): boolean {
   let text = segment
   for (let depth = 0; depth <= deepest; depth++) {
     // Compatible forms of the dot and of slashes are what some file systems make of them.
     const forms = [text, text.normalize('NFKC')]
-    if (forms.some((one) => /[\\/\p{Cc}]/u.test(one) || /^\.{1,2}(;.*)?$/.test(one))) return false
+    if (forms.some((one) => /[\\/\p{Cc}]/u.test(one) || /^\.(;|$)|^\.\.|\.\.$/.test(one))) return false
     const decoded = decodedOf(text)
     if (decoded === text) return true
     // What is no encoding is a name with a percent sign, unless it was one at first: then it is not UTF-8, e.g. an overlong form.

@@ -1,0 +1,173 @@
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { link, mkdir, mkdtemp, readdir, readFile, rename, rm, symlink, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { text } from 'node:stream/consumers'
+import { test, type TestContext } from 'node:test'
+import { promisify } from 'node:util'
+import { testVfs } from '#testing'
+
+const acme = { tenantId: 'acme' }
+const skip = process.platform === 'linux' ? false : 'folders are mounted on Linux alone'
+
+async function withFolder(t: TestContext, settings: object = {}) {
+  const outside = await mkdtemp(join(tmpdir(), 'ao-vfs-folder-'))
+  t.after(() => rm(outside, { recursive: true, force: true }))
+  const folder = join(outside, 'mounted')
+  await mkdir(join(folder, 'dir'), { recursive: true })
+  await writeFile(join(outside, 'secret'), 'secret')
+  await writeFile(join(folder, 'dir/a.md'), 'hello')
+  const { client } = await testVfs(t, {
+    settings: { mounts: { docs: { kind: 'folder', path: folder, tenants: ['acme'], ...settings } } },
+  })
+  const read = async (path: string) => {
+    const file = await client.read(acme, 'docs', path)
+    return file && (await text(file.body as AsyncIterable<Buffer>))
+  }
+  const all = async () => (await client.list(acme, 'docs', '', { recursive: true })).entries.map(({ path }) => path)
+  return { outside, folder, client, read, all }
+}
+
+test('a folder: what is in it is read and written whole, and folders go with their last file', { skip }, async (t) => {
+  const { folder, client, read, all } = await withFolder(t)
+  const found = await client.read(acme, 'docs', 'dir/a.md')
+  assert.deepEqual(
+    [found?.entry.contentType, await text(found!.body as AsyncIterable<Buffer>)],
+    ['text/markdown', 'hello'],
+  )
+  const broken = async function* (): AsyncGenerator<Buffer> {
+    yield Buffer.from('half')
+    throw new Error('the sender broke off')
+  }
+  await assert.rejects(client.write(acme, 'docs', 'dir/a.md', { body: broken() }))
+  assert.equal(await read('dir/a.md'), 'hello')
+  const written = await client.write(acme, 'docs', 'new/b', { body: Buffer.from('b'), ifNoneMatch: '*' })
+  await assert.rejects(client.write(acme, 'docs', 'new/b', { body: Buffer.from('c'), ifMatch: found!.entry.etag! }), {
+    code: 'precondition_failed',
+  })
+  await client.write(acme, 'docs', 'new/b', { body: Buffer.from('c'), ifMatch: written.etag! })
+  assert.equal(await readFile(join(folder, 'new/b'), 'utf8'), 'c')
+  await assert.rejects(client.write(acme, 'docs', 'new', { body: Buffer.from('x') }), { code: 'is_folder' })
+  await assert.rejects(client.write(acme, 'docs', 'new/b/c', { body: Buffer.from('x') }), { code: 'is_file' })
+  await assert.rejects(client.read(acme, 'docs', 'new'), { code: 'is_folder' })
+  await assert.rejects(client.write(acme, 'docs', 'x'.repeat(300), { body: Buffer.from('x') }), {
+    code: 'invalid_path',
+  })
+  assert.deepEqual(await all(), ['dir/a.md', 'new/b'])
+  await client.remove(acme, 'docs', 'new/b')
+  assert.deepEqual((await readdir(folder)).toSorted(), ['.agent-orc-incoming', 'dir'])
+  assert.deepEqual(await readdir(join(folder, '.agent-orc-incoming')), [])
+})
+
+test('no link, pipe or step leads out of a folder, or is shown', { skip }, async (t) => {
+  const { outside, folder, client, read, all } = await withFolder(t)
+  await symlink(join(outside, 'secret'), join(folder, 'link'))
+  await symlink(outside, join(folder, 'out'))
+  await symlink('..', join(folder, 'dir/up'))
+  await promisify(execFile)('mkfifo', [join(folder, 'pipe')])
+  assert.deepEqual(await all(), ['dir/a.md'])
+  assert.deepEqual(
+    (await client.list(acme, 'docs', '')).entries.map(({ path }) => path),
+    ['dir'],
+  )
+  for (const path of [
+    'link',
+    'out/secret',
+    'dir/up/secret',
+    'dir/up/mounted/dir/a.md',
+    'pipe',
+    '.agent-orc-incoming/x',
+  ]) {
+    assert.equal(await read(path), undefined, path)
+    assert.equal(await client.remove(acme, 'docs', path), false, path)
+  }
+  for (const path of ['out/new', 'dir/up/new', '.agent-orc-incoming/x']) {
+    await assert.rejects(
+      client.write(acme, 'docs', path, { body: Buffer.from('x') }),
+      /is_file|invalid_path|file, so nothing|path is/i,
+      path,
+    )
+  }
+  for (const path of ['../secret', 'dir/../../secret', '/etc/passwd', 'dir//a.md', 'a\\b', 'a\nb']) {
+    await assert.rejects(client.read(acme, 'docs', path), { code: 'invalid_path' }, path)
+    await assert.rejects(client.write(acme, 'docs', path, { body: Buffer.from('x') }), { code: 'invalid_path' }, path)
+  }
+  // A link is replaced by a file, and what it leads to stays.
+  await client.write(acme, 'docs', 'link', { body: Buffer.from('mine') })
+  assert.equal(await read('link'), 'mine')
+  assert.deepEqual(
+    [await readFile(join(outside, 'secret'), 'utf8'), (await readdir(outside)).toSorted()],
+    ['secret', ['mounted', 'secret']],
+  )
+  await link(join(folder, 'dir/a.md'), join(folder, 'hard'))
+  assert.equal(await read('hard'), 'hello')
+})
+
+test(
+  'a folder that is swapped for a link while it is read gives nothing away',
+  { skip, timeout: 30_000 },
+  async (t) => {
+    const { outside, folder, read } = await withFolder(t)
+    await mkdir(join(outside, 'evil'))
+    await writeFile(join(outside, 'evil/a.md'), 'secret')
+    let on = true
+    const swapping = (async () => {
+      while (on) {
+        await rename(join(folder, 'dir'), join(folder, 'kept'))
+        await symlink(join(outside, 'evil'), join(folder, 'dir'))
+        await rm(join(folder, 'dir'))
+        await rename(join(folder, 'kept'), join(folder, 'dir'))
+      }
+    })()
+    const seen = new Set<string | undefined>()
+    for (let i = 0; i < 300; i++) seen.add(await read('dir/a.md'))
+    on = false
+    await swapping
+    assert.deepEqual(
+      [...seen].filter((one) => one !== undefined && one !== 'hello'),
+      [],
+    )
+    assert.ok(seen.has('hello'))
+  },
+)
+
+test(
+  'a mount that is read-only is not written, and with copyOnWrite only in the layer of a session',
+  { skip },
+  async (t) => {
+    const { folder, client, read } = await withFolder(t, { readOnly: true, copyOnWrite: true })
+    await assert.rejects(client.write(acme, 'docs', 'b', { body: Buffer.from('x') }), { code: 'read_only_mount' })
+    await assert.rejects(client.remove(acme, 'docs', 'dir/a.md'), { code: 'read_only_mount' })
+    await client.open('acme', 's1', {})
+    const session = { ...acme, sessionId: 's1' }
+    assert.equal((await client.mounts(session)).find(({ name }) => name === 'docs')?.readOnly, false)
+    await client.write(session, 'docs', 'dir/a.md', { body: Buffer.from('changed') })
+    await client.remove(session, 'docs', 'dir/a.md')
+    assert.deepEqual((await client.list(session, 'docs', '')).entries, [])
+    await assert.rejects(
+      client
+        .write(session, 'docs', 'dir/a.md/x', { body: Buffer.from('x') })
+        .then(() => client.read(session, 'docs', 'dir/a.md')),
+      { code: 'is_folder' },
+    )
+    assert.equal(await read('dir/a.md'), 'hello')
+    assert.deepEqual(await readdir(folder), ['dir'])
+  },
+)
+
+test('mounts that would mix the files of tenants do not start', { skip }, async (t) => {
+  const start = (mounts: object) => testVfs(t, { settings: { mounts } })
+  const shared = { kind: 'folder', path: '/tmp/x', tenants: ['*'] }
+  await assert.rejects(start({ docs: shared }), /would be written by several tenants/)
+  await assert.rejects(start({ docs: { ...shared, path: 'relative' } }), /needs `path`/)
+  await assert.rejects(start({ scratch: { ...shared, readOnly: true } }), /has the name of the scratch space/)
+  await assert.rejects(start({ 'a b': { ...shared, readOnly: true } }), /has no name that mounts can have/)
+  await assert.rejects(start({ s: { kind: 's3', tenants: ['acme'] } }), /needs `bucket`/)
+  const dir = await mkdtemp(join(tmpdir(), 'ao-vfs-each-'))
+  t.after(() => rm(dir, { recursive: true, force: true }))
+  const { client } = await start({ each: { ...shared, path: join(dir, '{tenant}') } })
+  for (const tenantId of ['acme', 'globex'])
+    await client.write({ tenantId }, 'each', 'a', { body: Buffer.from(tenantId) })
+  assert.equal(await readFile(join(dir, 'globex/a'), 'utf8'), 'globex')
+})

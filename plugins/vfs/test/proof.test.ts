@@ -1,0 +1,90 @@
+import assert from 'node:assert/strict'
+import { createHash } from 'node:crypto'
+import { once } from 'node:events'
+import { type IncomingMessage, request } from 'node:http'
+import { text } from 'node:stream/consumers'
+import { test } from 'node:test'
+import { signedHeaders } from '#contracts/signing'
+import { signedForm, vfsDigestHeader, vfsSessionHeader } from '#contracts/vfs'
+import { testVfs } from '#testing'
+import { proofHeaders } from '../client.ts'
+
+const mounts = { files: { kind: 'objects', tenants: ['*'] } }
+const sha256 = (body: string): string => createHash('sha256').update(body).digest('hex')
+
+test('nothing is answered without proof but /healthz, and a proof is for one request', async (t) => {
+  const { url, signer, client } = await testVfs(t, { settings: { mounts } })
+  await client.write({ tenantId: 'acme' }, 'files', 'a', { body: Buffer.from('secret') })
+  await client.open('acme', 's1', {})
+  const ask = async (method: string, path: string, headers: Record<string, string>, body?: string) => {
+    const asked = request(url, { method, path, headers })
+    asked.end(body)
+    const [answer] = (await once(asked, 'response')) as [IncomingMessage]
+    return { status: answer.statusCode, body: await text(answer) }
+  }
+  const proof = (method: string, target: string, { session = '', digest = '', tenant = 'acme' } = {}) =>
+    proofHeaders(signer, { tenant, method, target, session, digest })
+  const target = '/vfs/files/files/a'
+  for (const path of [target, '/vfs/mounts', '/nothing', '/openapi.json', '/metrics', '/vfs/../healthz']) {
+    assert.equal((await ask('GET', path, {})).status, 401, path)
+  }
+  const good = proof('GET', target)
+  assert.deepEqual(await ask('GET', target, good), { status: 200, body: 'secret' })
+  const refused: [string, Record<string, string>, string?, string?, string?][] = [
+    ['used twice', good],
+    ['another tenant', { ...proof('GET', target), [signedHeaders.tenant]: 'globex' }],
+    ['another path', proof('GET', '/vfs/files/files/b')],
+    ['another query', proof('GET', `${target}?x`)],
+    ['another method', proof('PUT', target)],
+    ['a session that was not signed for', { ...proof('GET', target), [vfsSessionHeader]: 's1' }],
+    ['another session', { ...proof('GET', target, { session: 's2' }), [vfsSessionHeader]: 's1' }],
+    ['signed as the secret plane is', signer.sign({ tenant: 'acme', method: 'GET', target, body: new Uint8Array() })],
+    ['a tenant that is a step up', proof('GET', target, { tenant: '..' })],
+    ['a body that was not signed for', proof('PUT', target), 'PUT', target, 'x'],
+    ['another body', proof('PUT', target, { digest: sha256('y') }), 'PUT', target, 'x'],
+    ['no digest', proof('PUT', target, { digest: 'none' }), 'PUT', target, 'x'],
+    [
+      'a stream that was signed as bytes',
+      { ...proof('PUT', target, { digest: sha256('x') }), [vfsDigestHeader]: 'stream' },
+      'PUT',
+      target,
+      'x',
+    ],
+  ]
+  for (const [what, headers, method = 'GET', path = target, body] of refused) {
+    const { status, body: said } = await ask(method, path, headers, body)
+    assert.deepEqual([status, (JSON.parse(said) as { error: string }).error], [401, 'unauthorized'], what)
+  }
+  assert.equal((await ask('GET', '/healthz', {})).status, 404, 'this kernel has no plugin that answers it')
+  assert.equal((await ask('PUT', target, proof('PUT', target, { digest: sha256('z') }), 'z')).status, 200)
+  assert.equal((await ask('GET', target, proof('GET', target))).body, 'z')
+  assert.deepEqual(signedForm('s', ''), Buffer.from('s\n'))
+})
+
+test('a tenant finds nothing of another one: files, sessions, audit, mounts, usage', async (t) => {
+  const { client } = await testVfs(t, {
+    settings: { mounts: { ...mounts, own: { kind: 'objects', tenants: ['acme'] } } },
+  })
+  const mine = { tenantId: 'acme', sessionId: 's1' }
+  await client.open('acme', 's1', {})
+  await client.write({ tenantId: 'acme' }, 'files', 'a', { body: Buffer.from('x') })
+  await client.write(mine, 'scratch', 'b', { body: Buffer.from('x') })
+  const globex = { tenantId: 'globex' }
+  assert.equal(await client.read(globex, 'files', 'a'), undefined)
+  assert.deepEqual((await client.list(globex, 'files', '', { recursive: true })).entries, [])
+  assert.deepEqual(
+    (await client.mounts(globex)).map(({ name }) => name),
+    ['files'],
+  )
+  await assert.rejects(client.list(globex, 'own', ''), { code: 'not_found' })
+  await assert.rejects(client.list({ ...globex, sessionId: 's1' }, 'scratch', ''), { code: 'no vfs session' })
+  assert.equal(await client.session('globex', 's1'), undefined)
+  await client.close('globex', 's1')
+  // The same id is another session to another tenant.
+  await client.open('globex', 's1', {})
+  assert.deepEqual((await client.list({ ...globex, sessionId: 's1' }, 'scratch', '')).entries, [])
+  assert.equal((await client.list(mine, 'scratch', '')).entries.length, 1)
+  assert.deepEqual(await client.usage('globex'), { bytes: 0, entries: 0, sessions: 1 })
+  await client.erase('globex')
+  assert.deepEqual(await client.usage('acme'), { bytes: 1, entries: 1, sessions: 1 })
+})
