@@ -1,0 +1,225 @@
+import assert from 'node:assert/strict'
+import { readdir, readFile, utimes, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { test } from 'node:test'
+import { definePlugin } from '#kernel'
+import { TenantData, type TenantDataStore } from '#contracts/retention'
+import { testVfs, until } from '#testing'
+
+const mounts = {
+  files: { kind: 'objects', tenants: ['*'], copyOnWrite: true },
+  other: { kind: 'objects', prefix: 'other/', tenants: ['*'] },
+}
+const acme = { tenantId: 'acme' }
+const one = { tenantId: 'acme', sessionId: 's1' }
+const bytes = (count: number) => ({ body: Buffer.alloc(count, 'x') })
+
+test('a lease says which mounts a session may use; an empty one says all', async (t) => {
+  const { client } = await testVfs(t, { settings: { mounts } })
+  await client.write(acme, 'other', 'a', bytes(1))
+  await client.open('acme', 's1', { allowedMounts: ['files'], profile: 'coder', runtime: 'general' })
+  assert.deepEqual(
+    (await client.mounts(one)).map(({ name }) => name),
+    ['files', 'scratch'],
+  )
+  for (const mount of ['other', 'unknown']) {
+    await assert.rejects(client.list(one, mount, ''), {
+      code: 'mount_not_allowed',
+      message: 'The session may use these mounts: files, scratch.',
+    })
+    await assert.rejects(client.write(one, mount, 'b', bytes(1)), { code: 'mount_not_allowed' })
+  }
+  assert.deepEqual(
+    (await client.search(one, { q: 'a', in: 'name' })).matches.map(({ mount }) => mount),
+    ['files'],
+  )
+  for (const lease of [{ allowedMounts: [] }, {}]) {
+    assert.deepEqual((await client.open('acme', 's1', lease)).allowedMounts, [])
+    assert.equal((await client.list(one, 'other', '')).entries.length, 1)
+  }
+  const shown = await client.open('acme', 's1', { profile: 'coder', runtime: 'general', allowedMounts: ['files'] })
+  assert.deepEqual(
+    [shown.profile, shown.runtime, shown.state, shown.allowedMounts],
+    ['coder', 'general', 'open', ['files']],
+  )
+})
+
+test('bytes, files and sessions have limits, which uploads at once do not pass together', async (t) => {
+  const settings = { mounts, sessionBytes: 100, sessionEntries: 3, fileBytes: 60 }
+  const { client } = await testVfs(t, { settings })
+  await client.open('acme', 's1', { limits: { bytes: 150, entries: 100, sessions: 2 } })
+  await assert.rejects(client.write(one, 'scratch', 'large', bytes(61)), { code: 'body_too_large' })
+  const stream = async function* () {
+    for (let i = 0; i < 100; i++) yield Buffer.alloc(10)
+  }
+  await assert.rejects(client.write(one, 'scratch', 'large', { body: stream() }), { code: 'body_too_large' })
+  const tried = await Promise.allSettled(
+    ['a', 'b', 'c', 'd'].map((path) => client.write(one, 'scratch', path, bytes(40))),
+  )
+  assert.equal(tried.filter(({ status }) => status === 'fulfilled').length, 2)
+  for (const result of tried)
+    if (result.status === 'rejected') assert.equal((result.reason as { code: string }).code, 'limit_exceeded')
+  assert.deepEqual(await client.usage('acme'), { bytes: 80, entries: 2, sessions: 1 })
+  const [kept] = (await client.list(one, 'scratch', '')).entries
+  await client.write(one, 'scratch', kept!.path, bytes(10))
+  assert.equal((await client.usage('acme')).bytes, 50)
+  await client.open('acme', 's2', {})
+  await client.write({ ...acme, sessionId: 's2' }, 'scratch', 'a', bytes(60))
+  await client.write(one, 'scratch', 'e', bytes(40))
+  // The session has room, its tenant has not.
+  await assert.rejects(client.write({ ...acme, sessionId: 's2' }, 'scratch', 'b', bytes(1)), {
+    code: 'limit_exceeded',
+    message: /vfsBytes/,
+  })
+  await assert.rejects(client.write(one, 'scratch', 'f', bytes(0)), { code: 'limit_exceeded', message: /3 files/ })
+  await assert.rejects(client.open('acme', 's3', {}), { code: 'limit_exceeded', message: /vfsSessions/ })
+  await client.close('acme', 's2')
+  await until(async () => (await client.usage('acme')).bytes === 90, 'what the closed session had is given back')
+  await client.open('acme', 's3', {})
+})
+
+test('what a session read and wrote is on record, the newest first, also after its end', async (t) => {
+  const { client, url, signer } = await testVfs(t, { settings: { mounts } })
+  await client.open('acme', 's1', {})
+  await client.write(one, 'files', 'a', bytes(5))
+  for await (const _ of (await client.read(one, 'files', 'a', { range: { from: 1, to: 2 } }))!.body);
+  await client.read(one, 'files', 'none')
+  await client.list(one, 'files', '')
+  await client.search(one, { q: 'word' })
+  await client.remove(one, 'files', 'a')
+  const { createVfsClient } = await import('../client.ts')
+  assert.ok(createVfsClient({ baseUrl: url, signer }))
+  const ask = async (query: string) => {
+    const { proofHeaders } = await import('../client.ts')
+    const target = `/vfs/sessions/s1/audit${query}`
+    const reply = await fetch(url + target, {
+      headers: proofHeaders(signer, { tenant: 'acme', method: 'GET', target, session: '', digest: '' }),
+    })
+    return {
+      status: reply.status,
+      body: (await reply.json()) as { entries: Record<string, unknown>[]; cursor?: string },
+    }
+  }
+  await client.close('acme', 's1')
+  const { body } = await ask('')
+  assert.deepEqual(
+    body.entries.map(({ operation, mount, path, bytes: count, outcome }) =>
+      [operation, mount, path, count, outcome].filter((one) => one !== undefined),
+    ),
+    [
+      ['delete', 'files', 'a', 'ok'],
+      ['search', 'word', 'ok'],
+      ['list', 'files', '', 'ok'],
+      ['read', 'files', 'none', 'not_found'],
+      ['read', 'files', 'a', 2, 'ok'],
+      ['write', 'files', 'a', 5, 'ok'],
+    ],
+  )
+  const first = await ask('?limit=4')
+  const second = await ask(`?limit=4&cursor=${first.body.cursor}`)
+  assert.deepEqual([...first.body.entries, ...second.body.entries], body.entries)
+  assert.equal(second.body.cursor, undefined)
+})
+
+test('sessions and their files outlive the server; what a killed one left half done is swept', async (t) => {
+  const before = await testVfs(t, { settings: { mounts } })
+  await before.client.open('acme', 's1', { allowedMounts: ['files'] })
+  await before.client.write(one, 'scratch', 'kept', bytes(3))
+  await before.client.open('acme', 's2', {})
+  await before.client.write({ ...acme, sessionId: 's2' }, 'scratch', 'lost', bytes(3))
+  await before.kernel.stop()
+  const records = join(before.dir, 'vfs/tenants/+acme/sessions')
+  // As a process leaves it that dies while it closes a session, writes a record, takes an upload, appends to the audit.
+  const { rm } = await import('node:fs/promises')
+  await rm(join(records, 's2.json'))
+  await writeFile(join(records, 's1.json.1234'), '{"sess')
+  await writeFile(join(before.dir, 'vfs/files/.incoming/half'), 'half')
+  const audit = join(before.dir, 'vfs/tenants/+acme/audit/s1.jsonl')
+  await writeFile(audit, `${await readFile(audit, 'utf8')}{"n":9,"at":"20`)
+  const { client } = await testVfs(t, { settings: { mounts }, dir: before.dir })
+  assert.deepEqual((await client.session('acme', 's1'))?.allowedMounts, ['files'])
+  assert.deepEqual(
+    (await client.list(one, 'scratch', '')).entries.map(({ path }) => path),
+    ['kept'],
+  )
+  await until(
+    async () => (await client.usage('acme')).bytes === 3,
+    'the files of the session that was being closed are gone',
+  )
+  assert.deepEqual(await readdir(records), ['s1.json'])
+  assert.deepEqual(await readdir(join(before.dir, 'vfs/files/.incoming')), [])
+  await client.write(one, 'scratch', 'more', bytes(1))
+})
+
+test('a session that nobody uses is closed, and one that is erased leaves nothing', async (t) => {
+  const before = await testVfs(t, { settings: { mounts } })
+  for (const id of ['s1', 's2']) await before.client.open('acme', id, {})
+  await before.client.write(one, 'scratch', 'a', bytes(3))
+  await before.kernel.stop()
+  const old = new Date(Date.now() - 3_600_000)
+  await utimes(join(before.dir, 'vfs/tenants/+acme/sessions/s1.json'), old, old)
+  const found: ReadonlyMap<string, TenantDataStore>[] = []
+  const probe = definePlugin({
+    name: 'data-probe',
+    requires: { data: TenantData },
+    setup: async ({ deps }) => (found.push(deps.data), {}),
+  })
+  const { client } = await testVfs(t, { settings: { mounts, idle: '10m' }, dir: before.dir, plugins: [probe] })
+  await until(
+    async () => (await client.usage('acme')).sessions === 1 && (await client.usage('acme')).bytes === 0,
+    'the idle session is closed',
+  )
+  assert.equal(await client.session('acme', 's1'), undefined)
+  assert.ok(await client.session('acme', 's2'))
+  const { erase } = found[0]!.get('vfs')!
+  assert.deepEqual(await erase('acme'), { deleted: 1, more: false })
+  assert.deepEqual(await readdir(join(before.dir, 'vfs/tenants')), [])
+  assert.equal(await client.session('acme', 's2'), undefined)
+})
+
+test('search finds names and lines within its bounds, and no text in what is none', async (t) => {
+  const { client } = await testVfs(t, { settings: { mounts } })
+  const put = (path: string, text: string | Buffer) => client.write(acme, 'files', path, { body: Buffer.from(text) })
+  await put('notes/Marmalade.md', 'first\nsecond')
+  await put('notes/b.md', `${'x'.repeat(100_000)}\nThe jar of MARMALADE is empty.\n`)
+  await put('image.bin', Buffer.from('\0marmalade'))
+  await put('ü/c', 'nothing')
+  const found = await client.search(acme, { q: 'marmalade', mount: 'files' })
+  assert.deepEqual(found, {
+    matches: [
+      { mount: 'files', path: 'notes/Marmalade.md', bytes: 12 },
+      { mount: 'files', path: 'notes/b.md', bytes: 100_032, line: 2, text: 'The jar of MARMALADE is empty.' },
+    ],
+    complete: true,
+  })
+  assert.equal((await client.search(acme, { q: 'marmalade', in: 'text' })).matches.length, 1)
+  assert.equal((await client.search(acme, { q: 'marmalade', path: 'ü', mount: 'files' })).matches.length, 0)
+  assert.deepEqual(await client.search(acme, { q: '.', limit: 1, in: 'name', mount: 'files' }), {
+    matches: [{ mount: 'files', path: 'image.bin', bytes: 10 }],
+    complete: false,
+  })
+})
+
+test('a list is read page by page, whatever is between', async (t) => {
+  const { client } = await testVfs(t, { settings: { mounts } })
+  await client.open('acme', 's1', {})
+  const paths = ['a', 'a-b', 'a/1', 'a/2', 'b/1/x', 'b/2', 'c', 'd.txt', 'é', '😀'].filter((path) => path !== 'a')
+  for (const path of paths.slice(0, 5)) await client.write(acme, 'files', path, bytes(1))
+  for (const path of paths.slice(3)) await client.write(one, 'files', path, bytes(2))
+  await client.remove(one, 'files', 'a/1')
+  for (const recursive of [true, false]) {
+    const seen: string[] = []
+    for (let cursor: string | undefined, more = true; more;) {
+      const page = await client.list(one, 'files', '', {
+        recursive,
+        limit: 1,
+        ...(cursor === undefined ? {} : { cursor }),
+      })
+      seen.push(...page.entries.map(({ path, kind }) => (kind === 'folder' ? `${path}/` : path)))
+      cursor = page.cursor
+      more = cursor !== undefined
+    }
+    const wanted = recursive ? paths.filter((path) => path !== 'a/1') : ['a-b', 'a/', 'b/', 'c', 'd.txt', 'é', '😀']
+    assert.deepEqual(seen, wanted)
+  }
+})
