@@ -1,0 +1,148 @@
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { text } from 'node:stream/consumers'
+import { test, type TestContext } from 'node:test'
+import { startFauxqs } from 'fauxqs'
+import { Secrets } from '#contracts/secrets'
+import type { Signer } from '#contracts/signing'
+import { type VfsMountInput } from '#contracts/vfs'
+import { fake, testVfs } from '#testing'
+import { proofHeaders } from '../client.ts'
+import { createHash } from 'node:crypto'
+
+async function bucketServer(t: TestContext) {
+  const server = await startFauxqs({ port: 0, logger: false })
+  t.after(() => server.stop())
+  server.createBucket('data')
+  return server.port
+}
+
+/** Values by `<tenant>/<name>`; what is asked for is noted. */
+function secretsOf(values: Readonly<Record<string, string>>) {
+  const asked: string[] = []
+  const none = async (): Promise<never> => Promise.reject(new Error('not here'))
+  const plugin = fake(Secrets, {
+    unknown: none,
+    headers: none,
+    async resolve(tenantId: string, name: string) {
+      asked.push(`${tenantId}/${name}`)
+      const value = values[`${tenantId}/${name}`]
+      if (value === undefined) throw new Error(`no secret ${name}`)
+      return { name, version: 1, value }
+    },
+  })
+  return { plugin, asked }
+}
+
+const putMount = async (url: string, signer: Signer, tenant: string, name: string, input: VfsMountInput) => {
+  const target = `/vfs/mounts/${name}`
+  const body = JSON.stringify(input)
+  const digest = createHash('sha256').update(body).digest('hex')
+  const headers = {
+    'content-type': 'application/json',
+    ...proofHeaders(signer, { tenant, method: 'PUT', target, session: '', digest }),
+  }
+  const reply = await fetch(url + target, { method: 'PUT', headers, body })
+  return { status: reply.status, body: (await reply.json()) as { error?: string; message?: string; own?: boolean } }
+}
+
+const credentials = { accessKeyId: 'secret://s3-key', secretAccessKey: 'secret://s3-secret' }
+
+test('a bucket is mounted with the secrets of the tenant, by the role file and by the tenant itself', async (t) => {
+  const port = await bucketServer(t)
+  const secrets = secretsOf({ 'acme/s3-key': 'AKIATEST', 'acme/s3-secret': 'hidden' })
+  const endpoint = `http://127.0.0.1:${port}`
+  const settings = {
+    mounts: {
+      data: { kind: 's3', bucket: 'data', endpoint, prefix: '{tenant}/', tenants: ['acme', 'globex'], ...credentials },
+    },
+    ownHosts: [`127.0.0.1:${port}=acme`],
+  }
+  const { client, url, signer } = await testVfs(t, { settings, plugins: [secrets.plugin] })
+  const acme = { tenantId: 'acme' }
+  const large = Buffer.alloc(9 * 1024 * 1024, 'x')
+  const written = await client.write(acme, 'data', 'dir/a', { body: large, contentType: 'text/plain' })
+  assert.equal(written.bytes, large.length)
+  const read = await client.read(acme, 'data', 'dir/a', { range: { from: large.length - 3 } })
+  assert.equal(await text(read!.body as AsyncIterable<Buffer>), 'xxx')
+  assert.deepEqual((await client.list(acme, 'data', '')).entries, [{ path: 'dir', kind: 'folder' }])
+  // Resolved once for all of this.
+  assert.deepEqual(secrets.asked.toSorted(), ['acme/s3-key', 'acme/s3-secret'])
+  await assert.rejects(client.list({ tenantId: 'globex' }, 'data', ''), {
+    code: 'mount_unavailable',
+    message: /secret:\/\/s3-key/,
+  })
+
+  const own: VfsMountInput = {
+    kind: 's3',
+    bucket: 'data',
+    endpoint,
+    prefix: 'acme/dir/',
+    readOnly: true,
+    copyOnWrite: true,
+    ...credentials,
+  }
+  assert.deepEqual((await putMount(url, signer, 'acme', 'mine', own)).body.own, true)
+  assert.deepEqual(
+    (await client.list(acme, 'mine', '')).entries.map(({ path }) => path),
+    ['a'],
+  )
+  await assert.rejects(client.write(acme, 'mine', 'b', { body: Buffer.from('x') }), { code: 'read_only_mount' })
+  await client.open('acme', 's1', {})
+  await client.write({ ...acme, sessionId: 's1' }, 'mine', 'a', { body: Buffer.from('layer') })
+  assert.equal((await client.list(acme, 'mine', '')).entries[0]!.bytes, large.length)
+
+  const refused: [string, VfsMountInput, RegExp, string?][] = [
+    ['of the installation', own, /mount 'data' of the installation/, 'data'],
+    ['the scratch space', own, /take another name/, 'scratch'],
+    ['a plain credential', { ...own, secretAccessKey: 'hidden' }, /each as secret:\/\/name/],
+    ['no bucket', { kind: 's3', ...credentials }, /needs a bucket/],
+    ['a prefix that steps up', { ...own, prefix: '../globex/' }, /prefix that no path/],
+    ['a bucket of the objects', { kind: 'objects', bucket: 'data' }, /no bucket and no credentials/],
+    ['no URL', { ...own, endpoint: 'x' }, /no URL/],
+    ['a private host', { ...own, endpoint: 'http://169.254.169.254/' }, /may not be asked/],
+    ['a private host of nobody', { ...own, endpoint: `http://localhost:1` }, /may not be asked/],
+  ]
+  for (const [what, input, message, name = 'x'] of refused) {
+    const { status, body } = await putMount(url, signer, 'acme', name, input)
+    assert.deepEqual([status, body.error], [400, 'invalid_mount'], what)
+    assert.match(body.message!, message, what)
+  }
+  // The host is the other tenant's to use.
+  assert.equal((await putMount(url, signer, 'globex', 'mine', own)).status, 400)
+  await assert.rejects(client.list({ tenantId: 'globex' }, 'mine', ''), { code: 'not_found' })
+})
+
+test('without a conductor in the process secrets are asked for over the signed plane', async (t) => {
+  const port = await bucketServer(t)
+  const asked: { url: string; headers: object; body: string }[] = []
+  const plane = createServer(async (request, response) => {
+    const body = await text(request)
+    asked.push({ url: request.url!, headers: request.headers, body })
+    const { ref } = JSON.parse(body) as { ref: string }
+    if (ref === 'secret://gone') response.writeHead(404).end('{"error":"not_found"}')
+    else response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify({ value: 'AKIATEST' }))
+  }).listen(0, '127.0.0.1')
+  await once(plane, 'listening')
+  t.after(() => plane.close())
+  const mount = { kind: 's3', bucket: 'data', endpoint: `http://127.0.0.1:${port}`, tenants: ['acme'] }
+  const settings = {
+    conductorUrl: `http://127.0.0.1:${(plane.address() as AddressInfo).port}`,
+    mounts: {
+      data: { ...mount, ...credentials },
+      gone: { ...mount, accessKeyId: 'secret://gone', secretAccessKey: 'secret://gone' },
+    },
+  }
+  const { client, signer } = await testVfs(t, { settings })
+  await client.write({ tenantId: 'acme' }, 'data', 'a', { body: Buffer.from('x') })
+  const [first] = asked
+  assert.deepEqual([first!.url, JSON.parse(first!.body)], ['/internal/secrets/resolve', { ref: 'secret://s3-key' }])
+  const signed = { method: 'POST', target: first!.url, body: Buffer.from(first!.body) }
+  assert.deepEqual(await signer.verify(first!.headers as Record<string, string>, signed), { tenant: 'acme' })
+  await assert.rejects(client.list({ tenantId: 'acme' }, 'gone', ''), {
+    code: 'mount_unavailable',
+    message: /secret:\/\/gone/,
+  })
+})
