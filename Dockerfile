@@ -5,7 +5,9 @@ WORKDIR /opt/agent-orc
 COPY package.json package-lock.json .npmrc ./
 RUN npm ci --omit=dev --omit=optional --ignore-scripts
 COPY . .
-# Nothing in the image belongs to this user, so no role writes to it.
+# Where the volume of a VirtualFS server is; a new one belongs to whoever owns the folder.
+RUN mkdir -p /var/lib/agent-orc/vfs && chown node:node /var/lib/agent-orc/vfs
+# Nothing else in the image belongs to this user, so no role writes to it.
 USER node
 # The options of `npm start`, without npm and its shell in between: they would not pass SIGTERM on.
 ENTRYPOINT ["node", "--max-semi-space-size=16", "--heap-growing-percent=200", "cli/agent-orc.js"]

@@ -47,7 +47,7 @@ const secret = 'AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8='
 const demanded = [...(await read('compose.yaml')).matchAll(/\$\{([A-Z0-9_]+):\?/g)].map(([, name]) => name!)
 /** What an operator has who filled in the example. */
 const filledIn: Variables = { ...example, ...Object.fromEntries(demanded.map((name) => [name, secret])) }
-const roles = ['conductor', 'gateway', 'runner', 'sidecar'] as const
+const roles = ['conductor', 'gateway', 'runner', 'sidecar', 'vfs'] as const
 const envOf = ({ environment }: Service): Record<string, string> =>
   Object.fromEntries(Object.entries(environment).map(([name, value]) => [name, String(value)]))
 const fileOf = ({ command = [] }: Service): string => command[command.indexOf('--config') + 1]!
@@ -78,6 +78,7 @@ test('without a key or a password nothing starts, in a sentence, and the example
     'CHAT_GATEWAY_SIGNING_KEY_CURRENT',
     'POSTGRES_SUPERUSER_PASSWORD',
     'RUNNER_SIGNING_KEY_CURRENT',
+    'VFS_INTERNAL_SIGNING_KEY_CURRENT',
   ])
   const text = await read('.env.example')
   for (const name of demanded) {
@@ -94,6 +95,7 @@ test('a key is where it is needed, and nowhere else', async () => {
   assert.deepEqual(having('CHAT_GATEWAY_SIGNING_KEY_CURRENT'), ['conductor', 'gateway'])
   assert.deepEqual(having('AGENT_API_KEY_PEPPER'), ['conductor', 'gateway'])
   assert.deepEqual(having('RUNNER_SIGNING_KEY_CURRENT'), ['conductor', 'runner', 'sidecar'])
+  assert.deepEqual(having('VFS_INTERNAL_SIGNING_KEY_CURRENT'), ['conductor', 'runner', 'vfs'])
   assert.deepEqual(having('POSTGRES_PASSWORD'), ['conductor', 'gateway'])
 })
 
@@ -114,6 +116,8 @@ test('addresses, published ports and health checks are those of listeners that o
     ['gateway', 'CONDUCTOR_INTERNAL_URL'],
     ['runner', 'RUNNER_BASE_URL'],
     ['runner', 'SIDECAR_URL'],
+    ['conductor', 'VFS_BASE_URL'],
+    ['vfs', 'CONDUCTOR_INTERNAL_URL'],
     ['sidecar', 'AGENT_ORC_RUNNER_HOSTS'],
   ] as const) {
     const said = String(services[from]!.environment[variable])

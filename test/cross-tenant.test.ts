@@ -113,6 +113,7 @@ async function belongings(conductor: Conductor, ownerKey: string, tenantId: stri
     '/api/skills/{name}': 'initech-skill',
     '/api/storage/objects/{*}': 'initech/object',
     '/api/tenants/{id}': tenantId,
+    '/api/vfs/{*}': 'files/objects/initech/object',
     '/api/webhooks/deliveries/{id}': messageId,
   }
 }

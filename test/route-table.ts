@@ -59,6 +59,8 @@ function served(app: FastifyInstance): string[] {
     const found = /^((?:│ {3}| {4})*)[├└]── (.*?)(?: \(([A-Z, ]+)\))?$/.exec(line)
     if (!found) continue
     const depth = found[1]!.length / 4
+    // The router does not show where a wildcard is that hangs under no route, which is that of the VirtualFS.
+    if (depth === 0 && found[2]!.startsWith('*')) continue
     // What is behind a wildcard is shown without its slash.
     const path = `${stems[depth - 1] ?? ''}${found[2]!.startsWith('*') ? '/' : ''}${found[2]!}`
     stems.splice(depth, stems.length, path)
@@ -96,6 +98,7 @@ export const unknownIds: Fixtures = {
   '/api/skills/{name}': 'nobody',
   '/api/storage/objects/{*}': 'no/such/object',
   '/api/tenants/{id}': 'nobody',
+  '/api/vfs/{*}': 'files/objects/no/such/object',
   '/api/webhooks/deliveries/{id}': 'whd_0000',
 }
 

@@ -1,6 +1,12 @@
 import { randomUUID } from 'node:crypto'
 import { Socket } from 'node:net'
-import type { FastifyBaseLogger, FastifyRequest, FastifySchemaCompiler, preHandlerHookHandler } from 'fastify'
+import type {
+  FastifyBaseLogger,
+  FastifyReply,
+  FastifyRequest,
+  FastifySchemaCompiler,
+  preHandlerHookHandler,
+} from 'fastify'
 import fp from 'fastify-plugin'
 import { Ajv, type ValidateFunction } from 'ajv'
 import formats from 'ajv-formats'
@@ -26,6 +32,13 @@ const strictTransport = `max-age=${365 * 24 * 60 * 60}`
 const overTls = ({ raw, headers }: FastifyRequest): boolean =>
   'encrypted' in raw.socket || String(headers['x-forwarded-proto']).startsWith('https')
 
+/** What every answer says, whatever it is. */
+export function sayStanding(request: FastifyRequest, reply: FastifyReply): void {
+  void reply.header('x-request-id', request.id)
+  void reply.headers(standingHeaders)
+  if (overTls(request)) void reply.header('strict-transport-security', strictTransport)
+}
+
 /** Names each request, and refuses some before any plugin sees them. One hook does it all, because every request pays for each hook. */
 export const requestArrival = fp(
   async (app, { leaving, guard }: { leaving: AbortSignal; guard: WebGuard }) => {
@@ -41,9 +54,7 @@ export const requestArrival = fp(
       route.preHandler = [deadlines.lift, ...[route.preHandler ?? []].flat()]
     })
     app.addHook('onRequest', (request, reply, done) => {
-      void reply.header('x-request-id', request.id)
-      void reply.headers(standingHeaders)
-      if (overTls(request)) void reply.header('strict-transport-security', strictTransport)
+      sayStanding(request, reply)
       if (!guard.anyHost || request.headers.origin !== undefined) {
         const refusal = guard.refusal(request, judgesOrigins(request.routeOptions.config))
         if (refusal) return done(refusal)

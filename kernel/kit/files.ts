@@ -1,3 +1,4 @@
+import { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import type { IncomingHttpHeaders } from 'node:http'
 import type { FastifyReply, FastifyRequest } from 'fastify'
@@ -95,7 +96,13 @@ export async function withoutBody(reply: FastifyReply, found: Pick<FoundFile, 'c
   return reply.send(Readable.from([]))
 }
 
+/** Ends an exchange on whose connection nothing moves for long. */
+export function dropWhenIdle({ raw }: FastifyReply): void {
+  // Requests of tests may have no connection.
+  if (raw.socket instanceof Socket) raw.setTimeout(unreadMs, () => raw.destroy())
+}
+
 export function sendBody(reply: FastifyReply, body: ObjectBody): FastifyReply {
-  reply.raw.setTimeout(unreadMs, () => reply.raw.destroy())
+  dropWhenIdle(reply)
   return reply.send(body instanceof Readable ? body : Readable.from(body, { objectMode: false }))
 }

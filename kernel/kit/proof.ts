@@ -5,6 +5,7 @@ import type { TLSSocket } from 'node:tls'
 import fp from 'fastify-plugin'
 import { unauthorized } from '../contracts/http-errors.ts'
 import { accessOf } from '../http/access.ts'
+import { sayStanding } from '../http/requests.ts'
 import type { App } from '../http/app.ts'
 import { guardedIn } from '../plan.ts'
 import type { Role } from '../plugin.ts'
@@ -69,7 +70,11 @@ export const provenCallers = fp(
     if (!proofs.demanded) return
     if (certificates) proofs.demand(clientCertificate)
     const digests = new WeakMap<IncomingMessage, readonly string[]>()
-    app.addHook('onRequest', async ({ raw, routeOptions: { url, config } }) => {
+    app.addHook('onRequest', async (request, reply) => {
+      // A refusal is the first to answer.
+      sayStanding(request, reply)
+      const { raw, routeOptions } = request
+      const { url, config } = routeOptions
       if (url === '/healthz' || withToken.has(accessOf(config))) return
       const all = await proofs.check(raw)
       if (!hasBody(raw) && all.some((digest) => digest !== ofNothing)) throw unauthorized()

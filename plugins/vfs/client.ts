@@ -1,5 +1,4 @@
 import { createHash } from 'node:crypto'
-import { AppError } from '#kernel'
 import { type Signer, type SigningKey, signedHeaders } from '#contracts/signing'
 import {
   signedForm,
@@ -105,9 +104,7 @@ export function createVfsClient({ baseUrl, signer, tls }: ClientOptions): VfsCli
   }
 }
 
-const { code, status } = vfsErrors.vfsUpstreamUnavailable.row
-const unavailable = (options: ConstructorParameters<typeof AppError>[2]): AppError =>
-  new AppError(code, status, { message: vfsErrors.vfsUpstreamUnavailable.row.message ?? code, ...options })
+const unavailable = vfsErrors.vfsUpstreamUnavailable
 const keysMismatched =
   'The VirtualFS server refuses our signature: VFS_INTERNAL_SIGNING_KEY_CURRENT must be the same on both, and their clocks within a minute.'
 

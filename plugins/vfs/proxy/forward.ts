@@ -4,6 +4,7 @@ import { Agent, type Dispatcher } from 'undici'
 import type { Signer } from '#contracts/signing'
 import { streamDigest, vfsErrors, vfsSessionHeader } from '#contracts/vfs'
 import type { PeersOptions } from '#kit'
+import { dropWhenIdle } from '#kit/files'
 import { proofHeaders } from '../client.ts'
 
 /** To connect; an upstream that is silent for longer than the other has gone. */
@@ -101,8 +102,7 @@ export function forward(
 ): FastifyReply {
   const gone = new AbortController()
   reply.raw.once('close', () => gone.abort())
-  // Whoever neither sends nor takes anything for so long holds two connections for nothing.
-  reply.raw.setTimeout(silentMs, () => reply.raw.destroy())
+  dropWhenIdle(reply)
   const url = new URL(base.pathname.replace(/\/+$/, '') + target, base)
   const sent = url.pathname + url.search
   return reply.from(sent, {

@@ -66,7 +66,7 @@ export default definePlugin({
         const { tenantId } = guard.callerOf(request)
         reply.raw.once('close', shares.take(tenantId))
         reply.raw.once('finish', () => counter.inc({ method: request.method, status: reply.statusCode }))
-        return forward(request, reply, { base: new URL(baseUrl ?? urlOf('vfs')), target, tenantId, signer })
+        return forward(request, reply, { base: baseOf(baseUrl, urlOf), target, tenantId, signer })
       })
     })
     // A server of this process tells and erases by itself.
@@ -77,6 +77,15 @@ export default definePlugin({
     return { data: { vfs: { erase: (tenantId) => client.erase(tenantId) } } }
   },
 })
+
+function baseOf(baseUrl: string | undefined, urlOf: (listener: string) => string): URL {
+  try {
+    return new URL(baseUrl ?? urlOf('vfs'))
+  } catch (cause) {
+    // This process does not listen, or not yet.
+    throw vfsErrors.vfsUpstreamUnavailable({ cause })
+  }
+}
 
 /** Whether a role has a key of the family `vfs`. */
 const signs = (plugins: Role['plugins']): boolean =>
