@@ -94,8 +94,8 @@ test('a key is where it is needed, and nowhere else', async () => {
   const having = (variable: string): string[] => roles.filter((name) => services[name]!.environment[variable])
   assert.deepEqual(having('CHAT_GATEWAY_SIGNING_KEY_CURRENT'), ['conductor', 'gateway'])
   assert.deepEqual(having('AGENT_API_KEY_PEPPER'), ['conductor', 'gateway'])
-  assert.deepEqual(having('RUNNER_SIGNING_KEY_CURRENT'), ['conductor', 'runner', 'sidecar'])
-  assert.deepEqual(having('VFS_INTERNAL_SIGNING_KEY_CURRENT'), ['conductor', 'runner', 'vfs'])
+  assert.deepEqual(having('RUNNER_SIGNING_KEY_CURRENT'), ['conductor', 'runner', 'sidecar', 'vfs'])
+  assert.deepEqual(having('VFS_INTERNAL_SIGNING_KEY_CURRENT'), ['conductor', 'vfs'])
   assert.deepEqual(having('POSTGRES_PASSWORD'), ['conductor', 'gateway'])
 })
 

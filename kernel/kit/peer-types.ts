@@ -123,7 +123,7 @@ export interface LinesAnswer {
   /** True over a link, on which a caller that leaves can say whether the work shall go on, and why not. */
   readonly linked: boolean
 }
-type Absent<R extends Route> = R['absent'] extends true ? undefined : never
+type Absent<R extends Route> = R['absent'] extends true | string ? undefined : never
 export type AnsweredTo<R extends Route> =
   | Absent<R>
   | (R['reply'] extends LinesReply

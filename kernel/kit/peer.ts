@@ -160,7 +160,8 @@ class HttpPeer implements Peer {
     const { status, headers, body } = reply
     if (status < 200 || status > 299) {
       const said = await readJson(reply, maxRefusalBytes)
-      if (status === 404 && route.absent) return undefined
+      if (status === 404 && (route.absent === true || (route.absent && said?.['error'] === route.absent)))
+        return undefined
       if (status === 401 && faults.unproven) throw faults.unproven()
       throw refusal(status, said, faults)
     }

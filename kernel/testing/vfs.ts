@@ -25,6 +25,8 @@ export interface TestVfs {
   /** Base64 of the key that it verifies with. */
   readonly key: string
   readonly signer: Signer
+  /** Signs as runners do. */
+  readonly runnerSigner: Signer
   readonly client: VfsClient
 }
 
@@ -45,6 +47,11 @@ export async function testVfs(
   })
   const entries: Entry[] = [
     { name: 'kv', plugin: await plugin('plugins/kv/index.ts'), config: { withoutRedis: 'memory' } },
+    {
+      name: 'signing-runner',
+      plugin: await plugin('plugins/auth/signing/index.ts'),
+      config: { family: 'runner', current: randomBytes(32).toString('base64') },
+    },
     {
       name: 'signing-vfs',
       plugin: await plugin('plugins/auth/signing/index.ts'),
@@ -69,5 +76,5 @@ export async function testVfs(
   }
   const client = createVfsClient({ baseUrl: url, signer })
   t.after(() => client.dispose())
-  return { kernel, url, dir, key, signer, client }
+  return { kernel, url, dir, key, signer, runnerSigner: signers.get('runner')!, client }
 }

@@ -5,7 +5,7 @@ import { defaultLimits, limitErrors, TenantLimits } from '#contracts/limits'
 import { Buckets, objectErrors, ObjectFolders, ObjectStore } from '#contracts/object-store'
 import { TenantData } from '#contracts/retention'
 import { Secrets } from '#contracts/secrets'
-import { Signers } from '#contracts/signing'
+import { runnerHeaders, signedHeaders, Signers } from '#contracts/signing'
 import { vfsErrors } from '#contracts/vfs'
 import { Audit } from './server/audit.ts'
 import { Files } from './server/files.ts'
@@ -82,7 +82,12 @@ export default definePlugin({
     const { scratch, fileBytes, requestsAtOnce } = config
     const metrics = new Metrics(registry, () => sessions.size)
     const files = new Files({ mounts, sessions, audit, metrics, space, scratch, fileBytes, requestsAtOnce })
-    const callers = new Callers(signer)
+    // Runners sign with a key of their own: that of this family would open every secret to them.
+    const runners = deps.signers.get('runner')
+    const callers = new Callers([
+      { signer, header: signedHeaders.signature },
+      ...(runners ? [{ signer: runners, header: runnerHeaders.signature }] : []),
+    ])
     const erase = async (tenantId: string) => {
       const part = await sessions.erase(tenantId)
       if (part.more) return part

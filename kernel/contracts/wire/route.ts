@@ -58,8 +58,8 @@ export interface Route {
   readonly reply: JsonReply | NoReply | BytesReply | FileReply | LinesReply
   /** What it is known to refuse with. */
   readonly errors?: readonly Listed[]
-  /** To the client 404 is no failure: its call resolves to undefined. */
-  readonly absent?: true
+  /** To the client 404 is no failure: its call resolves to undefined. Where a code is named, only a 404 with this one. */
+  readonly absent?: true | string
 }
 
 export type Wire = Readonly<Record<string, Route>>

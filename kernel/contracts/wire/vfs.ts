@@ -121,7 +121,7 @@ export const vfsWire = {
     headers: reading,
     reply: { status: 200, file: 'The bytes, in the type that they were written with.' },
     errors: [...seen, vfsErrors.isFolder, objectErrors.rangeNotSatisfiable],
-    absent: true,
+    absent: notFound.row.code,
   },
   write: {
     ...of('files'),
@@ -152,7 +152,7 @@ export const vfsWire = {
       }),
     },
     errors: written,
-    absent: true,
+    absent: notFound.row.code,
   },
   search: {
     ...of('files'),

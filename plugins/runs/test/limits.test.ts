@@ -142,6 +142,9 @@ test('a run that its runner has no room for is refused by the name of the limit,
     sandboxes: 100,
     workspaceBytes: 20 * 1024 ** 3,
     toolCallsPerMinute: 30_000,
+    vfsBytes: 10 * 1024 ** 3,
+    vfsEntries: 200_000,
+    vfsSessions: 10_000,
   })
 })
 

@@ -6,6 +6,7 @@ import type { VfsAccess, VfsAudit } from '#contracts/vfs'
 const fileBytes = 1024 * 1024
 /** Lines that wait for the disk; beyond it new ones of reads are counted, and said later in one line. */
 const mostWaiting = 10_000
+const mostLists = 1_000
 
 interface Line extends VfsAccess {
   /** Counts up within a session; a cursor is one of these. */
@@ -16,6 +17,8 @@ interface Open {
   next: number
   bytes: number
   waiting: string[]
+  /** Lists since something else was done: one that is repeated is not said again. */
+  readonly lists: Set<string>
   writing: Promise<void>
 }
 
@@ -39,6 +42,10 @@ export class Audit {
     this.#open.set(file, opening)
     const audit = await opening
     if (audit.waiting.length >= mostWaiting && access.operation !== 'write' && access.operation !== 'delete') return
+    const list = access.operation === 'list' ? JSON.stringify(access) : undefined
+    if (list !== undefined && audit.lists.has(list)) return
+    if (list === undefined || audit.lists.size >= mostLists) audit.lists.clear()
+    if (list !== undefined) audit.lists.add(list)
     const line: Line = { n: audit.next++, at: new Date().toISOString(), ...access }
     audit.waiting.push(`${JSON.stringify(line)}\n`)
     // Those that come meanwhile are written together.
@@ -117,6 +124,7 @@ export class Audit {
       next: (last?.n ?? (await lastOf(`${file}.1`))?.n ?? 0) + 1,
       bytes: found?.size ?? 0,
       waiting: [],
+      lists: new Set(),
       writing: Promise.resolve(),
     }
   }

@@ -10,13 +10,19 @@ import { type Proof, proofsOf } from '#kit'
 const tenantForm = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$/
 const digestForm = /^[0-9a-f]{64}$/
 
+/** Those who sign with one family of keys, and the header in which their signatures are. */
+interface Signers {
+  readonly signer: Signer
+  readonly header: string
+}
+
 /** Who sends the requests of one listener: their signatures say for which tenant. */
 export class Callers implements Guard {
-  readonly #signer: Signer
+  readonly #signers: readonly Signers[]
   readonly #tenants = new WeakMap<IncomingMessage, string>()
 
-  constructor(signer: Signer) {
-    this.#signer = signer
+  constructor(signers: readonly Signers[]) {
+    this.#signers = signers
   }
 
   /** Verifies the head, and names the SHA-256 that the body must have unless it is a stream. */
@@ -28,7 +34,9 @@ export class Callers implements Guard {
     const hasBody = headers['transfer-encoding'] !== undefined || (headers['content-length'] ?? '0') !== '0'
     // A body that nobody has signed for would be somebody else's.
     if (hasBody && digest === '') throw unauthorized()
-    const { tenant } = await this.#signer.verify(headers, { method, target, body: signedForm(session, digest) })
+    const by = this.#signers.find(({ header }) => headers[header] !== undefined)
+    if (!by) throw unauthorized()
+    const { tenant } = await by.signer.verify(headers, { method, target, body: signedForm(session, digest) })
     if (!tenantForm.test(tenant)) throw unauthorized()
     this.#tenants.set(request, tenant)
     return digestForm.test(digest) ? digest : digest === '' || digest === streamDigest ? undefined : refuse()

@@ -7,7 +7,7 @@ import { test } from 'node:test'
 import { signedHeaders } from '#contracts/signing'
 import { signedForm, vfsDigestHeader, vfsSessionHeader } from '#contracts/vfs'
 import { testVfs } from '#testing'
-import { proofHeaders } from '../client.ts'
+import { createVfsClient, proofHeaders } from '../client.ts'
 
 const mounts = { files: { kind: 'objects', tenants: ['*'] } }
 const sha256 = (body: string): string => createHash('sha256').update(body).digest('hex')
@@ -86,4 +86,29 @@ test('a tenant finds nothing of another one: files, sessions, audit, mounts, usa
   assert.deepEqual(await client.usage('globex'), { bytes: 0, entries: 0, sessions: 1 })
   await client.erase('globex')
   assert.deepEqual(await client.usage('acme'), { bytes: 1, entries: 1, sessions: 1 })
+})
+
+test('runners sign with their own key, which is for files alone and for one tenant at a time', async (t) => {
+  const { url, runnerSigner, signer } = await testVfs(t, { settings: { mounts } })
+  const client = createVfsClient({ baseUrl: url, signer: runnerSigner })
+  t.after(() => client.dispose())
+  await client.open('acme', 's1', {})
+  const one = { tenantId: 'acme', sessionId: 's1' }
+  await client.write(one, 'scratch', 'a', { body: Buffer.from('x') })
+  const stream = async function* () {
+    yield Buffer.from('streamed')
+  }
+  await client.write(one, 'files', 'b', { body: stream() })
+  assert.equal((await client.read(one, 'files', 'b'))?.entry.bytes, 8)
+  // What is not there is told apart from a session that is not.
+  assert.equal(await client.read(one, 'files', 'none'), undefined)
+  await client.close('acme', 's1')
+  await assert.rejects(client.read(one, 'files', 'b'), { code: 'no vfs session' })
+  await assert.rejects(client.remove(one, 'files', 'b'), { code: 'no vfs session' })
+  const target = '/vfs/mounts'
+  const parts = { tenant: 'acme', method: 'GET', target, session: '', digest: '' }
+  const mixed = { ...proofHeaders(runnerSigner, parts), ...proofHeaders(signer, { ...parts, target: '/vfs/usage' }) }
+  for (const headers of [mixed, proofHeaders(runnerSigner, { ...parts, tenant: '' })]) {
+    assert.equal((await fetch(url + target, { headers })).status, 401)
+  }
 })
