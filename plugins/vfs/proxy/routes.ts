@@ -1,3 +1,4 @@
+import { Readable } from 'node:stream'
 import type { FastifyReply, FastifyRequest } from 'fastify'
 import { Type } from '@sinclair/typebox'
 import { access, type App, failures, notFound } from '#kernel'
@@ -18,10 +19,11 @@ const methods = {
 
 /** Everything below `/api/vfs/` that this server has no route of its own for. */
 export function proxyRoutes(app: App, passOn: PassOn): void {
-  // Bodies go on as they come.
+  // Bodies go on as they come. An upstream that answers before it has all of one has it destroyed, and with it would go the connection of
+  // the client, who is to hear the answer.
   app.removeAllContentTypeParsers()
-  app.addContentTypeParser('*', (_request: unknown, body: unknown, done: (error: null, body: unknown) => void) =>
-    done(null, body),
+  app.addContentTypeParser('*', async (_request: unknown, body: Readable) =>
+    Readable.from(body.iterator({ destroyOnReturn: false }), { objectMode: false }),
   )
   for (const [method, { who, summary }] of Object.entries(methods)) {
     app.route({

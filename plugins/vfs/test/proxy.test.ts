@@ -313,6 +313,19 @@ test('with a server behind it: files of the tenant of the key, its usage, and it
     [413, 'body_too_large'],
   )
   large.destroy()
+  // Also to whoever sends on while the answer is there.
+  const endless = request(`${url}/api/vfs/files/files/b`, { method: 'PUT' }).setMaxListeners(0)
+  endless.on('error', () => {})
+  const told = once(endless, 'response') as Promise<[IncomingMessage]>
+  for (let i = 0; i < 320 && !endless.destroyed; i++) {
+    if (!endless.write(Buffer.alloc(64 * 1024))) await Promise.race([once(endless, 'drain'), told])
+  }
+  const [late] = await told
+  assert.deepEqual(
+    [late.statusCode, (JSON.parse(await text(late)) as { error: string }).error],
+    [413, 'body_too_large'],
+  )
+  endless.destroy()
   await client.open('acme', 's1', {})
   await client.write({ tenantId: 'acme', sessionId: 's1' }, 'scratch', 'x', { body: Buffer.from('12345') })
   assert.deepEqual(
