@@ -36,6 +36,7 @@ async function staged(t: TestContext) {
       limits.push(timeoutMs)
       return worker.call(name, input, { signal: new AbortController().signal, timeoutMs })
     },
+    settleFiles: async () => undefined,
   }
   const call = (name: string, input: object, context: Partial<ToolContext> = {}): Promise<ToolResult> =>
     got.toolkit!.invoke(name, input, testToolContext({ sandbox, ...context }))

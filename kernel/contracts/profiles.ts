@@ -3,6 +3,7 @@ import { capability } from '../plugin.ts'
 import type { TenantTx } from './database.ts'
 import { EgressEntry } from './egress.ts'
 import { PinnedSkill, skillsOfTools } from './skills.ts'
+import { mountName } from './vfs.ts'
 
 const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$'
 const nameForm = new RegExp(namePattern)
@@ -32,6 +33,20 @@ export const ProfileLimits = Type.Object(
     ),
     maxAttempts: Type.Optional(
       Type.Integer({ minimum: 1, maximum: 10, description: 'With `onCrash: retry`: attempts in all; 3 unless given.' }),
+    ),
+  },
+  { additionalProperties: false },
+)
+
+/** What of the VirtualFS the sessions of a profile may use. */
+export const VfsAccess = Type.Object(
+  {
+    allowedMounts: Type.Optional(
+      Type.Array(mountName, {
+        maxItems: 100,
+        uniqueItems: true,
+        description: 'Names of mounts; any of the tenant when empty or not given.',
+      }),
     ),
   },
   { additionalProperties: false },
@@ -89,6 +104,13 @@ export const ProfileInput = Type.Object(
           'Hosts that the sandbox may reach through its runner, which adds headers with secrets; needs `workerMode: sandbox`. None unless given. Of several that fit a request the first one counts.',
       }),
     ),
+    vfs: Type.Optional(
+      Type.Object(VfsAccess.properties, {
+        additionalProperties: false,
+        description:
+          'The VirtualFS of its sessions: what the tools `vfs_*` reach, and what appears as files in their sandboxes. A profile that names such a tool and leaves this out may use every mount.',
+      }),
+    ),
     delegates: Type.Optional(
       Type.Array(Type.String({ maxLength: 64 }), {
         maxItems: 100,
@@ -131,6 +153,7 @@ export const Profile = Type.Object({
   workerMode: Type.Union([Type.Literal('static'), Type.Literal('sandbox')]),
   sandbox: Type.Optional(Type.Unknown()),
   egress: Type.Optional(Type.Array(EgressEntry)),
+  vfs: Type.Optional(VfsAccess),
   delegates: Type.Optional(Type.Array(Type.String())),
   limits: ProfileLimits,
   onCrash: Type.Optional(Type.Union(onCrash.map((one) => Type.Literal(one)))),

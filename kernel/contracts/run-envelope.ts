@@ -34,6 +34,8 @@ export const RunEnvelope = Type.Object(
     mcpServers: Type.Optional(Type.Array(McpServer)),
     /** For workers in sandboxes whose profile lets them reach hosts. */
     egress: Type.Optional(EgressAccess),
+    /** For workers in sandboxes: the session uses the VirtualFS, and its runtime may have tools of its own that touch the files. */
+    vfs: Type.Optional(Type.Literal(true)),
     /** Those of its names that it has to do without, and why. */
     mcpUnavailable: Type.Optional(Type.Array(UnavailableMcpServer)),
     ...promptFields,

@@ -1,6 +1,7 @@
 import { type Static, Type } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { BroadcastPage, BroadcastRevisions } from './broadcast.ts'
+import type { VfsLease, WorkerLease } from './leases.ts'
 import type { Delegation, DelegationAnswer } from './delegation.ts'
 import { EgressOrder } from './egress.ts'
 import type { EndingCode } from './endings.ts'
@@ -129,42 +130,6 @@ export type RunnerTopology = Static<typeof RunnerTopology>
 /** A session whose conversation changed since its runner last gave it out. */
 export const UnsavedSession = Type.Object({ tenantId: Type.String(), sessionId: Type.String() })
 export type UnsavedSession = Static<typeof UnsavedSession>
-
-/** A sandbox worker of a session, read live from its substrate. Specification 2.12. */
-export const WorkerLease = Type.Object(
-  {
-    sessionId: Type.String(),
-    state: Type.Union(
-      ['starting', 'running', 'paused', 'gone', 'unknown'].map((state) => Type.Literal(state)),
-      {
-        description: '`gone`: the next run launches another one; `unknown`: the substrate could not be reached.',
-      },
-    ),
-    provider: Type.Optional(Type.String({ description: 'The substrate.' })),
-    sandboxId: Type.Optional(Type.String({ description: "The substrate's own name for it." })),
-    template: Type.Optional(Type.String()),
-    launchedAt: Type.Optional(Type.String({ format: 'date-time' })),
-    lastUsedAt: Type.Optional(Type.String({ format: 'date-time' })),
-    warm: Type.Optional(Type.Boolean({ description: 'It was prepared before the session was known.' })),
-    workspaceBytes: Type.Optional(
-      Type.Integer({ description: 'Of its files, as counted last; absent when its provider cannot tell.' }),
-    ),
-  },
-  { additionalProperties: true },
-)
-export type WorkerLease = Static<typeof WorkerLease>
-
-/** A session's lease of the VirtualFS. Specification 2.12. */
-export const VfsLease = Type.Object(
-  {
-    sessionId: Type.String(),
-    allowedMounts: Type.Optional(
-      Type.Array(Type.String(), { description: 'Empty or absent: the session may use every mount.' }),
-    ),
-  },
-  { additionalProperties: true },
-)
-export type VfsLease = Static<typeof VfsLease>
 
 /** What a tenant has on one runner, as its limits count it. */
 export const RunnerUsage = Type.Object({

@@ -2,6 +2,7 @@ import type { Static } from '@sinclair/typebox'
 import { capability, slot } from '../plugin.ts'
 import type { Delegations } from './delegation.ts'
 import type { ProgressEvent } from './run-event.ts'
+import type { SessionVfs } from './session-vfs.ts'
 import type { SkillContent } from './skills.ts'
 
 /** Who calls a tool. It comes from the runner's own records: a model cannot choose any of it. */
@@ -25,12 +26,19 @@ export interface ToolContext {
   readonly report?: (event: Static<typeof ProgressEvent>) => void
   /** The sandbox of the session, started when it is used first; absent when its profile has none. */
   readonly sandbox?: SessionSandbox
+  /** The VirtualFS as the session sees it; absent when its profile does not use it, or the runner has none. */
+  readonly vfs?: SessionVfs
 }
 
 /** Executes a tool of the worker inside a session's sandbox. */
 export interface SessionSandbox {
   /** Never rejects for the tool's own failure, nor for a sandbox that does not start. */
   call(name: string, input: Readonly<Record<string, unknown>>, timeoutMs: number): Promise<ToolResult>
+  /**
+   * Brings what the programs of a runtime in there have written to the VirtualFS, and what is new there into the sandbox. Tools of the
+   * worker need no such call. Returns what could not be kept, for whoever wrote it.
+   */
+  settleFiles(): Promise<string | undefined>
 }
 
 export interface ToolResult {

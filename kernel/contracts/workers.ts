@@ -4,7 +4,8 @@ import { capability } from '../plugin.ts'
 import type { EgressOrder } from './egress.ts'
 import type { Profile } from './profiles.ts'
 import type { ProgressEvent, UsageEvent } from './run-event.ts'
-import type { RunBudget, RunnerSession, RunnerUsage, WorkerLease } from './runner.ts'
+import type { WorkerLease } from './leases.ts'
+import type { RunBudget, RunnerSession, RunnerUsage } from './runner.ts'
 import type { SidecarLink } from './sidecar.ts'
 import type { ToolResult } from './tools.ts'
 
@@ -104,6 +105,8 @@ export interface SandboxWorkers {
     input: Readonly<Record<string, unknown>>,
     options: { readonly signal: AbortSignal; readonly timeoutMs: number },
   ): Promise<ToolResult>
+  /** See `SessionSandbox`. Starts nothing. */
+  settleFiles(session: RunnerSession, signal: AbortSignal): Promise<string | undefined>
   leases(tenantId: string | undefined, signal?: AbortSignal): Promise<readonly WorkerLease[]>
   lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<WorkerLease | undefined>
   /** The session has a sandbox, and files in it. */

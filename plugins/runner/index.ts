@@ -5,6 +5,7 @@ import { runnerErrors } from '#contracts/runner-errors'
 import { Sidecars } from '#contracts/sidecar'
 import { SkillCache } from '#contracts/skills'
 import { Toolkit } from '#contracts/tools'
+import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers } from '#contracts/workers'
 import { acceptLinks, isOpen, isReachable, trusted } from '#kit'
 import { BroadcastReceiver } from './broadcast.ts'
@@ -64,11 +65,12 @@ export default definePlugin({
     toolkit: Toolkit,
     sandboxes: maybe(SandboxWorkers),
     skills: maybe(SkillCache),
+    vfs: maybe(VfsManager),
   },
   provides: { locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
-    const { toolkit, sandboxes, skills } = deps
+    const { toolkit, sandboxes, skills, vfs } = deps
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       maxProfileBytes: config.maxProfileBytes,
@@ -77,7 +79,10 @@ export default definePlugin({
         Object.freeze(
           toolkit.specs(profile.pinnedSkills ? toolNamesOf(profile) : profile.tools).map(({ name }) => name),
         ),
-      onEvict: (session) => conversations.forget(session),
+      onEvict(session) {
+        conversations.forget(session)
+        vfs?.forget(session.tenantId, session.id)
+      },
       hasFiles: (session) => sandboxes?.has(session) ?? false,
     })
     sandboxes?.countIn(table)
@@ -99,6 +104,7 @@ export default definePlugin({
       runs,
       broadcast,
       skills,
+      vfs,
       baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
       capabilities: config.capabilities,
       tools: toolkit.specs().map(({ name }) => name),
@@ -107,7 +113,7 @@ export default definePlugin({
       get: (id) => table.any(id),
       admits: (session, authorization) => runs.admits(session, authorization),
       toolSpecs: (session) => toolkit.specs(session.tools),
-      invokeTool: createToolCalls(toolkit, runs, sandboxes),
+      invokeTool: createToolCalls(toolkit, runs, deps),
     }
     ctx.routes('runner', async (app) => {
       acceptLinks(app, trusted)

@@ -17,7 +17,7 @@ import { linkOf } from './sessions.ts'
 
 /** What this runner is and can, what conductors tell it, and what its sessions hold outside of it. Counts are across tenants. */
 export function runnerRoutes(app: App, runner: Runner): void {
-  const { table, broadcast } = runner
+  const { table, broadcast, vfs } = runner
   const { sidecars, sandboxes } = runner.executors
 
   serve(app, runnerWire.info, async () => {
@@ -58,10 +58,11 @@ export function runnerRoutes(app: App, runner: Runner): void {
   }))
   serve(app, runnerWire.behind, ({ body }) => ({ json: { tenants: broadcast.behind(body.revisions) } }))
 
-  // This runner has no manager of VirtualFS leases, so these are the answers for that case.
-  serve(app, runnerWire.vfsLeases, () => ({ json: [] }))
-  serve(app, runnerWire.vfsLease, () => {
-    throw runnerErrors.noVfsSession()
+  serve(app, runnerWire.vfsLeases, ({ headers }) => ({ parts: arrayParts(vfs?.leases(headers[tenantHeader]) ?? []) }))
+  serve(app, runnerWire.vfsLease, async ({ headers, params }) => {
+    const lease = await readable(vfs?.lease(headers[tenantHeader], params.id))
+    if (!lease) throw runnerErrors.noVfsSession()
+    return { json: lease }
   })
 
   serve(app, runnerWire.workerLeases, async ({ headers }) => {

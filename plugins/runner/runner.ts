@@ -6,7 +6,9 @@ import { newSessionId, runnerHash } from '#contracts/ids'
 import type { RunnerInfo, RunnerLink, RunnerSession, RunnerTopology } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
+import { usesVfs } from '#contracts/session-vfs'
 import type { SkillCache } from '#contracts/skills'
+import type { VfsManager } from '#contracts/vfs-manager'
 import type { BroadcastReceiver } from './broadcast.ts'
 import type { Conversations } from './conversations.ts'
 import type { Runs } from './runs.ts'
@@ -27,6 +29,8 @@ export interface RunnerParts {
   readonly broadcast: BroadcastReceiver
   /** Undefined: this runner keeps no skills. */
   readonly skills: SkillCache | undefined
+  /** Undefined: this runner has no VirtualFS. */
+  readonly vfs: VfsManager | undefined
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
   /** Runtimes this runner announces; empty: those that its sidecars report. */
@@ -44,7 +48,7 @@ export interface Runner extends RunnerLink, RunnerParts {
 }
 
 export function createRunner(parts: RunnerParts): Runner {
-  const { table, runs, conversations, broadcast, waiting } = parts
+  const { table, runs, conversations, broadcast, waiting, vfs } = parts
   const { sidecars, sandboxes } = parts.executors
   const instance = randomUUID()
   let hash: string | undefined
@@ -92,9 +96,13 @@ export function createRunner(parts: RunnerParts): Runner {
     getSession: async (tenantId, id) => table.find(tenantId, id),
     async deleteSession(tenantId, id) {
       const session = table.find(tenantId, id)
-      if (!session) return
+      // A session that is not here may have files that it wrote when it was, before a restart.
+      if (!session) return void vfs?.close(tenantId, id)
       table.remove(session)
-      void runs.shutdown(session).then(() => conversations.forget(session))
+      void runs.shutdown(session).then(() => {
+        conversations.forget(session)
+        if (usesVfs(session.profile)) void vfs?.close(tenantId, id)
+      })
     },
     hydrate: conversations.hydrate,
     exportState: conversations.exportState,
@@ -110,9 +118,8 @@ export function createRunner(parts: RunnerParts): Runner {
     invalidateSandbox: async (provider, sandboxId) => sandboxes?.invalidate(provider, sandboxId) ?? 0,
     delegations: async (tenantId, id) => waiting.take(tenantId, id),
     answerDelegation: async (...answer) => void waiting.answer(...answer),
-    // This runner has no VFS manager.
-    vfsLeases: async () => [],
-    vfsLease: async () => undefined,
+    vfsLeases: async (tenantId) => vfs?.leases(tenantId) ?? [],
+    vfsLease: async (tenantId, id, signal) => vfs?.lease(tenantId, id, signal),
   }
   return runner
 }

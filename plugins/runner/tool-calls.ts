@@ -5,6 +5,7 @@ import type { Replay } from '#contracts/replay'
 import type { RunnerSession, RunnerSessions } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SessionSandbox, ToolContext, Toolkit, ToolResult } from '#contracts/tools'
+import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
 import { Pace } from '#kit'
 import { hasSandbox, keyOf } from './sessions.ts'
@@ -27,7 +28,7 @@ const pace = { atOnce: 20, longestMs: 30_000 } as const
 export function createToolCalls(
   toolkit: Toolkit,
   runs: RunsUnderWay,
-  sandboxes: SandboxWorkers | undefined,
+  { sandboxes, vfs }: { readonly sandboxes: SandboxWorkers | undefined; readonly vfs: VfsManager | undefined },
 ): RunnerSessions['invokeTool'] {
   const turns = new Pace(pace)
   const turn = async ({ tenantId, limits }: RunnerSession, signal: AbortSignal): Promise<void> => {
@@ -50,8 +51,11 @@ export function createToolCalls(
     const stop = !run ? signal : ledger ? run.signal : AbortSignal.any([signal, run.signal])
     await turn(session, stop)
     const { profile } = session
-    const inSandbox: SessionSandbox['call'] = (tool, given, timeoutMs) =>
-      sandboxes!.callTool(session, tool, given, { signal: stop, timeoutMs })
+    const sandbox: SessionSandbox = {
+      call: (tool, given, timeoutMs) => sandboxes!.callTool(session, tool, given, { signal: stop, timeoutMs }),
+      settleFiles: () => sandboxes!.settleFiles(session, stop),
+    }
+    const files = vfs?.of(session)
     const context: ToolContext = {
       tenantId: session.tenantId,
       sessionId: session.id,
@@ -62,7 +66,8 @@ export function createToolCalls(
       signal: stop,
       ...(runId === '' || callId === undefined ? {} : { idempotencyKey: `${runId}:${callId}` }),
       ...(run ? { report: run.report } : {}),
-      ...(sandboxes && hasSandbox(profile) ? { sandbox: { call: inSandbox } } : {}),
+      ...(sandboxes && hasSandbox(profile) ? { sandbox } : {}),
+      ...(files ? { vfs: files } : {}),
     }
     if (!ledger) return toolkit.invoke(name, input, context)
     return ledger.call(name, input, callId, async () => {

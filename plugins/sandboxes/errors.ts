@@ -28,6 +28,16 @@ export const sandboxErrors = errorTable('sandboxes', {
   unknownCall: { status: 404, message: 'Nobody waits for this tool call.' },
   noState: { status: 404, message: 'There is no state of this session here.' },
 
+  // The files of the VirtualFS in a sandbox.
+  noVfs: { status: 404, message: 'The session of this worker does not use the VirtualFS, or this runner has none.' },
+  fileTooLarge: { status: 413, message: 'A file of a sandbox that goes to the VirtualFS may have 16 MiB.' },
+  lengthRequired: { status: 411, message: 'Send Content-Length with a file.' },
+  tooManyFileRequests: {
+    status: 429,
+    retry: true,
+    message: 'A worker may have 8 requests for files under way at once; send this one again when another one is over.',
+  },
+
   // How a run ends whose events do not come. The first two are as those of the link to a static sidecar.
   /** Nothing of the run was executed, so it may be sent again. */
   sidecarUnreachable: { status: 503, retry: true, message: 'The sandbox worker cannot be reached.' },

@@ -1,11 +1,12 @@
 import { Type } from '@sinclair/typebox'
-import { Base64Secret, CommaList, definePlugin, Duration, type PluginContext, Settings } from '#kernel'
+import { Base64Secret, CommaList, definePlugin, Duration, maybe, type PluginContext, Settings } from '#kernel'
 import { runnerHash } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
 import type { RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
 import { PlatformTools } from '#contracts/tools'
+import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { followTls } from '#kit'
 import { maxEventUploadBytes, maxEventUploadMs } from '#contracts/wire/worker'
@@ -29,6 +30,7 @@ import { createEgress } from './egress/routes.ts'
 import { EgressRuns } from './egress/run-egress.ts'
 import { createNewestOfAll, createWorkerAuth } from './hub/auth.ts'
 import { eventRoutes, pollRoutes, stateRoutes, toolRoutes } from './hub/routes.ts'
+import { fileRoutes, type FilesOf } from './file.routes.ts'
 
 const url = (description: string) => Type.Optional(Type.String({ pattern: '^https?://[^\\s]+$', description }))
 
@@ -74,7 +76,7 @@ export default definePlugin({
     ),
   }),
   errors: [sandboxErrors, workerTokenErrors, limitErrors, runnerErrors],
-  requires: { providers: SandboxProviders, tenants: SandboxTenants },
+  requires: { providers: SandboxProviders, tenants: SandboxTenants, vfs: maybe(VfsManager) },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {
     const { config, deps, log } = ctx
@@ -88,7 +90,11 @@ export default definePlugin({
     const hub = createHub(createWorkerTokens(signingKey.current, signingKey.previous), config.lostAfter, memory)
     ctx.onStop(async () => hub.close())
     const servers = modelServers(models)
-    mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: servers })
+    const filesOf: FilesOf = ({ tenantId, sessionId }) => {
+      const session = table.find(tenantId, sessionId)?.session
+      return session && deps.vfs?.of(session)
+    }
+    mountCallbacks(ctx, { hub, served: deps.providers.size > 0, models: servers, filesOf })
     const ca = followTls({ ca: config.egressCa }, log)
     const egress = new EgressRuns({ ca: () => ca?.files.ca })
     ctx.onStop(async () => {
@@ -129,6 +135,7 @@ export default definePlugin({
         egress,
         metrics,
         memory,
+        vfs: deps.vfs,
         log,
       }),
       hub,
@@ -143,12 +150,13 @@ interface CallbackOptions {
   readonly served: boolean
   /** The model servers that workers reach through this runner, by the name of the provider. */
   readonly models: ReadonlyMap<string, ModelServer>
+  readonly filesOf: FilesOf
 }
 
 /** Mounts the routes that workers call: for commands, events, state, tool results and egress. Specification 4.22. */
 export function mountCallbacks(
   { routes, onStop }: Pick<PluginContext, 'routes' | 'onStop'>,
-  { hub, served, models }: CallbackOptions,
+  { hub, served, models, filesOf }: CallbackOptions,
 ): void {
   const auth = createWorkerAuth(hub, served)
   const egress = createEgress(auth, models)
@@ -169,5 +177,6 @@ export function mountCallbacks(
       await app.register(stateRoutes(auth, newest))
     })
     routes(listener, egress.routes)
+    routes(listener, fileRoutes(auth, filesOf))
   }
 }

@@ -1,9 +1,13 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isAppError } from '#kernel'
-import type { RunnerSession, WorkerLease } from '#contracts/runner'
+import { restoredFromLog } from '#contracts/profiles'
+import type { WorkerLease } from '#contracts/leases'
+import type { RunnerSession } from '#contracts/runner'
 import type { SandboxState } from '#contracts/sandbox'
 import type { SidecarLink } from '#contracts/sidecar'
 import type { ToolResult } from '#contracts/tools'
+import type { VfsManager } from '#contracts/vfs-manager'
+import { settleFilesMs, settleFilesTool } from '#contracts/wire/worker'
 import type { PreparedRun, SandboxOrder, SandboxWorkers } from '#contracts/workers'
 import { ModelCalls } from './egress/calls.ts'
 import type { EgressRuns } from './egress/run-egress.ts'
@@ -30,12 +34,14 @@ export interface ServiceDeps {
   readonly egress: EgressRuns
   readonly metrics: Metrics
   readonly memory: CountedMemory
+  /** Undefined: this runner has no VirtualFS. */
+  readonly vfs: VfsManager | undefined
   readonly log: FastifyBaseLogger
 }
 
 /** What the runner may ask of the sandboxes of its sessions. */
 export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
-  const { table, workspaces, launcher, pools, substrates, metrics, memory, log } = deps
+  const { table, workspaces, pools, substrates, metrics, memory, vfs, log } = deps
   const leases = createLeases(table, workspaces)
   return {
     substrates: substrates.names,
@@ -46,7 +52,7 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
       const ready = await prepare(worker, order.resume, signal, metrics)
       return measured(worker, ready, order, deps)
     },
-    link: (session) => linkOf(session, table, launcher),
+    link: (session) => linkOf(session, deps),
     async callTool(session, name, input, options) {
       const { workerMode, sandbox: wanted } = session.profile
       if (workerMode !== 'sandbox' && wanted === undefined) return failed('This session has no sandbox.')
@@ -57,7 +63,8 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
         const { sandbox } = await unlessAborted(worker.ready(), options.signal)
         const { halting } = worker
         const signal = AbortSignal.any([options.signal, halting])
-        const result = await sandbox.channel.callTool(name, input, { ...options, signal })
+        const files = vfs?.of(session) !== undefined
+        const result = await sandbox.channel.callTool(name, input, { ...options, signal, vfs: files })
         if (halting.aborted && !options.signal.aborted) throw halting.reason
         return result
       } catch (err) {
@@ -67,6 +74,17 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
       } finally {
         leave()
       }
+    },
+    async settleFiles(session, signal) {
+      const worker = table.find(session.tenantId, session.id)
+      // Whatever else touches the files is a tool of the worker, which settles them itself.
+      if (!worker?.sandbox || worker.phase !== 'awake' || !hasOwnTools(session) || !vfs?.of(session)) return undefined
+      const { ok, content } = await worker.sandbox.channel.callTool(
+        settleFilesTool,
+        {},
+        { signal, timeoutMs: settleFilesMs, vfs: true },
+      )
+      return ok && content !== '' ? content : undefined
     },
     leases: leases.list,
     lease: leases.one,
@@ -86,6 +104,10 @@ export function createSandboxWorkers(deps: ServiceDeps): SandboxWorkers {
     sawProfile: pools.follow,
   }
 }
+
+/** Its runtime is in the sandbox, and may have tools that nobody but its vendor knows. */
+const hasOwnTools = ({ profile }: RunnerSession): boolean =>
+  profile.workerMode === 'sandbox' && !restoredFromLog(profile.runtime)
 
 const failed = (content: string): ToolResult => ({ ok: false, content })
 /** Tools that only add files. A shell deletes some as well. */
@@ -178,7 +200,7 @@ const sentences: Readonly<Record<Start, string | undefined>> = {
 }
 
 /** The link to the worker of a session; its sandbox is started at first use. */
-const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher): SidecarLink => ({
+const linkOf = (session: RunnerSession, { table, launcher, vfs }: ServiceDeps): SidecarLink => ({
   /** Starts nothing: a session without a sandbox is well when it can have one. */
   async health(signal) {
     launcher.substrateFor(session.tenantId, session.profile)
@@ -197,7 +219,8 @@ const linkOf = (session: RunnerSession, table: WorkerTable, launcher: Launcher):
       const { calls, egress } = worker
       if (!calls) throw new Error('a run was never prepared')
       const stop = AbortSignal.any([signal, worker.halting])
-      yield* sandbox.channel.run(envelope, stop, { runnerUrl: sandbox.runnerUrl, calls, egress })
+      const files = hasOwnTools(session) && vfs?.of(session) !== undefined
+      yield* sandbox.channel.run(envelope, stop, { runnerUrl: sandbox.runnerUrl, calls, egress, vfs: files })
     } catch (error) {
       // A worker that answered with 409 is alive. After any other failure it may be gone, even if a connection of it seems open.
       if (!signal.aborted && !(isAppError(error) && error.status === 409)) worker.doubt()

@@ -1,5 +1,6 @@
 import { skillScriptTool } from '#contracts/skills'
 import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
+import { settleFilesMs } from '#contracts/wire/worker'
 
 /** Tools that act inside a session's sandbox. A session has those that its profile lists. */
 export const createSandboxTools = (): Readonly<Record<string, PlatformTool>> => ({
@@ -12,8 +13,8 @@ export const createSandboxTools = (): Readonly<Record<string, PlatformTool>> => 
 
 /** How long a file tool may take, the start of a sandbox included. */
 const fileMs = 90_000
-/** A sandbox that is not there yet starts first; its start has a limit of its own. */
-const startMs = 65_000
+/** A sandbox that is not there yet starts first, which has a limit of its own; and its files are settled around the call. */
+const startMs = 65_000 + 2 * settleFilesMs
 const noSandbox: ToolResult = {
   ok: false,
   content: "This session has no sandbox: its profile names none (workerMode 'sandbox', or sandbox.provider).",

@@ -1,7 +1,8 @@
 import type { FastifyBaseLogger } from 'fastify'
 import { isClientId } from '#contracts/ids'
 import type { RunStore } from '#contracts/run-store'
-import type { Fleet, RunnerLink, VfsLease, WorkerLease } from '#contracts/runner'
+import type { VfsLease, WorkerLease } from '#contracts/leases'
+import type { Fleet, RunnerLink } from '#contracts/runner'
 import { sessionErrors } from './errors.ts'
 
 /** How long all runners together may take; one that has not answered by then is left out. Specification 4.7. */

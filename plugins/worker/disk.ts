@@ -37,7 +37,7 @@ export function createDisk(folder: string): Disk {
     },
     async write(sessionId, state) {
       await mkdir(folder, { recursive: true, mode: 0o700 })
-      await replace(fileOf(sessionId), encode(state))
+      await replaceFile(fileOf(sessionId), encode(state))
     },
     remove: (sessionId) => rm(fileOf(sessionId), { force: true }),
   }
@@ -86,7 +86,8 @@ function headOf(text: string): Head | undefined {
   }
 }
 
-async function replace(file: string, parts: readonly Uint8Array[]): Promise<void> {
+/** Writes a file so that it is whole or as it was before, also after a power cut. */
+export async function replaceFile(file: string, parts: readonly Uint8Array[]): Promise<void> {
   const fresh = `${file}.${process.pid}.new`
   try {
     const handle = await open(fresh, 'w', 0o600)

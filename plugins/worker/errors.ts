@@ -10,5 +10,7 @@ export const workerErrors = errorTable('worker', {
   workerRefused: { status: 401, about: 'The runner does not want this worker any more: it ends.' },
   stateTooLarge: { status: 413, message: "The session's state is larger than 64 MiB." },
   outsideWorkspace: { status: 403, about: 'A path of a tool call is not inside the workspace.' },
+  /** The runner, or the VirtualFS behind it, takes no such file. */
+  fileRefused: { status: 400, about: 'A file of the sandbox cannot be kept; the sentence says why.' },
   toolRefused: { status: 400, about: 'A tool did not do what it was asked; the sentence says why.' },
 })

@@ -1,6 +1,8 @@
+import { join } from 'node:path'
 import { Type } from '@sinclair/typebox'
 import { definePlugin, Duration, Settings } from '#kernel'
 import { LocalSidecars } from '#contracts/sidecar'
+import { vfsFolder } from '#contracts/wire/worker'
 import { createDisk } from './disk.ts'
 import { WorkerIdentity } from './identity/identity.ts'
 import { createTools } from './tools/tools.ts'
@@ -26,10 +28,15 @@ export default definePlugin({
     const link = ctx.deps.links.get('local')
     if (!link) throw new Error('this role executes no runs: add run-host')
     const { stateDir, drain } = ctx.config
+    const tools = await createTools(ctx.config, ctx.log)
     const worker = createWorker({
       identity: ctx.deps.identity,
       link,
-      tools: await createTools(ctx.config, ctx.log),
+      tools,
+      places: {
+        root: join(tools.workspace, vfsFolder),
+        memory: stateDir === undefined ? undefined : () => join(stateDir, `${ctx.deps.identity.sessionId}.vfs`),
+      },
       disk: stateDir === undefined ? undefined : createDisk(stateDir),
       log: ctx.log,
       drainMs: drain,

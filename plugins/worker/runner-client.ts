@@ -1,12 +1,12 @@
-import { Client, type Dispatcher, Pool } from 'undici'
 import { type AppError, isAppError } from '#kernel'
 import type { StateBundle } from '#contracts/runtime'
 import type { ToolResult } from '#contracts/tools'
 import { runtimeSessionIdHeader, workerProtocolHeader } from '#contracts/wire/sidecar'
 import { maxStateBytes, type PollAnswer, stateRevHeader, workerPaths, workerProtocol } from '#contracts/wire/worker'
-import { exchange, readBody } from '#kit'
+import { type Answer, connect, type Request } from './connection.ts'
 import type { WorkerIdentity } from './identity/identity.ts'
 import { workerErrors } from './errors.ts'
+import { type RemoteFiles, remoteFiles } from './vfs/remote.ts'
 
 export const isRefusal = (error: unknown): boolean => isAppError(error) && error.code === 'worker_refused'
 
@@ -30,17 +30,15 @@ export interface RunnerClient {
   putState(state: RevisedState, signal: AbortSignal): Promise<void>
   deleteState(rev: number, signal: AbortSignal): Promise<void>
   answerTool(callId: string, result: ToolResult, signal: AbortSignal): Promise<void>
+  /** The session's files of the VirtualFS. */
+  readonly files: RemoteFiles
   close(): Promise<void>
 }
 
-const connectMs = 5_000
 /** How much later than promised the answer to a poll may come. */
 const latePollMs = 15_000
-/** How long any other request than a poll may take. */
-const answerMs = 60_000
 /** The envelope of a run may have 24 MiB and more; what comes with it is small. */
 const maxPollBytes = 64 * 1024 * 1024
-const maxSmallBytes = 64 * 1024
 
 export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
   const connection = connect(identity)
@@ -91,78 +89,8 @@ export function createRunnerClient(identity: WorkerIdentity): RunnerClient {
       const headers = { 'content-type': 'application/json' }
       return tell({ method: 'PUT', path: paths().tool(callId), headers, body: JSON.stringify(result) }, signal)
     },
+    files: remoteFiles(identity, connection),
     close: connection.close,
-  }
-}
-
-type Request = Pick<Dispatcher.DispatchOptions, 'method' | 'path' | 'body'> & {
-  readonly headers?: Record<string, string>
-}
-
-/** An answer of the runner, read to its end. */
-interface Answer {
-  readonly status: number
-  readonly headers: Readonly<Record<string, string | string[] | undefined>>
-  /** Undefined when the body was longer than it may be. */
-  readonly bytes: Buffer | undefined
-}
-
-interface Connection {
-  ask(
-    request: Request,
-    limits: { readonly signal: AbortSignal; readonly ms?: number; readonly maxBytes?: number },
-  ): Promise<Answer>
-  /** Sends a stream that may take as long as it likes. */
-  send(request: Request, signal: AbortSignal): Promise<Answer>
-  close(): Promise<void>
-}
-
-function connect(identity: WorkerIdentity): Connection {
-  const { origin } = new URL(identity.runnerUrl)
-  const prefix = identity.runnerUrl.slice(origin.length)
-  const pool = new Pool(origin, { connections: null, pipelining: 1, connect: { timeout: connectMs } })
-  const uploads = new Set<Client>()
-  const lost = (cause: Error): Error => workerErrors.runnerUnreachable({ cause })
-  const exchanged = async (
-    dispatcher: Dispatcher,
-    request: Request,
-    signal: AbortSignal,
-    maxBytes: number,
-  ): Promise<Answer> => {
-    const sent = {
-      ...request,
-      path: prefix + request.path,
-      headers: { authorization: `Bearer ${identity.token}`, ...request.headers },
-      headersTimeout: 0,
-      bodyTimeout: 0,
-    }
-    const { status, headers, body } = await exchange(dispatcher, sent, { signal, lost })
-    return { status, headers, bytes: await readBody(body, maxBytes) }
-  }
-  return {
-    async ask(request, { signal, ms = answerMs, maxBytes = maxSmallBytes }) {
-      const limit = AbortSignal.timeout(ms)
-      try {
-        return await exchanged(pool, request, AbortSignal.any([signal, limit]), maxBytes)
-      } catch (cause) {
-        throw limit.aborted ? workerErrors.runnerUnreachable({ cause }) : cause
-      }
-    },
-    async send(request, signal) {
-      // A connection of its own: one that was used before may be dying, and the lines of a run can be sent only once. The body
-      // may wait for its runtime and for the runner's reader without a limit: the run has a deadline.
-      const client = new Client(origin, { connect: { timeout: connectMs }, headersTimeout: 0, bodyTimeout: 0 })
-      uploads.add(client)
-      try {
-        return await exchanged(client, request, signal, maxSmallBytes)
-      } finally {
-        uploads.delete(client)
-        await client.destroy()
-      }
-    },
-    async close() {
-      await Promise.all([pool, ...uploads].map((dispatcher) => dispatcher.destroy()))
-    },
   }
 }
 

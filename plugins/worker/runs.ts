@@ -1,12 +1,13 @@
 import type { FastifyBaseLogger } from 'fastify'
-import { isAppError } from '#kernel'
+import { isAppError, linesOf } from '#kernel'
 import type { EgressAccess } from '#contracts/egress'
 import type { RunEnvelope } from '#contracts/run-envelope'
-import { createEventEncoder } from '#contracts/run-event'
+import { createEventEncoder, peekType } from '#contracts/run-event'
 import type { SidecarLink } from '#contracts/sidecar'
 import { type Lifetime, persist } from './persist.ts'
 import type { Conversation } from './conversation.ts'
 import type { RunnerClient } from './runner-client.ts'
+import type { FilesCopy } from './vfs/copy.ts'
 
 export interface Runs {
   start(envelope: RunEnvelope, conversation: Conversation): void
@@ -20,6 +21,7 @@ export interface Runs {
 export interface RunsOptions {
   readonly link: SidecarLink
   readonly runner: RunnerClient
+  readonly files: FilesCopy
   readonly log: FastifyBaseLogger
   readonly life: Lifetime
 }
@@ -27,7 +29,7 @@ export interface RunsOptions {
 /** How long the runner may take to confirm a run that it has the last byte of. */
 const confirmMs = 60_000
 
-export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
+export function createRuns({ link, runner, files, log, life }: RunsOptions): Runs {
   const active = new Map<
     string,
     { readonly stop: AbortController; readonly over: Promise<void>; readonly egress: EgressAccess | undefined }
@@ -35,9 +37,13 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
 
   const execute = async (envelope: RunEnvelope, conversation: Conversation, stop: AbortController): Promise<void> => {
     await conversation.prepare(envelope.profile.runtime)
+    // A runtime with tools of its own touches files whenever it likes: it finds what others wrote before, and what it wrote is kept
+    // when its run is over.
+    const settle = envelope.vfs ? files : undefined
+    await settle?.settle(stop.signal)
     const run = begin(link, envelope, stop.signal)
     try {
-      await deliver(run, envelope.runId)
+      await deliver(run, envelope.runId, async () => void (await settle?.settleIfTouched(life.over)))
     } catch (err) {
       if (!life.over.aborted) log.warn({ err, runId: envelope.runId }, 'a run could not be uploaded')
       // The runner does not take the rest of the events.
@@ -49,7 +55,7 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
   }
 
   /** Lines that were sent are gone, so only an upload that has sent nothing is tried again. */
-  const deliver = (run: BegunRun, runId: string): Promise<void> => {
+  const deliver = (run: BegunRun, runId: string, beforeEnd: () => Promise<void>): Promise<void> => {
     const attempt = async (): Promise<void> => {
       const late = new AbortController()
       let timer: NodeJS.Timeout | undefined
@@ -58,6 +64,7 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
       const lines = async function* (): AsyncGenerator<Buffer> {
         for (let line = await run.first; !line.done; line = await run.next()) {
           sent = true
+          if (endsRun(line.value)) await beforeEnd()
           yield line.value
           // A dead connection may pull once more; the line would be lost to the next connection.
           if (over) return
@@ -94,6 +101,12 @@ export function createRuns({ link, runner, log, life }: RunsOptions): Runs {
       clearTimeout(timer)
     },
   }
+}
+
+const endsRun = (chunk: Buffer): boolean => {
+  const last = [...linesOf(chunk)].at(-1)
+  const type = last && peekType(last)
+  return type === 'result' || type === 'error'
 }
 
 interface BegunRun {

@@ -1,7 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { FastifyBaseLogger } from 'fastify'
 import type { SidecarLink } from '#contracts/sidecar'
-import { type PollAnswer, pollMs, type WorkerCommand } from '#contracts/wire/worker'
+import type { ToolResult } from '#contracts/tools'
+import { type PollAnswer, pollMs, settleFilesTool, type WorkerCommand } from '#contracts/wire/worker'
 import { retry } from '#kit'
 import { type Lifetime, persist, waits } from './persist.ts'
 import { createConversation, type Conversation } from './conversation.ts'
@@ -10,6 +11,7 @@ import type { WorkerIdentity } from './identity/identity.ts'
 import { createRunnerClient, isRefusal, type RunnerClient } from './runner-client.ts'
 import { createRuns, type Runs } from './runs.ts'
 import type { Tools } from './tools/tools.ts'
+import { FilesCopy, type FilesCopyOptions } from './vfs/copy.ts'
 
 export interface WorkerOptions {
   readonly identity: WorkerIdentity
@@ -17,6 +19,8 @@ export interface WorkerOptions {
   readonly link: SidecarLink
   readonly tools: Tools
   readonly disk: Disk | undefined
+  /** Where the files of the VirtualFS are, and what is known of them. */
+  readonly places: Pick<FilesCopyOptions, 'root' | 'memory'>
   readonly log: FastifyBaseLogger
   /** A stopping worker lets its run end for this long. */
   readonly drainMs: number
@@ -40,13 +44,13 @@ const resultMs = 60_000
 
 /** Asks the runner of one session for work, and does it. */
 export function createWorker(options: WorkerOptions): Worker {
-  const { identity, link, disk, log } = options
+  const { identity, link, disk, places, log } = options
   const runner = createRunnerClient(identity)
-  const polling = new AbortController()
-  const delivering = new AbortController()
+  const [polling, delivering] = [new AbortController(), new AbortController()]
   const life = { stopping: polling.signal, over: delivering.signal }
-  const runs = createRuns({ link, runner, log, life })
-  const calls = createToolCalls({ tools: options.tools, runs, runner, log, life })
+  const files = new FilesCopy({ ...places, remote: runner.files, log })
+  const runs = createRuns({ link, runner, files, log, life })
+  const calls = createToolCalls({ tools: options.tools, runs, runner, files, log, life })
   const poll = createPoll(runner, log, polling.signal)
   const converse = (): Conversation =>
     createConversation({ sessionId: identity.sessionId, link, runner, disk, log, life })
@@ -58,6 +62,7 @@ export function createWorker(options: WorkerOptions): Worker {
     identity.bind(sessionId, token)
     // The commands of another session are numbered from 1 again.
     after = 0
+    files.begin()
     conversation = converse()
     await conversation.restore()
   }
@@ -154,18 +159,36 @@ interface ToolCallsOptions {
   readonly tools: Tools
   readonly runs: Pick<Runs, 'egress'>
   readonly runner: RunnerClient
+  readonly files: FilesCopy
   readonly log: FastifyBaseLogger
   readonly life: Lifetime
 }
 
+type Command = Extract<WorkerCommand, { kind: 'tool' }>
+
 /** Calls of the tools on this machine, each answered on its own. */
-function createToolCalls({ tools, runs, runner, log, life }: ToolCallsOptions) {
+function createToolCalls({ tools, runs, runner, files, log, life }: ToolCallsOptions) {
   const active = new Map<string, AbortController>()
-  const call = async ({ callId, name, input, timeoutMs }: Extract<WorkerCommand, { kind: 'tool' }>): Promise<void> => {
+  /** The files are settled before the call, so that it sees what others wrote, and behind it if it has touched any. */
+  const withFiles = async (
+    { name }: Command,
+    signal: AbortSignal,
+    execute: () => Promise<ToolResult>,
+  ): Promise<ToolResult> => {
+    const before = await files.settle(signal)
+    if (name === settleFilesTool) return { ok: true, content: before }
+    const { ok, content } = await execute()
+    const note = (await files.settleIfTouched(signal)) || before
+    return { ok, content: note === '' ? content : `${content}\n${note}` }
+  }
+  const call = async (command: Command): Promise<void> => {
+    const { callId, name, input, timeoutMs, vfs = false } = command
     const stop = new AbortController()
     active.set(callId, stop)
     try {
-      const result = await tools.call(name, input, { signal: stop.signal, timeoutMs, egress: runs.egress })
+      const { signal } = stop
+      const execute = () => tools.call(name, input, { signal, timeoutMs, egress: runs.egress })
+      const result = vfs ? await withFiles(command, signal, execute) : await execute()
       if (stop.signal.aborted) return
       await persist(() => runner.answerTool(callId, result, life.over), life, resultMs)
     } catch (err) {

@@ -5,6 +5,8 @@ import { maxReplayBytes } from '../replay.ts'
 import { RunnerInfo } from '../runner.ts'
 import { sessionStatuses, type SessionStatus } from '../sessions.ts'
 
+export { VfsLease, WorkerLease } from '../leases.ts'
+
 // The bodies of the runner's wire, and how large they may be.
 
 /** Tenant of a call: a trusted network, so it is a plain header. Specification 4.22. */

@@ -2,7 +2,7 @@ import { type TObject, type TSchema, Type } from '@sinclair/typebox'
 import { BroadcastPage, BroadcastRevisions } from '../broadcast.ts'
 import { Delegation, DelegationAnswer } from '../delegation.ts'
 import { Profile, profileName } from '../profiles.ts'
-import { ExecuteRun, RunnerTopology, RunnerUsage, UnsavedSession, VfsLease, WorkerLease } from '../runner.ts'
+import { ExecuteRun, RunnerTopology, RunnerUsage, UnsavedSession } from '../runner.ts'
 import { limitErrors } from '../limits.ts'
 import { runnerErrors, sidecarLinkErrors } from '../runner-errors.ts'
 import { bundleForms } from './sidecar.ts'
@@ -313,24 +313,24 @@ export const runnerWire = {
     reply: done,
   },
 
-  vfsLeases: { ...leases('List VirtualFS leases', VfsLease), path: '/runner/vfs/leases' },
+  vfsLeases: { ...leases('List VirtualFS leases', bodies.VfsLease), path: '/runner/vfs/leases' },
   workerLeases: {
-    ...leases('List sandbox workers', WorkerLease),
+    ...leases('List sandbox workers', bodies.WorkerLease),
     path: '/runner/worker/leases',
     errors: [runnerErrors.upstream],
   },
   vfsLease: {
     ...of('leases'),
-    ...inGet(VfsLease),
+    ...inGet(bodies.VfsLease),
     path: '/runner/sessions/:id/vfs-lease',
     summary: 'Show the VirtualFS lease of a session',
     ...ofSession,
-    errors: [runnerErrors.noVfsSession],
+    errors: [runnerErrors.noVfsSession, runnerErrors.upstream],
     absent: true,
   },
   workerLease: {
     ...of('leases'),
-    ...inGet(WorkerLease),
+    ...inGet(bodies.WorkerLease),
     path: '/runner/sessions/:id/worker',
     summary: 'Show the sandbox worker of a session',
     ...ofSession,

@@ -32,6 +32,8 @@ export const WorkerCommand = Type.Union([
     name: Type.String(),
     input: Type.Record(Type.String(), Type.Unknown()),
     timeoutMs: Type.Integer({ minimum: 1 }),
+    /** The session uses the VirtualFS: its files in the workspace are settled before the call and after it. */
+    vfs: Type.Optional(Type.Literal(true)),
   }),
   /** The result of that tool call is not needed any more. */
   Type.Object({ ...command('tool_cancel'), callId: Type.String() }),
@@ -49,6 +51,13 @@ export const PollAnswer = Type.Object({
   token: Type.Optional(Type.String({ description: 'Replaces the token that the worker has.' })),
 })
 export type PollAnswer = Static<typeof PollAnswer>
+
+/** How long the files of a sandbox may take to be settled, before a tool call and once more behind it. */
+export const settleFilesMs = 20_000
+/** The tool of a worker that does nothing: calling it settles the files. */
+export const settleFilesTool = 'settle_files'
+/** Where a sandbox has the mounts of its session, in the workspace: `vfs/<mount>/<path>`. */
+export const vfsFolder = 'vfs'
 
 export const workerPaths = (sessionId: string) => {
   const base = `/runner/worker/${encodeURIComponent(sessionId)}`
@@ -68,6 +77,11 @@ export const workerPaths = (sessionId: string) => {
     mcpServer: (name: string) => `${base}/mcp-servers/${encodeURIComponent(name)}`,
     /** `…/{host}/{path}` stands for `https://{host}/{path}`, as far as the profile of the run lets it. */
     egress: `${base}/egress`,
+    /** `GET`: a `VfsTree`, with an `ETag`. */
+    vfsTree: `${base}/vfs`,
+    /** `GET`, `PUT`, `DELETE`, with `If-Match` and `If-None-Match` as on the VirtualFS server. */
+    vfsFile: (mount: string, path: string) =>
+      `${base}/vfs/${encodeURIComponent(mount)}/${path.split('/').map(encodeURIComponent).join('/')}`,
     sessionMcp: `/runner/sessions/${encodeURIComponent(sessionId)}/mcp`,
   }
 }

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { AppError } from '#kernel'
-import type { RunnerTopology, WorkerLease } from '#contracts/runner'
+import type { WorkerLease } from '#contracts/leases'
+import type { RunnerTopology } from '#contracts/runner'
 import type { SandboxWorkers } from '#contracts/workers'
 import { answer, execute, type Fixture, hang, profile, run, runnerOf, until } from './fixtures.ts'
 

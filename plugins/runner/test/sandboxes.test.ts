@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { AppError } from '#kernel'
 import { createEventEncoder } from '#contracts/run-event'
-import type { RunnerSession, WorkerLease } from '#contracts/runner'
+import type { WorkerLease } from '#contracts/leases'
+import type { RunnerSession } from '#contracts/runner'
 import type { UsageEvent } from '#contracts/run-event'
 import type { MeasuredCalls, SandboxOrder, SandboxWorkers } from '#contracts/workers'
 import { testProfile } from '#testing'
@@ -65,6 +66,7 @@ function sandboxes() {
     async callTool(session, name, input, { timeoutMs }) {
       return { ok: true, content: JSON.stringify([session.id, name, input, timeoutMs]) }
     },
+    settleFiles: async () => undefined,
     has: () => false,
     countIn() {},
     usage: () => ({ sandboxes: 2, workspaceBytes: 7 }),

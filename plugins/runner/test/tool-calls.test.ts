@@ -271,7 +271,11 @@ test('a sidecar that does not stamp its lines may be reported between, and a rep
 
 test('the calls of a tenant take turns: some pass at once, and one that would wait for too long is refused', async () => {
   const toolkit = { specs: () => [], invoke: async () => ({ ok: true, content: 'done' }) } as unknown as Toolkit
-  const call = createToolCalls(toolkit, { ledgers: new Ledgers(), of: () => undefined }, undefined)
+  const call = createToolCalls(
+    toolkit,
+    { ledgers: new Ledgers(), of: () => undefined },
+    { sandboxes: undefined, vfs: undefined },
+  )
   const outcomes = async (tenantId: string, limits: RunnerSession['limits'], count: number): Promise<number[]> => {
     const session = { id: 's', tenantId, tools: ['clock'], profile, limits } as unknown as RunnerSession
     const calls = Array.from({ length: count }, () => call(session, 'clock', {}, new AbortController().signal))

@@ -3,7 +3,7 @@ import { type AppError, linesOf } from '#kernel'
 import type { McpServer } from '#contracts/mcp-servers'
 import type { RunEnvelope } from '#contracts/run-envelope'
 import { parseLine, peekType } from '#contracts/run-event'
-import { workerPaths } from '#contracts/wire/worker'
+import { settleFilesMs, workerPaths } from '#contracts/wire/worker'
 import type { ToolResult } from '#contracts/tools'
 import type { ModelCalls } from '../egress/calls.ts'
 import type { RunEgress } from '../egress/run-egress.ts'
@@ -21,6 +21,8 @@ export interface RunWay {
   readonly calls: ModelCalls
   /** The hosts that its sandbox may reach; none unless given. */
   readonly egress?: RunEgress | undefined
+  /** Its runtime may touch files of the VirtualFS by itself. */
+  readonly vfs?: boolean
 }
 
 /** The runs of one worker, one at a time. */
@@ -49,7 +51,7 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
   let current: UnderWay | undefined
   let closed = false
   return {
-    async *run(envelope, signal, { runnerUrl, calls, egress }) {
+    async *run(envelope, signal, { runnerUrl, calls, egress, vfs }) {
       // The last token of a worker that slept for a day may have expired.
       const credential = await token.fresh()
       if (closed) throw sandboxErrors.sidecarUnreachable()
@@ -57,11 +59,12 @@ export function createWorkerRuns(mailbox: Mailbox, presence: Presence, token: Is
       signal.throwIfAborted()
       const { runId, mcpServers = [] } = envelope
       const events = awaitEvents(runId, envelope.resume === true)
-      const told = envelopeForWorker(envelope, runnerUrl, credential)
-      const command = mailbox.push({
-        kind: 'run',
-        envelope: egress ? { ...told, egress: egress.accessAt(runnerUrl) } : told,
-      })
+      const told = {
+        ...envelopeForWorker(envelope, runnerUrl, credential),
+        ...(egress ? { egress: egress.accessAt(runnerUrl) } : {}),
+        ...(vfs ? { vfs } : {}),
+      }
+      const command = mailbox.push({ kind: 'run', envelope: told })
       const withdraw = (): boolean => mailbox.withdraw(command)
       current = { events, mcpServers, calls, withdraw }
       const abort = (): void => events.end(signal.reason as Error)
@@ -186,10 +189,11 @@ function envelopeForWorker(envelope: RunEnvelope, runnerUrl: string, token: stri
 const graceMs = 1_000
 
 export interface WorkerToolCalls {
+  /** `vfs`: the files of the sandbox are settled around the call, which takes time of its own. */
   call(
     name: string,
     input: Readonly<Record<string, unknown>>,
-    options: { readonly signal: AbortSignal; readonly timeoutMs: number },
+    options: { readonly signal: AbortSignal; readonly timeoutMs: number; readonly vfs?: boolean },
   ): Promise<ToolResult>
   /** False when nobody waits for it. */
   answer(callId: string, result: ToolResult): boolean
@@ -204,7 +208,7 @@ export function createWorkerToolCalls(mailbox: Mailbox, presence: Presence): Wor
   const waiting = new Map<string, (result: ToolResult) => void>()
   let closed = false
   return {
-    call(name, input, { signal, timeoutMs }) {
+    call(name, input, { signal, timeoutMs, vfs = false }) {
       if (closed) return Promise.resolve(gone)
       if (signal.aborted) return Promise.resolve(failed('The call was cancelled.'))
       return new Promise((resolve) => {
@@ -221,11 +225,15 @@ export function createWorkerToolCalls(mailbox: Mailbox, presence: Presence): Wor
           settle(failed(content))
         }
         const cancel = (): void => giveUp('The call was cancelled.')
-        const late = setTimeout(() => giveUp('The sandbox took too long.'), timeoutMs + graceMs)
+        const late = setTimeout(
+          () => giveUp('The sandbox took too long.'),
+          timeoutMs + (vfs ? 2 * settleFilesMs : 0) + graceMs,
+        )
         const stopWatching = presence.watch(() => giveUp('The sandbox does not answer.'))
         signal.addEventListener('abort', cancel, { once: true })
         waiting.set(callId, settle)
-        const command = mailbox.push({ kind: 'tool', callId, name, input: { ...input }, timeoutMs })
+        const files = vfs ? { vfs } : {}
+        const command = mailbox.push({ kind: 'tool', callId, name, input: { ...input }, timeoutMs, ...files })
       })
     },
     answer(callId, result) {

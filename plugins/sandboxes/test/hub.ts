@@ -6,6 +6,7 @@ import { workerProtocolHeader } from '#contracts/wire/sidecar'
 import { workerPaths, workerProtocol } from '#contracts/wire/worker'
 import { type SessionMemory, WorkerHub } from '#contracts/workers'
 import { type EnvelopeFields, startScriptedWorker, testEnvelope, testKernel, type WorkerScript } from '#testing'
+import type { FilesOf } from '../file.routes.ts'
 import { mountCallbacks } from '../index.ts'
 import { ModelCalls, type ModelCallsOptions } from '../egress/calls.ts'
 import { modelServers } from '../egress/model-servers.ts'
@@ -19,20 +20,28 @@ export interface HubOptions {
   readonly models?: Parameters<typeof modelServers>[0]
   readonly served?: boolean
   readonly memory?: SessionMemory
+  readonly filesOf?: FilesOf
 }
 
 export const listeners = ['runner', 'workers'] as const
 
 /** The hub without sandboxes: each test connects the workers itself. */
 export function hubPlugin(options: HubOptions = {}): { readonly hub: Hub; readonly plugin: Plugin } {
-  const { tokens = plainTokens, lostMs = 15_000, models = {}, served = true, memory } = options
+  const {
+    tokens = plainTokens,
+    lostMs = 15_000,
+    models = {},
+    served = true,
+    memory,
+    filesOf = () => undefined,
+  } = options
   const hub = createHub(tokens, lostMs, memory)
   const plugin = definePlugin({
     name: 'hub',
     provides: { hub: WorkerHub },
     async setup(ctx) {
       ctx.onStop(async () => hub.close())
-      mountCallbacks(ctx, { hub, served, models: modelServers(models) })
+      mountCallbacks(ctx, { hub, served, models: modelServers(models), filesOf })
       return { hub }
     },
   })

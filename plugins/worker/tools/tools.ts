@@ -10,6 +10,8 @@ import { createWorkspace } from './workspace.ts'
 
 /** Tools that act on the machine of a worker, inside one folder. */
 export interface Tools {
+  /** The agent's folder, as it really is. */
+  readonly workspace: string
   /** Never rejects for a tool's own failure. */
   call(name: string, input: Readonly<Record<string, unknown>>, limits: CallLimits): Promise<ToolResult>
 }
@@ -52,6 +54,7 @@ export async function createTools(settings: ToolsSettings, log: FastifyBaseLogge
     ['run_script', tool(ScriptInput, (input, limits) => runScript(machine, input, limits))],
   ])
   return {
+    workspace: workspace.root,
     async call(name, input, limits) {
       const found = tools.get(name)
       if (!found) return failed(`There is no tool '${name}' in this sandbox; it has: ${[...tools.keys()].join(', ')}.`)

@@ -1,0 +1,189 @@
+import { createHash } from 'node:crypto'
+import { Readable } from 'node:stream'
+import { Type } from '@sinclair/typebox'
+import type { FastifyReply, FastifyRequest } from 'fastify'
+import { access, type App, failures, negotiated, NoContent, notFound } from '#kernel'
+import { objectErrors } from '#contracts/object-store'
+import { copyBounds, type SessionVfs, VfsTree } from '#contracts/session-vfs'
+import { isVfsPath, mountName, VfsEntry, vfsErrors } from '#contracts/vfs'
+import { sandboxErrors } from './errors.ts'
+import { whileCalled, type WorkerAuth } from './hub/auth.ts'
+import { refusals, tags, takeStreams } from './hub/routes.ts'
+import type { RemoteWorker } from './hub/worker.ts'
+
+/** The VirtualFS of the session of a worker; undefined when it uses none. */
+export type FilesOf = (worker: RemoteWorker) => SessionVfs | undefined
+
+/** How many requests of one worker may be under way at once. */
+const mostAtOnce = 8
+
+const WorkerParams = Type.Object({ id: Type.String({ maxLength: 128, description: 'Of the session.' }) })
+const FileParams = Type.Object({
+  ...WorkerParams.properties,
+  mount: mountName,
+  '*': Type.String({ description: 'The path below the mount.' }),
+})
+const Tag = Type.Optional(Type.String({ maxLength: 300, pattern: '^("[^"]*"|\\*)$' }))
+const known = [
+  ...refusals,
+  sandboxErrors.noVfs,
+  sandboxErrors.tooManyFileRequests,
+  vfsErrors.noVfsSession,
+  vfsErrors.mountUnavailable,
+  vfsErrors.vfsUpstreamUnavailable,
+]
+const ofFile = [...known, vfsErrors.invalidPath, vfsErrors.mountNotAllowed, vfsErrors.readOnlyMount]
+
+/**
+ * The VirtualFS for the worker in a sandbox, which copies files in and out by itself: the runner looks at no file of a sandbox, and the
+ * worker gets no further than the lease of its session. In a scope of their own: bodies are streams.
+ */
+export const fileRoutes = (auth: WorkerAuth, filesOf: FilesOf) => async (app: App) => {
+  takeStreams(app)
+  auth.protect(app)
+  const begin = createBegin(auth, filesOf)
+  readRoutes(app, begin)
+  writeRoutes(app, begin)
+}
+
+/** Lets a request in, and counts it until it is over. */
+type Begin = (request: FastifyRequest, reply: FastifyReply) => SessionVfs
+
+function createBegin(auth: WorkerAuth, filesOf: FilesOf): Begin {
+  const underWay = new WeakMap<RemoteWorker, number>()
+  return (request, reply) => {
+    const { worker } = auth.of(request)
+    const files = filesOf(worker)
+    if (!files) throw sandboxErrors.noVfs()
+    const count = underWay.get(worker) ?? 0
+    if (count >= mostAtOnce) throw sandboxErrors.tooManyFileRequests({ headers: { 'retry-after': '1' } })
+    underWay.set(worker, count + 1)
+    reply.raw.once('close', () => underWay.set(worker, underWay.get(worker)! - 1))
+    worker.seen()
+    return files
+  }
+}
+
+const place = ({ mount, '*': path }: { readonly mount: string; readonly '*': string }): [string, string] => {
+  if (!isVfsPath(path)) throw vfsErrors.invalidPath()
+  return [mount, path]
+}
+
+function readRoutes(app: App, begin: Begin): void {
+  app.get(
+    '/runner/worker/:id/vfs',
+    {
+      ...access('worker'),
+      exposeHeadRoute: false,
+      schema: {
+        tags,
+        summary: "List the session's files of the VirtualFS",
+        description: 'As far as a sandbox has them as files. 304 for the `ETag` of a list that is still right.',
+        params: WorkerParams,
+        response: { 200: VfsTree, 304: NoContent, ...failures(...known) },
+      },
+    },
+    async (request, reply) => {
+      const tree = await begin(request, reply).tree({ signal: whileCalled(reply) })
+      const text = JSON.stringify(tree)
+      const etag = `"${createHash('sha256').update(text).digest('base64url')}"`
+      void reply.header('etag', etag)
+      if (request.headers['if-none-match'] === etag) return reply.code(304).send()
+      return reply.serializer(() => text).send(tree)
+    },
+  )
+  app.get(
+    '/runner/worker/:id/vfs/:mount/*',
+    {
+      ...access('worker'),
+      exposeHeadRoute: false,
+      schema: {
+        tags,
+        summary: 'Read a file of the VirtualFS',
+        params: FileParams,
+        response: {
+          200: negotiated('Its bytes.', { 'application/octet-stream': Type.String({ format: 'binary' }) }),
+          ...failures(...ofFile, notFound, sandboxErrors.fileTooLarge),
+        },
+      },
+    },
+    async (request, reply) => {
+      const files = begin(request, reply)
+      const file = await files.read(...place(request.params), { signal: whileCalled(reply) })
+      if (!file) throw notFound()
+      const body = Readable.from(file.body)
+      const { bytes, etag } = file.entry
+      if (bytes !== undefined && bytes > copyBounds.fileBytes) {
+        body.destroy()
+        throw sandboxErrors.fileTooLarge()
+      }
+      if (bytes !== undefined) void reply.header('content-length', bytes)
+      if (etag !== undefined) void reply.header('etag', `"${etag}"`)
+      return reply.type('application/octet-stream').send(body)
+    },
+  )
+}
+
+function writeRoutes(app: App, begin: Begin): void {
+  app.put(
+    '/runner/worker/:id/vfs/:mount/*',
+    {
+      ...access('worker', { upload: true }),
+      schema: {
+        tags,
+        summary: 'Write a file of the VirtualFS',
+        description: 'With `If-Match` or `If-None-Match: *`. Nothing of a body that breaks off is kept.',
+        consumes: ['application/octet-stream'],
+        params: FileParams,
+        headers: Type.Object({ 'if-match': Tag, 'if-none-match': Type.Optional(Type.Literal('*')) }),
+        body: Type.Unknown({ description: 'The bytes.' }),
+        response: {
+          200: VfsEntry,
+          ...failures(
+            ...ofFile,
+            objectErrors.preconditionFailed,
+            sandboxErrors.lengthRequired,
+            sandboxErrors.fileTooLarge,
+          ),
+        },
+      },
+    },
+    async (request, reply) => {
+      const files = begin(request, reply)
+      const where = place(request.params)
+      const { 'content-length': length, 'if-match': match, 'if-none-match': none } = request.headers
+      if (length === undefined) throw sandboxErrors.lengthRequired()
+      if (Number(length) > copyBounds.fileBytes) throw sandboxErrors.fileTooLarge()
+      const when = {
+        ...(match === undefined ? {} : { ifMatch: unquoted(match) }),
+        ...(none ? { ifNoneMatch: none } : {}),
+      }
+      // An empty body is no body to its parser.
+      const body = Number(length) === 0 ? Buffer.alloc(0) : (request.body as Readable)
+      return files.write(...where, { body, ...when }, { signal: whileCalled(reply) })
+    },
+  )
+  app.delete(
+    '/runner/worker/:id/vfs/:mount/*',
+    {
+      ...access('worker'),
+      schema: {
+        tags,
+        summary: 'Delete a file of the VirtualFS',
+        description: 'Only as `If-Match` says. One that is not there is no error.',
+        params: FileParams,
+        headers: Type.Object({ 'if-match': Tag }),
+        response: { 204: NoContent, ...failures(...ofFile, objectErrors.preconditionFailed) },
+      },
+    },
+    async (request, reply) => {
+      const files = begin(request, reply)
+      const { 'if-match': match } = request.headers
+      const when = match === undefined ? {} : { ifMatch: unquoted(match) }
+      await files.remove(...place(request.params), { signal: whileCalled(reply), ...when })
+      return reply.code(204).send()
+    },
+  )
+}
+
+const unquoted = (tag: string): string => tag.replace(/^"|"$/g, '')

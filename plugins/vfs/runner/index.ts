@@ -1,0 +1,60 @@
+import { Type } from '@sinclair/typebox'
+import { Gauge } from 'prom-client'
+import { definePlugin, Settings } from '#kernel'
+import { limitErrors } from '#contracts/limits'
+import { objectErrors } from '#contracts/object-store'
+import { Signers } from '#contracts/signing'
+import { PlatformTools } from '#contracts/tools'
+import { vfsErrors } from '#contracts/vfs'
+import { VfsManager } from '#contracts/vfs-manager'
+import { followTls, PeerTls } from '#kit'
+import { createVfsClient } from '../client.ts'
+import { Leases } from './leases.ts'
+import { fileTools } from './tools.ts'
+
+/** The VirtualFS of a runner's sessions: their leases on its server, and the tools by which agents use it. */
+export default definePlugin({
+  name: 'vfs-manager',
+  config: Settings({
+    baseUrl: Type.Optional(
+      Type.String({
+        pattern: '^https?://[^\\s]+$',
+        description:
+          'Of the VirtualFS server; the listener vfs of this role unless given. With neither sessions have no VirtualFS.',
+      }),
+    ),
+    tls: PeerTls,
+  }),
+  errors: [vfsErrors, objectErrors, limitErrors],
+  requires: { signers: Signers },
+  provides: { manager: VfsManager, tools: PlatformTools },
+  async setup({ config, deps, listeners, metrics, log, urlOf, onStop }) {
+    const baseUrl = config.baseUrl ?? (listeners.includes('vfs') ? () => urlOf('vfs') : undefined)
+    if (baseUrl === undefined) return { manager: nothing, tools: {} }
+    const signer = deps.signers.get('vfs')
+    if (!signer) {
+      throw new Error(
+        'requests to the VirtualFS server cannot be signed: set VFS_INTERNAL_SIGNING_KEY_CURRENT to the same key as on that server',
+      )
+    }
+    const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
+    onStop(() => client.dispose())
+    const manager = new Leases(client, log)
+    const gauge: Gauge = new Gauge({
+      name: 'runner_vfs_leases',
+      help: 'Sessions of this runner that have used the VirtualFS.',
+      registers: [metrics],
+      collect: () => gauge.set(manager.size),
+    })
+    return { manager, tools: Object.fromEntries(fileTools.map((tool) => [tool.name, tool])) }
+  },
+})
+
+/** Of a runner without a VirtualFS server. */
+const nothing: VfsManager = {
+  of: () => undefined,
+  leases: () => [],
+  lease: async () => undefined,
+  forget() {},
+  async close() {},
+}

@@ -1,0 +1,156 @@
+import { type AppError, isAppError } from '#kernel'
+import type { VfsLease } from '#contracts/leases'
+import type { RunnerSession } from '#contracts/runner'
+import { type SessionVfs, usesVfs } from '#contracts/session-vfs'
+import { type VfsClient, vfsErrors, type VfsLimits, type VfsSession, type VfsView } from '#contracts/vfs'
+import type { VfsManager } from '#contracts/vfs-manager'
+import { treeOf } from './tree.ts'
+
+interface Held {
+  readonly tenantId: string
+  readonly sessionId: string
+  readonly allowedMounts: readonly string[]
+  readonly opened: Promise<VfsSession>
+  /** Undefined until the server has opened it. */
+  openedAt: string | undefined
+  usedAt: number
+}
+
+interface Log {
+  warn(fields: object, message: string): void
+}
+
+const keyOf = (tenantId: string, sessionId: string): string => `${tenantId}\n${sessionId}`
+const isNoSession = (error: unknown): error is AppError =>
+  isAppError(error) && error.code === vfsErrors.noVfsSession.row.code
+
+/** The leases of a runner's sessions: each is opened by the first request for files, so a chat that touches none asks nobody. */
+export class Leases implements VfsManager {
+  readonly #client: VfsClient
+  readonly #log: Log
+  readonly #held = new Map<string, Held>()
+
+  constructor(client: VfsClient, log: Log) {
+    this.#client = client
+    this.#log = log
+  }
+
+  get size(): number {
+    return this.#held.size
+  }
+  of(session: RunnerSession): SessionVfs | undefined {
+    if (!usesVfs(session.profile)) return undefined
+    const client = this.#client
+    const use = <T>(request: (view: VfsView) => Promise<T>): Promise<T> => this.#use(session, request)
+    const files: SessionVfs = {
+      mounts: (...asked) => use((view) => client.mounts(view, ...asked)),
+      list: (...asked) => use((view) => client.list(view, ...asked)),
+      search: (...asked) => use((view) => client.search(view, ...asked)),
+      read: (...asked) => use((view) => this.#unlessClosed(view, () => client.read(view, ...asked))),
+      write: (...asked) => use((view) => client.write(view, ...asked)),
+      remove: (...asked) => use((view) => this.#unlessClosed(view, () => client.remove(view, ...asked))),
+      tree: ({ signal } = {}) => treeOf(files, signal),
+    }
+    return files
+  }
+  leases(tenantId: string | undefined): VfsLease[] {
+    const wanted = [...this.#held.values()].filter(
+      (held) => held.openedAt !== undefined && (tenantId === undefined || held.tenantId === tenantId),
+    )
+    return wanted.map(shown).toSorted((a, b) => (a.sessionId < b.sessionId ? -1 : 1))
+  }
+  async lease(tenantId: string, sessionId: string, signal?: AbortSignal): Promise<VfsLease | undefined> {
+    const held = this.#held.get(keyOf(tenantId, sessionId))
+    try {
+      // Asked also for a session that is not known here: this process may be a new one.
+      const there = await this.#client.session(tenantId, sessionId, { signal })
+      if (!there) return undefined
+      const { allowedMounts, state, openedAt, lastUsedAt, bytes, entries } = there
+      return { sessionId, allowedMounts, state, openedAt, lastUsedAt, bytes, entries }
+    } catch (error) {
+      if (!held?.openedAt) throw error
+      return { ...shown(held), state: 'unknown' }
+    }
+  }
+  forget(tenantId: string, sessionId: string): void {
+    this.#held.delete(keyOf(tenantId, sessionId))
+  }
+  async close(tenantId: string, sessionId: string): Promise<void> {
+    const key = keyOf(tenantId, sessionId)
+    const held = this.#held.get(key)
+    this.#held.delete(key)
+    try {
+      // One that is being opened would be open behind its end.
+      await held?.opened.catch(() => {})
+      await this.#client.close(tenantId, sessionId)
+    } catch (err) {
+      this.#log.warn({ err, sessionId }, 'a VirtualFS session was not closed; its server drops it when nobody uses it')
+    }
+  }
+
+  /** Asks within the lease. One that its server has dropped meanwhile is opened again, once. */
+  async #use<T>(session: RunnerSession, request: (view: VfsView) => Promise<T>): Promise<T> {
+    const view = { tenantId: session.tenantId, sessionId: session.id }
+    const held = await this.#open(session)
+    try {
+      return await request(view)
+    } catch (error) {
+      if (!isNoSession(error)) throw error
+      if (this.#held.get(keyOf(view.tenantId, view.sessionId)) === held) this.forget(view.tenantId, view.sessionId)
+      await this.#open(session)
+      return request(view)
+    }
+  }
+  /** That nothing is there may also mean that there is no session any more. */
+  async #unlessClosed<T>({ tenantId, sessionId = '' }: VfsView, request: () => Promise<T>): Promise<T> {
+    const answer = await request()
+    if (!answer && !(await this.#client.session(tenantId, sessionId))) throw vfsErrors.noVfsSession()
+    return answer
+  }
+  async #open(session: RunnerSession): Promise<Held> {
+    const { tenantId, id: sessionId } = session
+    // It has left this runner while somebody still worked for it.
+    if (session.status === 'shutdown') throw vfsErrors.noVfsSession()
+    const key = keyOf(tenantId, sessionId)
+    const held = this.#held.get(key) ?? this.#begin(session)
+    held.usedAt = Date.now()
+    await held.opened
+    return held
+  }
+  /** Concurrent callers share one request, which none of them aborts. */
+  #begin(session: RunnerSession): Held {
+    const { tenantId, id: sessionId, profile } = session
+    const key = keyOf(tenantId, sessionId)
+    const allowedMounts = profile.vfs?.allowedMounts ?? []
+    const { name, runtime } = profile
+    const opened = this.#client.open(tenantId, sessionId, {
+      profile: name,
+      runtime,
+      allowedMounts,
+      ...limitsOf(session),
+    })
+    const held: Held = { tenantId, sessionId, allowedMounts, opened, openedAt: undefined, usedAt: Date.now() }
+    this.#held.set(key, held)
+    opened.then(
+      ({ openedAt }) => (held.openedAt = openedAt),
+      // The next request tries again.
+      () => this.#held.get(key) === held && this.#held.delete(key),
+    )
+    return held
+  }
+}
+
+const shown = ({ sessionId, allowedMounts, openedAt, usedAt }: Held): VfsLease => ({
+  sessionId,
+  allowedMounts: [...allowedMounts],
+  state: 'open',
+  ...(openedAt === undefined ? {} : { openedAt }),
+  lastUsedAt: new Date(usedAt).toISOString(),
+})
+
+/** What the conductor of the newest run said that the tenant may have on the server. */
+function limitsOf({ limits = {} }: RunnerSession): { readonly limits?: VfsLimits } {
+  const { vfsBytes: bytes, vfsEntries: entries, vfsSessions: sessions } = limits
+  const given = Object.entries({ bytes, entries, sessions }).filter(([, most]) => most !== undefined)
+  return given.length === 0 ? {} : { limits: Object.fromEntries(given) as VfsLimits }
+}

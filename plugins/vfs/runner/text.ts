@@ -1,0 +1,74 @@
+import { isUtf8 } from 'node:buffer'
+
+/** What a tool may answer, less a little for what is said around it. */
+export const mostBytes = 240 * 1024
+const usualLines = 2_000
+/** A file with a NUL in its beginning is no text. */
+const beginningBytes = 8 * 1024
+/** No further is a file read for lines at its end. */
+const mostRead = 64 * 1024 * 1024
+
+/** Lines of a stream with a note that says how to go on; undefined when it is no text. No more of it is read than is needed. */
+export async function readText(
+  body: AsyncIterable<Uint8Array>,
+  skip: number,
+  limit = usualLines,
+): Promise<string | undefined> {
+  const parts: Uint8Array[] = []
+  let [size, line, position] = [0, 0, 0]
+  let end: 'file' | 'lines' | 'bytes' | 'far' = 'file'
+  reading: for await (const chunk of body) {
+    if (position < beginningBytes && chunk.subarray(0, beginningBytes - position).includes(0)) return undefined
+    position += chunk.length
+    for (let at = 0; at < chunk.length;) {
+      if (line >= skip + limit) {
+        end = 'lines'
+        break reading
+      }
+      const newline = chunk.indexOf(0x0a, at)
+      const next = newline < 0 ? chunk.length : newline + 1
+      if (line >= skip) {
+        const part = chunk.subarray(at, Math.min(next, at + mostBytes - size))
+        parts.push(part)
+        size += part.length
+        if (part.length < next - at) {
+          end = 'bytes'
+          break reading
+        }
+      }
+      if (newline >= 0) line++
+      at = next
+    }
+    if (position >= mostRead) {
+      end = 'far'
+      break
+    }
+  }
+  const bytes = end === 'file' ? Buffer.concat(parts) : wholeCharacters(Buffer.concat(parts))
+  return isUtf8(bytes) ? withNote(bytes.toString('utf8'), skip, end) : undefined
+}
+
+function withNote(text: string, skipped: number, end: 'file' | 'lines' | 'bytes' | 'far'): string {
+  if (end === 'far' && text === '')
+    return `[The first ${mostRead / 1024 / 1024} MiB have no more than ${skipped} lines: read on by bytes, as base64.]`
+  if (text === '') return skipped === 0 ? '[The file is empty.]' : `[The file has no more than ${skipped} lines.]`
+  if (end === 'file') return text
+  const whole = text.endsWith('\n')
+  const lines = text.split('\n').length - 1
+  const note =
+    end === 'lines' || whole
+      ? `The file goes on: offset ${skipped + lines} shows more.`
+      : lines > 0
+        ? `Cut in line ${skipped + lines + 1}: offset ${skipped + lines} begins with it.`
+        : `Cut in line ${skipped + 1}, which is longer than can be shown: read it by bytes, as base64.`
+  return `${text}${whole ? '' : '\n'}[${note}]`
+}
+
+/** Without the bytes at the end that begin a character. */
+function wholeCharacters(data: Buffer): Buffer {
+  for (let cut = 0; cut <= 3; cut++) {
+    const part = data.subarray(0, data.length - cut)
+    if (isUtf8(part)) return part
+  }
+  return data
+}

@@ -1,0 +1,255 @@
+import { buffer } from 'node:stream/consumers'
+import { isAppError } from '#kernel'
+import { objectErrors } from '#contracts/object-store'
+import type { SessionVfs } from '#contracts/session-vfs'
+import type { PlatformTool, ToolContext, ToolResult } from '#contracts/tools'
+import { isMountName, isVfsPath, maxPathBytes, type VfsEntry, vfsErrors } from '#contracts/vfs'
+import { settleFilesMs } from '#contracts/wire/worker'
+import { readText } from './text.ts'
+
+/** Of a file that is no text, as base64 a third longer. */
+const mostBinaryBytes = 168 * 1024
+const mostWritten = 4 * 1024 * 1024
+const mostListed = 200
+/** What the server may take, and what the files of a sandbox may. */
+const timeoutMs = 30_000 + 2 * settleFilesMs
+
+const ok = (content: string): ToolResult => ({ ok: true, content })
+const failed = (content: string): ToolResult => ({ ok: false, content })
+const noFile = (path: unknown): ToolResult => failed(`There is no file '${String(path)}'.`)
+
+const pathOf = (description: string) => ({ type: 'string', maxLength: maxPathBytes + 100, description })
+
+interface Place {
+  readonly mount: string
+  /** Below the mount; '' is the mount itself. */
+  readonly path: string
+}
+
+/** Reads `mount/path`; in front of it may be `/` or, as a sandbox has it, `/vfs/`. */
+function placeOf(text: unknown): Place | undefined {
+  const given = String(text ?? '')
+    .replace(/^\/(vfs(\/|$))?/, '')
+    .replace(/\/$/, '')
+  if (given === '') return undefined
+  const [mount = '', ...rest] = given.split('/')
+  if (!isMountName(mount))
+    throw vfsErrors.invalidPath({ message: `'${mount}' is no name of a mount: a path is mount/folder/file.` })
+  const path = rest.join('/')
+  if (path !== '' && !isVfsPath(path)) throw vfsErrors.invalidPath()
+  return { mount, path }
+}
+
+/** The place of a file. */
+function filePlaceOf(text: unknown): Place {
+  const place = placeOf(text)
+  if (!place || place.path === '')
+    throw vfsErrors.invalidPath({ message: `'${String(text)}' is no file: a path is mount/folder/file.` })
+  return place
+}
+
+type Execute = (
+  files: SessionVfs,
+  input: Readonly<Record<string, unknown>>,
+  context: ToolContext,
+) => Promise<ToolResult>
+
+/** Whoever uses the VirtualFS sees what programs in the sandbox have written just before. */
+const tool = (
+  spec: Pick<PlatformTool, 'name' | 'description'> & { readonly input: object; readonly required?: readonly string[] },
+  execute: Execute,
+): PlatformTool => ({
+  name: spec.name,
+  description: spec.description,
+  inputSchema: { type: 'object', properties: spec.input, required: spec.required ?? [], additionalProperties: false },
+  timeoutMs,
+  async execute(input, context) {
+    if (!context.vfs) return failed('This session has no VirtualFS.')
+    const notes = [await context.sandbox?.settleFiles()]
+    const { ok: done, content } = await execute(context.vfs, input, context)
+    return { ok: done, content: [content, ...notes.filter((note) => note !== undefined)].join('\n') }
+  },
+})
+
+const read = tool(
+  {
+    name: 'vfs_read',
+    description:
+      'Reads a file of the virtual file system. Text is read by lines, a long one in parts; what is no text is given as base64, by bytes.',
+    input: {
+      path: pathOf('mount/folder/file'),
+      offset: { type: 'integer', minimum: 0, default: 0, description: 'Lines to skip; bytes with base64.' },
+      limit: { type: 'integer', minimum: 1, description: 'Lines to read, 2,000 unless given; bytes with base64.' },
+      encoding: {
+        type: 'string',
+        enum: ['text', 'base64'],
+        description: 'text unless given, or base64 where it is none.',
+      },
+    },
+    required: ['path'],
+  },
+  async (files, input, { signal }) => {
+    const { mount, path } = filePlaceOf(input['path'])
+    const [offset, limit] = [Number(input['offset']), input['limit'] as number | undefined]
+    if (input['encoding'] !== 'base64') {
+      const file = await files.read(mount, path, { signal })
+      if (!file) return noFile(input['path'])
+      const text = await readText(file.body, offset, limit)
+      if (text !== undefined) return ok(text)
+      if (input['encoding'] === 'text') return failed(`'${path}' is no text: read it with encoding base64.`)
+      return bytesOf(files, { mount, path }, 0, mostBinaryBytes, signal)
+    }
+    return bytesOf(files, { mount, path }, offset, limit ?? mostBinaryBytes, signal)
+  },
+)
+
+async function bytesOf(
+  files: SessionVfs,
+  { mount, path }: Place,
+  from: number,
+  limit: number,
+  signal: AbortSignal,
+): Promise<ToolResult> {
+  const range = { from, to: from + Math.min(limit, mostBinaryBytes) - 1 }
+  const file = await files.read(mount, path, { signal, ...(from === 0 ? {} : { range }) }).catch((error: unknown) => {
+    if (isAppError(error) && error.code === objectErrors.rangeNotSatisfiable.row.code) return 'none' as const
+    throw error
+  })
+  if (file === undefined) return noFile(`${mount}/${path}`)
+  if (file === 'none') return failed(`The file has no byte ${from}.`)
+  const { entry } = file
+  const part = from === 0 ? await beginning(file.body, range.to + 1) : await buffer(file.body)
+  const to = from + part.length
+  const all = entry.bytes ?? to
+  const more = to < all ? `; offset ${to} shows more` : ''
+  return ok(
+    `[Bytes ${from} to ${to} of ${all}, ${entry.contentType ?? 'of no known type'}, as base64${more}.]\n${part.toString('base64')}`,
+  )
+}
+
+/** A range of an empty file is refused, so the beginning is read without one. */
+async function beginning(body: AsyncIterable<Uint8Array>, most: number): Promise<Buffer> {
+  const parts: Uint8Array[] = []
+  let size = 0
+  for await (const part of body) {
+    parts.push(part)
+    size += part.length
+    if (size >= most) break
+  }
+  return Buffer.concat(parts).subarray(0, most)
+}
+
+const write = tool(
+  {
+    name: 'vfs_write',
+    description:
+      'Writes a file of the virtual file system, in place of the one that is there. Folders need not be made.',
+    input: {
+      path: pathOf('mount/folder/file'),
+      content: { type: 'string', maxLength: mostWritten, description: 'All of the file.' },
+      encoding: { type: 'string', enum: ['text', 'base64'], default: 'text', description: 'Of the content.' },
+      overwrite: { type: 'boolean', default: true, description: 'False: fails where there is a file already.' },
+    },
+    required: ['path', 'content'],
+  },
+  async (files, input, { signal, sandbox }) => {
+    const { mount, path } = filePlaceOf(input['path'])
+    const isText = input['encoding'] === 'text'
+    const body = isText ? Buffer.from(String(input['content'])) : decoded(String(input['content']))
+    if (!body) return failed('The content is no base64.')
+    const file = {
+      body,
+      contentType: isText ? 'text/plain; charset=utf-8' : 'application/octet-stream',
+      ...(input['overwrite'] === false ? { ifNoneMatch: '*' as const } : {}),
+    }
+    const entry = await files.write(mount, path, file, { signal }).catch((error: unknown) => {
+      if (isAppError(error) && error.code === objectErrors.preconditionFailed.row.code) return undefined
+      throw error
+    })
+    if (!entry) return failed(`There already is a file '${mount}/${path}'.`)
+    const note = await sandbox?.settleFiles()
+    const said = `'${mount}/${path}' is written: ${body.length} bytes.`
+    return ok(note === undefined ? said : `${said}\n${note}`)
+  },
+)
+
+/** Undefined for what is no base64; line ends in it are allowed. */
+function decoded(text: string): Buffer | undefined {
+  const packed = text.replaceAll(/[\r\n]/g, '')
+  return /^[A-Za-z0-9+/]*={0,2}$/.test(packed) && packed.length % 4 === 0 ? Buffer.from(packed, 'base64') : undefined
+}
+
+const list = tool(
+  {
+    name: 'vfs_list',
+    description: `Lists a folder of the virtual file system, ${mostListed} entries at a time; without a path its mounts.`,
+    input: {
+      path: pathOf('mount/folder'),
+      recursive: { type: 'boolean', default: false, description: 'All files below, and no folders.' },
+      cursor: { type: 'string', maxLength: 2_000, description: 'As the list before gave it.' },
+    },
+  },
+  async (files, input, { signal }) => {
+    const place = placeOf(input['path'])
+    if (!place) return ok(await mountsOf(files, signal))
+    const { mount, path } = place
+    const cursor = input['cursor'] === undefined ? {} : { cursor: String(input['cursor']) }
+    const query = { signal, limit: mostListed, recursive: input['recursive'] === true, ...cursor }
+    const { entries, cursor: next } = await files.list(mount, path, query)
+    if (entries.length === 0) return ok('[There are no files.]')
+    const more = next === undefined ? [] : [`[There are more: cursor ${next}]`]
+    return ok([...entries.map((entry) => lineOf(mount, entry)), ...more].join('\n'))
+  },
+)
+
+const lineOf = (mount: string, { path, kind, bytes, updatedAt }: VfsEntry): string => {
+  if (kind === 'folder') return `${mount}/${path}/`
+  return `${mount}/${path} (${bytes ?? '?'} bytes${updatedAt === undefined ? '' : `, ${updatedAt}`})`
+}
+
+async function mountsOf(files: SessionVfs, signal: AbortSignal): Promise<string> {
+  const mounts = await files.mounts({ signal })
+  const lines = mounts.map(({ name, kind, readOnly, copyOnWrite }) => {
+    const said = readOnly
+      ? 'read-only'
+      : copyOnWrite
+        ? 'what you write stays in this session'
+        : kind === 'scratch'
+          ? 'of this session alone'
+          : 'writable'
+    return `${name}/ (${said})`
+  })
+  return lines.join('\n') || '[There are no mounts.]'
+}
+
+const search = tool(
+  {
+    name: 'vfs_search',
+    description: 'Looks for a text in the names and the lines of files of the virtual file system.',
+    input: {
+      query: { type: 'string', minLength: 1, maxLength: 200, description: 'Upper and lower case are the same.' },
+      path: pathOf('Only in this mount, or mount/folder.'),
+      in: { type: 'string', enum: ['name', 'text', 'both'], default: 'both' },
+      limit: { type: 'integer', minimum: 1, maximum: 200, default: 50 },
+    },
+    required: ['query'],
+  },
+  async (files, input, { signal }) => {
+    const place = placeOf(input['path'])
+    const query = {
+      q: String(input['query']),
+      in: input['in'] as 'name' | 'text' | 'both',
+      limit: Number(input['limit']),
+      ...(place ? { mount: place.mount, ...(place.path === '' ? {} : { path: place.path }) } : {}),
+    }
+    const { matches, complete } = await files.search(query, { signal })
+    const lines = matches.map(({ mount, path, line, text }) =>
+      line === undefined ? `${mount}/${path}` : `${mount}/${path}:${line}: ${text ?? ''}`,
+    )
+    const rest = complete ? [] : ['[There may be more: search a mount or a folder of it.]']
+    return ok([...(lines.length > 0 ? lines : ['[Nothing was found.]']), ...rest].join('\n'))
+  },
+)
+
+/** Each acts for the session that calls it, within its lease. */
+export const fileTools: readonly PlatformTool[] = [list, read, search, write]

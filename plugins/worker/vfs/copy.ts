@@ -1,0 +1,163 @@
+import { lstat, mkdir, opendir, rm } from 'node:fs/promises'
+import { join } from 'node:path'
+import type { FastifyBaseLogger } from 'fastify'
+import pLimit from 'p-limit'
+import { isAppError } from '#kernel'
+import type { CopyShare, TreeMount } from '#contracts/session-vfs'
+import { settleFilesMs } from '#contracts/wire/worker'
+import { KnownFiles } from './known.ts'
+import { MountSettling } from './mount.ts'
+import { nameOf, Notes } from './notes.ts'
+import type { RemoteFiles } from './remote.ts'
+import { type Scan, scan } from './scan.ts'
+
+/** Entries that are looked at, for each file that a mount may have: folders count, and so does what is too much. */
+const entriesPerFile = 4
+/** Of the time that whoever waits gives, so that the answer is still in time. */
+const answerMs = 2_000
+/** Names beside the mounts that are looked at. */
+const mostBeside = 200
+
+export interface FilesCopyOptions {
+  /** Where the mounts are: made when it is not there. */
+  readonly root: string
+  readonly remote: RemoteFiles
+  /** Keeps what is known over a restart of this process, for the session of the moment; undefined: nothing does. */
+  readonly memory: (() => string) | undefined
+  readonly log: FastifyBaseLogger
+}
+
+/**
+ * The files of a session's mounts in its sandbox. They are copied by this process, which has no more rights than the agent's own
+ * programs: what those put in its way leads nowhere where they could not go themselves.
+ */
+export class FilesCopy {
+  readonly #options: FilesCopyOptions
+  #known: KnownFiles
+  readonly #oneAtATime = pLimit(1)
+  /** The mounts as they were last, and how much of each may be here. */
+  #mounts: readonly TreeMount[] = []
+  #share: CopyShare | undefined
+  /** What was last said of files that are not here. */
+  #told = ''
+
+  constructor(options: FilesCopyOptions) {
+    this.#options = options
+    this.#known = new KnownFiles(options.memory?.())
+  }
+
+  /** From now on this worker has another session. */
+  begin(): void {
+    this.#known = new KnownFiles(this.#options.memory?.())
+    this.#mounts = []
+    this.#told = ''
+  }
+
+  /** Brings both sides to the same. Never rejects; returns what a model has to know, '' for nothing. */
+  settle(signal: AbortSignal): Promise<string> {
+    return this.#oneAtATime(() => this.#settle(signal))
+  }
+  /** The same if anything has changed here since. */
+  async settleIfTouched(signal: AbortSignal): Promise<string> {
+    return this.#oneAtATime(async () => ((await this.#isTouched()) ? this.#settle(signal) : ''))
+  }
+
+  async #settle(signal: AbortSignal): Promise<string> {
+    const notes = new Notes()
+    const late = AbortSignal.timeout(settleFilesMs - answerMs)
+    try {
+      await this.#settleAll(notes, AbortSignal.any([signal, late]))
+    } catch (err) {
+      if (signal.aborted) return ''
+      this.#options.log.warn({ err }, 'the files of the sandbox were not settled')
+      notes.tell(whyNot(err, late))
+    } finally {
+      await this.#known
+        .save()
+        .catch((err: unknown) => this.#options.log.warn({ err }, 'what is known of files was not saved'))
+    }
+    return notes.text
+  }
+
+  async #settleAll(notes: Notes, signal: AbortSignal): Promise<void> {
+    const { root, remote, log } = this.#options
+    await this.#known.load()
+    await mkdir(root, { recursive: true }).catch(() => {})
+    if (!(await lstat(root).catch(() => undefined))?.isDirectory())
+      return notes.tell("'vfs' is no folder any more, so none of the mounts is here; remove it and call a tool again")
+    const { mounts, share } = await remote.tree(signal)
+    this.#mounts = mounts
+    this.#share = share
+    const missing: string[] = []
+    for (const mount of mounts) {
+      if (mount.unavailable !== undefined) {
+        notes.tell(`the mount ${mount.name} is not available, and stays here as it was: ${mount.unavailable}`)
+        continue
+      }
+      const settling = new MountSettling({ root, mount, share, known: this.#known.of(mount.name), remote, notes })
+      const looked = await this.#look(mount.name)
+      if (looked === 'no folder') {
+        notes.tell(
+          `'vfs/${mount.name}' is no folder any more, so nothing of the mount is here; remove it and call a tool again`,
+        )
+        continue
+      }
+      if (await settling.settle(looked, signal)) missing.push(mount.name)
+    }
+    this.#known.keepOnly(mounts.map(({ name }) => name))
+    await this.#tellStrays(notes)
+    this.#tellMissing(notes, missing)
+    await rm(join(root, '.incoming'), { recursive: true, force: true }).catch((err: unknown) =>
+      log.warn({ err }, 'a folder was left'),
+    )
+  }
+
+  /** A mount that is gone as a whole was not emptied by its user: a mount point cannot be removed. */
+  async #look(mount: string): Promise<Scan | 'no folder'> {
+    const { root } = this.#options
+    const known = this.#known.of(mount)
+    const found = await scan(join(root, mount), (this.#share?.files ?? 0) * entriesPerFile + 1)
+    if (found === undefined) {
+      known.clear()
+      await mkdir(join(root, mount), { recursive: true })
+      return { files: new Map(), odd: new Map(), cut: false }
+    }
+    return found
+  }
+
+  async #isTouched(): Promise<boolean> {
+    for (const { name, unavailable } of this.#mounts) {
+      if (unavailable !== undefined) continue
+      const found = await this.#look(name)
+      if (found === 'no folder' || found.cut || found.odd.size > 0) return true
+      const known = this.#known.of(name)
+      if (found.files.size !== known.size) return true
+      for (const [path, { stamp }] of found.files) if (known.get(path)?.stamp !== stamp) return true
+    }
+    return false
+  }
+
+  async #tellStrays(notes: Notes): Promise<void> {
+    const names = new Set(['.incoming', ...this.#mounts.map(({ name }) => name)])
+    let left = mostBeside
+    for await (const { name } of await opendir(this.#options.root)) {
+      if (!names.has(name)) notes.refuse(`vfs/${name}`, 'it is in none of the mounts')
+      if (--left === 0) return
+    }
+  }
+  /** Once, and again when it is another sentence. */
+  #tellMissing(notes: Notes, mounts: readonly string[]): void {
+    const said =
+      mounts.length === 0
+        ? ''
+        : `not all files of ${mounts.map(nameOf).join(', ')} are in the sandbox; vfs_list, vfs_search and vfs_read reach all of them`
+    if (said !== '' && said !== this.#told) notes.tell(said)
+    this.#told = said
+  }
+}
+
+function whyNot(error: unknown, late: AbortSignal): string {
+  if (late.aborted) return 'not all files could be copied in time; the rest follows with the next call'
+  const said = isAppError(error) ? error.sentence : undefined
+  return `the virtual file system cannot be reached, so files may be old, and what you change is kept when it can be: ${said ?? 'no answer'}`
+}

@@ -1,0 +1,120 @@
+import { randomBytes } from 'node:crypto'
+import { constants } from 'node:fs'
+import { chmod, lstat, mkdir, open, readFile, rename, rm, rmdir, unlink } from 'node:fs/promises'
+import { dirname, join } from 'node:path'
+import { Readable } from 'node:stream'
+import { type LocalFile, localFile, stampOf } from './scan.ts'
+
+/** Why something could not be done with a file of the sandbox: something else is in its place. */
+export class InTheWay extends Error {}
+
+const inTheWay = (error: unknown): unknown =>
+  ['EEXIST', 'ENOTDIR', 'EISDIR', 'ENOTEMPTY', 'ELOOP'].includes(String((error as NodeJS.ErrnoException).code))
+    ? new InTheWay('something else is in its place', { cause: error })
+    : error
+
+/** A file that was fetched, and is not in its place yet. */
+export interface Fetched {
+  readonly file: string
+  readonly etag: string
+}
+
+/** The folder of a mount in the sandbox. A file is whole or as it was before; no link is written through where a file is meant. */
+export class MountFolder {
+  readonly folder: string
+  /** On the same disk, and no mount: those have no dot at their beginning. */
+  readonly #incoming: string
+
+  constructor(root: string, mount: string) {
+    this.folder = join(root, mount)
+    this.#incoming = join(root, '.incoming')
+  }
+
+  find(path: string): Promise<LocalFile | undefined> {
+    return localFile(join(this.folder, path))
+  }
+  /** Writes what comes beside the mount. Rejects when it is more than `most`. */
+  async fetch(body: AsyncIterable<Uint8Array>, most: number, etag: string): Promise<Fetched> {
+    await mkdir(this.#incoming, { recursive: true })
+    const file = join(this.#incoming, randomBytes(8).toString('hex'))
+    const handle = await open(file, 'wx', 0o644)
+    try {
+      let bytes = 0
+      for await (const part of body) {
+        bytes += part.length
+        if (bytes > most) throw new Error('a file is larger than it was said to be')
+        await handle.write(part)
+      }
+      return { file, etag }
+    } catch (error) {
+      await rm(file, { force: true })
+      throw error
+    } finally {
+      await handle.close()
+    }
+  }
+  drop({ file }: Fetched): Promise<void> {
+    return rm(file, { force: true })
+  }
+  /** Undefined when the file that should be there has changed meanwhile: then it stays. */
+  async place(
+    fetched: Fetched,
+    path: string,
+    here: LocalFile | undefined,
+    readOnly: boolean,
+  ): Promise<LocalFile | undefined> {
+    const target = join(this.folder, path)
+    try {
+      await mkdir(dirname(target), { recursive: true })
+      const there = await lstat(target, { bigint: true }).catch(() => undefined)
+      if ((there && stampOf(there)) !== here?.stamp) return undefined
+      // The VirtualFS knows no executable files, so those of the sandbox stay what they are.
+      const executable = there ? Number(there.mode) & 0o111 : 0
+      await chmod(fetched.file, (readOnly ? 0o444 : 0o644) | executable)
+      await rename(fetched.file, target)
+      return await localFile(target)
+    } catch (error) {
+      throw inTheWay(error)
+    } finally {
+      await this.drop(fetched)
+    }
+  }
+  /** The bytes of a file as it is now; undefined when it is another one than the one that was found. */
+  async read(path: string, { bytes, stamp }: LocalFile): Promise<Readable | undefined> {
+    const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK } = constants
+    const handle = await open(join(this.folder, path), O_RDONLY | O_NOFOLLOW | O_NONBLOCK).catch(() => undefined)
+    if (!handle) return undefined
+    const info = await handle.stat({ bigint: true })
+    if (!info.isFile() || stampOf(info) !== stamp) {
+      await handle.close()
+      return undefined
+    }
+    if (bytes === 0) {
+      await handle.close()
+      return Readable.from([])
+    }
+    // No more than was found: it may grow meanwhile, and then it is looked at again.
+    return handle.createReadStream({ start: 0, end: bytes - 1 })
+  }
+  async isSame(path: string, { file }: Fetched): Promise<boolean> {
+    const [here, there] = await Promise.all([readFile(join(this.folder, path)), readFile(file)])
+    return here.equals(there)
+  }
+  /** Removes a file that has not changed, and the folders that are empty without it. */
+  async remove(path: string, { stamp }: LocalFile): Promise<void> {
+    if ((await this.find(path))?.stamp !== stamp) return
+    await unlink(join(this.folder, path))
+    for (let at = dirname(path); at !== '.'; at = dirname(at)) {
+      const isGone = await rmdir(join(this.folder, at)).then(
+        () => true,
+        () => false,
+      )
+      if (!isGone) return
+    }
+  }
+  /** Gives a file another name, for which there is none. */
+  async move(path: string, to: string): Promise<LocalFile | undefined> {
+    await rename(join(this.folder, path), join(this.folder, to))
+    return this.find(to)
+  }
+}

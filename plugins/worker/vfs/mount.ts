@@ -1,0 +1,167 @@
+import pLimit from 'p-limit'
+import { isAppError } from '#kernel'
+import type { CopyShare, TreeMount } from '#contracts/session-vfs'
+import { isVfsPath } from '#contracts/vfs'
+import { type Fetched, InTheWay, MountFolder } from './files.ts'
+import type { Notes } from './notes.ts'
+import { type Known, planOf, type RemoteEntry, type Step } from './plan.ts'
+import type { RemoteFiles } from './remote.ts'
+import type { LocalFile, Scan } from './scan.ts'
+
+/** Files that are on their way at the same time. */
+const atOnce = 4
+/** Names that are tried for a file that is put aside. */
+const mostNames = 20
+
+interface MountOptions {
+  readonly root: string
+  readonly mount: TreeMount
+  readonly share: CopyShare
+  /** Changed by what is settled. */
+  readonly known: Map<string, Known>
+  readonly remote: RemoteFiles
+  readonly notes: Notes
+}
+
+/** In this order: a file may take the place of a folder that is empty by then, on either side. */
+const order: readonly Step['kind'][] = ['forget', 'remove there', 'clash', 'upload', 'remove here', 'download']
+
+/** Settles one mount: executes what its plan says. */
+export class MountSettling {
+  readonly #options: MountOptions
+  readonly #folder: MountFolder
+
+  constructor(options: MountOptions) {
+    this.#options = options
+    this.#folder = new MountFolder(options.root, options.mount.name)
+  }
+
+  /** Resolves to true when files are there that the sandbox does not have. */
+  async settle(looked: Scan, signal: AbortSignal): Promise<boolean> {
+    const { mount, share, known, notes } = this.#options
+    const { steps, refused, partial } = planOf({ mount, share, scan: await this.#complete(looked), known })
+    for (const [path, reason] of refused) this.#refuse(path, reason)
+    if (looked.cut)
+      notes.tell(`'vfs/${mount.name}' has more entries than are looked at, so new files in it may not be kept`)
+    for (const kind of order) {
+      const inTurn = pLimit(kind === 'clash' ? 1 : atOnce)
+      await allOf(steps.filter((step) => step.kind === kind).map((step) => inTurn(() => this.#do(step, signal))))
+    }
+    return partial
+  }
+
+  /** A scan that was cut does not know which of the known files are gone. */
+  async #complete(looked: Scan): Promise<Scan> {
+    if (!looked.cut) return looked
+    const files = new Map(looked.files)
+    for (const path of this.#options.known.keys()) {
+      const here = files.has(path) ? undefined : await this.#folder.find(path)
+      if (here) files.set(path, here)
+    }
+    return { ...looked, files }
+  }
+
+  /** What is refused of one file does not keep the others from being settled. */
+  async #do(step: Step, signal: AbortSignal): Promise<void> {
+    try {
+      await this.#execute(step, signal)
+    } catch (error) {
+      if (error instanceof InTheWay) this.#refuse(step.path, error.message)
+      else if (isAppError(error) && error.code === 'file_refused') this.#refuse(step.path, reasonOf(error.sentence))
+      else throw error
+    }
+  }
+  async #execute(step: Step, signal: AbortSignal): Promise<void> {
+    const { known, remote, mount } = this.#options
+    switch (step.kind) {
+      case 'forget':
+        return void known.delete(step.path)
+      case 'remove there':
+        // One that has changed comes back by the next list.
+        await remote.remove(mount.name, step.path, step.etag, signal)
+        return void known.delete(step.path)
+      case 'remove here':
+        await this.#folder.remove(step.path, step.here)
+        return void known.delete(step.path)
+      case 'download': {
+        const fetched = await this.#fetch(step.there, signal)
+        return fetched && this.#place(fetched, step.path, step.here)
+      }
+      case 'upload':
+        return this.#upload(step.path, step.here, step.etag, signal)
+      case 'clash':
+        return this.#clash(step, signal)
+    }
+  }
+
+  async #fetch({ path, etag }: RemoteEntry, signal: AbortSignal): Promise<Fetched | undefined> {
+    const { remote, mount, share } = this.#options
+    const file = await remote.read(mount.name, path, signal)
+    return file && this.#folder.fetch(file.body, share.fileBytes, file.etag ?? etag)
+  }
+  async #place(fetched: Fetched, path: string, here: LocalFile | undefined): Promise<void> {
+    const { mount, known } = this.#options
+    const placed = await this.#folder.place(fetched, path, here, mount.readOnly)
+    if (placed) known.set(path, { etag: fetched.etag, stamp: placed.stamp })
+  }
+  async #upload(path: string, here: LocalFile, expected: string | undefined, signal: AbortSignal): Promise<void> {
+    const { remote, mount, known } = this.#options
+    const body = await this.#folder.read(path, here)
+    // It is being written: the next time it is whole, perhaps.
+    if (!body) return
+    const etag = await remote
+      .write({ mount: mount.name, path, bytes: here.bytes, body, expected }, signal)
+      // It may not have been read to its end, and holds a file.
+      .finally(() => body.destroy())
+    // The stamp is that of before: what was written meanwhile is a change.
+    if (etag !== 'changed') known.set(path, { etag, stamp: here.stamp })
+    else if (expected === undefined) this.#refuse(path, 'there is a file of this name that the sandbox does not have')
+    else this.#refuse(path, 'somebody else has written it meanwhile; it is settled with the next call')
+  }
+  /** Nothing is lost: the VirtualFS keeps the name, and what the sandbox wrote gets another one, on both sides. */
+  async #clash({ path, here, there }: Extract<Step, { kind: 'clash' }>, signal: AbortSignal): Promise<void> {
+    const { share, known, notes, mount } = this.#options
+    const fetched = there.bytes <= share.fileBytes ? await this.#fetch(there, signal) : undefined
+    if (fetched && here.bytes === there.bytes && (await this.#folder.isSame(path, fetched))) {
+      known.set(path, { etag: fetched.etag, stamp: here.stamp })
+      return this.#folder.drop(fetched)
+    }
+    const aside = await this.#freeName(path)
+    if (aside === undefined) {
+      if (fetched) await this.#folder.drop(fetched)
+      return this.#refuse(path, 'somebody else has written it as well')
+    }
+    const moved = await this.#folder.move(path, aside)
+    known.delete(path)
+    if (fetched) await this.#place(fetched, path, undefined)
+    notes.tell(
+      `'vfs/${mount.name}/${path}' was written by somebody else as well: theirs has the name, and yours is '${aside}' beside it`,
+    )
+    if (moved) await this.#upload(aside, moved, undefined, signal)
+  }
+  async #freeName(path: string): Promise<string | undefined> {
+    const taken = new Set(this.#options.mount.files.map((file) => file.path))
+    for (let i = 1; i <= mostNames; i++) {
+      const name = `${path}.conflict${i === 1 ? '' : `-${i}`}`
+      if (!isVfsPath(name) || Buffer.byteLength(name.split('/').at(-1)!) > 255) return undefined
+      if (!taken.has(name) && !(await this.#folder.find(name))) return name
+    }
+    return undefined
+  }
+  #refuse(path: string, reason: string): void {
+    this.#options.notes.refuse(`vfs/${this.#options.mount.name}/${path}`, reason)
+  }
+}
+
+/** Waits for all of them, so that none goes on behind whoever called; then the first failure is thrown. */
+async function allOf(all: readonly Promise<void>[]): Promise<void> {
+  const ended = await Promise.allSettled(all)
+  const failed = ended.find((one) => one.status === 'rejected')
+  if (failed) throw failed.reason
+}
+
+/** The reason as part of a sentence. */
+const reasonOf = (sentence: string | undefined): string =>
+  sentence === undefined
+    ? 'it was refused'
+    : `${sentence.slice(0, 1).toLowerCase()}${sentence.slice(1).replace(/\.$/, '')}`
