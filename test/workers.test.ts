@@ -66,6 +66,7 @@ async function callbacks(kernel: Awaited<ReturnType<typeof runner>>['kernel'], l
     callId: 'call-1',
     provider: 'openai',
     name: 'tickets',
+    mount: 'data',
     '*': 'models',
   }
   const operations = await operationsOf(kernel.listeners[listener]!)

@@ -5,6 +5,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify'
 import { access, type App, failures, negotiated, NoContent, notFound } from '#kernel'
 import { objectErrors } from '#contracts/object-store'
 import { copyBounds, type SessionVfs, VfsTree } from '#contracts/session-vfs'
+import { settleFilesMs } from '#contracts/wire/worker'
 import { isVfsPath, mountName, VfsEntry, vfsErrors } from '#contracts/vfs'
 import { sandboxErrors } from './errors.ts'
 import { whileCalled, type WorkerAuth } from './hub/auth.ts'
@@ -64,6 +65,9 @@ function createBegin(auth: WorkerAuth, filesOf: FilesOf): Begin {
   }
 }
 
+/** Whoever copies files gives up sooner: a body that stops coming holds its place no longer. */
+const inTime = (reply: FastifyReply): AbortSignal => whileCalled(reply, AbortSignal.timeout(2 * settleFilesMs))
+
 const place = ({ mount, '*': path }: { readonly mount: string; readonly '*': string }): [string, string] => {
   if (!isVfsPath(path)) throw vfsErrors.invalidPath()
   return [mount, path]
@@ -84,7 +88,7 @@ function readRoutes(app: App, begin: Begin): void {
       },
     },
     async (request, reply) => {
-      const tree = await begin(request, reply).tree({ signal: whileCalled(reply) })
+      const tree = await begin(request, reply).tree({ signal: inTime(reply) })
       const text = JSON.stringify(tree)
       const etag = `"${createHash('sha256').update(text).digest('base64url')}"`
       void reply.header('etag', etag)
@@ -109,7 +113,7 @@ function readRoutes(app: App, begin: Begin): void {
     },
     async (request, reply) => {
       const files = begin(request, reply)
-      const file = await files.read(...place(request.params), { signal: whileCalled(reply) })
+      const file = await files.read(...place(request.params), { signal: inTime(reply) })
       if (!file) throw notFound()
       const body = Readable.from(file.body)
       const { bytes, etag } = file.entry
@@ -160,7 +164,7 @@ function writeRoutes(app: App, begin: Begin): void {
       }
       // An empty body is no body to its parser.
       const body = Number(length) === 0 ? Buffer.alloc(0) : (request.body as Readable)
-      return files.write(...where, { body, ...when }, { signal: whileCalled(reply) })
+      return files.write(...where, { body, ...when }, { signal: inTime(reply) })
     },
   )
   app.delete(
@@ -180,7 +184,7 @@ function writeRoutes(app: App, begin: Begin): void {
       const files = begin(request, reply)
       const { 'if-match': match } = request.headers
       const when = match === undefined ? {} : { ifMatch: unquoted(match) }
-      await files.remove(...place(request.params), { signal: whileCalled(reply), ...when })
+      await files.remove(...place(request.params), { signal: inTime(reply), ...when })
       return reply.code(204).send()
     },
   )

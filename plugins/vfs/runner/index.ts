@@ -14,7 +14,7 @@ import { fileTools } from './tools.ts'
 
 /** The VirtualFS of a runner's sessions: their leases on its server, and the tools by which agents use it. */
 export default definePlugin({
-  name: 'vfs-manager',
+  name: 'vfs-runner',
   config: Settings({
     baseUrl: Type.Optional(
       Type.String({

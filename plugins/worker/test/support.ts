@@ -29,6 +29,7 @@ export interface StartedWorker {
 export interface WorkerSettings {
   readonly url: string
   readonly sessionId?: string
+  readonly token?: string
   readonly stateDir?: string
   readonly link?: FakeLink
   readonly drain?: string
@@ -38,8 +39,8 @@ export const newSession = (): string => `sess-00000000-${randomBytes(4).toString
 
 /** The plugin in a kernel without listeners, with a made-up runtime. */
 export async function startWorker(t: Pick<TestContext, 'after'>, settings: WorkerSettings): Promise<StartedWorker> {
-  const { url, sessionId = newSession(), stateDir, link = createFakeLink(), drain } = settings
-  const identity = { runnerUrl: url, sessionId, token: 'token-1', renew, bind }
+  const { url, sessionId = newSession(), token = 'token-1', stateDir, link = createFakeLink(), drain } = settings
+  const identity = { runnerUrl: url, sessionId, token, renew, bind }
   function renew(token: string): void {
     identity.token = token
   }

@@ -1,8 +1,7 @@
 import type { Readable } from 'node:stream'
-import type { Static, TSchema } from '@sinclair/typebox'
+import { type Static, type TSchema, Type } from '@sinclair/typebox'
 import { Value } from '@sinclair/typebox/value'
 import { VfsTree } from '#contracts/session-vfs'
-import { VfsEntry } from '#contracts/vfs'
 import { workerPaths } from '#contracts/wire/worker'
 import { readBody, type Reply } from '#kit'
 import { workerErrors } from '../errors.ts'
@@ -12,6 +11,8 @@ import type { Connection } from '../connection.ts'
 /** 2,000 paths of up to 1 KiB, with what is said of each. */
 const maxTreeBytes = 8 * 1024 * 1024
 const maxSmallBytes = 64 * 1024
+/** What matters of the file that was written. */
+const Written = Type.Object({ etag: Type.String() })
 
 /** What a write or a deletion expects of the file that is there: this etag, or with undefined that there is none. */
 type Expected = string | undefined
@@ -69,7 +70,7 @@ export function remoteFiles(identity: WorkerIdentity, connection: Connection): R
       const headers = { 'content-type': 'application/octet-stream', 'content-length': String(bytes), ...condition }
       const request = { method: 'PUT', path: paths().vfsFile(mount, path), headers, body } as const
       const reply = await connection.open(request, signal)
-      if (reply.status !== 412) return (await jsonOf(reply, VfsEntry, maxSmallBytes)).etag ?? ''
+      if (reply.status !== 412) return (await jsonOf(reply, Written, maxSmallBytes)).etag
       await readBody(reply.body, maxSmallBytes)
       return 'changed'
     },
