@@ -1,12 +1,14 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { definePlugin } from '#kernel'
+import { Signers } from '#contracts/signing'
 import { Toolkit } from '#contracts/tools'
-import { testKernel } from '#testing'
+import { fake, testKernel } from '#testing'
 import sandboxes from '../plugins/sandboxes/index.ts'
 import skillCache from '../plugins/skills/runner/index.ts'
 import { readSeeds } from '../plugins/skills/seeds.ts'
 import tools from '../plugins/tools/index.ts'
+import vfsRunner from '../plugins/vfs/runner/index.ts'
 
 /** Tools that no skill explains, and why. */
 const without = {
@@ -22,7 +24,9 @@ test('each tool of a runner is explained by a platform skill, or by nothing on p
     requires: { toolkit: Toolkit },
     setup: async ({ deps }) => (Object.assign(found, deps), {}),
   })
-  await testKernel(t, [tools, sandboxes, skillCache, taker], { listeners: ['runner', 'workers'] })
+  const vfs = { name: 'vfs-runner', plugin: vfsRunner, config: { baseUrl: 'http://vfs.test:7050' } }
+  const signers = fake(Signers, { vfs: { sign: () => ({}), verify: () => Promise.reject(new Error('never asked')) } })
+  await testKernel(t, [tools, sandboxes, skillCache, signers, vfs, taker], { listeners: ['runner', 'workers'] })
   const live = found.toolkit!.specs().map(({ name }) => name)
   const seeds = await readSeeds(undefined, { warn: (fields) => assert.fail(JSON.stringify(fields)) })
   const explained = seeds.flatMap(({ allowedTools }) => allowedTools)

@@ -111,13 +111,12 @@ test('a runtime with tools of its own finds what others wrote, and what it wrote
   await vfs.client.write({ tenantId: 'acme' }, 'files', 'question', { body: Buffer.from('?') })
   const link = createFakeLink()
   const run = link.run
-  let vendor: Awaited<ReturnType<typeof open>> | undefined
   link.run = async function* (envelope, signal) {
-    const { workspace } = vendor!.worker
+    const { workspace } = vendor.worker
     await writeFile(join(workspace, 'vfs/files/answer'), 'found')
     yield* run.call(link, envelope, signal)
   }
-  vendor = await open('acme', link)
+  const vendor = await open('acme', link)
   const envelope = testEnvelope({ sessionId: vendor.id })
   let text = ''
   const lines = vendor.channel.run(envelope, never, { ...wayOf(vfs.url), vfs: true })

@@ -11,7 +11,7 @@ import { bootRole, endInOrder, processOf, type RoleName, spawnRole, type Started
 export type Form = 'single' | 'four'
 export const forms: readonly Form[] = ['single', 'four']
 /** A role that the cluster has in either form. */
-export type Part = Exclude<RoleName, 'dev' | 'memory'>
+export type Part = Exclude<RoleName, 'dev' | 'memory' | 'vfs'>
 export const parts: readonly Part[] = ['sidecar', 'runner', 'conductor', 'gateway']
 
 const root = fileURLToPath(new URL('../../', import.meta.url))

@@ -8,7 +8,7 @@ import { boot } from '#kernel'
 import { loadRole } from '../../kernel/config.ts'
 import { createLogger } from '../../kernel/kit/logger.ts'
 
-export type RoleName = 'dev' | 'memory' | 'conductor' | 'gateway' | 'runner' | 'sidecar'
+export type RoleName = 'dev' | 'memory' | 'conductor' | 'gateway' | 'runner' | 'sidecar' | 'vfs'
 
 export interface Started {
   readonly urls: Readonly<Record<string, string>>

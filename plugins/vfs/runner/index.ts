@@ -29,9 +29,11 @@ export default definePlugin({
   requires: { signers: Signers },
   provides: { manager: VfsManager, tools: PlatformTools },
   async setup({ config, deps, listeners, metrics, log, urlOf, onStop }) {
-    const baseUrl = config.baseUrl ?? (listeners.includes('vfs') ? () => urlOf('vfs') : undefined)
-    if (baseUrl === undefined) return { manager: nothing, tools: {} }
     const signer = deps.signers.get('vfs')
+    // A server of this process answers nobody without a key.
+    const own = listeners.includes('vfs') && signer ? () => urlOf('vfs') : undefined
+    const baseUrl = config.baseUrl ?? own
+    if (baseUrl === undefined) return { manager: nothing, tools: {} }
     if (!signer) {
       throw new Error(
         'requests to the VirtualFS server cannot be signed: set VFS_INTERNAL_SIGNING_KEY_CURRENT to the same key as on that server',

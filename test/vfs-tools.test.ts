@@ -9,9 +9,9 @@ import { type SessionSandbox, Toolkit, type ToolResult } from '#contracts/tools'
 import type { VfsClient } from '#contracts/vfs'
 import { VfsManager } from '#contracts/vfs-manager'
 import { fake, testKernel, testProfile, testToolContext, testVfs, type TestVfs } from '#testing'
-import toolsPlugin from '../../tools/index.ts'
-import { Leases } from '../runner/leases.ts'
-import vfsRunner from '../runner/index.ts'
+import toolsPlugin from '../plugins/tools/index.ts'
+import { Leases } from '../plugins/vfs/runner/leases.ts'
+import vfsRunner from '../plugins/vfs/runner/index.ts'
 
 const log = { warn() {} }
 const mounts = {
