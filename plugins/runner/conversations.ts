@@ -31,6 +31,7 @@ export class Conversations {
 
   /** The session left this runner. */
   forget(session: RunnerSession): void {
+    this.#executors.vfs?.forget(session.tenantId, session.id)
     this.#forgetting.begin(session)
   }
   /** Called when the executor lacks the conversation. Returns the answer, upon which the conductor hydrates it and asks again, perhaps elsewhere. */
@@ -38,6 +39,7 @@ export class Conversations {
     // As if this runner had never had the session.
     this.#table.remove(session)
     delete session.activeRunId
+    this.#executors.vfs?.forget(session.tenantId, session.id)
     if (this.#executors.sandboxes && hasSandbox(session.profile)) this.forget(session)
     return runnerErrors.unknownSession()
   }

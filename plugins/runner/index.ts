@@ -70,7 +70,7 @@ export default definePlugin({
   provides: { locals: LocalRunners, sessions: RunnerSessions },
   async setup(ctx) {
     const { config, deps, log } = ctx
-    const { toolkit, sandboxes, skills, vfs } = deps
+    const { toolkit, sandboxes, skills } = deps
     const table: SessionTable = new SessionTable({
       max: config.maxSessions,
       maxProfileBytes: config.maxProfileBytes,
@@ -79,10 +79,7 @@ export default definePlugin({
         Object.freeze(
           toolkit.specs(profile.pinnedSkills ? toolNamesOf(profile) : profile.tools).map(({ name }) => name),
         ),
-      onEvict(session) {
-        conversations.forget(session)
-        vfs?.forget(session.tenantId, session.id)
-      },
+      onEvict: (session) => conversations.forget(session),
       hasFiles: (session) => sandboxes?.has(session) ?? false,
     })
     sandboxes?.countIn(table)
@@ -104,7 +101,6 @@ export default definePlugin({
       runs,
       broadcast,
       skills,
-      vfs,
       baseUrl: () => config.baseUrl ?? ctx.urlOf('runner'),
       capabilities: config.capabilities,
       tools: toolkit.specs().map(({ name }) => name),

@@ -17,8 +17,8 @@ import { linkOf } from './sessions.ts'
 
 /** What this runner is and can, what conductors tell it, and what its sessions hold outside of it. Counts are across tenants. */
 export function runnerRoutes(app: App, runner: Runner): void {
-  const { table, broadcast, vfs } = runner
-  const { sidecars, sandboxes } = runner.executors
+  const { table, broadcast } = runner
+  const { sidecars, sandboxes, vfs } = runner.executors
 
   serve(app, runnerWire.info, async () => {
     runner.askedAt = Date.now()

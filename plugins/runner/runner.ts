@@ -8,7 +8,6 @@ import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarHealth, SidecarLink, Sidecars } from '#contracts/sidecar'
 import { usesVfs } from '#contracts/session-vfs'
 import type { SkillCache } from '#contracts/skills'
-import type { VfsManager } from '#contracts/vfs-manager'
 import type { BroadcastReceiver } from './broadcast.ts'
 import type { Conversations } from './conversations.ts'
 import type { Runs } from './runs.ts'
@@ -29,8 +28,6 @@ export interface RunnerParts {
   readonly broadcast: BroadcastReceiver
   /** Undefined: this runner keeps no skills. */
   readonly skills: SkillCache | undefined
-  /** Undefined: this runner has no VirtualFS. */
-  readonly vfs: VfsManager | undefined
   /** Known once the kernel listens. */
   readonly baseUrl: () => string
   /** Runtimes this runner announces; empty: those that its sidecars report. */
@@ -48,8 +45,8 @@ export interface Runner extends RunnerLink, RunnerParts {
 }
 
 export function createRunner(parts: RunnerParts): Runner {
-  const { table, runs, conversations, broadcast, waiting, vfs } = parts
-  const { sidecars, sandboxes } = parts.executors
+  const { table, runs, conversations, broadcast, waiting } = parts
+  const { sidecars, sandboxes, vfs } = parts.executors
   const instance = randomUUID()
   let hash: string | undefined
   const info = async (): Promise<RunnerInfo> => {
@@ -100,8 +97,8 @@ export function createRunner(parts: RunnerParts): Runner {
       if (!session) return void vfs?.close(tenantId, id)
       table.remove(session)
       void runs.shutdown(session).then(() => {
-        conversations.forget(session)
         if (usesVfs(session.profile)) void vfs?.close(tenantId, id)
+        conversations.forget(session)
       })
     },
     hydrate: conversations.hydrate,

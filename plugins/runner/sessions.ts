@@ -4,6 +4,7 @@ import { type Profile, restoredFromLog } from '#contracts/profiles'
 import type { ExecuteRun, RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import type { SidecarLink, Sidecars } from '#contracts/sidecar'
+import type { VfsManager } from '#contracts/vfs-manager'
 import type { SandboxWorkers } from '#contracts/workers'
 
 /** True when only this process has the newest conversation: it would be lost with the process. */
@@ -17,11 +18,13 @@ const storedMs = 1_000
 export const canMove = (session: LiveSession, now: number): boolean =>
   session.status !== 'running' && !isUnsaved(session) && now - (session.exportedAt ?? 0) > storedMs
 
-/** Who executes the runs of this runner. */
+/** Who executes the runs of this runner, and has what its sessions leave behind. */
 export interface Executors {
   readonly sidecars: Sidecars
   /** Undefined: this runner has no sandboxes. */
   readonly sandboxes: SandboxWorkers | undefined
+  /** Undefined: this runner has no VirtualFS. */
+  readonly vfs: VfsManager | undefined
 }
 
 export const isWorker = ({ workerMode }: Profile): boolean => workerMode === 'sandbox'

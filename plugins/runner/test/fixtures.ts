@@ -9,6 +9,7 @@ import { type ExecuteRun, LocalRunners, RunnerSessions } from '#contracts/runner
 import type { StateBundle } from '#contracts/runtime'
 import { type SidecarHealth, type SidecarLink, Sidecars } from '#contracts/sidecar'
 import { type ToolContext, Toolkit } from '#contracts/tools'
+import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers } from '#contracts/workers'
 import { fake, testKernel, type TestKernel, testProfile } from '#testing'
 import runnerPlugin from '../index.ts'
@@ -79,6 +80,7 @@ export async function runnerOf(
   config: object = {},
   sandboxes?: SandboxWorkers,
   listen = false,
+  vfs?: VfsManager,
 ): Promise<Fixture> {
   const envelopes: RunEnvelope[] = []
   const signals: AbortSignal[] = []
@@ -145,6 +147,7 @@ export async function runnerOf(
       },
     }),
     ...(sandboxes ? [fake(SandboxWorkers, sandboxes)] : []),
+    ...(vfs ? [fake(VfsManager, vfs)] : []),
     taker,
   ]
   const kernel = await testKernel(t, plugins, { listeners: ['runner'], listen })

@@ -122,7 +122,7 @@ test('in a read-only mount nothing changes, and every call says what only the sa
   assert.equal((await stat(join(root, 'docs/guide.md'))).mode & 0o777, 0o444)
   await rm(join(root, 'docs/guide.md'))
   await write('docs/own.md', 'mine')
-  const said = "[vfs: Only the sandbox has your change of 'vfs/docs/own.md': the mount is read-only.]"
+  const said = "[vfs: only the sandbox has your change of 'vfs/docs/own.md': the mount is read-only.]"
   assert.deepEqual([await settle(), await settle()], [said, said])
   assert.equal(await here('docs/guide.md'), 'read me')
   assert.deepEqual([...remote.of('docs').keys()], ['guide.md', 'other.md'])
@@ -204,7 +204,7 @@ test('more than a sandbox may have is left where it is, and said', async (t) => 
   data.set('b', 'x'.repeat(21))
   assert.equal(
     await settle(),
-    "[vfs: not all files of 'data' are in the sandbox; vfs_list, vfs_search and vfs_read reach all of them]",
+    "[vfs: not all files of 'data' are in the sandbox; vfs_list, vfs_search and vfs_read reach all of them.]",
   )
   assert.deepEqual(await files('data'), ['a', 'c'])
   assert.equal(await settle(), '', 'it is said once')
@@ -220,6 +220,26 @@ test('more than a sandbox may have is left where it is, and said', async (t) => 
   assert.match(await copy.settleIfTouched(signal), /more entries than are looked at/)
   assert.ok(data.has('a') && data.has('c'))
   assert.ok(data.size < 10, `${data.size}`)
+})
+
+test('folders that refuse, and something else in the place of a file, keep only what is in them from being settled', async (t) => {
+  const { remote, settle, here, write, outside, root } = await setup(t)
+  const data = remote.of('data')
+  data.set('locked/a', '1').set('free', '1')
+  await settle()
+  // As root every folder lets itself be written, so a file takes the place of a folder here.
+  await rm(join(root, 'data/locked'), { recursive: true })
+  await write('data/place', 'mine')
+  data.set('locked/a', '2').set('place/below', 'theirs').set('free', '2')
+  await symlink(outside, join(root, '.incoming'))
+  await write('data/locked', 'a file')
+  const said = await settle()
+  assert.match(
+    said,
+    /the sandbox does not have .*'vfs\/data\/place\/below'.* as it is by now: something else is in its place/,
+  )
+  assert.equal(await here('data/free'), '2')
+  assert.deepEqual((await readdir(outside)).toSorted(), ['state', 'workspace'], 'nothing was put behind the link')
 })
 
 test('case and forms of unicode are different names', async (t) => {

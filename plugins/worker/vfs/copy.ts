@@ -80,11 +80,12 @@ export class FilesCopy {
   }
 
   async #settleAll(notes: Notes, signal: AbortSignal): Promise<void> {
-    const { root, remote, log } = this.#options
+    const { root, remote } = this.#options
     await this.#known.load()
     await mkdir(root, { recursive: true }).catch(() => {})
     if (!(await lstat(root).catch(() => undefined))?.isDirectory())
       return notes.tell("'vfs' is no folder any more, so none of the mounts is here; remove it and call a tool again")
+    await this.#clear()
     const { mounts, share } = await remote.tree(signal)
     this.#mounts = mounts
     this.#share = share
@@ -107,9 +108,7 @@ export class FilesCopy {
     this.#known.keepOnly(mounts.map(({ name }) => name))
     await this.#tellStrays(notes)
     this.#tellMissing(notes, missing)
-    await rm(join(root, '.incoming'), { recursive: true, force: true }).catch((err: unknown) =>
-      log.warn({ err }, 'a folder was left'),
-    )
+    await this.#clear()
   }
 
   /** A mount that is gone as a whole was not emptied by its user: a mount point cannot be removed. */
@@ -123,6 +122,11 @@ export class FilesCopy {
       return { files: new Map(), odd: new Map(), cut: false }
     }
     return found
+  }
+
+  /** What a process left that was killed, or something else that was put in its place. */
+  async #clear(): Promise<void> {
+    await rm(join(this.#options.root, '.incoming'), { recursive: true, force: true }).catch(() => {})
   }
 
   async #isTouched(): Promise<boolean> {

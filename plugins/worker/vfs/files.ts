@@ -5,14 +5,6 @@ import { dirname, join } from 'node:path'
 import { Readable } from 'node:stream'
 import { type LocalFile, localFile, stampOf } from './scan.ts'
 
-/** Why something could not be done with a file of the sandbox: something else is in its place. */
-export class InTheWay extends Error {}
-
-const inTheWay = (error: unknown): unknown =>
-  ['EEXIST', 'ENOTDIR', 'EISDIR', 'ENOTEMPTY', 'ELOOP'].includes(String((error as NodeJS.ErrnoException).code))
-    ? new InTheWay('something else is in its place', { cause: error })
-    : error
-
 /** A file that was fetched, and is not in its place yet. */
 export interface Fetched {
   readonly file: string
@@ -73,8 +65,6 @@ export class MountFolder {
       await chmod(fetched.file, (readOnly ? 0o444 : 0o644) | executable)
       await rename(fetched.file, target)
       return await localFile(target)
-    } catch (error) {
-      throw inTheWay(error)
     } finally {
       await this.drop(fetched)
     }

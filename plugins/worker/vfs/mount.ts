@@ -2,7 +2,7 @@ import pLimit from 'p-limit'
 import { isAppError } from '#kernel'
 import type { CopyShare, TreeMount } from '#contracts/session-vfs'
 import { isVfsPath } from '#contracts/vfs'
-import { type Fetched, InTheWay, MountFolder } from './files.ts'
+import { type Fetched, MountFolder } from './files.ts'
 import type { Notes } from './notes.ts'
 import { type Known, planOf, type RemoteEntry, type Step } from './plan.ts'
 import type { RemoteFiles } from './remote.ts'
@@ -66,9 +66,12 @@ export class MountSettling {
     try {
       await this.#execute(step, signal)
     } catch (error) {
-      if (error instanceof InTheWay) this.#refuse(step.path, error.message)
-      else if (isAppError(error) && error.code === 'file_refused') this.#refuse(step.path, reasonOf(error.sentence))
-      else throw error
+      const reason = reasonOf(error)
+      if (reason === undefined) throw error
+      const { mount, notes } = this.#options
+      const isHere = step.kind === 'download' || step.kind === 'remove here'
+      if (isHere) notes.old(`vfs/${mount.name}/${step.path}`, reason)
+      else this.#refuse(step.path, reason)
     }
   }
   async #execute(step: Step, signal: AbortSignal): Promise<void> {
@@ -160,8 +163,21 @@ async function allOf(all: readonly Promise<void>[]): Promise<void> {
   if (failed) throw failed.reason
 }
 
-/** The reason as part of a sentence. */
-const reasonOf = (sentence: string | undefined): string =>
-  sentence === undefined
-    ? 'it was refused'
-    : `${sentence.slice(0, 1).toLowerCase()}${sentence.slice(1).replace(/\.$/, '')}`
+const here: Readonly<Record<string, string>> = {
+  EACCES: 'the sandbox does not let it be written',
+  EPERM: 'the sandbox does not let it be written',
+  ENOSPC: 'the disk of the sandbox is full',
+  EDQUOT: 'the disk of the sandbox is full',
+}
+
+/** Why this file was not settled, as part of a sentence; undefined when that is not a matter of this file. */
+function reasonOf(error: unknown): string | undefined {
+  if (isAppError(error) && error.code === 'file_refused') {
+    const said = error.sentence ?? 'It was refused.'
+    return `${said.slice(0, 1).toLowerCase()}${said.slice(1).replace(/\.$/, '')}`
+  }
+  const { code, syscall } = error as NodeJS.ErrnoException
+  // Of the file system: whatever goes wrong on the network has an error of its own.
+  if (isAppError(error) || syscall === undefined || code === undefined) return undefined
+  return here[code] ?? 'something else is in its place'
+}
