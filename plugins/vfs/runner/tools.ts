@@ -66,10 +66,16 @@ const tool = (
   async execute(input, context) {
     if (!context.vfs) return failed('This session has no VirtualFS.')
     const notes = [await context.sandbox?.settleFiles()]
-    const { ok: done, content } = await execute(context.vfs, input, context)
+    const { ok: done, content } = await execute(context.vfs, input, context).catch(refused)
     return { ok: done, content: [content, ...notes.filter((note) => note !== undefined)].join('\n') }
   },
 })
+
+/** What the model can do something about is an answer; anything else is for the log, too. */
+function refused(error: unknown): ToolResult {
+  if (!isAppError(error) || error.status >= 500 || error.sentence === undefined) throw error
+  return failed(error.sentence)
+}
 
 const read = tool(
   {
