@@ -2,10 +2,12 @@ import { Type } from '@sinclair/typebox'
 import { Base64Secret, CommaList, definePlugin, Duration, maybe, type PluginContext, Settings } from '#kernel'
 import { runnerHash } from '#contracts/ids'
 import { limitErrors } from '#contracts/limits'
+import { objectErrors } from '#contracts/object-store'
 import type { RunnerSession } from '#contracts/runner'
 import { runnerErrors } from '#contracts/runner-errors'
 import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
 import { PlatformTools } from '#contracts/tools'
+import { vfsErrors } from '#contracts/vfs'
 import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers, WorkerHub, workerTokenErrors } from '#contracts/workers'
 import { followTls } from '#kit'
@@ -75,7 +77,7 @@ export default definePlugin({
       }),
     ),
   }),
-  errors: [sandboxErrors, workerTokenErrors, limitErrors, runnerErrors],
+  errors: [sandboxErrors, workerTokenErrors, limitErrors, runnerErrors, vfsErrors, objectErrors],
   requires: { providers: SandboxProviders, tenants: SandboxTenants, vfs: maybe(VfsManager) },
   provides: { workers: SandboxWorkers, hub: WorkerHub, tools: PlatformTools },
   async setup(ctx) {

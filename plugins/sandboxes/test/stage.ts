@@ -6,6 +6,7 @@ import { definePlugin, everyTenant, linesOf, type TenantList } from '#kernel'
 import type { Profile } from '#contracts/profiles'
 import type { RunnerSession } from '#contracts/runner'
 import { SandboxProviders, SandboxTenants } from '#contracts/sandbox'
+import { VfsManager } from '#contracts/vfs-manager'
 import { SandboxWorkers } from '#contracts/workers'
 import { fake, testEnvelope, testKernel, type TestKernel, testProfile } from '#testing'
 import sandboxes from '../index.ts'
@@ -30,6 +31,7 @@ export interface StageOptions {
   readonly tenants?: TenantList
   /** True for a runner without a sandbox provider. */
   readonly bare?: boolean
+  readonly vfs?: VfsManager
 }
 
 /** The plugin on real sockets, and a substrate in memory called `box`. */
@@ -59,6 +61,7 @@ export async function stage(t: TestContext, options: StageOptions = {}): Promise
     { name: 'sandboxes', plugin: sandboxes, config },
     fake(SandboxProviders, providers),
     fake(SandboxTenants, tenants),
+    ...(options.vfs ? [fake(VfsManager, options.vfs)] : []),
     grab,
   ]
   const kernel = await testKernel(t, plugins, { listen: true, listeners: ['runner', 'workers'] })
