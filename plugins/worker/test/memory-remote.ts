@@ -45,6 +45,7 @@ export class MemoryRemote implements RemoteFiles {
   }
   async read(mount: string, path: string) {
     this.asked.push(`read ${path}`)
+    if (this.away) throw this.away
     const text = this.of(mount).get(path)
     if (text === undefined) return undefined
     const body = (async function* () {
@@ -66,6 +67,7 @@ export class MemoryRemote implements RemoteFiles {
   }
   async remove(mount: string, path: string, etag: string) {
     this.asked.push(`remove ${path}`)
+    if (this.away) throw this.away
     const there = this.of(mount).get(path)
     if (there !== undefined && etagOf(there) !== etag) return false
     this.of(mount).delete(path)

@@ -54,6 +54,11 @@ test('files come, changes and deletions go both ways, and what is the same is no
   await write('data/new/nothing', '')
   await rm(join(root, 'data/deep/er/b.txt'))
   assert.equal(await copy.settleIfTouched(signal), '')
+  assert.deepEqual(
+    remote.asked.slice(1).filter((one) => one === 'tree'),
+    [],
+    'what is known is not listed again',
+  )
   assert.deepEqual(Object.fromEntries(data), {
     'a.txt': 'a, changed',
     'new/größe.txt': 'new',
@@ -80,7 +85,7 @@ test('files come, changes and deletions go both ways, and what is the same is no
 })
 
 test('of a file that both have written nothing is lost, and a change goes before a deletion', async (t) => {
-  const { remote, settle, here, write, files, root } = await setup(t)
+  const { remote, settle, copy, here, write, files, root } = await setup(t)
   const data = remote.of('data')
   data.set('both', '1').set('same', '1').set('gone-there', '1').set('gone-here', '1')
   await settle()
@@ -112,6 +117,12 @@ test('of a file that both have written nothing is lost, and a change goes before
   assert.deepEqual(Object.fromEntries([...data].toSorted()), Object.fromEntries(Object.entries(expected).toSorted()))
   for (const [path, text] of Object.entries(expected)) assert.equal(await here(`data/${path}`), text)
   assert.equal((await files('data')).length, 7)
+  assert.equal(await settle(), '')
+  // Somebody else writes while a tool does: the list from before is found to be old, and is asked for again.
+  await write('data/same', 'mine, late')
+  data.set('same', 'theirs, late')
+  assert.match(await copy.settleIfTouched(signal), /yours is 'same\.conflict'/)
+  assert.deepEqual([data.get('same'), data.get('same.conflict')], ['theirs, late', 'mine, late'])
   assert.equal(await settle(), '')
 })
 

@@ -3,7 +3,7 @@ import { join } from 'node:path'
 import type { FastifyBaseLogger } from 'fastify'
 import pLimit from 'p-limit'
 import { isAppError } from '#kernel'
-import type { CopyShare, TreeMount } from '#contracts/session-vfs'
+import type { VfsTree } from '#contracts/session-vfs'
 import { settleFilesMs } from '#contracts/wire/worker'
 import { KnownFiles } from './known.ts'
 import { MountSettling } from './mount.ts'
@@ -35,9 +35,10 @@ export class FilesCopy {
   readonly #options: FilesCopyOptions
   #known: KnownFiles
   readonly #oneAtATime = pLimit(1)
-  /** The mounts as they were last, and how much of each may be here. */
-  #mounts: readonly TreeMount[] = []
-  #share: CopyShare | undefined
+  /** The mounts as they were listed last. */
+  #tree: VfsTree | undefined
+  /** Nothing was written since from here, so the list still is what both sides have. */
+  #isFresh = false
   /** What was last said of files that are not here. */
   #told = ''
 
@@ -49,7 +50,8 @@ export class FilesCopy {
   /** From now on this worker has another session. */
   begin(): void {
     this.#known = new KnownFiles(this.#options.memory?.())
-    this.#mounts = []
+    this.#tree = undefined
+    this.#isFresh = false
     this.#told = ''
   }
 
@@ -57,16 +59,24 @@ export class FilesCopy {
   settle(signal: AbortSignal): Promise<string> {
     return this.#oneAtATime(() => this.#settle(signal))
   }
-  /** The same if anything has changed here since. */
+  /** The same if anything has changed here since: a list that is fresh is not asked for again, as each write says what it expects. */
   async settleIfTouched(signal: AbortSignal): Promise<string> {
-    return this.#oneAtATime(async () => ((await this.#isTouched()) ? this.#settle(signal) : ''))
+    return this.#oneAtATime(async () => {
+      if (!(await this.#isTouched().catch(() => true))) return ''
+      return this.#settle(signal, this.#isFresh ? this.#tree : undefined)
+    })
   }
 
-  async #settle(signal: AbortSignal): Promise<string> {
-    const notes = new Notes()
+  async #settle(signal: AbortSignal, known?: VfsTree): Promise<string> {
+    let notes = new Notes()
     const late = AbortSignal.timeout(settleFilesMs - answerMs)
+    const either = AbortSignal.any([signal, late])
     try {
-      await this.#settleAll(notes, AbortSignal.any([signal, late]))
+      const isOvertaken = await this.#settleAll(notes, either, known)
+      if (known && isOvertaken) {
+        notes = new Notes()
+        await this.#settleAll(notes, either)
+      }
     } catch (err) {
       if (signal.aborted) return ''
       this.#options.log.warn({ err }, 'the files of the sandbox were not settled')
@@ -79,17 +89,22 @@ export class FilesCopy {
     return notes.text
   }
 
-  async #settleAll(notes: Notes, signal: AbortSignal): Promise<void> {
+  /** Resolves to true when somebody else has written what was to be written from here. */
+  async #settleAll(notes: Notes, signal: AbortSignal, given?: VfsTree): Promise<boolean> {
     const { root, remote } = this.#options
     await this.#known.load()
     await mkdir(root, { recursive: true }).catch(() => {})
-    if (!(await lstat(root).catch(() => undefined))?.isDirectory())
-      return notes.tell("'vfs' is no folder any more, so none of the mounts is here; remove it and call a tool again")
+    if (!(await lstat(root).catch(() => undefined))?.isDirectory()) {
+      notes.tell("'vfs' is no folder any more, so none of the mounts is here; remove it and call a tool again")
+      return false
+    }
     await this.#clear()
-    const { mounts, share } = await remote.tree(signal)
-    this.#mounts = mounts
-    this.#share = share
+    this.#isFresh = false
+    const tree = given ?? (await remote.tree(signal))
+    this.#tree = tree
+    const { mounts, share } = tree
     const missing: string[] = []
+    let [wrote, isOvertaken] = [false, false]
     for (const mount of mounts) {
       if (mount.unavailable !== undefined) {
         notes.tell(`the mount ${mount.name} is not available, and stays here as it was: ${mount.unavailable}`)
@@ -104,18 +119,22 @@ export class FilesCopy {
         continue
       }
       if (await settling.settle(looked, signal)) missing.push(mount.name)
+      wrote ||= settling.wrote
+      isOvertaken ||= settling.isOvertaken
     }
+    this.#isFresh = !wrote
     this.#known.keepOnly(mounts.map(({ name }) => name))
     await this.#tellStrays(notes)
     this.#tellMissing(notes, missing)
     await this.#clear()
+    return isOvertaken
   }
 
   /** A mount that is gone as a whole was not emptied by its user: a mount point cannot be removed. */
   async #look(mount: string): Promise<Scan | 'no folder'> {
     const { root } = this.#options
     const known = this.#known.of(mount)
-    const found = await scan(join(root, mount), (this.#share?.files ?? 0) * entriesPerFile + 1)
+    const found = await scan(join(root, mount), (this.#tree?.share.files ?? 0) * entriesPerFile + 1)
     if (found === undefined) {
       known.clear()
       await mkdir(join(root, mount), { recursive: true })
@@ -130,7 +149,7 @@ export class FilesCopy {
   }
 
   async #isTouched(): Promise<boolean> {
-    for (const { name, unavailable } of this.#mounts) {
+    for (const { name, unavailable } of this.#tree?.mounts ?? []) {
       if (unavailable !== undefined) continue
       const found = await this.#look(name)
       if (found === 'no folder' || found.cut || found.odd.size > 0) return true
@@ -142,7 +161,7 @@ export class FilesCopy {
   }
 
   async #tellStrays(notes: Notes): Promise<void> {
-    const names = new Set(['.incoming', ...this.#mounts.map(({ name }) => name)])
+    const names = new Set(['.incoming', ...this.#tree!.mounts.map(({ name }) => name)])
     let left = mostBeside
     for await (const { name } of await opendir(this.#options.root)) {
       if (!names.has(name)) notes.refuse(`vfs/${name}`, 'it is in none of the mounts')

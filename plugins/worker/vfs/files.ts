@@ -57,16 +57,23 @@ export class MountFolder {
   ): Promise<LocalFile | undefined> {
     const target = join(this.folder, path)
     try {
-      await mkdir(dirname(target), { recursive: true })
       const there = await lstat(target, { bigint: true }).catch(() => undefined)
-      if ((there && stampOf(there)) !== here?.stamp) return undefined
+      if ((there && stampOf(there)) !== here?.stamp) {
+        await this.drop(fetched)
+        return undefined
+      }
       // The VirtualFS knows no executable files, so those of the sandbox stay what they are.
       const executable = there ? Number(there.mode) & 0o111 : 0
-      await chmod(fetched.file, (readOnly ? 0o444 : 0o644) | executable)
-      await rename(fetched.file, target)
+      if (readOnly || executable) await chmod(fetched.file, (readOnly ? 0o444 : 0o644) | executable)
+      await rename(fetched.file, target).catch(async (error: NodeJS.ErrnoException) => {
+        if (error.code !== 'ENOENT') throw error
+        await mkdir(dirname(target), { recursive: true })
+        await rename(fetched.file, target)
+      })
       return await localFile(target)
-    } finally {
+    } catch (error) {
       await this.drop(fetched)
+      throw error
     }
   }
   /** The bytes of a file as it is now; undefined when it is another one than the one that was found. */

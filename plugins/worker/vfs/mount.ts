@@ -8,8 +8,8 @@ import { type Known, planOf, type RemoteEntry, type Step } from './plan.ts'
 import type { RemoteFiles } from './remote.ts'
 import type { LocalFile, Scan } from './scan.ts'
 
-/** Files that are on their way at the same time. */
-const atOnce = 4
+/** Files that are on their way at the same time: fewer than the runner lets a worker have. */
+const atOnce = 6
 /** Names that are tried for a file that is put aside. */
 const mostNames = 20
 
@@ -30,6 +30,10 @@ const order: readonly Step['kind'][] = ['forget', 'remove there', 'clash', 'uplo
 export class MountSettling {
   readonly #options: MountOptions
   readonly #folder: MountFolder
+  /** Something there is another one than the list says. */
+  wrote = false
+  /** Somebody else has written what was to be written. */
+  isOvertaken = false
 
   constructor(options: MountOptions) {
     this.#options = options
@@ -81,6 +85,7 @@ export class MountSettling {
         return void known.delete(step.path)
       case 'remove there':
         // One that has changed comes back by the next list.
+        this.wrote = true
         await remote.remove(mount.name, step.path, step.etag, signal)
         return void known.delete(step.path)
       case 'remove here':
@@ -116,6 +121,8 @@ export class MountSettling {
       .write({ mount: mount.name, path, bytes: here.bytes, body, expected }, signal)
       // It may not have been read to its end, and holds a file.
       .finally(() => body.destroy())
+    this.wrote = true
+    this.isOvertaken ||= etag === 'changed'
     // The stamp is that of before: what was written meanwhile is a change.
     if (etag !== 'changed') known.set(path, { etag, stamp: here.stamp })
     else if (expected === undefined) this.#refuse(path, 'there is a file of this name that the sandbox does not have')
