@@ -117,6 +117,7 @@ test('addresses, published ports and health checks are those of listeners that o
     ['runner', 'RUNNER_BASE_URL'],
     ['runner', 'SIDECAR_URL'],
     ['conductor', 'VFS_BASE_URL'],
+    ['runner', 'VFS_BASE_URL'],
     ['vfs', 'CONDUCTOR_INTERNAL_URL'],
     ['sidecar', 'AGENT_ORC_RUNNER_HOSTS'],
   ] as const) {
