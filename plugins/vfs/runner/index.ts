@@ -29,14 +29,15 @@ export default definePlugin({
   requires: { signers: Signers },
   provides: { manager: VfsManager, tools: PlatformTools },
   async setup({ config, deps, listeners, metrics, log, urlOf, onStop }) {
-    const signer = deps.signers.get('vfs')
+    // Not with the key of conductors, unless this is one as well: it gives out every secret of every tenant.
+    const signer = deps.signers.get('runner') ?? deps.signers.get('vfs')
     // A server of this process answers nobody without a key.
     const own = listeners.includes('vfs') && signer ? () => urlOf('vfs') : undefined
     const baseUrl = config.baseUrl ?? own
     if (baseUrl === undefined) return { manager: nothing, tools: {} }
     if (!signer) {
       throw new Error(
-        'requests to the VirtualFS server cannot be signed: set VFS_INTERNAL_SIGNING_KEY_CURRENT to the same key as on that server',
+        'requests to the VirtualFS server cannot be signed: set RUNNER_SIGNING_KEY_CURRENT to the same key as on that server',
       )
     }
     const client = createVfsClient({ baseUrl, signer, tls: followTls(config.tls, log) })
