@@ -93,6 +93,7 @@ async function startFleet(t: TestContext) {
     POSTGRES_DSN: await freshDatabase(t),
     REDIS_URL: '',
     RUNNER_BASE_URL: '',
+    VFS_BASE_URL: '',
     // The test asks the runner as it is, and its MCP server is on this machine.
     RUNNER_SIGNING_KEY_CURRENT: '',
     AGENT_ORC_RUNNER_HOSTS: '',

@@ -19,6 +19,7 @@ async function setup(t: TestContext, form: Form, provider: string): Promise<Clus
   const data = await mkdtemp(join(tmpdir(), 'ao-vfs-'))
   const env = {
     VFS_INTERNAL_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
+    RUNNER_SIGNING_KEY_CURRENT: randomBytes(32).toString('base64'),
     AGENT_ORC_STORAGE_DIR: join(data, 'objects'),
     AGENT_ORC_VFS_DIR: join(data, 'vfs'),
     AGENT_ORC_DATA: data,
